@@ -24,12 +24,12 @@ from ..traces import load as load_trace
 from .scenarios import named_scenario
 from .signature import Traffic, real_signature
 
-LIMIT = 900.0  # s for a plan or a fit, in the background
+LIMIT = 900.0  # s, in the background
 
 
 @dataclass(frozen=True)
 class Following:
-    """The result of following a server: its state, its windows and its page."""
+    """What following a server found: state, windows, page."""
 
     state: dict[str, Any]
     windows: list[dict[str, Any]]
@@ -72,13 +72,10 @@ def follow(
 ) -> Following:
     """Follow a running server with a twin, and report drift between the two.
 
-    urls: the server's metrics, one URL a replica. policy, profile: what the server runs. out: the folder for all
-    results; a
-    later call continues from it. forward_pass_metrics, kv_events: addresses of event streams, one a replica.
-    kv_events_replay: addresses that resend lost events, one for each of kv_events.
-    trace, rate: the traffic that the fleet was planned for. seconds: how long to follow; None reads once, as in a cron
-    job.
-    Raises DsimError.
+    urls: the server's metrics, one a replica. policy, profile: what it runs. out: the folder of results, from which a
+    later call continues. forward_pass_metrics, kv_events: addresses of event streams, one a replica; kv_events_replay:
+    of lost events. trace, rate: the traffic that the fleet was planned for. seconds: how long to follow; None reads
+    once. Raises DsimError.
     """
     wanted = [urls] if isinstance(urls, str) else list(urls)
     if not wanted or len(set(wanted)) != len(wanted):
@@ -115,7 +112,7 @@ def follow(
         raise DsimError(f"--kv-events-replay is given {len(kv_events_replay)} times, expected {len(kv_events)}")
     streams = None
     if forward_pass_metrics or kv_events:
-        from ..following.sources.streams import Streams  # imported here: needs the extra `streams`
+        from ..following.sources.streams import Streams  # needs the extra `streams`
 
         width = None if by_token(setting) else setting.policy.width
         streams = Streams(forward_pass_metrics, kv_events, width, kv_events_replay)

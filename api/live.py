@@ -42,10 +42,8 @@ def run_live(
 ) -> Recorded:
     """Serve a trace on this machine's device, in real time, under the twin's policies: `dsim live`.
 
-    model: a shipped model (tiny by default) or a model's directory. random_weights: instead of model, a config.json or
-    a
-    shipped name; the weights are then random. commits: what decides which tokens commit, `model` or `twin`. Needs the
-    `live` extra. Raises DsimError.
+    model: a shipped model (default tiny) or a directory. random_weights: instead, a config.json or a shipped name.
+    commits: what decides which tokens commit, `model` or `twin`. Needs the `live` extra. Raises DsimError.
     """
     named = Scenario.profile if profile is None else profile
     scenarios = scenarios_of(trace, policy, named, slos, traffic, rate=rate, num_requests=num_requests, replicas=1)

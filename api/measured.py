@@ -1,4 +1,4 @@
-"""Measured runs in `import dsim`: import a load generator's file, and compare runs."""
+"""Measured runs in `import dsim`: import a load generator's file, compare runs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -60,8 +60,8 @@ def import_run(
 ) -> Imported:
     """Import a load generator's measurements of a server as a run, with dsim's definitions of the metrics.
 
-    file: from vllm bench serve, guidellm or aiperf, or a step log, or a gateway's log. trace: the trace that the client
-    replayed. log, metrics: written by the server at the same time. Doubts are Python warnings. Raises DsimError.
+    file: of vllm bench serve, guidellm or aiperf, a step log, or a gateway's log. trace: what the client replayed. log,
+    metrics: the server's, of the same time. Doubts are Python warnings. Raises DsimError.
     """
     if metrics_before is not None and metrics is None:
         raise DsimError(f"metrics before is {metrics_before} and metrics is missing: expected both or neither")
@@ -69,7 +69,7 @@ def import_run(
         raise DsimError(f"drop_warmup is {drop_warmup} s, expected at least 0 and finite")
     if not 1 <= replicas <= MAX_REPLICAS:
         raise DsimError(f"replicas is {cut(replicas)}, expected 1 to {MAX_REPLICAS}")
-    own = columns if trace is None else None  # of the log, if no other trace is given
+    own = columns if trace is None else None  # of the log, without another trace
     client, doubts = read_measured(Path(file), own, only, time_unit if trace is None else None, skip_bad)
     if log is not None and client.steps is not None:
         raise DsimError(f"log is {log} and {file} is a step log itself: expected one of them")
@@ -111,12 +111,11 @@ def compare(
     _command: str = "",
     _progress: Progress | None = None,
 ) -> Compared:
-    """Compare predicted runs with measured runs of the same requests, and divide the error into its parts.
+    """Compare predicted with measured runs of the same requests, and divide the error into its parts.
 
-    predicted, measured: a run's folder, a result of `replay`, `import_run` or `load_run`, a load generator's file, or a
-    list of these to compare pair by pair. profiles: profiles named in the runs that are not shipped. bounds: each
-    `[stat:]metric=percent`; the result says whether it is met. trace, columns, policy: for a load generator's file.
-    Raises DsimError.
+    predicted, measured: a run's folder, a result of `replay`, `import_run` or `load_run`, a load generator's file, or
+    lists of them, in pairs. profiles: those of the runs that are not shipped. bounds: `[stat:]metric=percent`, judged
+    in the result. trace, columns, policy: of a load generator's file. Raises DsimError.
     """
     sides = [[s] if isinstance(s, str | Path | OfRun | Run) else list(s) for s in (predicted, measured)]
     if len(sides[0]) != len(sides[1]):
@@ -146,7 +145,7 @@ def _requested(trace: TraceLike, time_unit: str | None, columns: str | None) -> 
 def _pair(
     predicted: RunLike, measured: RunLike, requested: Requested | None, policy: str | None, allow_code: AllowedCode
 ) -> tuple[Run, Run]:
-    """Two runs; a load generator's file is matched to the other run or to its trace."""
+    """A load generator's file is matched to the other run, or to its trace."""
     if (file := _file(predicted)) is not None:
         first: Run = measured_run(read_client(file), requested, policy=policy or "server")
     else:
@@ -157,7 +156,7 @@ def _pair(
 
 
 def _file(run: RunLike) -> Path | None:
-    """The path of a load generator's file; None for a run's folder or object."""
+    """A load generator's file; None for a run's folder or object."""
     return Path(run) if isinstance(run, str | Path) and Path(run).is_file() else None
 
 
@@ -168,7 +167,7 @@ def _run(run: RunLike, allow_code: AllowedCode) -> Run:
 
 
 def _fitted(run: Run) -> Profile:
-    """The profile of a replay as logged, stored in its run.json."""
+    """Of a replay as logged, in its run.json."""
     return from_json(run.info["fitted_profile"], f"{run.folder}/run.json: fitted_profile")
 
 

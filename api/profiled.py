@@ -1,4 +1,4 @@
-"""`dsim.profile`: measure a profile on this machine's device, fit it to a step log, or derive it from data sheets."""
+"""`dsim.profile`: measure a profile here, fit one to a step log, or derive one from data sheets."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from ..profiler.samples import Samples
 
 
-PAGE = 5.0  # s reserved for writing the page
+PAGE = 5.0  # s, for the page
 
 
 @dataclass(frozen=True, repr=False)
 class Profiled(Showable):
-    """A profile, with the data that it was fitted to."""
+    """A profile and the data of its fit."""
 
     profile: Profile
-    steps: "Samples | None" = None  # None: a derived profile
+    steps: "Samples | None" = None  # None: derived
     logs: "Mapping[tuple[str, float], CommitLog]" = field(default_factory=dict)  # by workload and threshold
-    served: "Samples | None" = None  # steps of serving that judged the fit; None: part of `steps` did
+    served: "Samples | None" = None  # judged the fit; None: part of `steps` did
 
     @property
     def doubts(self) -> list[str]:
-        """Reasons not to trust the profile, a line each."""
+        """Why not to trust the profile, a line each."""
         from ..report.profile_page import doubts
 
         return doubts(self.profile)
@@ -53,9 +53,10 @@ class Profiled(Showable):
         return profile_page(self.profile, self.steps, self.logs, command, self.served)
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per measured step: its features, its latency and device time, and the fitted latency (s).
+        """A row a measured step: features, latency, device time and the fitted latency (s); empty for a derived
+        profile.
 
-        served: whether it is a step of serving, which judged the fit. A derived profile has no rows.
+        served: whether serving measured the step, which then judged the fit.
         """
         import pandas as pd
 
@@ -73,7 +74,7 @@ class Profiled(Showable):
         return pd.concat(parts, ignore_index=True)
 
     def to_json(self) -> dict[str, Any]:
-        """The profile as in its file."""
+        """As in its file."""
         from ..profiler.profile import to_json
 
         found: dict[str, Any] = to_json(self.profile)  # type: ignore[assignment]
@@ -114,13 +115,10 @@ def profile(
     _ready: Callable[[], object] = lambda: None,
     _progress: Callable[[str, float], None] | None = None,
 ) -> Profiled:
-    """Make a profile: of a model measured here, of a step log (`from_log`), or of a GPU's data sheet (`roofline`).
+    """Make a profile: of a model measured here, a step log (`from_log`), or a GPU's data sheet (`roofline`).
 
-    random_weights: instead of model, a config.json or a shipped name; the weights are then random. budget: s for
-    measuring.
-    out: the profile file to write. `.doubts` of the result lists reasons not to trust the fit; it is empty for a good
-    one.
-    Raises DsimError.
+    random_weights: instead of model, a config.json or a shipped name. budget: s for measuring. out: the file to write.
+    The result's `.doubts` says why not to trust the fit; empty for a good one. Raises DsimError.
     """
     if client is not None and from_log is None:
         raise DsimError(f"--client is {client} and --from-log is missing: expected the log of the same time")
@@ -143,7 +141,7 @@ def profile(
         for threshold in thresholds:
             if not 0 < threshold <= 1:
                 raise DsimError(f"thresholds holds {quoted(threshold)}, expected numbers above 0 and at most 1")
-        from ..live.config_file import named  # imported here, as below: loads PyTorch
+        from ..live.config_file import named  # loads PyTorch, as the next
         from ..profiler.canvas import LoadedCanvas, open_any
         from ..profiler.measure import profile_model
         from ..profiler.measure_canvas import profile_canvas
@@ -163,7 +161,7 @@ def profile(
                 both_ways=full_sequence, eos=eos,
             )
         )  # fmt: skip
-        # On a rented GPU, loading the model and writing the page also take from the budget.
+        # On a GPU, loading and the page take from the budget too.
         spent = time.monotonic() - begin + (PAGE if _page is not None else 0.0)
         for_steps = max(budget / 2, budget - spent) if loaded.on_gpu else budget
         with _keeping(file) as keep:
@@ -173,7 +171,7 @@ def profile(
                 max_context=max_context, seed=seed, tokenizer=tokenizer, keep=keep, on_progress=_progress,
             )  # fmt: skip
         found = Profiled(measured, data.steps, data.logs, data.served)
-        force = True  # this measurement wrote the file
+        force = True  # this measurement wrote it
     if file is not None:
         save(found.profile, file, force)
     if _page is not None and found.steps is not None:
@@ -184,7 +182,7 @@ def profile(
 
 
 def _derived(gpu: str, model: str | None, tp: int, graphs: bool, yields: str | Path | None, name: str) -> Profiled:
-    """A profile from data sheets; yields: a profile that provides the commit models."""
+    """yields: a profile with commit models."""
     from ..profiler import hardware, models
     from ..profiler.roofline import roofline
 
@@ -201,7 +199,7 @@ def _derived(gpu: str, model: str | None, tp: int, graphs: bool, yields: str | P
 
 
 def _fitted(path: str | Path, client: str | Path | None, name: str) -> tuple[Profiled, list[str]]:
-    """A profile fitted to a step log (its front end to a client's file of the same time), and the doubts about it."""
+    """With its doubts. client: a file of the same time, for the front end."""
     from ..profiler.frontend import FrontEnd
     from ..profiler.steplog import of_random_tokens, profile_of_log, read_log
 
@@ -218,7 +216,7 @@ def _fitted(path: str | Path, client: str | Path | None, name: str) -> tuple[Pro
 
 
 def _workloads(loaded: "Opened", prompts: Sequence[str], of_decoders: Mapping[str, object]) -> Mapping[str, str]:
-    """The prompt files by workload. of_decoders: options that a canvas model rejects. prompts: FILE or NAME=FILE."""
+    """Prompt files by workload. of_decoders: options that canvases reject. prompts: FILE or NAME=FILE."""
     from ..profiler.canvas import LoadedCanvas
     from ..profiler.measure import default_workloads
 
@@ -237,7 +235,7 @@ def _workloads(loaded: "Opened", prompts: Sequence[str], of_decoders: Mapping[st
 
 @contextmanager
 def _keeping(file: Path | None) -> Iterator[Callable[[Profile], object]]:
-    """A function that saves the current profile to the file; the message of a later failure mentions the file."""
+    """Saves the profile so far; a later failure's message names the file."""
     is_saved = False
 
     def keep(so_far: Profile) -> None:

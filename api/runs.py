@@ -1,4 +1,4 @@
-"""Runs in `import dsim`: replay a trace, or load a run."""
+"""Runs in `import dsim`: replay a trace, load a run."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -29,16 +29,16 @@ load_profile = real_signature(_load_profile, "load_profile")
 
 @real_signature
 def parse_policy(spec: str, allow_code: Sequence[str | Path] = ()) -> Policy:
-    """Parse a policy's SPEC or TOML file. A code file named in the SPEC is loaded. Raises DsimError.
+    """Parse a policy's SPEC or TOML file; a code file in the SPEC is loaded. Raises DsimError.
 
-    allow_code: code files that a TOML file may name (docs/security.md).
+    allow_code: files that a TOML file may name (docs/security.md).
     """
     return parse(spec, named_code([spec], allow_code))
 
 
 @real_signature
 def load_run(folder: str | Path, *, allow_code: Iterable[str | Path] = ()) -> Recorded:
-    """The run in a folder that `dsim replay`, `dsim live` or `dsim import` wrote. Raises DsimError."""
+    """The run in a folder of `dsim replay`, `dsim live` or `dsim import`. Raises DsimError."""
     return Recorded(read_run(folder, allowed(allow_code)))
 
 
@@ -71,17 +71,13 @@ def replay(
 ) -> Replay:
     """Replay a trace in the twin under one or several policies.
 
-    trace, profile, policy: names, files and SPECs as on the command line, a pandas frame of requests, or the results of
-    `load_trace`, `load_profile` and `parse_policy`. pools: a fleet's pools, each `[NAME:]COUNT@PROFILE,POLICY`, instead
-    of
-    policy, profile and replicas. links, decider: for prefill pools; the decider chooses the requests that they take.
-    fleet:
-    a TOML file, instead of these options. scaler: changes the number of replicas. startup: s that a replica takes to
-    start.
-    failures: of replicas, as in `--fail` (docs/failures.md). tiers: KV tiers, as in `--tier` (docs/tiers.md). ensemble:
-    number of profiles drawn from this profile's uncertainty; 19 or more give intervals. jobs, backend, address: where
-    the ensemble is replayed, as in `dsim.sweep`. step_by_step: handle each arrival separately: slower, with the same
-    result. out: a folder for the run's files and report, as in `dsim replay -o`. Raises DsimError.
+    trace, profile, policy: as on the command line, a pandas frame of requests, or results of `load_trace`,
+    `load_profile` and `parse_policy`. pools: `[NAME:]COUNT@PROFILE,POLICY` each, instead of policy, profile and
+    replicas. links, decider: prefill pools, and which requests they take. fleet: a TOML file of these. scaler: changes
+    the number of replicas; startup: s until a new one serves. failures, tiers: as `--fail` and `--tier`
+    (docs/failures.md, docs/tiers.md). ensemble: number of profiles drawn from this one's uncertainty; 19 or more give
+    intervals. jobs, backend, address: where they are replayed, as in `dsim.sweep`. step_by_step: slower, with the same
+    result. out: a folder as of `dsim replay -o`. Raises DsimError.
     """
     check_place(ensemble, jobs, backend, address)
     if ensemble is not None:

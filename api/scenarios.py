@@ -1,4 +1,4 @@
-"""Turn the arguments of `import dsim` functions into scenarios."""
+"""Arguments of `import dsim` functions as scenarios."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from .signature import Traffic
 
 @dataclass(frozen=True)
 class GivenScenario(Posed):
-    """A scenario with objects in place of names."""
+    """With objects in place of names."""
 
     given_trace: Trace | None = None
     given_policies: tuple[Policy, ...] = ()
@@ -36,7 +36,7 @@ def scenarios_of(
     trace: TraceLike, policy: PolicyLike | Sequence[PolicyLike], profile: ProfileLike, slos: Sequence[str],
     traffic: Traffic, *, replicas: int | None = None, **more: Any,
 ) -> list[Scenario]:  # fmt: skip
-    """A scenario per policy, with the given objects, for runs in this process."""
+    """One a policy, with objects, for this process."""
     policies = [policy] if isinstance(policy, str | Policy) else list(policy)
     if not policies:
         raise DsimError("no policy is given, expected at least one")
@@ -62,7 +62,7 @@ def named_scenario(
     trace: TraceLike, slos: Sequence[str], policy: str, profile: ProfileLike, policies: Sequence[str],
     traffic: Traffic, **more: Any,
 ) -> Scenario:  # fmt: skip
-    """The scenario with names only, for replays in other processes."""
+    """With names only, for other processes."""
     given = trace_of(trace, traffic)
     name = name_of_trace(trace if given is None else given)  # type: ignore[arg-type]
     fields = _fields(traffic, slos, [policy, *policies], **more)
@@ -75,7 +75,7 @@ def named_scenario(
 
 
 def named_config(config: Any, field: str = "") -> Any:
-    """A sweep's configuration with names in place of frames and objects."""
+    """A sweep's configuration, its frames and objects named."""
     if isinstance(config, Mapping):
         return {name: named_config(value, str(name)) for name, value in config.items()}
     if isinstance(config, list):
@@ -91,7 +91,7 @@ def named_config(config: Any, field: str = "") -> Any:
 
 
 def folder_of(out: str | Path | None) -> tuple["TemporaryDirectory[str] | None", Path]:
-    """A run's folder, or a temporary one together with the object that owns it."""
+    """A run's folder, or a temporary one with the object that removes it."""
     if out is not None:
         return None, Path(out)
     kept = TemporaryDirectory(prefix="dsim-")
@@ -103,6 +103,6 @@ def texts_of(given: Sequence[str]) -> Sequence[str]:
 
 
 def _fields(traffic: Traffic, slos: Sequence[str], policies: Sequence[str], **more: Any) -> dict[str, Any]:
-    """The fields of a scenario. policies: given by the caller, so their code may be loaded."""
+    """policies: given by the caller, so their code may be loaded."""
     code = named_code([*policies, traffic.get("router", "")], traffic.get("allow_code", ()))
     return {**traffic, **more, "slos": tuple(str(Slo.parse(text)) for text in texts_of(slos)), "allow_code": code}

@@ -96,20 +96,14 @@ def plan(
     address: str | None = None,
     **traffic: Unpack[Traffic],
 ) -> Planned:
-    """Find the best policy and profile for a trace, with the number of replicas and the cost, as one ranked answer.
+    """Rank policies on profiles for a trace, with replicas and cost.
 
-    policies: by default every shipped policy that a profile's model can run. profiles: by default the commands'
-    default, or
-    none if each policy names its own. gpu_hour: one price for all, or prices by profile name. as_given: do not search
-    the
-    engines' settings. change_answers: also search block, threshold and canvas. spare: standby replicas. growth: such as
-    30%/year. ensemble: also replay the recommended fleet under this many profiles drawn from its profile's uncertainty;
-    19
-    or more give intervals. scalers: also replay the recommended policy at the trace's own times with each shipped
-    scaler,
-    or with these. startup: s that a replica then takes to start, or its parts. links: also find the cheapest fleet with
-    a
-    prefill pool, made of `pools` or of the recommended policy. Raises DsimError.
+    policies: by default every shipped one that a profile's model can run. profiles: by default the commands' default,
+    or none if each policy names its own. gpu_hour: a price, or prices by profile name. as_given: search no engine
+    settings. change_answers: also search block, threshold and canvas. spare: standby replicas. growth: such as
+    30%/year. ensemble: also replay the recommended fleet under this many drawn profiles; 19 or more give intervals.
+    scalers: also replay it at the trace's times with each shipped scaler, or with these; startup: s, or its parts.
+    links: also find the cheapest fleet with a prefill pool, of `pools` or of the recommended policy. Raises DsimError.
     """
     specs = [spec_of(policy) for policy in policies]
     code = [*specs, *(() if isinstance(scalers, bool | str) else scalers)]
@@ -162,9 +156,9 @@ def tune(
 ) -> Tuned:
     """Find the settings that serve a trace best, confirmed on traffic that the search did not use.
 
-    policy: your current policy, the one to beat. space: the settings to vary, a file as for `dsim tune --space` or the
-    same as a dictionary. storage: a file that keeps the replays. pools, links, decider, tiers, fleet: as in `replay`;
-    then the settings of each pool are searched, its replicas within `gpus`, and the decider. Raises DsimError.
+    policy: the one to beat. space: settings to vary, a file as for `dsim tune --space` or a dictionary. storage: a file
+    of replays. pools, links, decider, tiers, fleet: as in `replay`; then each pool's settings, its replicas within
+    `gpus` and the decider are searched. Raises DsimError.
     """
     spec = None if policy is None else spec_of(policy)
     words = FleetWords(tuple(pools), tuple(links), traffic.get("router", Scenario.router), decider, tiers=tuple(tiers))
@@ -200,17 +194,12 @@ def sweep(
     merge: Iterable[str | Path] = (),
     allow_code: Iterable[str | Path] = (),
 ) -> Sweep:
-    """Run every cell of a configuration and tabulate the results. config: a TOML file, or the same as a dictionary.
+    """Run every cell of a configuration (a TOML file or dictionary) and tabulate the results.
 
-    In a dictionary a trace, a profile and a policy may be objects, as in the other functions. out: a folder that keeps
-    each
-    finished cell; a later sweep into it runs only the missing cells, and `force` starts anew. quality: returns a score
-    for a
-    scenario. progress: called with the number of finished cells and their total, then with those of the ensemble's
-    replays.
-    ensemble: number of profiles drawn, under which the best stable cells are replayed again. shard: "I/N", every Nth
-    cell
-    from the Ith on. merge: folders of other sweeps, whose finished cells are used. Raises DsimError.
+    In a dictionary traces, profiles and policies may be objects. out: a folder; a later sweep runs only its missing
+    cells, unless `force`. quality: scores a scenario. progress: called with finished and all cells, then with the
+    ensemble's replays. ensemble: number of drawn profiles for the best stable cells. shard: "I/N", every Nth cell from
+    the Ith. merge: folders of other sweeps whose cells are used. Raises DsimError.
     """
     named = named_config(config) if isinstance(config, Mapping) else config
     return _sweep(

@@ -1,4 +1,4 @@
-"""Signatures of the functions of `import dsim`: all options are keywords; an unknown one suggests the nearest."""
+"""Signatures of `import dsim` functions: options are keywords; an unknown one suggests the nearest."""
 
 import inspect
 import warnings
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class Traffic(TypedDict, total=False):
-    """Fields of a Scenario that every function takes, with the same names and defaults."""
+    """A Scenario's fields that every function takes, with the same defaults."""
 
     workload: str | None
     yields: str | None
@@ -47,11 +47,10 @@ class Traffic(TypedDict, total=False):
 
 
 def real_signature(function: Callable[P, R], name: str = "") -> Callable[P, R]:
-    """Replace `**traffic` by the fields of Traffic in the function's signature, for completion and help.
+    """Put Traffic's fields in place of `**traffic` in the signature, for completion and help.
 
-    Parameters that begin with `_` are for the commands and are left out. An unknown keyword raises a TypeError that
-    names
-    the nearest known one. name: the function's name in `dsim`.
+    Parameters that begin with `_` are the commands' and are left out. TypeError for an unknown keyword. name: in
+    `dsim`.
     """
     called_so = name or function.__name__
     parameters: list[inspect.Parameter] = []
@@ -79,6 +78,6 @@ def real_signature(function: Callable[P, R], name: str = "") -> Callable[P, R]:
 
 
 def warn(lines: Iterable[str]) -> None:
-    """Issue Python warnings at the line that called the function with a real signature."""
+    """At the line that called the function."""
     for line in lines:
-        warnings.warn(line, stacklevel=4)  # above: this function, its caller, and `called`
+        warnings.warn(line, stacklevel=4)  # this function, its caller, `called`

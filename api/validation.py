@@ -1,4 +1,4 @@
-"""`dsim.validate`: measure or load a profile, predict and serve every cell, and write the findings."""
+"""`dsim.validate`: measure or load a profile, predict and serve every cell, write the findings."""
 
 import json
 import math
@@ -33,8 +33,8 @@ from .signature import real_signature
 if TYPE_CHECKING:
     from ..sim.twin import Progress
 
-PILOT_SHARE, PROFILE_SHARE = 0.05, 0.4  # of the budget, if no profile is given
-CELLS_SHARE = 0.75  # of the rest: serving continues after a cell's last arrival
+PILOT_SHARE, PROFILE_SHARE = 0.05, 0.4  # of the budget, without a profile
+CELLS_SHARE = 0.75  # of the rest: serving outlasts arrivals
 
 
 @real_signature
@@ -73,12 +73,10 @@ def validate(
     _ready: Callable[[], object] = lambda: None,
     _progress: Callable[[float, str], object] = lambda elapsed, phase: None,
 ) -> Validated:
-    """Find how far the twin is from this machine's device: measure, predict, serve and compare.
+    """Find how far the twin is from this machine's device: measure, predict, serve, compare.
 
-    out: a folder for every cell's runs, the profile and the comparison; a later call continues. budget: s in total.
-    backend, address: where the twin replays, as in `dsim.sweep`; by default in this process. Needs the `live` extra.
-    Raises
-    DsimError.
+    out: a folder of all runs, the profile and the comparison; a later call continues. budget: s in total. backend,
+    address: where the twin replays, as in `dsim.sweep`; by default here. Needs the `live` extra. Raises DsimError.
     """
     begin = time.monotonic()
     out = Path(out)
@@ -93,7 +91,7 @@ def validate(
             raise DsimError(f"--load is {share:g}, expected between 0 and 1")
     code = named_code(specs, allow_code)
     both_ways = _attend_both_ways({spec: parse(spec, code) for spec in specs})
-    from ..live.config_file import named  # imported here, as below: loads PyTorch
+    from ..live.config_file import named  # loads PyTorch, as the next
     from ..live.sampling import Sampling
     from ..profiler.canvas import LoadedCanvas, open_any
     from ..profiler.measure import default_workloads, profile_model
@@ -153,7 +151,7 @@ def validate(
                 f"--budget is {words_of(budget)}, expected at least {words_of(math.ceil(least))} for {num_runs} "
                 f"runs of {', '.join(specs)}: give more, or fewer --policy and --load"
             )
-    lock = hold_folder(out)  # errors before this line leave no folder
+    lock = hold_folder(out)  # earlier errors leave no folder
     memo = Memo()
     memo.open(out / STORE)
     if not is_profiled:
@@ -184,7 +182,7 @@ def validate(
 def _least_budget(
     base: Scenario, specs: Sequence[str], shares: Sequence[float], pilot: Callable[[], Profile] | None, pool: Pool
 ) -> float:
-    """The least time (s) that runs and profile need. pilot: measures a rough profile; None: a profile is given."""
+    """s. pilot: measures a rough profile; None: one is given."""
     with TemporaryDirectory() as folder:
         if pilot is not None:
             file = Path(folder) / Path(base.profile).name
@@ -195,7 +193,7 @@ def _least_budget(
 
 
 def _attend_both_ways(policies: dict[str, Policy]) -> bool:
-    """Whether the policies are for a full-sequence model; raises DsimError if they are mixed."""
+    """DsimError if policies of both families are mixed."""
     kinds = {spec: policy.family == "full-sequence" for spec, policy in policies.items()}
     if len(set(kinds.values())) > 1:
         both = [next(spec for spec, full in kinds.items() if full == kind) for kind in (True, False)]

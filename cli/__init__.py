@@ -38,19 +38,19 @@ from . import (
 )
 from .help import Command, Group
 
-# Base class of Typer's errors for wrong usage; its module depends on the release.
+# Base of Typer's usage errors; its module depends on the release.
 UsageError: Any = typer.BadParameter.__mro__[1]
 
-# Pydantic's names of parse errors, and the expected value.
+# Pydantic's parse errors, and what was expected.
 EXPECTED = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
 
-LIVE = ("torch", "triton", "safetensors", "tokenizers")  # of the live extra
-SERVE = ("starlette", "uvicorn")  # of the serve extra
-STREAMS = ("zmq", "msgspec")  # of the streams extra
+LIVE = ("torch", "triton", "safetensors", "tokenizers")  # the live extra
+SERVE = ("starlette", "uvicorn")  # the serve extra
+STREAMS = ("zmq", "msgspec")  # the streams extra
 
 
 class Commands(Group):
-    """All commands. Typer ends an interrupted command silently, so interrupts become Abort."""
+    """Typer ends an interrupted command silently, so interrupts become Abort."""
 
     def make_context(self, *of: Any, **more: Any) -> Any:
         with _interrupts():
@@ -115,31 +115,31 @@ def of_all_commands(
 def main() -> None:
     """Run the command line: an error is one line; exit code 2 for a user's error, 1 for the machine's.
 
-    With --json, standard output also gets the error as a JSON object (docs/reliability.md).
-    SIGTERM and SIGHUP end a command like Ctrl-C: finished work is kept.
+    With --json, standard output gets the error as JSON too (docs/reliability.md). SIGTERM and SIGHUP act like Ctrl-C:
+    finished work is kept.
     """
     _open_streams()
     screen.has_printed = False
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a file name may not be valid text
-    if sys.stderr.isatty():  # for messages such as the compilation of a policy
+            stream.reconfigure(errors="backslashreplace")  # file names may not be valid text
+    if sys.stderr.isatty():  # as of a policy's compilation
         logging.basicConfig(format="%(message)s")
         logging.getLogger("dsim").setLevel(logging.INFO)
     try:
         with as_ctrl_c(), warnings.catch_warnings():
             if not sys.warnoptions:
-                warnings.simplefilter("ignore")  # libraries' warnings are for their callers; a user cannot act on them
+                warnings.simplefilter("ignore")  # a user can do nothing about them
             code = app(prog_name="dsim", standalone_mode=False)
         sys.stdout.flush()
-        if code == INTERRUPTED:  # the command kept its finished work and reported it
+        if code == INTERRUPTED:  # finished work is kept and reported
             _print_error("Interrupted.", INTERRUPTED, "interrupted")
     except LostError as error:
         with suppress(SystemExit):
             _fail(str(error), 1, "machine")
         with suppress(OSError):
             sys.stdout.flush()
-        os._exit(1)  # a normal exit would crash in the cluster's client
+        os._exit(1)  # exit would crash in the cluster's client
     except MachineError as error:
         _fail(str(error), 1, "machine")
     except DsimError as error:
@@ -158,7 +158,7 @@ def main() -> None:
         _fail(line, 2, "package")
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
-            if asked_for := error.format_message():  # empty if rich has printed it
+            if asked_for := error.format_message():  # empty: rich has printed it
                 print(asked_for)
             sys.exit(2)
         path = error.ctx.command_path if error.ctx else "dsim"
@@ -179,7 +179,7 @@ def main() -> None:
 
 
 def _mistake(error: Any) -> str:
-    """Name the option, its value and the expected number; for other mistakes Typer's message."""
+    """Option, value and expected number; else Typer's message."""
     failures: list[Any] = getattr(error.__cause__, "errors", list)()  # pydantic's
     expected = EXPECTED.get(failures[0]["type"]) if failures else None
     if expected is None:
@@ -188,7 +188,7 @@ def _mistake(error: Any) -> str:
 
 
 def _open_streams() -> None:
-    """Replace streams that the shell closed (`>&-`), so that no opened file gets their numbers."""
+    """Replace streams that the shell closed (`>&-`): opened files must not get their numbers."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             opened = os.open(os.devnull, os.O_WRONLY)
@@ -199,18 +199,18 @@ def _open_streams() -> None:
 
 
 def _give_up_output() -> None:
-    """Discard further output; otherwise Python reports the broken stream again at exit."""
+    """Else Python reports the broken stream again at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _asks_json() -> bool:
-    """Whether --json is on the command line, even if other parts of it are wrong."""
+    """Even if the rest of the command line is wrong."""
     return "--json" in sys.argv[1:]
 
 
 def _print_error(line: str, code: int, kind: str) -> None:
-    """With --json, print a failure on standard output. kind: machine, input, package, usage ..."""
+    """With --json, on standard output. kind: machine, input, package, usage ..."""
     if _asks_json():
         try:
             screen.print_json_error(line, code, kind)

@@ -1,4 +1,4 @@
-"""`dsim replay --as-logged`: the policy, settings and profile from a step log."""
+"""`dsim replay --as-logged`: policy, settings and profile of a step log."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,20 +12,20 @@ from ..files.read import printable
 if TYPE_CHECKING:
     import typer
 
-# Options that would change the logged traffic.
+# They would change the logged traffic.
 OTHER = ("arrival", "rate", "cv", "burstiness", "fit", "lengths", "concurrency", "num_requests", "time_scale", "jitter")
 
 
 @dataclass(frozen=True)
 class AsLogged:
     policies: list[str]
-    profile: str  # a name or a file
+    profile: str  # name or file
     about: dict[str, Any]  # for the manifest
     lines: list[str] = field(default_factory=list)  # to print
 
 
 def as_logged(context: "typer.Context", log: str, policies: Sequence[str] | None, profile: str) -> AsLogged:
-    """A step log's settings for a replay of its requests; command-line options override them."""
+    """A step log's settings, which options override."""
     from ..profiler.as_logged import policy_of
     from ..profiler.profile import load, save, to_json
     from ..profiler.steplog import profile_of_log, read_log

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal; in a pipe, a line every 30 s on standard error."""
+"""Progress: a bar on a terminal; in a pipe a line every 30 s on standard error."""
 
 import contextlib
 import logging
@@ -13,18 +13,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..files.duration import words_of
 
-EVERY = 30.0  # s between lines in a pipe
+EVERY = 30.0  # s, in a pipe
 LOG = logging.getLogger("dsim")
 
 
 class Bar:
-    """A progress bar with a note. As a context manager it disappears at the end."""
+    """A bar with a note; it disappears at the end of the `with` block."""
 
     def __init__(self, screen: Console, name: str, unit: str = "", total: int | None = None, note: str = "") -> None:
         self._screen = screen
         self._name, self._unit, self._note = name, unit, note
         self._done, self._total = 0, total
-        self._share: float | None = None  # of all the work, if `done` of `total` is another measure
+        self._share: float | None = None  # of all work, if not `done` of `total`
         self._begin = time.monotonic()
         self._from: tuple[float, float] | None = None  # time and value of the first share
         self._over = threading.Event()
@@ -47,7 +47,7 @@ class Bar:
         if self._screen.is_terminal:
             self._bar.start()
         else:
-            # A thread, so that lines appear even if the work reports nothing, as during compilation.
+            # Lines appear even if the work reports nothing, as during compilation.
             threading.Thread(target=self._speak, daemon=True).start()
         return self
 
@@ -66,9 +66,9 @@ class Bar:
         share: float | None = None,
         unit: str | None = None,
     ) -> None:
-        """Set the progress; omitted arguments keep their value.
+        """Omitted arguments keep their value.
 
-        share: of all the work, 0 to 1, if that differs from done / total; used to estimate the time left.
+        share: of all work, 0 to 1, for the time left; by default done / total.
         """
         self._done, self._share = done, share
         self._total = self._total if total is None else total
@@ -85,14 +85,14 @@ class Bar:
             )  # fmt: skip
 
     def note(self, note: str) -> None:
-        """Set the note until the next update."""
+        """Until the next update."""
         self._note = note
         self._bar.update(self._task, note=note)
 
     def line(self) -> str:
-        """The progress in a line: `optimus: 9,120 of 19,366 requests, 1,870 s simulated; 30 s, about 34 s left`.
+        """`optimus: 9,120 of 19,366 requests, 1,870 s simulated; 30 s, about 34 s left`.
 
-        The time left is estimated from the pace since the first share, which excludes compilation.
+        The time left is estimated since the first share, without compilation.
         """
         of = "" if self._total is None else f" of {self._total:,}"
         done = f"{self._done:,}{of} {self._unit}".rstrip()
@@ -115,7 +115,7 @@ class Bar:
 
 
 class _Hears(logging.Handler):
-    """Show the engine's message that it compiles a policy."""
+    """Shows that the engine compiles a policy."""
 
     def __init__(self, bar: Bar) -> None:
         super().__init__(logging.INFO)
@@ -129,10 +129,9 @@ class _Hears(logging.Handler):
 def watch_runs(
     bar: Bar, num_runs: int, num_requests: int, begins: str, clock: str = ""
 ) -> Callable[[str], AbstractContextManager[Callable[[int, float], None]]]:
-    """Show runs one after another on a bar. Returns a function from a run's name to a context; the context's value is
-    called as requests end.
+    """Show runs in turn: a function from a run's name to a context, whose value is called as requests end.
 
-    begins: note until the first request ends. clock: text after the time.
+    begins: note until the first ends. clock: text after the time.
     """
     runs = count()
 

@@ -1,6 +1,6 @@
-"""Names and defaults of options, copied here so that help and wrong options load nothing else.
+"""Names and defaults of options, copied so that help and wrong options load nothing else.
 
-tests/cli/test_start.py compares each copy with its original.
+tests/cli/test_start.py compares them with their originals.
 """
 
 TRACES = ("azure-conv", "mooncake-conv")

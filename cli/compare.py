@@ -60,7 +60,7 @@ def compare_command(
         raise DsimError(f"{len(runs)} run folders are given, expected pairs: PREDICTED MEASURED")
     screen = Screen()
     with Bar(screen, "reading", "steps") as bar:
-        # Written before printing: a pipe's reader may close early.
+        # Before printing: a pipe's reader may close early.
         done = compare(
             runs[::2], runs[1::2], profiles=profile or [], parts=parts, bounds=bound or [], trace=trace,
             columns=columns, policy=policy, across=across, allow_code=allow_code or [], out=out, force=force,

@@ -87,7 +87,7 @@ def follow_command(
             if port is None:
                 watcher.run()
             else:
-                from ..following.port import serving  # imported here: needs the serve extra
+                from ..following.port import serving  # needs the serve extra
 
                 with serving(watcher, host, port) as url:
                     tell(f"The page is on {url}, its metrics on {url}/metrics")

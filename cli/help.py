@@ -1,4 +1,4 @@
-"""The layout of a command's help: purpose, examples, and options in panels (options.PANELS)."""
+"""A command's help: purpose, examples, options in panels (options.PANELS)."""
 
 import inspect
 import re
@@ -11,26 +11,26 @@ from typer.core import TyperCommand, TyperGroup
 
 from .options import PANELS
 
-OTHER = "Other options"  # for options missing in PANELS; tests/cli/test_help.py expects none
-INDENT = 4  # columns, of an example and of a panel's borders
+OTHER = "Other options"  # missing in PANELS: none, by tests/cli/test_help.py
+INDENT = 4  # columns
 
 
 class Command(TyperCommand):
-    """A command with this help layout; Typer's own cuts long words."""
+    """Typer's own help cuts long words."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _print(self, ctx)
 
 
 class Group(TyperGroup):
-    """A group of commands with the same layout."""
+    """The same for a group."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _print(self, ctx)
 
 
 def parts(text: str) -> tuple[list[str], list[str]]:
-    """A command's docstring as paragraphs and examples (lines that begin with `dsim`)."""
+    """Paragraphs, and examples (lines that begin with `dsim`)."""
     lines = inspect.cleandoc(text).splitlines()
     examples = [line.strip() for line in lines if line.lstrip().startswith("dsim ")]
     rest = "\n".join(line for line in lines if not line.lstrip().startswith("dsim "))
@@ -38,7 +38,7 @@ def parts(text: str) -> tuple[list[str], list[str]]:
 
 
 def panels(params: Iterable[Any]) -> dict[str, list[Any]]:
-    """A command's options by panel, in the order of PANELS; arguments come first."""
+    """Options by panel, in PANELS' order; arguments first."""
     params = list(params)
     found = {"Arguments": [param for param in params if param.param_type_name == "argument"]}
     options = [param for param in params if param.param_type_name == "option" and not param.hidden]
@@ -81,7 +81,7 @@ def _default(param: Any) -> str | None:
 
 
 def _print(command: Any, ctx: Any) -> None:
-    from rich.console import Console  # imported here: only help needs it
+    from rich.console import Console  # only help needs it
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -114,7 +114,7 @@ def _print(command: Any, ctx: Any) -> None:
 
 
 def _wrapped(example: str, width: int) -> str:
-    """An example on lines of at most this width, joined by backslashes; an option stays with its value."""
+    """On lines joined by backslashes; an option stays with its value."""
     lines = [""]
     for words in re.split(r" (?=-)", example):
         if len(f"{lines[-1]} {words}") > width - INDENT - 2:

@@ -47,7 +47,7 @@ def policies(
 
 
 def _print_fields(spec: str, as_json: bool, allow_code: list[Path]) -> None:
-    """Print a policy's fields by axis with their values, and the paper or file that it follows."""
+    """By axis, with values and the paper or file that the policy follows."""
     from ..engine.part import AXES, fields_of
     from ..engine.policy import name_of, parse, preset_of
     from ..results.scenario import named_code
@@ -75,7 +75,7 @@ def _print_fields(spec: str, as_json: bool, allow_code: list[Path]) -> None:
 
 
 def _print_questions(spec: str, as_json: bool, allow_code: list[Path]) -> None:
-    """Print the questions of a policy's step, each with the rule that answers it and the rule's origin."""
+    """Each with the rule that answers it, and the rule's origin."""
     from ..engine.core import Question
     from ..engine.policy import parse
     from ..results.scenario import named_code
@@ -93,7 +93,7 @@ def _print_questions(spec: str, as_json: bool, allow_code: list[Path]) -> None:
 
 
 def value_of(value: Any) -> str:
-    """A default as written in a SPEC."""
+    """A default as in a SPEC."""
     if isinstance(value, tuple):
         return "/".join(map(str, value)) or "none"
     return str(value).lower() if isinstance(value, bool | None) else str(value)

@@ -100,7 +100,7 @@ def live_command(
 
 
 def _agree(run: "LiveRun", out: Path | None, force: bool, as_json: bool, screen: Screen) -> None:
-    """Serve the requests one by one under each policy, print the agreement, and write the table."""
+    """Serve one by one under each policy, print the agreement, write the table."""
     from ..device.agreement import table
     from ..device.on_device import agreement
 
@@ -111,7 +111,7 @@ def _agree(run: "LiveRun", out: Path | None, force: bool, as_json: bool, screen:
         check_file(out, force=force)
     with Bar(screen, "agreement", "policies", len(scenarios) + 1) as bar:
         found = agreement(run.loaded, run.profile, prompts, scenarios, run.requests, run.answers, bar.update)
-    if out is not None:  # before printing: a pipe's reader may close early
+    if out is not None:  # a pipe's reader may close early
         write_whole(out, table(found, run.loaded.model.config.name, Path(prompts).stem))
     if as_json:
         print_json([asdict(agreed) for agreed, _ in found])

@@ -1,4 +1,4 @@
-"""Options that several commands share, each with one name, help text and check."""
+"""Options that several commands share."""
 
 import inspect
 import math
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from ..traces import Trace
     from .screen import Screen
 
-MOST_SAID = 8  # warnings of one kind that are printed
+MOST_SAID = 8  # warnings of a kind
 # Options that do not change the result, with their number of values.
 PLACES = {"-o": 1, "--out": 1, "--output": 1, "--force": 0, "--json": 0, "--storage": 1, "--step-by-step": 0}
 SPEED = {"--jobs": 1, "--backend": 1, "--address": 1}
 
-# The panels of options in every command's help, in the order of printing (cli/help.py).
+# Panels of every command's help, in order (cli/help.py).
 PANELS: dict[str, tuple[str, ...]] = {
     panel: tuple(names.split())
     for panel, names in {
@@ -64,7 +64,7 @@ PANELS: dict[str, tuple[str, ...]] = {
 
 
 def option(metavar: str, text: str, *names: str, values: Callable[[], Iterable[str]] | None = None) -> Any:
-    """An option with a value. values: for the shell's completion."""
+    """values: for the shell's completion."""
     return typer.Option(*names, metavar=metavar, help=text, autocompletion=values and _completes(values))
 
 
@@ -82,18 +82,16 @@ def profiles() -> Iterable[str]:
 
 def _completes(values: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     def begun(incomplete: str) -> list[str]:
-        """Names with this beginning; if there are none, the shell completes files."""
+        """With this beginning; without any, the shell completes files."""
         return [value for value in values() if value.startswith(incomplete)]
 
     return begun
 
 
-# Where steps run.
 Graphs = Annotated[
     bool | None,
     typer.Option("--graphs/--no-graphs", help="Run decode steps as captured CUDA graphs; the default on a GPU."),
 ]
-# The trace, the policy and the profile.
 TraceName = Annotated[
     str,
     typer.Argument(
@@ -201,7 +199,6 @@ Tiers = Annotated[
     ),
 ]  # fmt: skip
 
-# A model, its directory and its device.
 OnDevice = Annotated[str | None, option("D", "cuda or cpu; by default the GPU, if there is one.", "--device")]
 Temperature = Annotated[float, option("T", "Draw tokens at this temperature; 0: the likeliest.", "--temperature")]
 MaskTokenId = Annotated[
@@ -230,7 +227,6 @@ EndsAtEos = Annotated[
     bool, typer.Option("--eos", help="Requests end at the checkpoint's EOS, if it comes before their limit.")
 ]
 
-# Its traffic.
 Arrival = Annotated[
     str, option("A", f"One of: {', '.join(choices.ARRIVALS)}.", "--arrival", values=lambda: choices.ARRIVALS)
 ]
@@ -266,7 +262,6 @@ PerReplay = Annotated[
     int | None, option("N", "Requests in a replay; by default enough for one pass over the trace, 6000 to 24000.")
 ]
 
-# What clients see, and the SLOs.
 Slos = Annotated[
     list[str] | None,
     option(
@@ -306,7 +301,6 @@ AllowCode = Annotated[
     ),
 ]  # fmt: skip
 
-# Where replays run, and the output.
 Backend = Annotated[
     str, option("B", f"One of: {', '.join(choices.BACKENDS)}.", "--backend", values=lambda: choices.BACKENDS)
 ]
@@ -320,7 +314,7 @@ Currency = Annotated[str, option("C", "Currency of the price.", "--currency")]
 RunOut = Annotated[Path | None, option("DIR", "Write the run and report.html.", "-o", "--out")]
 DropWarmup = Annotated[float, option("S", "Leave out requests of the first S seconds.", "--drop-warmup")]
 
-# The options that make a scenario, with their defaults, in the order in which help lists them.
+# A scenario's options with defaults, in help's order.
 SCENARIO: dict[str, tuple[Any, Any]] = {
     "profile": (ProfileName, choices.PROFILE), "workload": (Workload, None), "frontend": (Frontend, None),
     "frontend_service": (FrontendService, None),
@@ -333,12 +327,12 @@ SCENARIO: dict[str, tuple[Any, Any]] = {
     "drop_warmup": (DropWarmup, 0.0), "slo": (Slos, None), "missing_fails": (MissingFails, False), "seed": (Seed, 0),
     "allow_code": (AllowCode, None),
 }  # fmt: skip
-Given = Mapping[str, Any]  # values of such options, by name
+Given = Mapping[str, Any]  # by name
 NONE_GIVEN: Given = MappingProxyType({})
 
 
 def of_scenario(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of SCENARIO, except those left out, in place of its parameter `given`."""
+    """Give a command SCENARIO's options in place of its parameter `given`."""
     shared = {name: asked for name, asked in SCENARIO.items() if name not in left_out}
 
     def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -368,9 +362,9 @@ def of_scenario(*left_out: str) -> Callable[[Callable[..., None]], Callable[...,
 
 
 def scenario(given: Given, policies: Iterable[str], **other: Any) -> "Scenario":
-    """The scenario of a command's options, which have the names of its fields; `other` adds or replaces fields.
+    """A command's options as a scenario; `other` adds or replaces fields.
 
-    policies: from the command line, so their code, and the router's, may be loaded.
+    policies: named by the user, so their code, and the router's, may be loaded.
     """
     from ..results.scenario import Scenario, named_code
     from ..results.slo import Slo
@@ -385,7 +379,7 @@ def scenario(given: Given, policies: Iterable[str], **other: Any) -> "Scenario":
 
 
 def words_of(given: Given, *left_out: str) -> list[str]:
-    """A command's options of SCENARIO, as they are said on a command line, where they are not as by default."""
+    """SCENARIO's options as on a command line, without defaults."""
     words: list[str] = []
     for name, (annotation, default) in SCENARIO.items():
         value = given.get(name, default)
@@ -401,7 +395,7 @@ def words_of(given: Given, *left_out: str) -> list[str]:
 
 
 def percent(name: str, text: str) -> float:
-    """A share from `2%` or `0.02`."""
+    """`2%` or `0.02`."""
     value = float_of(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not 0 < value <= 1:
         raise DsimError(f"{name} is {cut(text)}, expected a share above 0% and up to 100%, such as 2%")
@@ -409,7 +403,7 @@ def percent(name: str, text: str) -> float:
 
 
 def check_pools(pools: Sequence[str], policies: list[str] | None, given: Given) -> None:
-    """Raise DsimError if pools are combined with options that they replace."""
+    """DsimError for options that pools replace."""
     if not pools:
         return
     for name, value, usual in (
@@ -421,7 +415,7 @@ def check_pools(pools: Sequence[str], policies: list[str] | None, given: Given) 
 
 
 def different(names: list[str], what: str = "policy") -> list[str]:
-    """Check that no policy (or other name) is given twice."""
+    """PolicyError if a name is given twice."""
     for name in names:
         if names.count(name) > 1:
             raise PolicyError(f"{what} {name} is given {names.count(name)} times, expected once")
@@ -429,7 +423,7 @@ def different(names: list[str], what: str = "policy") -> list[str]:
 
 
 def warn(screen: "Screen", scenario: "Scenario", policies: Iterable["Policy"] = ()) -> None:
-    """Print warnings about a scenario's trace, in general and for these policies (default: the scenario's)."""
+    """Of a scenario's trace, in general and for these policies (default: the scenario's)."""
     from ..engine.prefix import caches_prefixes
     from ..traces.prefixes import warning
 
@@ -441,16 +435,16 @@ def warn(screen: "Screen", scenario: "Scenario", policies: Iterable["Policy"] = 
 
 
 def warn_of_yields(screen: "Screen", *scenarios: "Scenario") -> None:
-    """Print warnings about settings that the scenarios' profiles do not cover."""
+    """Of settings that the profiles do not cover."""
     warn_of_runs(
         screen,
-        # A server's requests are not known yet.
+        # A server's requests are unknown yet.
         [(s.setting(), s.source() if s.trace else None) for s in scenarios],
     )
 
 
 def warn_of_runs(screen: "Screen", runs: Iterable[tuple["Setting", "Trace | None"]]) -> None:
-    """The same for settings with their requests: prints the first warnings and the number of others."""
+    """The first ones, and the number of the others."""
     from ..sim.unknown import warnings_of
 
     found = list(dict.fromkeys(line for run in runs for line in warnings_of(*run)))
@@ -460,7 +454,7 @@ def warn_of_runs(screen: "Screen", runs: Iterable[tuple["Setting", "Trace | None
 
 
 def command(left_out: Mapping[str, int] | None = None) -> str:
-    """The command line for a page, without options that do not change the result."""
+    """For a page, without options that do not change the result."""
     drop = PLACES if left_out is None else {**PLACES, **left_out}
     kept, skip = [], 0
     for word in sys.argv[1:]:

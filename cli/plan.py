@@ -139,7 +139,7 @@ def plan_command(
 def _profiles(
     specs: list[str], gpu: str | None, model: str | None, tp: int, yields: str | None, profile: list[str] | None
 ) -> "tuple[list[Profile], list[Profile] | None]":
-    """Profiles from data sheets, and all profiles to compare (None if no option names one)."""
+    """From data sheets, and all to compare (None if no option names one)."""
     from ..planner.plan_run import name_their_profiles
     from ..planner.prices import from_sheets
     from ..profiler.profile import load
@@ -157,7 +157,7 @@ def _profiles(
 
 
 def _warn(screen: Screen, scenario: "Scenario", specs: list[str], candidates: "Sequence[PlanCandidate]") -> None:
-    """Print warnings about the trace, and about each policy on the first profile that it may run on."""
+    """Of the trace, and of each policy on its first profile."""
     from ..engine.policy import parse
     from ..profiler.placed import placed
     from ..sim.setting import Setting

@@ -130,7 +130,7 @@ def profile_command(
 
 
 def _show_fitted(found: "Profiled", from_log: Path | None, client: Path | None, written: list[str], json: bool) -> None:
-    """Print a measured or fitted profile; exit with NOT_VALID if it has doubts."""
+    """Exit with NOT_VALID if the profile has doubts."""
     from ..report.profile_words import fitted, fitted_lines, front_end_words
 
     profile, doubts = found.profile, found.doubts

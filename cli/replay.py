@@ -90,7 +90,7 @@ def replay(
         tuple(tier or ()),
     ).or_file(fleet)  # fmt: skip
     if ensemble is not None:
-        from ..planner.ensemble import check_num  # imported here, as below: loads SciPy
+        from ..planner.ensemble import check_num  # loads SciPy, as the next
 
         check_num(ensemble)
         if of_fleet.pools or of_fleet.scaler != choices.FIXED or of_fleet.failures:

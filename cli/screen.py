@@ -1,4 +1,4 @@
-"""Output of commands: findings to standard output, messages to standard error."""
+"""Findings go to standard output, messages to standard error."""
 
 import json
 import sys
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from ..report.page import Page
 
 
-has_printed = False  # whether print_json has printed the findings
+has_printed = False  # the findings, as JSON
 
 
 class Screen(Console):
-    """Standard error, one line per message."""
+    """Standard error, a line a message."""
 
     def __init__(self) -> None:
         super().__init__(stderr=True, soft_wrap=True, highlight=False)
@@ -29,18 +29,18 @@ class Screen(Console):
         self.print(line, style="bold red", markup=False)
 
     def explain(self, line: str) -> None:
-        """Print a line about the findings' origin, if not empty."""
+        """Where findings come from, if not empty."""
         if line:
             self.print(line, markup=False)
 
     def wrote(self, out: Path | None, files: Iterable[str]) -> None:
-        """Print which of these files were written, if `out` is given."""
+        """Which of the files were written."""
         if out is not None:
             self.print(f"Wrote {out}/ ({', '.join(file for file in files if (out / file).exists())})", markup=False)
 
 
 def json_text(data: Any, indent: int | None = None) -> str:
-    """A JSON value; NaN and infinity become null."""
+    """NaN and infinity become null."""
     from ..results.metrics import no_nan
 
     return json.dumps(no_nan(data), indent=indent, allow_nan=False)
@@ -53,14 +53,14 @@ def print_json(data: Any, indent: int | None = None) -> None:
 
 
 def print_json_error(message: str, exit_code: int, kind: str) -> None:
-    """Print a failure as a JSON object, unless findings were printed: standard output holds one value."""
+    """Unless findings were printed: standard output holds one JSON value."""
     if not has_printed:
         error = {"message": message, "exit_code": exit_code, "kind": kind}
         print(json.dumps({"error": error}), flush=True)
 
 
 def say(page: Callable[[], "Page"], data: Any, as_json: bool) -> None:
-    """Print the findings: a page for people, or a JSON object."""
+    """For people, or as JSON."""
     if as_json:
         print_json(data)
     else:

@@ -138,7 +138,7 @@ def serve_command(
             )  # fmt: skip
             options.warn_of_yields(screen, scenario)
             return behind
-        from ..live.config_file import named  # imported here: loads PyTorch
+        from ..live.config_file import named  # loads PyTorch
         from ..profiler.canvas import open_any
         from ..profiler.profile import load
 

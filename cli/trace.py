@@ -200,13 +200,13 @@ def wrote(path: Path, trace: "Trace", how: str) -> None:
 
 
 def warn(warnings: tuple[str, ...]) -> None:
-    """Print warnings to standard error, a line each."""
+    """A line each, on standard error."""
     for text in warnings:
         typer.echo(f"warning: {text}", err=True)
 
 
 def show_progress(done: int, total: int) -> None:
-    """Show progress on a terminal, nothing in a pipe."""
+    """On a terminal only."""
     if sys.stderr.isatty():
         end = "\n" if done >= total else ""
         share = min(1.0, done / total) if total else math.nan

@@ -28,7 +28,7 @@ def trace_view(
     dsim trace-view runs/azure --from 1860 --to 1880 --rows
     dsim trace-view runs/azure -o azure.trace.json --force
     """
-    # Imported here: reading a run loads pyarrow.
+    # Loads pyarrow.
     from ..report.trace_view import write_events
     from ..results.run import read_run
 

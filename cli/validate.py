@@ -15,7 +15,7 @@ from .options import option
 from .screen import Screen, print_json
 
 MISSED = 1
-ENOUGH = 30  # requests in a cell
+ENOUGH = 30  # requests of a cell
 
 
 def validate_command(
@@ -57,7 +57,7 @@ def validate_command(
         float | None, option("S", "Duration of each cell's arrivals; by default from the budget.")
     ] = None,
     trace: Annotated[
-        # With an explicit name: Typer 0.27 would call this option --TRACE, like its value.
+        # Named: Typer 0.27 would call it --TRACE, like its value.
         str, option("TRACE", "Trace with the requests' lengths; not one used for profiling.", "--trace")
     ] = "azure-conv",
     columns: options.Columns = None,

@@ -1,1 +1,1 @@
-"""Scenarios on this machine's device: serve, measure, profile, and validate the twin."""
+"""Scenarios on this machine's device: serve, measure, profile, validate."""

@@ -1,4 +1,4 @@
-"""How far policies' answers agree with the exact run's, as scores for `dsim tune --quality-table`."""
+"""How far policies' answers agree with an exact run's, as scores for `dsim tune --quality-table`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,19 +8,19 @@ from ..files.write import csv_of
 from ..planner.quality import reference_of
 from ..planner.space import spelt
 
-NO = ("", "none")  # cells of fields without a value
+NO = ("", "none")  # no value
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """A policy's answers compared with the exact run of the same weights."""
+    """A policy's answers against the exact run of the same weights."""
 
     policy: str  # as given
-    exact: str  # of the exact run
-    equal: float  # share of the answers' tokens that are equal
-    change: float  # nats a token; below 0: answers are less likely
+    exact: str  # the exact run's policy
+    equal: float  # share of equal tokens
+    change: float  # nats a token; below 0: less likely
     num_requests: int
-    num_tokens: int  # of answers
+    num_tokens: int
 
     def __str__(self) -> str:
         return (
@@ -30,15 +30,15 @@ class Agreed:
 
 
 def exact_of(policy: Policy, block_length: int) -> str:
-    """The run of quality 1 by definition: full cache, and whole blocks, sequence or canvases every step."""
-    if not policy.granularity.on_a_grid:  # canvases, in the checkpoint's steps
+    """Quality 1 by definition: full cache; whole blocks, sequence or canvases each step."""
+    if not policy.granularity.on_a_grid:  # in the checkpoint's steps
         return f"sglang-gemma,canvas_length={block_length}"
     exact = reference_of(policy.family).name
     return exact if policy.family == "full-sequence" else f"{exact}:{block_length}"
 
 
 def table(found: Sequence[tuple[Agreed, Policy]], model: str, benchmark: str) -> str:
-    """A CSV with a row a policy: its scores, and every field that may change its tokens."""
+    """CSV, a row a policy: scores, and fields that may change tokens."""
     fields = {
         agreed.policy: {name: spelt(value) for name, value in settings_of(policy).items() if name not in policy.neutral}
         for agreed, policy in found

@@ -29,19 +29,19 @@ NOT_ON_A_DEVICE = (
     "concurrency",
     "sessions",
     "drain",
-)  # fields that change no live run
-WITH_RECORDS = ("tiny", "tiny-both-ways")  # shipped models, trained on prompts of their own
+)  # that change no live run
+WITH_RECORDS = ("tiny", "tiny-both-ways")  # shipped, trained on own prompts
 
 
 @dataclass(frozen=True)
 class LiveRun:
-    """Scenarios that differ only in their policies, their requests, and a device that is ready for them."""
+    """Scenarios that differ in policy, their requests, and a ready device."""
 
     scenarios: Sequence[Scenario]
     requests: Trace
     loaded: Opened
     profile: Profile | None  # of the device
-    commits: str  # what decides commits: "model" or "twin"
+    commits: str  # "model" or "twin" decides
     prompts: str | None
     answers: Answers
 
@@ -53,7 +53,7 @@ class LiveRun:
         about: dict[str, Any] | None = None,
         watch: Watch = lambda name: nullcontext(),
     ) -> Record:
-        """Serve each scenario in real time and write the run's folder. about: more entries of its manifest."""
+        """In real time, into a run's folder. about: more of its manifest."""
         serve = partial(on_device, self.loaded, self.profile, self.commits, self.prompts, answers=self.answers)
         of_device = about_live(self.loaded, self.profile, self.commits, self.prompts, self.answers)
         told = about or {}
@@ -85,10 +85,9 @@ def live_run(
     gumbel: bool = False,
     ready: Callable[[], object] = lambda: None,
 ) -> LiveRun:
-    """Open the model and check that the device can run each scenario; the arguments are those of `dsim live`.
+    """Open the model and check that the device can run each scenario; arguments as of `dsim live`.
 
-    profiled: whether to use the scenarios' profile. ready: called when the trace is read, before the model is. Raises
-    DsimError.
+    profiled: use the scenarios' profile. ready: called between reading the trace and the model. Raises DsimError.
     """
     first = scenarios[0]
     for name in NOT_ON_A_DEVICE:
@@ -99,7 +98,7 @@ def live_run(
         scenario.parsed_policy()
     requests = first.requests()
     ready()
-    from ..live.config_file import named  # imported here: they load PyTorch
+    from ..live.config_file import named  # they load PyTorch
     from ..live.sampling import Sampling
     from ..live.weights import is_canvas
     from ..profiler.canvas import open_any
@@ -126,6 +125,6 @@ def live_run(
         prompts = "records"
     if commits == "model" and prompts is None:
         raise DsimError(f"commits is model and no prompts are given: {name} has nothing to answer (--prompts FILE)")
-    for scenario in scenarios:  # report mistakes before work begins
+    for scenario in scenarios:  # mistakes first
         check_live(scenario, loaded, held, commits)
     return LiveRun(scenarios, requests, loaded, held, commits, prompts, answers)

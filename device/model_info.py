@@ -1,4 +1,4 @@
-"""A model's directory: whether and how it runs here, and the memory it needs."""
+"""A model's directory: whether and how it runs here, and its memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from ..profiler.profile import MemoryModel
 
 PAGE = 64  # tokens, LMDeploy's
-BATCH, PREFILL = 128, 4096  # a step's sequences and prompt tokens; their logits take memory
+BATCH, PREFILL = 128, 4096  # sequences and prompt tokens of a step, for its logits
 
 
 def describe(model: str, gpu: str | None, mask_token_id: int | None, block_length: int | None) -> dict[str, Any]:
-    """The result of `model info`, as numbers and as lines. Raises ModelError or ProfileError."""
+    """As numbers and lines, for `model info`. Raises ModelError or ProfileError."""
     from ..live import weights
     from ..live.config_file import Given
     from ..live.families import FAMILIES
@@ -53,7 +53,7 @@ def describe(model: str, gpu: str | None, mask_token_id: int | None, block_lengt
 
 
 def _describe_canvas(model: str, gpu: str | None, given: Given) -> dict[str, Any]:
-    """The same for a DiffusionGemma, which has other layers, another cache and no mask."""
+    """A DiffusionGemma has other layers, another cache and no mask."""
     from ..live.canvas_model import ARCHITECTURE, canvas_config, check_canvas_model, num_params
     from ..live.weights import source_of
     from ..profiler.canvas import check_asked
@@ -66,7 +66,7 @@ def _describe_canvas(model: str, gpu: str | None, given: Given) -> dict[str, Any
     device, capacity, element = _device(gpu)
     params, rule = num_params(config), config.renoise
     full, sliding = (element * config.kv_elements(kind) for kind in (False, True))
-    # As in `dsim live`, both kinds of layers have equally many pages.
+    # Both kinds of layers have equally many pages, as in `dsim live`.
     pages, room = _room(MemoryModel(capacity, element * params, full + sliding, config.vocab), device)
     kind = {2: "bf16", 4: "fp32"}[element]
     lines = {
@@ -89,7 +89,7 @@ def _describe_canvas(model: str, gpu: str | None, given: Given) -> dict[str, Any
 
 
 def _room(memory: MemoryModel, device: str) -> tuple[int | None, str]:
-    """KV pages that fit on a device, and in words."""
+    """KV pages that fit, and in words."""
     from ..profiler.profile import gb
 
     try:
@@ -101,7 +101,7 @@ def _room(memory: MemoryModel, device: str) -> tuple[int | None, str]:
 
 
 def _device(gpu: str | None) -> tuple[str, int, int]:
-    """Its name, its memory, and the size of a number on it, both in bytes."""
+    """Name, memory and bytes a number."""
     if gpu is not None:
         from ..profiler import hardware
 
@@ -134,7 +134,7 @@ def _tokens(config: ModelConfig) -> str:
 
 
 def _runs(config: ModelConfig) -> str:
-    """The presets that `dsim live` runs on the model and that fit its training."""
+    """Presets of `dsim live` that fit the model's training."""
     from ..engine.policy import PRESETS, parse
     from ..live.executor import check_policy, check_whole_blocks
     from ..live.full_sequence import check_runs
@@ -144,7 +144,7 @@ def _runs(config: ModelConfig) -> str:
         policy = preset.policy
         if policy.family not in config.families:
             continue
-        # Full-sequence policies choose their own block length.
+        # Full-sequence policies choose their block length.
         own = policy.family != "block-diffusion" or policy.block_length == config.block_length
         spec = name if own else f"{name},block_length={config.block_length}"
         try:

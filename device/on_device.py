@@ -1,4 +1,4 @@
-"""A scenario on a device instead of in the twin: same policy, requests and report, with measured steps."""
+"""A scenario on a device: same policy, requests and report as in the twin, measured steps."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ COMMITS = ("model", "twin")
 
 @dataclass(frozen=True)
 class Answers:
-    """How requests are answered, apart from the prompts' file."""
+    """How requests are answered."""
 
-    tokenizer: str | None = None  # a folder or its tokenizer.json; None: the model's
+    tokenizer: str | None = None  # folder or tokenizer.json; None: the model's
     sampling: Sampling | None = None  # None: the likeliest tokens
 
     def conversations(self, loaded: Opened, prompts: str | None, requests: Trace) -> Trace:
-        """The requests, with the prompts' lengths if prompts are conversations."""
-        from ..live.prompts import conversations  # imported here: it loads PyTorch
+        """The requests, as long as prompts that are conversations."""
+        from ..live.prompts import conversations  # loads PyTorch
 
         asked = None if prompts is None else conversations(prompts, loaded.name, loaded.model.config, self.tokenizer)
         if asked is None:
@@ -65,21 +65,19 @@ def on_device(
     *,
     answers: Answers = LIKELIEST,
 ) -> tuple[Result, Exception | None]:
-    """Serve the requests in real time on one replica; returns the result, and the error that ended the run early, if
-    any.
+    """Serve in real time on one replica; the result, and the error that ended it early.
 
-    commits: "model": the weights decide; "twin": the profile's keyed draws do. prompts: what requests ask
-    (live/prompts.py); None: random tokens. Requests must be as long as prompts that are conversations
-    (`Answers.conversations`). The twin's draws and elastic chunks need a profile. Raises DsimError if scenario and
-    device do not fit.
+    commits: "model" (weights) or "twin" (the profile's keyed draws) decides. prompts: see live/prompts.py; None: random
+    tokens. Conversations fix the requests' lengths (`Answers.conversations`). Draws and elastic chunks need a profile.
+    DsimError if scenario and device do not fit.
     """
-    from ..live.session import run  # imported here: it loads PyTorch
+    from ..live.session import run  # loads PyTorch
 
     policy = scenario.parsed_policy()
     check_live(scenario, loaded, profile, commits)
     check_canvases(requests, policy, loaded.model.config.name)
     check_fit(requests, setting_on(loaded, scenario, profile)[1], policy)
-    if scenario.ends_at_eos:  # the weights say where an answer ends before its limit
+    if scenario.ends_at_eos:  # the weights say where an answer ends early
         limit = requests.limit
         requests = replace(requests, output_length=limit, extras={**requests.extras, "max_tokens": limit.tolist()})
     ask = _asked(loaded, prompts, answers, scenario.seed)
@@ -96,7 +94,7 @@ def on_device(
 
 
 def setting_on(loaded: Opened, scenario: Scenario, profile: Profile | None) -> tuple[Setting | None, Limits]:
-    """The policy's setting, if there is a profile, and its limits: the profile's, else the device's."""
+    """The setting, if there is a profile, and limits: the profile's, else the device's."""
     policy = scenario.parsed_policy()
     if profile is None:
         return None, limits_on(policy, loaded.memory, loaded.device, loaded.model.config)
@@ -108,8 +106,8 @@ def serving_on(
     loaded: Opened, scenario: Scenario, profile: Profile | None, commits: str, requests: Trace, prompts: Prompts,
     sampling: Sampling | None = None,
 ) -> tuple[Serving, Setting | None]:  # fmt: skip
-    """The scenario on the model, ready to serve, and the setting that draws commits (None: the weights decide)."""
-    from ..live.session import Serving  # imported here: it loads PyTorch
+    """Ready to serve; the setting draws commits (None: the weights decide)."""
+    from ..live.session import Serving  # loads PyTorch
 
     setting, limits = setting_on(loaded, scenario, profile)
     drawing = setting if commits == "twin" else None
@@ -123,7 +121,7 @@ def serving_on(
 
 
 def _asked(loaded: Opened, prompts: str | None, answers: Answers, seed: int) -> Prompts:
-    from ..live.prompts import (  # imported here: they load PyTorch
+    from ..live.prompts import (  # they load PyTorch
         conversations,
         prompts_from,
         prompts_of,
@@ -143,11 +141,8 @@ def agreement(
     loaded: Opened, profile: Profile | None, prompts: str, scenarios: Sequence[Scenario], requests: Trace,
     answers: Answers, on_progress: Callable[[int], object] = lambda done: None,
 ) -> list[tuple[Agreed, Policy]]:  # fmt: skip
-    """Each policy's answers, compared with the exact run of the same weights.
-
-    on_progress: receives the number of policies done, exact runs included.
-    """
-    from ..live import agreement as live  # imported here: it loads PyTorch
+    """Each policy against the exact run of the same weights. on_progress: policies done, exact runs too."""
+    from ..live import agreement as live  # loads PyTorch
 
     config, seed = loaded.model.config, scenarios[0].seed
     ask = _asked(loaded, prompts, answers, seed)
@@ -176,9 +171,9 @@ def agreement(
 def about_live(
     loaded: Opened, profile: Profile | None, commits: str, prompts: str | None, answers: Answers = LIKELIEST
 ) -> Callable[[Sequence[Result]], dict[str, Any]]:
-    """The manifest's entries on the device, its settings and the host's time.
+    """Manifest entries: device, settings, host's time.
 
-    Asks the device now, before serving: a failure must not cost a measurement.
+    Asks the device now: a failure must not cost a measurement.
     """
     settings = loaded.settings
 
@@ -201,13 +196,13 @@ def about_live(
 
 
 def _host(result: Result) -> dict[str, float]:
-    """The host's time a step, in ms."""
+    """ms a step."""
     times = result.totals.host
     return {"mean": 1e3 * times.mean(), "p50": 1e3 * times.quantile(0.5), "p99": 1e3 * times.quantile(0.99)}
 
 
 def check_live(scenario: Scenario, loaded: Opened, profile: Profile | None, commits: str) -> None:
-    """DsimError unless the device can run the scenario."""
+    """DsimError unless the device can run it."""
     from ..profiler.canvas import LoadedCanvas
 
     policy = scenario.parsed_policy()
@@ -230,7 +225,7 @@ def check_live(scenario: Scenario, loaded: Opened, profile: Profile | None, comm
 
 
 def _check_canvas(scenario: Scenario, loaded: LoadedCanvas, profile: Profile | None) -> None:
-    from ..live.canvas_executor import check_canvas  # imported here: it loads PyTorch
+    from ..live.canvas_executor import check_canvas  # loads PyTorch
 
     policy, config = scenario.parsed_policy(), loaded.model.config
     check_canvas(policy, config)
@@ -246,7 +241,7 @@ def _check_canvas(scenario: Scenario, loaded: LoadedCanvas, profile: Profile | N
 
 
 def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, commits: str) -> None:
-    from ..live.evicting import check_evicts  # imported here, as below: they load PyTorch
+    from ..live.evicting import check_evicts  # loads PyTorch, as the next
     from ..live.executor import check_policy
     from ..profiler.measure import check_same_model
 
@@ -254,14 +249,14 @@ def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, 
     check_policy(policy)
     check_evicts(policy)
     if policy.family == "full-sequence":
-        from ..live.full_sequence import check_runs  # imported here: it loads PyTorch
+        from ..live.full_sequence import check_runs  # loads PyTorch
 
         check_runs(policy, config)
     if loaded.device.count > 1:
         _check_parallel(policy, loaded)
     if policy.granularity.needs_latency and profile is None:
         raise PolicyError(f"{policy.name} chooses by T(c, b): give it the profile that says it (--profile)")
-    # Full-sequence models have no trained block length: the unmasking sets it.
+    # Full-sequence models have no trained block length.
     decodes_blocks = policy.family == "block-diffusion"
     if commits == "model" and decodes_blocks and config.both_ways:
         raise PolicyError(
@@ -278,7 +273,7 @@ def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, 
 
 
 def check_canvases(requests: Trace, policy: Policy, model: str) -> None:
-    """TraceError if requests ask for narrower canvases than the model was trained with, or only read one."""
+    """TraceError for canvases narrower than the trained ones, or only read."""
     own = requests.canvas_length
     narrow = int(((own > 0) & (own < policy.block_length)).sum())
     if policy.batching.narrows_canvases and narrow:
@@ -305,7 +300,7 @@ def check_eos(policy: Policy, config: ModelConfig | CanvasConfig, commits: str) 
 
 
 def _check_parallel(policy: Policy, loaded: Loaded) -> None:
-    """DsimError unless several processes can share the run."""
+    """DsimError unless processes can share the run."""
     size = loaded.device.count
     if policy.family == "full-sequence" or policy.eviction.by_importance:
         raise DsimError(f"--tp is {size}, and {policy.name} goes by what one device has: expected 1")

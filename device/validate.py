@@ -1,8 +1,8 @@
-"""Validation: profile a model on a device, predict runs of several policies and loads, serve them, and compare.
+"""Validation: profile a model on a device, predict policies at loads, serve them, compare.
 
-A cell (a policy at a load) is a predicted and a measured run folder, written as it ends: an interrupted validation
-continues with the missing cells. Policies share the traffic of a load, so that their ranking can be judged: a load is a
-share of the smallest predicted capacity among the policies.
+A cell (a policy at a load) is a predicted and a measured run folder, written as it ends, so an interrupted validation
+continues. A load is a share of the smallest predicted capacity; its policies share the traffic, so that their ranking
+can be judged.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 LOADS = (0.3, 0.6, 0.8)
 POLICIES = ("ar", "lmdeploy-bd32", "chunk:8", "optimus")
 PLAN = "validation.json"
-FEWEST = 8  # of a cell, for any budget
+FEWEST = 8  # requests of a cell
 
 Steps = tuple[Mapping[str, Any], Mapping[str, Any]]  # a batch of a journal
 
@@ -60,10 +60,10 @@ Watch = Callable[[str], AbstractContextManager[Progress | None]]
 
 @dataclass(frozen=True)
 class Cell:
-    """A policy at a load. `again`: measure twice, to compare the twin's error with."""
+    """A policy at a load. `again`: measured twice, for the noise floor."""
 
     policy: str
-    load: float  # share of the predicted capacity
+    load: float  # of the predicted capacity
     rate: float  # req/s
     num_requests: int
     again: bool = False
@@ -79,13 +79,13 @@ class Cell:
 class Validated(Showable):
     capacities: dict[str, float]  # predicted, req/s, by policy
     cells: list[Cell]
-    comparison: Comparison  # predicted with measured, for all measured cells
-    noise: Comparison | None  # a measurement with its repetition: no twin can do better
-    pairs: list[tuple[Run, Run]]  # of the comparison
-    left: list[str]  # cells left out by the budget or an interrupt
+    comparison: Comparison  # all measured cells
+    noise: Comparison | None  # repeated measurements: no twin can do better
+    pairs: list[tuple[Run, Run]]  # compared
+    left: list[str]  # cells without a measurement
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `--json` prints."""
+        """The object of `--json`."""
         noise = None if self.noise is None else self.noise.to_json()
         return {
             "capacities": self.capacities, "cells": [asdict(cell) for cell in self.cells], "left": self.left,
@@ -107,7 +107,7 @@ class Validated(Showable):
         return Compared(self.comparison, self.pairs)
 
     def noise_lines(self) -> list[str]:
-        """How much two runs of the same cell on the device differ, in words."""
+        """How much two runs of a cell differ."""
         if self.noise is None:
             return ["Noise floor: no cell was measured twice"]
         lines = []
@@ -118,7 +118,7 @@ class Validated(Showable):
 
 
 def canvas_policies(canvas_length: int) -> list[str]:
-    """The presets that denoise canvases of this length."""
+    """Presets for canvases of this length."""
     from ..engine.policies.canvas import Canvas
 
     kinds = {name: preset.policy.granularity for name, preset in PRESETS.items()}
@@ -130,27 +130,27 @@ def canvas_policies(canvas_length: int) -> list[str]:
 
 
 def predicted_capacity(scenario: Scenario) -> float:
-    """Requests a second that the twin serves under constant demand."""
+    """req/s of the twin under constant demand."""
     requests = scenario.requests()
     result = replace(scenario, concurrency=max(1, len(requests) // 2)).simulate_whole(requests)
     return float((result.table["status"] == 0).sum()) / result.end
 
 
 def _capacities(base: Scenario, policies: Sequence[str], memo: Memo, pool: Pool) -> dict[str, float]:
-    """Predicted capacities by policy, without EOS: where answers end is not known before."""
+    """By policy, without EOS: ends are not known before."""
     whole = [replace(base, arrival="trace", eos=False, policy=policy) for policy in policies]
     return dict(zip(policies, memo.map(pool, _capacity, whole), strict=True))
 
 
 def _capacity(memo: Memo, own: Scenario) -> float:
-    """Runs anywhere in the pool."""
+    """In any process."""
     return float(memo.replay(partial(asked_of, own, of="capacity"), partial(predicted_capacity, own)))
 
 
 def plan_cells(capacities: dict[str, float], loads: Sequence[float], seconds: float) -> list[Cell]:
-    """The cells, most telling first: all policies at the middle load, then at the highest, then the others.
+    """Most telling first: all policies at the middle load (twice), at the highest, then the others.
 
-    seconds: how long a cell's requests arrive. Cells of the middle load are measured twice.
+    seconds: of a cell's arrivals.
     """
     slowest, least = min(capacities.items(), key=lambda item: item[1])
     if not least > 0:
@@ -169,7 +169,7 @@ def plan_cells(capacities: dict[str, float], loads: Sequence[float], seconds: fl
 def least_time(
     base: Scenario, policies: Sequence[str], loads: Sequence[float], memo: Memo, pool: Pool | None = None
 ) -> float:
-    """Seconds in which the fewest requests of all cells arrive, by the profile of `base`."""
+    """s in which the fewest requests of all cells arrive."""
     cells = plan_cells(_capacities(base, policies, memo, pool or Pool(jobs=1)), loads, 0.0)
     return sum(cell.num_requests / cell.rate * (2 if cell.again else 1) for cell in cells)
 
@@ -192,11 +192,11 @@ def validate(
     memo: Memo | None = None,
     pool: Pool | None = None,
 ) -> Validated:
-    """Measure every cell and compare; `base` has the trace, the profile's file, the workload and the seed.
+    """Measure every cell and compare; `base` has trace, profile file, workload and seed.
 
-    If requests end at an EOS, a cell is measured first, and the twin gets their ends. A cell with folders in `out` is
-    not measured again. more: asked before each measured cell but the first; False leaves the rest. pool: where the twin
-    replays, by default this process. Raises DsimError before measuring if settings cannot run.
+    If an EOS ends requests, a cell is measured first and the twin gets their ends. Cells with folders in `out` are not
+    measured again. more: asked before each measured cell but the first; False leaves the rest. pool: of the twin's
+    replays, default this process. DsimError before measuring if settings cannot run.
     """
     for policy in policies:
         check_live(replace(base, policy=policy), loaded, profile, commits)
@@ -251,7 +251,7 @@ def validate(
             )
             if recorded.failure is not None:
                 raise recorded.failure
-            if recorded.interrupted:  # drop half a cell
+            if recorded.interrupted:  # half a cell
                 shutil.rmtree(folder / name)
                 raise KeyboardInterrupt
             any_measured = True
@@ -272,7 +272,7 @@ def validate(
 def _predict(
     folders: Sequence[Path], scenarios: Sequence[Scenario], requests: Sequence[Trace], memo: Memo, pool: Pool
 ) -> None:
-    """Replay the cells without a prediction."""
+    """Replay the cells that lack a prediction."""
     left = [i for i, folder in enumerate(folders) if not _is_whole(folder / "predicted")]
     replays = memo.rest(pool, _replayed, {str(n): (scenarios[i], requests[i]) for n, i in enumerate(left)})
     for i, (found, steps, moved) in zip(left, in_order(replays), strict=True):
@@ -286,7 +286,7 @@ def _about(moved: dict[str, Any] | None, _: object) -> dict[str, Any]:
 
 
 def _replayed(memo: Memo, cell: tuple[Scenario, Trace]) -> tuple[dict[str, Any], list[Steps], dict[str, Any] | None]:
-    """Runs anywhere in the pool: a cell's result without its policy, its steps, and how the spread moves its P90."""
+    """In any process: a result without policy, its steps, and how the spread moves p90."""
     scenario, requests = cell
     moved = moved_by_spread([scenario], requests, memo=memo)
     steps: list[Steps] = []
@@ -299,7 +299,7 @@ def _replayed(memo: Memo, cell: tuple[Scenario, Trace]) -> tuple[dict[str, Any],
 def _recorded(
     result: Result, steps: Sequence[Steps], _scenario: Scenario, _requests: Trace, append: Append | None, _: object
 ) -> tuple[Result, None]:
-    """Serve a scenario that was already replayed."""
+    """As if served: it was replayed already."""
     for columns, lists in steps:
         if append is not None:
             append(columns, lists)
@@ -307,7 +307,7 @@ def _recorded(
 
 
 def _ended(requests: Trace, measured: Run, policy: str) -> Trace:
-    """The requests with the answers that they were measured to have: only the weights know where an EOS is.
+    """Requests with their measured answers: only the weights know where an EOS is.
 
     Schedulers keep the original limit.
     """
@@ -329,7 +329,7 @@ def _pair(folder: Path, predicted: str, measured: str, allow_code: AllowedCode) 
 
 
 def _plan(out: Path) -> FileObject | None:
-    """The plan in a validation's folder; None in a new folder."""
+    """None in a new folder."""
     path = out / PLAN
     if not path.is_file():
         if out.is_dir() and any(out.iterdir()):
@@ -338,7 +338,7 @@ def _plan(out: Path) -> FileObject | None:
     keys = ("trace", "lengths", "profile", "seed", "commits", "eos", "capacities", "cells")
     found = read_json(path)
     if isinstance(found, dict):
-        found.setdefault("eos", False)  # older plans lack it
+        found.setdefault("eos", False)  # older plans
     return FileObject(str(path), "", found, keys)
 
 
@@ -351,7 +351,7 @@ def _cells(plan: FileObject) -> list[Cell]:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a whole run is there; an interrupted one is removed, to be run again."""
+    """An interrupted run is removed, to be run again."""
     if not folder.is_dir():
         return False
     if read_run(folder).info.get("interrupted"):

@@ -1,1 +1,1 @@
-"""Files and signals: reading users' files, output folders, atomic writes, locks, and Ctrl-C."""
+"""Files and signals: reading users' files, output folders, atomic writes, locks, Ctrl-C."""

@@ -10,7 +10,7 @@ UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def seconds_of(text: str) -> float:
-    """Seconds of `90`, `90s`, `5m` or `1.5h`; raises DsimError otherwise."""
+    """`90`, `90s`, `5m` or `1.5h`; else DsimError."""
     found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([smh]?)\s*", text)
     seconds = float(found[1]) * UNITS[found[2]] if found else math.nan
     if not 0 < seconds < math.inf:
@@ -19,7 +19,7 @@ def seconds_of(text: str) -> float:
 
 
 def words_of(seconds: float) -> str:
-    """Seconds in words: `45 s`, `12 min`, `3.5 h`."""
+    """`45 s`, `12 min`, `3.5 h`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

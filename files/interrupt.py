@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGHUP and a lost cluster: how they end a command, and what may finish first."""
+"""How Ctrl-C, SIGTERM, SIGHUP and a lost cluster end a command."""
 
 import _thread
 import signal
@@ -11,26 +11,26 @@ from typing import Any, NoReturn
 
 from ..engine.errors import MachineError
 
-INTERRUPTED = 130  # exit code after Ctrl-C, as in a shell
+INTERRUPTED = 130  # as in a shell
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 Handler = Callable[[int, FrameType | None], Any]
 
 
 class LostError(MachineError):
-    """A cluster that stopped answering; its client may crash the process at exit."""
+    """A silent cluster, whose client may crash the process at exit."""
 
 
 def end_interrupted() -> NoReturn:
-    """End the process as Ctrl-C does."""
+    """As Ctrl-C does."""
     print("Interrupted.", file=sys.stderr)
     sys.exit(INTERRUPTED)
 
 
 @contextmanager
 def as_ctrl_c() -> Iterator[None]:
-    """SIGTERM and SIGHUP act like Ctrl-C in this block; ignored signals stay ignored.
+    """SIGTERM and SIGHUP act like Ctrl-C; ignored signals stay ignored.
 
-    A signal during the import of a C++ library can surface as ImportError; it is raised as KeyboardInterrupt here.
+    An ImportError that a signal caused in a C++ library becomes KeyboardInterrupt.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -59,16 +59,16 @@ def as_ctrl_c() -> Iterator[None]:
 
 
 def _again(dropped: "sys.UnraisableHookArgs") -> None:
-    """Resend an interrupt that came where Python cannot raise, such as during the release of a module's lock."""
+    """Resend an interrupt from where Python cannot raise, as in a module lock's release."""
     if dropped.exc_type is KeyboardInterrupt:
-        threading.Timer(0.01, _thread.interrupt_main).start()  # later: in here it would be dropped again
+        threading.Timer(0.01, _thread.interrupt_main).start()  # at once it would be dropped again
     else:
         sys.__unraisablehook__(dropped)
 
 
 @contextmanager
 def asked_to_stop(tell: Callable[[], object]) -> Iterator[None]:
-    """The first signal only calls `tell`; the second acts as outside this context."""
+    """The first signal only calls `tell`; the second acts as outside."""
     before = _ours()
 
     def first(_signum: int, _frame: FrameType | None) -> None:
@@ -84,7 +84,7 @@ def asked_to_stop(tell: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay signals until the block ends, so that a write or rename is not cut short."""
+    """Delay signals, so that a write or rename is whole."""
     before = _ours()
     came: list[int] = []
     _install(before, lambda signum, _frame: came.append(signum))
@@ -97,9 +97,9 @@ def uninterrupted() -> Iterator[None]:
 
 
 def _ours() -> dict[int, Handler]:
-    """The signals with a Python handler in this thread; ignored and default ones are left alone.
+    """Signals with a Python handler in this thread.
 
-    So a worker that ignores Ctrl-C keeps ignoring it, and in a notebook SIGTERM still ends the process.
+    A worker that ignores Ctrl-C keeps ignoring it; in a notebook SIGTERM still ends the process.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}

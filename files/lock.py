@@ -1,4 +1,4 @@
-"""One writer per file or folder: a lock that ends with its process."""
+"""One writer a file or folder."""
 
 import os
 from pathlib import Path
@@ -7,12 +7,12 @@ from ..engine.errors import DsimError
 
 try:
     import fcntl
-except ImportError:  # not a POSIX system: no locks
+except ImportError:  # no POSIX: no locks
     fcntl = None  # type: ignore[assignment]
 
 
 class Lock:
-    """The kernel's lock on a file or folder: it ends with the process and leaves no file. DsimError if taken."""
+    """The kernel's lock: it ends with the process and leaves no file. DsimError if taken."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = -1
@@ -22,7 +22,7 @@ class Lock:
             raise DsimError(f"{path}: another dsim is writing there: wait for it, or choose another place")
 
     def close(self) -> None:
-        """Release the lock; a second call does nothing."""
+        """May be called twice."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -32,7 +32,7 @@ class Lock:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a running process holds the lock of this file or folder."""
+    """By a running process."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # does not wait for a pipe's writer
     except OSError:
@@ -50,6 +50,6 @@ def _take(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks
+    except OSError:  # no locks on this file system
         return True
     return True

@@ -2,7 +2,7 @@
 
 
 def free_memory() -> int:
-    """Bytes available before the system swaps or kills; very large if unknown."""
+    """Bytes before the system swaps or kills; very large if unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             found = dict(line.split(":", 1) for line in file)

@@ -1,4 +1,4 @@
-"""Output folders: check that dsim may write there, and replace its own folders without loss."""
+"""Output folders: check that dsim may write there, and replace its own without loss."""
 
 import os
 import shutil
@@ -16,22 +16,22 @@ from .lock import Lock, is_held
 from .read import described, fault, naming, read_json
 from .write import NEW, beside, check_parent, encoded, leftovers, sync, sync_folder, tell
 
-OLD = "dsim-old"  # `.NAME.dsim-old`: a folder being replaced
+OLD = "dsim-old"  # `.NAME.dsim-old`: being replaced
 SQLITE, APPLICATION = b"SQLite format 3\x00", 0x6473696D  # "dsim", in a store's header
-ASIDE = "dsim-aside"  # `.NAME.dsim-aside`: a folder to be replaced once the new one has a complete result
+ASIDE = "dsim-aside"  # `.NAME.dsim-aside`: replaced once the new one has a complete result
 
 
 @dataclass(frozen=True)
 class FolderKind:
-    what: str  # name in messages: "a run"
-    files: tuple[str, ...]  # names that it may hold; `*` is a wildcard
-    manifest: str  # file that identifies the folder
-    proves: Callable[[Mapping[str, Any]], bool]  # whether a JSON object is such a manifest
-    folders: tuple[str, ...] = ()  # names in `files` that are folders
-    kept: str | None = None  # the run's store of replays: identifies the folder before there is a manifest
+    what: str  # in messages: "a run"
+    files: tuple[str, ...]  # may hold; `*` is a wildcard
+    manifest: str  # identifies the folder
+    proves: Callable[[Mapping[str, Any]], bool]  # of a manifest's object
+    folders: tuple[str, ...] = ()  # those of `files`
+    kept: str | None = None  # the store of replays, which identifies a folder without a manifest
 
     def is_ours(self, folder: Path) -> bool:
-        """Whether dsim wrote the folder: it has the manifest, or a killed run's store."""
+        """By its manifest, or a killed run's store."""
         with suppress(DsimError):
             info = read_json(folder / self.manifest)
             if isinstance(info, dict):
@@ -40,22 +40,19 @@ class FolderKind:
 
 
 def has_keys(*keys: str) -> Callable[[Mapping[str, Any]], bool]:
-    """Identify a manifest without a schema by its keys."""
+    """For a manifest without a schema."""
     return lambda info: set(keys) <= set(info)
 
 
 def has_schema(schema: str) -> Callable[[Mapping[str, Any]], bool]:
-    """Identify a manifest by its schema."""
     return lambda info: info.get("schema") == schema
 
 
 def check_folder(folder: str | Path, kind: FolderKind, *, force: bool, add: bool = False) -> Path:
-    """An output folder's absolute path, if a run of this kind may write there; a DsimError says why not.
+    """The absolute path of an output folder; DsimError if this kind of run may not write there.
 
-    A new or empty folder is accepted. A folder of dsim may be replaced with `force`, or extended with `add`. Before the
-    check, a folder that a killed run set aside is restored, and temporary files of killed runs are removed, with a
-    message
-    for each.
+    New and empty folders are accepted; a folder of dsim may be replaced with `force`, extended with `add`. First, what
+    killed runs set aside is restored and their temporary files are removed, with a message each.
     """
     place = whole_path(folder)
     try:
@@ -90,16 +87,14 @@ def check_folder(folder: str | Path, kind: FolderKind, *, force: bool, add: bool
 
 
 def whole_path(folder: str | Path) -> Path:
-    """The absolute path without `..`; it stays the same when parents are created."""
+    """Without `..`; the same after parents are created."""
     return Path(os.path.normpath(Path(folder).absolute()))
 
 
 class Staged:
-    """A folder built under a temporary name, `path`, and renamed into place by `commit`.
+    """A folder built at a temporary `path` and renamed by `commit`; leaving the `with` block before removes it.
 
-    As a context manager it removes everything unless committed. A lock, held while it is open, tells it from the
-    leftovers
-    of a killed run.
+    While it is open, a lock tells it from a killed run's leftovers.
     """
 
     def __init__(self, folder: str | Path, kind: FolderKind, *, force: bool = False) -> None:
@@ -113,17 +108,16 @@ class Staged:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir()
             self._lock = Lock(self.path)
-        except BaseException as error:  # even on an interrupt: no caller can abort it yet
+        except BaseException as error:  # interrupts too: no caller can abort yet
             self.abort()
             if isinstance(error, OSError):
                 raise fault(folder, error) from None
             raise
 
     def commit(self, *, aside: bool = False) -> None:
-        """Move the folder into place. If the process is killed between the two renames, the next run restores the old
-        folder.
+        """Move into place; after a kill between the two renames the next run restores the old folder.
 
-        aside: keep the old folder until `OpenFolder.settle` removes it.
+        aside: keep the old folder until `OpenFolder.settle`.
         """
         with uninterrupted():
             self._commit(aside)
@@ -148,24 +142,24 @@ class Staged:
                 shutil.rmtree(old, ignore_errors=True)
 
     def abort(self) -> None:
-        """Remove the temporary folder; does nothing after a commit."""
+        """Does nothing after a commit."""
         if self._open:
             self._open = False
             shutil.rmtree(self.path, ignore_errors=True)
             for parent in self._made:
                 with suppress(OSError):
-                    parent.rmdir()  # fails if it is not empty
+                    parent.rmdir()  # not if there is something in it
         if self._lock is not None:
             self._lock.close()
 
     def keep(self) -> Lock:
-        """Hand over a committed folder's lock, to continue writing in it."""
+        """The lock, to go on writing in the committed folder."""
         assert self._lock is not None, "nothing was staged"
         lock, self._lock = self._lock, None
         return lock
 
     def __del__(self) -> None:
-        # An interrupt may come before a `with` statement holds the object.
+        # An interrupt may come before a `with` statement.
         if getattr(self, "_open", False):
             self.abort()
 
@@ -176,8 +170,7 @@ class Staged:
         self.abort()
 
     def _is_taken(self) -> bool:
-        """Whether something is in place, which may have appeared during the work; DsimError unless it may be
-        replaced."""
+        """Something is there, perhaps since; DsimError unless it may be replaced."""
         if not os.path.lexists(self.folder):
             return False
         held = sorted(os.listdir(self.folder)) if self.folder.is_dir() and not self.folder.is_symlink() else ["a file"]
@@ -194,7 +187,7 @@ class Staged:
 def write_folder(
     folder: str | Path, kind: FolderKind, files: Mapping[str, str | bytes], *, force: bool = False
 ) -> None:
-    """Write a folder of these files atomically."""
+    """Atomically."""
     with Staged(folder, kind, force=force) as staged:
         with naming(folder):
             for name, content in files.items():
@@ -203,10 +196,9 @@ def write_folder(
 
 
 class OpenFolder:
-    """An output folder that a run extends while it works, locked until closed.
+    """An output folder, locked while a run extends it.
 
-    With `force` it is new: the old folder is set aside until `settle`. If that never comes, `close` restores it, or the
-    next run if this one is killed.
+    With `force` the old one is set aside until `settle`; else `close`, or after a kill the next run, restores it.
     """
 
     def __init__(self, folder: str | Path, kind: FolderKind, *, force: bool = False) -> None:
@@ -229,26 +221,26 @@ class OpenFolder:
         return self._is_settled
 
     def settle(self) -> None:
-        """Remove the old folder, since the new one has complete results; a second call does nothing."""
+        """Remove the old folder: the new one has complete results. May be called twice."""
         if not self._is_settled:
             self._is_settled = True
             aside, old = _hidden(self._place, ASIDE), _hidden(self._place, OLD)
-            with suppress(OSError):  # the next run there removes it
-                os.rename(aside, old)  # a rename first: from now on it is not restored
+            with suppress(OSError):  # the next run removes it
+                os.rename(aside, old)  # from now on it is not restored
                 shutil.rmtree(old, ignore_errors=True)
 
     def close(self) -> None:
-        """Unlock the folder, and restore the old one unless settled."""
+        """Unlock; restore the old folder unless settled."""
         if not self._is_settled:
             self._is_settled = True
-            with uninterrupted(), suppress(OSError):  # the next run there restores it
+            with uninterrupted(), suppress(OSError):  # the next run restores it
                 if _is_folder(_hidden(self._place, ASIDE)):
                     _put_back(self._place, self._kind)
         self._lock.close()
 
 
 def hold_folder(folder: str | Path) -> Lock:
-    """Create and lock a folder, so that no other dsim writes to it."""
+    """Create and lock."""
     if os.path.islink(folder):
         raise DsimError(f"{folder}: is a symbolic link, expected a folder to write to")
     try:
@@ -261,10 +253,10 @@ def hold_folder(folder: str | Path) -> Lock:
 
 
 def _recover(place: Path, kind: FolderKind) -> None:
-    """Restore or remove what killed runs left next to a folder."""
+    """Restore or remove killed runs' leftovers."""
     old = _hidden(place, OLD)
     if _is_folder(old):
-        if os.path.lexists(place):  # the new folder is in place
+        if os.path.lexists(place):  # the new one is in place
             shutil.rmtree(old, ignore_errors=True)
             tell(f"Removed {old}, which a run that was killed left behind")
         else:
@@ -279,7 +271,7 @@ def _recover(place: Path, kind: FolderKind) -> None:
 
 
 def _put_back(place: Path, kind: FolderKind) -> bool:
-    """Restore a folder that was set aside, unless the new one has a complete or foreign file."""
+    """Restore a set-aside folder, unless the new one has a complete or foreign file."""
     if _is_folder(place) and all(_is_part(entry) or _may_hold(entry, kind) for entry in place.iterdir()):
         shutil.rmtree(place)
     if os.path.lexists(place):
@@ -293,7 +285,7 @@ def _hidden(place: Path, what: str) -> Path:
 
 
 def _is_part(path: Path) -> bool:
-    """Whether a file's name is that of an unfinished file."""
+    """The name of an unfinished file."""
     return path.name.startswith(".") and f".{NEW}." in path.name
 
 
@@ -302,7 +294,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _may_hold(path: Path, kind: FolderKind) -> bool:
-    """Whether a folder of this kind may hold the path, as a plain file or one of its folders."""
+    """As a plain file, or one of its folders."""
     mode = os.lstat(path).st_mode
     if not any(fnmatchcase(path.name, name) for name in kind.files):
         return False
@@ -310,7 +302,7 @@ def _may_hold(path: Path, kind: FolderKind) -> bool:
 
 
 def is_store(path: Path) -> bool:
-    """Whether a file is empty or, by its SQLite header, a store of dsim's replays."""
+    """Empty, or by its SQLite header a store of dsim."""
     try:
         with path.open("rb") as file:
             header = file.read(100)
@@ -320,7 +312,7 @@ def is_store(path: Path) -> bool:
 
 
 def _first_new(path: Path) -> Path:
-    """The highest of a path and its parents that does not exist."""
+    """The highest missing one of a path and its parents."""
     while not os.path.lexists(path.parent):
         path = path.parent
     return path

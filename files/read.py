@@ -1,4 +1,4 @@
-"""Read user files: bounded, never from a device, with one-line errors."""
+"""Read users' files: bounded, never from a device, one-line errors."""
 
 import csv
 import difflib
@@ -16,24 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import SHOWN, DsimError, MachineError
-from ..engine.errors import cut as cut  # with the others that show a value
+from ..engine.errors import cut as cut
 from ..engine.errors import quoted as quoted
 from ..engine.toml import DEEPEST, TOO_DEEP, toml_of
 
-MOST = 2 << 30  # bytes, of a trace, log or journal
-MOST_OF_SETTINGS = 64 << 20  # bytes, of a profile, manifest or TOML file
+MOST = 2 << 30  # bytes of a trace, log or journal
+MOST_OF_SETTINGS = 64 << 20  # bytes of a profile, manifest or TOML file
 # User errors: another path fixes them. All others are system errors.
 OF_THE_PATH = {
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
     errno.ENAMETOOLONG, errno.EINVAL, errno.EEXIST, errno.ENXIO, errno.ENODEV,
 }  # fmt: skip
-STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # pipes opened by a shell
+STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # a shell's pipes
 
 ErrorType = type[DsimError]
 
 
 def read_bytes(path: str | Path, *, most: int = MOST, kind: ErrorType = DsimError) -> bytes:
-    """The bytes of a file or a shell's pipe; raises DsimError for other things and above `most` bytes."""
+    """Of a file or a shell's pipe; DsimError for other things and above `most` bytes."""
     try:
         with open(_checked(path, kind), "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -48,7 +48,7 @@ def read_bytes(path: str | Path, *, most: int = MOST, kind: ErrorType = DsimErro
 
 
 def read_text(path: str | Path, *, most: int = MOST_OF_SETTINGS, kind: ErrorType = DsimError) -> str:
-    """A file's text without byte-order mark."""
+    """Without byte-order mark."""
     data = read_bytes(path, most=most, kind=kind)
     try:
         return data.decode("utf-8-sig")
@@ -57,13 +57,13 @@ def read_text(path: str | Path, *, most: int = MOST_OF_SETTINGS, kind: ErrorType
 
 
 def json_of(text: str | bytes | bytearray, **how: Any) -> Any:
-    """The value of a JSON text, with json.loads's options; raises ValueError if invalid or nested beyond DEEPEST."""
+    """json.loads with its options; ValueError if invalid or nested beyond DEEPEST."""
     try:
         value = json.loads(text, **how)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     opened = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
-    if opened > DEEPEST:  # rare: most texts need no check of every value
+    if opened > DEEPEST:  # rare
         _check_depth(value)
     return value
 
@@ -85,7 +85,7 @@ def read_json(path: str | Path, *, kind: ErrorType = DsimError) -> Any:
 
 
 def strict_json(path: str | Path, text: str, *, kind: ErrorType = DsimError) -> Any:
-    """The value of a file's JSON text; NaN, infinities and duplicate keys are errors."""
+    """NaN, infinities and duplicate keys are errors."""
     with parsing(path, "JSON", kind):
         return json_of(text, parse_constant=_no_constant, object_pairs_hook=_unique_keys)
 
@@ -111,7 +111,7 @@ def read_toml(path: str | Path, *, kind: ErrorType = DsimError) -> dict[str, Any
 def read_csv(
     path: str | Path, wanted: Iterable[str], *, kind: ErrorType = DsimError
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each row of a CSV file: its place FILE:LINE and its cells by column; raises an error if a column is missing."""
+    """Rows as FILE:LINE and cells by column; DsimError if a column is missing."""
     text = read_text(path, kind=kind)
     with parsing(path, "CSV", kind):
         reader = csv.DictReader(io.StringIO(text))
@@ -122,18 +122,18 @@ def read_csv(
         yield f"{path}:{line}", {name: uncovered(row[name] or "") for name in head}
 
 
-# First characters of a spreadsheet formula, and the prefix that turns such a cell into text.
+# Beginnings of a spreadsheet's formula, and what makes such a cell text.
 FORMULA, COVER = ("=", "+", "-", "@", "\t", "\r"), "'"
 
 
 def uncovered(cell: str) -> str:
-    """A CSV cell without the apostrophe that keeps a spreadsheet from running it."""
+    """Without the apostrophe that keeps a spreadsheet from running the cell."""
     is_covered = cell.startswith(COVER) and cell.lstrip(COVER).startswith(FORMULA)
     return cell.removeprefix(COVER) if is_covered else cell
 
 
 def read_lines(path: str | Path, *, most: int = MOST, kind: ErrorType = DsimError) -> Iterator[tuple[int, str]]:
-    """The lines of a text file, one at a time, numbered from 1; a line's length is limited."""
+    """Numbered from 1; the length of a line is limited."""
     with naming(path, "read", kind), open(_checked(path, kind), "rb") as file:
         read = number = 0
         while line := file.readline(MOST_OF_SETTINGS + 1):
@@ -148,7 +148,7 @@ def read_lines(path: str | Path, *, most: int = MOST, kind: ErrorType = DsimErro
 
 @contextmanager
 def parsing(where: object, what: str, kind: ErrorType = DsimError) -> Iterator[None]:
-    """Turn any error of a third-party parser into a one-line error that names the place."""
+    """A parser's errors become one line that names the place."""
     try:
         yield
     except DsimError:
@@ -163,13 +163,13 @@ def parsing(where: object, what: str, kind: ErrorType = DsimError) -> Iterator[N
 
 
 def cut_words(text: str, most: int = 200) -> str:
-    """A message on one line, with the middle of words longer than `most` removed."""
+    """On one line, without the middle of words longer than `most`."""
     words = (w if len(w) <= most else f"{w[: SHOWN // 2]}...{w[-SHOWN // 2 :]}" for w in text.split())
     return " ".join(words)
 
 
 def float_of(text: str) -> float:
-    """The number in a text; NaN if there is none."""
+    """NaN if the text is no number."""
     try:
         return float(text)
     except ValueError:
@@ -177,21 +177,21 @@ def float_of(text: str) -> float:
 
 
 def shown(value: object) -> str:
-    """A JSON value for a message."""
+    """For messages."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     return cut(json.dumps(value, ensure_ascii=True, default=str))
 
 
 def did_you_mean(name: str, known: Iterable[str], *, any_case: bool = False) -> str:
-    """A hint at a similar known name, or "". any_case: ignore case."""
+    """A hint at the nearest name, or ""."""
     names = {(one.lower() if any_case else one): one for one in known}
     close = difflib.get_close_matches(name.lower() if any_case else name, names, n=1)
     return f" (did you mean {names[close[0]]}?)" if close else ""
 
 
 def printable(name: str) -> str:
-    """A file's name as text; bytes that are not UTF-8 and lone surrogates become backslash escapes."""
+    """Bytes that are not UTF-8 and lone surrogates become escapes."""
     try:
         return os.fsencode(name).decode("utf-8", "backslashreplace")
     except UnicodeEncodeError:
@@ -199,14 +199,14 @@ def printable(name: str) -> str:
 
 
 def fault(path: object, error: OSError, doing: str = "written", kind: ErrorType = DsimError) -> DsimError:
-    """The error for an OSError about a path: a user error if another path fixes it, else a MachineError."""
+    """DsimError if another path fixes it, else MachineError."""
     line = f"{path}: cannot be {doing}: {error.strerror or error}"
     return kind(line) if error.errno in OF_THE_PATH else MachineError(line)
 
 
 @contextmanager
 def naming(path: object, doing: str = "written", kind: ErrorType = DsimError) -> Iterator[None]:
-    """Turn an OSError into the one-line error of `fault`."""
+    """An OSError becomes `fault`'s line."""
     try:
         yield
     except OSError as error:
@@ -214,7 +214,6 @@ def naming(path: object, doing: str = "written", kind: ErrorType = DsimError) ->
 
 
 def described(mode: int) -> str:
-    """The kind of file by its mode."""
     kinds = {
         stat.S_ISDIR: "a directory", stat.S_ISLNK: "a symbolic link", stat.S_ISFIFO: "a pipe",
         stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device",
@@ -223,7 +222,7 @@ def described(mode: int) -> str:
 
 
 def _checked(path: str | Path, kind: ErrorType) -> str | Path:
-    """The path, if it is a file or a shell's pipe: reading a device or another pipe may never end."""
+    """A file or a shell's pipe: a device or another pipe may never end."""
     if "\0" in str(path):
         raise kind(f"{cut(repr(str(path)))}: cannot be read: no file's name holds a null byte")
     try:

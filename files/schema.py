@@ -1,4 +1,4 @@
-"""Read users' JSON or TOML: values are checked; an error names file, key and both values."""
+"""Read users' JSON or TOML with checks; errors name file, key and both values."""
 
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +18,8 @@ Bounds = Range | Choice | None
 class FileObject:
     """An object in a file, or a TOML table.
 
-    keys: required keys; None: any. optional: other allowed keys, with their defaults. A number without a range is at
-    least
-    0. loose: unknown keys are allowed, fields with a default may be absent, numbers may be negative, and null is a
-       number
-    (JSON has no NaN).
+    keys: required; None: any. optional: others, with defaults. A number without a range is at least 0. loose: unknown
+    keys, missing fields with defaults, negative numbers, and null as a number (JSON has no NaN) are allowed.
     """
 
     def __init__(
@@ -30,7 +27,7 @@ class FileObject:
         optional: Mapping[str, object] | None = None, error: type[DsimError] = DsimError, loose: bool = False,
     ) -> None:  # fmt: skip
         self.path, self.name, self._error, self._loose = path, name, error, loose
-        if not isinstance(value, dict | Mapping):  # the check for dict is faster
+        if not isinstance(value, dict | Mapping):  # the dict check is faster
             raise error(f"{path}: {name or 'the file'} is {shown(value)}, expected an object")
         self.values: dict[str, Any] = {**(optional or {}), **value}
         known = dict.fromkeys((*(keys or ()), *(optional or ())))
@@ -66,23 +63,23 @@ class FileObject:
         return [self._section(f"{key}[{i}]", value, keys) for i, value in enumerate(self.items(key))]
 
     def first(self, *keys: str) -> str:
-        """The first of these keys that has a value; the first key if none has."""
+        """The first key with a value, else the first."""
         return next((key for key in keys if self.values.get(key) is not None), keys[0])
 
     def is_null(self, key: str) -> bool:
         return self.values[key] is None
 
     def get(self, key: str, hint: Any, bounds: Bounds = None) -> Any:
-        """The value of a key as a type: a plain value, a dataclass, or a list, tuple or dictionary of them."""
+        """As a type: plain, a dataclass, or a list, tuple or dictionary of them."""
         return self._as(key, self.values.get(key), hint, bounds)
 
     def read(self, kind: type[T], **known: Any) -> T:
-        """A dataclass; each field is checked by its type and declared Range or Choice. known: fields already read."""
+        """A dataclass, checked by types and declared Range or Choice. known: fields already read."""
         hints = _hints(cast(Any, kind))
         return kind(**{name: known[name] if name in known else self.get(name, hints[name]) for name in names(kind)})
 
     def check(self, kind: Any) -> None:
-        """Check a dataclass's fields or a TypedDict's keys; only a dataclass's fields without default are required."""
+        """A dataclass's fields, required without a default, or a TypedDict's keys."""
         needed = [f.name for f in fields(kind) if f.default is MISSING] if is_dataclass(kind) else []
         for name in needed:
             if name not in self.values:
@@ -122,7 +119,7 @@ class FileObject:
         return self._plain(key, value, hint, bounds)
 
     def _plain_items(self, items: Sequence[Any], hint: Any, bounds: Bounds) -> list[Any] | None:
-        """The items as one plain type, fast; None if an item needs the slow path (and perhaps an error)."""
+        """As one plain type, fast; None if the slow path must decide."""
         _, arguments, declared = _shape(hint)
         kind, bounds = (arguments[0], declared) if declared else (hint, bounds)
         if kind not in WORDS or self._loose:
@@ -135,7 +132,7 @@ class FileObject:
             return None
 
     def _as_any(self, key: str, value: object, hints: tuple[Any, ...], bounds: Bounds) -> Any:
-        """The value as the first type that fits."""
+        """The first type that fits."""
         kinds = [hint for hint in hints if hint is not NoneType]
         if value is None and len(kinds) < len(hints):
             return None
@@ -179,7 +176,7 @@ def names(of: Any) -> tuple[str, ...]:
 
 @cache
 def _shape(hint: Any) -> tuple[Any, tuple[Any, ...], Bounds]:
-    """A type's origin and arguments, and the Range or Choice of an Annotated one."""
+    """Origin, arguments, and an Annotated type's Range or Choice."""
     declared = (extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Range | Choice))
     return get_origin(hint), get_args(hint), next(declared, None)
 

@@ -1,4 +1,4 @@
-"""Atomic writes: a file is written next to its place, synced, then renamed."""
+"""Atomic writes: next to the place, synced, renamed."""
 
 import csv
 import io
@@ -17,22 +17,21 @@ from ..engine.errors import DsimError
 from .lock import Lock, is_held
 from .read import COVER, FORMULA, described, fault, float_of, naming
 
-NEW = "dsim-new"  # part of an unfinished file's hidden name, `.NAME.dsim-new.RANDOM`
+NEW = "dsim-new"  # in an unfinished file's hidden name, `.NAME.dsim-new.RANDOM`
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Write or replace a file atomically."""
     with writing(path) as file:
         file.write(encoded(content))
 
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[BinaryIO]:
-    """A file that takes its name if the block succeeds, and is removed otherwise."""
+    """Named if the block succeeds, else removed."""
     path = Path(path)
     part = beside(path)
     with naming(path):
-        try:  # before the file exists: an interrupt may come during its creation
+        try:  # an interrupt may come during its creation
             with part.open("xb") as file:
                 lock = Lock(part)
                 yield file
@@ -46,7 +45,7 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def json_text(value: object, indent: str = "") -> str:
-    """JSON for people and diffs: a key per line, a list of plain values on one line."""
+    """For people and diffs: a key a line, a list of plain values on one."""
     deeper = indent + "  "
     if isinstance(value, dict) and value:
         lines = [f"{deeper}{json.dumps(key)}: {json_text(item, deeper)}" for key, item in value.items()]
@@ -57,14 +56,14 @@ def json_text(value: object, indent: str = "") -> str:
 
 
 def csv_of(rows: Iterable[Iterable[Any]]) -> str:
-    """Rows, including the head, as CSV. `files.read.uncovered` reads a cell back.
+    """Rows with the head, as CSV; `files.read.uncovered` reads a cell back.
 
-    A spreadsheet runs cells that begin with one of FORMULA, so such text cells get an apostrophe; numbers do not.
+    Texts that a spreadsheet would run (FORMULA) get an apostrophe; numbers do not.
     """
     lines = []
     for row in rows:
         line = io.StringIO(newline="")
-        csv.writer(line).writerow(map(_covered, row))  # its default line ends make it quote a carriage return, too
+        csv.writer(line).writerow(map(_covered, row))  # default line ends make it quote a carriage return
         lines.append(line.getvalue().removesuffix("\r\n"))
     return "".join(f"{line}\n" for line in lines)
 
@@ -76,9 +75,9 @@ def _covered(value: Any) -> Any:
 
 
 def check_file(path: str | Path, *, force: bool) -> Path:
-    """Check in advance that a file may be written; a DsimError says why not.
+    """DsimError if a file may not be written.
 
-    Leftovers of killed runs are removed. Symbolic links and devices are refused.
+    Killed runs' leftovers are removed. Symbolic links and devices are refused.
     """
     path = Path(path)
     try:
@@ -99,7 +98,7 @@ def check_file(path: str | Path, *, force: bool) -> Path:
 
 
 def check_parent(path: Path) -> None:
-    """Raise DsimError unless a new file may be created in the path's folder."""
+    """DsimError unless the folder takes a new file."""
     try:
         if not stat.S_ISDIR(os.stat(path.parent).st_mode):
             raise NotADirectoryError(20, "Not a directory")
@@ -110,13 +109,13 @@ def check_parent(path: Path) -> None:
 
 
 def beside(path: Path) -> Path:
-    """A unique hidden name next to a path, for its replacement."""
-    # File systems allow names of at most 255 bytes.
+    """A unique hidden name for a replacement."""
+    # Names have at most 255 bytes.
     return path.with_name(f".{_stem(path)}.{NEW}.{secrets.token_hex(4)}")
 
 
 def leftovers(path: Path) -> list[Path]:
-    """Hidden files next to a path that were being written, finished or not."""
+    """Hidden files being written, finished or not."""
     prefix = f".{_stem(path)}.{NEW}."
     with suppress(OSError):
         return sorted(entry for entry in path.parent.iterdir() if entry.name.startswith(prefix))
@@ -124,7 +123,7 @@ def leftovers(path: Path) -> list[Path]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove the leftovers of killed runs and print their names; a running process's files stay."""
+    """Of killed runs, with a message each."""
     for entry in leftovers(path):
         if not entry.is_symlink() and entry.is_file() and not is_held(entry):
             with suppress(OSError):
@@ -133,24 +132,24 @@ def remove_leftovers(path: Path) -> None:
 
 
 def tell(line: str) -> None:
-    """Print a line to standard error, if that is open."""
+    """To standard error, if open."""
     with suppress(OSError, ValueError):
         print(line, file=sys.stderr)
 
 
 def encoded(content: str | bytes) -> bytes:
-    """Text as UTF-8; lone surrogates, as in some file names, become escapes."""
+    """Lone surrogates, as in file names, become escapes."""
     return content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
 
 
 def reserve(file: BinaryIO, size: int) -> None:
-    """Allocate disk space for a file's first `size` bytes; raises OSError if there is none."""
+    """Allocate the first `size` bytes on disk; OSError if full."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, size)
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync a folder's names to disk, if the system supports it."""
+    """If the system supports it."""
     with suppress(OSError):
         sync(folder)
 

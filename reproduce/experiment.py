@@ -1,4 +1,4 @@
-"""An experiment: a published figure or table as a checked TOML file. docs/reproduce.md lists its keys."""
+"""An experiment: a published figure or table as a checked TOML file (docs/reproduce.md)."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from .memory import RUNS
 SHIPPED = Path(__file__).parent / "experiments"
 TEXTS = ("title", "system", "citation", "conditions", "axis")
 OPTIONAL = {"seeds": 1, "measures": [], "base": {}, "over": {}, "machine": {}, "series": []}
-# Keys of a series with their defaults; its other keys are the scenario's.
+# Keys of a series with defaults; others are the scenario's.
 SERIES: dict[str, Any] = {
     "name": "", "over": {}, "machine": {}, "measures": [], "published": {}, "calibrated": [], "at_least": [], "why": "",
 }  # fmt: skip
@@ -32,27 +32,27 @@ AT_LEAST = "predicted over a published lower bound"
 
 @dataclass(frozen=True)
 class PlacedRun:
-    """One point of a series: a scenario on a machine, or a memory calculation."""
+    """A point of a series: a replay, or a memory calculation."""
 
-    at: str  # position on the axis, as text
+    at: str  # on the axis
     scenario: OnMachine
-    memory: str | None  # the code, one of memory.RUNS; None: replay the scenario
+    memory: str | None  # of memory.RUNS; None: replay the scenario
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line of a figure or a row of a table."""
+    """A line of a figure, or a row of a table."""
 
     name: str
     runs: tuple[PlacedRun, ...]
     measures: tuple[str, ...]
     published: Mapping[str, Mapping[str, float]]  # by measure and position
-    calibrated: tuple[str, ...]  # measures whose published values were used to calibrate a constant of dsim
-    at_least: tuple[str, ...]  # measures with lower bounds as published values
-    why: str  # the constants, and other differences of this series
+    calibrated: tuple[str, ...]  # measures whose published values calibrated a constant of dsim
+    at_least: tuple[str, ...]  # measures published as lower bounds
+    why: str  # constants and other differences
 
     def status(self, measure: str, published: float | None) -> str:
-        """How to read the error of a prediction against a published value."""
+        """How to read a prediction's error."""
         if published is None:
             return UNPUBLISHED
         if measure in self.calibrated:
@@ -62,8 +62,6 @@ class Series:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A published figure or table."""
-
     name: str
     title: str
     system: str
@@ -75,12 +73,11 @@ class Experiment:
 
 
 def shipped() -> dict[str, Path]:
-    """The experiments that dsim ships, by name."""
     return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
 
 
 def read(name: str, allow_code: AllowedCode = NO_CODE) -> Experiment:
-    """The shipped experiment of that name, or the one in that file. allow_code: code files for its policies."""
+    """Shipped, or a file. allow_code: files that its policies may name."""
     path = Path(name)
     if not os.path.isfile(path):
         held = shipped()
@@ -135,7 +132,7 @@ def _both(given: FileObject, table: FileObject, key: str) -> dict[str, Any]:
 
 
 def _points(where: str, axis: str, over: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The positions on the axis with their fields: item i of every list in [over]."""
+    """Axis positions with their fields: item i of every list in [over]."""
     for field, values in over.items():
         if not isinstance(values, list) or not values:
             raise DsimError(f"{where}: over.{cut(field)} is {shown(values)}, expected a list of values")
@@ -159,7 +156,7 @@ def _run(
     of_machine = dict(machine)
     if "profile" in fields:
         of_machine["profile"] = fields["profile"]
-    # `machine.` fields may also vary along the axis.
+    # `machine.` fields may vary along the axis too.
     prefix = "machine."
     of_machine |= {key.removeprefix(prefix): value for key, value in fields.items() if key.startswith(prefix)}
     described = Machine.read(given.path, of_machine)

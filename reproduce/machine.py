@@ -1,4 +1,4 @@
-"""The machine of an experiment: a profile, or the roofline of a GPU and a model, with changes."""
+"""An experiment's machine: a profile, or the roofline of a GPU and a model, with changes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -18,19 +18,19 @@ NUMBERS = {name: None for name, hint in get_type_hints(LatencyModel).items() if 
 
 @dataclass(frozen=True)
 class Machine:
-    """A profile's name or file, or the roofline of a GPU and a model; `latency` replaces some coefficients."""
+    """A profile, or a GPU and a model; `latency` replaces coefficients."""
 
     profile: str = DEFAULT
     gpu: str | None = None
     model: str | None = None
     tp: int = 1
     graphs: bool = True
-    context_limit: int | None = None  # tokens, if different from the model's
+    context_limit: int | None = None  # tokens, if not the model's
     latency: tuple[tuple[str, float], ...] = ()
 
     @classmethod
     def read(cls, where: str, given: Mapping[str, Any]) -> "Machine":
-        """The machine of a TOML table; a DsimError names a wrong value."""
+        """Of a TOML table; DsimError names a wrong value."""
         optional = {field.name: field.default for field in fields(cls)} | {"latency": {}}
         table = FileObject(where, "machine", given, (), optional=optional)
         if ("gpu" in given) != ("model" in given):
@@ -40,7 +40,7 @@ class Machine:
         return table.read(cls, latency=tuple(changed.items()))
 
     def made(self, implementation: str) -> Profile:
-        """The profile, with the costs of `implementation` if it has them."""
+        """With the costs of `implementation` if it has them."""
         if self.gpu is not None and self.model is not None:
             found = roofline(gpu(self.gpu), model(self.model), self.tp, self.graphs)
         else:
@@ -53,7 +53,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class OnMachine(Scenario):
-    """A scenario whose profile comes from a machine."""
+    """Its profile comes from a machine."""
 
     machine: Machine = Machine()
 

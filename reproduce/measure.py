@@ -1,4 +1,4 @@
-"""Compared measures: a summary's numbers, some others, and ratios."""
+"""Compared measures: a summary's numbers, some others, ratios."""
 
 import typing
 from collections.abc import Callable, Sequence
@@ -11,14 +11,14 @@ from ..files.read import cut, quoted
 from ..results.metrics import METRICS, Summary
 from ..sim.twin import Result
 
-OVER = " / "  # `output_throughput / AR`: a measure relative to another series'
+OVER = " / "  # `output_throughput / AR`: over another series'
 
 
 @dataclass(frozen=True)
 class OwnMeasure:
     unit: str
     formula: str
-    of: Callable[[Result], float] | None  # None: not from a replay
+    of: Callable[[Result], float] | None  # None: not of a replay
 
 
 MEASURES: dict[str, OwnMeasure] = {
@@ -35,7 +35,7 @@ MEASURES: dict[str, OwnMeasure] = {
 
 
 def known_measure(where: str, measure: str, series: Sequence[str]) -> None:
-    """Raise DsimError unless it is a measure, or a ratio to another series'."""
+    """DsimError unless it is a measure, or a ratio to another series'."""
     name, over, other = measure.partition(OVER)
     if over and other not in series:
         raise DsimError(
@@ -46,7 +46,7 @@ def known_measure(where: str, measure: str, series: Sequence[str]) -> None:
 
 
 def unit_of(measure: str) -> str:
-    """Its unit; "times" for a ratio."""
+    """ "times" for a ratio."""
     if OVER in measure:
         return "times"
     if measure in MEASURES:
@@ -56,7 +56,7 @@ def unit_of(measure: str) -> str:
 
 
 def of_run(measure: str, summary: Summary, result: Result) -> float:
-    """A measure of a replay; ratios are computed elsewhere."""
+    """Not for ratios."""
     own = MEASURES.get(measure)
     if own is not None and own.of is not None:
         return own.of(result)

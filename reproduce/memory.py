@@ -1,7 +1,7 @@
-"""Peak device memory of public research codes, from the tensors each keeps alive at once (batch 1, bf16).
+"""Peak device memory of public research codes, from the tensors alive at once (batch 1, bf16).
 
-Copies of logits and cached features: counted in the codes and from Sparse-dLLM's Table 1; MaskKV's activations per
-token: the slope of its Fig. 4. A serving engine's memory is its pool of pages (MemoryModel).
+Copies of logits and cached features are counted in the codes and from Sparse-dLLM's Table 1; MaskKV's activations a
+token are the slope of its Fig. 4.
 """
 
 from collections.abc import Callable
@@ -11,23 +11,23 @@ from ..profiler.models import BYTES, ModelShape
 from ..profiler.profile import gb
 
 GIB = 2**30
-LOGIT_COPIES = 3  # LLaDA's loop: new logits, previous logits, softmax
-FLOAT64 = 8  # bytes: Fast-dLLM casts the logits to float64 and also keeps their softmax
+LOGIT_COPIES = 3  # LLaDA's loop: new, previous, softmax
+FLOAT64 = 8  # bytes: Fast-dLLM casts logits to float64 and keeps their softmax
 CACHE_COPIES, CACHE_BYTES = 2, 12  # dLLM-Cache: bf16 logits of all rows, three fp32 copies of the response's
 LOGITS, KEYS, OUTPUTS = "logits", "keys and values", "cached outputs"
-MASKKV_ACTIVATIONS = 0.25 * 2**20  # bytes per prompt token (MaskKV, Fig. 4)
+MASKKV_ACTIVATIONS = 0.25 * 2**20  # bytes a prompt token (MaskKV, Fig. 4)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers that determine one request's memory."""
+    """What decides a request's memory."""
 
     model: ModelShape
     prompt: int  # tokens
     output: int
     block: int
-    retention: float = 0.5  # share kept of the other tokens' keys (Sparse-dLLM)
-    budget: int = 256  # keys kept per head (MaskKV)
+    retention: float = 0.5  # of the other tokens' keys (Sparse-dLLM)
+    budget: int = 256  # keys a head (MaskKV)
 
     @property
     def tokens(self) -> int:
@@ -37,11 +37,10 @@ class Sizes:
         return rows * self.model.vocab * per_value
 
     def keys(self, tokens: float) -> float:
-        """Bytes of keys and values."""
         return tokens * self.model.kv_bytes_per_token
 
     def outputs(self, tokens: int) -> int:
-        """Bytes of cached outputs of attention and feed-forward."""
+        """Bytes: of attention and feed-forward."""
         return 2 * self.model.layers * tokens * self.model.hidden * BYTES
 
 
@@ -49,17 +48,17 @@ Held = dict[str, float]  # bytes by tensor
 
 
 def held(run: str, sizes: Sizes) -> Held:
-    """Bytes by tensor at a request's peak under one of RUNS; weights come first."""
+    """By tensor, weights first, under one of RUNS."""
     return {"weights": sizes.model.weight_bytes, **RUNS[run](sizes)}
 
 
 def peak(run: str, sizes: Sizes) -> float:
-    """Peak bytes of a request under one of RUNS, with weights."""
+    """In bytes, with weights."""
     return sum(held(run, sizes).values())
 
 
 def shortage(run: str, sizes: Sizes, capacity: int) -> str | None:
-    """Why a request under one of RUNS exceeds `capacity` bytes, and with which tensor; None if it fits."""
+    """Which tensor exceeds `capacity` bytes; None: it fits."""
     found = held(run, sizes)
     more = sum(found.values()) - capacity
     if more <= 0:
@@ -87,29 +86,28 @@ def _cache(s: Sizes) -> Held:
 
 
 def _long_cache(s: Sizes) -> Held:
-    """dLLM-Cache in MaskKV's harness, with prompts long enough for activations to matter."""
+    """dLLM-Cache in MaskKV's harness; its prompts are long enough for activations to matter."""
     logits = CACHE_COPIES * s.logits(s.tokens)
     own = {LOGITS: logits, KEYS: s.keys(s.tokens), OUTPUTS: s.outputs(s.tokens)}
     return own | {"activations": MASKKV_ACTIVATIONS * s.prompt}
 
 
 def _masks_only(s: Sizes) -> Held:
-    """The LM head on masks only."""
+    """The LM head on masks."""
     return _long_cache(s) | {LOGITS: CACHE_COPIES * s.logits(s.output)}
 
 
 def _no_prompt_outputs(s: Sizes) -> Held:
-    """In addition, no outputs kept of the prompt."""
+    """And no outputs of the prompt."""
     return _masks_only(s) | {OUTPUTS: s.outputs(s.output)}
 
 
 def _offline(s: Sizes) -> Held:
-    """In addition, keys evicted layer by layer while the prompt is read: one layer at a time holds all keys."""
+    """And keys evicted by layer while the prompt is read: one layer holds all keys."""
     kept = s.keys(min(s.budget, s.prompt)) + s.keys(s.prompt) / s.model.layers
     return _no_prompt_outputs(s) | {KEYS: s.keys(s.output) + kept}
 
 
-# By code.
 RUNS: dict[str, Callable[[Sizes], Held]] = {
     "vanilla": _vanilla,
     "sparse-dllm": _sparse,

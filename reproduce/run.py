@@ -1,4 +1,4 @@
-"""Run experiments point by point, resumably, and list values next to the published ones."""
+"""Run experiments point by point, resumably, next to published values."""
 
 import json
 import math
@@ -32,7 +32,7 @@ from .memory import GIB, Sizes, peak, shortage
 
 SCHEMA, VERSION = "dsim-reproduce", 1
 FILES = ("reproduce.json", STORE, "results.csv", "report.html")
-OLD = "cells.jsonl"  # of dsim 0.1: such a folder can be replaced but not resumed
+OLD = "cells.jsonl"  # of dsim 0.1: can be replaced, not continued
 FOLDER = FolderKind(
     "reproduced experiments", (*FILES, *STORE_FILES, OLD), "reproduce.json", has_schema(SCHEMA), kept=STORE
 )  # fmt: skip
@@ -44,7 +44,7 @@ CAPACITY_REPLICATIONS = 3
 
 @dataclass(frozen=True)
 class ResultRow:
-    """One value: published, predicted, and how far to trust it."""
+    """A value: published, predicted, and how far to trust it."""
 
     experiment: str
     series: str
@@ -52,17 +52,17 @@ class ResultRow:
     measure: str
     unit: str
     published: float | None
-    predicted: float | None  # None: the run failed
-    half: float | None  # half-width of the 95 % interval over seeds; None for one seed
+    predicted: float | None  # None: it failed
+    half: float | None  # of the 95 % interval over seeds; None: one seed
     status: str
-    note: str  # the constants used, or why there is no prediction
-    recorded: float | None  # a prediction made before the published value was known
-    recorded_on: str  # date and commit of that prediction
-    shortage: str | None = None  # why peak memory exceeds the device's, and with which tensor
+    note: str  # constants, or why there is no prediction
+    recorded: float | None  # a prediction before the published value was known
+    recorded_on: str  # its date and commit
+    shortage: str | None = None  # the tensor that exceeds the device's memory
 
     @property
     def error(self) -> float | None:
-        """Predicted / published - 1; None without either, or if a published lower bound is met."""
+        """Predicted / published - 1; None without either, or if a lower bound is met."""
         if not self.published or self.predicted is None:
             return None
         error = self.predicted / self.published - 1.0
@@ -71,7 +71,7 @@ class ResultRow:
 
 @dataclass(frozen=True)
 class Reproduced:
-    """The results of experiments; partial after an interrupt."""
+    """Partial after an interrupt."""
 
     experiments: tuple[Experiment, ...]
     rows: tuple[ResultRow, ...]
@@ -83,7 +83,7 @@ class Reproduced:
     commit: str
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `--json` prints."""
+        """The object of `--json`."""
         about = ("name", "title", "system", "citation", "conditions", "axis", "seeds")
         return {
             "dsim": __version__, "date": self.date, "commit": self.commit, "interrupted": self.interrupted,
@@ -95,7 +95,7 @@ class Reproduced:
 
 
 def summary(rows: Sequence[ResultRow]) -> dict[str, dict[str, Any]]:
-    """By status: number of values, median and largest error."""
+    """By status: values, median and largest error."""
     out: dict[str, dict[str, Any]] = {}
     for status in dict.fromkeys(row.status for row in rows):
         of_it = [row for row in rows if row.status == status]
@@ -110,7 +110,7 @@ def summary(rows: Sequence[ResultRow]) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class SeededRun:
-    """A run of a series with one seed, in plain values for another process."""
+    """A run with one seed, for any process."""
 
     run: PlacedRun
     measures: tuple[str, ...]  # without ratios
@@ -146,13 +146,10 @@ def reproduce(
     progress: Callable[[int, int, str], None] | None = None,
     page: Callable[[Reproduced], str] | None = None,
 ) -> Reproduced:
-    """Run every point of the experiments; points already stored in `out` are not run again.
+    """Run the experiments' points that `out` lacks.
 
-    published: values to fill in, by PLACE (see `read_published`). seeds: replaces the experiments' number of seeds.
-    jobs,
-    backend, address: see `Pool`. page: makes report.html from the results. Ctrl-C ends the run early and keeps the
-    finished
-    points.
+    published: values by PLACE (`read_published`). seeds: replaces the experiments' own number. jobs, backend, address:
+    see `Pool`. page: makes report.html. Ctrl-C keeps the finished points.
     """
     if seeds is not None:
         experiments = [replace(e, seeds=seeds) for e in experiments]
@@ -182,10 +179,7 @@ def reproduce(
 
 
 def moved(experiments: Sequence[Experiment]) -> dict[str, dict[str, Any]]:
-    """90th percentiles at other spreads between requests, for each experiment that measures some.
-
-    Uses the middle point of each series, with the first seed; failed runs are left out.
-    """
+    """p90 at other spreads between requests: each series' middle point, first seed; without failed runs."""
     found = {}
     for e in experiments:
         rows: list[dict[str, Any]] = []
@@ -201,7 +195,7 @@ def moved(experiments: Sequence[Experiment]) -> dict[str, dict[str, Any]]:
 
 
 def read_published(path: str | Path) -> dict[tuple[str, ...], float]:
-    """Published values by PLACE, from a CSV with those columns and `published`, such as a filled-in results.csv."""
+    """By PLACE, of a CSV with those columns and `published`, such as a filled-in results.csv."""
     found: dict[tuple[str, ...], float] = {}
     for where, row in read_csv(path, (*PLACE, "published")):
         text = row["published"].strip()
@@ -211,7 +205,7 @@ def read_published(path: str | Path) -> dict[tuple[str, ...], float]:
 
 
 def commit() -> str:
-    """The commit of dsim's clone, with a + if files changed; empty without a clone."""
+    """Of dsim's clone, with + if files changed; empty without a clone."""
     root = Path(__file__).parents[1]
     if not (root / ".git").exists():
         return ""
@@ -230,7 +224,7 @@ def _entry(outcome: Outcome[dict[str, float]]) -> dict[str, Any]:
 
 
 def _values(memo: Memo, point: SeededRun) -> dict[str, float]:
-    """A point's measures; runs in any process."""
+    """In any process."""
     found: dict[str, float] = {}
     scenario = point.scenario
     replayed = [m for m in point.measures if m not in MEASURES or MEASURES[m].of is not None]
@@ -311,7 +305,7 @@ def _rows(
 def _estimate(
     values: Mapping[tuple[str, str, str], list[float]], series: str, at: str, measure: str
 ) -> tuple[float | None, float | None]:
-    """The mean over seeds and its interval's half-width; a ratio is taken between runs with the same seed."""
+    """Mean over seeds and half-width; a ratio is taken seed by seed."""
     name, over, other = measure.partition(OVER)
     found = np.array(values.get((series, at, name), []))
     if over:
@@ -329,7 +323,7 @@ def _estimate(
 
 def _write(folder: StoreFolder, found: Reproduced, page: Callable[[Reproduced], str] | None) -> None:
     if folder.folder is None or not folder.is_settled:
-        return  # stopped before any point was finished
+        return  # stopped before any point
     info = {
         "schema": SCHEMA, "version": VERSION, "dsim": __version__, "date": found.date, "commit": found.commit,
         "experiments": [e.name for e in found.experiments], "complete": not found.interrupted,
@@ -344,7 +338,7 @@ COLUMNS = (*PLACE, "unit", "published", "predicted", "half", "error", "status", 
 
 
 def to_csv(found: Reproduced) -> str:
-    """The text of results.csv; with `published` filled in, it is a file for `--published`."""
+    """results.csv; with `published` filled in, a file for `--published`."""
     rows: list[Sequence[Any]] = [COLUMNS]
     for row in found.rows:
         values: dict[str, Any] = {f.name: getattr(row, f.name) for f in fields(row)}
@@ -355,7 +349,7 @@ def to_csv(found: Reproduced) -> str:
 
 
 def _recorded() -> dict[tuple[str, ...], tuple[float | None, str]]:
-    """Predictions recorded in the source tree, by PLACE, with date and commit."""
+    """Of the source tree, by PLACE, with date and commit."""
     if not RECORDED.is_file():
         return {}
     found: dict[tuple[str, ...], tuple[float | None, str]] = {}
@@ -376,7 +370,7 @@ def _finite(where: str, name: str, text: str) -> float:
 
 
 def check_published(experiments: Sequence[Experiment], given: Mapping[tuple[str, ...], float], path: str) -> None:
-    """Raise DsimError for a published value that matches no point of the named experiments."""
+    """DsimError for a published value of no point of the experiments."""
     held = {
         (e.name, s.name, run.at, measure) for e in experiments for s in e.series for run in s.runs
         for measure in s.measures

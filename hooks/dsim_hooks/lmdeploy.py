@@ -1,7 +1,7 @@
-"""LMDeploy's PyTorch engine: patches around its model agent, unmasking and loop (against 0.18.0).
+"""LMDeploy's PyTorch engine: patches around model agent, unmasking and loop (against 0.18.0).
 
-LMDeploy loads no plug-ins. `python -m dsim_hooks.lmdeploy ARGS` patches it and runs its command line with ARGS; other
-programs call `patch()` before they make an engine. Engines of one process only.
+LMDeploy loads no plug-ins: `python -m dsim_hooks.lmdeploy ARGS` patches it and runs its command line; other programs
+call `patch()` before they make an engine. Engines of one process only.
 """
 
 import sys
@@ -15,7 +15,7 @@ OVER = ("STOPPED", "TO_BE_MIGRATED")
 
 
 def patch():
-    """Install the hooks, once."""
+    """Once."""
     if steplog.wanted() is None:
         return
     with steplog.harmless("everything"):
@@ -39,7 +39,7 @@ def _patch():
 
 
 def _build(agent, original, *args, **kwargs):
-    """Open the log when the engine makes its model agent."""
+    """Open the log as the engine makes its model agent."""
     original(agent, *args, **kwargs)
     if _STATE["log"] is None:
         with steplog.harmless("everything"):
@@ -57,7 +57,7 @@ def _arrival(session, original, token_ids, sampling_param=None, *args, **kwargs)
 
 
 async def _forward(agent, original, inputs, *args, **kwargs):
-    """A forward is queued; its work is read when its output arrives."""
+    """Queues a forward, whose work is read with its output."""
     log = _STATE["log"]
     if log is not None:
         with log.step_left_out():
@@ -68,14 +68,14 @@ async def _forward(agent, original, inputs, *args, **kwargs):
 
 
 def _unmask(processor, original, logits, input_ids, token_ids, dllm_mask):
-    """The masks of each row's block before and after a step; copies stay on the device until the output arrives."""
+    """Masks of each row's block around a step; copies stay on the device until the output."""
     if _STATE["log"] is None or not _STATE["forwards"]:
         return original(processor, logits, input_ids, token_ids, dllm_mask)
     before = steplog.read("the masks of blocks", dllm_mask.clone)
     found = original(processor, logits, input_ids, token_ids, dllm_mask)
     with _STATE["log"].step_left_out():
         after = found[0] if isinstance(found, tuple) else found
-        # Forwards run one after another; a forward's masks are known before the next begins.
+        # Forwards run in turn: masks are known before the next begins.
         _STATE["forwards"][-1]["masks"] = before, after.clone(), processor.dllm_config.block_length
     return found
 
@@ -107,7 +107,7 @@ def _output(loop, original, out, running, model_inputs, delta):
 
 
 def _write_step(log, begin, end, forward, running, before):
-    """Log a step and its blocks. before: tokens that each sequence had received."""
+    """A step and its blocks. before: tokens that each sequence had."""
     decoding, masks = forward["decoding"], forward["masks"]
     block, num = 1 if masks is None else masks[2], len(running)
     was, now = ([[]] * num,) * 2 if masks is None else (m.view(num, block).tolist() for m in masks[:2])
@@ -129,7 +129,7 @@ def _write_step(log, begin, end, forward, running, before):
 
 
 def header(agent):
-    """The log's first line, from a model agent's configuration."""
+    """The log's first line."""
     model, cache = agent.model_config, agent.cache_config
     dllm = steplog.read("block_length", lambda: agent.misc_config.dllm_config)
     blocks = dllm is not None and steplog.read("block_length", lambda: dllm.block_length > 1)

@@ -1,4 +1,4 @@
-"""The log: an engine's thread records numbers, and the log's thread formats and writes lines."""
+"""The log: an engine's thread records numbers, a thread of the log formats and writes lines."""
 
 import atexit
 import collections
@@ -14,7 +14,7 @@ import threading
 import time
 
 try:
-    from msgspec.json import encode  # installed with vLLM and SGLang; ten times as fast as json
+    from msgspec.json import encode  # comes with vLLM and SGLang; ten times as fast as json
 except ImportError:
 
     def encode(value):
@@ -23,20 +23,20 @@ except ImportError:
 
 SCHEMA, VERSION = "dsim-steplog", 3
 FLUSH = 0.5  # s
-TURN = 8  # lines written in a turn
-ENDED = 4096  # ended requests that stay known: a row of them may still be in flight
-LONGEST = 200  # characters of an error in a message
-_REPORTED = set()  # kinds of things left out and already reported
+TURN = 8  # lines
+ENDED = 4096  # ended requests that stay known: rows may be in flight
+LONGEST = 200  # characters of an error
+_REPORTED = set()  # kinds reported as left out
 
 
 def wanted():
-    """The file to write; None without DSIM_STEPLOG."""
+    """None without DSIM_STEPLOG."""
     path = os.environ.get("DSIM_STEPLOG")
     return path.replace("{pid}", str(os.getpid())) if path else None
 
 
 def leave_out(kind, error):
-    """Report on stderr that the log leaves something out, and why; once for each kind."""
+    """Say on stderr what the log leaves out, once a kind."""
     if kind in _REPORTED:
         return
     _REPORTED.add(kind)
@@ -46,7 +46,7 @@ def leave_out(kind, error):
 
 
 def read(kind, get):
-    """The value of `get`; None if it raises, and the log then leaves the value out."""
+    """None, and left out of the log, if `get` raises."""
     try:
         return get()
     except Exception as error:
@@ -55,14 +55,14 @@ def read(kind, get):
 
 
 def readable(fields):
-    """The values of {name: function that reads it}, except those that are None or unreadable."""
+    """{name: reader} read, without None and unreadable values."""
     found = {name: read(name, get) for name, get in fields.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
 @contextlib.contextmanager
 def harmless(kind):
-    """Keep errors inside away from the engine: the log then leaves `kind` out."""
+    """Errors do not reach the engine: the log leaves `kind` out."""
     try:
         yield
     except Exception as error:
@@ -70,7 +70,7 @@ def harmless(kind):
 
 
 class Known:
-    """A request in the log. num_tokens: its prompt and the tokens of completed steps."""
+    """A logged request. num_tokens: prompt and completed steps' tokens."""
 
     __slots__ = ("input_length", "num_tokens", "number")
 
@@ -79,18 +79,18 @@ class Known:
 
 
 class StepLog:
-    """One engine's log. Times are seconds since it was opened, on a monotonic clock. header: more of the first line."""
+    """An engine's log: s since it was opened, on a monotonic clock. header: more of the first line."""
 
     def __init__(self, path, header):
         self.on = os.environ.get("DSIM_STEPLOG_SIGNAL") != "1"
         self._skip = int(os.environ.get("DSIM_STEPLOG_SKIP", "20"))
         self._zero, self._wall = time.perf_counter(), time.time()
         self._lines = queue.SimpleQueue()
-        self._requests = {}  # name -> Known
+        self._requests = {}
         self._num_requests = 0
         self._ended = collections.deque()
         self._step = 0
-        self._file = open(path, "wb")  # noqa: SIM115 - open while the engine runs
+        self._file = open(path, "wb")  # noqa: SIM115 - while the engine runs
         first = {"schema": SCHEMA, "version": VERSION, **header, "started": self._wall}
         first.setdefault("workload", os.environ.get("DSIM_STEPLOG_WORKLOAD", "live"))
         self._file.write(json.dumps(first, separators=(",", ":"), default=str).encode() + b"\n")
@@ -106,14 +106,14 @@ class StepLog:
         return time.perf_counter() - self._zero
 
     def at(self, moment):
-        """A reading of time.perf_counter as s since the log was opened."""
+        """time.perf_counter's reading as s of the log."""
         return moment - self._zero
 
     def request(self, name, input_length, output_length=None, received=None, arrival=None):
-        """Log a request that arrives now or at `arrival` (s since the log was opened).
+        """Log a request that arrives now or at `arrival` (s of the log).
 
-        received: when the server took it, s since 1970. A request that arrives while the log is off stays unknown, and
-        the steps with it are left out.
+        received: by the server, s since 1970. A request that arrives while the log is off stays unknown; its steps are
+        left out.
         """
         if name in self._requests or not self.on or self._step < self._skip:
             return
@@ -129,9 +129,9 @@ class StepLog:
         self._lines.put(line)
 
     def step(self, start, latency, rows, **more):
-        """Log a step. rows: (request's name, phase, tokens, keys, tokens emitted) per sequence; more: other keys.
+        """Log a step; rows: (request's name, phase, tokens, keys, emitted tokens); more: other keys.
 
-        Returns the step's number, or None if it is not logged.
+        Returns its number, or None if it is not logged.
         """
         self._step += 1
         if not self.on or not rows:
@@ -143,10 +143,9 @@ class StepLog:
         return self._step
 
     def step_later(self, start, latency, make):
-        """Log a step whose line the log's thread makes, to save time in the engine's thread.
+        """Log a step whose line the log's thread makes, to save the engine's time.
 
-        make: called there; returns the columns names, phases, tokens, keys and tokens emitted, the other keys, and the
-        names of ended requests.
+        make: returns the columns names, phases, tokens, keys, emitted, the other keys, and ended requests' names.
         """
         self._step += 1
         if self.on:
@@ -167,7 +166,7 @@ class StepLog:
         }  # fmt: skip
 
     def _made(self, number, start, latency, make):
-        """The lines of a step from `step_later`."""
+        """Lines of `step_later`."""
         *rows, more, over = make()
         line = self._line(number, start, latency, *rows, more)
         if line is not None:
@@ -176,7 +175,7 @@ class StepLog:
             yield from self._end(name, start + latency)
 
     def known(self, name):
-        """A request of the log; one without tokens if it is unknown."""
+        """Without tokens if unknown."""
         return self._requests.get(name) or Known(None, 0)
 
     def _end(self, name, when):
@@ -189,7 +188,7 @@ class StepLog:
             self._requests.pop(self._ended.popleft(), None)
 
     def sequence(self, step, name, block_start, committed, computed=None):
-        """Log the effect of a step on a sequence's block: positions in it, from 0."""
+        """A step's effect on a sequence's block: positions from 0."""
         if step is None or name not in self._requests:
             return
         line = {
@@ -204,7 +203,7 @@ class StepLog:
 
     @contextlib.contextmanager
     def step_left_out(self):
-        """Leave out a step with an error, and all requests in flight: their tokens can no longer be counted."""
+        """On an error drop the step and all requests in flight: their tokens can no longer be counted."""
         try:
             yield
         except Exception as error:
@@ -212,18 +211,18 @@ class StepLog:
             self.forget()
 
     def forget(self):
-        """Forget all known requests; steps with them are left out from now on."""
+        """All known requests; their steps are left out from now on."""
         self._requests.clear()
 
     def close(self):
-        """Write the remaining lines."""
+        """Write the rest."""
         self._lines.put(None)
         self._writer.join(timeout=5)
 
     def _toggle(self, _signum, _frame):
         self.on = not self.on
         if not self.on:
-            self.forget()  # tokens were not counted while the log was off
+            self.forget()  # tokens are not counted while off
 
     def _write(self):
         try:
@@ -235,7 +234,7 @@ class StepLog:
 
     def _write_lines(self):
         while True:
-            time.sleep(FLUSH)  # lines gather: the engine's thread is not woken for each
+            time.sleep(FLUSH)  # lines gather, so the engine's thread is woken less
             num = 0
             while not self._lines.empty():
                 line = self._lines.get()
@@ -247,13 +246,13 @@ class StepLog:
                     made = [encode(each) for each in (self._made(*line) if isinstance(line, tuple) else (line,))]
                 self._file.writelines(each + b"\n" for each in made)
                 num += 1
-                if num % TURN == 0:  # the engine's thread waits for the interpreter for a few lines at most
+                if num % TURN == 0:  # it waits for the interpreter for a few lines at most
                     time.sleep(0)
             self._file.flush()
 
 
 def hook_class(kind, name, around):
-    """Replace a method by `around`, which receives the original."""
+    """Replace a method by `around`, which gets the original."""
     original = getattr(kind, name)
     if inspect.iscoroutinefunction(original):
 
@@ -268,12 +267,12 @@ def hook_class(kind, name, around):
 
 
 def alike(column):
-    """A column of rows for the log: one value if all rows have the same."""
+    """One value if all rows have the same."""
     return column[0] if column.count(column[0]) == len(column) else column
 
 
 def shape_of(config, context_limit=None):
-    """A model's dimensions from its Hugging Face configuration; None if unreadable."""
+    """A model's dimensions by its Hugging Face configuration; None if unreadable."""
     config = getattr(config, "text_config", None) or config
 
     def known(*names, default=None, of=config):
@@ -291,7 +290,7 @@ def shape_of(config, context_limit=None):
     ffn, expert_ffn = known("intermediate_size"), known("moe_intermediate_size")
     usual = hidden // heads if hidden and heads else None
     sliding = [name == "sliding_attention" for name in known("layer_types", default=())]
-    # If layers differ, transformers has a configuration for each and refuses a single value.
+    # If layers differ, transformers refuses a single value.
     each = read("the model's layers", lambda: list(getattr(config, "per_layer_config", ()))) or [config] * (layers or 1)
     full, windowed = each[0], None
     if 0 < sum(sliding) < len(sliding) == len(each):
@@ -301,7 +300,7 @@ def shape_of(config, context_limit=None):
             "head_dim": known("head_dim", default=usual, of=window), "window": known("sliding_window", of=window),
         }  # fmt: skip
     num_experts = known("num_experts", "n_routed_experts", "num_local_experts")
-    # Gemma's dense feed-forward in each layer counts as shared experts of the same total width.
+    # Gemma's dense feed-forward counts as shared experts of the same width.
     shared = ffn // expert_ffn if "gemma" in kind and ffn and expert_ffn else 0
     experts = None if not num_experts or not expert_ffn else {
         "num": num_experts, "top_k": known("num_experts_per_tok", "top_k_experts"),
@@ -323,7 +322,7 @@ def shape_of(config, context_limit=None):
 
 
 def machine():
-    """Functions that read the header's keys on the device (from torch), or on the machine without a GPU."""
+    """Readers of the header's device keys (from torch, or of the machine without a GPU)."""
 
     def device():
         import torch
@@ -346,5 +345,5 @@ def machine():
 
 
 def pairs(tokens, keys, whole=False):
-    """A row's query-key pairs: each query sees all keys (whole), or its own and earlier ones."""
+    """Query-key pairs: each query sees all keys (whole), or its own and earlier ones."""
     return tokens * keys if whole else tokens * (2 * keys - tokens + 1) // 2

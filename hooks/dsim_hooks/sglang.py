@@ -1,4 +1,4 @@
-"""SGLang: a general plug-in around the scheduler's batches and the forwards of diffusion blocks (against 0.5.23)."""
+"""SGLang: a general plug-in around the scheduler's batches and diffusion blocks' forwards (against 0.5.23)."""
 
 import functools
 
@@ -7,11 +7,11 @@ from . import log as steplog
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 ALGORITHM = "sglang.srt.dllm.algorithm.base.DllmAlgorithm"
 
-_STATE = {}  # this process's log (None if it did not open), and the batches in flight
+_STATE = {}  # the log (None if it failed), and batches in flight
 
 
 def register():
-    """Called by SGLang in each of its processes; the process of the first request opens a log."""
+    """Called in each process of SGLang; the first request's opens a log."""
     if steplog.wanted() is None:
         return
     with steplog.harmless("everything"):
@@ -39,7 +39,7 @@ def around_request(original, scheduler, request, *args, **kwargs):
 
 
 def around_run(original, scheduler, batch, *args, **kwargs):
-    """A batch is run. Its result comes back later, with the batch or, with overlap scheduling, with a copy."""
+    """The result comes later, with the batch or (overlap scheduling) a copy."""
     log = _STATE.get("log")
     if log is None:
         return original(scheduler, batch, *args, **kwargs)
@@ -56,7 +56,7 @@ def around_run(original, scheduler, batch, *args, **kwargs):
 
 
 def around_result(original, scheduler, batch, result, *args, **kwargs):
-    """A batch has ended: its output has reached its requests."""
+    """The batch's output has reached its requests."""
     log = _STATE.get("log")
     plan = None if log is None else _STATE["begun"].pop(id(result), None)
     if plan is None:
@@ -73,14 +73,14 @@ def around_result(original, scheduler, batch, result, *args, **kwargs):
 
 
 def _write_steps(log, end, plan, batch, before):
-    """Log the steps of a batch that just ended. before: tokens that each request had received."""
+    """Of a batch that ended. before: tokens that each request had."""
     begin, rows, state, forwards = plan
-    # The time between two steps counts for the later one.
+    # The time between steps counts for the later one.
     start = begin if _STATE["end"] is None else _STATE["end"]
     emitted = {req.rid: num_tokens(req) - had for req, had in zip(batch.reqs, before, strict=True)}
     forwards = forwards or [(end, rows, ())]
     for i, (until, rows, settled) in enumerate(forwards, 1):
-        last = i == len(forwards)  # tokens are emitted after all forwards of the batch
+        last = i == len(forwards)  # tokens are emitted after the last forward
         until = end if last else until
         told = [(*row, max(0, emitted.get(row[0], 0)) if last else 0) for row in rows]
         number = write(log, start, until, told, **state)
@@ -93,26 +93,26 @@ def _write_steps(log, end, plan, batch, before):
 
 
 def num_tokens(req):
-    """Tokens that a request received; a block may go past the request's end."""
+    """Without what a block computes past the request's end."""
     num, end = len(req.output_ids), req.finished_len
     return num if end is None else min(num, end)
 
 
 def has_work(scheduler, batch):
-    blocks = getattr(scheduler, "dllm_manager", None)  # the requests whose blocks are decoded
+    blocks = getattr(scheduler, "dllm_manager", None)  # requests whose blocks are decoded
     known = [*batch.reqs, *(blocks.waiting_queue if blocks is not None else ())]
     return bool(scheduler.waiting_queue) or not all(req.finished() for req in known)
 
 
 def around_blocks(original, algorithm, *args, **kwargs):
-    """The forwards of a batch of blocks: one, or several until the slowest block ends. Each is a step."""
+    """One forward, or several until the slowest block ends; each is a step."""
     with steplog.harmless("the forwards of a batch"):
         _hook_step(type(algorithm))
     return original(algorithm, *args, **kwargs)
 
 
 def _hook_step(kind):
-    """Wrap an algorithm's `step`, which processes a forward's logits; once per class."""
+    """Wrap `step`, which processes a forward's logits; once a class."""
     if getattr(kind.step, "_dsim_hooked", False):
         return
     step = kind.step
@@ -133,9 +133,9 @@ def _hook_step(kind):
 
 
 def blocks_of(algorithm, forward, before):
-    """A forward's rows, (request, phase, tokens, keys), and the positions that each of its blocks settled.
+    """A forward's rows, (request, phase, tokens, keys), and the positions that its blocks settled.
 
-    before: the token ids that it computed. The step has already waited for the device.
+    before: the computed token ids. The step has waited for the device.
     """
     import torch
 
@@ -148,7 +148,7 @@ def blocks_of(algorithm, forward, before):
     prompts = {row[0] for row in _STATE["rows"] if row[1] == "prefill"}
     rows, found = [], []
     for name, past, left, now in zip(forward.rids, forward.extend_prefix_lens_cpu, masks, settled, strict=True):
-        # In an edited or redrawn block, tokens may change until the block is emitted.
+        # In an edited or redrawn block, tokens may change until it is emitted.
         decoded = any(left) or _STATE["by_law"]
         phase = "prefill" if name in prompts else "denoise" if decoded else "flush"
         rows.append((name, phase, size, int(past) + size))
@@ -158,7 +158,7 @@ def blocks_of(algorithm, forward, before):
 
 
 def rows_of(batch):
-    """(request, phase, tokens, keys) of each row of a batch."""
+    """(request, phase, tokens, keys)."""
     names = [req.rid for req in batch.reqs]
     if batch.forward_mode.is_extend():
         phases = ["denoise" if batch.is_dllm() and not req.is_dllm_prefill() else "prefill" for req in batch.reqs]
@@ -168,8 +168,8 @@ def rows_of(batch):
 
 
 def write(log, begin, end, rows, **more):
-    """Write a step's line; returns its number."""
-    whole = ("denoise", "flush")  # in a block every query sees the whole block
+    """Returns the step's number."""
+    whole = ("denoise", "flush")  # each query sees the whole block
     qk_pairs = sum(steplog.pairs(n, keys, phase in whole) for _, phase, n, keys, _ in rows)
     heads = sum(n if phase in whole else 1 for _, phase, n, _, _ in rows)
     prefill = sum(n for _, phase, n, _, _ in rows if phase == "prefill")
@@ -179,7 +179,7 @@ def write(log, begin, end, rows, **more):
 
 
 def header(scheduler):
-    """The log's first line, from SGLang's configuration."""
+    """The log's first line."""
     args, model = scheduler.server_args, scheduler.model_config
     dllm = getattr(scheduler, "dllm_config", None)
     settings = {} if dllm is None else steplog.read("threshold", lambda: dict(dllm.algorithm_config or {})) or {}
@@ -194,7 +194,7 @@ def header(scheduler):
         "page_size": lambda: scheduler.page_size,
         "num_pages": lambda: scheduler.max_total_num_tokens // scheduler.page_size,
         "preset": lambda: preset,
-        # The scheduler has the values that the server derives for missing arguments.
+        # The scheduler has derived the missing arguments.
         "settings": lambda: steplog.readable({
             "max_running_requests": lambda: (scheduler if dllm is None else dllm).max_running_requests,
             "chunked_prefill_size": lambda: scheduler.chunked_prefill_size,
@@ -210,7 +210,7 @@ def engine():
 
 
 def preset_of(dllm):
-    """dsim's preset for the scheduler and the algorithm; None without one."""
+    """dsim's preset, or None."""
     usual = "sglang-fdfo" if dllm.first_done_first_out_mode else "sglang-sync"
     known = {"LowConfidence": usual, "JointThreshold": "sglang-joint", "Gemma4Renoise": "sglang-gemma"}
     return known.get(dllm.algorithm)

@@ -1,4 +1,4 @@
-"""vLLM: a general plug-in around EngineCore and its scheduler (written against 0.32.0, V1)."""
+"""vLLM: a general plug-in around EngineCore and its scheduler (against 0.32.0, V1)."""
 
 import functools
 import time
@@ -8,7 +8,7 @@ from . import log as steplog
 
 
 def register():
-    """Called by vLLM in each of its processes; only one that runs an EngineCore opens a log."""
+    """Called in each process of vLLM; one with an EngineCore opens a log."""
     if steplog.wanted() is None:
         return
     with steplog.harmless("everything"):
@@ -16,10 +16,10 @@ def register():
 
         if getattr(EngineCore, "_dsim_hooked", False):
             return
-        # Another thread receives requests, which the engine looks for between steps.
+        # Another thread receives requests.
         if hasattr(EngineCore, "preprocess_add_request"):
             steplog.hook_class(EngineCore, "preprocess_add_request", _come)
-        # An engine loads plug-ins while it is built: other methods are hooked then.
+        # Plug-ins load while an engine is built: other methods are hooked then.
         steplog.hook_class(EngineCore, "__init__", _build)
         steplog.hook_class(EngineCore, "add_request", _add)
         EngineCore._dsim_hooked = True
@@ -45,12 +45,12 @@ def _come(engine, original, request, *args, **kwargs):
     return original(engine, request, *args, **kwargs)
 
 
-_CAME = {}  # request -> when it reached the engine (time.perf_counter)
+_CAME = {}  # request -> arrival at the engine (time.perf_counter)
 _HOOKED = weakref.WeakKeyDictionary()
 
 
 def hook(engine, config):
-    """The hooks of an engine, installed once; None if that failed."""
+    """Once an engine; None if it failed."""
     with steplog.harmless("everything"):
         if engine not in _HOOKED:
             _HOOKED[engine] = None
@@ -59,11 +59,10 @@ def hook(engine, config):
 
 
 class Hooks:
-    """Records each step of an engine.
+    """Records an engine's steps.
 
-    A step begins when it is scheduled, or at the previous step's end if work was left: the time between two steps
-    counts for the later one. It ends when the scheduler has processed its output. With asynchronous scheduling steps
-    overlap, and each lasts from one end to the next.
+    A step begins when it is scheduled, or at the previous end if work was left, and ends when its output is processed.
+    With asynchronous scheduling each lasts from one end to the next.
     """
 
     def __init__(self, engine, config):
@@ -72,13 +71,13 @@ class Hooks:
         first, self._pages_a_block = header(config, scheduler)
         self.log = steplog.StepLog(steplog.wanted(), first)
         self._plans = {}  # id of a scheduler's output -> (when, rows, state, events)
-        self._end = None  # end of the last step, if work was left
+        self._end = None  # of the last step, if work was left
         self._device = steplog.read("device", lambda: DeviceTime(engine.model_executor))
         self._schedule, self._update = scheduler.schedule, scheduler.update_from_output
         scheduler.schedule, scheduler.update_from_output = self.schedule, self.update
 
     def request(self, request, came):
-        """Record a request. came: when it reached the engine (time.perf_counter), or None."""
+        """came: at the engine (time.perf_counter), or None."""
         params = request.sampling_params
         self.log.request(
             request.request_id, request.num_prompt_tokens, None if params is None else params.max_tokens,
@@ -94,11 +93,11 @@ class Hooks:
         return output
 
     def _plan(self, begin, output):
-        """Record the work of a scheduled step."""
+        """A scheduled step's work."""
         if not output.total_num_scheduled_tokens:
             return
         num, requests = output.num_scheduled_tokens, self._scheduler.requests
-        # A scheduled request counts as computed, and a canvas is a row of drafts.
+        # A scheduled request counts as computed; a canvas is a row of drafts.
         rows = (
             list(num), list(num.values()), [requests[name].num_computed_tokens for name in num],
             set(output.scheduled_spec_decode_tokens),
@@ -117,7 +116,7 @@ class Hooks:
         return found
 
     def _step(self, end, plan, model_output, found):
-        """Record a step that ends now."""
+        """A step that ends now."""
         begin, rows, state, events = plan
         start = begin if self._end is None else self._end
         graph = steplog.read("graph", lambda: model_output.cudagraph_stats)
@@ -126,7 +125,7 @@ class Hooks:
         device = steplog.read("device", lambda: self._device.end(events)) if events is not None else None
         if device is not None and 0 < device <= end - start:
             state["device"] = device
-        # Numbers and names only: keeping outputs would burden the garbage collector.
+        # Numbers and names only, for the garbage collector.
         emitted, over = {}, []
         for outputs in found.values():
             for one in outputs.outputs:
@@ -136,22 +135,22 @@ class Hooks:
         self.log.step_later(start, end - start, functools.partial(self._columns, rows, state, emitted, over))
 
     def _columns(self, rows, state, emitted, over):
-        """The columns of a step for StepLog.step_later, in the log's own thread."""
+        """For StepLog.step_later, in the log's thread."""
         names, tokens, keys, drafted = rows
         emitted = [emitted.get(name, 0) for name in names]
-        # Assume that each row decodes one token; others are corrected below.
+        # First as if each row decoded one token.
         phases, prompts, pairs, heads, sampled = ["decode"] * len(names), 0, sum(keys), len(names), len(names)
         for i, (name, n) in enumerate(zip(names, tokens, strict=True)):
             known, key, phase, logits = self.log.known(name), keys[i], "decode", 1
             new = emitted[i]
             if name in drafted:
-                # The scheduler counts drafts in flight as computed until they are rejected; these keys are exact.
+                # The scheduler counts drafts in flight as computed; these keys are exact.
                 keys[i] = known.num_tokens + n - (not self._diffusion)
                 logits = n
-                if self._diffusion:  # the pass that stores a canvas's keys and values emits it
+                if self._diffusion:  # storing a canvas's keys and values emits it
                     phase, new = ("flush", n) if new else ("denoise", 0)
             elif self._diffusion or n > 1 or key <= known.input_length:
-                # A prompt, or an answer's tokens that lost their keys and values. Nothing is sampled before a canvas.
+                # A prompt, or tokens that lost their keys and values. Nothing is sampled before a canvas.
                 phase, logits, prompts = "prefill", 0 if self._diffusion else 1, prompts + n
             known.num_tokens += new
             if n == 1 and phase == "decode":
@@ -159,7 +158,7 @@ class Hooks:
             phases[i] = phase
             pairs += steplog.pairs(n, keys[i], whole=phase == "denoise") - key
             heads += logits - 1
-            # A canvas's last pass computes logits and discards them.
+            # A canvas's last pass discards its logits.
             sampled += (0 if phase == "flush" else logits) - 1
         more = {"prefill_tokens": prompts, "sum_q_kv": pairs, "head_rows": heads, "sampled_rows": sampled, **state}
         return names, phases, tokens, keys, emitted, more, over
@@ -172,12 +171,12 @@ class Hooks:
 
     def _pages(self):
         pool = self._scheduler.kv_cache_manager.block_pool
-        # vLLM never uses one block of the pool.
+        # One block of the pool is never used.
         return round((pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()) * self._pages_a_block)
 
 
 class DeviceTime:
-    """CUDA events around a step's forward, if the executor is in this process; read when the step is over."""
+    """CUDA events around a forward, if the executor is in this process."""
 
     def __init__(self, executor):
         import torch
@@ -193,7 +192,7 @@ class DeviceTime:
         return pair
 
     def end(self, pair):
-        """Seconds, or None if unknown. The step's output has arrived, so waiting for the events is short."""
+        """s, or None if unknown. The output has arrived, so the wait is short."""
         if pair is None:
             return None
         pair[1].record()
@@ -208,7 +207,7 @@ SETTINGS = (
 
 
 def header(config, engine_scheduler):
-    """The log's first line from vLLM's configuration, and the pages per block of the scheduler's pool."""
+    """The log's first line, and pages a block of the pool."""
     model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
     shape = steplog.read("model", lambda: steplog.shape_of(model.hf_config, model.max_model_len))
     canvas = steplog.read("block_length", lambda: model.hf_config.canvas_length if is_diffusion(model) else 1)
@@ -225,7 +224,7 @@ def header(config, engine_scheduler):
             **{name: functools.partial(getattr, scheduler, name, None) for name in SETTINGS},
             "prefix_caching": lambda: bool(cache.enable_prefix_caching),
             "prefix_cache_retention_interval": lambda: retention_of(cache),
-            # Since 0.33; before, the interval was only for data parallelism.
+            # Since 0.33; before, only for data parallelism.
             "prefill_schedule_interval": lambda: getattr(engine_scheduler, "local_prefill_interval", None),
             "dtype": lambda: str(model.dtype).replace("torch.", ""),
         }),
@@ -233,34 +232,34 @@ def header(config, engine_scheduler):
 
 
 def retention_of(cache):
-    """The interval at which windowed layers keep pages; a page's length if they keep all."""
+    """At which windowed layers keep pages; a page's length: all."""
     interval = getattr(cache, "prefix_cache_retention_interval", None)
     return cache.block_size if interval is None else interval
 
 
 def is_diffusion(model):
-    """Whether a model decodes canvases."""
+    """Whether it decodes canvases."""
     return bool(getattr(model, "is_diffusion", False))
 
 
 def engine_of(model):
-    """vLLM's name and version, and its way to run forwards."""
+    """vLLM's name, version and way to run forwards."""
     import vllm
 
     return f"vLLM {vllm.__version__}, V1" + (", eager" if model.enforce_eager else "")
 
 
 def name_of(model):
-    """The served name of the model."""
+    """As served."""
     served = model.served_model_name
     return str(served[0] if isinstance(served, list) else served)
 
 
 def pool_of(kv, shape):
-    """Tokens per page, and pages per block of vLLM's pool.
+    """Tokens a page, and pages a block of vLLM's pool.
 
-    In layers with full attention a page holds `page_size` tokens. A block holds them in the layers of one group; all
-    groups have equally many layers, and a token takes a block of each.
+    A page holds `page_size` tokens of layers with full attention, a block those of one group's layers; groups have
+    equally many layers, and a token takes a block of each.
     """
     groups = kv.kv_cache_groups
     full = next((group for group in groups if getattr(group.kv_cache_spec, "sliding_window", None) is None), groups[0])
