@@ -1,8 +1,8 @@
-"""Run the README's two plans, keep their output, and draw the first one's picture: `python benchmarks/answer.py`.
+"""Run the README's two plans, keep their output, draw the first one's picture: `python benchmarks/answer.py`.
 
-The first plan is the README's first command, the second is in docs/start.md. Writes benchmarks/answer.json and
-docs/images/answer.svg. tests/cli/test_said.py compares the README's figures with both; it fails if the file is older
-than a command, its trace, its profiles or its policies' rules.
+The first is the README's first command, the second is in docs/start.md. Writes benchmarks/answer.json and
+docs/images/answer.svg; tests/cli/test_said.py compares the README with them and fails if a command, its trace, profiles
+or policies' rules changed since.
 """
 
 import datetime
@@ -26,13 +26,13 @@ README, START = ROOT / "README.md", ROOT / "docs" / "start.md"
 KEPT, PICTURE = ROOT / "benchmarks" / "answer.json", ROOT / "docs" / "images" / "answer.svg"
 ASKED = ("rate", "gpu_hour", "currency", "trace", "arrival", "seed", "profile", "workload", "router", "emit", "slos")
 FOUND = ("policy", "profile", "device", "replicas", "gpus", "per_hour", "values", "headroom")
-PROBED = 150  # requests of a replay that shows whether a policy's rules have changed
+PROBED = 150  # requests that show whether a policy's rules changed
 INK, BEST, OTHER = "#7d8694", "#2f7ed8", "#d9822b"
 WIDTH, TOP, ROW = 720, 60, 62  # pixels
 
 
 def first_command() -> list[str]:
-    """The words of the README's first `dsim` command, without `dsim`."""
+    """Of the README, without `dsim`."""
     text = README.read_text(encoding="utf-8")
     found = re.search(r"```sh\n(.*?)```", text, re.S)
     assert found is not None, f"{README} has no command"
@@ -43,7 +43,7 @@ def first_command() -> list[str]:
 
 
 def second_command() -> list[str]:
-    """The words of docs/start.md's plan for a scheduler that no released engine has."""
+    """docs/start.md's plan for a scheduler that no released engine has."""
     [line] = re.findall(r"^dsim (plan .*--policy optimus .*)$", START.read_text(encoding="utf-8"), re.M)
     return shlex.split(line)
 
@@ -52,9 +52,9 @@ COMMANDS = {"first": first_command, "second": second_command}
 
 
 def digest(words: list[str], plan: dict[str, Any]) -> str:
-    """The answer's inputs: the command, the trace, the profiles, and what each policy does with a few requests.
+    """The inputs: command, trace, profiles, and what each policy does with a few requests.
 
-    Not the search: the digest stays the same if the planner would find another answer.
+    Not the search: another answer of the planner keeps the digest.
     """
     parts: list[Any] = [words]
     for fleet in plan["ranking"]:
@@ -72,7 +72,7 @@ def digest(words: list[str], plan: dict[str, Any]) -> str:
 
 
 def rounded(value: Any) -> Any:
-    """Floats to nine digits: processors sum in different orders."""
+    """To nine digits: processors sum in different orders."""
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -81,26 +81,25 @@ def rounded(value: Any) -> Any:
 
 
 def kept() -> dict[str, dict[str, Any]]:
-    """The last run's result for each command."""
+    """The last run's results by command."""
     return dict(json.loads(KEPT.read_text(encoding="utf-8")))
 
 
 def title(plan: dict[str, Any]) -> str:
-    """The picture in words, as its alternative text."""
+    """The picture's alternative text."""
     fleets = " and ".join(f"{f['policy']} needs {f['gpus']} for {f['per_hour']:g} dollars" for f in plan["ranking"])
     return f"What meets the target at {plan['rate']:g} requests a second costs an hour, in {device(plan)}: {fleets}"
 
 
 def device(plan: dict[str, Any]) -> str:
-    """The fleets' device, in the plural."""
+    """In the plural."""
     names = {fleet["device"].partition("-")[0] for fleet in plan["ranking"]}
     return f"{names.pop()}s" if len(names) == 1 else "GPUs"
 
 
 def svg(plan: dict[str, Any]) -> str:
-    """Each policy's smallest fleet that meets the SLOs: a square a GPU, its cost, and the share of requests within
-    them.
-    """
+    """By policy, the smallest fleet that meets the SLOs: a square a GPU, its cost, the share of requests within
+    them."""
     fleets = plan["ranking"]
     left = max(150, 24 + 8 * max(len(fleet["policy"]) for fleet in fleets))
     step = (WIDTH - left - 240) / max(fleet["gpus"] for fleet in fleets)  # the most expensive fleet fills the row
@@ -133,7 +132,7 @@ def text(x: int, y: int, words: str, colour: str, size: int, anchor: str = "star
 
 
 def answer_to(words: list[str]) -> dict[str, Any]:
-    """Run a plan; returns its result, its output, and its processor time."""
+    """Result, output and processor time."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as folder:
         here = list(words)

@@ -1,9 +1,8 @@
 """A replayed decode step, kernel by kernel: `python benchmarks/breakdown.py [--model sdar-8b] [--json FILE]`
 
-Steps of whole blocks of 1, 16, 64 and 256 sequences are replayed from their captured graph under PyTorch's profiler. A
-kernel is ours if kernels/*/kernel.py defines it; all others are a library's: matrix products, attention, PyTorch's own,
-and copies. "gaps" is the part of a step in which no kernel runs. On a CPU operators replace kernels, which only shows
-that the script runs.
+Steps of whole blocks of 1, 16, 64 and 256 sequences, from captured graphs, under PyTorch's profiler. A kernel is ours
+if kernels/*/kernel.py defines it; "gaps" is the time without a kernel. On a CPU, operators replace kernels: only a
+trial of the script.
 """
 
 import argparse
@@ -29,24 +28,23 @@ from dsim.live.measure import Shape, pages_of
 from dsim.profiler.measure import open_model
 
 ROOT = Path(__file__).resolve().parents[1]
-BATCHES = (256, 64, 16, 1)  # the largest first: the other graphs reuse its memory
+BATCHES = (256, 64, 16, 1)  # largest first: the others reuse its memory
 CONTEXT = 512
 REPLAYS = 5
 WARM = 3
-SHOWN = 10  # kernels of a step on the terminal
+SHOWN = 10  # kernels of a step
 PRODUCTS = re.compile(r"gemm|nvjet|cutlass|cublas|splitk|::mm|addmm|aten::linear", re.IGNORECASE)
 ATTENTION = re.compile(r"flashinfer|flash_|Batch(Decode|Prefill)|attention", re.IGNORECASE)
 COPIES = re.compile(r"^Mem(cpy|set)|copy", re.IGNORECASE)
 
 
 def ours() -> frozenset[str]:
-    """The names of this project's kernels."""
+    """This project's kernels."""
     files = sorted((ROOT / "kernels").glob("*/kernel.py"))
     return frozenset(name for file in files for name in re.findall(r"^def (\w+)\(", file.read_text(), re.MULTILINE))
 
 
 def kind(name: str, own: frozenset[str]) -> str:
-    """A kernel's author and purpose."""
     if name in own:
         return "ours"
     for found, pattern in (("products", PRODUCTS), ("attention", ATTENTION), ("copies", COPIES)):
@@ -57,8 +55,6 @@ def kind(name: str, own: frozenset[str]) -> str:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel's launches in one step."""
-
     name: str
     kind: str
     launches: float
@@ -66,12 +62,12 @@ class Kernel:
 
 
 def whole_blocks(forward: Forward, num: int, context: int, block: int) -> Batch:
-    """`num` sequences that compute a block each after `context` keys."""
+    """A block each after `context` keys."""
     return replace(evicting_step(forward, num, context, block), evict=None, whole=True)
 
 
 def events_of(run: Any, cuda: bool) -> Iterator[tuple[str, float, float, float]]:
-    """Name, begin, end and own time (s) of what ran on the device; of operators on a CPU."""
+    """Name, begin, end and own time (s) on the device; on a CPU, operators."""
     for event in run.events():
         if event.device_type == (DeviceType.CUDA if cuda else DeviceType.CPU):
             begin, end = event.time_range.start / 1e6, event.time_range.end / 1e6
@@ -79,7 +75,7 @@ def events_of(run: Any, cuda: bool) -> Iterator[tuple[str, float, float, float]]
 
 
 def broken_down(forward: Forward, batch: Batch, own: frozenset[str]) -> tuple[list[Kernel], float, float]:
-    """A step's kernels, slowest first; its wall time, and the time from its first kernel to its last, in s."""
+    """Kernels, slowest first; wall time, and time from the first to the last (s)."""
     cuda = torch.cuda.is_available()
     for _ in range(WARM):
         forward.run(batch)
@@ -105,7 +101,7 @@ def broken_down(forward: Forward, batch: Batch, own: frozenset[str]) -> tuple[li
 
 
 def short(name: str) -> str:
-    """A kernel's name without its template's arguments."""
+    """Without a template's arguments."""
     plain = re.sub(r"<.*", "", name.removeprefix("void "))
     return plain if len(plain) <= 56 else plain[:53] + "..."
 
@@ -153,7 +149,7 @@ def main() -> None:
         for k in kernels[:SHOWN]:
             print(f"      {short(k.name):56} {k.kind:9} {k.launches:6.0f} x {1e6 * k.seconds / k.launches:8.1f} us"
                   f" {k.seconds / span:5.1%}")  # fmt: skip
-        if given.json is not None:  # after each: the run may be cut short
+        if given.json is not None:  # the run may be cut short
             about = {"schema": 1, "device": loaded.device.name, "bandwidth": bandwidth, "rate": rate, **loaded.settings}
             given.json.write_text(json.dumps(about | {"steps": steps}, indent=1) + "\n")
 

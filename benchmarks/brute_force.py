@@ -1,7 +1,7 @@
-"""Compare answers of plan, capacity and tune with brute force: `python benchmarks/brute_force.py -o runs/brute`.
+"""Compare plan, capacity and tune with brute force: `python benchmarks/brute_force.py -o runs/brute`.
 
-Each problem is small enough to try every neighbouring fleet and rate with seeds that the search did not use. Prints the
-table of benchmarks/brute_force.md. Finished work is kept in the folder: the same command continues it.
+Problems are small enough to try every neighbouring fleet and rate with other seeds. Prints the table of
+benchmarks/brute_force.md; the same command continues in the folder.
 """
 
 import argparse
@@ -31,8 +31,8 @@ from dsim.results.scenario import Scenario
 from dsim.traces import load as load_trace
 from dsim.traces import write
 
-SEED = 1000  # of brute force; the searches use 0
-NUM = 16  # replications of each fleet and rate
+SEED = 1000  # of brute force; searches use 0
+NUM = 16  # replications
 SURE = 2.0  # standard errors within which a mean counts on both sides
 REQUESTS = 2000
 POLICIES = ("lmdeploy-bd32", "optimus")
@@ -42,14 +42,14 @@ SPACE: Json = {"policy": ["lmdeploy-bd32", "optimus", "chunk"], "chunk": list(CH
 
 @dataclass(frozen=True)
 class Problem:
-    """A question with a finite neighbourhood."""
+    """A question with few neighbours."""
 
     name: str
     trace: str
-    rate: float  # req/s, for plan
-    busy: float  # req/s, for tune: too much for one replica of the default, but some settings meet the bounds
+    rate: float  # req/s, plan
+    busy: float  # req/s, tune: one replica of the default is too few, of some settings enough
     slos: tuple[str, ...]
-    more: tuple[tuple[str, Any], ...] = ()  # fields of the scenario
+    more: tuple[tuple[str, Any], ...] = ()  # of the scenario
 
 
 PROBLEMS = (
@@ -68,7 +68,7 @@ PROBLEMS = (
 
 
 class Kept:
-    """Finished work by key, of this problem and profile."""
+    """Finished work by key, for a problem and a profile."""
 
     def __init__(self, folder: Path, problem: Problem) -> None:
         self._asked = {"problem": repr(problem), "profile": repr(load(Scenario.profile))}
@@ -85,24 +85,24 @@ def severity(work: tuple[CapacitySearch, int, float]) -> float:
 
 
 def mean_severity(pool: Pool, search: CapacitySearch, rate: float) -> tuple[float, float]:
-    """The mean severity at a rate over replications of another seed, and its standard error."""
+    """Over replications of another seed; standard error."""
     other = replace(search, scenario=replace(search.scenario, seed=SEED))
     values = np.array(list(pool.map(severity, [(other, i, rate) for i in range(NUM)])))
     return float(values.mean()), float(values.std(ddof=1)) / NUM**0.5
 
 
 def holds(found: Sequence[float]) -> bool:
-    """Whether the SLOs may be met, by a mean severity and its error."""
+    """The SLOs may be met."""
     return found[0] - SURE * found[1] <= 0
 
 
 def breaks(found: Sequence[float]) -> bool:
-    """Whether an SLO may be missed."""
+    """An SLO may be missed."""
     return found[0] + SURE * found[1] >= 0
 
 
 def of_plan(kept: Kept, problem: Problem, scenario: Scenario, pool: Pool, jobs: int) -> list[str]:
-    """A plan's fleets, one replica fewer and more, and the ends of their headroom."""
+    """Its fleets, one replica fewer and more, and the headroom's ends."""
     num = to_judge(len(scenario.source()))
 
     def answer() -> Json:
@@ -136,7 +136,7 @@ def rate_of(scenario: Scenario, num: int, jobs: int) -> Json:
 
 
 def of_capacity(kept: Kept, problem: Problem, scenario: Scenario, pool: Pool, jobs: int) -> list[str]:
-    """SLOs hold at a capacity's low end and 5 % below, and break at its high end and 5 % above."""
+    """SLOs hold at the low end and 5 % below, and break at the high end and 5 % above."""
     num = to_judge(len(scenario.source()))
     lines = []
     for policy in POLICIES:
@@ -169,7 +169,7 @@ def listed(pool: Pool, work: Sequence[tuple[Evaluator, Candidate, int]]) -> list
 
 
 def of_tune(kept: Kept, problem: Problem, scenario: Scenario, pool: Pool, jobs: int) -> list[str]:
-    """The recommended setting among all settings of the space, on held-out traffic of another seed."""
+    """The recommended setting among all of the space, on held-out traffic of another seed."""
     own = replace(scenario, rate=problem.busy)
 
     def answer() -> Json:
@@ -221,7 +221,7 @@ def main() -> None:
             for part in (of_plan, of_capacity, of_tune):
                 try:
                     lines += part(kept, problem, scenario, pool, given.jobs)
-                except DsimError as error:  # no answer, as when no setting meets the bounds
+                except DsimError as error:  # no answer, as where no setting meets the bounds
                     lines.append(f"| {problem.name} | {part.__name__.removeprefix('of_')} | none: {error} | |")
     print("\n| problem | command | answer | brute force |\n|---|---|---|---|")
     print("\n".join(lines))

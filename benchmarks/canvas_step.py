@@ -1,10 +1,9 @@
-"""A denoising step of DiffusionGemma compared with the device's floor: `python benchmarks/canvas_step.py [--json FILE]`
+"""DiffusionGemma's denoising step against the device's floor: `python benchmarks/canvas_step.py [--json FILE]`
 
-Weights are random, of the published dimensions. Steps of 8, 4 and 1 canvases, each after 1,024 tokens, run as captured
-graphs and eagerly. A part's floor is the time to read its weights and keys or to multiply its products, whichever is
-longer, at the copy bandwidth and the matrix rate of the same run; a step's floor is their sum. Only those experts count
-that evenly routed rows would reach; the head reads the embedding twice. Then ways to multiply and to attend are
-compared, while time lasts. On a CPU a tiny model runs, which only shows that the script runs.
+Random weights of the published dimensions; steps of 8, 4 and 1 canvases after 1,024 tokens, captured and eager. A
+part's floor is the longer of reading its weights and keys and multiplying its products, at the copy bandwidth and
+matrix rate of the same run; only experts that evenly routed rows reach count; the head reads the embedding twice. Then
+ways to multiply and attend are compared, while time lasts. A CPU runs a tiny model: only a trial of the script.
 """
 
 import argparse
@@ -44,7 +43,7 @@ SMALL = ("_sandwich", "_add_norm", "_norm_rope", "_gate")
 
 
 def tiny(folder: Path) -> str:
-    """The config.json of a model for a CPU."""
+    """A config.json for a CPU."""
     config = dict(CONFIGS["diffusiongemma"])
     config["text_config"] = {
         **config["text_config"], "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 6, "head_dim": 16,
@@ -57,7 +56,7 @@ def tiny(folder: Path) -> str:
 
 
 def floors(config: CanvasConfig, canvases: int, context: int, size: int, bandwidth: float, rate: float) -> Any:
-    """The least seconds of each part of a step. size: bytes of a number."""
+    """Least s of each part. size: bytes a number."""
     rows, hidden, layers = canvases * config.canvas_length, config.hidden, len(config.layers)
     expert = 3 * hidden * config.expert_ffn
     reached = config.num_experts * (1 - (1 - config.top_k / config.num_experts) ** rows)
@@ -87,7 +86,7 @@ def turns_of(config: CanvasConfig, canvases: int) -> dict[int, Turn]:
 
 
 def latency_of(cache: CanvasCache, turns: dict[int, Turn]) -> float:
-    """Median seconds until a step's answer."""
+    """Median s until the answer."""
     taken = []
     for _ in range(REPEATS if torch.cuda.is_available() else REPEATS_ON_A_CPU):
         begin = time.perf_counter()
@@ -97,7 +96,7 @@ def latency_of(cache: CanvasCache, turns: dict[int, Turn]) -> float:
 
 
 def parts_of(cache: CanvasCache, turns: dict[int, Turn]) -> tuple[dict[str, float], int]:
-    """Seconds of each part of a step, by its kernels in order, and the number of kernels."""
+    """s by part, from its kernels in order; number of kernels."""
     cuda = torch.cuda.is_available()
     with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU], acc_events=True) as run:
         cache.denoise(turns)
@@ -128,7 +127,7 @@ def parts_of(cache: CanvasCache, turns: dict[int, Turn]) -> tuple[dict[str, floa
 
 
 def step_of(cache: CanvasCache, turns: dict[int, Turn]) -> dict[str, Any]:
-    """A step's times, its kernels, and the seconds of its parts."""
+    """Times, kernels, seconds by part."""
     for _ in range(2):
         cache.denoise(turns)
     latency = latency_of(cache, turns)
@@ -142,7 +141,7 @@ def first_line(error: Exception) -> str:
 
 
 def ways(model: CanvasModel, canvases: int) -> Iterator[tuple[str, str, Callable[[], Any]]]:
-    """Ways to compute a part of a step: the part, the way, and a call."""
+    """Ways to compute a part: part, way, call."""
     config, device, dtype = model.config, model.embedding.device, model.embedding.dtype
     rows, cuda = canvases * config.canvas_length, device.type == "cuda"
     x = torch.randn(rows, config.hidden, device=device).to(dtype)
@@ -189,7 +188,7 @@ def ways(model: CanvasModel, canvases: int) -> Iterator[tuple[str, str, Callable
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """Median of calls that are enqueued together on CUDA."""
+    """Median of calls, on CUDA enqueued together."""
     work()
     if not torch.cuda.is_available():
         begin = time.perf_counter()
@@ -236,7 +235,7 @@ def main() -> None:
     }  # fmt: skip
 
     def keep() -> None:
-        if given.json is not None:  # after each: the run may be cut short
+        if given.json is not None:  # the run may be cut short
             given.json.write_text(json.dumps(found, indent=1) + "\n")
 
     def late() -> bool:
@@ -268,7 +267,7 @@ def main() -> None:
                 break
             try:
                 row = step_of(graphs, turns_of(config, canvases))
-            except Exception as error:  # any error: time the other steps
+            except Exception as error:  # time the other steps
                 print(f"{mode:>8} {canvases} x {config.canvas_length} failed: {first_line(error)}")
                 continue
             parts, least = row.pop("parts"), floors(config, canvases, context, size, bandwidth, rate)
@@ -291,7 +290,7 @@ def main() -> None:
                 break
             try:
                 took = seconds(work)
-            except Exception as error:  # any error: compare the other ways
+            except Exception as error:  # compare the other ways
                 print(f"{part}: {way} failed: {first_line(error)}")
                 continue
             found["ways"].append({"part": part, "way": way, "seconds": took})

@@ -1,7 +1,7 @@
 """How long a capacity to 2 % takes. `python benchmarks/capacity.py [--jobs 2] [--policy optimus] [--precision 0.02]`
 
-The Azure conversation trace, one replica, p90 of tpot_chunk within 50 ms. Wall time depends on the machine's other
-work; processor time, summed over the processes, hardly does. Two cores need at least half of it.
+The Azure conversation trace, one replica, p90 of tpot_chunk within 50 ms. Other work on the machine changes wall time,
+hardly processor time (summed over processes), of which two cores need at least half.
 """
 
 import argparse

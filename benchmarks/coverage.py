@@ -1,12 +1,12 @@
 """How often an ensemble's 90 % interval holds the truth: `python benchmarks/coverage.py [synthetic] [EXPERIMENT ...]`.
 
-synthetic: truths with causes drawn independently of the ensemble: by the stated widths, or as published. As published,
-the code is one of two with different floors, as is the profile's; a yield is log-uniform between the published ratio
-and its inverse; a front end is a measured one; the rest is as stated.
+synthetic: truths whose causes are drawn apart from the ensemble's: by the stated widths, or as published: one of two
+codes with different floors, a yield log-uniform between the published ratio and its inverse, a measured front end, the
+rest as stated.
 
-EXPERIMENT: predicted rows of `dsim reproduce` with a published value, without memory and capacities. Each row is
-replayed as predicted and under drawn profiles, as `--ensemble` does, once without the causes of NEW and once with all.
-A published lower bound (`1800+`) is contained if the interval reaches it.
+EXPERIMENT: rows of `dsim reproduce` with a published value, without memory and capacities, replayed as predicted and
+under drawn profiles (as `--ensemble`), without the causes of NEW and with all. A published lower bound (`1800+`) is
+contained if the interval reaches it.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from dsim.sim.setting import Setting
 
 NEW = (u.IMPLEMENTATION, u.WORKLOAD, u.FRONT_END, EOS)
 DRAWS, TRUTHS, ROW_DRAWS = 19, 400, 199
-FRONT_ENDS = (0.0, 0.0048, 0.025, 0.037, 0.044)  # s, measured mean times between client and engine
+FRONT_ENDS = (0.0, 0.0048, 0.025, 0.037, 0.044)  # s, measured means between client and engine
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def synthetic() -> None:
-    """Print the coverage of synthetic truths, by profile."""
+    """By profile."""
     for profile, policy in (("l40s-llada-8b", "vanilla"), ("h200x2-diffusiongemma", "vllm-diffusion")):
         setting = Scenario("azure-conv", policy=policy, profile=profile).setting()
         known = u.causes(setting.profile, setting.drawn)
@@ -61,7 +61,7 @@ def synthetic() -> None:
 
 
 def truth(names: Sequence[str], rng: np.random.Generator) -> Scores:
-    """A truth's scores; of a list of published values, one."""
+    """Scores; one of a list of published values."""
     scores = {name: float(rng.normal()) for name in names}
     ratio = math.log(u.FLOORS[1] / u.FLOORS[0])
     if u.IMPLEMENTATION in scores:
@@ -75,14 +75,14 @@ def truth(names: Sequence[str], rng: np.random.Generator) -> Scores:
 
 
 def seconds(setting: Setting, scores: Scores) -> float:
-    """Seconds of a request alone: its front end, and one canvas or 128 single-token passes of 512 positions."""
+    """s of a lone request: front end, and one canvas or 128 single-token passes of 512 positions."""
     profile = u.varied(setting.profile, scores, setting.drawn)
     steps = 128.0 if setting.law is None else mean_forwards(profile.canvas_laws[0]) + 1.0
     return profile.frontend + steps * profile.latency.step(Features(512, 0, 512 * 512, 512, 512, 512, 0))
 
 
 def published(name: str, most: int | None) -> None:
-    """Print each predicted row's interval, and whether it contains the published value."""
+    """Each predicted row's interval, and whether it contains the published value."""
     experiment = read(name)
     for series in experiment.series:
         for run in series.runs:
@@ -114,7 +114,7 @@ def line(place: str, scenario: Scenario, measure: str, told: float, bound: bool)
     at, known = value(scenario), known_causes(scenario)
     cells = []
     for of in ([cause for cause in known if cause.name not in NEW], list(known)):
-        # Scores of a draw are keyed by causes' names: both intervals have the same luck.
+        # Draws are keyed by causes' names: both intervals have the same luck.
         draws = range(1, ROW_DRAWS + 1)
         found = interval([at, *(value(moved(scenario, drawn(of, i, scenario.seed))) for i in draws)])
         holds = told <= found.high and (bound or found.low <= told)

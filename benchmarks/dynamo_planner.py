@@ -1,11 +1,11 @@
-"""Compare dsim's Dynamo scalers with Dynamo's own planner code, given the same observations.
+"""Compare dsim's Dynamo scalers with Dynamo's planner code, given the same observations.
 
     pip install msgspec filterpy scikit-learn; pip download --no-deps ai-dynamo==1.6.1; unzip ai_dynamo-*.whl -d DIR
     python -m dsim.benchmarks.dynamo_planner DIR
 
 The files with the formulas run unchanged: engine_query.py and agg.py of planner/core/perf_model, budget.py and
-load/predictors.py of planner/core. Empty modules replace imported packages that no formula uses (configuration,
-logging, the compiled AISimulate core, pmdarima, Prophet), and a linear model replaces the core's step times.
+load/predictors.py of planner/core. Empty modules replace imports that no formula uses, and a linear model the step
+times of the compiled AISimulate core.
 """
 
 import importlib.util
@@ -29,7 +29,7 @@ EMPTY = (
 
 
 class Anything(types.ModuleType):
-    """A module with a class of every name."""
+    """Has a class of every name."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -38,7 +38,7 @@ class Anything(types.ModuleType):
 
 
 def load(folder: Path, name: str) -> Any:
-    """One file of Dynamo as a module, without its packages."""
+    """A file of Dynamo as a module, without its packages."""
     path = folder / (name.replace(".", "/") + ".py")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -49,7 +49,7 @@ def load(folder: Path, name: str) -> Any:
 
 
 def planner(folder: Path) -> dict[str, Any]:
-    """Dynamo's modules with formulas."""
+    """The modules with formulas."""
     logging.disable(logging.WARNING)
     for name in ("dynamo", "dynamo.common", "dynamo.planner", "dynamo.planner.core", "dynamo.planner.core.perf_model",
                  "dynamo.planner.core.load"):  # fmt: skip
@@ -65,7 +65,7 @@ def planner(folder: Path) -> dict[str, Any]:
 
 
 def compare(folder: Path, seed: int = 0, cases: int = 300) -> dict[str, tuple[int, float]]:
-    """By formula, the number of cases and the largest relative difference."""
+    """By formula: cases, and the largest relative difference."""
     dynamo, random = planner(folder), np.random.default_rng(seed)
     found: dict[str, list[float]] = {"capacity": [], "step time": [], "ttft": [], "kalman": [], "budget": []}
 
@@ -129,7 +129,7 @@ def _capacities(
 def _step_times(
     dynamo: dict[str, Any], random: Any, times: tuple[float, float, float], most: int, hits: float
 ) -> dict[str, tuple[float, float]]:  # fmt: skip
-    """A regression on noisy samples, and the time to a first token by it."""
+    """A regression on noisy samples, and its time to a first token."""
     metrics = sys.modules["dynamo.common.forward_pass_metrics"]
     theirs = dynamo["perf_model.agg"].AggRegressionModel(64)
     ours = PerfModel()

@@ -1,7 +1,7 @@
 """Production engines step by step: the pictures of docs/engines/. `python benchmarks/engine_pictures.py`
 
-Each is the figure "The engine's steps" of a report (report/closeup.py), for a journal of a few requests, as an SVG with
-a panel, light or dark as the reader's browser is. The same tree writes the same bytes.
+Each is a report's "The engine's steps" (report/closeup.py) for a few requests, as an SVG that follows the browser's
+light or dark scheme. The same tree writes the same bytes.
 """
 
 import argparse
@@ -30,7 +30,7 @@ svg{font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}.p{fill:#fff}
 
 @dataclass(frozen=True)
 class World:
-    """A few requests, (arrival in ms, prompt, output), and the policy and profile that serve them."""
+    """Requests (arrival in ms, prompt, output), policy and profile."""
 
     policy: str
     profile: str
@@ -59,12 +59,11 @@ WORLDS = {
 
 
 def picture(world: World) -> str:
-    """The SVG of a world's run."""
     arrival, prompt, output = (np.array(column) for column in zip(*world.requests, strict=True))
     trace = Trace("a few requests", arrival / 1e3, prompt, output)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        # An EOS is not known before: work decided ahead is computed in vain.
+        # An EOS is not known before, so work decided ahead is wasted.
         dsim.replay(trace, [world.policy], profile=world.profile, workload=world.workload, eos=True, out=out)
         figure = engine_figure(read_run(out), world.policy, 0, 0.0, "")
     assert figure is not None
@@ -72,7 +71,7 @@ def picture(world: World) -> str:
 
 
 def _svg(world: World, traces: list[dict[str, Any]]) -> str:
-    """The bars of a report's figure, a lane a request, dashed while it waits."""
+    """A lane a request, dashed while it waits."""
     bars = [
         (1e3 * base, 1e3 * wide, trace["name"], trace["marker"]["color"], deep, about)
         for trace in traces

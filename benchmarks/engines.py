@@ -1,8 +1,8 @@
 """Published runs of production engines and the twin's, and users' questions. `python benchmarks/engines.py [NAME ...]`
 
-Prints the tables of docs/engine-answers.md, all or the named ones, in two minutes on one core. We measured nothing
-here. A row is *calibrated* if its profile was fitted to the published figure next to it, *estimated* if it has only a
-data sheet's figures, and *predicted* if nobody published it.
+Prints the tables of docs/engine-answers.md, all or the named ones, in two minutes on one core. Nothing was measured
+here. *calibrated*: the profile was fitted to the published figure next to it; *estimated*: by a data sheet alone;
+*predicted*: nobody published it.
 """
 
 from collections.abc import Callable
@@ -28,9 +28,9 @@ from dsim.traces import Trace, synth
 VLLM, SGLANG = "h200x2-diffusiongemma-vllm", "h200x2-diffusiongemma-sglang"
 FP8, QWEN, DRAFTS = "h100-diffusiongemma-fp8", "h100-qwen3-8b-ar", "h100-sdar-8b-sglang"
 EDITS = "h20-llada2.1-mini-sglang"
-LAW = "evaluation"  # of DiffusionGemma's canvases: the counted law
-SDAR = "h100-sdar-8b"  # the only profile here from data sheets alone
-HOST = (1.0, 5.5)  # ms a forward: assumed with captured graphs; of SGLang with LLaDA2.1-mini on an H20 (6.2)
+LAW = "evaluation"  # DiffusionGemma's counted law
+SDAR = "h100-sdar-8b"  # from data sheets alone
+HOST = (1.0, 5.5)  # ms a forward: assumed with captured graphs; SGLang's with LLaDA2.1-mini on an H20 (6.2)
 
 
 # ---- one run -------------------------------------------------------------------------------------------------------
@@ -38,23 +38,23 @@ HOST = (1.0, 5.5)  # ms a forward: assumed with captured graphs; of SGLang with 
 
 @dataclass(frozen=True)
 class Loop:
-    """A closed loop: a client sends its next request when the last one is served."""
+    """A closed loop: a client sends again when it is served."""
 
     result: Result
     clients: int
 
     @property
     def seconds(self) -> float:
-        """From the first request to the last token."""
+        """To the last token."""
         return self.result.end
 
     @property
     def throughput(self) -> float:
-        """Output tokens a second, with the loop's fill and drain."""
+        """Output tok/s, with the loop's fill and drain."""
         return float(self.result.table["num_tokens"].sum()) / self.result.end
 
     def ttft(self) -> float:
-        """Median time to first token in s, without the requests that all begin at once."""
+        """Median, s, without the requests that begin at once."""
         columns = self.result.table.columns
         waited = columns["first_emission"] - columns["arrival"]
         return float(np.median(waited[self.clients :]))
@@ -66,7 +66,7 @@ def loop(profile: str | Profile, policy: str, clients: int, requests: Trace, wor
 
 
 def alike(num: int, prompt: int, output: int) -> Trace:
-    """Requests of one length."""
+    """Of one length."""
     return Trace("alike", np.zeros(num), np.full(num, prompt), np.full(num, output))
 
 
@@ -79,7 +79,7 @@ def chats(clients: int, prompt: int | None = None) -> Trace:
 
 
 def change(new: float, old: float) -> str:
-    """The difference from another figure, in percent."""
+    """In percent."""
     return f"{new / old - 1:+.0%}"
 
 
@@ -88,7 +88,7 @@ def change(new: float, old: float) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """A published run that a profile was fitted to, and the twin's figure."""
+    """A published run that a profile was fitted to, and the twin's."""
 
     run: str
     twin: float
@@ -97,7 +97,6 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Relative to the published figure."""
         return self.twin / self.published - 1
 
     def cells(self) -> list[str]:
@@ -106,20 +105,20 @@ class Row:
         return [self.run, *values, f"{round(self.error, 3) + 0.0:+.1%}"]
 
 
-# Seconds for a batch of 256 tokens after prompts of 128, 48 fixed steps, by concurrent requests (6.1).
+# s of a batch of 256 tokens after prompts of 128, 48 fixed steps, by requests at once (6.1).
 BATCHES = {
     "vllm-diffusion": (VLLM, {1: 0.569, 4: 1.281, 8: 2.226}),
     "sglang-gemma": (SGLANG, {1: 0.810, 4: 1.521, 8: 2.561}),
     "sglang-gemma,dllm_fdfo=false": (SGLANG, {1: 0.741, 4: 1.409, 8: 2.455}),
 }
-# Tokens a second by clients (6.4).
+# tok/s by clients (6.4).
 STREAMS = {
     "ar": (QWEN, {1: 149.0, 64: 5794.0}),
     "vllm-ar-spec:3,acceptance=0.5": (DRAFTS, {1: 272.0, 64: 6414.0}),
 }
-# Tokens a second by clients: gsm8k, prompts of 64 tokens, never cached (6.2).
+# tok/s by clients: gsm8k, prompts of 64 tokens, never cached (6.2).
 EDITED = {1: 592.0, 16: 2451.0, 128: 3412.0}
-BLOG = 1008.0  # tokens a second, one client (6.1)
+BLOG = 1008.0  # tok/s, one client (6.1)
 
 
 def calibrated() -> list[Row]:
@@ -148,15 +147,15 @@ def calibration() -> None:
 
 
 def with_host(profile: str, ms: float) -> Profile:
-    """The profile with another host time a forward."""
+    """With another host time a forward."""
     held = load(profile)
     return replace(held, latency=replace(held.latency, host_step=ms / 1e3))
 
 
 def spread_out(profile: Profile, factor: float) -> Profile:
-    """The profile with a multiple of the spread of steps: between requests, blocks (or canvases) and steps.
+    """With a multiple of the steps' spread: between requests, blocks (or canvases) and steps.
 
-    The mean yield of the default workload, and of each law, stays.
+    The default workload's, and each law's, mean yield stays.
     """
     commits = tuple(
         same_mean(m, replace(
@@ -208,7 +207,7 @@ def fdfo() -> None:
 
 
 def cell(run: Loop) -> str:
-    """A run's throughput and time to first token, for a table."""
+    """Throughput and time to first token."""
     return f"{run.throughput:,.0f} ({run.ttft():,.2f} s)"
 
 
@@ -266,12 +265,12 @@ def bf16_on_80gb() -> Profile:
 
 
 def tiled(profile: Profile) -> Profile:
-    """The profile with a sampler that keeps one tensor of logits and computes the rest in tiles."""
+    """A sampler that keeps one tensor of logits and computes the rest in tiles."""
     return replace(profile, memory=replace(profile.memory, workspace_bytes=0))
 
 
 def rows_that_fit(profile: Profile, tokens: int) -> int:
-    """The most rows of `tokens` tokens that memory holds."""
+    """Rows of `tokens` tokens that memory holds."""
     n = 0
     while True:
         n += 1
@@ -286,9 +285,9 @@ def rows_that_fit(profile: Profile, tokens: int) -> int:
 
 
 def kv_of_row(profile: Profile, tokens: int) -> tuple[int, int]:
-    """Bytes of the pool for a row with this much text, in windowed layers and in the others.
+    """Bytes of a row with this much text, in windowed layers and in the others.
 
-    After its text come its canvas and, decided ahead, the next one.
+    Its canvas and, decided ahead, the next one follow.
     """
     m, windowed = profile.memory, profile.model.windowed
     window = windowed.window if windowed else 0
@@ -351,13 +350,13 @@ AR_ALONE = 1 / 197  # s a token: AR Gemma 4 26B-A4B in FP8 on an H100, no drafts
 def autoregressive_gemma() -> Profile:
     """Gemma 4 26B-A4B in FP8 on an H100: one row as published; more rows read more experts, by the data sheet."""
     card, shape = gpu("H100"), model("Gemma4-26B-A4B")
-    # A byte a weight is half of what `weight_read` counts.
+    # FP8: half of what `weight_read` counts.
     more = [
         (weight_read(card, shape, 1, n) - weight_read(card, shape, 1, 1)) / 2
         for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)
     ]
     points = tuple((float(2**k), AR_ALONE + extra) for k, extra in enumerate(more))
-    slope = 9.0e-6  # s a further token, as assumed for the diffusion model of the same shape
+    slope = 9.0e-6  # s a further token, as assumed for the diffusion model of this shape
     runs = Published(
         (*points, (512.0, points[-1][1] + 256 * slope)), 1, 1536,
         "vLLM's blog of 2026-06-10: 197 tok/s, one client; reads of experts by the data sheet", drafted((1.0,)), 1.0,
@@ -411,7 +410,7 @@ def settings() -> None:
 
 
 def best_of(clients: int, threshold: float) -> list[str]:
-    """The best block, and the best chunk of a block of 32, at a load, with their figures."""
+    """The best block, and the best chunk of a block of 32, at a load."""
     given = f",temperature=0.8,threshold={threshold}"
     cells = [str(clients), f"{threshold:g}"]
     for preset, sizes in (("lmdeploy-0.18", (4, 8, 16, 32)), ("chunk", (4, 8, 16, 32))):

@@ -1,10 +1,10 @@
 """How soon `dsim follow` names a change, how often it is wrong, and whether it finds the changed parameters again.
 
-The servers are simulated: the engine of a scenario serves Poisson traffic in simulated time, and its page of metrics is
-read every 5 s (following/replayed.py), with the release's names and buckets. Months pass in minutes.
+A scenario's engine serves Poisson traffic in simulated time, and its page of metrics (following/replayed.py) is read
+every 5 s: months pass in minutes.
 
     python -m dsim.benchmarks.follow                 # the changes, each at minute 90
-    python -m dsim.benchmarks.follow --days 30 --out DIR    # and a month without any; DIR: to go on from
+    python -m dsim.benchmarks.follow --days 30 --out DIR    # a month without any; DIR: to go on from
     python -m dsim.benchmarks.follow --load          # processor time that reading costs `dsim serve`
     python -m dsim.benchmarks.follow --bound         # how much a window of vLLM's page tells of the price
 """
@@ -39,10 +39,10 @@ from dsim.serve.vllm_metrics import TTFT, WHOLE
 from dsim.traces import Trace
 
 INTERVAL, CHANGE, HOURS = 5.0, 90.0, 3.5  # s; minutes; hours of a run
-RUN_IN = 300.0  # s of serving before the first reading
+RUN_IN = 300.0  # s before the first reading
 LENGTHS = tuple(float(m * 10**e) for e in range(5) for m in (1, 2, 5))
 ENDS = {"ttft": TTFT, "e2el": WHOLE, "queue": WHOLE, "input_length": LENGTHS, "output_length": LENGTHS}
-# The counters on each engine's page.
+# Counters of each engine's page.
 PAGES = {
     "vllm": ("requests", "prompt_tokens", "generation_tokens", "steps"),
     "sglang": ("requests", "prompt_tokens", "generation_tokens", "forward_seconds", "forwards"),
@@ -51,14 +51,14 @@ PAGES = {
 
 @dataclass(frozen=True)
 class Server:
-    """A followed server: its scenario, its engine's page and its traffic."""
+    """Scenario, engine's page and traffic."""
 
     name: str
     scenario: Scenario
     page: str
     rate: float  # req/s
-    flag: str  # another SPEC, with a changed flag
-    forwards: bool = False  # a stream reports each forward
+    flag: str  # with a changed flag
+    forwards: bool = False  # a stream reports them
 
 
 SERVERS = {
@@ -85,7 +85,7 @@ NOTHING = Factors()
 
 @dataclass(frozen=True)
 class Change:
-    """A change at a known minute, and the right alarm."""
+    """At a known minute, with the right alarm."""
 
     name: str
     cause: str
@@ -105,7 +105,7 @@ CHANGES = (
 
 
 def traffic(rate: float, seconds: float, seed: int) -> Trace:
-    """Poisson arrivals with log-normal lengths."""
+    """Poisson arrivals, log-normal lengths."""
     rng = np.random.default_rng(seed)
     time_ = np.cumsum(rng.exponential(1 / rate, int(rate * seconds * 1.2) + 100))
     time_ = time_[time_ < seconds]
@@ -115,7 +115,7 @@ def traffic(rate: float, seconds: float, seed: int) -> Trace:
 
 
 def pages(server: Server, scenario: Scenario, rate: float, begin: float, seconds: float, seed: int) -> list[Sample]:
-    """Samples of one stretch, with counters from 0. begin: s since 1970 of the first."""
+    """A stretch, counters from 0. begin: s since 1970."""
     trace = traffic(rate, RUN_IN + seconds, seed)
     setting = scenario.setting()
     recorder = Recorder(setting)
@@ -131,7 +131,7 @@ def pages(server: Server, scenario: Scenario, rate: float, begin: float, seconds
 
 
 def heard_of(steps: Steps, times: Floats, width: int) -> list[Heard]:
-    """What a stream of forwards reports between these moments."""
+    """By a stream of forwards, between these moments."""
     whole = (steps.tokens == width * steps.batch) & (steps.batch > 0)
     interval = np.searchsorted(times, steps.end, side="left")
     found = []
@@ -144,7 +144,7 @@ def heard_of(steps: Steps, times: Floats, width: int) -> list[Heard]:
 
 
 def joined(parts: Iterable[list[Sample]], read: Sample | None = None) -> Iterator[Sample]:
-    """Join stretches into one server's counters. read: the last sample read before; counters continue from it."""
+    """Stretches as one server's counters. read: the last sample read before; counters continue from it."""
     offset: Sample | None = None
     for part in parts:
         first = part[0]
@@ -166,19 +166,19 @@ def joined(parts: Iterable[list[Sample]], read: Sample | None = None) -> Iterato
 
 
 def followed_by(server: Server, folder: Path) -> Follower:
-    """A server's follower, which continues from its folder."""
+    """Continues from its folder."""
     followed = Followed(server.scenario, ("twin",), INTERVAL, outlook=False, most_bytes=1 << 30)
     return Follower(followed, folder, tell=lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def follow(follower: Follower, samples: Iterable[Sample]) -> list[dict[str, Any]]:
-    """Follow these samples; returns the windows' records."""
+    """Returns the windows' records."""
     found = [follower.add(Scrape(s.time, (replace(s, heard=SILENT),), s.heard)) for s in samples]
     return [record for record in found if record is not None]
 
 
 def changed(server: Server, change: Change, seed: int = 7) -> dict[str, Any]:
-    """One change at minute CHANGE: when each alarm came, and which parameters were found."""
+    """A change at minute CHANGE: when alarms came, which parameters were found."""
     setting = server.scenario.setting()
     after = server.scenario
     if change.factors != NOTHING:
@@ -191,7 +191,7 @@ def changed(server: Server, change: Change, seed: int = 7) -> dict[str, Any]:
         pages(server, server.scenario, server.rate, zero, seconds, seed),
         pages(server, after, server.rate * change.rate, zero + seconds, HOURS * 3600 - seconds, seed + 1),
     ]  # fmt: skip
-    # In memory if possible: syncing a disk would take most of the time.
+    # Syncing a disk would take most of the time.
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         follower = followed_by(server, Path(folder))
@@ -213,9 +213,9 @@ def changed(server: Server, change: Change, seed: int = 7) -> dict[str, Any]:
 
 
 def unchanged(server: Server, days: float, folder: Path, seed: int = 100) -> dict[str, Any]:
-    """The alarms of days without a change.
+    """Alarms of days without a change.
 
-    The folder is the follower's: an interrupted call continues from it.
+    An interrupted call continues from the folder.
     """
     zero, began = 1.8e9, time.time()
     follower = followed_by(server, folder)
@@ -236,9 +236,9 @@ def unchanged(server: Server, days: float, folder: Path, seed: int = 100) -> dic
 
 
 def bound(server: Server, days: float = 0.5) -> dict[str, Any]:
-    """The standard error of a window's price by `dsim follow`, and the least of any linear estimator on the page.
+    """The standard error of a window's price, and the least of any linear estimator on the page.
 
-    That is the Cramer-Rao bound for normal figures whose means move with the price and whose covariance stays.
+    That is the Cramer-Rao bound for normal figures whose means move with the price, at constant covariance.
     """
     setting = server.scenario.setting()
     told, logs, residuals = [], [], []
@@ -276,7 +276,7 @@ def bound(server: Server, days: float = 0.5) -> dict[str, Any]:
 
 
 def told_by(window: Window) -> list[float]:
-    """The content of a window of vLLM's page: its sums, their moments by interval, gauges and shares of buckets."""
+    """A window of vLLM's page: sums, their moments by interval, gauges, shares of buckets."""
     running = window.gauge("running")
     found = [running.mean(), (running**2).mean(), (running == 0).mean(), running[-1] - running[0]]
     histograms = {name: [s.histograms[name].total for s in window.samples] for name in ("e2el", "queue", "ttft")}
@@ -297,7 +297,7 @@ def told_by(window: Window) -> list[float]:
 
 
 def load(readings: int = 100, seconds: float = 20.0) -> dict[str, Any]:
-    """The processor time that a reading costs an idle `dsim serve`: with readings minus without."""
+    """Processor time of a reading by an idle `dsim serve`: with readings minus without."""
     command = ["serve", "--twin", "h100-sdar-8b/sglang", "--policy", "sglang-fdfo", "--port", "0"]
     python = [sys.executable, "-u", "-m", "dsim"]
     with subprocess.Popen([*python, *command], stdout=subprocess.PIPE, text=True) as server:

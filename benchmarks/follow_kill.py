@@ -1,10 +1,10 @@
-"""Kill `dsim follow` with SIGKILL at random moments, start it again in its folder, and look what was lost.
+"""Kill `dsim follow` with SIGKILL at random moments, start it again in its folder, and see what was lost.
 
     python -m dsim.benchmarks.follow_kill [--kills 30] [--out DIR]
 
-A twin serves constant requests, and `dsim follow` reads it through a proxy that counts readings. A third of the kills
-come at any moment after the start, a third at any moment after the first reading, a third while a reading is stored and
-judged. At the end a follower that was never killed reads the stored samples, and both followers' windows are compared.
+A twin serves constant requests; `dsim follow` reads it through a proxy that counts readings. A third of the kills come
+at any moment after the start, a third after the first reading, a third while a reading is stored and judged. At the end
+a follower that was never killed reads the stored samples, and the windows are compared.
 """
 
 import argparse
@@ -44,7 +44,7 @@ START = 60.0  # s for the first reading
 
 @contextmanager
 def served() -> Iterator[str]:
-    """A twin under constant requests; its address."""
+    """Under constant requests; its address."""
     command = ["serve", "--twin", PROFILE, "--policy", POLICY, "--port", "0"]
     with subprocess.Popen([*PYTHON, *command], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -76,7 +76,7 @@ def _complete(url: str, body: dict[str, Any]) -> None:
 
 
 class Proxy:
-    """Passes a server's page on, and counts readings."""
+    """Counts readings of a server's page."""
 
     def __init__(self, url: str) -> None:
         self.readings = 0
@@ -104,12 +104,10 @@ class Proxy:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def close(self) -> None:
-        """Pass nothing on any more."""
         self._server.shutdown()
 
 
 def follow(proxy: Proxy, folder: Path, port: int) -> "subprocess.Popen[str]":
-    """Start `dsim follow`."""
     command = [
         "follow", proxy.url, "--policy", POLICY, "--profile", PROFILE, "--slo", SLO, "--interval", f"{INTERVAL}",
         "--window", f"{WINDOW}", "--min-requests", f"{REQUESTS}", "--port", f"{port}", "-o", str(folder),
@@ -118,12 +116,12 @@ def follow(proxy: Proxy, folder: Path, port: int) -> "subprocess.Popen[str]":
 
 
 def whole(folder: Path, name: str) -> list[dict[str, Any]]:
-    """The whole lines of one of a followed folder's stores."""
+    """The whole lines of a folder's store."""
     return list(Lines(folder / name, 1 << 30)) if (folder / name).exists() else []
 
 
 def killed(kills: int, folder: Path, port: int, seed: int = 0) -> dict[str, Any]:
-    """Kill and restart; returns what was lost each time."""
+    """What was lost at each kill."""
     rng = random.Random(seed)
     runs: list[dict[str, Any]] = []
     with served() as url:
@@ -160,7 +158,7 @@ def killed(kills: int, folder: Path, port: int, seed: int = 0) -> dict[str, Any]
 
 
 def compared(folder: Path) -> dict[str, Any]:
-    """The folder's windows, and those of a follower that was never killed."""
+    """The folder's windows, and those of a follower never killed."""
     scenario = Scenario(trace="", policy=POLICY, profile=PROFILE, slos=(SLO,))
     with tempfile.TemporaryDirectory() as other:
         followed = Followed(scenario, ("twin",), INTERVAL, WINDOW, REQUESTS, outlook=False)
@@ -170,7 +168,7 @@ def compared(folder: Path) -> dict[str, Any]:
             follower.add(Scrape(float(line["time"]), samples))
         expected = whole(Path(other), "windows")
     found = whole(folder, "windows")
-    # Without forecasts: the moment of their plan may differ.
+    # Forecasts are left out: their plan's moment may differ.
     same = [{name: one[name] for name in other} == other for one, other in zip(found, expected, strict=False)]
     return {"windows": len(found), "expected": len(expected), "same": sum(same)}
 

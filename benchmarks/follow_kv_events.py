@@ -1,9 +1,9 @@
-"""Record the KV events that a real vLLM sends, its prefix cache emptied in between: a fixture of tests/following.
+"""Record the KV events of a real vLLM whose prefix cache is emptied in between: a fixture of tests/following.
 
     python -P benchmarks/follow_kv_events.py MODEL OUT
 
-Runs in vLLM's environment, on a model of random_qwen3.py. OUT gets a line for each message: its frames in hex, and how
-many blocks vLLM's own pool names just after it. -P: files of this folder would hide modules that vLLM imports.
+Runs in vLLM's environment, on a model of random_qwen3.py. OUT gets a line a message: frames in hex, and the blocks that
+vLLM's pool names then. -P: files of this folder would hide modules that vLLM imports.
 """
 
 import json
@@ -18,13 +18,13 @@ from vllm import LLM, SamplingParams
 from vllm.config.kv_events import KVEventsConfig
 
 ENDPOINT = "ipc:///tmp/dsim-kv-events"
-PAGE, PAGES = 32, 10  # tokens of a block; blocks, few enough to evict some
+PAGE, PAGES = 32, 10  # tokens of a block; blocks, few enough to evict
 JOINS = 0.5  # s until a subscriber receives
 ANSWER = SamplingParams(max_tokens=2, ignore_eos=True, temperature=0.0)
 
 
 def main(model: str, out: str) -> None:
-    """Serve prompts that repeat and prompts that evict, and empty the cache twice."""
+    """Prompts that repeat, prompts that evict, and two resets."""
     events = KVEventsConfig(enable_kv_cache_events=True, publisher="zmq", endpoint=ENDPOINT)
     llm = LLM(
         model=model, enforce_eager=True, enable_prefix_caching=True, max_model_len=256, block_size=PAGE,

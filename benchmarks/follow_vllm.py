@@ -1,11 +1,11 @@
-"""The traces of benchmarks/follow_vllm.sh, and `dsim follow` on the pages that it recorded.
+"""The traces of benchmarks/follow_vllm.sh, and `dsim follow` on its recorded pages.
 
     python -m dsim.benchmarks.follow_vllm traces OUT --lengths L --rates R,.. --seconds S --run NAME,RATE,S ..
     python -m dsim.benchmarks.follow_vllm follow OUT --policy SPEC --window S --changes TRAFFIC,LIMIT
 
-`follow` reads OUT/vllm.json, the profile; OUT/first.pages, in which first the traffic changes and then a limit of the
-scheduler; and OUT/flag.pages, of an engine started again with another flag when the limit changed. It prints a line for
-each window, follows both ways to go on, and writes the pages to OUT/pages.jsonl.xz, as small as it can still read them.
+`follow` reads OUT/vllm.json (profile), OUT/first.pages (first the traffic changes, then a limit of the scheduler) and
+OUT/flag.pages (the engine restarted with another flag when the limit changed). It prints a line a window, follows both
+ways to go on, and writes what it reads of the pages to OUT/pages.jsonl.xz.
 """
 
 import argparse
@@ -24,16 +24,16 @@ from dsim.following.windows import Scrape
 from dsim.results.scenario import Scenario
 from dsim.traces import synth
 
-ZERO = 1.8e9  # s since 1970 of the first page
+ZERO = 1.8e9  # s since 1970
 INTERVAL = 2.0  # s
 PAUSE = 60.0  # s to restart the engine
 BURST_REQUESTS = 40
 LEAST = 40  # requests in a window
-Pages = list[tuple[float, str]]  # s since 1970, and the page
+Pages = list[tuple[float, str]]  # s since 1970, page
 
 
 def write_traces(asked: argparse.Namespace) -> None:
-    """Poisson traffic, as the driver reads it."""
+    """Poisson traffic for the driver."""
     steps = [int(x) for x in asked.steps.split(",")] if asked.steps else None
     runs = [(f"calibration-{i}-{rate}", float(rate), asked.seconds) for i, rate in enumerate(asked.rates.split(","))]
     runs += [("calibration-burst", BURST, BURST_REQUESTS / BURST)]
@@ -45,7 +45,7 @@ def write_traces(asked: argparse.Namespace) -> None:
 
 
 def short(page: str) -> str:
-    """The lines of a page that `dsim follow` reads."""
+    """The lines that `dsim follow` reads."""
     own = ENGINES["vllm"]
     tables = (own.counters, own.gauges, own.histograms)
     names = {own.prefix + name for table in tables for of in table.values() for name in of}
@@ -55,7 +55,7 @@ def short(page: str) -> str:
 
 
 def recorded(path: Path) -> Pages:
-    """A recording's pages; the first is at 0 s."""
+    """From 0 s."""
     pages = [json.loads(line) for line in path.read_text().splitlines()]
     return [(page["time"] - pages[0]["time"], page["page"]) for page in pages]
 
@@ -63,7 +63,7 @@ def recorded(path: Path) -> Pages:
 def follow(
     pages: Iterable[tuple[float, str]], scenario: Scenario, folder: Path, window: float
 ) -> Iterator[dict[str, Any]]:
-    """Follow the pages; returns the windows' records."""
+    """Returns the windows' records."""
     followed = Followed(scenario, ("recorded",), INTERVAL, window, requests=LEAST, outlook=False)
     follower = Follower(followed, folder, tell=lambda line: print(f"# {line}"))
     for when, page in pages:
@@ -73,7 +73,7 @@ def follow(
 
 
 def write_recorded(path: Path, parts: dict[str, Pages]) -> None:
-    """Write the pages of several recordings to one file."""
+    """Several recordings in one file."""
     lines = [
         json.dumps({"of": name, "time": round(when, 3), "page": short(page)}) + "\n"
         for name, pages in parts.items() for when, page in pages
@@ -82,13 +82,12 @@ def write_recorded(path: Path, parts: dict[str, Pages]) -> None:
 
 
 def ways(first: Pages, flag: Pages, limit: float) -> dict[str, Pages]:
-    """Two ways to continue when the limit changes: in mid-run, or as a flag of a restarted engine."""
+    """The limit changes in mid-run, or as a restarted engine's flag."""
     begin = limit + PAUSE
     return {"limit": first, "flag": [p for p in first if p[0] < limit] + [(begin + when, page) for when, page in flag]}
 
 
 def follow_both(asked: argparse.Namespace) -> None:
-    """Follow both ways, and print each window."""
     first, flag = (recorded(asked.folder / f"{name}.pages") for name in ("first", "flag"))
     write_recorded(asked.folder / "pages.jsonl.xz", {"first": first, "flag": flag})
     scenario = Scenario(trace="", policy=asked.policy, profile=str(asked.folder / "vllm.json"))

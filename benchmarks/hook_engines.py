@@ -2,10 +2,10 @@
 
     VENV/bin/python benchmarks/hook_engines.py sglang|lmdeploy OUT
 
-VENV: an environment with torch and transformers, and the engines without their needs of a GPU: `pip install --no-deps
-sglang==0.5.23 lmdeploy==0.18.0`, then orjson and mmengine-lite. Stubs that accept anything replace other missing
-modules (kernels, device libraries). The engine's scheduler, batches, requests, algorithms and sequences are its own;
-the model is a table of logits, and no page is allocated. Writes a log a scenario into OUT.
+VENV: torch, transformers, and the engines without what needs a GPU: `pip install --no-deps sglang==0.5.23
+lmdeploy==0.18.0`, orjson, mmengine-lite; stubs replace other missing modules. Scheduler, batches, requests, algorithms
+and sequences are the engine's; the model is a table of logits, and no page is allocated. Writes a log a scenario to
+OUT.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class _Answers(type):
 
 
 class Anything(metaclass=_Answers):
-    """A stub for a class, a decorator or a member of a missing module."""
+    """For a class, decorator or member of a missing module."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         pass
@@ -58,7 +58,7 @@ class Anything(metaclass=_Answers):
 
 
 class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds missing modules for the engine alone; to other importers they stay missing."""
+    """Finds missing modules for the engine alone."""
 
     def __init__(self, engine: str) -> None:
         self._engine = engine
@@ -70,7 +70,7 @@ class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if top == self._engine or (inside and not stub):
             return None
         if not inside and (top in ("torchcodec", "accelerate") or self._importer() != self._engine):
-            return None  # transformers looks these two up by their version
+            return None  # transformers looks them up by version
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: Any) -> types.ModuleType:
@@ -98,7 +98,7 @@ class _Stub(types.ModuleType):
 
 
 def sglang(out: Path) -> None:
-    """Two requests under each algorithm: several masks settle in a forward, and a canvas."""
+    """Two requests under each algorithm: several masks a forward, and a canvas."""
     import torch
     from dsim_hooks import sglang as hooks
     from sglang.srt.dllm.algorithm import get_algorithm
@@ -116,7 +116,7 @@ def sglang(out: Path) -> None:
     HookRegistry.apply_hooks()
 
     class Here(Scheduler):  # type: ignore[misc]
-        """The scheduler without its constructor's parts; what is not set below is a stub."""
+        """Without the constructor's parts; what is not set is a stub."""
 
         def __init__(self) -> None:
             pass
@@ -171,7 +171,7 @@ def sglang(out: Path) -> None:
 
         for _ in range(40):
             rows = [req for req in scheduler.dllm_manager.waiting_queue if not req.finished()]
-            for req in rows:  # as `init_next_round_input` does, which also looks for a prefix
+            for req in rows:  # as `init_next_round_input`, which also looks for a prefix
                 req._init_fill_ids_for_dllm()
                 req.prefix_len = past[req.rid]
                 req.determine_dllm_phase()
@@ -213,7 +213,7 @@ def sglang(out: Path) -> None:
 
 
 def lmdeploy(out: Path) -> None:
-    """Two requests: a prefill whose last block has masks, then a block a step until each has its tokens."""
+    """Two requests: a prefill whose last block has masks, then a block a step."""
     import torch
     from dsim_hooks import lmdeploy as hooks
     from lmdeploy.pytorch.config import DLLMConfig, UnmaskingStrategy
@@ -242,7 +242,7 @@ def lmdeploy(out: Path) -> None:
     manager = SequenceManager(SequenceMeta(block_size=64, strategy=strategy, sampling_strategy=MagicMock()))
 
     class Runs:
-        """The state of a sequence that waits for no page."""
+        """A sequence that waits for no page."""
 
         status = MessageStatus.RUNNING
 
@@ -274,14 +274,14 @@ def lmdeploy(out: Path) -> None:
         )  # fmt: skip
         with patch.object(BaseModelAgent, "async_forward", new=_nothing):
             asyncio.run(agent._async_model_forward(inputs, return_logits=True))
-        # Sample and unmask the last block of each row.
+        # Each row's last block.
         ends = [begin + n for begin, n in zip(past, lengths, strict=True)]
         ids = torch.tensor(array("q", b"".join(seq.history_cache[end - BLOCK : end].astype("int64").tobytes()
                                                for seq, end in zip(running, ends, strict=True))))  # fmt: skip
         masks = torch.cat([torch.tensor(seq.dllm_mask[-BLOCK:].copy()) for seq in running])
         logits = torch.cat([table[end - BLOCK : end] for end in ends])
         masks, ids = unmask(logits, ids, logits.argmax(dim=-1), masks)
-        # Lengths once blocks are whole; the stopping criterion is not the engine's here.
+        # The engine's stopping criterion is not used.
         whole = (masks.view(-1, BLOCK) == 1).all(dim=1).tolist()
         new = [seq.num_new_tokens + BLOCK - seq.num_valid_ids % BLOCK if done else 0
                for seq, done in zip(running, whole, strict=True)]  # fmt: skip
@@ -297,14 +297,13 @@ def lmdeploy(out: Path) -> None:
 
 
 async def _nothing(*args: object, **kwargs: object) -> dict[str, object]:
-    """A forward that nobody computes."""
     return {}
 
 
 def main() -> None:
     engine, folder = sys.argv[1:]
     warnings.simplefilter("ignore")
-    sys.path[0] = str(Path(__file__).parents[1] / "hooks")  # instead of this folder, whose names clash with packages
+    sys.path[0] = str(Path(__file__).parents[1] / "hooks")  # this folder's names clash with packages
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
     os.environ.update(DSIM_STEPLOG=str(out / f"{engine}.jsonl"), DSIM_STEPLOG_SKIP="0")

@@ -1,10 +1,10 @@
-"""The hook's own CPU seconds a step, around a stand-in for vLLM's scheduler: with the hook minus without it.
+"""The hook's CPU seconds a step, around a stand-in for vLLM's scheduler: with minus without.
 
     python -m dsim.benchmarks.hooks [-o FILE]
 
-Rows are requests that decode one token a step. The engine's thread records numbers, and the log's thread formats lines;
-both count. Run it in the engine's environment: msgspec encodes the lines if it is installed, as with vLLM and SGLang.
-Medians of alternating turns, so that a busy machine slows both alike.
+Rows decode a token a step. Both the engine's thread (numbers) and the log's (lines) count. Run it in the engine's
+environment: msgspec, if installed, encodes the lines. Medians of alternating turns, so that a busy machine slows both
+alike.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from typing import Any
 
 ROWS = (1, 8, 32, 128)
 STEPS, TURNS = 200, 11
-STEP = 0.01  # s: a step of a small model on a large device
+STEP = 0.01  # s: a small model on a large device
 
 
 class Scheduler:
-    """Every request decodes a token a step, and none ends."""
+    """A token a step; no request ends."""
 
     def __init__(self) -> None:
         self.requests: dict[str, Any] = {}
@@ -53,7 +53,7 @@ class Scheduler:
 
 
 class EngineCore:
-    """The part of vLLM's that the hook sees."""
+    """What the hook sees of vLLM's."""
 
     def __init__(self, config: Any) -> None:
         self.vllm_config = config
@@ -79,7 +79,7 @@ def config() -> Any:
 
 
 def engine(rows: int) -> Any:
-    """An engine with this number of requests."""
+    """With `rows` requests."""
     made = EngineCore(config())
     for i in range(rows):
         params = types.SimpleNamespace(max_tokens=9)
@@ -89,7 +89,7 @@ def engine(rows: int) -> Any:
 
 
 def turn(made: Any) -> tuple[float, float]:
-    """CPU seconds a step, of this thread and of all others, until all lines are written."""
+    """CPU s a step, of this thread and of all others, until all lines are written."""
     output = types.SimpleNamespace(cudagraph_stats=None)
     mine, all_of_it = time.thread_time(), time.process_time()
     for _ in range(STEPS):

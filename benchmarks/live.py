@@ -1,7 +1,7 @@
-"""The live driver's host time a step, without the device's. `python benchmarks/live.py`.
+"""The live driver's host time a step. `python benchmarks/live.py`.
 
-The engine plans; the executor lays out the batch, reads back, unmasks and commits as in any run; only the forward is
-not computed. On a GPU the device waits during this time, unless a forward takes longer to launch than to run.
+Everything runs but the forward. On a GPU the device waits meanwhile, unless a forward takes longer to launch than to
+run.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ SHAPES = [Shape(b, w, 256) for b in (1, 32, 128) for w in (1, 8, 32)]
 
 
 class NoForward(Forward):
-    """Lays out the batch and computes nothing."""
+    """Lays out the batch only."""
 
     def run(self, batch: Batch) -> Sampled:
         self._upload(batch)

@@ -1,9 +1,8 @@
 """Write the results of `benchmarks/gpu.sh` into the documents: `python benchmarks/merge_gpu.py FOLDER`
 
-FOLDER holds stages' folders, their STAGE.json, or their STAGE.tar.gz, of one run or of several: give all at once. Of
-duplicate files the newer counts. Every table goes to benchmarks/gpu.md, which is rewritten; short ones go between marks
-in docs/kernels.md, docs/live.md and docs/validation.md, and a measured profile to profiler/profiles/. --page NAME, for
-a second device, writes only that page of benchmarks/.
+FOLDER holds stages' folders, STAGE.json or STAGE.tar.gz, of one run or several; the newer of duplicates counts. Tables
+go to benchmarks/gpu.md, short ones between marks in docs/kernels.md, docs/live.md and docs/validation.md, a measured
+profile to profiler/profiles/. --page NAME, for a second device, writes only that page of benchmarks/.
 """
 
 import argparse
@@ -35,23 +34,21 @@ STEP = re.compile(
 
 
 class Results:
-    """The files of the runs."""
-
     def __init__(self, folder: Path, unpacked: Path) -> None:
         for i, path in enumerate(sorted(folder.rglob("*.t*gz"))):
             with tarfile.open(path) as held:
                 held.extractall(unpacked / str(i), filter="data")
         found = [path for place in (folder, unpacked) for path in place.rglob("*") if path.is_file()]
-        # A smoke stage's profile and validation are toys.
+        # A smoke stage's results are toys.
         found = [path for path in found if not any(part.startswith("smoke") for part in path.parts)]
         self._files = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
     def paths(self, name: str) -> Iterator[Path]:
-        """Files by the end of their path, newest first."""
+        """By the end of their path, newest first."""
         return (path for path in self._files if path.as_posix().endswith(f"/{name}"))
 
     def json(self, name: str, *keys: str) -> dict[str, Any] | None:
-        """The newest JSON file with this end of its path and these keys."""
+        """The newest with this end of its path and these keys."""
         for path in self.paths(name):
             held = json.loads(path.read_text(encoding="utf-8"))
             if isinstance(held, dict) and set(keys) <= set(held):
@@ -59,11 +56,11 @@ class Results:
         return None
 
     def text(self, name: str) -> str:
-        """The newest file with this end of its path; empty without one."""
+        """The newest with this end of its path, or empty."""
         return next((path.read_text(encoding="utf-8", errors="replace") for path in self.paths(name)), "")
 
     def profiles(self) -> Iterator[Path]:
-        """Measured profiles, newest first, without the smoke stage's."""
+        """Measured, newest first, without the smoke stage's."""
         for path in self._files:
             if path.suffix == ".json" and '"origin": "measured"' in path.read_text(encoding="utf-8", errors="replace"):
                 yield path
@@ -81,7 +78,7 @@ def ms(seconds: float) -> str:
 
 
 def conditions(results: Results) -> list[str]:
-    """How each stage ended, and the device's state."""
+    """How stages ended, and the device's state."""
     rows = []
     for stage in STAGES:
         found = results.json(f"{stage}.json", "stage", "parts")
@@ -101,7 +98,7 @@ def conditions(results: Results) -> list[str]:
 
 
 def steps_of(results: Results, name: str) -> list[dict[str, Any]]:
-    """Whole decode steps: of the JSON, and of the printed lines those not in it."""
+    """Of the JSON, and printed lines that are not in it."""
     held = results.json(f"{name}.json", "steps", "bandwidth")
     found = [step for step in (held or {"steps": []})["steps"] if "ratio" in step]
     have = {(step["mode"], step["batch"], step["window"]) for step in found}
@@ -125,21 +122,20 @@ def of_steps(steps: list[dict[str, Any]]) -> list[str]:
 
 
 def _order(row: dict[str, Any]) -> tuple[int, ...]:
-    """Decode steps by window and batch, then prefills, then canvases."""
+    """Decode steps by window and batch, prefills, canvases."""
     if "canvases" in row:
         return 1, 0, row["canvases"]
     return 0, -row["window"], row["batch"], row.get("context", 0)
 
 
 def of_canvas_steps(results: Results) -> list[dict[str, Any]]:
-    """Steps of canvases, written as those of blocks."""
+    """As those of blocks."""
     found = results.json("canvas.json", "steps", "parts") or {"steps": []}
     modes = {"captured": "graphs", "eager": "eager"}
     return [step | {"mode": modes[step["mode"]], "device": step["latency"]} for step in found["steps"]]
 
 
 def of_canvas_parts(results: Results) -> list[str]:
-    """What the parts of steps of canvases take."""
     found = results.json("canvas.json", "steps", "parts") or {"parts": []}
     rows = []
     for row in found["parts"]:
@@ -161,7 +157,7 @@ def gains(results: Results, name: str) -> list[str]:
 
 
 def step_of(row: dict[str, Any]) -> str:
-    """A step's shape in words."""
+    """A step's shape."""
     if "canvases" in row:
         return f"{row['canvases']} canvas{'es' * (row['canvases'] > 1)}"
     return f"{row['batch']} x {row['window']}" if row["window"] else f"prefill of {row['context']}"
@@ -206,7 +202,7 @@ def of_kernels(found: dict[str, Any]) -> list[str]:
 
 
 def kernels_in_short(found: dict[str, Any]) -> str:
-    """Whether the kernels meet their targets, in a sentence."""
+    """Whether kernels meet their targets."""
     asked = [case for case in found["cases"] if case.get("target") is not None]
     met = sum(case.get("of_floor", 0.0) >= case["target"] for case in asked)
     return f"{met} of {len(asked)} targets of kernels are met."
@@ -227,7 +223,6 @@ def of_validation(found: dict[str, Any]) -> list[str]:
 
 
 def validation_in_short(found: dict[str, Any], device: str) -> str:
-    """The errors in a sentence."""
     parts = []
     for name in METRICS:
         errors = [abs(c["metrics"][name]["error"]["mean"]) for c in found["cells"] if name in c["metrics"]
@@ -241,7 +236,7 @@ def validation_in_short(found: dict[str, Any], device: str) -> str:
 
 
 def of_profile(profile: Profile) -> list[str]:
-    """Its fit as `dsim profile` prints it, and the device's state in each round of samples."""
+    """As `dsim profile` prints it, and the device's state by round."""
     settings = profile.provenance.settings
     lines = [line for line in fitted_lines(profile) if not line.startswith("pieces")]
     lines += [f"clocks    {profile.provenance.clocks}"] if profile.provenance.clocks else []
@@ -251,7 +246,7 @@ def of_profile(profile: Profile) -> list[str]:
 
 
 def last_line(text: str) -> str:
-    """pytest's summary of a part's output."""
+    """pytest's summary."""
     lines = [line.strip("= ") for line in text.splitlines() if re.search(r"\d+ (passed|failed|error)", line)]
     return lines[-1] if lines else ""
 
@@ -260,7 +255,7 @@ def last_line(text: str) -> str:
 
 
 def section(title: str, *parts: list[str]) -> list[str]:
-    """A section; nothing if all parts are empty."""
+    """Nothing if all parts are empty."""
     held = [line for part in parts if part for line in ("", *part)]
     return ["", f"## {title}", *held] if held else []
 
@@ -295,7 +290,7 @@ def page_of(results: Results) -> list[str]:
 
 
 def blocks_of(results: Results) -> dict[str, list[str]]:
-    """The text between the marks of each page of docs/; pages without results are left out."""
+    """Texts between marks, by page of docs/ with results."""
     found: dict[str, list[str]] = {}
     where = next((held for stage in STAGES if (held := results.json(f"{stage}.json", "stage", "parts"))), None)
     device = where["device"] if where else results.text("steps.txt").partition(": copy ")[0] or "a GPU"

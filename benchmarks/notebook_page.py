@@ -1,8 +1,8 @@
-"""A notebook as one page: each cell, and what a notebook shows of its last expression.
+"""A notebook as one page: cells, and what they show of their last expression.
 
     python benchmarks/notebook_page.py NOTEBOOK PAGE
 
-The page has the colours of JupyterLab's light or dark theme, whichever the browser prefers.
+In JupyterLab's light or dark colours, as the browser prefers.
 """
 
 import ast
@@ -27,7 +27,7 @@ tbody tr:nth-child(odd) { background: light-dark(#f5f5f5, #212121) }
 
 
 def shown(source: str, names: dict[str, Any]) -> str:
-    """Run a cell; the HTML of its last expression, or an empty text."""
+    """Run a cell; HTML of its last expression, or empty."""
     tree = ast.parse(source)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, "cell", "exec"), names)

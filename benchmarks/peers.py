@@ -1,13 +1,12 @@
-"""A peer's replay compared with ours, in CPU seconds. `python benchmarks/peers.py [--peer-python PATH] [ar|azure ...]`
+"""A peer's replay against ours, in CPU seconds. `python benchmarks/peers.py [--peer-python PATH] [ar|azure ...]`
 
-The peer is the replay of NVIDIA Dynamo's mocker (`dynamo._core.run_mocker_trace_replay`, compiled Rust). It serves only
-autoregressive models, so both replay the same requests token by token: 512±256 tokens in and out at 1 req/s on one
-replica, and the Azure conversation trace on two, dealt in turn. The peer is timed with its defaults, and again with our
-replicas' pages, batch and prefill budget, no prefix cache, and a decode step and a prefill that always take our mean
-times: then both make about as many steps. Our elastic policy, which the peer lacks, is added.
+The peer is the replay of NVIDIA Dynamo's mocker (`dynamo._core.run_mocker_trace_replay`, compiled Rust), which is
+autoregressive: both replay the same requests token by token: 512±256 tokens in and out at 1 req/s on one replica, and
+the Azure conversation trace on two, in turn. The peer runs with its defaults, and with our pages, batch, prefill
+budget, no prefix cache and our mean step times, so that both make about as many steps. Our elastic policy is added.
 
-Each side's clock starts when its program is loaded (and compiled), and stops when its metrics are ready. The peer reads
-the requests from a file, which takes some milliseconds. The two alternate, so that a busy machine slows both alike.
+A clock starts when the program is loaded (and compiled) and stops at the metrics; the peer also reads a file, some
+milliseconds. The two alternate, so that a busy machine slows both alike.
 """
 
 import argparse
@@ -32,7 +31,7 @@ from dsim.traces import load as load_trace
 PACKAGES = ("ai-dynamo==1.6.1", "ai-dynamo-runtime==1.6.1")
 PEER = "Dynamo 1.6.1"
 
-# Runs under the peer's interpreter, which may lack dsim: arguments as JSON in, figures as JSON out.
+# Under the peer's interpreter: JSON in, JSON out.
 REPLAY = """
 import json, sys, time
 from dynamo._core import run_mocker_trace_replay
@@ -45,7 +44,7 @@ print(json.dumps({"cpu": took, "completed": summary["completed_requests"], "tpot
 
 
 def ours(trace: Trace, policy: str, replicas: int) -> tuple[float, Summary]:
-    """CPU seconds of one replay and its metrics, and the metrics."""
+    """CPU s of a replay with its metrics; metrics."""
     start = time.process_time()
     run = simulate(trace, Setting(parse(policy), load(DEFAULT)), replicas=replicas)
     summary = summarize(policy, run.table.columns, run.totals, replicas=replicas)
@@ -53,7 +52,7 @@ def ours(trace: Trace, policy: str, replicas: int) -> tuple[float, Summary]:
 
 
 def peers(python: str, arguments: dict[str, Any]) -> tuple[float, dict[str, Any]]:
-    """CPU seconds of one replay of the peer, and its metrics."""
+    """CPU s of the peer's replay; metrics."""
     done = subprocess.run([python, "-c", REPLAY, json.dumps(arguments)], capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{PEER} failed: {done.stderr.strip()}")
@@ -62,7 +61,7 @@ def peers(python: str, arguments: dict[str, Any]) -> tuple[float, dict[str, Any]
 
 
 def write(trace: Trace, path: Path, block: int) -> None:
-    """The requests in the peer's format; no two share a prefix."""
+    """The peer's format; no shared prefix."""
     made = 0
     with path.open("w") as file:
         for i in range(len(trace)):
@@ -79,7 +78,6 @@ def write(trace: Trace, path: Path, block: int) -> None:
 
 
 def compare(name: str, trace: Trace, replicas: int, python: str, runs: int) -> None:
-    """Replay alternately and print the figures."""
     profile, policies = load(DEFAULT), ("ar", "optimus")
     for policy in policies:
         simulate(trace.head(100), Setting(parse(policy), profile), replicas=replicas)  # compile

@@ -18,7 +18,7 @@ CACHED = "vllm-ar,prefix_caching=true"
 
 
 def requests(rate: float | None = None) -> Trace:
-    """The trace's requests that fit the model's context, at its times or at a rate."""
+    """Those that fit the model's context, at their times or a rate."""
     trace = load("mooncake-conv")
     fits = trace.input_length + trace.output_length <= load_profile(PROFILE).model.context_limit
     trace = trace.take([i for i, fit in enumerate(fits.tolist()) if fit])
@@ -32,7 +32,7 @@ def served(trace: Trace, policy: str, router: str, replicas: int = REPLICAS) -> 
 
 
 def hits(run: Summary) -> str:
-    """The share of prompt tokens found in the cache."""
+    """Share of prompt tokens in the cache."""
     return "–" if run.prefix_cache is None else f"{100 * run.prefix_cache.hit_rate:.1f} %"
 
 

@@ -1,4 +1,4 @@
-"""Write a small Qwen3 with random weights and a byte-level tokenizer, for the benchmarks on vLLM's CPU build.
+"""Write a small Qwen3 with random weights and a byte tokenizer, for vLLM's CPU build.
 
 python -P benchmarks/random_qwen3.py FOLDER VOCAB HIDDEN LAYERS HEADS KV_HEADS
 

@@ -1,8 +1,7 @@
 """Elastic, fixed block, fixed chunk and autoregressive on the same traffic. `python benchmarks/ranking.py [--graphs]`
 
-ShareGPT lengths, Poisson arrivals, one A100 with SDAR-8B, four seeds a cell, every policy on the same requests with the
-same luck. The rates run from an idle device to overload. Prints the tables of docs/ranking.md in about a minute on one
-core.
+ShareGPT lengths, Poisson arrivals from idle to overload, one A100 with SDAR-8B, four seeds a cell, the same requests
+and luck for every policy. Prints docs/ranking.md's tables in about a minute on one core.
 """
 
 import argparse
@@ -26,19 +25,18 @@ SLOS = ("ttft=5s", "norm_latency=50ms")
 
 @dataclass(frozen=True)
 class Cell:
-    """A policy at a rate, over the seeds."""
+    """Over the seeds."""
 
     runs: list[Summary]
 
     def mean(self, path: str) -> tuple[float, float]:
-        """A metric's mean and the half width of its 95 % interval."""
+        """Mean, and half of its 95 % interval."""
         name, _, stat = path.partition(".")
         values = [getattr(getattr(r, name), stat) if stat else getattr(r, name) for r in self.runs]
         return float(np.mean(values)), student(np.array(values), 0.95)
 
 
 def cell(policy: str, rate: float, profile: str, num_requests: int, seeds: int) -> Cell:
-    """Replay a policy at a rate."""
     runs = []
     for seed in range(seeds):
         scenario = Scenario("azure-conv", policy=policy, profile=profile, slos=SLOS, seed=seed)

@@ -1,14 +1,14 @@
 """How fast the twin replays, and in how much memory. `python benchmarks/replay.py [azure|ar|canvas|full|prefix ...]`
 
-azure: the Azure conversation trace under several policies, two replicas. canvas: four replicas of a canvas model.
-fleet: 64 and 1,000 replicas behind a router that compares them. scaled: 100 replicas, fixed and scaled. ar: 512±256
-tokens in and out at 1 req/s, autoregressive (compared with a peer in `benchmarks/peers.py`). full: full-sequence
-policies, ShareGPT lengths at 80 % of their capacity. prefix: the Mooncake trace with a prefix cache. memory: the cost
-of a request. compile: the cost of a policy's first run on a new machine. million: 1,000,000 requests of ShareGPT
-lengths, elastic chunk, eight replicas at 80 % of their capacity, in turn and then by a router that looks at them.
+azure: the Azure conversation trace, several policies, two replicas. canvas: four replicas of a canvas model. fleet: 64
+and 1,000 replicas behind a router that compares them. scaled: 100 replicas, fixed and scaled. ar: 512±256 tokens in and
+out at 1 req/s, autoregressive (against a peer: `benchmarks/peers.py`). full: full-sequence policies, ShareGPT lengths
+at 80 % of capacity. prefix: the Mooncake trace with a prefix cache. memory: a request's cost. compile: a policy's first
+run on a new machine. million: 1,000,000 ShareGPT requests, elastic chunk, eight replicas at 80 % of capacity, in turn
+and by a router that looks at them.
 
-One process. Times are processor time, after compilation, and medians if there are several runs. `-o` also writes the
-journal. A replay's memory is its process's: each million has its own.
+One process; processor time after compilation, medians of several runs. `-o` also writes the journal. Each million has
+its own process, for its memory.
 """
 
 import argparse
@@ -45,7 +45,7 @@ MILLION = 1_000_000
 
 
 def once(trace: Trace, policy: str, replicas: int, router: str, profile: str, journal: bool) -> tuple[float, Summary]:
-    """CPU seconds of one replay, its metrics and its journal; and the metrics."""
+    """CPU s of a replay with metrics and journal; metrics."""
     start = time.process_time()
     with tempfile.TemporaryDirectory() as folder, RunWriter(Path(folder) / "run") as writer:
         append = writer.steps(policy).append if journal else None
@@ -60,7 +60,7 @@ def timed(
     name: str, trace: Trace, policy: str, replicas: int, *, router: str = "round-robin", profile: str = DEFAULT,
     runs: int = 3, journals: tuple[bool, ...] = (False, True),
 ) -> None:  # fmt: skip
-    """Print figures without the journal and with it."""
+    """Without the journal and with it."""
     once(trace.head(100), policy, replicas, router, profile, False)
     for journal in journals:
         done = [once(trace, policy, replicas, router, profile, journal) for _ in range(runs)]
@@ -76,7 +76,7 @@ def timed(
 
 
 def memory(policy: str) -> None:
-    """Print the bytes that a request costs: the peak of 20,000 requests minus that of 10,000."""
+    """Bytes a request: the peak of 20,000 minus that of 10,000."""
     profile, parsed = load(DEFAULT), parse(policy)
     peaks = []
     for num in (1000, 10_000, 20_000):  # the first compiles
@@ -89,7 +89,7 @@ def memory(policy: str) -> None:
 
 
 def first_run(policy: str, profile: str) -> None:
-    """Print the cost of a short run with nothing compiled, of a run long enough to compile, and of that again."""
+    """A short run with nothing compiled, one long enough to compile, and that again."""
     with tempfile.TemporaryDirectory() as folder:
         took = []
         for num_requests in (10, MANY_REQUESTS, MANY_REQUESTS):
@@ -110,14 +110,14 @@ def _children() -> float:
 
 
 def capacity(policy: str, replicas: int, profile: str = DEFAULT) -> float:
-    """Requests per second that a saturated fleet completes, with ShareGPT lengths."""
+    """req/s of a saturated fleet, ShareGPT lengths."""
     trace = synth("poisson", 1000.0, lengths="sharegpt", num_requests=3000)
     run = simulate(trace, Setting(parse(policy), load(profile)))
     return replicas * summarize(policy, run.table.columns, run.totals).request_throughput
 
 
 def fleet(policy: str, profile: str, replicas: int) -> None:
-    """Replay 20,000 requests on many replicas at 80 % of their capacity, with a router that compares them all."""
+    """20,000 requests on many replicas at 80 % of capacity, with a router that compares them all."""
     trace = synth("poisson", 0.8 * capacity(policy, replicas, profile), lengths="sharegpt", num_requests=20_000)
     once(trace.head(MANY_REQUESTS), policy, 2, "least-tokens", profile, False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -127,7 +127,7 @@ def fleet(policy: str, profile: str, replicas: int) -> None:
 
 
 def scaled() -> None:
-    """Replay 60,000 requests on 100 replicas, and with a scaler that changes their number."""
+    """60,000 requests on 100 replicas, fixed and scaled."""
     trace = synth("poisson", 150.0, lengths="lognormal:512,256,256,128", num_requests=60_000, seed=1)
     setting = Setting(parse("optimus,max_batch=8"), load(DEFAULT))
     found = {}
@@ -150,7 +150,7 @@ def scaled() -> None:
 
 
 def apart(function: Callable[..., None], *arguments: Any) -> None:
-    """Run a part in its own process, for its own memory."""
+    """In a process of its own, for its memory."""
     run = multiprocessing.get_context("spawn").Process(target=function, args=arguments)
     run.start()
     run.join()

@@ -1,10 +1,9 @@
-"""What to scale a diffusion fleet on: each scaler on one day of traffic, and the tables of docs/scaling.md.
+"""What to scale a diffusion fleet on: each scaler on one day of traffic; docs/scaling.md's tables.
 
     python -m dsim.benchmarks.scaling [FOLDER]
 
-Each hour of the day is the hour of azure-conv, begun at a random minute. The share of its requests that is kept follows
-a day's curve, 35 % at 4:00 and 100 % at 16:00, times a factor of that hour (log-normal, deviation 0.15). So lengths,
-and bursts within an hour, are real; the day's curve is not.
+Each hour is azure-conv's, begun at a random minute, thinned by a day's curve (35 % at 4:00, 100 % at 16:00) times a
+factor of that hour (log-normal, deviation 0.15): lengths and bursts within an hour are real, the curve is not.
 """
 
 import sys
@@ -25,7 +24,7 @@ from dsim.traces import Trace, load
 LOW, PEAK = 4, 16  # o'clock
 LEAST = 0.35  # share of requests at the lowest hour
 BURST = 0.15
-# A description; profile, policy and SLOs; a multiple of the real hour's rate; tokens of the longest request kept.
+# Description; profile, policy, SLOs; multiple of the real rate; longest request kept, tokens.
 SETTINGS = (
     ("LLaDA-8B, full sequences, on L40S", "l40s-llada-8b/fast-dllm", "fast-dllm",
      ("ttft=20s", "norm_latency=80ms"), 0.1, 4096),
@@ -37,7 +36,7 @@ GOAL = 0.95
 
 
 def day(seed: int = 0, hours: int = 24, scale: float = 1.0) -> Trace:
-    """The day's requests. scale: a multiple of the real hour's rate, at the peak."""
+    """scale: of the real hour's rate, at the peak."""
     hour, random = load("azure-conv"), np.random.default_rng(seed)
     length = 3600.0
     rows, times = [], []
@@ -45,7 +44,7 @@ def day(seed: int = 0, hours: int = 24, scale: float = 1.0) -> Trace:
         cosine = 0.5 - 0.5 * np.cos(2 * np.pi * (h - LOW) / 24)
         share = scale * (LEAST + (1 - LEAST) * cosine) * random.lognormal(0.0, BURST)
         begun = random.uniform(0, length)
-        for _ in range(int(np.ceil(share))):  # above the real hour's rate, requests come from several of its minutes
+        for _ in range(int(np.ceil(share))):  # above the real rate, requests come from several minutes
             kept = np.flatnonzero(random.random(len(hour)) < share / np.ceil(share))
             rows.append(kept)
             times.append(h * length + (hour.arrival[kept] - begun) % length)
@@ -56,7 +55,7 @@ def day(seed: int = 0, hours: int = 24, scale: float = 1.0) -> Trace:
 
 
 def compare(trace: Path, profile: str, policy: str, slos: tuple[str, ...], memo: Memo | None = None) -> Comparison:
-    """The scalers that a plan compares, and the other modes of Dynamo's load loop."""
+    """A plan's scalers, and the other modes of Dynamo's load loop."""
     scenario = Scenario(str(trace), policy=policy, profile=profile, slos=slos, router="jsq")
     own = partial(
         compare_scalers, scenario, startup=STARTUP, goal=GOAL, memo=memo,

@@ -1,11 +1,10 @@
-"""Time SGLang's attention kernel on DiffusionGemma's shapes, and the head and sampler of its canvases, on this GPU.
+"""Time SGLang's attention kernel on DiffusionGemma's shapes, and its canvases' head and sampler, on this GPU.
 
     SGLANG_SOURCE=FOLDER python benchmarks/sglang_attention.py > times.json
 
-FOLDER holds SGLang's unpacked wheel, as benchmarks/oracles/run.py leaves it; of it only the kernel file
-(extend_attention.py) is imported. One GPU of two has 8 of a layer's 16 query heads: in the 25
-layers with a window with 4 heads of 256 for keys, in the 5 others with 1 of 512. Times are medians with a cold L2
-cache. `terms` are those of the profile `h200x2-diffusiongemma/sglang` (calibration/engines.py).
+FOLDER: SGLang's unpacked wheel, as benchmarks/oracles/run.py leaves it; only extend_attention.py is imported. One GPU
+of two has 8 of a layer's 16 query heads: with 4 key heads of 256 in the 25 windowed layers, 1 of 512 in the 5 others.
+Times are medians with a cold L2 cache; `terms` are h200x2-diffusiongemma/sglang's (calibration/engines.py).
 """
 
 import importlib.util
@@ -28,7 +27,7 @@ DEVICE = "cuda"
 
 
 def kernel() -> Callable[..., None]:
-    """SGLang's `extend_attention_fwd`, with stubs for the rest of the package."""
+    """`extend_attention_fwd`, with stubs for the rest."""
     source = Path(os.environ["SGLANG_SOURCE"], "sglang", "kernels", "ops", "attention")
 
     def module(name: str, **names: Any) -> None:
@@ -59,12 +58,12 @@ def kernel() -> Callable[..., None]:
 
 
 def milliseconds(call: Callable[[], Any]) -> float:
-    """Median of a call, in ms."""
+    """Median."""
     return float(triton.testing.do_bench(call, warmup=50, rep=200, return_mode="median"))
 
 
 def attention(run: Callable[..., None], layer: str, rows: int, queries: int, prefix: int, causal: bool) -> float:
-    """Time one layer's attention: rows of `queries` tokens after `prefix` keys, in ms."""
+    """ms of a layer: rows of `queries` tokens after `prefix` keys."""
     _, kv_heads, width = LAYERS[layer]
     seen = min(prefix, WINDOW) if layer == "window" else prefix
 
@@ -100,19 +99,19 @@ def attention(run: Callable[..., None], layer: str, rows: int, queries: int, pre
 
 
 def canvas_statistics(logits: torch.Tensor, temperatures: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The statistics that its sampler computes for all canvases at once."""
+    """The sampler's, for all canvases at once."""
     log_probabilities = torch.log_softmax(logits / temperatures[:, None, None], dim=-1, dtype=torch.float32)
     probabilities = log_probabilities.exp()
     return probabilities, -(log_probabilities * probabilities).sum(dim=-1), logits.argmax(dim=-1)
 
 
 def winner(probabilities: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """Its draw of a token for each position."""
+    """The sampler's token by position."""
     return (probabilities / noise).argmax(dim=-1)
 
 
 def sampler(rows: int) -> dict[str, float]:
-    """Time the head and the sampler of `rows` canvases on a GPU with half of the vocabulary, in ms."""
+    """ms of head and sampler of `rows` canvases, half of the vocabulary on this GPU."""
     tokens = rows * CANVAS
     hidden = torch.randn(tokens, HIDDEN, device=DEVICE, dtype=torch.bfloat16)
     head = torch.randn(VOCAB // 2, HIDDEN, device=DEVICE, dtype=torch.bfloat16) / HIDDEN**0.5
@@ -131,7 +130,7 @@ def sampler(rows: int) -> dict[str, float]:
 
 
 def terms(canvases: list[dict[str, Any]], prompts: list[dict[str, Any]], sampled: dict[str, Any]) -> dict[str, float]:
-    """Fit a latency model's terms: seconds a key of a row, a pair of a prompt, and a position of a canvas."""
+    """A latency model's: s a key of a row, a pair of a prompt, a position of a canvas."""
     found = {}
     for layer, (number, _, _) in LAYERS.items():
         times = {(one["rows"], one["prefix"]): one["ms"] for one in canvases if one["layer"] == layer}
@@ -153,7 +152,7 @@ def terms(canvases: list[dict[str, Any]], prompts: list[dict[str, Any]], sampled
 
 
 def window_pairs(tokens: int, window: int) -> int:
-    """Query-key pairs of a prompt whose queries see the last `window` tokens."""
+    """Of a prompt whose queries see the last `window` tokens."""
     short = min(tokens, window)
     return short * (short + 1) // 2 + (tokens - short) * window
 

@@ -1,11 +1,10 @@
-"""Soak `dsim serve --twin`: many connections, half of them idle, and requests until a number is served.
+"""Soak `dsim serve --twin`: many connections, half of them idle, until a number of requests is served.
 
     python -m dsim.benchmarks.soak --connections 2000 --requests 100000
 
-The server is another process, on the loopback. Half of the connections send one request after another, alternately
-whole and streamed; the others are idle, and reopen when the server closes them. Prints the replies, and the server's
-resident memory after a tenth of the requests and at the end. Exit 1 if a request was not answered with all its tokens,
-or if the memory grew by more than `--growth` MB.
+The server is another process on the loopback. Half of the connections send requests in turn, whole and streamed; the
+others reopen when the server closes them. Prints replies, and resident memory after a tenth and at the end. Exit 1 if a
+request lacked tokens, or memory grew by more than `--growth` MB.
 """
 
 import argparse
@@ -22,12 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TOKENS = 16  # of a reply
-WARM = 0.1  # share of the requests before the first reading of the memory
+WARM = 0.1  # of the requests, before memory is first read
 
 
 @dataclass
 class Soak:
-    """The load, and its results."""
+    """Load and results."""
 
     port: int
     pid: int
@@ -35,17 +34,17 @@ class Soak:
     sent: int = 0
     answered: int = 0
     reopened: int = 0
-    lost: Counter[str] = field(default_factory=Counter)  # by the reply that came instead
+    lost: Counter[str] = field(default_factory=Counter)  # by the reply instead
     memory: dict[int, float] = field(default_factory=dict)  # requests answered -> MB
 
     def read_memory(self) -> None:
-        """The server's resident memory."""
+        """Resident, of the server."""
         words = Path(f"/proc/{self.pid}/status").read_text().split()
         self.memory[self.answered] = int(words[words.index("VmRSS:") + 1]) / 1e3
 
 
 async def busy(soak: Soak) -> None:
-    """One client's requests, on one connection."""
+    """Requests in turn on one connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", soak.port)
     while soak.sent < soak.requests:
         soak.sent += 1
@@ -86,7 +85,7 @@ async def _reply(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 async def idle(soak: Soak) -> None:
-    """A connection on which nothing is sent, opened again when the server closes it."""
+    """Reopened when the server closes it."""
     while True:
         with suppress(ConnectionError):
             reader, writer = await asyncio.open_connection("127.0.0.1", soak.port)
@@ -96,7 +95,7 @@ async def idle(soak: Soak) -> None:
 
 
 async def soaked(soak: Soak, connections: int) -> None:
-    """All clients until the requests are sent and answered."""
+    """Until all requests are answered."""
     idlers = []
     for _ in range(connections // 2):
         idlers.append(asyncio.create_task(idle(soak)))
@@ -121,7 +120,7 @@ def main() -> int:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     words = ["--twin", args.profile, "--policy", args.policy, "--speed", str(args.speed), "--port", "0"]
-    # As many may wait as there are clients: none is refused.
+    # None is refused.
     words += ["--max-requests", str(args.requests + 1), "--max-waiting", str(args.connections)]
     words += [] if args.out is None else ["-o", args.out]
     server = subprocess.Popen([sys.executable, "-m", "dsim", "serve", *words], stdout=subprocess.PIPE, text=True)

@@ -12,7 +12,7 @@ from dsim.results.scenario import Scenario
 
 GPUS, OUTPUT, REQUESTS = 4, 256, 600
 LINK = "450GB/s,10us"
-ENGINES = {  # policy, and its profile
+ENGINES = {  # policy, profile
     "SGLang": ("sglang-fdfo,block_length={}", "h100-sdar-8b"),
     "SGLang, 16 blocks a round": ("sglang-fdfo,block_length={},prefill_blocks_per_round=16", "h100-sdar-8b"),
     "LMDeploy": ("lmdeploy-0.18,block_length={}", "h100-sdar-8b"),
@@ -35,7 +35,7 @@ def scenario(engine: str, prompt: int, block: int, prefill: int, rate: float, li
 
 @cache
 def capacity(engine: str, prompt: int, block: int) -> float:
-    """Requests a second that GPUS replicas complete without a prefill pool, if all arrive at once."""
+    """req/s of GPUS replicas without a prefill pool, if all arrive at once."""
     return float(scenario(engine, prompt, block, 0, 1000.0).run().request_throughput)
 
 
@@ -45,7 +45,7 @@ def served(engine: str, prompt: int, block: int, load: float) -> list[Summary]:
 
 
 def cells(runs: list[Summary]) -> Iterable[str]:
-    """Time to first tokens and milliseconds a token of each layout, the least of each in bold."""
+    """ttft and ms a token by layout, the least in bold."""
     for values, digits in (([run.ttft_ms.p90 / 1e3 for run in runs], 2), ([run.tpot_ms.p90 for run in runs], 1)):
         texts = [f"{value:.{digits}f}" for value in values]
         least = min(values)

@@ -1,8 +1,8 @@
 """P90 of latency at Optimus's published capacities, by how requests differ: `python benchmarks/spread.py`.
 
 Published (arXiv 2605.24832, section 7: SDAR-8B, ShareGPT, one A100): 2.60 req/s of whole blocks, 5.54 of chunks of 8
-and 5.06 of elastic ones, each with P90 at 50 ms a token. The mean yield and the P90 over P50 of requests' steps a token
-with which the twin has 50 ms at all three are profiler/calibrate.py's PAIR.
+and 5.06 of elastic ones, each with P90 at 50 ms a token. profiler/calibrate.py's PAIR, mean yield and P90 over P50 of
+requests' steps a token, gives the twin 50 ms at all three.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _p90(policy: str, rate: float, yields: str, seed: int, num: int) -> float:
-    """P90 of latency a token, in ms."""
+    """ms a token."""
     asked = Scenario(
         "azure-conv", policy=policy, profile="a100-sdar-8b", lengths="sharegpt", arrival="poisson", rate=rate,
         num_requests=num, seed=seed, yields=yields,

@@ -1,9 +1,9 @@
-"""A decode step of the live executor compared with the device's floor: `python benchmarks/step.py [--model sdar-8b]`.
+"""A decode step of the live executor against the device's floor: `python benchmarks/step.py [--model sdar-8b]`.
 
-A step's floor is the time to read its weights or to multiply its products, whichever is longer, at the copy bandwidth
-and the matrix rate of the same run. Steps run eagerly and as captured graphs. The last lines of each give the gain of a
-quarter of the tokens at batch 128: planned so, and as FOCUS leaves them, with the share of the step that choosing
-takes. On a CPU the tiny model runs with a sixteenth of the sequences, which only shows that the script runs.
+The floor is the longer of reading the weights and multiplying the products, at the copy bandwidth and matrix rate of
+the same run. Steps run eagerly and captured. The last lines give the gain of a quarter of the tokens at batch 128:
+planned so, and as FOCUS leaves them, with the share of choosing. A CPU runs the tiny model with a sixteenth of the
+sequences: only a trial of the script.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from dsim.profiler.measure import Loaded, open_model
 
 REPEATS = 14
 CONTEXT = 512
-# Tokens of a step -> its largest allowed multiple of the floor.
+# Allowed multiple of the floor.
 SHAPES = {
     Shape(1, 32, CONTEXT): 1.3,
     Shape(16, 32, CONTEXT): 1.3,
@@ -41,11 +41,11 @@ SHAPES = {
 PREFILLS = (Shape(1, 0, 64), Shape(1, 0, CONTEXT))
 EVICTION = (Shape(128, 32, CONTEXT), Shape(128, 8, CONTEXT))
 LEAST_GAIN = 2.5
-CHOOSING = {64: 0.02, 128: None}  # sequences of an evicting step -> the largest share that choosing may take
+CHOOSING = {64: 0.02, 128: None}  # evicting sequences -> largest share of choosing
 
 
 def rates(device: str) -> tuple[float, float]:
-    """Bytes/s of a copy, read and written, and FLOP/s of a matrix product: medians of this run."""
+    """Bytes/s of a copy (read and written), FLOP/s of a product: medians."""
     n, num = (8192, 2**30) if device == "cuda" else (512, 2**22)
     kind = torch.bfloat16 if device == "cuda" else torch.float32
     source, target = (torch.zeros(num, dtype=torch.int8, device=device) for _ in range(2))
@@ -66,19 +66,19 @@ def seconds(work: Any) -> float:
 
 
 def floor(loaded: Loaded, shape: Shape, bandwidth: float, rate: float) -> float:
-    """The least seconds of a step of a shape: weights read once, two operations a weight and token.
+    """Least s of a step: weights read once, two operations a weight and token.
 
     Only experts that evenly routed tokens reach are read; each token is multiplied by its own.
     """
     config = loaded.model.config
     weights = config.num_params - (0 if config.tied else config.vocab * config.hidden)  # the embedding is looked up
-    idle = unread = 0.0  # weights that do not multiply a token, and weights that no token reaches
+    idle = unread = 0.0  # weights that multiply no token; that no token reaches
     if config.experts is not None:
         mixed = config.experts
         one = 3 * config.hidden * mixed.ffn * (config.layers - mixed.dense_layers)
         idle = one * (mixed.num - mixed.top_k)
         unread = one * mixed.num * (1 - mixed.top_k / mixed.num) ** shape.tokens
-    # A prompt's tokens see half of it on average, and only its last block passes the head.
+    # A prompt's tokens see half of it on average; only its last block passes the head.
     keys = shape.context + shape.window if shape.window else shape.context // 2
     attention = 4 * config.layers * config.heads * config.head_dim * keys * shape.tokens
     head, rows = config.vocab * config.hidden, shape.tokens if shape.window else config.block_length * shape.batch
@@ -89,7 +89,7 @@ def floor(loaded: Loaded, shape: Shape, bandwidth: float, rate: float) -> float:
 
 
 def evicting_step(forward: Forward, num: int, context: int, block: int) -> Batch:
-    """`num` sequences compute a block of masks, of which a quarter is retained whatever FOCUS chooses."""
+    """A block of masks each, of which a quarter is retained whatever FOCUS chooses."""
     cache = forward.cache
     slots = np.arange(num, dtype=np.int32)
     cache.reserve(slots, np.full(num, context + block))
@@ -109,7 +109,7 @@ def evicting_step(forward: Forward, num: int, context: int, block: int) -> Batch
 
 @contextmanager
 def timed(names: tuple[str, ...]) -> Iterator[Callable[[], float]]:
-    """Time the calls of these functions of dsim.live.evicting inside; yields a function: seconds since its last call.
+    """Time calls of these functions of dsim.live.evicting; yields a function: s since its last call.
 
     On CUDA between events on the stream, so that waiting for the host counts.
     """
@@ -150,7 +150,7 @@ def timed(names: tuple[str, ...]) -> Iterator[Callable[[], float]]:
 
 
 def focus_steps(forward: Forward, num: int, context: int, block: int) -> dict[str, float]:
-    """Median seconds of a whole step, of one that evicts three quarters, and of choosing in the latter."""
+    """Median s of a whole step, of one that evicts three quarters, and of its choosing."""
     step = evicting_step(forward, num, context, block)
     # A graph allows no timing inside.
     names = () if isinstance(forward, GraphForward) else ("focus_importance", "focus_select", "compact")
@@ -181,14 +181,14 @@ def main() -> None:
     context = min(CONTEXT, config.context_limit - 3 * config.block_length) // config.block_length * config.block_length
     bandwidth, rate = rates(device)
     print(f"{loaded.device.name}: copy {bandwidth / 1e9:.0f} GB/s, matrix product {rate / 1e12:.2f} TFLOP/s")
-    scale = 1 if loaded.on_gpu else 16  # of batches: a CPU only shows that this runs
+    scale = 1 if loaded.on_gpu else 16  # a CPU only tries the script
     pages = 256 // scale * pages_of(context, config.block_length, 64)
     weight = loaded.model.embedding.weight
     about = {"device": loaded.device.name, "bandwidth": bandwidth, "rate": rate, **loaded.settings}
     rows: list[dict[str, Any]] = []
 
     def add(**row: Any) -> None:
-        """Add a row to the report, written at once: the run may be cut short."""
+        """Written at once: the run may be cut short."""
         rows.append(row)
         if given.json is not None:
             given.json.write_text(json.dumps({**about, "steps": rows}, indent=1) + "\n")

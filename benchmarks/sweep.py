@@ -1,11 +1,10 @@
-"""How long a sweep takes and what a second core gives. `python benchmarks/sweep.py [cells|scaling ...]`
+"""How long a sweep takes, and a second core's gain. `python benchmarks/sweep.py [cells|scaling ...]`
 
-cells: 200 cells, five policies x ten rates x four seeds, 1,500 requests of the Azure conversation trace each, two jobs
-(at most 60 s are asked). scaling: the same 16 cells of a second and more with one job and with two; efficiency is
-t(1) / (2 t(2)) (at least 85 % is asked). resume: 10,000 cells of 20 requests, and then the same command again: the
-bytes of its store (at most 10 MB are asked), and the time until it knows what is left (3 s) and until its end. Each is
-begun with fresh workers. On a busy machine the clock says little: the ratio of the CPU times is what two idle cores
-would give, and a plain loop, timed alone and twice at once, says how busy it is.
+cells: 200 cells (five policies x ten rates x four seeds, 1,500 requests of the Azure conversation trace), two jobs; at
+most 60 s are asked. scaling: 16 cells of a second and more with one job and two; efficiency t(1) / (2 t(2)), at least
+85 %. resume: 10,000 cells of 20 requests, and the same command again: its store (at most 10 MB), the time until it
+knows what is left (3 s), and its end. Workers are fresh. On a busy machine the ratio of CPU times is what two idle
+cores would give, and a plain loop, alone and twice at once, says how busy it is.
 """
 
 import argparse
@@ -25,7 +24,7 @@ POLICIES = ["ar", "lmdeploy-bd32", "chunk:8", "optimus", "optimus,obs=true"]
 
 
 def timed(config: dict[str, Any], jobs: int) -> tuple[float, float]:
-    """Seconds of the sweep, its folder included, by the clock and of processors."""
+    """s with its folder, by the clock and of processors."""
     get_reusable_executor().shutdown(wait=True)
     with tempfile.TemporaryDirectory() as folder:
         start, busy = time.perf_counter(), cpu_time()
@@ -44,7 +43,7 @@ def timed(config: dict[str, Any], jobs: int) -> tuple[float, float]:
 
 
 def resumed() -> None:
-    """Run a sweep of 10,000 cells, and then the same again."""
+    """10,000 cells, and the same again."""
     grid = {"policy": POLICIES, "rate": [i / 4 for i in range(1, 21)], "seed": list(range(100))}
     config = {
         "base": {"trace": "azure-conv", "num_requests": 20, "slos": ["ttft=2s", "norm_latency=60ms"]},
@@ -68,7 +67,7 @@ def resumed() -> None:
 
 
 def cpu_time() -> float:
-    """CPU seconds of this process and its ended children."""
+    """With ended children."""
     return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
@@ -81,7 +80,7 @@ def spin(count: int) -> float:
 
 
 def ceiling() -> float:
-    """The share of double speed that two plain processes reach here and now."""
+    """Share of double speed that two plain processes reach now."""
     with Parallel(2, backend="loky") as parallel:
         parallel(delayed(spin)(1000) for _ in range(2))
         alone = parallel(delayed(spin)(50_000_000) for _ in range(1))[0]

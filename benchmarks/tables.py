@@ -1,11 +1,11 @@
-"""Markdown tables, and the command line of a benchmark that prints those that are named."""
+"""Markdown tables, and a command line that prints those that are named."""
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """Print a table, each row as soon as it is known."""
+    """Each row as soon as it is known."""
     head = list(head)
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
     for row in rows:
@@ -13,7 +13,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
 
 
 def print_named(answers: Mapping[str, Callable[[], None]], doc: str) -> None:
-    """Print the tables that the command line names, or all. doc: the benchmark's docstring."""
+    """The tables named on the command line, or all. doc: the benchmark's docstring."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("names", nargs="*", choices=[[], *answers], metavar="NAME", help=", ".join(answers))
     for name in parser.parse_args().names or answers:

@@ -20,8 +20,8 @@ from dsim.sim.twin import simulate
 from dsim.traces import Trace
 
 NUM_REQUESTS = 1500
-TTFT = 2.0  # s, p90, within which a load counts as served
-BRACKET, CLOSE = (4.0, 16.0), 1.05  # req/s in which that load is sought, and how closely
+TTFT = 2.0  # s, p90: a served load
+BRACKET, CLOSE = (4.0, 16.0), 1.05  # req/s, relative: where and how closely that load is sought
 TIERS: dict[str, tuple[str, ...]] = {
     "none": (),
     "host": ("host:128GB",),
@@ -60,14 +60,14 @@ def tiers() -> None:
 
 
 def traces() -> Iterator[Trace]:
-    """The first requests of the trace, at its own rate and at 8 a second."""
+    """The first requests, at their rate and at 8 a second."""
     for rate in (None, 8.0):
         trace = first_requests()
         yield trace if rate is None else trace.scaled_to_rate(rate)
 
 
 def first_requests() -> Trace:
-    """The first requests of the trace, at its own rate."""
+    """At their rate."""
     return requests().take(list(range(NUM_REQUESTS)))
 
 

@@ -1,4 +1,4 @@
-"""The table of `benchmarks/vllm_cpu.sh`, printed, and written into docs/validation.md between its two marks.
+"""The table of `benchmarks/vllm_cpu.sh`, printed and put between docs/validation.md's two marks.
 
 python benchmarks/vllm_cpu_table.py OUT DOCS COUNT RATE ...        DOCS: the page, or - for none
 """
@@ -22,13 +22,13 @@ def cell(out: Path, name: str) -> dict[str, Any]:
 
 
 def e2el(found: dict[str, Any]) -> tuple[float, float]:
-    """The error of the mean e2el, and its MAPE."""
+    """Error of the mean, MAPE."""
     metric = found["metrics"]["e2el"]
     return metric["error"]["mean"], metric["requests"]["mape"]
 
 
 def rule(found: dict[str, Any]) -> float:
-    """The rule's error at the engine's own step prices, as a share of its mean e2el."""
+    """The rule's error at the engine's own prices, of its mean e2el."""
     part = found["parts"]["metrics"]["e2el"]
     share: float = part["scheduling"] / part["measured"]
     return share
@@ -43,7 +43,7 @@ def signed(value: float) -> str:
 
 
 def lines(out: Path, rates: list[str]) -> list[str]:
-    """The table, and its meaning in words."""
+    """The table, and its meaning."""
     rows, kept, worst = [], [], 0.0
     for rate in rates:
         noise, inside = e2el(cell(out, f"noise-{rate}")), e2el(cell(out, f"noise-{rate}-engine"))
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def put(docs: str, begin: str, end: str, text: str) -> None:
-    """Write a text into a page between two marks; `-`: no page."""
+    """Between two marks of a page; `-`: no page."""
     if docs == "-":
         return
     page = Path(docs).read_text()
@@ -99,7 +99,6 @@ def put(docs: str, begin: str, end: str, text: str) -> None:
 
 
 def processor() -> str:
-    """The CPU's name."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

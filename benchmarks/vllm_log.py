@@ -1,9 +1,9 @@
-"""The rule of vLLM's scheduler against a recorded run of it: `python benchmarks/vllm_log.py FOLDER`.
+"""The rule of vLLM's scheduler against a recorded run: `python benchmarks/vllm_log.py FOLDER`.
 
-FOLDER holds vllm_cpu_steplog.jsonl (one traffic's steps, from inside the engine), vllm_bench_detailed.json (another
-traffic's latencies, from its client) and vllm_bench_trace.jsonl. A profile is fitted to the steps, and the other
-traffic replayed at its real sending times under `ar` and `vllm-ar`. What passes between client and engine is in
-neither, so ttft is compared less its median difference; from the first token to the last there is only the engine.
+FOLDER: vllm_cpu_steplog.jsonl (steps of one traffic, from inside), vllm_bench_detailed.json (another's latencies, by
+its client) and vllm_bench_trace.jsonl. A profile is fitted to the steps, and the other traffic replayed at its sending
+times under `ar` and `vllm-ar`. The time between client and engine is in neither, so ttft is compared less its median
+difference.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Divide a hook's log by runs; requests' names begin with their run's: `python benchmarks/vllm_log_split.py OUT`.
 
-OUT/steps.jsonl becomes OUT/RUN.steps.jsonl, with all runs called calibration... in one. Requests get their trace's
-prefix ids, from OUT/RUN.jsonl, if there is one.
+OUT/steps.jsonl becomes OUT/RUN.steps.jsonl, all runs called calibration... in one. Requests get prefix ids from
+OUT/RUN.jsonl, if there is one.
 """
 
 import json
@@ -11,13 +11,13 @@ from typing import Any
 
 
 def run_of(name: str) -> str:
-    """The run of a request called cmpl-RUN.NUMBER-0-SUFFIX."""
+    """Of cmpl-RUN.NUMBER-0-SUFFIX."""
     run = name.split("cmpl-")[-1].rsplit(".", 1)[0]
     return "calibration" if run.startswith("calibration") else run
 
 
 def with_prefix(line: dict[str, Any], out: Path) -> dict[str, Any]:
-    """A request's line with the prefix ids from the trace."""
+    """With the trace's prefix ids."""
     run, _, rest = line["id"].split("cmpl-")[-1].rpartition(".")
     trace = out / f"{run}.jsonl"
     if not trace.exists():

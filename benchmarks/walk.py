@@ -1,9 +1,9 @@
-"""Four people's first hour with dsim, from a clean clone: what they type, and what their pages look like.
+"""Four people's first hour with dsim, from a clean clone: what they type, and their pages.
 
     python benchmarks/walk.py OUT
 
-OUT gets the clone, each person's commands with what they printed (walk.txt), and with chromium on the PATH a picture of
-each page at 1400 and 400 px, light and dark. It ends with 1 where a command fails; the pictures are to be looked at.
+OUT gets the clone, each person's commands and output (walk.txt), and with chromium pictures of each page at 1400 and
+400 px, light and dark, to be looked at. Exit 1 where a command fails.
 """
 
 import os
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# LiteLLM's spend logs, as an operator's gateway writes them; these requests were replayed in the twin.
+# LiteLLM's spend logs, of requests replayed in the twin.
 LOG = """
 import pandas as pd, dsim
 run = dsim.replay("azure-conv", "vllm-diffusion", profile="h200x2-diffusiongemma-vllm", replicas=3, num_requests=600)
@@ -26,7 +26,7 @@ pd.DataFrame({
     "prompt_tokens": r["input_length"], "completion_tokens": r["num_tokens"], "status": "success",
 }).to_csv("spend.csv", index=False)
 """
-TALL = {1400: 7000, 400: 14000}  # px of a picture by its width: the longest page fits
+TALL = {1400: 7000, 400: 14000}  # px by width: the longest page fits
 ON_VLLM = "--profile h200x2-diffusiongemma-vllm"
 PEOPLE = {
     "operator": [
@@ -55,7 +55,7 @@ PEOPLE = {
 
 
 def pictures(page: Path, to: Path, name: str) -> None:
-    """Pictures of a page. A window has a least width, so 400 px is a frame in a wider window."""
+    """Windows have a least width, so 400 px is a frame in a wider one."""
     frame = page.with_name("narrow.html")
     frame.write_text(
         f'<body style="margin:0"><iframe src="{page.name}" width="400" height="{TALL[400]}" frameborder="0">'
@@ -73,7 +73,7 @@ def pictures(page: Path, to: Path, name: str) -> None:
 
 
 def main(out: Path) -> int:
-    """Returns 1 if a command failed."""
+    """1 if a command failed."""
     clone, shots, failed = out / "dsim", out / "pictures", 0
     shots.mkdir(parents=True)
     subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)

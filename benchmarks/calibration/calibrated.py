@@ -1,4 +1,4 @@
-"""Profiles of LMDeploy on an A100 with step times fitted to published throughput; we measured nothing here."""
+"""Profiles of LMDeploy on an A100 fitted to published throughput; nothing was measured here."""
 
 from dataclasses import dataclass, replace
 
@@ -8,22 +8,26 @@ from dsim.profiler.profile import Profile, Provenance, digits
 from dsim.profiler.published import YIELDS
 from dsim.profiler.roofline import latency_model, memory_grid, roofline, weight_read
 
-# Fitted so that the twin's closed loops, prefill and trimmed tails included, give FOCUS's Fig. 6 (SDAR-8B baseline,
+# The twin's closed loops, with prefill and trimmed tails, then give FOCUS's Fig. 6 (SDAR-8B baseline, ShareGPT, 913,
+# 938, 979 tok/s at concurrency 64, 128, 256); `dsim reproduce focus-throughput` prints it. Throughput alone would give
+# 14.6 ms + 66.4 us a token.
 # ShareGPT, 913, 938, 979 tok/s at concurrency 64, 128, 256): `dsim reproduce focus-throughput` prints the figures.
 # Published throughput alone gives 14.6 ms + 66.4 us per token.
 CALIBRATED_INTERCEPT = 0.0105  # s
-CALIBRATED_SLOPE = 59.2e-6  # s per token, with attention, LM head and sampling
-# The floor of the same eager runs (Optimus's ratios between AR and B=32 at small batches).
+CALIBRATED_SLOPE = 59.2e-6  # s a token, with attention, LM head and sampling
+# The same eager runs' floor (Optimus's ratios of AR to B=32 at small batches).
 CALIBRATED_LAUNCH = 0.041  # s
-# The extra time of a step that evicts, so that FOCUS's own runs (Fig. 6: 1218, 1850, 2160, 2272 tok/s at concurrency
+# Of an evicting step: FOCUS's runs (Fig. 6: 1218, 1850, 2160, 2272 tok/s at concurrency 32, 64, 128, 256, threshold
+# 0.8) then come out within some 15 %. The yield at that threshold is fitted to them too.
 # 32, 64, 128, 256, threshold 0.8) come out within some 15 %. The yield at that threshold is fitted to them, too.
 CALIBRATED_EVICTION = 0.006  # s
 
-# The same for LLaDA2.0-mini: 1770, 2067, 2181 tok/s. Its launch floor is not published.
+# LLaDA2.0-mini: 1770, 2067, 2181 tok/s; its floor is not published.
 LLADA2_INTERCEPT = 0.0113  # s
-LLADA2_SLOPE = 21.3e-6  # s per token
+LLADA2_SLOPE = 21.3e-6  # s a token
 
-# Share of the roofline's KV reads that shows in a step. With all of it, AR at batch 512 commits 4.8 times what B=32
+# Share of the roofline's KV reads that shows in a step: all of it would give AR 4.8 times B=32's commits at batch 512,
+# this about 6, as published (Optimus, "up to 6.2").
 # does; this share gives about 6, as published (Optimus, "up to 6.2").
 KV_READ_SHOWN = 0.25
 
@@ -34,22 +38,21 @@ BLOCK_LENGTH = 32
 
 @dataclass(frozen=True)
 class Line:
-    """Step time above the launch floor, all included: intercept + slope * tokens."""
+    """Step time above the launch floor: intercept + slope * tokens."""
 
     intercept: float  # s
-    slope: float  # s per token
+    slope: float  # s a token
     launch: float  # s
     source: str
-    eviction: float | None = None  # s; None: the roofline's estimate
-    workload: str = "sharegpt-focus"  # the runs' workload, for a yield of the profile's commit models
+    eviction: float | None = None  # s; None: the roofline's
+    workload: str = "sharegpt-focus"  # the runs' workload
 
 
 def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, description: str, date: str) -> Profile:
-    """The eager roofline with its layers bent so that whole steps of B=32 rows at MEAN_KEYS follow the line.
+    """The eager roofline, its layers bent so that whole steps of B=32 rows at MEAN_KEYS follow the line.
 
-    Attention, KV reads, LM head and sampling keep the roofline's terms, which are subtracted from the line's slope.
-    Below the launch floor the line is invisible: there the pieces lead from the time of reading the weights up to the
-    floor.
+    Attention, KV reads, LM head and sampling keep the roofline's terms, subtracted from the slope. Below the launch
+    floor the pieces lead from the time of reading the weights up to the floor.
     """
     base = roofline(gpu, model, graphs=False, name=name, description=description, date=date)
     latency, _ = latency_model(gpu, model, tp=1, graphs=False)
@@ -80,7 +83,7 @@ def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, descriptio
             (line.source, *base.provenance.sources),
             date,
             base.provenance.tool_version,
-            # So that a run under another yield can say so.
+            # For runs under another yield.
             settings={
                 "calibrated_yield": published_mean(model.name, line.workload, 0.9),
                 "calibrated_workload": line.workload,
@@ -91,7 +94,7 @@ def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, descriptio
 
 
 def published_mean(model: str, workload: str, threshold: float) -> float:
-    """Tokens that an ordinary denoise step commits, as published for this model."""
+    """Tokens that an ordinary denoise step commits."""
     [found] = [
         y.mean
         for published, yields in YIELDS.values()

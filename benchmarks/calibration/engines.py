@@ -1,8 +1,7 @@
-"""Profiles of production engines with forwards fitted to published runs; we measured nothing here.
+"""Profiles of production engines with forwards fitted to published runs; nothing was measured here.
 
-Each line of step times is fitted to whole forwards, of the rows named in its source. Attention and KV reads keep the
-data sheets' terms, so longer prompts are predicted, not fitted. Figures and cited sections are
-production-dllm-serving.md's.
+Whole forwards of the rows named in `source` are fitted. Attention and KV reads keep the data sheets' terms, so longer
+prompts are predicted. Figures and sections are production-dllm-serving.md's.
 """
 
 import json
@@ -27,29 +26,29 @@ FIXED_48 = "fixed-48", round(CANVAS / 48, 4)  # the law of SGLang's benchmark, a
 
 @dataclass(frozen=True)
 class Published:
-    """Forwards of an engine: points (tokens, s) at about `keys` visible keys a row of `row` tokens."""
+    """Points (tokens, s) of forwards, at about `keys` visible keys a row of `row` tokens."""
 
     points: tuple[tuple[float, float], ...]
     row: int
     keys: float
     source: str
     workload: str  # of these forwards: a law of the profile, or a step's drafts
-    tokens: float  # yield of a forward (for a canvas, of a denoising one)
-    host_step: float = 0.0  # s, of the engine's scheduler, on top of the points
+    tokens: float  # tokens a (for a canvas: denoising) forward
+    host_step: float = 0.0  # s of the scheduler, not in the points
     host_request: float = 0.0
-    overlap: bool = True  # the host works while the device does
-    weight_bytes: int = BYTES  # of a parameter
-    host_or_device: tuple[str, ...] = ()  # host terms that may be the device's time
+    overlap: bool = True  # host and device work at once
+    weight_bytes: int = BYTES  # bytes a parameter
+    host_or_device: tuple[str, ...] = ()  # host terms that may be device time
     terms: Mapping[str, float] = field(default_factory=dict)  # of the latency model, if known; else the data sheet's
     uncertainty: float = 0.1
 
 
 def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said: str) -> Profile:
-    """A model's roofline on GPUs, its layers bent so that whole forwards pass through the points."""
+    """A roofline, its layers bent so that whole forwards pass through the points."""
     base = roofline(
         gpu(device), model(shape), tp, name=said["name"], description=said["description"], date=said["date"]
     )
-    # The points include head and sampler, unless these are known separately.
+    # The points include head and sampler, unless known separately.
     roof = replace(base.latency, **({"head": 0.0, "sample": 0.0} | dict(runs.terms)))
     seen = min(runs.keys, roof.window + runs.row)
     row = {"sum_q_kv": runs.row * runs.keys, "sum_kv": runs.keys, "window_q_kv": runs.row * seen, "window_kv": seen}
@@ -59,7 +58,7 @@ def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said
     )
 
     def known(tokens: float) -> float:
-        """Time of attention, and of head and sampler if known, of whole rows with `tokens` in all."""
+        """s of attention (and head and sampler, if known) of whole rows with `tokens` in all."""
         rows = tokens / runs.row
         columns = {name: number * rows for name, number in row.items()}
         step = Features(tokens, head_rows=tokens, sampled_rows=tokens, batch=rows, prefill_tokens=0, **columns)
@@ -112,6 +111,11 @@ VLLM_GEMMA = Published(
     *FIXED_48,
 )
 # SGLang: 49 forwards. In step (sync) 15.1, 28.8 and 50.1 ms; FDFO 1.4 to 2.3 ms more, its scheduler's share. Its
+# attention (extend_attention.py, Triton; required of DiffusionGemma on Hopper): a block of 64 queries of a head (32
+# where heads are 512 wide) reads its row's keys in tiles of 64, in one stage, so nothing overlaps. With a GPU's 8 heads
+# a canvas is 32 such blocks, or 64: four canvases, or two, fill 132 multiprocessors. Kernel, head and sampler were
+# timed on an H200 (benchmarks/sglang_attention.py), without the exchange between the GPUs; nothing is fitted to longer
+# prompts.
 # attention is a Triton kernel (extend_attention.py, required of DiffusionGemma on Hopper): a block of 64 queries of a
 # head (32 where heads are 512 wide) reads its row's keys in tiles of 64, in one stage, so that nothing overlaps. With a
 # GPU's 8 heads a canvas is 32 such blocks, or 64: four canvases, or two, fill 132 multiprocessors. Kernel, head and
@@ -144,7 +148,7 @@ SGLANG_GEMMA = Published(
     overlap=False,
     terms=SGLANG_TERMS,
 )
-# One point, batch 1: 17 forwards a canvas of 1,008 tokens a second. The slope is the data sheet's at FP8.
+# One point, batch 1: 17 forwards a canvas of 1,008 tokens a second; the data sheet's slope at FP8.
 BLOG_GEMMA = Published(
     _line(14.9e-3 - CANVAS * 9.0e-6, 9.0e-6, CANVAS, 8),
     CANVAS,
@@ -166,7 +170,8 @@ QWEN_AR = Published(
     drafted((1.0,)),
     1.0,
 )
-# The same GPU and shape with its own speculation: a forward verifies three drafts and the next token. If half of the
+# The same GPU and shape with its speculation: a forward verifies three drafts and the next token. With half of them
+# accepted (assumed) it yields 1.875 tokens, in 6.9 and 18.7 ms.
 # drafts are accepted (assumed), it yields 1.875 tokens, in 6.9 and 18.7 ms.
 SDAR_DRAFTS = (1.0, 0.5, 0.5, 0.5)
 SDAR_TOKENS = float(np.cumprod(SDAR_DRAFTS).sum())
@@ -181,7 +186,9 @@ SDAR_SGLANG = Published(
     overlap=False,
     uncertainty=0.3,
 )
-# LLaDA2.1-mini: a forward at 128 rows of short prompts takes 90 ms of kernels and 5.5 ms of the host; at 72 rows and
+# LLaDA2.1-mini: a forward of 128 rows of short prompts takes 90 ms of kernels and 5.5 ms of the host; at 72 rows and
+# 4,900 keys attention took 24.1 ms, 4.5 of them the data sheet's KV reads. The times at 32 and 512 tokens, and the
+# host's a row (its radix cache), are fitted to 592, 2,451 and 3,412 tok/s (6.2).
 # 4,900 keys attention took 24.1 ms, 4.5 of them the data sheet's KV reads. The times of 32 and 512 tokens, and the
 # host's time a row (its radix cache), are fitted to 592, 2,451 and 3,412 tok/s (6.2).
 LLADA21_SGLANG = Published(
@@ -200,7 +207,8 @@ LLADA21_SGLANG = Published(
     terms={"attention": 1.74e-9, "dense_from": 0, "dense_attention": 0.0},  # of short windows; no less in a dense pass
     uncertainty=0.3,
 )
-# The same model in its own report, a build of SGLang on an unnamed GPU. These two numbers give its three throughputs in
+# The same model in its report, on a build of SGLang and an unnamed GPU: a forward of one row and the time between
+# blocks give its three throughputs in bf16 within 5 % (6.3). More rows cost as on an H100's data sheet, in proportion.
 # bf16 within 5 % (6.3): a forward of one row, and the time between blocks. More rows cost what an H100's data sheet
 # says, in proportion.
 REPORT_FORWARD, REPORT_BLOCK = 5.0e-3, 7.5e-3  # s
@@ -212,9 +220,9 @@ DATE = "2026-11-22"
 
 
 def of_the_report(base: Profile) -> Profile:
-    """The roofline of LLaDA2.1-mini with the report's forward time and cost of a block."""
+    """The roofline of LLaDA2.1-mini with the report's forward and block times."""
     roof = replace(base.latency, launch=0.0, host_step=0.0, host_request=0.0)
-    keys = 400  # of a short prompt and its answer: under 1 % of the forward depends on it
+    keys = 400  # a short prompt and its answer: under 1 % of the forward depends on it
     whole = roof.step(Features(32, 32 * keys, keys, 32, 32, 1, 0))
     scaled = roof.scaled(REPORT_FORWARD / whole)
     latency = replace(
@@ -236,7 +244,7 @@ def of_the_report(base: Profile) -> Profile:
 
 
 def engine_profiles() -> list[Profile]:
-    """Profiles of production engines, by the releases of published runs."""
+    """By the releases of published runs."""
     vllm, sglang = "vLLM 0.28 to 0.32", "SGLang 0.5.23"
     gemma = "DiffusionGemma-26B-A4B"
     found = [
@@ -266,7 +274,6 @@ def engine_profiles() -> list[Profile]:
             description="LLaDA2.1-mini on an H20, SGLang with JointThreshold, calibrated to published runs",
         ),
     ]  # fmt: skip
-    # Its own speculation is autoregressive.
     return [
         replace(
             p,

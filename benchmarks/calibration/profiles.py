@@ -26,7 +26,7 @@ from .engines import engine_profiles, of_the_report
 
 DATE = "2026-11-21"
 
-# SDAR-8B on an H100 by engine: whether host and device overlap, and the host's time.
+# SDAR-8B on an H100, by engine: overlap of host and device, and host times.
 _FDFO = (
     "SGLang's FDFO over its sync runs, DiffusionGemma on two H200s (PR 34061): 1.4 to 2.3 ms a forward; assumed to be "
     "the same for SDAR-8B"
@@ -50,7 +50,6 @@ SERVING = (
 
 
 def profiles() -> list[Profile]:
-    """The shipped profiles."""
     a100, sdar, llada2, llada = gpu("A100-80GB"), model("SDAR-8B"), model("LLaDA2.0-mini"), model("LLaDA-8B")
     sdar_line = Line(
         CALIBRATED_INTERCEPT,
@@ -97,7 +96,7 @@ def profiles() -> list[Profile]:
 
 
 def with_others(profile: Profile, others: Mapping[str, Profile]) -> Profile:
-    """The profile, with others of its device and model as implementations that hold only what differs."""
+    """With others of its device and model as implementations of what differs."""
     own: Any = to_json(replace(profile, implementations=()))
     found = tuple(
         Implementation(
@@ -110,7 +109,7 @@ def with_others(profile: Profile, others: Mapping[str, Profile]) -> Profile:
 
 
 def _changes(own: dict[str, Any], other: Any) -> dict[str, Any]:
-    """The other's keys with different values; of objects the differing keys within."""
+    """The other's differing keys; in objects those within."""
     found: dict[str, Any] = {}
     for key, value in other.items():
         if isinstance(value, dict) and isinstance(own.get(key), dict) and key != "settings":
@@ -130,7 +129,7 @@ def main(folder: Path = SHIPPED) -> None:
 
 
 def _script(profile: Profile, host_request: float) -> Profile:
-    """The same GPU and model under research code: a lower launch floor, and a host term for each request."""
+    """Research code: a lower launch floor, and a host term a request."""
     how = "dLLM-Serve" if host_request else "a research script (Sparse-dLLM)"
     others = scripts_beside_dllm_serve(profile.model) if host_request else profile.implementations
     return replace(
@@ -138,7 +137,7 @@ def _script(profile: Profile, host_request: float) -> Profile:
         description=f"{profile.model.name} on {profile.device.name}, {how}, from data sheets",
         implementation=f"roofline with the host terms of {how}",
         implementations=tuple(own for own in others if own.name not in how.lower()),
-        # Floor and efficiency are from whole runs, with the bytes that caches move.
+        # Floor and efficiency are whole runs', with the caches' moves.
         latency=replace(profile.latency, launch=SPARSE_PASS, host_request=host_request, cache_overhead=()),
     )
 

@@ -40,11 +40,11 @@ from dsim.engine.state import MASKED
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 
 MOST_STEPS = 20_000
-OUTPUT = 10**9  # token ids of answers begin here: no two requests share one
+OUTPUT = 10**9  # where answers' token ids begin: requests share none
 
 
 def prefixes(scenario: dict[str, Any]) -> Prefixes:
-    """Name each page of each request's tokens, prompt and answer: equal tokens up to a page's end give equal names."""
+    """Name each page of prompt and answer: equal tokens up to its end give equal names."""
     page, seen, names = scenario["page_size"], {}, []
     for i, request in enumerate(scenario["requests"]):
         tokens = [*request["prompt"], *range(OUTPUT + 10**5 * i, OUTPUT + 10**5 * i + request["max_tokens"])]
@@ -54,14 +54,14 @@ def prefixes(scenario: dict[str, Any]) -> Prefixes:
 
 
 class Device:
-    """The model: what each step of a plan commits, by the scenario's requests."""
+    """What each step of a plan commits, by the scenario's requests."""
 
     def __init__(self, requests: Sequence[dict[str, Any]]) -> None:
         self.requests = requests
-        self.starts: list[list[int]] = [[] for _ in requests]  # of each request's blocks, in order
+        self.starts: list[list[int]] = [[] for _ in requests]  # of a request's blocks, in order
 
     def commits(self, plan: StepPlan) -> np.ndarray:
-        """The positions that the plan's rows commit, [rows, width] bool."""
+        """[rows, width] bool."""
         committed = np.zeros(plan.window.shape, np.bool_)
         for row, index in enumerate(plan.requests.tolist()):
             window = plan.window[row]
@@ -84,7 +84,7 @@ class Device:
         return committed
 
     def block(self, request: int, start: int) -> int:
-        """The number of a request's block that begins at `start`, from 0."""
+        """From 0."""
         starts = self.starts[request]
         if start not in starts:
             starts.append(start)
@@ -92,7 +92,7 @@ class Device:
 
 
 def play(scenario: dict[str, Any]) -> dict[str, Any]:
-    """A scenario's recording on dsim's preset."""
+    """On dsim's preset."""
     asked = scenario["requests"]
     table = RequestTable(len(asked))
     named = prefixes(scenario) if scenario["caching"] else None
@@ -136,7 +136,7 @@ def play(scenario: dict[str, Any]) -> dict[str, Any]:
 
 
 def difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
-    """The first difference between an engine's recording and dsim's; None without one."""
+    """None without one."""
     for name, recording in (("the engine", theirs), ("dsim", ours)):
         if "error" in recording:
             return f"{name}: {recording['error']}"
@@ -162,7 +162,7 @@ def difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
 
 
 def mean_latency(scenario: dict[str, Any], recording: dict[str, Any]) -> float:
-    """The mean end-to-end latency of a recording's requests, in steps; NaN if it stops before they end."""
+    """End-to-end, in steps; NaN if the recording stops before."""
     if "ended" in recording or "error" in recording:
         return float("nan")
     last = {int(i): at for i, at, _ in recording.get("tokens", ())}
@@ -173,10 +173,10 @@ def mean_latency(scenario: dict[str, Any], recording: dict[str, Any]) -> float:
 
 
 def table(scenarios: Iterable[dict[str, Any]], recordings: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Compare recordings with dsim, one row for each preset and variation.
+    """A row a preset and variation.
 
     preset, variation, scenarios, steps (up to a difference), identical, error (mean of dsim's mean end-to-end latency
-    relative to the engine's, less one), first: the first difference with its seed, or "".
+    over the engine's, less one), first: the first difference with its seed, or "".
     """
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for scenario, theirs in zip(scenarios, recordings, strict=True):
@@ -202,7 +202,7 @@ def table(scenarios: Iterable[dict[str, Any]], recordings: Iterable[dict[str, An
 
 
 def same_steps(theirs: dict[str, Any], ours: dict[str, Any]) -> int:
-    """Steps before the first whose rows differ."""
+    """Before the first whose rows differ."""
     pairs = zip(theirs.get("steps", ()), ours.get("steps", ()), strict=False)
     for number, (a, b) in enumerate(pairs):
         if a["start"] != b["start"] or sorted(r[:2] for r in a["rows"]) != sorted(r[:2] for r in b["rows"]):

@@ -1,10 +1,9 @@
-"""Have LMDeploy's own scheduler run scenarios: the oracle of `lmdeploy-0.18` (run.py says how it is called).
+"""Have LMDeploy's own scheduler run scenarios: the oracle of `lmdeploy-0.18` (see run.py).
 
-Real: Scheduler, prefill scheduler, block manager, prefix trie, sequences, InputsMakerAsync, stopping criteria, in the
-order of EngineLoop's main loop. Stubs: the device, which unmasks as the scenario says, the sampler and the clock. The
-clock of the block manager counts its calls: LMDeploy reads it in whole seconds and breaks ties by memory addresses.
-
-A scenario's settings: block, page, num_pages, max_batch, max_prefill, prefill_interval, short_turns, order, aging (s).
+Real: Scheduler, prefill scheduler, block manager, prefix trie, sequences, InputsMakerAsync, stopping criteria, in
+EngineLoop's order. Stubs: the device, which unmasks as the scenario says, sampler and clock. The block manager's clock
+counts its calls: LMDeploy reads whole seconds and breaks ties by memory addresses. Settings: block, page, num_pages,
+max_batch, max_prefill, prefill_interval, short_turns, order, aging (s).
 """
 
 import asyncio
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 
 MASK = -9
-OUTPUT = 10**9  # token ids of answers begin here: no two requests share one
+OUTPUT = 10**9  # where answers' token ids begin: requests share none
 MOST_STEPS = 20_000
 ABSENT = (
     "ray", "mmengine", "fire", "pybase64", "openai", "tiktoken", "sentencepiece", "fastapi", "uvicorn", "pynvml",
@@ -34,7 +33,7 @@ ABSENT = (
 
 
 class Registry:
-    """A registry of modules that registers none."""
+    """Registers no module."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -47,7 +46,7 @@ class Registry:
 
 
 class Absent(types.ModuleType):
-    """A package that the scheduler imports but does not use."""
+    """Imported, not used."""
 
     Registry = Registry
 
@@ -59,7 +58,7 @@ class Absent(types.ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports the packages of ABSENT."""
+    """For ABSENT's packages."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         absent = name.split(".")[0] in ABSENT
@@ -75,13 +74,13 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 sys.meta_path.append(Finder())
-for package in ("lmdeploy", "lmdeploy.pytorch"):  # without their __init__, which import the whole engine
+for package in ("lmdeploy", "lmdeploy.pytorch"):  # their __init__ imports the whole engine
     made = types.ModuleType(package)
     made.__path__ = [str(Path(os.environ["LMDEPLOY_SOURCE"], *package.split(".")))]
     sys.modules[package] = made
 torch.cuda.is_available = lambda: False
 torch.set_num_threads(1)
-logging.disable(logging.WARNING)  # of too large batches, made on purpose
+logging.disable(logging.WARNING)  # too large batches are made on purpose
 
 from lmdeploy.pytorch import consts, envs  # noqa: E402
 from lmdeploy.pytorch.config import CacheConfig, DLLMConfig, SchedulerConfig, UnmaskingStrategy  # noqa: E402
@@ -105,7 +104,7 @@ MASKED, UNMASKED, CACHED = consts.DLLM_MASKED, consts.DLLM_UNMASKED, consts.DLLM
 
 
 class Clock:
-    """Virtual time: a step takes 1 s and a reading a nanosecond, so that no two readings are equal."""
+    """A step takes 1 s, a reading a nanosecond: no two are equal."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -121,8 +120,6 @@ class Clock:
 
 
 class Executor:
-    """Takes forwards."""
-
     device_type = "cpu"
 
     async def forward_async(self, _: Any) -> None:
@@ -130,7 +127,7 @@ class Executor:
 
 
 class Device:
-    """The model and its sampler: the masks of each request's block, and how a forward changes them."""
+    """Masks of each request's block, and how a forward changes them."""
 
     def __init__(self, asked: list[dict[str, Any]], block: int) -> None:
         self.asked = asked
@@ -139,11 +136,11 @@ class Device:
         self.starts: list[list[int]] = [[] for _ in asked]
 
     def prefill(self, request: int, mask: Any, start: int, left: int, output_start: int) -> None:
-        """A request's last block is on the device."""
+        """Its last block is on the device."""
         self.rows[request] = {"mask": mask.copy(), "start": start, "left": left, "output_start": output_start}
 
     def forward(self, requests: list[int]) -> tuple[Any, Any, Any, Any]:
-        """A forward's tokens and masks, and which requests stop where."""
+        """Tokens and masks, and which requests stop where."""
         block, rows = self.block, [self.rows[request] for request in requests]
         tokens = []
         for request, row in zip(requests, rows, strict=True):
@@ -175,14 +172,14 @@ class Device:
         return ids, masks, stopped, places
 
     def unmasked(self, request: int, start: int) -> int:
-        """Masks that a step of the block at `start` unmasks."""
+        """Of a step of the block at `start`."""
         starts = self.starts[request]
         if start not in starts:
             starts.append(start)
         return int(self.asked[request]["unmasked"][starts.index(start)])
 
     def token(self, request: int, position: int) -> int:
-        """The token that the model finds at a position."""
+        """At a position."""
         asked = self.asked[request]
         return OUTPUT + 10**5 * request + min(position - len(asked["prompt"]), asked["output"] - 1)
 
@@ -292,7 +289,7 @@ def record(scenario: dict[str, Any]) -> dict[str, Any]:
         scheduler.release_completed_prefill_reservations(now_running)
         for seq, runs in zip(now_running, live, strict=True):
             request = seq.session_id
-            # After an EOS that does not end its block LMDeploy returns what it decoded; the answer ends at the EOS.
+            # After an EOS within a block LMDeploy returns the whole block.
             has = min(seq.num_new_tokens, asked[request]["output"])
             if runs and has > had[request]:
                 tokens.append([request, clock.now, has - had[request]])

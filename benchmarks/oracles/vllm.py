@@ -1,10 +1,10 @@
-"""The oracle of vLLM: its own scheduler and KV cache manager in virtual time, without a model or a device.
+"""The oracle of vLLM: its scheduler and KV cache manager in virtual time, without model or device.
 
     VLLM_PYTHON -P benchmarks/oracles/vllm.py SCENARIOS RECORDINGS
 
-Both are JSON lines (compare.py has their fields). Run it with `-P`: this folder holds files called as the engines are.
-Driven as `EngineCore.step` and `step_with_batch_queue` drive it: Scheduler or AsyncScheduler, DiffusionScheduler or
-DiffusionAsyncScheduler. The model answers as the scenario says; every step takes 1.
+JSON lines (fields: compare.py); -P: files here are called as the engines are. Scheduler, AsyncScheduler,
+DiffusionScheduler and DiffusionAsyncScheduler are driven as by `EngineCore.step` and `step_with_batch_queue`. The model
+answers as the scenario says; every step takes 1.
 """
 
 import json
@@ -40,12 +40,12 @@ MODEL = {
     "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 16, "max_position_embeddings": 65536, "eos_token_id": 0, "torch_dtype": "bfloat16",
 }  # fmt: skip
-EOS, OUTPUT = 0, 10**9  # token ids of answers begin at OUTPUT, as compare.py's do
+EOS, OUTPUT = 0, 10**9  # answers' token ids begin at OUTPUT, as compare.py's
 MOST_STEPS = 20_000
 
 
 class Patched:
-    """An object with some attributes replaced."""
+    """With some attributes replaced."""
 
     def __init__(self, of, **replaced):
         self.__dict__.update(replaced, _of=of)
@@ -67,11 +67,11 @@ def scheduler_of(scenario, folder):
     scheduling = SchedulerConfig(**asked, is_encoder_decoder=False)
     cache = CacheConfig(block_size=page, enable_prefix_caching=scenario["caching"])
     config = VllmConfig(model_config=model, scheduler_config=scheduling, cache_config=cache)
-    # On a CPU, VllmConfig changes these: set what a GPU has.
+    # VllmConfig changes these on a CPU.
     for name in (*names, "async_scheduling"):
         object.__setattr__(scheduling, name, settings[name])
     cache.enable_prefix_caching = scenario["caching"]
-    num_blocks = limits["num_pages"] + 1  # vLLM counts the null block, too
+    num_blocks = limits["num_pages"] + 1  # with the null block
     cache.num_gpu_blocks = num_blocks
     canvas, drafts = settings.get("canvas_length", 0), settings.get("num_speculative_tokens", 0)
     if drafts:
@@ -81,7 +81,7 @@ def scheduler_of(scenario, folder):
         object.__setattr__(config, "diffusion_config", SimpleNamespace(canvas_length=canvas))
         object.__setattr__(config, "model_config", Patched(model, is_diffusion=True))
     shape = {"block_size": page, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
-    groups = []  # in the order of layers: models with windows begin with a windowed layer
+    groups = []  # by layer: models with windows begin with one
     for i in range(limits.get("window_bytes", 0) // limits.get("kv_bytes", 1)):
         window = SlidingWindowSpec(**shape, sliding_window=limits["window"])
         groups.append(KVCacheGroupSpec([f"window {i}"], window))
@@ -103,7 +103,7 @@ def scheduler_of(scenario, folder):
 
 
 def config_of_drafts(count, method):
-    """The part of a SpeculativeConfig that the scheduler reads, for an n-gram drafter, EAGLE or a draft model."""
+    """What the scheduler reads of a SpeculativeConfig."""
     eagle = method == "eagle"
     return SimpleNamespace(
         method=method, num_speculative_tokens=count, parallel_drafting=False, disable_eagle_block_drop=False,
@@ -116,25 +116,25 @@ def config_of_drafts(count, method):
 
 
 class Model:
-    """The model's answers to the scheduler's steps, by the scenario's requests."""
+    """Answers to the scheduler's steps, by the scenario."""
 
     def __init__(self, scenario, scheduler):
         self.asked, self.scheduler = scenario["requests"], scheduler
         self.canvas = bool(scenario["settings"].get("canvas_length"))
         self.drafts = scenario["settings"].get("num_speculative_tokens", 0)
-        self.committed = [0] * len(self.asked)  # canvases of each request
-        self.denoised = [0] * len(self.asked)  # steps of its current canvas
+        self.committed = [0] * len(self.asked)  # canvases
+        self.denoised = [0] * len(self.asked)  # steps of the current canvas
 
     def tokens(self, request, first, count):
-        """Tokens `first` to `first + count` of an answer; an EOS if it ends before its limit."""
+        """Of an answer; an EOS if it ends before its limit."""
         q = self.asked[request]
         ends = q["output"] - 1 if q["output"] < q["max_tokens"] else -1
         return [EOS if i == ends else OUTPUT + 10**5 * request + i for i in range(first, first + count)]
 
     def answer(self, output, chunks):
-        """The runner's output for a step. chunks: requests with more prompt to come."""
+        """A step's output. chunks: requests with more prompt to come."""
         ids, sampled = list(output.num_scheduled_tokens), []
-        # Padding of a new row is no drafts: all of it is rejected.
+        # A new row's padding is no drafts: all of it is rejected.
         padded = {new.req_id for new in output.scheduled_new_reqs} | set(output.scheduled_cached_reqs.resumed_req_ids)
         for name in ids:
             request = self.scheduler.requests.get(name)
@@ -148,13 +148,13 @@ class Model:
         return ModelRunnerOutput(req_ids=ids, req_id_to_index=places, sampled_token_ids=sampled)
 
     def row(self, i, told, drafts, chunk):
-        """The new tokens of a row."""
+        """A row's new tokens."""
         asked = self.asked[i]
         if not self.canvas:
             if chunk:
                 return []
             return self.tokens(i, told, 1 + (min(drafts, asked["accepted"][told]) if drafts else 0))
-        if not drafts:  # a prompt, or a preempted request's known tokens: its canvas begins anew
+        if not drafts:  # a prompt, or a preempted request's tokens: its canvas begins anew
             self.denoised[i] = 0
             return []
         if self.denoised[i] < asked["steps"][self.committed[i]]:
@@ -165,7 +165,7 @@ class Model:
         return self.tokens(i, told, drafts)
 
     def propose(self, output, chunks):
-        """Without look-ahead: hand the next drafts, or canvases, to the scheduler."""
+        """Without look-ahead: the next drafts, or canvases."""
         width = self.scheduler.num_spec_tokens
         ids = [name for name in output.num_scheduled_tokens if name in self.scheduler.requests and name not in chunks]
         if width:
@@ -186,9 +186,9 @@ def record(scenario, folder):
 
     scheduler._preempt_request = noted
     now, free_at, submitted = 0.0, 0.0, 0
-    queue = deque()  # steps decided but not over: (scheduler's output, requests with more prompt, their end)
+    queue = deque()  # decided, not over: (output, requests with more prompt, end)
     steps, tokens = [], []
-    held, left = {}, {}  # by time: held pages and preempted requests, after all decisions then
+    held, left = {}, {}  # by time, after all decisions: held pages, preempted requests
     for _ in range(MOST_STEPS):
         while submitted < len(asked) and asked[submitted]["arrival"] <= now:
             scheduler.add_request(request_of(submitted, asked[submitted], hasher))
@@ -220,7 +220,7 @@ def record(scenario, folder):
                 if executed:
                     continue
                 if not any(o.total_num_scheduled_tokens for o, _, _ in queue) and submitted < len(asked):
-                    now = max(now, asked[submitted]["arrival"])  # an empty step returns immediately
+                    now = max(now, asked[submitted]["arrival"])  # an empty step returns at once
         output, chunks, end = queue.pop()
         now = max(now, end)
         done = scheduler.update_from_output(output, model.answer(output, chunks)).get(0)

@@ -1,4 +1,4 @@
-"""The tiny model's texts: Python's standard-library source, and generated structured records."""
+"""The tiny model's texts: Python's standard library, and generated records."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 
 NOT_SOURCE = {"site-packages", "test", "tests", "idlelib", "lib2to3", "pydoc_data", "__pycache__", "ensurepip"}
-HELD_OUT_SHARE = 20  # one file in this number is never trained on
+HELD_OUT_SHARE = 20  # one file in 20 is never trained on
 SERVICES = ("auth", "billing", "search", "mail", "cart", "stock")
 LEVELS = ("INFO", "INFO", "INFO", "WARNING", "ERROR")
 PATHS = ("/login", "/logout", "/items", "/items/search", "/cart/add", "/cart/pay", "/health")
@@ -19,9 +19,9 @@ WORDS = ("alpha", "beta", "gamma", "delta", "north", "south", "east", "west", "r
 
 
 def source(held_out: bool) -> Bytes:
-    """The interpreter's standard library (PSF licence), training files or held-out files, by name.
+    """The interpreter's standard library (PSF licence), training or held-out files.
 
-    Only a file's name decides whether it is held out, so other Python versions split alike.
+    By name alone, so other Python versions split alike.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     parts = []
@@ -35,7 +35,7 @@ def source(held_out: bool) -> Bytes:
 
 
 def records(seed: int, num_bytes: int) -> Bytes:
-    """Structured records: stretches of JSON log lines, of sums, and of repetitions."""
+    """JSON log lines, sums, repetitions."""
     chance = np.random.default_rng(seed)
     text = ""
     parts: list[str] = []

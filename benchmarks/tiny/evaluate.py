@@ -1,4 +1,4 @@
-"""The quality of the tiny model, `python benchmarks/tiny/evaluate.py`: held-out loss, yield by threshold, samples."""
+"""The tiny model's quality, `python benchmarks/tiny/evaluate.py`: held-out loss, yield by threshold, samples."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,12 +27,12 @@ NUM_REQUESTS, PROMPT, OUTPUT = 48, 160, 160
 
 
 def policy_spec(block: int, threshold: float) -> str:
-    """Whole blocks every step compute every mask, so the yield is the model's own."""
+    """Whole blocks compute every mask, so the yield is the model's own."""
     return f"lmdeploy-bd32:{block},num_loops=1,decide_ahead=false,max_batch=8,threshold={threshold}"
 
 
 def yield_of(model: Decoder, workload: str, threshold: float) -> tuple[float, int]:
-    """The mean and the most tokens that a denoising step of a sequence commits, on the workload's prompts."""
+    """Mean and most tokens that a denoising step commits."""
     block = model.config.block_length
     prompts = prompts_from(read_tokens(workload, "tiny", model.config), seed=0)
     steps = committed = most = 0
@@ -56,7 +56,7 @@ def yield_of(model: Decoder, workload: str, threshold: float) -> tuple[float, in
 
 
 def sample(model: Decoder, workload: str, request: int, threshold: float = 0.9) -> tuple[str, str]:
-    """A prompt and the model's continuation."""
+    """A prompt and its continuation."""
     policy = parse(policy_spec(model.config.block_length, threshold))
     prompts = prompts_from(read_tokens(workload, "tiny", model.config), seed=0)
     forward = Forward(model, PagedCache(model.config, 16, 64, "cpu", torch.float32))

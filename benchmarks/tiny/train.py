@@ -1,9 +1,9 @@
 """Train the tiny model: `python benchmarks/tiny/train.py --steps 4500 -o DIR`; run again, it continues.
 
-A sequence is followed by a masked copy of itself: the copy's blocks see themselves and the clean blocks before them,
-and the clean half is block-causal. The loss is the cross-entropy of the masked bytes (the training layout of block
-diffusion, BD3-LM, section 3). Towards the end it includes the entropy where the likeliest byte is right: confidence,
-not only accuracy, decides how many positions commit in a step (certainty forcing, dParallel).
+A masked copy follows each sequence: its blocks see themselves and the clean blocks before; the clean half is
+block-causal. The loss is the masked bytes' cross-entropy (the training layout of block diffusion, BD3-LM, section 3),
+towards the end with the entropy where the likeliest byte is right: confidence decides how many positions commit in a
+step (certainty forcing, dParallel).
 """
 
 import argparse
@@ -23,15 +23,15 @@ from dsim.live.weights import config_of, save_model
 CONTEXT, BATCH = 512, 8
 RATE = 3e-3
 CERTAINTY = 0.5  # largest weight of the entropy
-CERTAINTY_FROM = 0.5  # share of the steps after which its weight grows
-EVERY = 100  # steps between reports and checkpoints
+CERTAINTY_FROM = 0.5  # share of the steps before it
+EVERY = 100  # steps, reports and checkpoints
 
 
 class Layout:
-    """Attention of [clean, masked copy] for a batch, by the block of each position."""
+    """Attention of [clean, masked copy], by the block of each position."""
 
     def __init__(self, batch: int, block: int, hidden: Tensor) -> None:
-        """hidden [CONTEXT]: invisible positions of the masked copy, as a chunk leaves out a block's suffix."""
+        """hidden [CONTEXT]: invisible positions of the copy, as a chunk leaves out a block's suffix."""
         at = torch.arange(CONTEXT) // block
         clean_clean = at[:, None] >= at
         copy_clean = at[:, None] > at
@@ -47,20 +47,20 @@ class Layout:
 
 
 def masks(chance: np.random.Generator, batch: int, block: int) -> np.ndarray:
-    """[batch, CONTEXT]: half of the blocks masked at random, half from left to right, as in decoding."""
+    """[batch, CONTEXT]: half of the blocks at random, half from left to right, as in decoding."""
     blocks = CONTEXT // block
     share = chance.random((batch, blocks, 1))
     shuffled = chance.random((batch, blocks, block))
     ordered = (np.arange(block) + 0.5) / block + 0.25 * chance.standard_normal((batch, blocks, block))
     order = np.where(chance.random((batch, blocks, 1)) < 0.5, shuffled, ordered)
-    # Mask the last in the order, and at least one in a block.
+    # The last in the order, at least one in a block.
     masked = order >= 1.0 - share
     np.put_along_axis(masked, order.argmax(axis=2)[..., None], True, axis=2)
     return masked.reshape(batch, CONTEXT)
 
 
 def hidden_suffix(chance: np.random.Generator, block: int) -> Tensor:
-    """[CONTEXT]: half of the time, the positions of each block after a random number."""
+    """[CONTEXT]: half of the time, what follows a random position of each block."""
     if chance.random() < 0.5:
         return torch.zeros(CONTEXT, dtype=torch.bool)
     seen = chance.integers(2, block + 1, size=(CONTEXT // block, 1))
@@ -68,7 +68,7 @@ def hidden_suffix(chance: np.random.Generator, block: int) -> Tensor:
 
 
 def loss_of(model: Decoder, text: Tensor, masked: Tensor, hidden: Tensor, certainty: float) -> tuple[Tensor, Tensor]:
-    """The loss, and only its cross-entropy (nats a byte), over visible masked positions."""
+    """The loss, and its cross-entropy (nats a byte), over visible masks."""
     block = model.config.block_length
     layout = Layout(len(text), block, hidden)
     copy = torch.where(masked, model.config.mask_token, text)
@@ -87,7 +87,7 @@ def loss_of(model: Decoder, text: Tensor, masked: Tensor, hidden: Tensor, certai
 
 
 def batch_of(chance: np.random.Generator, texts: list[np.ndarray], shares: list[float]) -> Tensor:
-    """[BATCH, CONTEXT] bytes; each row is from a random place of a text."""
+    """[BATCH, CONTEXT] bytes from random places of texts."""
     rows = []
     for which in chance.choice(len(texts), size=BATCH, p=shares):
         at = int(chance.integers(len(texts[which]) - CONTEXT))
@@ -96,7 +96,7 @@ def batch_of(chance: np.random.Generator, texts: list[np.ndarray], shares: list[
 
 
 def train(folder: Path, steps: int, seed: int) -> None:
-    """Train this number of steps, from the checkpoint in `folder` if there is one, and save the model there."""
+    """From the checkpoint in `folder`, if there is one; saves the model there."""
     config = config_of("tiny")
     torch.manual_seed(seed)
     model = Decoder(config)
@@ -152,7 +152,7 @@ def train(folder: Path, steps: int, seed: int) -> None:
 
 @torch.no_grad()
 def held_out_loss(model: Decoder, text: np.ndarray, rows: int = 64) -> float:
-    """Cross-entropy in nats a masked byte, over evenly spaced pieces of a text, always with the same masks."""
+    """Nats a masked byte, over evenly spaced pieces, always with the same masks."""
     chance = np.random.default_rng(0)
     at = np.linspace(0, len(text) - CONTEXT, rows).astype(int)
     pieces = torch.from_numpy(np.stack([text[i : i + CONTEXT] for i in at]).astype(np.int64))

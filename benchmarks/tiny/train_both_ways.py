@@ -1,8 +1,8 @@
 """Train the shipped full-sequence model: `python benchmarks/tiny/train_both_ways.py --steps 800 -o DIR`.
 
-It starts with the block-diffusion model's weights and learns to see both ways, as LLaDA is trained: a clean prompt,
-then masks that every position sees. Half of the rows are masked at random (LLaDA, algorithm 1), half as block decoding
-leaves them: earlier blocks clean, one partly masked, later ones all masks.
+From the block-diffusion model's weights it learns to see both ways, as LLaDA is trained: a clean prompt, then masks
+that every position sees. Half of the rows are masked at random (LLaDA, algorithm 1), half as block decoding leaves
+them.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from dsim.live.weights import config_of, load, save_model
 NAME = "tiny-both-ways"
 CONTEXT, BATCH = 320, 8
 RATE = 1e-3
-CERTAINTY = 0.5  # largest weight of the entropy where the likeliest byte is right, as in train.py
+CERTAINTY = 0.5  # largest weight of the entropy, as in train.py
 EVERY = 50  # steps between reports
 
 
 class BothWays:
-    """Attention of whole sequences, [batch x CONTEXT] rows."""
+    """Whole sequences, [batch x CONTEXT] rows."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
@@ -38,7 +38,7 @@ class BothWays:
 
 
 def masks(chance: np.random.Generator, batch: int, block: int) -> np.ndarray:
-    """[batch, CONTEXT]: masks of the answers, which begin at different positions; at least one a row."""
+    """[batch, CONTEXT]: of the answers, which begin at different positions; at least one a row."""
     column = np.arange(CONTEXT)
     prompt = chance.integers(8, CONTEXT - block, size=(batch, 1))
     share = chance.random((batch, 1))
@@ -51,7 +51,7 @@ def masks(chance: np.random.Generator, batch: int, block: int) -> np.ndarray:
 
 
 def loss_of(model: Decoder, text: Tensor, masked: Tensor, certainty: float) -> tuple[Tensor, Tensor]:
-    """The loss, and only its cross-entropy (nats a masked byte)."""
+    """The loss, and its cross-entropy (nats a masked byte)."""
     tokens = torch.where(masked, model.config.mask_token, text).reshape(-1)
     states = model(tokens, torch.arange(CONTEXT).repeat(len(text)), BothWays(len(text)))
     logs = functional.log_softmax(model.logits(states[masked.reshape(-1)]), dim=-1)
@@ -103,7 +103,7 @@ def train(folder: Path, steps: int, seed: int) -> None:
 
 @torch.no_grad()
 def held_out_loss(model: Decoder, text: np.ndarray, rows: int = 32) -> float:
-    """Cross-entropy in nats a masked byte, over evenly spaced pieces of a text, always with the same masks."""
+    """As in train.py."""
     at = np.linspace(0, len(text) - CONTEXT, rows).astype(int)
     pieces = torch.from_numpy(np.stack([text[i : i + CONTEXT] for i in at]).astype(np.int64))
     masked = torch.from_numpy(masks(np.random.default_rng(0), rows, model.config.block_length))
