@@ -19,7 +19,6 @@ _TOTALS = (
     "forwards", "total_committed",
 )  # fmt: skip
 _ZERO = np.zeros(len(_TOTALS))
-_EMPTY = np.zeros(0, COUNTERS)
 
 
 class PoolWatch:
@@ -52,8 +51,11 @@ class PoolWatch:
         """The pool now. engines: of the ready replicas."""
         pool = self._pool
         policy, limits = pool.setting.policy, pool.setting.limits
-        counters = np.concatenate([engine.counters for engine in engines]) if engines else _EMPTY
-        steps = self._steps([*engines, *draining])
+        every = [*engines, *draining]
+        # np.concatenate would compare the records' fields once for each replica.
+        counters = np.frombuffer(b"".join(engine.counters.tobytes() for engine in every), COUNTERS)
+        steps = self._steps(counters, [engine.replica for engine in every])
+        counters = counters[: len(engines)]
         found = self._requests(now)
         loads = self._loads(steps[: len(engines)], counters, engines, found.pop("queues"))
         self._last = now
@@ -101,14 +103,13 @@ class PoolWatch:
         self._new, self._open = [], mine[going]
         return found
 
-    def _steps(self, engines: Sequence[Engine]) -> npt.NDArray[np.float64]:
+    def _steps(self, counters: Any, replicas: Sequence[int]) -> npt.NDArray[np.float64]:
         """How much each of _TOTALS of each replica grew since the last tick, [replicas, totals]."""
-        if not engines:
+        if not replicas:
             return np.zeros((0, len(_TOTALS)))
-        counters = np.concatenate([engine.counters for engine in engines])
         totals = np.stack([counters[name] for name in _TOTALS], axis=1).astype(np.float64)
-        before = np.stack([self._before.get(engine.replica, _ZERO) for engine in engines])
-        self._before = {engine.replica: row for engine, row in zip(engines, totals, strict=True)}
+        before = np.stack([self._before.get(replica, _ZERO) for replica in replicas])
+        self._before = dict(zip(replicas, totals, strict=True))
         grown: npt.NDArray[np.float64] = totals - before
         self._forwards += float(grown[:, -2].sum())
         self._committed += float(grown[:, -1].sum())
