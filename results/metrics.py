@@ -174,12 +174,12 @@ def summarize(
     arrival = requests["arrival"]
     start = float(arrival.min()) if len(arrival) else math.nan
     run_time = _duration(requests, start)
-    measured = {name: column[arrival >= start + drop_warmup] for name, column in requests.items()}
+    measured = _where(requests, arrival >= start + drop_warmup)
     status = measured["status"]
-    done = {name: column[status == COMPLETED] for name, column in measured.items()}
+    done = _where(measured, status == COMPLETED)
     duration = max(run_time - drop_warmup, 0.0)
-    latency = latencies(done)
-    dist = {name: _distribution(values) for name, values in latency.items()} | {"itl": _from_histogram(totals.itl)}
+    dist = {name: _distribution(values) for name, values in latencies(done).items()}
+    dist["itl"] = _from_histogram(totals.itl)
     good = good_requests(measured, slos, missing_passes=missing_passes)
     num_tokens = float(done["num_tokens"].sum())
     busy = totals.prefill_time + totals.decode_time
@@ -260,11 +260,15 @@ def good_requests(
     return good
 
 
+def _where(requests: Columns, mask: npt.NDArray[np.bool_]) -> Columns:
+    """The requests of a mask [requests]; without a copy if that is all of them."""
+    return requests if mask.all() else {name: column[mask] for name, column in requests.items()}
+
+
 def of_class(requests: Columns, slo: Slo) -> Columns:
     if slo.slo_class is None:
         return requests
-    mine = requests["slo_class"] == slo.slo_class
-    return {name: column[mine] for name, column in requests.items()}
+    return _where(requests, requests["slo_class"] == slo.slo_class)
 
 
 def attainment(requests: Columns, slo: Slo, *, missing_passes: bool = True) -> float:
@@ -374,7 +378,7 @@ def _verdict(slo: Slo, requests: Columns, dist: Mapping[str, Distribution], miss
         requests = of_class(requests, slo)
         if not len(requests["status"]):  # it is in the warm-up, or after num_requests
             return SloVerdict(str(slo), math.nan, math.nan, None if slo.stat is None else True)
-        done = {name: column[requests["status"] == COMPLETED] for name, column in requests.items()}
+        done = _where(requests, requests["status"] == COMPLETED)
         dist = {slo.metric: _distribution(latencies(done)[slo.metric])}
     if slo.stat is None:
         good = good_requests(requests, [slo], missing_passes=missing_passes)
