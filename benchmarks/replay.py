@@ -5,7 +5,8 @@ and 1,000 replicas behind a router that compares them. scaled: 100 replicas, fix
 out at 1 req/s, autoregressive (against a peer: `benchmarks/peers.py`). full: full-sequence policies, ShareGPT lengths
 at 80 % of capacity. prefix: the Mooncake trace with a prefix cache. memory: a request's cost. compile: a policy's first
 run on a new machine. million: 1,000,000 ShareGPT requests, elastic chunk, eight replicas at 80 % of capacity, in turn
-and by a router that looks at them.
+and by a router that looks at them. day: 10,000,000 ShareGPT requests in a day, a canvas model, a router that compares
+1,000 replicas, fixed and with a scaler that is asked every 15 s.
 
 One process; processor time after compilation, medians of several runs. `-o` also writes the journal. Each million has
 its own process, for its memory.
@@ -42,6 +43,7 @@ from dsim.traces import load as load_trace
 
 FULL_SEQUENCE, CANVAS = "rtx4090-48gb-llada-8b", "h100-diffusiongemma-fp8"
 MILLION = 1_000_000
+DAY = 86_400  # s
 
 
 def once(trace: Trace, policy: str, replicas: int, router: str, profile: str, journal: bool) -> tuple[float, Summary]:
@@ -161,8 +163,26 @@ def million(rate: float, router: str) -> None:
     timed("million", trace, "optimus", 8, router=router, runs=1, journals=(False,))
 
 
+def day(scaler: str | None) -> None:
+    """Replay ten million requests in a day on 1,000 replicas, or on as many as a scaler starts."""
+    pool = Pool(Setting(parse("vllm-diffusion"), load(CANVAS)), 1000, startup=Startup.parse(60))
+    fleet = Fleet((pool,), routing("least-tokens"), None if scaler is None else scaling(scaler))
+    trace = synth("poisson", 10 * MILLION / DAY, lengths="sharegpt", num_requests=10 * MILLION)
+    simulate(trace.head(10 * MANY_REQUESTS), fleet)
+    begin = time.process_time()
+    run = simulate(trace, fleet)
+    summary = summarize("vllm-diffusion", run.table.columns, run.totals, replicas=1000)
+    took, peak = time.process_time() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    numbers = {change.ready for change in run.changes} or {1000}
+    print(
+        f"day      {scaler or 'fixed':50} {min(numbers)} to {max(numbers)} replicas, {summary.completed:,} requests, "
+        f"{took:.0f} s of CPU, peak {peak:,.0f} MiB; load {os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
+
+
 def main() -> None:
-    names = ("azure", "ar", "canvas", "full", "prefix", "fleet", "scaled", "memory", "compile", "million")
+    names = ("azure", "ar", "canvas", "full", "prefix", "fleet", "scaled", "memory", "compile", "million", "day")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("which", nargs="*", default=["azure", "ar", "canvas", "full", "memory"], help=", ".join(names))
     once = "replay so many requests and print nothing"
@@ -207,6 +227,9 @@ def main() -> None:
         print(f"million  optimus at {rate:.1f} req/s, 80 % of what eight replicas complete when saturated", flush=True)
         for router in ("round-robin", "least-tokens"):
             apart(million, rate, router)
+    if "day" in which:
+        for scaler in (None, "hpa,metric=requests,target=0.3,least=100,most=1000"):
+            apart(day, scaler)
 
 
 if __name__ == "__main__":
