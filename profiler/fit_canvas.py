@@ -9,7 +9,7 @@ from scipy.stats import rankdata
 from ..engine.commits import CanvasLaw
 from .logged import FEW_CANVASES, Canvases
 from .profile import digits
-from .samples import Floats, Ints
+from .samples import Bools, Floats, Ints
 
 # Least canvases and requests for a histogram. A published law has a fifth of its canvases at the cap, which no
 # log-normal has; from 200 canvases such a share has a standard error of 3 points.
@@ -24,12 +24,16 @@ def fit_canvas_law(
     """The law, and the doubts about it; late: a separate pass, not counted, emits a canvas.
 
     With enough canvases a histogram (`_counted`), otherwise log-normal: the logarithm of a canvas's steps is the mean
-    plus a request's part, a canvas's part, and the drift times its index.
+    plus a request's part, a canvas's part, and the drift times its index. A canvas that its request's limit ended counts
+    as a longer one (`_unlimited`).
     """
     steps = np.maximum(1, canvases.num_steps - (canvases.flushed if late else 0))
     _, who, counts = np.unique(canvases.request, return_inverse=True, return_counts=True)
     index = _index(who)
     said = f"{source}; {len(who)} canvases of {len(counts)} requests"
+    if canvases.limit is not None and (ended := steps >= canvases.limit).any():
+        steps = _unlimited(steps, ended)
+        said += f", {'all' if ended.all() else ended.sum()} ended by their requests' limits"
     enough = f"{COUNTED[0]} canvases and {COUNTED[1]} requests"
     if len(who) >= COUNTED[0] and len(counts) >= COUNTED[1] and steps.min() < steps.max():
         law = CanvasLaw(
@@ -57,6 +61,23 @@ def fit_canvas_law(
         f"{said}: {why}, log-normal",
     )  # fmt: skip
     return law, doubts
+
+
+def _unlimited(steps: Ints, ended: Bools) -> Ints:
+    """The steps [canvases] without limits. ended [canvases]: by a limit, so that they would have taken at least these.
+
+    The share of canvases that stop at a number of steps, of those that reach it and may go on, is that of the product
+    limit estimator. An ended canvas draws from it, independently of its request's others. What no canvas tells of is
+    the largest number in the log.
+    """
+    most = int(steps.max())
+    stopped, limited = (np.bincount(steps[of], minlength=most + 1) for of in (~ended, ended))
+    reached = np.cumsum((stopped + limited)[::-1])[::-1] - limited  # an ended canvas may have stopped at its limit
+    goes_on = np.cumprod(1.0 - stopped / np.maximum(reached, 1))  # to more steps than these, from the first on
+    left = np.append(1.0, goes_on)[steps[ended]] * (1.0 - np.random.default_rng(0).random(int(ended.sum())))
+    found = steps.copy()
+    found[ended] = np.minimum(np.searchsorted(-goes_on, -left, side="right"), most)
+    return found
 
 
 def _counted(law: CanvasLaw, steps: Ints, who: Ints, counts: Ints, index: Ints) -> CanvasLaw:

@@ -18,6 +18,7 @@ _window_pairs = plain(window_pairs)
 
 
 FEW_CANVASES = 30  # with fewer, a spread is unreliable
+NO_LIMIT = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +28,7 @@ class Canvases:
     request: Ints
     num_steps: Ints  # denoise and flush rows, up to the emitting one
     flushed: Bools  # the emitting row is a flush
+    limit: Ints | None = None  # steps that its request allows, NO_LIMIT where it sets none; None: no request sets one
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +104,7 @@ class Requests:
         self._gaps: list[float] = []
         self._denoised: dict[int, int] = {}  # by request: its current canvas's steps so far
         self._canvases: list[tuple[int, int, bool]] = []
+        self._limits: dict[int, int] = {}  # by request: steps that a canvas may take
         self._starts: list[float] = []
         self._steps: list[tuple[int, ...]] = []
         self._step_rows: list[tuple[int, int, int, int]] = []
@@ -114,6 +117,8 @@ class Requests:
                 row[name] = s.number(name, SINCE)
         if not s.is_null("output_length"):
             row["output_length"] = float(s.integer("output_length", TOKENS))
+        if not s.is_null("diffusion_max_steps"):
+            self._limits[request] = s.integer("diffusion_max_steps", ROW_TOKENS)
         self._rows[request] = row
 
     def step(self, s: FileObject, start: float, end: float, batch: int, line: int) -> tuple[int, int]:
@@ -190,7 +195,12 @@ class Requests:
             num_tokens=counts("num_tokens"),
             num_emissions=counts("num_emissions"),
             gaps=np.array(self._gaps),
-            canvases=Canvases(request, num_steps, flushed.astype(np.bool_)),
+            canvases=Canvases(
+                request,
+                num_steps,
+                flushed.astype(np.bool_),
+                np.array([self._limits.get(i, NO_LIMIT) for i in request.tolist()]) if self._limits else None,
+            ),
         )
 
     def steps(self) -> LoggedSteps:

@@ -41,6 +41,7 @@ STEP: dict[str, Any] = {
 }  # fmt: skip
 REQUEST: dict[str, Any] = {
     "id": None, "output_length": None, "received": None, "arrival": None, "hash_ids": None, "block_size": None,
+    "diffusion_max_steps": None,
 }  # fmt: skip
 SEQUENCE: dict[str, Any] = {"computed": None}
 ROWS, SOME_ROWS = Range(0, 2**31 - 1), Range(1, 2**31 - 1)  # per step, as in a journal's columns

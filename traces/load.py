@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 # A step log's request lines; its first line identifies it.
 STEP_LOG = Format(
     "steplog", "arrival", "input_length", "output_length", "s",
-    {key: key for key in ("id", "max_tokens", "hash_ids", "block_size")},
+    {key: key for key in ("id", "max_tokens", "hash_ids", "block_size", "diffusion_max_steps")},
 )  # fmt: skip
 PLAUSIBLE_RATES = (0.01, 1000.0)  # req/s; others suggest another time unit
 

@@ -109,11 +109,11 @@ class StepLog:
         """time.perf_counter's reading as s of the log."""
         return moment - self._zero
 
-    def request(self, name, input_length, output_length=None, received=None, arrival=None):
+    def request(self, name, input_length, output_length=None, received=None, arrival=None, **more):
         """Log a request that arrives now or at `arrival` (s of the log).
 
-        received: by the server, s since 1970. A request that arrives while the log is off stays unknown; its steps are
-        left out.
+        received: by the server, s since 1970; more: other keys. A request that arrives while the log is off stays
+        unknown; its steps are left out.
         """
         if name in self._requests or not self.on or self._step < self._skip:
             return
@@ -126,7 +126,7 @@ class StepLog:
             line["output_length"] = output_length
         if received is not None:
             line["received"] = received - self._wall
-        self._lines.put(line)
+        self._lines.put(line | more)
 
     def step(self, start, latency, rows, **more):
         """Log a step; rows: (request's name, phase, tokens, keys, emitted tokens); more: other keys.

@@ -6,6 +6,8 @@ import weakref
 
 from . import log as steplog
 
+ASKED = ("diffusion_max_steps",)  # what a request may ask of a diffusion model
+
 
 def register():
     """Called in each process of vLLM; one with an EngineCore opens a log."""
@@ -79,9 +81,11 @@ class Hooks:
     def request(self, request, came):
         """came: at the engine (time.perf_counter), or None."""
         params = request.sampling_params
+        extra = getattr(params, "extra_args", None) or {}
         self.log.request(
             request.request_id, request.num_prompt_tokens, None if params is None else params.max_tokens,
             request.arrival_time, None if came is None else self.log.at(came),
+            **{name: extra[name] for name in ASKED if name in extra},
         )  # fmt: skip
 
     def schedule(self, *args, **kwargs):

@@ -258,22 +258,23 @@ def test_vllms_steps_are_its_schedulers(hook: Hook, tmp_path: Path, monkeypatch:
     )
     engine = EngineCore(config)
 
-    def add(name: str, prompt: int, output: int) -> None:
+    def add(name: str, prompt: int, output: int, extra: dict[str, int] | None = None) -> None:
         engine.add_request(
             Bag(
                 request_id=name, num_prompt_tokens=prompt, num_computed_tokens=0, left=output, arrival_time=time.time(),
-                sampling_params=Bag(max_tokens=output),
+                sampling_params=Bag(max_tokens=output, extra_args=extra),
             )
         )  # fmt: skip
 
-    add("a", 5, 3)
+    add("a", 5, 3, {"diffusion_max_steps": 4, "else": 1})
     engine.step()
     add("b", 4, 1)
     engine.step()
     engine.step()
     vllm._HOOKED[engine].log.close()
     log, lines = read(tmp_path)
-    steps = [line for line in lines if line.get("kind") == "step"]
+    steps, asked = ([line for line in lines if line.get("kind") == kind] for kind in ("step", "request"))
+    assert [line.get("diffusion_max_steps") for line in asked] == [4, None]
     assert [s["phases"] for s in steps] == [["prefill"], ["prefill", "decode"], ["decode"]]
     assert [s["row_tokens"] for s in steps] == [[5], [4, 1], [1]]
     assert [s["row_keys"] for s in steps] == [[5], [4, 6], [7]]

@@ -1,5 +1,7 @@
 """A law of steps a canvas from counted canvases: a histogram where there are enough of them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from dsim.engine.commits import CanvasLaw
 from dsim.engine.draw import CELLS, CELLS_PER_STD
 from dsim.profiler.canvas_law import mean_forwards
 from dsim.profiler.fit_canvas import fit_canvas_law
-from dsim.profiler.logged import Canvases
+from dsim.profiler.logged import NO_LIMIT, Canvases
 
 HUMPS = CanvasLaw(
     "text", 256, 20.0, request_spread=0.8, canvas_spread=0.5568, least=4, most=48,
@@ -55,6 +57,28 @@ def test_few_canvases_or_requests_keep_a_log_normal(num_requests: int, num_canva
     law = law_of(drawn(num_requests, num_canvases))
     assert law.histogram == law.by_canvas == ()
     assert law.source.endswith("requests: a histogram takes 200 canvases and 30 requests, log-normal")
+
+
+def test_canvases_that_limits_ended_count_as_the_longer_ones_that_they_may_have_been() -> None:
+    canvases = drawn(800, 5)
+    limit = np.repeat(np.random.default_rng(2).choice([6, 12, 24, 40, NO_LIMIT], 800), 5)
+    cut = replace(canvases, num_steps=np.minimum(canvases.num_steps, limit), limit=limit)
+    law, whole, unaware = law_of(cut), law_of(canvases), law_of(replace(cut, limit=None))
+    ended = int((canvases.num_steps >= limit).sum())
+    assert f"4000 canvases of 800 requests, {ended} ended by their requests' limits: " in law.source
+    assert mean_forwards(unaware) < 0.7 * mean_forwards(whole)
+    assert mean_forwards(law) == pytest.approx(mean_forwards(whole), rel=0.04)
+    for most in (8, 16, 24, 40):  # standard errors are 1.1 points, of canvases without a limit alone 1.8
+        share, given = (sum(s for count, s in held.histogram if count <= most) for held in (law, whole))
+        assert share == pytest.approx(given, abs=0.035), most
+
+
+def test_where_limits_ended_all_canvases_the_law_is_the_largest_limit() -> None:
+    limit = np.repeat([2, 5, 12], 20)
+    canvases = Canvases(np.repeat(np.arange(12), 5), limit, np.zeros(60, np.bool_), limit)
+    law = law_of(canvases)
+    assert (law.least, law.most, law.median, law.canvas_spread) == (12, 12, 12.0, 0.0)
+    assert "60 canvases of 12 requests, all ended by their requests' limits: all took 12" in law.source
 
 
 def test_canvases_that_all_took_one_number_of_steps_are_no_histogram() -> None:

@@ -15,6 +15,7 @@ from dsim.comparison.clients.measured import measured_run
 from dsim.comparison.clients.read import read_client
 from dsim.engine.errors import DsimError, ProfileError
 from dsim.profiler.fit import predict
+from dsim.profiler.logged import NO_LIMIT
 from dsim.profiler.profile import Profile, load, save
 from dsim.profiler.steplog import StepLog, profile_of_log, read_log
 
@@ -163,7 +164,7 @@ def test_the_lines_of_the_document_are_a_log(tmp_path: Path) -> None:
 HEADER2: dict[str, Any] = {**HEADER, "version": 2, "preset": "lmdeploy-bd4", "started": 1.7e9}
 ARRIVED: list[dict[str, Any]] = [
     {"kind": "request", "request": 0, "id": "a", "input_length": 4, "output_length": 9, "arrival": 0.5,
-     "received": 0.4},
+     "received": 0.4, "diffusion_max_steps": 6},
     {"kind": "request", "request": 1, "id": "b", "input_length": 8, "arrival": 0.25},
 ]  # fmt: skip
 
@@ -199,6 +200,8 @@ def test_requests_of_a_log_have_their_arrivals_and_emissions(tmp_path: Path) -> 
     assert r.finish[1] == 1.61
     assert r.gaps.tolist() == pytest.approx([0.4])
     assert (r.canvases.request.tolist(), r.canvases.num_steps.tolist()) == ([0, 1, 0], [1, 2, 2])
+    assert r.canvases.limit is not None
+    assert r.canvases.limit.tolist() == [6, NO_LIMIT, 6]
     steps = log.rows
     assert (steps.start.tolist(), steps.offsets.tolist()) == ([1.0, 1.1, 1.25, 1.5], [0, 2, 4, 6, 7])
     assert (steps.request.tolist(), steps.emitted.tolist()) == ([1, 0, 1, 0, 1, 0, 0], [0, 0, 0, 4, 4, 0, 3])

@@ -409,10 +409,12 @@ def test_a_step_log_is_the_trace_of_its_requests(tmp_path: Path) -> None:
         {"schema": "dsim-steplog", "version": 2},
         {"kind": "request", "request": 0, "id": "a", "input_length": 7, "output_length": 3, "arrival": 2.5},
         {"kind": "step", "step": 0, "latency": 0.1, "batch": 1, "tokens": 7, "sum_kv": 7},
-        {"kind": "request", "request": 1, "id": "b", "input_length": 5, "output_length": 4, "arrival": 3.25},
-    ]
+        {"kind": "request", "request": 1, "id": "b", "input_length": 5, "output_length": 4, "arrival": 3.25,
+         "diffusion_max_steps": 6},
+    ]  # fmt: skip
     trace = load(save(tmp_path, lines))
     assert (rows_of(trace), trace.notes.format) == ([(0.0, 7, 3), (0.75, 5, 4)], "steplog")
+    assert trace.extras["diffusion_max_steps"] == [None, 6]
     assert "holds no request lines, expected a step log that names its requests" in refusal(save(tmp_path, lines[:1]))
     bad = save(tmp_path, [lines[0], {"kind": "request", "input_length": 5}])
     assert refusal(bad).startswith(f"{bad}:2: arrival is missing")
