@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dsim.benchmarks.vllm_cpu_table import OWN, percent, processor, put
-from dsim.benchmarks.vllm_diffusion.plans import Log, planned
+from dsim.benchmarks.vllm_diffusion.plans import SAME_TIME, Log, planned
 from dsim.comparison.clients.gateway import read_measured
 from dsim.comparison.clients.measured import MeasuredRun, measured_run
 from dsim.comparison.commits import Commits
@@ -79,6 +79,7 @@ class Measured:
         world = World(self.setting, self.setting.limits, "block", prefixes=prefixes)
         commits = Commits(requests, policy, world.width)
         ended = commits.learn(requests, lists, policy.block_length)
+        steps = {**steps, "latency": steps["latency"] + woken(steps["start"], steps["latency"], requests["arrival"])}
         price = Latencies(self.profile.latency, steps, lists, requests, policy, ended)
         found = per_request(rerun(world, requests, price, commits), np.arange(len(self.trace)))["e2el"]
         return float(found.mean() / self.e2el.mean() - 1)
@@ -96,6 +97,17 @@ class Measured:
             table = simulate(self.trace, self.setting, seed=seed).table
             errors.append(float((table["finish"] - self.trace.arrival).mean() / self.e2el.mean() - 1))
         return errors
+
+
+def woken(start: Floats, latency: Floats, arrival: Floats) -> Floats:
+    """The time [steps] from the arrival that wakes an idle engine to its step's start, in s; 0 for other steps.
+
+    In the twin such a step begins with the arrival.
+    """
+    before = np.append(-np.inf, (start + latency)[:-1])  # the previous step's end
+    arrival = np.append(np.sort(arrival), np.inf)
+    came = arrival[np.searchsorted(arrival, before, side="right")]
+    return np.where((start > before + SAME_TIME) & (came < start), start - came, 0.0)
 
 
 def row(case: str, loads: list[list[Measured]]) -> tuple[str, float]:
