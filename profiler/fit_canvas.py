@@ -24,8 +24,8 @@ def fit_canvas_law(
     """The law, and the doubts about it; late: a separate pass, not counted, emits a canvas.
 
     With enough canvases a histogram (`_counted`), otherwise log-normal: the logarithm of a canvas's steps is the mean
-    plus a request's part, a canvas's part, and the drift times its index. A canvas that its request's limit ended counts
-    as a longer one (`_unlimited`).
+    plus a request's part, a canvas's part, and the drift times its index. A canvas that its request's limit ended
+    counts as a longer one (`_unlimited`).
     """
     steps = np.maximum(1, canvases.num_steps - (canvases.flushed if late else 0))
     _, who, counts = np.unique(canvases.request, return_inverse=True, return_counts=True)
