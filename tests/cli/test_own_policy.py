@@ -18,7 +18,8 @@ def blocks(language: str, *tutorial: str) -> list[str]:
 
 def run_all(page: str, names: list[str]) -> None:
     """Run the page's commands, which are those of these names."""
-    commands = [pages.shrunk(line) for block in blocks("sh", page) for line in block.splitlines()]
+    shown = [block for block in pages.blocks(page) if block.language == "sh"]
+    commands = [pages.shrunk(line) for block in shown for line in block.lines]
     assert [command[0] for command in commands] == names
     for command in commands:
         ran = dsim(*command)
