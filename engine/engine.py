@@ -130,6 +130,7 @@ class Engine:
             limits.max_prefill_tokens or policy.batching.max_prefill_tokens, EMIT.index(emit), limits.state_tokens,
             replica, eos, latency.window if latency else 0, limits.window, window_bytes, limits.kv_bytes,
             window_pool, EOS.index(policy.unmasking.eos), len(policy.unmasking.thresholds), MOST_FRUITLESS,
+            num_pages if policy.batching.admits_past_rows else limits.max_batch, 1.0,
         )  # fmt: skip
         self._arrays: Any = new_replica(fixed, table.rows, table.asked, table.arrival)
         # Faster to add to than a record's fields.
@@ -847,7 +848,7 @@ class Engine:
         for _ in range(most):
             if counters["kind"] == NOTHING:
                 now = float(counters["clock"])
-                if counters["num_free"] < min(int(counters["num_waiting"]), self.limits.max_batch):
+                if counters["num_free"] < min(int(counters["num_waiting"]), int(self._fixed.most_admitted)):
                     return core.NO_SLOTS
                 if self._schedule(now) == NOTHING:
                     return core.IDLE_NOW
@@ -872,7 +873,7 @@ class Engine:
     def _make_slots(self) -> None:
         """Provide a slot for each request that the next decision may admit."""
         counters = self._counters
-        wanted = min(int(counters["num_waiting"]), self.limits.max_batch)
+        wanted = min(int(counters["num_waiting"]), int(self._fixed.most_admitted))
         if int(counters["num_free"]) < wanted:
             self._grow(max(2 * len(self._arrays.sequences), len(self._arrays.sequences) + wanted))
 

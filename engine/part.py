@@ -89,6 +89,7 @@ class Scheduler(Part):
     hides_host = False  # the host plans a step while the device runs the last
     frees_windows = False  # layers with a window free the pages that leave it
     narrows_canvases = False  # a request may ask for canvases narrower than the policy's
+    admits_past_rows = False  # max_batch limits rows in decode alone, and requests past it hold pages
     skips_ahead = False  # requests may leave the queue out of order, or before they have pages
     hashes_all = False  # its prefix cache also keeps a second page of the same tokens
 
@@ -228,7 +229,7 @@ class Cache(Part):
     rows: ClassVar[Kind | None] = None  # overrides that of the other parts
     family: ClassVar[str | None] = None  # of the checkpoints; None: the granularity's
     first_layer_whole = False  # the first layer computes all positions in every step
-    # A block's first pass only fills the cache, which gives its pages back as the block ends.
+    # A block begins with a pass that another replica may run, and gives its pages back as it ends.
     separable = False
     # For a user's cache: the shipped cache with the measured overhead, or "none" (cache_overhead.py).
     overhead: ClassVar[str | None] = None
@@ -423,7 +424,6 @@ def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
         "listed": False,
         "sample_block": False,
         "once_more": False,
-        "separable": False,
         "late": False,
         "final": False,
         "first_layer_whole": False,

@@ -164,6 +164,8 @@ class Fixed(Record):
     stops: I8  # at an EOS: AT_BLOCK, AT_TOKEN or IGNORED
     num_thresholds: I8  # that a step may have
     most_fruitless: I8  # steps in a row without a commit that end a run
+    most_admitted: I8  # requests that one decision may admit
+    pace: F8  # times the predicted time of each step that begins
 
 
 SEQUENCE, COUNTERS, REPLICA = dtype_of(Sequence), dtype_of(Counters), dtype_of(Fixed)

@@ -1,7 +1,7 @@
 """Sangam: each block begins with a pass over the whole sequence; unused budget is saved for it (fleet.md 2.4).
 
-The pass fills the cache and commits nothing; the block then decodes against all cached keys, as in Fast-dLLM. A request
-with a complete block gives its pages back and waits for the next pass.
+A pass that begins a block fills the cache and commits; the block is then decoded against all cached keys, as in
+Fast-dLLM. A request with a complete block gives its pages back and waits for the next block's pass.
 """
 
 from collections.abc import Mapping
@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
 from ..admission import canvas, copy_list, head, queue_by_arrival
-from ..hooks import decide, give_back, rows_updated
+from ..draw import Draws, draw_slot, scheduled_row
+from ..hooks import decide, draw_rows, give_back, rows_updated
 from ..jit import rule
 from ..part import Answers, PagedMemory, Policy, Preset, Range
 from ..rows.passes import PassScheduler, can_let_in, let_head_in, tokens_of_row
-from ..state import DECODE_STEP, FREED, NOTHING, ROWS, RUNNING, PolicyState, Replica
+from ..state import DECODE_STEP, FREED, MASKED, NOTHING, PENDING, ROWS, RUNNING, PolicyState, Replica
 from .fast_dllm import FastCache
 from .llada import ONE_A_STEP
 
@@ -29,34 +30,36 @@ class DeficitRecord(Protocol):
 
 DeficitState = PolicyState[DeficitFields, Any, DeficitRecord]
 
-# Why admission stopped.
-NONE_WAITS, NO_BUDGET, NO_ROOM = range(3)
-
 
 @dataclass(frozen=True)
 class SeparableCache(FastCache):
-    """Fast-dLLM's cache, filled by a pass that commits nothing and may run on another replica (2.4)."""
+    """Fast-dLLM's cache, whose passes another replica may run (2.4)."""
 
     separable = True
 
     def numbers(self, policy: Any) -> dict[str, bool | int | float]:
-        return {**super().numbers(policy), "separable": True, "once_more": False}
+        return {**super().numbers(policy), "once_more": False}
+
+    def answers(self, policy: Any) -> Answers:
+        drawn = draw_scheduled_passed if policy.unmasking.scheduled(policy) else draw_passed
+        return {**super().answers(policy), draw_rows: drawn}
 
 
 @dataclass(frozen=True)
 class DeficitBudget(PassScheduler):
-    """Sangam's worker: all rows decode in every step; whole-sequence passes take the rest of the budget (2.4).
+    """Sangam's worker: rows in decode come first; passes over whole sequences take what the budget leaves (2.4).
 
-    A pass is never cut, since its keys depend on the whole sequence: budget that the first waiting request could not
-    use is saved.
+    A pass is never cut in chunks, since its keys depend on the whole sequence: budget that is left while requests wait
+    is saved for the next step. Requests past their pass wait with their pages where `max_batch` rows decode.
     """
 
     max_batched_tokens: Annotated[int, Range(1), "tokens of a step: blocks in decode and whole sequences"] = 4096
     saves: Annotated[bool, "budget that a long pass could not use is saved; false: as on a prefill worker"] = True
-    max_batch: Annotated[int | None, Range(1), "rows of a step; none: the device's default"] = 128
+    max_batch: Annotated[int | None, Range(1), "rows in decode; none: the device's default"] = 128
     max_num_logits: Annotated[int, Range(1), "rows of logits that may exist at once"] = 4096
 
     neutral = frozenset({"max_batched_tokens", "saves", "max_batch", "max_num_logits"})
+    admits_past_rows = True
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
         return {"deficit": 0}
@@ -67,8 +70,10 @@ class DeficitBudget(PassScheduler):
 
 @rule
 def decide_by_deficit(replica: Replica, policy: DeficitState) -> int:
-    """Run all decoding rows, and the waiting passes, in order, that budget and pages allow."""
+    """Run the rows in decode, and the waiting passes, in order, that the budget and the pages allow."""
     counters, fields, record = replica.counters, policy.fields, policy.record
+    if counters.num_running == 0 and counters.num_waiting == 0:
+        return NOTHING
     # Requests passed elsewhere stand first: their pages are reserved, and they only decode.
     while (
         counters.num_waiting > 0
@@ -77,35 +82,88 @@ def decide_by_deficit(replica: Replica, policy: DeficitState) -> int:
     ):
         replica.lists[RUNNING, counters.num_running] = let_head_in(replica, policy)
         counters.num_running += 1
+    # The first ones to have run their pass.
+    decoding = min(int(counters.num_running), int(replica.fixed.max_batch))
+    copy_list(replica, RUNNING, ROWS, decoding)
     fresh = fields.max_batched_tokens
-    for i in range(counters.num_running):
+    for i in range(decoding):
         fresh -= tokens_of_row(replica, policy, int(replica.lists[RUNNING, i]))
     budget = fresh + record.deficit
+    waits = counters.num_waiting > 0
     admitted = 0
-    stopped = NONE_WAITS
-    while counters.num_waiting > 0 and stopped == NONE_WAITS:
+    no_room = False
+    counters.num_rows = decoding
+    while counters.num_waiting > 0:
         request, _ = head(replica)
         length = int(replica.asked.input_length[request]) + canvas(
             int(replica.asked.max_tokens[request]), int(replica.fixed.block)
         )
+        passed = replica.requests[request].arrived > 0
         # A worker without rows takes one pass of any length.
-        if admitted + length > budget and counters.num_running > 0 and replica.requests[request].arrived == 0:
-            stopped = NO_BUDGET
-        elif counters.num_running == replica.fixed.max_batch or not can_let_in(replica, policy):
-            stopped = NO_ROOM
-        else:
-            replica.lists[RUNNING, counters.num_running] = let_head_in(replica, policy)
-            counters.num_running += 1
-            admitted += length
-    if stopped == NO_BUDGET and fields.saves:
-        record.deficit = max(0, budget - admitted)
-    elif stopped == NO_ROOM:
+        if not passed and admitted + length > budget and counters.num_rows > 0:
+            break
+        if passed or not can_let_in(replica, policy):
+            no_room = True
+            break
+        slot = let_head_in(replica, policy)
+        replica.lists[RUNNING, counters.num_running] = slot
+        counters.num_running += 1
+        replica.lists[ROWS, counters.num_rows] = slot
+        counters.num_rows += 1
+        admitted += length
+    if not waits or not fields.saves:
+        record.deficit = 0
+    elif no_room:
         record.deficit = max(0, record.deficit - max(0, admitted - fresh))
     else:
-        record.deficit = 0
-    copy_list(replica, RUNNING, ROWS, counters.num_running)
-    counters.num_rows = counters.num_running
+        record.deficit = max(0, budget - admitted)
     return DECODE_STEP if counters.num_rows > 0 else NOTHING
+
+
+@rule
+def draw_passed(replica: Replica, policy: DeficitState, draws: Draws) -> None:
+    """`draw_block`, with the commits of passes that other replicas ran: draws are keyed, and so the same here."""
+    for i in range(replica.counters.num_rows):
+        slot = int(replica.lists[ROWS, i])
+        draw_slot(replica, slot, replica.window[slot], replica.committed[slot], draws)
+        if _passed_elsewhere(replica, slot):
+            draw_slot(replica, slot, replica.window[slot], replica.committed[slot], draws)
+            _join_pass(replica, slot)
+
+
+@rule
+def draw_scheduled_passed(replica: Replica, policy: DeficitState, draws: Draws) -> None:
+    """`draw_scheduled` in the same way."""
+    for i in range(replica.counters.num_rows):
+        slot = int(replica.lists[ROWS, i])
+        status, evaluations, window = replica.status[slot], replica.evaluations[slot], replica.window[slot]
+        scheduled_row(status, evaluations, window, replica.committed[slot], draws)
+        if _passed_elsewhere(replica, slot):
+            scheduled_row(status, evaluations, window, replica.committed[slot], draws)
+            _join_pass(replica, slot)
+
+
+@rule
+def _passed_elsewhere(replica: Replica, slot: int) -> bool:
+    """Whether the commits just drawn are those of a pass that another replica ran; if so, they are applied."""
+    sequence = replica.sequences[slot]
+    if sequence.steps > 0 or sequence.block_steps == 0:
+        return False
+    for k in range(replica.window.shape[1]):
+        if replica.committed[slot, k]:
+            replica.status[slot, k] = PENDING
+        elif replica.window[slot, k]:
+            replica.evaluations[slot, k] += 1
+    return True
+
+
+@rule
+def _join_pass(replica: Replica, slot: int) -> None:
+    """Add the commits of the pass to those of the step."""
+    for k in range(replica.window.shape[1]):
+        if replica.status[slot, k] == PENDING:
+            replica.committed[slot, k] = True
+            replica.status[slot, k] = MASKED
 
 
 @rule

@@ -24,7 +24,6 @@ from .step import add_row, no_rows, note_row, set_features
 
 
 class PassFields(Protocol):
-    separable: bool
     first_layer_whole: bool
     once_more: bool
     pads: bool
@@ -240,9 +239,8 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
         phase, tokens, keys = work(prompt, length, start, int(sequence.steps), int(sequence.block_steps), block, fields)
         # Requests for 0 tokens, and finished requests of a static batch.
         over = sequence.start >= sequence.stop
-        decodes = not over and not (fields.separable and sequence.block_steps == 0)
         for k in range(block):
-            replica.window[slot, k] = decodes
+            replica.window[slot, k] = not over
         note_row(sequence, IDLE if over and sequence.prefilled else phase, tokens, keys)
         heads = head_rows(prompt, length, start, tokens, block, fields)
         sums = add_row(sums, sequence, tokens * keys, heads, heads)
