@@ -67,11 +67,6 @@ def check_runs(policy: Policy, config: ModelConfig) -> None:
     """PolicyError unless the executor runs the policy on the model."""
     passes_of(policy)
     cache, batching, page = cache_of(policy), policy.batching, policy.memory.page_size
-    if cache.separable:
-        raise PolicyError(
-            f"{policy.name}: {type(cache).__name__} gives pages back between blocks, and dsim live keeps them to a "
-            "request's end: expected fast-dllm or dllm-serve"
-        )
     if cache.keeps_outputs and not batching.pads:
         raise PolicyError(
             f"{policy.name}: dsim live runs {type(cache).__name__} one request at a time: expected Static"
@@ -96,8 +91,6 @@ def check_runs(policy: Policy, config: ModelConfig) -> None:
             raise PolicyError(f"{policy.name}: boundary has layer {layer}, and {config.name} has {config.layers}")
     if cache.packs and cache.prefix_only:
         raise PolicyError(f"{policy.name}: prefix_only is true, and dsim live chooses among all keys: expected false")
-    if cache.packs and cache.at_least > 1:
-        raise PolicyError(f"{policy.name}: at_least is {cache.at_least}, and dsim live runs at most 1")
     if batching.pads and batching.max_batch != 1:
         raise PolicyError(
             f"{policy.name}: max_batch is {batching.max_batch}, and dsim live pads no batch: expected 1 (dllm-serve "
@@ -107,7 +100,8 @@ def check_runs(policy: Policy, config: ModelConfig) -> None:
 
 def pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) -> tuple[int, int]:
     """Pages that requests may hold at once, and scratch pages of the largest step."""
-    page, most = policy.memory.page_size, min(limits.max_batch, len(requests))
+    page = policy.memory.page_size
+    most = len(requests) if policy.batching.admits_past_rows else min(limits.max_batch, len(requests))
     prompt = np.array([r.input_length for r in requests], np.int64)
     length = lengths(prompt, prompt + np.array([r.limit for r in requests]), policy.block_length)
     cache = cache_of(policy)
@@ -297,10 +291,10 @@ class FullSequenceExecutor(ModelExecutor):
                 self._cached[slot] = request
 
     def _admit(self, plan: StepPlan, order: npt.NDArray[np.intp], at: RowPosition) -> None:
-        """Give new requests their prompts and pages."""
+        """Give new requests their prompts and pages, and pages to those that gave theirs back between two blocks."""
         slots, requests = plan.slots[order], plan.requests[order]
         pairs = zip(slots.tolist(), requests.tolist(), strict=True)
-        new = [i for i, (slot, request) in enumerate(pairs) if self._owner.get(slot) != request]
+        new = [i for i, (slot, request) in enumerate(pairs) if self._slot_of.get(request) != slot]
         if not new:
             return
         slots, requests = slots[new], requests[new]

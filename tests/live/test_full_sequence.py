@@ -49,6 +49,7 @@ SETTINGS = [
     "sparse-dllm:0.5,delay=2,block_length=8,denoising_steps=6",
     "sparse-dllm:0.3,head_centric=true,logits=block",
     "sparse-dllm:0.5,head_centric=true,delay=0,pool_width=5,at_least=1",
+    "sparse-dllm:0.1,delay=0,at_least=6",
     "sparse-dllm:1.0,delay=0",
     "sparse-dllm:0.5,strategy=low_confidence_dynamic,threshold=0.6",
 ]
@@ -156,6 +157,17 @@ def test_requests_multiplexed_commit_what_a_plain_executor_commits(rule: NoCache
     assert (table["status"] == 0).all()
     assert max(len(set(phases)) for phases in watched.phases) == (1 if type(rule) is NoCache else 2)
     assert watched.commits == plainly(policy)
+
+
+@pytest.mark.parametrize("spec", ["sangam:60,max_batch=2", "sangam:90,reuse=prefix,max_batch=4"])
+def test_requests_whose_pages_are_free_between_blocks_commit_what_a_plain_executor_commits(spec: str) -> None:
+    policy = parse(spec + ",page_size=8,block_length=4")
+    watched, table, journal, done = run(policy, LENGTHS, num_pages=20, poison=True)
+    assert (table["status"] == 0).all()
+    assert {Phase.FULL, Phase.REUSE} in [set(phases) for phases in watched.phases]
+    assert watched.commits == plainly(policy)
+    assert done.differences() == []
+    assert journal.steps["pages"].max() > 8
 
 
 def test_no_two_of_those_settings_commit_alike() -> None:

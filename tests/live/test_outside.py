@@ -14,7 +14,7 @@ from dsim.engine.policies.focus import Focus
 from dsim.engine.policies.llada import NoCache, script
 from dsim.engine.policies.lmdeploy import EVERY_STEP
 from dsim.engine.policies.sparse_dllm import SparseCache
-from dsim.engine.policy import Policy, parse
+from dsim.engine.policy import Policy
 from dsim.engine.rows.passes import ApproximateCache
 from dsim.engine.state import FULL, PARTIAL, REUSE
 from dsim.engine.step import Phase
@@ -113,10 +113,3 @@ def test_an_eviction_by_importance_is_a_kind_of_focus_or_one_line() -> None:
     check_evicts(focus)
     with pytest.raises(PolicyError, match="mine: dsim live cannot evict as Other does: expected a kind of Focus"):
         check_evicts(replace(focus, eviction=Other()))
-
-
-def test_a_cache_that_gives_its_pages_back_between_blocks_is_refused() -> None:
-    with pytest.raises(
-        PolicyError, match="sangam: SeparableCache gives pages back between blocks, and dsim live keeps"
-    ):
-        check_runs(parse("sangam"), SMALL)
