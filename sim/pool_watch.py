@@ -84,7 +84,7 @@ class PoolWatch:
         more = done & (rows["num_tokens"] > rows["num_first"])
         left = np.maximum(asked.estimate[mine] - rows["num_tokens"], 1)
         blocks = -(-left // self._pool.setting.policy.block_length)
-        queued = going & waits
+        queued = going & waits & (rows["replica"] >= 0)  # not those that left and come again for their next block
         looked_up = ~waits & (rows["scheduled"] > self._last) & (rows["arrived"] == 0)
         prompts = asked.input_length[mine] - rows["arrived"]
         found = {
