@@ -102,7 +102,7 @@ def schedule(replica: Replica, policy: AnyPolicy, now: float) -> int:
 def predict(replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost) -> None:
     """Predict the outcome of the step in flight: its commits and its latency (s)."""
     draw_rows(replica, policy, draws_of_step(replica, policy, draws))
-    replica.counters.latency = price(replica, cost)
+    replica.counters.latency = price(replica, cost) * replica.fixed.pace
 
 
 @rule
@@ -191,7 +191,7 @@ def run(
         if counters.stalled:
             return STALLED
         if counters.num_done == 0:
-            if len(journal.steps) == 0:
+            if len(journal.steps) == 0 and replica.fixed.pace == 1.0:
                 leap(replica, policy, draws, cost, horizon)
         elif until_finish:
             return FINISHED

@@ -206,6 +206,10 @@ class Engine:
         counters: Any = self._arrays.counters
         return counters
 
+    def set_pace(self, factor: float) -> None:
+        """Multiply the predicted time of each step that begins from now on."""
+        self._fixed.pace = factor
+
     @property
     def page_size(self) -> int:
         return self.policy.memory.page_size

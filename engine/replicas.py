@@ -50,12 +50,11 @@ class Replicas:
         return at
 
     def remove(self, at: int) -> None:
-        """Release an idle engine; it keeps its counters."""
+        """Release an engine; it keeps its counters."""
         engine = self.engines[at]
         assert engine is not None, "there is none"
-        assert engine.idle, "it has requests"
         engine.join(self.counters[at : at + 1].copy(), self.bins, lambda state: None)
-        self.engines[at], self.counters[at] = None, np.zeros((), COUNTERS)
+        self.engines[at], self.counters[at], self.due[at] = None, np.zeros((), COUNTERS), np.inf
 
     def take(self, inbox: Inbox, figures: Sequence[str], sent: Sent) -> None:
         """Have `run` hand these requests of the table to the replicas as they come; the driver submits none of them.
@@ -67,31 +66,50 @@ class Replicas:
         self._source = places, figures, sent, Inbox(*(read_only(column) for column in inbox)), taken
 
     def take_by(self, engines: Sequence[Engine]) -> None:
-        """Have these replicas take the requests from now on, in this order."""
+        """Have these replicas take the requests from now on, in this order; without any, requests wait."""
         assert self._source is not None, "no requests were handed over"
         self._source = self.places(engines), *self._source[1:]
+
+    def hold(self, now: float) -> list[int]:
+        """Take back the requests that have come by now and that no replica took, in their order."""
+        assert self._source is not None, "no requests were handed over"
+        inbox, taken = self._source[-2:]
+        come = int(np.searchsorted(inbox.times, now, "right"))
+        held: list[int] = inbox.requests[int(taken[0]) : come].tolist()
+        taken[0] += len(held)
+        return held
 
     @property
     def num_taken(self) -> int:
         """Requests handed over that have come."""
         return 0 if self._source is None else int(self._source[-1][0])
 
+    @property
+    def more_come(self) -> bool:
+        """Whether requests that were handed over are still to come, or wait."""
+        return self._source is not None and self.num_taken < len(self._source[-2].times)
+
     def run(
         self, now: float, horizon: float, draws: Draws | tuple[Draws, ...], cost: Cost, recorder: StepRecorder | None
     ) -> bool:  # fmt: skip
         """`Engine.run` for every replica that is due before the horizon, or now; False: call again, to go on."""
+        first = next((engine for engine in self.engines if engine is not None), None)
+        if first is None:
+            return True
         name, source = "run_due", ()
         if self._source is not None:
-            places, figures, *others = self._source
+            places, figures, sent, inbox, taken = self._source
+            if not len(places):
+                inbox = Inbox(*(column[:0] for column in inbox))
             columns = [self.counters[figure] for figure in figures]
             columns += [self._zeros["expected_tokens"]] * (FIGURES - len(figures))
             queues = self.counters["num_waiting"], self.counters["num_running"]
-            name, source = "serve", (places, tuple(columns), queues, *others)
+            name, source = "serve", (places, tuple(columns), queues, sent, inbox, taken)
         while True:
             journal = NO_JOURNAL if recorder is None else recorder.journal
-            arguments = self._states, self.due, *source, *self._first.state, draws, cost, journal
+            arguments = self._states, self.due, *source, *first.state, draws, cost, journal
             if self._run is None:
-                self._run = self._first.core.entry(name, *arguments, 0.0, 0.0, 0)
+                self._run = first.core.entry(name, *arguments, 0.0, 0.0, 0)
             code = self._run(*arguments, now, horizon, STEPS_A_CALL)
             if code < 0:
                 return True
@@ -113,7 +131,7 @@ class Replicas:
     def places(self, engines: Sequence[Engine]) -> npt.NDArray[np.int64]:
         """The places of these engines."""
         at = {id(engine): place for place, engine in enumerate(self.engines)}
-        return np.array([at[id(engine)] for engine in engines])
+        return np.array([at[id(engine)] for engine in engines], np.int64)
 
     @property
     def num_completed(self) -> int:
@@ -124,10 +142,6 @@ class Replicas:
     def clock(self) -> float:
         """The latest time up to which one of them has been run (s)."""
         return float(self.counters["clock"].max())
-
-    @property
-    def _first(self) -> Engine:
-        return next(engine for engine in self.engines if engine is not None)
 
     def _make_places(self, count: int) -> None:
         old = len(self.due)

@@ -73,6 +73,10 @@ class OpenLoop:
         group.take(self._inbox(engine, np.arange(len(self._trace), dtype=np.int32)), figures, sent)
         self._next, self._taker = len(self._trace), group
 
+    def request(self, index: int) -> Request:
+        """A request of the trace."""
+        return self._trace.request(index)
+
     def _inbox(self, engine: Engine, rows: npt.NDArray[np.int32]) -> Inbox:
         """These requests for the engine; its table has all that they ask for."""
         trace = self._trace
@@ -93,7 +97,9 @@ class OpenLoop:
 
     @property
     def exhausted(self) -> bool:
-        return (self._next if self._taker is None else self._taker.replicas.num_taken) == len(self._trace)
+        if self._taker is None:
+            return self._next == len(self._trace)
+        return not self._taker.replicas.more_come and self._env.now >= self._reach[-1]
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
         env = self._env

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from ..engine.errors import PolicyError, quoted
-from .clock import Clock
+from .clock import DECISION, Clock
 
 REQUESTS = ("retry", "lost")  # what happens to requests of a dead replica: sent again from the start, or cancelled
 _PURPOSE = 0xFA11  # one stream of draws
@@ -163,8 +163,8 @@ class Failing:
 
     @property
     def next_time(self) -> float:
-        """When a replica may be touched by a failure next (s)."""
-        while self._times and self._times[0] < self._env.now:
+        """When a replica may be touched by a failure next (s), after now: a step sees the failures of its moment."""
+        while self._times and self._times[0] <= self._env.now:
             heapq.heappop(self._times)
         return self._times[0] if self._times else math.inf
 
@@ -209,7 +209,7 @@ class Failing:
 
     def _call(self, time: float, then: Callable[[], None]) -> None:
         heapq.heappush(self._times, time)
-        self._env.call(time, then)
+        self._env.call(time, then, DECISION)
 
     def _wear_out(self, failure: Failure, place: int, life: int) -> None:
         if self._lives[place] == life and place in self._pools:

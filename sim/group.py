@@ -1,7 +1,7 @@
 """Replicas of a pool that are run together: one compiled call runs all that are due before the next arrival."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import SupportsIndex
 
 import numpy as np
@@ -40,6 +40,10 @@ class Member:
         """End once all its requests have ended; the caller submits no more."""
         self._group.drain(self)
 
+    def die(self) -> None:
+        """End at once: the step in flight is lost, and no step comes after it."""
+        self._group.release(self)
+
 
 class Serving(list[Engine]):
     """The engines that take requests, in the order of their numbers. group: the group that runs them all, if any."""
@@ -69,17 +73,19 @@ class Group:
     """Replicas of one setting with known arrival times of requests; nothing else touches the replicas.
 
     It has the same result as one `Replica` process for each of them. horizon: the first time at
-    which a request or a decision about the fleet may come.
+    which a request, a decision about the fleet or a failure may come. asleep: called as no replica has anything to do.
     """
 
     def __init__(
-        self, env: Clock, step_model: StepModel, recorder: StepRecorder | None, finished: Finished, horizon: Horizon
-    ) -> None:
+        self, env: Clock, step_model: StepModel, recorder: StepRecorder | None, finished: Finished, horizon: Horizon,
+        asleep: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         self._env = env
         self._model = step_model
         self._recorder = recorder
         self._finished = finished
         self._horizon = horizon
+        self._asleep = asleep
         self.replicas = Replicas()
         self._draining: list[Member] = []
         self._done = 0  # requests that have finished
@@ -116,6 +122,13 @@ class Group:
         self._draining.append(member)
         self._wake()
 
+    def release(self, member: Member) -> None:
+        """Release a replica with what it has in flight."""
+        if member in self._draining:
+            self._draining.remove(member)
+        self._done -= member.engine.num_completed
+        self.replicas.remove(member.at)
+
     def _wake(self) -> None:
         if not self._woken:
             self._woken = True
@@ -142,15 +155,15 @@ class Group:
             return
         following = float(replicas.due.min())
         if following == math.inf:
-            following = replicas.clock
-        if following > env.now and following != self._alarm:
+            following = self._horizon() if replicas.more_come else replicas.clock
+        if env.now < following < math.inf and following != self._alarm:
             self._alarm = following
             self._call_at(following)
+        elif following <= env.now and self._asleep is not None:
+            self._asleep()
         for member in [member for member in self._draining if member.engine.idle]:
             if member.engine.clock <= env.now:
-                self._draining.remove(member)
-                self._done -= member.engine.num_completed
-                replicas.remove(member.at)
+                self.release(member)
                 member.stopped.succeed()
             else:
                 self._call_at(member.engine.clock)

@@ -80,6 +80,12 @@ class Moves:
         self._turns += 1
         return self._turns - 1
 
+    def take_turns(self, requests: range) -> None:
+        """Note that these requests were handed to replicas now, in this order."""
+        if requests:
+            self._filled["turn"][requests.start : requests.stop] = np.arange(self._turns, self._turns + len(requests))
+            self._turns += len(requests)
+
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """The current values of MOVE_COLUMNS, or of TURN_COLUMNS."""

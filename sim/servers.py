@@ -58,10 +58,10 @@ class _Members:
     pool: Pool
     step_model: StepModel
     watch: PoolWatch | None  # None: nothing scales
+    alone: bool | None = None  # whether each replica runs by itself; None: not known yet
     group: Group | None = None  # that runs its replicas together
     ready: list[AnyReplica] = field(default_factory=list)
     draining: list[AnyReplica] = field(default_factory=list)
-    paces: dict[float, StepModel] = field(default_factory=dict)  # step models by how slow they are, where some may be
     starting: list["Starting"] = field(default_factory=list)  # the newest last
 
 
@@ -100,8 +100,9 @@ class Servers:
         self._engines = Serving()  # theirs
         self._pool_of: list[_Members] = []  # theirs
         self._starts = 0  # by a scaler
-        self._taker: Group | None = None  # to which all requests are handed over, in a run with a scaler
-        self._taken = 0  # requests that it had taken at the last tick
+        # To which all requests are handed over, in a run with a scaler or failures.
+        self._taker: Group | None = None
+        self._taken = 0  # requests that it had taken at the last tick or failure
         self._totals = StepTotals()
         self._next_tick = math.inf
         self._paid = 0.0  # replica-seconds up to `_paid_until`
@@ -131,9 +132,9 @@ class Servers:
         self._source = source
         # Whether each request's replica is known without the state of the others.
         alone = self._fleet.num_replicas == 1 and self._fleet.routing.is_shipped
-        apart = self._fleet.scaling is None and (self._router.takes_turns or alone)
-        touched = self._split is not None or self._failing is not None or self._tiers is not None
-        ahead = ahead and isinstance(source, OpenLoop) and not touched
+        changes = self._fleet.scaling is not None or self._failing is not None
+        apart = not changes and (self._router.takes_turns or alone)
+        ahead = ahead and isinstance(source, OpenLoop) and self._split is None and self._tiers is None
         self._together = ahead and not apart
         for members in self._members:
             for _ in range(members.pool.count):
@@ -143,11 +144,10 @@ class Servers:
             if apart and not any(engine.asks_python for engine in self._engines):
                 source.hand_over(self._engines)
             elif group is not None and self._fleet.routing.is_shipped:
-                scales = self._fleet.scaling is not None
-                compiled = self._router.compiled(len(self._engines), self._table.asked.input_length, scales)
+                compiled = self._router.compiled(len(self._engines), self._table.asked.input_length, changes)
                 if compiled is not None:
                     source.hand_to(group, self._engines[0], *compiled)
-                    self._taker = group if scales else None
+                    self._taker = group if changes else None
         if self._fleet.scaling is not None:
             self._next_tick = self._env.now
             self._env.process(self._scale(self._fleet.scaling))
@@ -195,6 +195,7 @@ class Servers:
 
     def close(self) -> None:
         """Release the replicas, so that their memory is free at once."""
+        self._note_taken()
         for members in self._members:
             if members.group is not None:
                 members.group.replicas.close()
@@ -212,6 +213,8 @@ class Servers:
     def _add(self, members: _Members, place: int | None = None) -> None:
         """Put a replica of a pool into service. place: its place in the fleet; None: the next one."""
         failing = self._failing
+        if failing is not None:
+            self._catch_up()
         if failing is not None and place is None:
             place, self._num_places = self._num_places, self._num_places + 1
             if failing.down_until(place, members.pool.name) > self._env.now:
@@ -237,11 +240,14 @@ class Servers:
             self._call(self._submit_held)
 
     def _new_replica(self, members: _Members, engine: Engine) -> AnyReplica:
-        if self._together and not engine.runs_alone:
+        if members.alone is None:
+            members.alone = not self._together or engine.runs_alone
+        if not members.alone:
             if members.group is None:
                 members.group = Group(
-                    self._env, members.step_model, self._recorder, self._finished, self._horizon(self._number)
-                )
+                    self._env, members.step_model, self._recorder, self._finished, self._horizon(self._number),
+                    None if self._failing is None else self.end_if_over,
+                )  # fmt: skip
                 self._engines.group = members.group if len(self._members) == 1 else None
             return members.group.add(engine)
         split = self._split
@@ -293,9 +299,32 @@ class Servers:
         return min((one.ready for members in self._members for one in members.starting), default=math.inf)
 
     def _take_by_ready(self) -> None:
-        """Give the requests that were handed over to the ready replicas."""
+        """Give the requests that were handed over to the ready replicas, after the requests that are held."""
         if self._taker is not None:
-            self._taker.take_by(self._engines)
+            self._taker.take_by([] if self._held else self._engines)
+
+    def _catch_up(self) -> None:
+        """Hand out the requests that were handed over and came by now; hold them if no replica is up."""
+        if self._taker is None:
+            return
+        self._taker.catch_up()
+        self._note_taken()
+        if not self._engines:
+            assert isinstance(self._source, OpenLoop)
+            self._held += map(self._source.request, self._taker.replicas.hold(self._env.now))
+            self._taken = self._taker.replicas.num_taken
+
+    def _note_taken(self) -> None:
+        """Note the requests that replicas have taken since the last time."""
+        if self._taker is None:
+            return
+        new = range(self._taken, self._taker.replicas.num_taken)
+        self._taken = new.stop
+        watch = self._members[0].watch
+        if watch is not None:
+            watch.sent(*new)
+        if self._moves is not None:
+            self._moves.take_turns(new)
 
     def _drain_one(self, members: _Members) -> None:
         """Let the newest replica of a pool take no more requests, and stop once it is idle."""
@@ -331,12 +360,12 @@ class Servers:
         """The replicas of these places die: their requests are lost, or sent again as from now."""
         assert self._failing is not None
         assert self._moves is not None
+        self._catch_up()
         self._pay()
         at = {place: replica for replica, place in self._places.items()}
-        dead: list[Replica] = []
+        dead: list[AnyReplica] = []
         for place in places:
             replica = at[place]
-            assert isinstance(replica, Replica)
             dead.append(replica)
             members = next(m for m in self._members if replica in m.ready or replica in m.draining)
             self._forget(replica)
@@ -370,17 +399,25 @@ class Servers:
             for request in orphans.tolist():
                 self._moves.cut(request, self._env.now)
             for request in orphans.tolist():
-                self._submit_again(self._requests[request])
+                self._submit_again(self._request(request))
+        self._take_by_ready()
         self.end_if_over()
 
-    def _orphans(self, dead: list[Replica], lost: bool) -> npt.NDArray[np.int64]:
+    def _request(self, index: int) -> Request:
+        """A request that was handed to a replica."""
+        if index in self._requests:
+            return self._requests[index]
+        assert isinstance(self._source, OpenLoop)  # its replica took it
+        return self._source.request(index)
+
+    def _orphans(self, dead: list[AnyReplica], lost: bool) -> npt.NDArray[np.int64]:
         """The requests that dead replicas had, in the order of the trace."""
         numbers = [replica.engine.replica for replica in dead]
         mine = np.isin(self._table["replica"], numbers) & (self._table["status"] == UNFINISHED)
         if self._split is None:
             return np.flatnonzero(mine)
         mine[self._split.moving] = False
-        mine[sorted(self._split.lose(dead, lost))] = True
+        mine[sorted(self._split.lose([one for one in dead if isinstance(one, Replica)], lost))] = True
         return np.flatnonzero(mine)
 
     def _submit_again(self, request: Request) -> None:
@@ -395,7 +432,7 @@ class Servers:
         failing, pool = self._failing, members.pool
         assert failing is not None
         while (until := failing.down_until(place, pool.name)) > self._env.now:
-            yield self._env.at(until)
+            yield self._env.at(until, DECISION)
             if failing.down_until(place, pool.name) > self._env.now:
                 continue
             self._pay()
@@ -406,7 +443,7 @@ class Servers:
             self._note(members)
             if startup > 0:
                 failing.expect(starting.ready)
-                yield self._env.timeout(startup)
+                yield self._env.at(starting.ready, DECISION)
             if starting not in members.starting:  # a scaler cancelled it
                 return
             self._pay()
@@ -415,19 +452,17 @@ class Servers:
         if number is not None:
             self._outages[number] = self._outages[number]._replace(end=self._env.now)
         self._note(members)
+        self._take_by_ready()
 
     def _pace(self) -> None:
+        self._catch_up()
         for members in self._members:
             for replica in (*members.ready, *members.draining):
                 self._set_pace(members, replica)
 
     def _set_pace(self, members: _Members, replica: AnyReplica) -> None:
         assert self._failing is not None
-        assert isinstance(replica, Replica)
-        factor = self._failing.factor(self._places[replica], members.pool.name)
-        if factor not in members.paces:
-            members.paces[factor] = members.pool.setting.step_model(members.step_model.draws, factor)
-        replica.step_model = members.paces[factor]
+        replica.engine.set_pace(self._failing.factor(self._places[replica], members.pool.name))
 
     def _forget(self, replica: AnyReplica) -> None:
         if self._failing is not None:
@@ -443,6 +478,7 @@ class Servers:
         held, self._held = self._held, []
         for request in held:
             self._submit_again(request)
+        self._take_by_ready()
 
     def end_if_over(self) -> None:
         """In a run with failures: trigger `over` once all requests have ended."""
@@ -464,12 +500,7 @@ class Servers:
             self._next_tick = ticks * scaler.every
             yield env.at(self._next_tick, DECISION)
             ticks += 1
-            if self._taker is not None:
-                self._taker.catch_up()
-                watch, came = self._members[0].watch, self._taker.replicas.num_taken
-                assert watch is not None
-                watch.sent(*range(self._taken, came))
-                self._taken = came
+            self._catch_up()
             at_rest = self._split is None or self._split.idle
             if self._source.exhausted and at_rest and all(replica.engine.idle for replica in self._all()):
                 self._next_tick = math.inf

@@ -146,13 +146,11 @@ class Setting:
             requests.max_tokens, policy.family == "block-diffusion", unmasking.sub_block, self.by_threshold,
         )  # fmt: skip
 
-    def step_model(self, draws: Commits | None, slower: float = 1.0) -> StepModel:
-        """What predicts a step's outcome. slower: times the time of each step."""
-        policy, latency = self.policy, self.profile.latency
-        if slower != 1.0:
-            latency = latency.scaled(slower)
+    def step_model(self, draws: Commits | None) -> StepModel:
+        """What predicts a step's outcome."""
+        policy = self.policy
         return StepModel(
-            latency, draws, policy.cache, policy.batching.hides_host, policy.block_length
+            self.profile.latency, draws, policy.cache, policy.batching.hides_host, policy.block_length
         )  # fmt: skip
 
     def engine(

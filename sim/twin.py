@@ -160,6 +160,8 @@ def simulate(
     try:
         with asked_to_stop(env.stop):
             last = source.start()
+            if fleet.failures and last is not None and last.callbacks is not None:
+                last.callbacks.append(lambda _: servers.end_if_over())  # the last request may have been rejected
             env.run(last if not drain and last is not None else servers.over if fleet.failures else None)
     except KeyboardInterrupt:
         interrupted = True

@@ -10,6 +10,7 @@ from dsim.engine.errors import PolicyError
 from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
+from dsim.engine.replicas import Replicas
 from dsim.sim.failures import Failure
 from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.routers import routing
@@ -17,8 +18,9 @@ from dsim.sim.scalers import scaling
 from dsim.sim.setting import Setting
 from dsim.sim.startup import Startup
 from dsim.sim.twin import Result, simulate
-from dsim.traces import Trace
+from dsim.traces import Trace, synth
 
+from ..engine import golden
 from ..worlds import SECOND, Collector, journal_bytes, table_bytes, toy_profile, toy_trace
 
 # Every step takes 1 s: a prompt's prefill is one step, and each token after the first is another.
@@ -159,6 +161,51 @@ def test_each_request_ends_once_and_the_journal_of_each_replica_is_replayed(
     same = run(*TOUGH, trace=trace, fleet=fleet, append=again, seed=2, step_by_step=True, **how)
     assert table_bytes(same.table) == table_bytes(result.table)
     assert journal_bytes(again) == journal_bytes(journal)
+
+
+TOGETHER = (
+    ("mtbf=30,repair=3", "slow=3,share=0.5"),
+    ("mtbf=12,repair=2", "at=20,replica=1,for=9,requests=lost", "slow=2,share=0.5,at=30,for=20"),
+    ("zone=1,zones=1,at=20,for=7", "zone=1,zones=2,at=60,for=5"),  # all replicas, and half of them
+)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(("scaler", "router"), [("", "jsq"), ("schedule,at=0/3/25/1/40/4,every=5", "least-tokens")])
+@pytest.mark.parametrize("fails", TOGETHER)
+def test_replicas_that_die_and_come_back_are_run_together(
+    fails: tuple[str, ...], scaler: str, router: str, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = synth("poisson", 5.0, lengths="lognormal:90,70,160,90", num_requests=400, seed=5)
+    lengths = trace.input_length.copy()
+    lengths[[3, 150, 399]] = 3_000_000  # rejected
+    trace = replace(trace, input_length=lengths)
+    if whole:  # requests, deaths and replicas that come back at equal times
+        trace = replace(trace, arrival=np.floor(trace.arrival))
+    setting = Setting(parse("optimus"), golden.profile_of(parse("optimus")))
+    fleet = Fleet((Pool(setting, 3, startup=Startup.parse("2")),), routing(router), scaling(scaler) if scaler else None)
+    slow = run(*fails, trace=trace, fleet=fleet, drain=not whole, step_by_step=True)
+    handed: list[int] = []
+    serve = Replicas.take
+    monkeypatch.setattr(Replicas, "take", lambda *given: [serve(*given), handed.append(1)])
+    fast = run(*fails, trace=trace, fleet=fleet, drain=not whole)
+    assert handed, "compiled code hands the requests out"
+    assert slow.failed == fast.failed
+    assert slow.failed is not None
+    assert slow.failed.retried > 0
+    assert table_bytes(slow.table) == table_bytes(fast.table)
+    assert (slow.changes, slow.end, slow.replica_time) == (fast.changes, fast.end, fast.replica_time)
+    assert (slow.totals.num_decode_steps, slow.totals.page_time) == (
+        fast.totals.num_decode_steps,
+        fast.totals.page_time,
+    )
+    for one, other in ((slow.moves, fast.moves), (slow.attempts, fast.attempts)):
+        assert one is not None
+        assert other is not None
+        assert {name: column.tobytes() for name, column in one.items()} == {
+            name: column.tobytes() for name, column in other.items()
+        }
 
 
 def test_a_turn_of_a_session_waits_for_the_retry_of_the_turn_before() -> None:
