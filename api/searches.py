@@ -1,6 +1,7 @@
 """Searches in `import dsim`: capacity, plan, tune and sweep."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -88,6 +89,7 @@ def plan(
     links: Sequence[str] = (),
     pools: Sequence[str] = (),
     decider: str = Scenario.decider,
+    tiers: Sequence[str] = (),
     min_quality: float | str | None = None,
     quality_table: str | Path | None = None,
     num_requests: int | None = None,
@@ -103,11 +105,13 @@ def plan(
     settings. change_answers: also search block, threshold and canvas. spare: standby replicas. growth: such as
     30%/year. ensemble: also replay the recommended fleet under this many drawn profiles; 19 or more give intervals.
     scalers: also replay it at the trace's times with each shipped scaler, or with these; startup: s, or its parts.
-    links: also find the cheapest fleet with a prefill pool, of `pools` or of the recommended policy. Raises DsimError.
+    links: also find the cheapest fleet with a prefill pool, of `pools` or of the recommended policy. tiers: as in
+    `replay`, for settings that cache prefixes. Raises DsimError.
     """
     specs = [spec_of(policy) for policy in policies]
     code = [*specs, *(() if isinstance(scalers, bool | str) else scalers)]
     scenario = named_scenario(trace, slos, Scenario.policy, Scenario.profile, code, traffic)
+    scenario = replace(scenario, tiers=tuple(tiers))
     options = Options(
         rate, attainment, max_replicas, num_requests, spare, growth, ensemble, min_quality, quality_table, as_given,
         change_answers, scalers, startup, tuple(links), tuple(pools), decider,
