@@ -39,7 +39,7 @@ class Change(NamedTuple):
     in_step: bool  # while the last of them ran
     submitted: int  # requests submitted before
     request: int = -1  # pinned, inserted, deferred or put back; -1: none
-    time: float = 0.0  # s, of a decision
+    time: float = 0.0  # s
     pages: tuple[int, ...] = ()  # names, pinned or inserted
     coming: int = 0  # pages of room held with pinned ones
 
@@ -47,15 +47,15 @@ class Change(NamedTuple):
 class Offload:
     """An engine's prefix cache, followed from decision to decision.
 
-    before_step: as in Engine.watch. log: receives what is done to the engine.
+    before_step: as in Engine.watch. log: receives what is done to the engine, at the times that `clock` gives.
     """
 
     def __init__(
         self, engine: Engine, prefixes: Prefixes, before_step: Callable[[float], None],
-        log: list[Change] | None = None,
+        log: list[Change] | None = None, clock: Callable[[], float] = lambda: 0.0,
     ) -> None:  # fmt: skip
         self.engine = engine
-        self._log_to = log
+        self._log_to, self._clock = log, clock
         self._asked: Change | None = None  # the last decision, while it may still produce no step
         engine.watch(before_step)
         cache: Any = engine.prefix_cache
@@ -208,7 +208,7 @@ class Offload:
 
     def _note(self, what: str, request: int, pages: Iterable[int] = (), coming: int = 0) -> None:
         if self._log_to is not None:
-            change = self._change(what, request, pages=tuple(pages), coming=coming)
+            change = self._change(what, request, pages=tuple(pages), coming=coming, time=self._clock())
             self._flush(change.step)
             self._log_to.append(change)
 
@@ -255,15 +255,22 @@ class Reenacted:
         self._changes = list(reversed(changes))
         self._pinned: dict[int, npt.NDArray[np.int64]] = {}
 
-    def until(self, step: int, in_step: bool, submit: Callable[[int], Iterable[str]]) -> Iterator[str]:
+    def until(
+        self, step: int, in_step: bool, submit: Callable[[int], Iterable[str]],
+        before: Callable[[int, float, bool], None],
+    ) -> Iterator[str]:  # fmt: skip
         """Do what was done up to a step: before its plan, or while it ran.
 
-        submit: hands the engine requests up to a number. Yields a line for the first difference.
+        submit: hands the engine the requests up to a number of them. before: called ahead of each change between steps
+        with the next step, the time (s), and whether the engine is asked in vain. Yields a line for the first
+        difference.
         """
         self._offload.changes()
         while self._changes and (self._changes[-1].step, not self._changes[-1].in_step) <= (step, not in_step):
             change = self._changes.pop()
             yield from submit(change.submitted)
+            if not change.in_step:
+                before(change.step, change.time, change.what == "ask")
             lines = list(self._make(change))
             yield from lines
             if lines:  # the engine's state differs from here on

@@ -1,5 +1,6 @@
 """Replays a journal: its outcomes, fed to a fresh engine, must give every plan exactly."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -71,16 +72,19 @@ def replay(
             yield f"{where}: {steps['submitted'][row]} requests are submitted, the journal has {len(coming)}"
             return
         start, latency = float(steps["start"][row]), float(steps["latency"][row])
-        for until in moves.asked_in_vain(int(steps["step"][row]), start):
-            while submitted < len(coming) and moves.submitted[mine[submitted]] <= until:
-                yield from submit()
-            if engine.schedule(until) is not None:
-                yield f"{where}: it begins at {start:g} s, the engine has something to do at {until:g} s"
+        if tiers is None:
+            for until in moves.asked_in_vain(int(steps["step"][row]), start):
+                while submitted < len(coming) and moves.submitted[mine[submitted]] <= until:
+                    yield from submit()
+                if engine.schedule(until) is not None:
+                    yield f"{where}: it begins at {start:g} s, the engine has something to do at {until:g} s"
+                    return
+        else:  # their changes have the times at which it was asked
+            lines = list(tiers.until(int(steps["step"][row]), False, submit_to, moves.before))
+            yield from lines
+            if lines:
                 return
-        lines = [] if tiers is None else list(tiers.until(int(steps["step"][row]), False, submit_to))
-        yield from lines
-        if lines:
-            return
+            moves.begin(int(steps["step"][row]), start)
         yield from submit_to(int(steps["submitted"][row]))
         while gone and gone[-1][0] <= start:
             yield from _cancel(engine, *gone.pop())
@@ -119,7 +123,7 @@ def replay(
         on_step(plan, outcome)
         moves.change_in_step(int(steps["step"][row]))
         if tiers is not None:
-            yield from tiers.until(int(steps["step"][row]) + 1, True, submit_to)
+            yield from tiers.until(int(steps["step"][row]) + 1, True, submit_to, moves.before)
         done = engine.commit(outcome, start + latency)
         moves.ended(done, start + latency)
         came = {
@@ -131,9 +135,9 @@ def replay(
         for name, value in came.items():
             if value != steps[name][row]:
                 yield f"{where}: {name} is {value}, the journal has {steps[name][row]}"
-    moves.finish()
     if tiers is not None:
-        yield from tiers.until(sys.maxsize, False, submit_to)
+        yield from tiers.until(sys.maxsize, False, submit_to, moves.before)
+    moves.finish()
     # Requests rejected or cancelled after the last step are in no step, nor those that went on from elsewhere.
     while submitted < len(coming):
         again = coming[submitted].upto or coming[submitted].index in rows
@@ -197,6 +201,7 @@ class Moved:
         self._changes: list[_Change] = []  # the last first
         self._any = "prefill_replica" in requests
         self._end = 0.0  # s, of the last step
+        self._asked = math.nan  # s, when the engine was last asked in vain
         self._decodes = False
         if not self._any:
             return
@@ -262,6 +267,16 @@ class Moved:
             time = min([start, *wakes[i : i + 1].tolist(), *given])
             if waits:
                 self._change(step, self._end, at_once=True)
+
+    def before(self, step: int, time: float, asked: bool) -> None:
+        """Apply the changes before another one between steps; asked: it is a decision that finds nothing to do."""
+        self._change(step, time, at_once=time > self._end or time == self._asked)
+        if asked:
+            self._asked = time
+
+    def begin(self, step: int, start: float) -> None:
+        """Apply the changes before a step begins."""
+        self._change(step, start, at_once=True)
 
     def _change(self, step: int, time: float, at_once: bool) -> bool:
         """Apply changes up to a time before a step is planned; True if some at that time remain."""

@@ -209,7 +209,7 @@ class Hierarchy:
         tiered: Tiered, log: list[Change] | None,
     ) -> None:  # fmt: skip
         self._env, self._stores, self._wake, self._tiered = env, stores, wake, tiered
-        self._engine, self._offload = engine, Offload(engine, prefixes, self._before_step, log)
+        self._engine, self._offload = engine, Offload(engine, prefixes, self._before_step, log, lambda: env.now)
         self._loading: dict[int, _Load] = {}  # by page
         self._since: dict[int, float] = {}  # when deferred requests were deferred (s)
         self._seen: set[int] = set()  # requests that were looked up

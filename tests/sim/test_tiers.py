@@ -15,11 +15,15 @@ from dsim.engine.journal import RequestTable
 from dsim.engine.offload import Reenacted
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay as again
+from dsim.engine.state import CANCELLED, COMPLETED
 from dsim.sim.clock import Clock
 from dsim.sim.failures import Failure
 from dsim.sim.fleet import Fleet, Pool
+from dsim.sim.link import Link
 from dsim.sim.routers import routing
+from dsim.sim.scalers import scaling
 from dsim.sim.setting import Setting
+from dsim.sim.startup import Startup
 from dsim.sim.tiers import Store, Tier, TierUse, page_bytes
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace
@@ -196,8 +200,13 @@ def test_no_page_and_no_byte_is_lost_where_everything_is_short(name: str) -> Non
         assert table_bytes(again.table) == table_bytes(result.table)
 
 
-def differences(result: Result, journal: Collector, trace: Trace, spec: str, changes: dict[int, Any]) -> list[str]:
-    """Replay the journal of each replica with what tiers did to it; pages held at the end, too."""
+def differences(
+    result: Result, journal: Collector, trace: Trace, spec: str, changes: dict[int, Any], of_prefill: str = ""
+) -> list[str]:
+    """Replay the journal of each replica with what tiers did to it; pages held at the end, too.
+
+    of_prefill: the spec of replicas that only prefill.
+    """
     columns = {**result.table.columns, **(result.moves or {})}
     if result.attempts is not None:
         columns = {name: np.concatenate([values, result.attempts[name]]) for name, values in columns.items()}
@@ -206,8 +215,11 @@ def differences(result: Result, journal: Collector, trace: Trace, spec: str, cha
     for replica in range(int(journal.steps["replica"].max()) + 1):
         prefixes = prefixes_of(trace)
         assert prefixes is not None
-        engine = setting(spec).engine(RequestTable(len(trace)), replica=replica, prefixes=prefixes)
-        tiers = Reenacted(engine, prefixes, changes.get(replica, []))
+        if not (journal.steps["replica"] == replica).any():  # it had nothing to do
+            continue
+        own = of_prefill if of_prefill and (columns["prefill_replica"] == replica).any() else spec
+        engine = setting(own).engine(RequestTable(len(trace)), replica=replica, prefixes=prefixes)
+        tiers = Reenacted(engine, prefixes, changes[replica]) if replica in changes else None
         found = list(again(engine, replica, columns, journal.steps, journal.lists, tiers=tiers))
         ended = f"replica {replica}: the journal ends, the engine has more steps to run"
         lines += [line for line in found if line != ended or replica not in died]
@@ -232,6 +244,39 @@ def test_a_journal_of_a_run_with_tiers_replays_plan_for_plan(name: str, failures
         without = {replica: [change for change in own if change.what != what] for replica, own in changes.items()}
         assert differences(result, journal, trace, spec, without)
     assert served(trace, *tiers, spec=spec, replicas=2, failures=fails).tiered.changes == {}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("fails", [(), ("mtbf=60,repair=5", "at=20,replica=1,for=10,requests=lost")])
+@pytest.mark.parametrize("caches", ["p", "d", "pd"])
+@pytest.mark.parametrize("name", [name for name in CACHING if name != "vllm-ar, ahead"])
+def test_journals_of_split_fleets_with_tiers_replay_through_drains_and_failures(
+    name: str, caches: str, fails: tuple[str, ...]
+) -> None:
+    trace, journal = random_trace(4, 60, gap=1.6), Collector()
+    specs = {
+        pool: CACHING[name] if pool in caches else CACHING[name].replace("prefix_caching=true", "prefix_caching=false")
+        for pool in "pd"
+    }
+    pools = tuple(Pool(setting(spec), 2, pool, Startup.parse("3")) for pool, spec in specs.items())
+    tiers = tuple(tier(*given, spec=CACHING[name]) for given in (("host", 9, 0.3), ("shared", 40, 0.2)))
+    fleet = Fleet(
+        pools, routing("least-tokens"), scaling("schedule,at=0/2+2/15/1+3/35/3+1/60/2+2,every=5"), (Link(2e9, 0.1),),
+        failures=tuple(map(Failure.parse, fails)), tiers=tiers,
+    )  # fmt: skip
+    result = simulate(trace, fleet, append=journal, seed=3)
+    status, tiered = result.table["status"], result.tiered
+    assert tiered is not None
+    assert result.moves is not None
+    assert result.failed is None or result.failed.retried > 0
+    assert ((status == COMPLETED) | ((status == CANCELLED) & bool(fails))).all()
+    assert (result.table["num_tokens"] == trace.output_length)[status == COMPLETED].all()
+    assert (result.moves["arrived"] > 0).sum() > 10
+    assert tiered.loaded.sum() > 0
+    assert {change.ready for change in result.changes} >= {1, 2, 3}
+    assert differences(result, journal, trace, specs["d"], tiered.changes, specs["p"]) == []
+    twice = simulate(trace, fleet, append=(other := Collector()), seed=3, step_by_step=True)
+    assert table_bytes(twice.table) == table_bytes(result.table)
+    assert journal_bytes(other) == journal_bytes(journal)
 
 
 def test_a_tier_that_nothing_asks_for_changes_nothing() -> None:
