@@ -96,7 +96,8 @@ class Replicas:
         first = next((engine for engine in self.engines if engine is not None), None)
         if first is None:
             return True
-        name, source = "run_due", ()
+        name = "run_due"
+        source: tuple[Any, ...] = ()
         if self._source is not None:
             places, figures, sent, inbox, taken = self._source
             if not len(places):

@@ -40,7 +40,7 @@ class SeparableCache(FastCache):
     def numbers(self, policy: Any) -> dict[str, bool | int | float]:
         return {**super().numbers(policy), "once_more": False}
 
-    def answers(self, policy: Any) -> Answers:
+    def answers(self, policy: Any) -> dict[Any, Any]:
         drawn = draw_scheduled_passed if policy.unmasking.scheduled(policy) else draw_passed
         return {**super().answers(policy), draw_rows: drawn}
 
