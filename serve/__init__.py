@@ -1,1 +1,1 @@
-"""An OpenAI-compatible server in front of the engine: the live executor, or the twin in real time."""
+"""An OpenAI-compatible server of a model on its device, or of its twin in real time."""

@@ -1,4 +1,4 @@
-"""The access log: a JSON line per ended request, which `dsim replay` reads as a trace."""
+"""The access log: one JSON line per ended request; `dsim replay` reads it as a trace of format `dsim`."""
 
 import json
 import threading
@@ -9,10 +9,10 @@ from ..files.write import check_file
 
 
 class AccessLog:
-    """The log's arrivals are s since 1970 on the server's clock; the trace format is called `dsim`."""
+    """Arrivals are s since 1970, on the server's clock."""
 
     def __init__(self, path: Path, opened: float, force: bool = False) -> None:
-        """opened: the time in s since 1970 when the server's clock was 0."""
+        """opened: s since 1970 when the server's clock was 0."""
         self._opened = opened
         self._file = check_file(path, force=force).open("w", encoding="utf-8", buffering=1)  # flushes every line
         self._lock = threading.Lock()
@@ -21,7 +21,7 @@ class AccessLog:
         self, index: int | None, status: str, arrival: float, input_length: int, max_tokens: int, num: int = 0,
         first: float | None = None, end: float | None = None,
     ) -> None:  # fmt: skip
-        """Write a request. arrival, first, end: s on the server's clock; first and end: of its tokens, if any."""
+        """arrival, first, end: s on the server's clock; first and end are of its tokens, if any."""
         line: dict[str, Any] = {
             "arrival": self._opened + arrival, "input_length": input_length, "output_length": num,
             "max_tokens": max_tokens, "status": status,

@@ -1,4 +1,4 @@
-"""The HTTP routes: OpenAI's completions and chat, streamed or whole; models, health and Prometheus metrics."""
+"""HTTP routes: OpenAI's completions and chat, streamed or whole; models, health, Prometheus metrics."""
 
 import asyncio
 import hmac
@@ -28,7 +28,7 @@ from .words import Pieces, Words
 
 DEFAULT_MAX_TOKENS = {"text_completion": 16, "chat.completion": 256}
 FAULT = "a fault of the server's own, which its log names"
-LONG_TEXT = 1 << 16  # characters: longer prompts are encoded in a thread, so that other clients need not wait
+LONG_TEXT = 1 << 16  # characters: longer prompts are encoded in a thread, not to block other clients
 CLOSE: Mapping[str, str] = {"connection": "close"}  # the rest of the request is not read
 FLUSHED = (
     "Cache flushed.\nPlease check backend logs for more details. "
@@ -42,15 +42,15 @@ ID_PREFIX = {"text_completion": "cmpl", "chat.completion": "chatcmpl"}
 @dataclass(frozen=True)
 class Settings:
     model: str  # the name in the API
-    about: str  # twin or live, in a header of every reply
+    about: str  # twin or live: a header of every reply
     max_body: int  # bytes
     api_key: str | None = None
-    patience: float = 30.0  # s: limit on the time to send a request
+    patience: float = 30.0  # s to send a request
     hosts: frozenset[str] | None = None  # allowed in the Host header; None: any
 
 
 def application(fleet: Fleet, words: Words, settings: Settings) -> Starlette:
-    """The ASGI application. It serves no files and allows no cross-origin requests."""
+    """It serves no files and allows no cross-origin requests."""
     routes = _Routes(fleet, words, settings)
     return Starlette(
         routes=[
@@ -75,9 +75,9 @@ def application(fleet: Fleet, words: Words, settings: Settings) -> Starlette:
 
 
 def known_hosts(bound: str, also: Sequence[str]) -> frozenset[str] | None:
-    """The hosts that requests may name: this machine's names and `also` if bound to the loopback, else any (None).
+    """Hosts that requests may name: if bound to the loopback, this machine's names and `also`; else any (None).
 
-    This stops DNS rebinding: a web page can point its own name at this machine, and the Host header then has that name.
+    This stops DNS rebinding: a web page points its own name at this machine, and the Host header has that name.
     """
     local = bound == "localhost"
     with suppress(ValueError):
@@ -86,7 +86,7 @@ def known_hosts(bound: str, also: Sequence[str]) -> frozenset[str] | None:
 
 
 class _KnownHosts:
-    """Refuse a request whose Host header names another host. Browsers always send the header."""
+    """Refuse a Host header that names another host; browsers always send one."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
         self._app = app
@@ -153,7 +153,7 @@ class _Routes:
         return PlainTextResponse(FLUSHED if done else NOT_FLUSHED, 200 if done else 400, self._headers)
 
     def _check_release(self, request: Request, engine: str) -> None:
-        """Refuse a route that the release does not have, and requests of web pages of another origin."""
+        """Refuse routes that the release lacks, and web pages of another origin."""
         self._check_key(request)
         if self._fleet.face.engine != engine:
             raise RefusedError(404, f"{self._fleet.face.release} has no {request.url.path}")
@@ -169,15 +169,15 @@ class _Routes:
         return Response(text, headers={**self._headers, "content-type": kind})
 
     def _check_key(self, request: Request) -> None:
-        # Digests have equal length: the time of a comparison then does not reveal the key's length.
+        # Digests have equal length, so the time of a comparison does not tell the key's length.
         given = sha256(request.headers.get("authorization", "").encode("latin-1")).digest()
         if self._keys and not any(hmac.compare_digest(given, key) for key in self._keys):
             raise RefusedError(401, "the API key is missing or wrong", {"www-authenticate": "Bearer"})
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        """A request's JSON object, with limits on size and time."""
+        """The request's JSON object; limits its size and time."""
         self._check_key(request)
-        # A page of another origin can post other content types without a preflight request.
+        # Other content types need no preflight request of a page of another origin.
         kind = request.headers.get("content-type", "")
         if kind.partition(";")[0].strip().lower() != "application/json":
             raise RefusedError(415, f"content-type is {cut(kind) or 'missing'}, expected application/json")
@@ -216,7 +216,7 @@ class _Routes:
         return await asyncio.to_thread(self._words.encode, text)
 
     async def _prompt(self, prompt: Any) -> list[int]:
-        """The token ids of a prompt: a text, a list of ids, or a list with one of these."""
+        """Token ids of a text, a list of ids, or a list with one of these."""
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             prompt = prompt[0]
         if isinstance(prompt, str):
@@ -243,7 +243,7 @@ class _Routes:
         return await self._whole(request, reply)
 
     async def _events(self, reply: "_Reply") -> AsyncIterator[bytes]:
-        """An event per emission, then the usage and the end. If the client disconnects, its request is cancelled."""
+        """An event per emission, then usage and end. Cancels the request if the client disconnects."""
         try:
             while True:
                 emission = await reply.stream.emissions.get()
@@ -283,7 +283,7 @@ class _Routes:
 
 
 class _Reply:
-    """The JSON objects of a reply to one request."""
+    """The JSON of a reply."""
 
     def __init__(self, stream: Stream, pieces: Pieces, kind: str, model: str) -> None:
         self.stream = stream
@@ -298,7 +298,6 @@ class _Reply:
         return self._more_text(emission.tokens)
 
     def chunk(self, emission: Emission) -> dict[str, Any]:
-        """An emission as a streamed chunk."""
         first = self._num == 0
         text, reason = self.text(emission), self._reason() if emission.last else None
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason}
@@ -321,7 +320,7 @@ class _Reply:
         return {**self._head, "object": "chat.completion.chunk" if self._chat else self._kind, "choices": choices}
 
     def _reason(self) -> str:
-        """Why the reply ended: its limit (length), or an EOS before it (stop)."""
+        """It reached its limit (length), or an EOS came first (stop)."""
         return "stop" if self._num < self.stream.output_length else "length"
 
     def _usage(self) -> dict[str, int]:
@@ -333,7 +332,7 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 1 <= value < 2**31
 
 
-# Optional fields of a request: a check, and the allowed values for the error message.
+# Optional fields: a check, and what an error says is expected.
 FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "max_completion_tokens": (_is_count, "a whole number of at least 1"),
     "max_tokens": (_is_count, "a whole number of at least 1"),
@@ -353,7 +352,7 @@ def _fields(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _conversation(body: Mapping[str, Any]) -> str:
-    """A chat's messages as text, one per line."""
+    """Its messages, one per line."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RefusedError(400, "messages is missing, expected a list of at least 1")
@@ -384,12 +383,12 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
 
 def _failed(status: int, message: str) -> dict[str, Any]:
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    message = message.encode("utf-8", "backslashreplace").decode()  # it may quote a lone surrogate from the client
+    message = message.encode("utf-8", "backslashreplace").decode()  # it may quote a lone surrogate
     return {"error": {"message": message, "type": kind, "code": status}}
 
 
 def _encodings(key: str) -> list[bytes]:
-    """The byte forms of a key that clients send: UTF-8, or Latin-1 from some libraries."""
+    """The bytes that clients send: UTF-8, or Latin-1 from some libraries."""
     forms = [key.encode("utf-8", "surrogateescape")]
     with suppress(UnicodeEncodeError):
         forms.append(key.encode("latin-1"))

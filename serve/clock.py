@@ -1,4 +1,4 @@
-"""The server's clock: seconds since it opened, `speed` of them per second of real time."""
+"""The server's clock: s since it opened, `speed` of them per real second."""
 
 import math
 import threading
@@ -6,14 +6,13 @@ import time
 
 from ..engine.errors import DsimError
 
-BEHIND = 0.05  # s of real time by which a replica may be late before the clock is set back
+BEHIND = 0.05  # s of real time by which a replica may be late before the clock goes back
 
 
 class Clock:
-    """Simulated time that never runs ahead of a replica: if the machine is too slow for `speed`, time slows down.
+    """Simulated time that slows down where the machine is too slow for `speed`: it never runs ahead of a replica.
 
-    So a step lasts as long as its profile predicts, at any speed. With speed 1 and a real device it is an ordinary
-    clock.
+    So a step lasts as long as its profile predicts. With speed 1 and a real device it is an ordinary clock.
     """
 
     def __init__(self, speed: float = 1.0) -> None:
@@ -29,17 +28,17 @@ class Clock:
         self._last = 0.0
 
     def __call__(self) -> float:
-        """The time in s; it never decreases."""
+        """s; never decreases."""
         with self._lock:
             self._last = max(self._last, self._now())
             return self._last
 
     def real(self, seconds: float) -> float:
-        """Convert to seconds of real time."""
+        """In seconds of real time."""
         return max(0.0, seconds / self.speed)
 
     def sleep_until(self, when: float) -> None:
-        """Return at `when`; if that is long past, set the clock back to it."""
+        """If `when` is long past, set the clock back to it."""
         late = self._now() - when
         if late < 0:
             time.sleep(self.real(-late))
@@ -49,7 +48,7 @@ class Clock:
 
     @property
     def reached(self) -> float:
-        """The average speed since the clock opened."""
+        """Average speed since the clock opened."""
         return self() / max(1e-9, time.monotonic() - self._opened)
 
     def _now(self) -> float:

@@ -1,4 +1,4 @@
-"""The replicas behind a server: routing, refusals when too many requests wait, and each client's tokens."""
+"""The replicas behind a server: routes requests, refuses what is too much, sends each client its tokens."""
 
 import asyncio
 import logging
@@ -33,15 +33,15 @@ from .watch import Sent, Watch
 _log = logging.getLogger("dsim.serve")
 STOPPING = "the server stopped before the reply's end"
 BATCH = 1024  # steps per journal batch
-LEFT_BEHIND = 10.0, 50  # a request in no step for this many s and steps, while later ones begin, is logged
+LEFT_BEHIND = 10.0, 50  # s and steps without a step for a request, while later ones begin, after which it is logged
 PATIENCE = 30.0  # s for a step to end
 RETRY_AFTER: Mapping[str, str] = {"retry-after": "1"}  # s
-# By request, slot and length: the tokens of the request's sequence up to that length; the twin has none.
+# By request, slot and length: its sequence's tokens up to that length.
 Text = Callable[[int, int, int], Ids]
 
 
 class RefusedError(Exception):
-    """A request answered with an error; headers say whether the client may retry."""
+    """A request answered with an error; headers may say when to retry."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -51,15 +51,13 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """Tokens sent to a client together."""
-
     tokens: Sequence[int]
     last: bool
 
 
 @dataclass(eq=False)
 class Stream:
-    """The reply to one request: the replica's thread puts emissions, the server's loop reads them."""
+    """A reply: the replica's thread puts emissions, the server's loop reads them."""
 
     index: int
     input_length: int
@@ -68,32 +66,29 @@ class Stream:
     replica: Replica
     loop: asyncio.AbstractEventLoop
     arrival: float  # s
-    due: float  # s, when it reaches the engine
+    due: float  # s: when it reaches the engine
     streamed: bool = False  # to its client
-    emissions: "asyncio.Queue[Emission | str]" = field(default_factory=asyncio.Queue)  # a text: why no more come
-    begun: bool = False  # it was in a step
+    emissions: "asyncio.Queue[Emission | str]" = field(default_factory=asyncio.Queue)  # a text says why no more come
+    begun: bool = False  # was in a step
     num_sent: int = 0  # tokens
-    first_sent: float | None = None  # s, when its first tokens were sent
-    last_sent: float = 0.0  # s, when its last tokens were sent
-    overtaken: tuple[float, int] | None = None  # time and step when a later request began, since its own last step
-    left_behind: bool = False  # it has been logged
+    first_sent: float | None = None  # s
+    last_sent: float = 0.0  # s
+    overtaken: tuple[float, int] | None = None  # time and step when a later request began, after its own last step
+    left_behind: bool = False  # has been logged
 
     def put(self, emission: Emission | str) -> None:
-        """Put an emission, from any thread."""
+        """Callable from any thread."""
         with suppress(RuntimeError):  # the loop has closed
             self.loop.call_soon_threadsafe(self.emissions.put_nowait, emission)
 
 
 class Fleet:
-    """Engines and executors of one policy, served in real time; the server's loop calls its methods.
+    """Engines and executors of one policy in real time; the server's loop calls its methods.
 
-    table: has a row for every request in the server's life. draws: receives each request's lengths. append: receives
-    the
-    journal's steps in batches, from one thread at a time; after it fails, steps are not recorded. prefixes: receives
-    each
-    prompt. vocab: prompts' token ids must be below it. front: delays requests to the engines. face: the metrics to
-    publish;
-    None: those of the engine in the policy's name. simulates: a step takes the time that its profile predicts.
+    table: has a row for each request in the server's life. draws: is told each request's lengths. prefixes: is told
+    each prompt. append: takes the journal's steps in batches, from one thread at a time; once it fails, steps are not
+    recorded. vocab: token ids of prompts must be below it. front: delays requests. face: metrics to publish; None:
+    those of the engine in the policy's name. simulates: a step takes the time that its profile predicts.
     """
 
     num_refused: int  # requests
@@ -124,14 +119,14 @@ class Fleet:
         self._front = Queue(front)
         self._stopping: str | None = None
         self._recording = threading.Lock()
-        self._entering = threading.Lock()  # no stream enters a replica after it has ended its streams
+        self._entering = threading.Lock()  # no stream enters a replica that has ended its streams
         self._streams: dict[int, Stream] = {}
-        self._newest: list[int] = []  # the latest request that has begun, per replica
+        self._newest: list[int] = []  # latest request begun, per replica
 
     def start(
         self, executors: Sequence[Executor], text: Text | None = None, listeners: Sequence[Listeners] = ()
     ) -> None:
-        """Start serving. text: reads replies' tokens; without it they are zeros. listeners: one entry per replica."""
+        """text: reads replies' tokens; without it they are zeros. listeners: one entry per replica."""
         self._listeners = list(listeners) or [Listeners() for _ in self.engines]
         for engine, executor in zip(self.engines, executors, strict=True):
             recorder = None if self._append is None else StepRecorder(self._record, engine.policy.width, BATCH)
@@ -158,7 +153,7 @@ class Fleet:
 
     @property
     def closed(self) -> str | None:
-        """Why requests are refused until a restart; None while they are accepted."""
+        """Why requests are refused until a restart; None if they are not."""
         if self.num_requests >= len(self.table.rows):
             return f"the journal holds {self.num_requests} requests and is full: restart the server"
         return self.failure or self._stopping
@@ -168,7 +163,7 @@ class Fleet:
         return np.zeros(length, np.int32) if stream is None else stream.prompt
 
     def submit(self, prompt: Sequence[int], output_length: int, *, streamed: bool = False, **wishes: Any) -> Stream:
-        """Accept a request or raise RefusedError. wishes: priority, deadline and slo_class, as in Request."""
+        """May raise RefusedError. wishes: priority, deadline and slo_class of Request."""
         index = self.num_requests
         request = Request(index, self.clock(), len(prompt), output_length, output_length, **wishes)
         if not self.engines[0].fits(request):
@@ -196,7 +191,7 @@ class Fleet:
         with self._entering:
             if not replica.alive:
                 raise RefusedError(503, self.closed or STOPPING)
-            request = replace(request, arrival=self.clock())  # inside the lock: a step that ends later will see it
+            request = replace(request, arrival=self.clock())  # inside the lock: no step that ends later misses it
             due = self._front.reach(request.arrival)
             stream = Stream(
                 index, len(prompt), output_length, ids, replica, asyncio.get_running_loop(), request.arrival, due,
@@ -208,17 +203,17 @@ class Fleet:
         return stream
 
     def cancel(self, stream: Stream) -> None:
-        """Cancel a request whose client disconnected, unless it has ended."""
+        """End a request whose client disconnected, if it has not ended."""
         if self._streams.pop(stream.index, None) is not None:
             stream.replica.watch.num_cancelled += 1
             self._note_end(stream, "cancelled", self.clock())
             stream.replica.cancel(stream.index)
 
     async def empty_caches(self, idle: bool) -> bool:
-        """Empty every replica's prefix cache; whether all were emptied.
+        """Whether every replica's prefix cache could be emptied.
 
-        None is while requests hold its pages (vllm/v1/core/block_pool.py of 0.33.0). idle: nor while requests wait, and
-        streams hear of it at once, not with the next step (managers/scheduler.py of SGLang 0.5.23).
+        It cannot while requests hold its pages (vllm/v1/core/block_pool.py of 0.33.0). idle: nor while requests wait,
+        and streams hear of it at once, not with the next step (managers/scheduler.py of SGLang 0.5.23).
         """
         if (why := self.closed) is not None:
             raise RefusedError(503, why)
@@ -231,7 +226,7 @@ class Fleet:
         return all(found)
 
     def _empty(self, index: int, idle: bool) -> bool:
-        """Empty a replica's prefix cache if its requests allow it; in its thread."""
+        """In the replica's thread."""
         engine = self.engines[index]
         if engine.pages_held or (idle and not engine.idle):
             return False
@@ -241,13 +236,13 @@ class Fleet:
         return True
 
     def end_replies(self, why: str) -> None:
-        """Refuse further requests and end all replies; the journal marks them unfinished."""
+        """Refuse further requests and end all replies: unfinished in the journal."""
         with self._entering:
             self._stopping = why
             self._end_streams(list(self._streams.values()), why)
 
     def stop(self) -> StepTotals:
-        """Stop every replica after its current step, and return the sum of their totals."""
+        """After each replica's current step; returns the sum of their totals."""
         self._stopping = self._stopping or STOPPING
         totals = StepTotals()
         for replica in self.replicas:
@@ -260,7 +255,7 @@ class Fleet:
         return totals
 
     def _send(self, text: Text | None, plan: StepPlan, outcome: StepOutcome, done: Ids, now: float) -> None:
-        """Send clients the tokens that a step emitted; runs in the replica's thread."""
+        """Send clients what a step emitted; in the replica's thread."""
         self._note_left_behind(plan)
         over = set(done.tolist())
         emitted = self.table["num_tokens"]
@@ -272,7 +267,7 @@ class Fleet:
         emissions: list[tuple[Stream, Emission]] = []
         for request, slot in zip(plan.requests.tolist(), plan.slots.tolist(), strict=True):
             stream = self._streams.get(request)
-            if stream is None:  # its client disconnected
+            if stream is None:  # the client disconnected
                 continue
             if not stream.begun:
                 stream.begun = True
@@ -283,7 +278,7 @@ class Fleet:
                 continue
             try:
                 tokens = _new_tokens(stream, slot, num, text)
-            except Exception as error:  # an error in one request ends only that request
+            except Exception as error:  # ends only this request
                 _log.error("a reply's tokens cannot be read", exc_info=error)
                 self.cancel(stream)
                 stream.put("the reply's tokens cannot be read")
@@ -298,11 +293,11 @@ class Fleet:
             sent[request] = more
             stream.num_sent, stream.last_sent = num, now
             stream.first_sent = now if first else stream.first_sent
-            # Before its client knows, so that an ended request cannot be cancelled.
+            # Before its client knows: an ended request cannot be cancelled.
             if request in over and self._streams.pop(request, None) is not None:
                 self._note_end(stream, "completed", now)
             emissions.append((stream, Emission(tokens, request in over)))
-        # Counted before clients know, so that metrics read after a reply include it.
+        # Counted first: metrics read after a reply include it.
         device = watch.step(plan, outcome, now, sum(sent.values()), num_prompt)
         for stream, emission in emissions:
             stream.put(emission)
@@ -325,10 +320,8 @@ class Fleet:
         return int(self.table["replica"][plan.requests[0]])
 
     def _note_left_behind(self, plan: StepPlan) -> None:
-        """Log each request that is in no step while later requests of its replica begin.
-
-        A replay reports such requests at its end; a server may never end.
-        """
+        """Log requests in no step while later ones begin; a replay reports them at its end, which a server may never
+        reach."""
         computed = plan.requests.tolist()
         for request in computed:
             if (stream := self._streams.get(request)) is not None:
@@ -360,16 +353,16 @@ class Fleet:
                 return
             try:
                 self._append(columns, lists)
-            except Exception as error:  # a failing disk must not end requests
+            except Exception as error:  # a failing disk ends no requests
                 self.journal_failure = error
                 _log.error("the journal records no more steps; serving continues: %s", error)
 
     def _end(self, index: int) -> None:
-        """End the replies of a replica that stopped; runs in its thread."""
+        """End the replies of a replica that stopped; in its thread."""
         replica = self.replicas[index]
         if replica.failure is not None:
             _log.critical("%s", _failure(replica))
-            if not isinstance(replica.failure, DsimError):  # a bug in dsim: log the traceback
+            if not isinstance(replica.failure, DsimError):  # a bug in dsim
                 _log.critical("%s", "".join(traceback.format_exception(replica.failure)))
         with self._entering:
             self._end_streams([s for s in self._streams.values() if s.replica is replica], _failure(replica))
@@ -382,7 +375,7 @@ class Fleet:
 
 
 def _forget_pages(cache: Cache) -> None:
-    """Empty a prefix cache without holders; what it counts of lookups stays."""
+    """Of a prefix cache without holders; its counts of lookups stay."""
     entries: Any = cache.entries
     entries[:] = np.zeros(len(entries), ENTRY)
     entries["next"] = [*range(1, len(entries)), NONE]
@@ -401,7 +394,7 @@ def _failure(replica: Replica) -> str:
 
 
 def _new_tokens(stream: Stream, slot: int, num: int, text: Text | None) -> Sequence[int]:
-    """The first `num` tokens of a reply without those already sent."""
+    """Those of the reply's first `num` tokens that are not sent yet."""
     if text is None:
         return [0] * (num - stream.num_sent)
     begin = stream.input_length + stream.num_sent

@@ -1,4 +1,4 @@
-"""Listeners of a replica's steps, with the tokens sent: logs and message streams."""
+"""Logs and message streams that listen to a replica's steps and sent tokens."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -18,27 +18,27 @@ class EndedStep:
     outcome: StepOutcome
     end: float  # s
     device: float  # s of device work
-    queued: Sequence[int]  # prompt tokens of waiting requests
-    begun: Sequence[tuple[int, float]]  # requests in a step for the first time, and when they reached the engine
+    queued: Sequence[int]  # prompt tokens of each waiting request
+    begun: Sequence[tuple[int, float]]  # requests in their first step, and when they reached the engine
     emitted: Mapping[int, int]  # tokens sent, by request
-    over: frozenset[int]  # requests that ended
+    over: frozenset[int]  # ended requests
 
 
 class Listener(Protocol):
-    """A log or message stream; a replica's thread calls it."""
+    """Called by a replica's thread."""
 
     def step(self, ended: EndedStep) -> None:
         """Write a step."""
 
     def emptied(self, at_once: bool) -> None:
-        """Write that the prefix cache was emptied, at once or with the next step."""
+        """The prefix cache was emptied: write it at once or with the next step."""
 
     def close(self) -> None:
         """Flush and close."""
 
 
 class Listeners:
-    """The listeners of one replica. A listener that fails is dropped, and serving continues."""
+    """Those of one replica. One that fails is dropped; serving continues."""
 
     def __init__(self, listeners: Sequence[Listener] = ()) -> None:
         self._listeners = list(listeners)

@@ -1,5 +1,4 @@
-"""The metrics of LMDeploy 0.18.0 that this server supports; tests/serve/test_metrics.py compares them with the
-release."""
+"""Metrics of LMDeploy 0.18.0 that this server has; tests/serve/test_metrics.py compares them with the release."""
 
 from .metric import Face, counter, gauge, histogram
 from .vllm_metrics import GAP, STEP_TOKENS, TTFT, WHOLE

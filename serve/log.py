@@ -1,4 +1,4 @@
-"""The server's log: an event is logged at its 1st, 10th, 100th ... occurrence."""
+"""The server's log: an event appears at its 1st, 10th, 100th ... time."""
 
 import logging
 import traceback
@@ -11,7 +11,7 @@ MOST_KINDS = 100
 
 
 class Counted(logging.Handler):
-    """A handler that counts events by kind, since clients can cause any number of them."""
+    """Counts events by kind: clients can cause any number of them."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
@@ -19,9 +19,9 @@ class Counted(logging.Handler):
         self._counts: Counter[tuple[str, str, str]] = Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Count an event; log it if the count is a power of ten."""
+        """Log the event if its count is a power of ten."""
         error = record.exc_info[1] if record.exc_info else None
-        first_line = str(record.msg).strip().partition("\n")[0]  # asyncio adds object addresses below it
+        first_line = str(record.msg).strip().partition("\n")[0]  # asyncio adds object addresses below
         kind = (record.name, first_line, type(error).__name__)
         if kind not in self._counts and len(self._counts) >= MOST_KINDS:
             kind = (record.name, "other", "")
@@ -39,7 +39,7 @@ class Counted(logging.Handler):
 
 @contextmanager
 def counted(tell: Callable[[str], None]) -> Iterator[None]:
-    """Send the logs of a server's libraries through one counting handler."""
+    """Send the logs of the server's libraries through one counting handler."""
     handler = Counted(tell)
     loggers = [logging.getLogger(name) for name in LOGGERS]
     before = [(logger.propagate, logger.level) for logger in loggers]

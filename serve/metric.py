@@ -1,4 +1,4 @@
-"""A published metric: its name in a release, and the quantity of this server that it shows."""
+"""A published metric: its name in a release, and what it shows of this server."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ NO_LABELS: Mapping[str, str] = {}
 class Metric:
     """One metric of a release.
 
-    value: a quantity counted by tallies, or a function that reads it on request. labels: in addition to the scope's.
-    edges:
-    of a histogram; None: 1, 2, 5, 10 ... up to the context limit. seeded: label values shown before anything is
-    counted.
+    value: a quantity that tallies count, or a function called at each request. labels: besides the scope's. edges: of a
+    histogram; None: 1, 2, 5, 10 ... up to the context limit. seeded: label values shown before anything is counted.
     """
 
     name: str
@@ -33,10 +31,10 @@ class Metric:
     edges: tuple[float, ...] | None = None
     scope: Literal["engine", "server", "bare"] = "engine"
     seeded: tuple[Values, ...] = ()
-    only: Literal["masks", "tokens"] | None = None  # only for policies whose rows commit these
+    only: Literal["masks", "tokens"] | None = None  # for policies whose rows commit these
 
     def edges_up_to(self, context_limit: int) -> tuple[float, ...]:
-        """The upper edges of its buckets."""
+        """Upper edges of its buckets."""
         if self.edges is not None:
             return self.edges
         steps = (m * 10**e for e in range(len(str(context_limit))) for m in (1, 2, 5))
@@ -45,18 +43,17 @@ class Metric:
 
 @dataclass(frozen=True)
 class Face:
-    """The metrics of an engine's release that this server supports."""
+    """Metrics of an engine's release that this server has."""
 
     engine: str
     release: str
     metrics: tuple[Metric, ...]
-    labels: Callable[[str, int, int], Mapping[str, str]]  # of an engine: by model, index and number of engines
-    server_labels: tuple[str, ...]  # labels of metrics of the whole server
-    settings: Callable[[Fleet, str], dict[str, Any] | None]  # /server_info's content; None: no such route
+    labels: Callable[[str, int, int], Mapping[str, str]]  # of an engine, by model, index and number of engines
+    server_labels: tuple[str, ...]  # of metrics of the whole server
+    settings: Callable[[Fleet, str], dict[str, Any] | None]  # content of /server_info; None: no such route
 
 
 def gauge(name: str, value: Callable[[Fleet, Replica], Shown], about: str, labels: tuple[str, ...] = ()) -> Metric:
-    """A gauge, read on request."""
     return Metric(name, "gauge", value, about, labels)
 
 

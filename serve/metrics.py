@@ -1,4 +1,4 @@
-"""The text of /metrics: a face's metrics with the fleet's values, encoded by prometheus_client."""
+"""The text of /metrics: a face's metrics of the fleet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FACES = ("vllm", "sglang", "lmdeploy")
 
 
 def face_of(policy: str, asked: str | None = None) -> Face:
-    """The requested face, or that of the engine in the policy's name; vLLM's for other policies."""
+    """Asked for, or of the engine in the policy's name; else vLLM's."""
     if asked is not None and asked not in FACES:
         raise DsimError(f"--metrics-as is {asked}, expected one of {', '.join(FACES)}")
     name = asked or next((name for name in FACES if policy.startswith(name)), FACES[0])
@@ -31,22 +31,22 @@ def face_of(policy: str, asked: str | None = None) -> Face:
 
 
 def exposition(fleet: Fleet, model: str, accept: str = "") -> tuple[bytes, str]:
-    """The text and its content type, by the client's Accept header."""
-    from prometheus_client.exposition import choose_encoder  # imported here: other commands do not need it
+    """Text and content type, by the client's Accept header."""
+    from prometheus_client.exposition import choose_encoder  # other commands do not need it
 
     encoder, kind = choose_encoder(accept)
     return encoder(_Collector(fleet, model)), kind
 
 
 class _Collector:
-    """The interface that prometheus_client's encoders read."""
+    """What prometheus_client's encoders read."""
 
     def __init__(self, fleet: Fleet, model: str) -> None:
         self._fleet = fleet
         self._model = model
 
     def collect(self) -> Iterator[Family]:
-        """The face's metrics, and three of dsim's own, which show that time is simulated."""
+        """The face's metrics, and three of dsim's own that show that time is simulated."""
         from prometheus_client.metrics_core import GaugeMetricFamily
 
         for metric in self._fleet.metrics:
@@ -90,7 +90,7 @@ class _Collector:
         return found
 
     def _shown(self, metric: Metric, group: Iterable[Replica]) -> Mapping[Values, float | Buckets]:
-        """A metric's values by labels, summed over replicas."""
+        """By labels, summed over replicas."""
         total: dict[Values, float | Buckets] = {}
         for replica in group:
             tallies = replica.watch.tallies

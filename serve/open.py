@@ -1,4 +1,4 @@
-"""Open and warm up a server's fleet: the twin in real time, or a model on its device."""
+"""Open and warm up a server's fleet: a twin in real time, or a model on its device."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The limits on a server's requests."""
+    """On a server's requests."""
 
-    max_requests: int = 100_000  # in the server's life: rows of the journal's table
-    max_waiting: int = 256  # above it, requests are refused
+    max_requests: int = 100_000  # in its life: rows of the journal's table
+    max_waiting: int = 256  # more are refused
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_requests <= 10_000_000:
@@ -56,13 +56,13 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Outputs of each of a twin's replicas; None: not written."""
+    """Of each replica of a twin; None: not written."""
 
-    step_log: str | None = None  # a file name; {replica} is replaced by the number
-    forward_pass_metrics: str | None = None  # a ZMQ address
-    kv_events: str | None = None  # a ZMQ address, for vLLM's events
-    kv_events_replay: str | None = None  # a ZMQ address, to request past events
-    force: bool = False  # replace existing files
+    step_log: str | None = None  # file; {replica} becomes its number
+    forward_pass_metrics: str | None = None  # ZMQ address
+    kv_events: str | None = None  # ZMQ address of vLLM's events
+    kv_events_replay: str | None = None  # ZMQ address to ask for past events
+    force: bool = False  # replace files
 
     def __post_init__(self) -> None:
         if self.kv_events is None and self.kv_events_replay is not None:
@@ -71,7 +71,7 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Behind:
-    """A fleet ready to start, and the description of its run."""
+    """A fleet ready to start, and what its run's manifest says."""
 
     fleet: Fleet
     executors: Sequence[Executor]
@@ -87,7 +87,7 @@ class Behind:
         self.fleet.start(self.executors, self.text, self.listeners)
 
     def columns(self) -> Columns:
-        """The received requests, as in the journal."""
+        """Received requests, as in the journal."""
         return {name: column[: self.fleet.num_requests] for name, column in self.fleet.table.columns.items()}
 
     def summarize(self, totals: StepTotals, slos: Sequence[Slo]) -> Summary:
@@ -113,9 +113,7 @@ def open_twin(
 ) -> Behind:  # fmt: skip
     """The twin of a scenario's policy, profile and replicas; its text is filler.
 
-    speed: of simulated time relative to real time. metrics_as: the engine whose metrics are published. outputs: files
-    and
-    streams.
+    speed: simulated s per real s. metrics_as: engine whose metrics are published.
     """
     clock, face = Clock(speed), face_of(scenario.policy, metrics_as)
     if not 1 <= scenario.replicas <= 64:
@@ -154,8 +152,8 @@ def open_live(
     loaded: Opened, scenario: Scenario, bounds: Bounds, *, profile: Profile | None = None, commits: str | None = None,
     append: Append | None = None, metrics_as: str | None = None,
 ) -> Behind:  # fmt: skip
-    """A model on its device under a scenario's policy. profile: needed for drawn commits and elastic chunks."""
-    from ..live.prompts import random_prompts  # imported here: they load PyTorch
+    """A model on its device. profile: for drawn commits and elastic chunks."""
+    from ..live.prompts import random_prompts  # these load PyTorch
     from ..live.session import open_executor
 
     commits = commits or ("model" if loaded.trained else "twin")
@@ -180,8 +178,8 @@ def open_live(
 
 
 def _words(loaded: Opened) -> Words:
-    """The words of a model's tokenizer; filler if random weights have none."""
-    from ..live.prompts import tokenizer_folder  # imported here: loads PyTorch
+    """The model's tokenizer; filler if random weights have none."""
+    from ..live.prompts import tokenizer_folder  # loads PyTorch
 
     if loaded.model.config.vocab < 512:
         return Bytes()
@@ -195,7 +193,7 @@ def _manifest(
     scenario: Scenario, limits: Limits, profile: Profile | None, drawing: Setting | None, decided: str,
     settings: dict[str, Any],
 ) -> Manifest:  # fmt: skip
-    """The manifest of a run. drawing: the setting that draws commits; None: the weights decide."""
+    """drawing: the setting that draws commits; None: the weights decide."""
     found = Manifest(
         question="What did its clients see?", dsim=__version__, driver="live", commits=decided, live=settings,
         limits=[{"policy": scenario.policy, **asdict(limits)}], replicas=scenario.replicas, router=scenario.router,
@@ -235,7 +233,7 @@ def _listeners(
             path = log_file(outputs.step_log, replica, count)
             found[replica].append(StepLog(path, header, by_token, setting.commits is not None, outputs.force))
     if outputs.forward_pass_metrics is not None or outputs.kv_events is not None:
-        from .zmq_streams import ForwardPassMetrics, KvEvents, cache_of  # imported here: needs the extra `streams`
+        from .zmq_streams import ForwardPassMetrics, KvEvents, cache_of  # needs the extra `streams`
 
         for engine in engines:
             if outputs.forward_pass_metrics is not None:
@@ -248,11 +246,11 @@ def _listeners(
     return [Listeners(each) for each in found]
 
 
-_WARM = 8  # requests of the warm-up
+_WARM = 8
 
 
 def _warm_up(setting: Setting, model: StepModel) -> None:
-    """Serve a few overlapping requests, so that no client waits for compilation."""
+    """A few overlapping requests: no client waits for compilation."""
     lengths = 30 + 7 * np.arange(_WARM)
     if isinstance(model.draws, CommitDraws):
         model.draws.seat(np.arange(_WARM), lengths, lengths)
@@ -274,31 +272,31 @@ def _warm_up(setting: Setting, model: StepModel) -> None:
 
 
 def _unknown(bounds: Bounds) -> Trace:
-    """Placeholders for all possible requests; lengths are set on arrival."""
+    """A row for each possible request; lengths are set on arrival."""
     ones = np.ones(max(bounds.max_requests, _WARM), np.int64)
     return Trace("served", np.zeros(len(ones)), ones, ones)
 
 
 class PacedTwin:
-    """An executor whose steps take as long as the profile predicts."""
+    """Steps take as long as the profile predicts."""
 
     def __init__(self, model: StepModel, clock: Clock) -> None:
         self._model = model
         self._clock = clock
 
     def step(self, plan: StepPlan) -> StepOutcome:
-        """Return when the step is over, counted from its planning."""
+        """Returns when the step, counted from its planning, is over."""
         outcome = self._model.step(plan)
         self._clock.sleep_until(plan.now + outcome.latency)
         return outcome
 
     def host(self, plan: StepPlan) -> float:
-        """Seconds of a step in which the device waits for the host."""
+        """s of a step in which the device waits for the host."""
         latency, features = self._model.latency, plan.features
         if latency.overlap or features.continues:
             return 0.0
         return features.num_forwards * latency.host_step + latency.host_request * features.batch
 
     def captured(self, plan: StepPlan) -> bool:
-        """Whether a step replays a captured graph."""
+        """Whether a step replays a graph."""
         return plan.features.prefill_tokens == 0 and 0 < plan.features.tokens <= self._model.latency.graph_tokens

@@ -1,4 +1,4 @@
-"""A replica behind a server: one engine, the thread that drives it in real time, and messages from other threads."""
+"""One engine behind a server, with the thread that drives it in real time and takes messages."""
 
 import threading
 from collections import deque
@@ -18,15 +18,14 @@ from .clock import Clock
 from .watch import Watch
 
 Ids = npt.NDArray[np.int32]
-Committed = Callable[[StepPlan, StepOutcome, Ids, float], None]  # step, requests that ended with it, end time
+Committed = Callable[[StepPlan, StepOutcome, Ids, float], None]  # step, requests that it ended, end
 
 
 class Replica:
-    """Its thread calls `committed` after each step, and `ended` when it stops, with `failure` set on an error.
+    """Its thread calls `committed` after each step, and `ended` when it stops; `failure` is then set on an error.
 
-    simulates: time follows the executor's latencies, not the clock. watch: counts what `committed` sees. entering: a
-    lock,
-    held from setting a request's arrival until `submit` returns.
+    simulates: time follows the executor's latencies. watch: counts what `committed` sees. entering: a lock, held from
+    setting a request's arrival until `submit` returns.
     """
 
     engine: Engine
@@ -48,8 +47,8 @@ class Replica:
         self._ended = ended
         self._recorder = recorder
         self._stopped = self._busy = False
-        self._now = 0.0  # s, of its last plan
-        # New requests with the time at which they reach the engine, the indices of cancelled ones, and tasks.
+        self._now = 0.0  # s, of the last plan
+        # New requests and when they reach the engine, indices of cancelled ones, tasks.
         self._notes: deque[tuple[float, Request] | int | Callable[[], None]] = deque()
         self._num_sent = self._num_taken = 0  # requests
         self._news = threading.Event()
@@ -57,12 +56,12 @@ class Replica:
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests that have not begun."""
+        """Requests that have not begun."""
         return self._num_sent - self._num_taken + self.engine.num_waiting
 
     @property
     def time(self) -> float:
-        """The time of its state in s: behind the clock during a step, or if the machine is too slow for the clock."""
+        """s of its state: behind the clock during a step or on a slow machine."""
         now = self._clock()
         if not self._simulates:
             return now
@@ -70,7 +69,7 @@ class Replica:
 
     @property
     def num_queued(self) -> int:
-        """Number of requests that had arrived by `time` and have not begun."""
+        """Requests that had arrived by `time` and have not begun."""
         if not self._simulates:
             return self.num_waiting
         now = self.time
@@ -87,7 +86,7 @@ class Replica:
         self._thread.start()
 
     def submit(self, request: Request, due: float) -> None:
-        """Hand over a request that fits, for the engine to see at `due`.
+        """The request must fit; the engine sees it at `due` (s).
 
         All calls come from one thread, in order of arrival, index and `due`.
         """
@@ -100,28 +99,27 @@ class Replica:
         self._news.set()
 
     def call(self, task: Callable[[], bool]) -> "Future[bool]":
-        """Run a task in the replica's thread, between two steps."""
+        """Run it in the replica's thread, between two steps."""
         found: Future[bool] = Future()
         self._notes.append(lambda: found.set_result(task()))
         self._news.set()
         return found
 
     def stop(self) -> None:
-        """Stop after the current step and the remaining steps of ended requests' rows; other requests stay
-        unfinished."""
+        """Stop after the current step and those left of ended requests' rows; other requests stay unfinished."""
         self._end()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def deliver(self, now: float) -> bool:
-        """Pass the engine what has arrived by `now`; False if it should stop."""
-        # An engine may have planned rows before their requests ended; these rows still run.
+        """Pass the engine what arrived by `now`; False: stop."""
+        # Rows planned before their requests ended still run.
         has_ended_rows = not (self.engine.idle or self.engine.num_running or self.engine.num_waiting)
         if self._stopped and not has_ended_rows:
             return False
         self._news.clear()
         self._now, self._busy = now, True
-        with self._entering:  # every request with an arrival by now is among the notes
+        with self._entering:  # every arrival by now is in the notes
             pass
         while self._notes:
             first = self._notes[0]
@@ -138,7 +136,7 @@ class Replica:
         return True
 
     def _wait(self, now: float) -> float | None:
-        """Wait for something to deliver and return its time; None if it should stop."""
+        """Wait for something to deliver; its time, or None to stop."""
         if self._stopped:
             return None
         self._busy = False
@@ -166,9 +164,9 @@ class Replica:
                 self.engine, self._executor.step, deliver=self.deliver, wait=self._wait, told=self._told,
                 clock=None if self._simulates else self._clock, now=self._clock(),
             )  # fmt: skip
-        except Exception as error:  # the server writes its journal first, then reports this
+        except Exception as error:  # the server writes its journal, then reports this
             self.failure = error
         self._end()
-        self._ended()  # before the journal, so that clients do not wait for the disk
+        self._ended()  # before the journal: clients do not wait for the disk
         if self._recorder is not None:
             self._recorder.flush()

@@ -1,4 +1,4 @@
-"""Runs the application on a socket until a signal; requests in flight may finish first."""
+"""Runs the application on a socket until a signal; requests in flight finish first."""
 
 import asyncio
 import signal
@@ -22,18 +22,17 @@ try:
 except ImportError:  # not a POSIX system
     resource = None  # type: ignore[assignment]
 
-LAST_BYTES = 2.0  # s for the ends of aborted replies to reach their clients
+LAST_BYTES = 2.0  # s for clients to receive the ends of aborted replies
 MOST_CONNECTIONS = 4096
-BACKLOG = 256  # connections that asyncio accepts at once
-OTHER_FILES = 64  # open files that are not connections
+BACKLOG = 256  # connections accepted at once
+OTHER_FILES = 64  # open files besides connections
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server. The first Ctrl-C, SIGTERM or SIGHUP lets requests in flight finish, the second does not.
+    """The first Ctrl-C, SIGTERM or SIGHUP lets requests in flight finish, the second does not.
 
-    Unlike in uvicorn, signals are not raised again at the end, since the caller has a journal to write. If a replica
-    fails,
-    the server ends once the others have served their requests.
+    Signals are not raised again at the end, as uvicorn does: the caller writes a journal. If a replica fails, the
+    server ends once the others have served their requests.
     """
 
     def __init__(
@@ -53,14 +52,14 @@ class Server(uvicorn.Server):
         self._failed_at: float | None = None
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
-        """Start to listen, and report the address."""
+        """Listen, and report the address."""
         await super().startup(sockets)  # type: ignore[arg-type]
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             self._told(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to stop. After a failure, /health reports it until the other replicas have served their requests."""
+        """Whether to stop. After a failure, /health reports it while other replicas serve their requests."""
         if self._fleet.failure is not None:
             now = asyncio.get_running_loop().time()
             self._failed_at = self._failed_at or now
@@ -68,7 +67,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
-        """Serve requests in flight, end replies that exceed the drain time, and close all connections."""
+        """Serve requests in flight, end replies after the drain time, close all connections."""
         ending = asyncio.create_task(self._end_in_time())
         await super().shutdown(sockets)
         if self.server_state.tasks:  # a second signal came
@@ -90,7 +89,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle Ctrl-C, SIGTERM and SIGHUP while the server runs; ignored signals stay ignored."""
+        """While the server runs; ignored signals stay ignored."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -108,13 +107,13 @@ class Server(uvicorn.Server):
 
 
 def most_connections(asked: int | None = None) -> int:
-    """The number of connections that the process may open; raises the soft limit on files to the hard one."""
+    """How many connections the process may open; raises the soft limit on files to the hard one."""
     room = MOST_CONNECTIONS if asked is None else asked
     if resource is not None:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         if hard != resource.RLIM_INFINITY:
-            # asyncio may accept a backlog of connections before the limit closes others.
+            # A backlog may be accepted before others are closed.
             room = max(1, min(room, hard - OTHER_FILES - min(BACKLOG, hard // 2)))
     if asked is not None and not 1 <= asked <= room:
         raise DsimError(f"--max-connections is {asked}, expected 1 to {room}: as many files as the process may open")

@@ -21,7 +21,7 @@ from .server import Server, most_connections
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """A server's options that concern clients."""
+    """Options that concern clients."""
 
     host: str
     port: int
@@ -47,20 +47,20 @@ class ServerOptions:
 
 @dataclass(frozen=True)
 class Served:
-    """The result of a server's life."""
+    """What a server's life left."""
 
     manifest: Manifest
-    num_refused: int  # refused requests that clients could retry
+    num_refused: int  # requests that may be tried again
     failure: str | Exception | None  # of a replica, else of the journal
     started: bool  # False: it could not listen
-    speed: float | None = None  # average speed of time, if --speed was given
+    speed: float | None = None  # average, if --speed was given
 
 
 def serve_until_stopped(
     open_fleet: Callable[[Append | None], Behind], options: ServerOptions, bounds: Bounds, slos: Sequence[str],
     policy: str, out: Path | None, force: bool, log: Callable[[str], None],
 ) -> Served:  # fmt: skip
-    """Open the fleet, serve until a signal, and write the run's folder. open_fleet: receives the journal's `append`."""
+    """Serve until a signal, then write the run's folder. open_fleet: takes the journal's `append`."""
     asked = [Slo.parse(text) for text in slos]
     for slo in asked:
         slo.check_class(())
@@ -82,7 +82,7 @@ def serve_until_stopped(
         )  # fmt: skip
         behind.start()
         try:
-            with suppress(SystemExit):  # uvicorn's, if it cannot listen: its log says why
+            with suppress(SystemExit):  # uvicorn cannot listen; its log says why
                 server.run()
         finally:
             totals = fleet.stop()

@@ -1,6 +1,6 @@
-"""The metrics of SGLang 0.5.23 that this server supports; tests/serve/test_metrics.py compares them with the release.
+"""Metrics of SGLang 0.5.23 that this server has; tests/serve/test_metrics.py compares them with the release.
 
-The release counts every batch of a diffusion model as prefill, and so does this table: `gen_throughput` stays 0.
+The release counts a diffusion model's batches as prefill, and so does this table: `gen_throughput` stays 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STREAMED = ("is_streaming",)
 
 
 def _of_server(metric: Metric) -> Metric:
-    """A metric of the tokenizer process, which all engines share."""
+    """Of the tokenizer process, which all engines share."""
     return Metric(
         metric.name, metric.kind, metric.value, metric.about, metric.labels, metric.edges, "server", metric.seeded
     )

@@ -1,4 +1,4 @@
-"""The twin's step log, written step by step in the format of the engines' hooks (docs/steplog.md)."""
+"""The twin's step log, in the format of the engines' hooks (docs/steplog.md)."""
 
 import json
 import time
@@ -21,14 +21,14 @@ PHASES = {Phase.PREFILL: "prefill", Phase.FLUSH: "flush", Phase.IDLE: "flush"}
 
 
 def log_file(name: str, replica: int, count: int) -> Path:
-    """The file of a replica's log; each replica needs its own."""
+    """Each replica has its own file."""
     if count > 1 and "{replica}" not in name:
         raise DsimError(f"--step-log is {name} and --replicas is {count}, expected {{replica}} in the name")
     return Path(name.replace("{replica}", str(replica)))
 
 
 class StepLog:
-    """One replica's log. Times are simulated seconds."""
+    """Of one replica. Times are simulated s."""
 
     def __init__(self, path: Path, header: dict[str, Any], by_token: bool, commits: bool, force: bool = False) -> None:
         self._path = path
@@ -43,7 +43,6 @@ class StepLog:
         return f"step log {self._path}"
 
     def step(self, ended: EndedStep) -> None:
-        """Write the lines of a step and its requests."""
         self._write(self._lines(ended))
         if ended.engine.idle or time.monotonic() - self._flushed > FLUSH:
             self._flush()
@@ -89,7 +88,7 @@ class StepLog:
             yield {"kind": "finish", "request": request, "time": ended.end}
 
     def _sequences(self, ended: EndedStep, requests: list[int]) -> Iterator[dict[str, Any]]:
-        """The positions that each row computed and committed, a line per block."""
+        """What each row computed and committed, a line per block."""
         plan, size = ended.plan, self._block
         for i in np.flatnonzero(ended.outcome.committed.any(axis=1)).tolist():
             if requests[i] in self._left_out:
@@ -108,7 +107,7 @@ class StepLog:
 
 
 def header_of(setting: Setting, spec: str, about: str, opened: float) -> dict[str, Any]:
-    """The first line of this setting's log. opened: the time in s since 1970 when the twin's clock was 0."""
+    """The log's first line. opened: s since 1970 when the twin's clock was 0."""
     profile, policy, limits, law = setting.profile, setting.policy, setting.limits, setting.law
     model = setting.commits
     return {

@@ -1,6 +1,6 @@
-"""Counters and histograms of one replica, in the buckets of the published metrics.
+"""Counters and histograms of one replica, in the published metrics' buckets.
 
-The replica's thread writes; threads that show metrics read.
+The replica's thread writes; others read.
 """
 
 from bisect import bisect_left
@@ -12,7 +12,7 @@ from .metric import NO_LABELS, Metric, Values
 
 
 class Buckets:
-    """A histogram: number of values in each bucket (above the edge before, up to its own)."""
+    """Counts of values per bucket: above the edge before, up to its own."""
 
     def __init__(self, edges: tuple[float, ...]) -> None:
         self.edges = edges
@@ -25,7 +25,7 @@ class Buckets:
 
     @property
     def cumulative(self) -> list[int]:
-        """The number of values up to each edge, then of all values."""
+        """Values up to each edge, then all."""
         return list(accumulate(self.counts.copy()))
 
     def merge(self, other: "Buckets") -> None:
@@ -50,7 +50,7 @@ class Tallies:
                 self.counters[metric.name] = dict.fromkeys(metric.seeded, 0.0)
 
     def add(self, quantity: str, value: float, labels: Mapping[str, str] = NO_LABELS, times: int = 1) -> None:
-        """Count a quantity in every metric that shows it."""
+        """In every metric that shows the quantity."""
         for metric in self._of.get(quantity, ()):
             values = tuple(labels[name] for name in metric.labels)
             if metric.kind == "histogram":

@@ -1,4 +1,4 @@
-"""The metrics of vLLM 0.33.0 that this server supports; tests/serve/test_metrics.py compares them with the release."""
+"""Metrics of vLLM 0.33.0 that this server has; tests/serve/test_metrics.py compares them with the release."""
 
 from __future__ import annotations
 

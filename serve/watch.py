@@ -1,4 +1,4 @@
-"""Turns a replica's steps and replies into the quantities of published metrics."""
+"""Turns a replica's steps and replies into the quantities that metrics show."""
 
 import math
 from collections.abc import Sequence
@@ -14,41 +14,41 @@ from .clock import Clock
 from .metric import Metric
 from .tallies import Tallies
 
-WINDOW = 40  # steps per average in SGLang, as in its --decode-log-interval
+WINDOW = 40  # steps per average in SGLang: its --decode-log-interval
 
 
 class Timed(Protocol):
-    """An executor that also knows how a step's time divides."""
+    """An executor that knows how a step's time divides."""
 
     def host(self, plan: StepPlan) -> float:
-        """Seconds of a step in which the device waits for the host."""
+        """s of a step in which the device waits for the host."""
 
     def captured(self, plan: StepPlan) -> bool:
-        """Whether a step replays a captured graph."""
+        """Whether a step replays a graph."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Tokens sent to one client by a step."""
+    """What a step sent to one client."""
 
     request: int
     num: int
     first: bool
     last: bool
-    gap: float  # s since the previous tokens
-    due: float  # s, when the request reached the engine
+    gap: float  # s since the tokens before
+    due: float  # s: when the request reached the engine
     streamed: bool
     output_length: int  # requested
 
 
 class Watch:
-    """Counts for one replica; its thread calls `begun`, `sent` and `step`."""
+    """Counts of one replica; its thread calls `begun`, `sent` and `step`."""
 
     num_done: int  # requests
     num_cancelled: int
     throughput: float  # tokens/s over the last decode steps
-    hit_rate: float  # share of the last batch's tokens found in the cache
-    captured: bool  # whether the last step replayed a graph
+    hit_rate: float  # share of the last batch's tokens
+    captured: bool  # the last step replayed a graph
 
     def __init__(
         self, metrics: Sequence[Metric], engine: Engine, clock: Clock, prefixes: Prefixes | None, timed: Timed | None
@@ -61,7 +61,7 @@ class Watch:
         self._engine, self._clock, self._timed = engine, clock, timed
         self._cached = prefixes.cached if prefixes is not None and caches_prefixes(engine.policy) else None
         self._by_token = engine.policy.rows.commits == "tokens"
-        # SGLang's synchronous rounds report once, at the end of their blocks.
+        # SGLang's synchronous rounds report at the end of their blocks.
         self._every_forward = getattr(engine.policy.batching, "dllm_fdfo", True)
         self._idle = self._shown_idle = self._busy = self._host = 0.0  # s
         self._end = clock()
@@ -70,28 +70,28 @@ class Watch:
 
     @property
     def idle(self) -> float:
-        """Seconds without a request."""
+        """Seconds without requests."""
         now = self._idle + (max(0.0, self._clock() - self._end) if self._engine.idle else 0.0)
-        self._shown_idle = max(self._shown_idle, now)  # a request may have arrived since the clock was read
+        self._shown_idle = max(self._shown_idle, now)  # a request may have come since the clock was read
         return self._shown_idle
 
     @property
     def occupancy(self) -> float:
-        """Percent of the last steps' time in which the device worked; NaN without requests."""
+        """% of the last steps' time in which the device worked; NaN without requests."""
         return math.nan if self._engine.idle else self._occupancy
 
     @property
     def stages(self) -> dict[str, float]:
-        """Seconds per stage of SGLang's scheduler."""
+        """s per stage of SGLang's scheduler."""
         return {"run_batch": self._busy, "other": self._host, "idle": self.idle}
 
     def begun(self, request: int, due: float) -> None:
-        """Count a request's first step. due: s, when it reached the engine."""
+        """A request's first step; it reached the engine at `due` (s)."""
         self.tallies.add("queue_time_at_start", float(self._engine.table["scheduled"][request]) - due)
         self._hits += self._cached_of(request)
 
     def sent(self, sent: Sent) -> int:
-        """Count sent tokens; returns the number of computed prompt tokens with the first ones, else 0."""
+        """Returns the computed prompt tokens, with the first tokens of a reply, else 0."""
         add, table, i = self.tallies.add, self._engine.table, sent.request
         prompt, cached = int(table["input_length"][i]), self._cached_of(i)
         labels = {"is_streaming": "true" if sent.streamed else "false"}
@@ -140,9 +140,9 @@ class Watch:
         add("tpot", (end - first) / max(1, num - 1), labels)
 
     def step(self, plan: StepPlan, outcome: StepOutcome, end: float, num_sent: int, num_prompt: int) -> float:
-        """Count a finished step; returns the device's seconds.
+        """Returns the device's s of a finished step.
 
-        num_sent: tokens sent. num_prompt: computed prompt tokens of requests whose reply began.
+        num_sent: tokens. num_prompt: computed prompt tokens of requests whose reply began.
         """
         add = self.tallies.add
         if num_sent:
@@ -169,7 +169,7 @@ class Watch:
         return busy
 
     def _report(self, plan: StepPlan, decode: bool, num_sent: int) -> None:
-        """Count what the release's scheduler reports for one batch."""
+        """What the release's scheduler reports for one batch."""
         add, tokens, hits = self.tallies.add, plan.features.tokens, self._hits
         add("passes", 1, {"mode": f"{'decode' if decode else 'prefill'}_{'cuda_graph' if self.captured else 'none'}"})
         computed = plan.features.prefill_tokens if decode else tokens
@@ -183,7 +183,7 @@ class Watch:
             self._hits = 0
 
     def _split(self, plan: StepPlan, outcome: StepOutcome) -> tuple[float, bool]:
-        """The host's seconds of a step, and whether it replayed a graph."""
+        """The host's s of a step, and whether it replayed a graph."""
         if self._timed is not None:
             return min(outcome.latency, self._timed.host(plan)), self._timed.captured(plan)
         return (0.0 if np.isnan(outcome.device) else outcome.latency - outcome.device), False
@@ -193,7 +193,7 @@ class Watch:
 
 
 def _after(window: tuple[int, float, float], more: float, now: float) -> tuple[tuple[int, float, float], float | None]:
-    """A window with one more step and, if it is full, its sum per second; then a new window begins."""
+    """A window with one more step; if full, its sum per second and a new window."""
     steps, total, begin = window[0] + 1, window[1] + more, window[2]
     if steps < WINDOW:
         return (steps, total, begin), None

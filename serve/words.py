@@ -1,4 +1,4 @@
-"""Convert text to token ids and back: by a model's tokenizer, by bytes, or as filler for the twin."""
+"""Text to token ids and back: by a model's tokenizer, as bytes, or as a twin's filler."""
 
 import codecs
 from collections.abc import Callable, Sequence
@@ -9,24 +9,24 @@ from ..engine.errors import DsimError
 from ..files.read import parsing
 from ..live.hub_cache import in_cache
 
-FILLER = ("one ", "two ", "six ", "ten ")  # four bytes per token, as in counting prompts
-BYTES_PER_TOKEN = 4  # a rule of thumb for English text
+FILLER = ("one ", "two ", "six ", "ten ")  # four bytes per token, as prompts are counted
+BYTES_PER_TOKEN = 4  # rule of thumb for English
 
-Pieces = Callable[[Sequence[int]], str]  # returns the text that the next tokens of a reply add
+Pieces = Callable[[Sequence[int]], str]  # the text that the next tokens of a reply add
 
 
 class Words(Protocol):
     """A server's vocabulary."""
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of a prompt."""
+        """Token ids of a prompt."""
 
     def pieces(self) -> Pieces:
         """A function that returns a new reply's text piece by piece."""
 
 
 class Bytes:
-    """Tokens are bytes; ids above 255 are special and have no text."""
+    """Tokens are bytes; ids above 255 have no text."""
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode("utf-8", "surrogatepass"))
@@ -37,20 +37,20 @@ class Bytes:
 
 
 class Tokenized:
-    """The tokenizer in a tokenizer.json, or in a folder with one."""
+    """Of a tokenizer.json, or a folder with one."""
 
     def __init__(self, name: str) -> None:
         path = Path(in_cache(name))
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.is_file():
             raise DsimError(f"{file}: no such file, expected a tokenizer.json")
-        from tokenizers import Tokenizer  # imported here: bytes and the twin do not need it
+        from tokenizers import Tokenizer  # bytes and the twin do not need it
 
         with parsing(file, "a tokenizer"):
             self._tokenizer = Tokenizer.from_file(str(file))
 
     def encode(self, text: str) -> list[int]:
-        whole = text.encode("utf-8", "replace").decode()  # JSON may hold lone surrogates, which tokenizers refuse
+        whole = text.encode("utf-8", "replace").decode()  # tokenizers refuses lone surrogates, which JSON may hold
         return list(self._tokenizer.encode(whole).ids)
 
     def pieces(self) -> Pieces:
@@ -61,7 +61,7 @@ class Tokenized:
             nonlocal sent
             tokens.extend(new)
             text: str = self._tokenizer.decode(tokens)
-            if text.endswith("\ufffd"):  # an incomplete character: the next tokens may complete it
+            if text.endswith("\ufffd"):  # half a character: the next tokens may complete it
                 return ""
             added, sent = text[len(sent) :], text
             return added
@@ -70,7 +70,7 @@ class Tokenized:
 
 
 class Filler:
-    """The twin's words: prompts are counted, by a tokenizer if given, and replies are filler."""
+    """A twin's words: prompts are counted, by a tokenizer if given; replies are filler."""
 
     def __init__(self, tokenizer: Tokenized | None = None) -> None:
         self._tokenizer = tokenizer

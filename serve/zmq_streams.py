@@ -1,4 +1,4 @@
-"""ZMQ message streams as engines send them: SGLang's forward-pass metrics and vLLM's KV events."""
+"""ZMQ streams as engines send them: SGLang's forward-pass metrics, vLLM's KV events."""
 
 import queue
 import threading
@@ -19,27 +19,27 @@ from ..engine.step import Phase
 from .listeners import EndedStep
 
 FPM_VERSION = 1  # of Dynamo's ForwardPassMetrics
-HEARTBEAT = 1.0  # s of real time between an idle engine's messages
-REPLAY_LOOK = 0.1  # s between checks for replay requests, as in vLLM
-KEPT = 10_000  # messages kept for sending or replay; further ones are dropped, as in SGLang
+HEARTBEAT = 1.0  # real s between an idle engine's messages
+REPLAY_LOOK = 0.1  # s between looks for replay requests, as in vLLM
+KEPT = 10_000  # messages kept to send or replay; more are dropped, as in SGLang
 REPLAYED = (-1).to_bytes(8, "big", signed=True)  # sequence number after a replay's last message
 _HASH = (1 << 64) - 1
 
 
 class Publisher:
-    """A PUB socket with a thread that numbers and sends messages: topic, sequence number, msgpack."""
+    """A PUB socket and a thread that sends numbered messages: topic, number, msgpack."""
 
     def __init__(
         self, option: str, endpoint: str, most: int, idle: Callable[[], Any] | None = None, replay: str | None = None
     ) -> None:  # fmt: skip
-        """idle: creates the message that an idle engine repeats. replay: address for requests of past messages."""
+        """idle: makes what an idle engine repeats. replay: address to ask for past messages."""
         self._queue: queue.Queue[Any] = queue.Queue(KEPT)
         self._make_idle = idle
         self.idle = True
         self._socket: Any = zmq.Context.instance().socket(zmq.PUB)
         self._socket.set_hwm(most)
         try:
-            # As in the engines: bind to a wildcard or a file, connect to a subscriber's address.
+            # As in engines: bind to a wildcard or a file, connect to a subscriber.
             if (
                 option == "--kv-events"
                 and endpoint.startswith("tcp://")
@@ -66,14 +66,14 @@ class Publisher:
         self._thread.start()
 
     def put(self, message: Any) -> None:
-        """Queue a message; drop it if the queue is full."""
+        """Drop the message if the queue is full."""
         try:
             self._queue.put_nowait(message)
         except queue.Full:
             return
 
     def close(self) -> None:
-        """Send queued messages, for at most a second."""
+        """First send what is queued, for at most 1 s."""
         try:
             self._queue.put(None, timeout=1.0)
         except queue.Full:
@@ -105,7 +105,7 @@ class Publisher:
             self._replay.close(1000)
 
     def _send_again(self, frames: list[bytes]) -> None:
-        """Answer a request for the messages from a number on, as vLLM's _service_replay (distributed/kv_events.py)."""
+        """Send messages from the asked number on, as vLLM's _service_replay (distributed/kv_events.py)."""
         if len(frames) != 3:
             return
         client, _, first = frames
@@ -116,7 +116,7 @@ class Publisher:
 
 
 def endpoint_of(option: str, base: str, rank: int) -> str:
-    """The address of a replica's stream: each replica has the next port or file."""
+    """Each replica's stream has the next port or file."""
     scheme, _, rest = base.partition("://")
     host, _, port = rest.rpartition(":")
     if scheme == "ipc" and rest:
@@ -127,7 +127,7 @@ def endpoint_of(option: str, base: str, rank: int) -> str:
 
 
 class ForwardPassMetrics:
-    """A message per step: device time, rows and queue. A diffusion model's rows count as prefill."""
+    """Per step: device time, rows and queue. A diffusion model's rows count as prefill."""
 
     SCHEDULED: ClassVar[dict[str, float]] = dict.fromkeys(
         (
@@ -177,16 +177,16 @@ class ForwardPassMetrics:
 
 
 class KvEvents:
-    """Events of pages that the prefix cache stored or evicted, by hash; token ids are left empty."""
+    """Pages that the prefix cache stored or evicted, by hash; token ids stay empty."""
 
     def __init__(self, base: str, rank: int, engine: Engine, prefixes: Prefixes, replay: str | None = None) -> None:
-        """replay: base of the addresses for requests of past events."""
+        """replay: base of the addresses to ask for past events."""
         self._rank, self._prefixes = rank, prefixes
         again = None if replay is None else endpoint_of("--kv-events-replay", replay, rank)
         self._publisher = Publisher("--kv-events", endpoint_of("--kv-events", base, rank), 100_000, replay=again)
         self._count = len(cache_of(engine).entries)
         self._pages = Pages(self._count)
-        self._cleared: list[dict[str, Any]] = []  # an event to send with the next step's
+        self._cleared: list[dict[str, Any]] = []  # sent with the next step's
 
     def __str__(self) -> str:
         return "stream of KV events"
@@ -212,7 +212,7 @@ class KvEvents:
         self._publisher.put([time.time(), events, self._rank])
 
     def emptied(self, at_once: bool) -> None:
-        """Send AllBlocksCleared: at once, as SGLang's idle loop does, or with the next step's events, as vLLM does."""
+        """Send AllBlocksCleared: at once, as SGLang's idle loop, or with the next step's events, as vLLM."""
         self._pages, self._cleared = Pages(self._count), [{"type": "AllBlocksCleared"}]
         if at_once:
             self._publisher.put([time.time(), self._cleared, self._rank])
@@ -222,11 +222,11 @@ class KvEvents:
         self._publisher.close()
 
     def _parents(self, ended: EndedStep) -> dict[int, int]:
-        """The key of the page before each page of the step's requests, by key."""
+        """By key of each page of the step's requests: the key of the page before."""
         found: dict[int, int] = {}
         for request, end in zip(ended.plan.requests.tolist(), ended.plan.end.tolist(), strict=True):
             named = self._prefixes.of(request).tolist()
-            # Pages beyond the prompt belong to one request only.
+            # Pages beyond the prompt belong to one request.
             own = [-1 - ((request << 32) + page) for page in range(len(named), end // self._prefixes.block)]
             keys = named + own
             found.update(zip(keys[1:], keys, strict=False))
@@ -234,7 +234,7 @@ class KvEvents:
 
 
 def cache_of(engine: Engine) -> Cache:
-    """An engine's prefix cache; raises DsimError if it has none."""
+    """Raises DsimError if there is none."""
     if engine.prefix_cache is None:
         raise DsimError(
             f"policy {engine.policy.name} keeps no prefix cache for --kv-events, expected prefix_caching=true"
@@ -243,7 +243,7 @@ def cache_of(engine: Engine) -> Cache:
 
 
 class Pages:
-    """The pages in a prefix cache, followed step by step."""
+    """Pages in a prefix cache, step by step."""
 
     def __init__(self, count: int) -> None:
         self._used = np.zeros(count, np.bool_)
@@ -251,7 +251,7 @@ class Pages:
         self._groups = np.zeros(count, np.int32)
 
     def changes(self, cache: Cache) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """The pages stored and removed since the last call, each as (key, group of layers)."""
+        """Pages stored and removed since the last call: (key, group of layers)."""
         entries: Any = cache.entries
         keys, groups, used = entries["key"], entries["group"], entries["refs"] > 0
         _mark_idle(cache, used)
@@ -265,7 +265,7 @@ class Pages:
 
 @rule
 def _mark_idle(cache: Cache, marks: Any) -> None:
-    """Mark the unused pages that are kept for reuse."""
+    """Mark unused pages that are kept for reuse."""
     at = int(cache.pool[0].oldest)
     while at >= 0:
         marks[at] = True
