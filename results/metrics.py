@@ -317,7 +317,6 @@ MOST_WAITING = 0.25  # of the run
 BLOCKS = 20  # whose waits are compared
 # Standard errors by which the mean rise must exceed zero: at a load of 0.9 fewer than 1 in 100 runs of 400 requests do,
 # with constant and exponential service times (tests/results/test_stable.py).
-# requests exceed it, with constant and exponential service times (tests/results/test_stable.py).
 LUCK = 2.25
 LUCK_OF_BURSTS = 0.25  # for each unit of the gaps' coefficient of variation above 1
 

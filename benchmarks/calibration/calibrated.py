@@ -11,15 +11,12 @@ from dsim.profiler.roofline import latency_model, memory_grid, roofline, weight_
 # The twin's closed loops, with prefill and trimmed tails, then give FOCUS's Fig. 6 (SDAR-8B baseline, ShareGPT, 913,
 # 938, 979 tok/s at concurrency 64, 128, 256); `dsim reproduce focus-throughput` prints it. Throughput alone would give
 # 14.6 ms + 66.4 us a token.
-# ShareGPT, 913, 938, 979 tok/s at concurrency 64, 128, 256): `dsim reproduce focus-throughput` prints the figures.
-# Published throughput alone gives 14.6 ms + 66.4 us per token.
 CALIBRATED_INTERCEPT = 0.0105  # s
 CALIBRATED_SLOPE = 59.2e-6  # s a token, with attention, LM head and sampling
 # The same eager runs' floor (Optimus's ratios of AR to B=32 at small batches).
 CALIBRATED_LAUNCH = 0.041  # s
 # Of an evicting step: FOCUS's runs (Fig. 6: 1218, 1850, 2160, 2272 tok/s at concurrency 32, 64, 128, 256, threshold
 # 0.8) then come out within some 15 %. The yield at that threshold is fitted to them too.
-# 32, 64, 128, 256, threshold 0.8) come out within some 15 %. The yield at that threshold is fitted to them, too.
 CALIBRATED_EVICTION = 0.006  # s
 
 # LLaDA2.0-mini: 1770, 2067, 2181 tok/s; its floor is not published.
@@ -28,7 +25,6 @@ LLADA2_SLOPE = 21.3e-6  # s a token
 
 # Share of the roofline's KV reads that shows in a step: all of it would give AR 4.8 times B=32's commits at batch 512,
 # this about 6, as published (Optimus, "up to 6.2").
-# does; this share gives about 6, as published (Optimus, "up to 6.2").
 KV_READ_SHOWN = 0.25
 
 # Visible keys of a ShareGPT row: 213 of prompt, half of 321 of output, the block.

@@ -116,11 +116,6 @@ VLLM_GEMMA = Published(
 # a canvas is 32 such blocks, or 64: four canvases, or two, fill 132 multiprocessors. Kernel, head and sampler were
 # timed on an H200 (benchmarks/sglang_attention.py), without the exchange between the GPUs; nothing is fitted to longer
 # prompts.
-# attention is a Triton kernel (extend_attention.py, required of DiffusionGemma on Hopper): a block of 64 queries of a
-# head (32 where heads are 512 wide) reads its row's keys in tiles of 64, in one stage, so that nothing overlaps. With a
-# GPU's 8 heads a canvas is 32 such blocks, or 64: four canvases, or two, fill 132 multiprocessors. Kernel, head and
-# sampler were timed on an H200 (benchmarks/sglang_attention.py), without the exchange between the two GPUs. None of it
-# is fitted to runs with longer prompts.
 MEASURED = json.loads((Path(__file__).parent / "sglang_attention.json").read_text())["terms"]
 SGLANG_TERMS = {
     "walk": MEASURED["walk, all"],
@@ -172,7 +167,6 @@ QWEN_AR = Published(
 )
 # The same GPU and shape with its speculation: a forward verifies three drafts and the next token. With half of them
 # accepted (assumed) it yields 1.875 tokens, in 6.9 and 18.7 ms.
-# drafts are accepted (assumed), it yields 1.875 tokens, in 6.9 and 18.7 ms.
 SDAR_DRAFTS = (1.0, 0.5, 0.5, 0.5)
 SDAR_TOKENS = float(np.cumprod(SDAR_DRAFTS).sum())
 SDAR_SGLANG = Published(
@@ -189,8 +183,6 @@ SDAR_SGLANG = Published(
 # LLaDA2.1-mini: a forward of 128 rows of short prompts takes 90 ms of kernels and 5.5 ms of the host; at 72 rows and
 # 4,900 keys attention took 24.1 ms, 4.5 of them the data sheet's KV reads. The times at 32 and 512 tokens, and the
 # host's a row (its radix cache), are fitted to 592, 2,451 and 3,412 tok/s (6.2).
-# 4,900 keys attention took 24.1 ms, 4.5 of them the data sheet's KV reads. The times of 32 and 512 tokens, and the
-# host's time a row (its radix cache), are fitted to 592, 2,451 and 3,412 tok/s (6.2).
 LLADA21_SGLANG = Published(
     ((32.0, 4.78e-3), (512.0, 14.7e-3), (4096.0, 90e-3)),
     32,
@@ -209,8 +201,6 @@ LLADA21_SGLANG = Published(
 )
 # The same model in its report, on a build of SGLang and an unnamed GPU: a forward of one row and the time between
 # blocks give its three throughputs in bf16 within 5 % (6.3). More rows cost as on an H100's data sheet, in proportion.
-# bf16 within 5 % (6.3): a forward of one row, and the time between blocks. More rows cost what an H100's data sheet
-# says, in proportion.
 REPORT_FORWARD, REPORT_BLOCK = 5.0e-3, 7.5e-3  # s
 REPORT = (
     "LLaDA2.1's report, LLaDA2.1-mini, speed mode, bf16, one request: 1,497, 1,081 and 339 tok/s at 12.32, 6.82 and "
