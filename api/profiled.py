@@ -53,7 +53,7 @@ class Profiled(Showable):
         return profile_page(self.profile, self.steps, self.logs, command, self.served)
 
     def to_frame(self) -> "pd.DataFrame":
-        """A row a measured step: features, latency, device time and the fitted latency (s); empty for a derived
+        """One row per measured step: features, latency, device time and the fitted latency (s); empty for a derived
         profile.
 
         served: whether serving measured the step, which then judged the fit.

@@ -98,7 +98,7 @@ def device(plan: dict[str, Any]) -> str:
 
 
 def svg(plan: dict[str, Any]) -> str:
-    """By policy, the smallest fleet that meets the SLOs: a square a GPU, its cost, the share of requests within
+    """By policy, the smallest fleet that meets the SLOs: one square per GPU, its cost, the share of requests within
     them."""
     fleets = plan["ranking"]
     left = max(150, 24 + 8 * max(len(fleet["policy"]) for fleet in fleets))

@@ -71,7 +71,7 @@ def picture(world: World) -> str:
 
 
 def _svg(world: World, traces: list[dict[str, Any]]) -> str:
-    """A lane a request, dashed while it waits."""
+    """One lane per request, dashed while it waits."""
     bars = [
         (1e3 * base, 1e3 * wide, trace["name"], trace["marker"]["color"], deep, about)
         for trace in traces

@@ -213,7 +213,7 @@ def sglang(out: Path) -> None:
 
 
 def lmdeploy(out: Path) -> None:
-    """Two requests: a prefill whose last block has masks, then a block a step."""
+    """Two requests: a prefill whose last block has masks, then one block per step."""
     import torch
     from dsim_hooks import lmdeploy as hooks
     from lmdeploy.pytorch.config import DLLMConfig, UnmaskingStrategy

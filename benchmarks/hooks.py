@@ -24,7 +24,7 @@ STEP = 0.01  # s: a small model on a large device
 
 
 class Scheduler:
-    """A token a step; no request ends."""
+    """One token per step; no request ends."""
 
     def __init__(self) -> None:
         self.requests: dict[str, Any] = {}

@@ -239,7 +239,7 @@ def flex(qkv: tuple[torch.Tensor, ...], block: int | None) -> Callable[[], torch
     """Compiled, on the same keys as a dense tensor."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    torch.compiler.reset()  # a compilation a shape
+    torch.compiler.reset()  # one compilation per shape
     compiled = torch.compile(flex_attention, dynamic=False)
     mask = None
     if block is not None:

@@ -123,7 +123,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may not be valid text
-    if sys.stderr.isatty():  # as of a policy's compilation
+    if sys.stderr.isatty():  # for example that a policy is compiled
         logging.basicConfig(format="%(message)s")
         logging.getLogger("dsim").setLevel(logging.INFO)
     try:

@@ -16,7 +16,7 @@ has_printed = False  # the findings, as JSON
 
 
 class Screen(Console):
-    """Standard error, a line a message."""
+    """Standard error, one line per message."""
 
     def __init__(self) -> None:
         super().__init__(stderr=True, soft_wrap=True, highlight=False)

@@ -28,7 +28,7 @@ class Compared(Showable):
         return compare_page(self.comparison, self.pairs).figures
 
     def to_frame(self) -> "pd.DataFrame":
-        """A row a policy and metric: both runs' statistics in the metric's unit, and relative errors."""
+        """One row per policy and metric: both runs' statistics in the metric's unit, and relative errors."""
         cells = self.to_json()["cells"]
         return frame_of([{"policy": c["policy"], "metric": m, **v} for c in cells for m, v in c["metrics"].items()])
 

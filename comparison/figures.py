@@ -1,4 +1,4 @@
-"""A comparison's figures: a colour a policy, predicted dotted, measured solid."""
+"""A comparison's figures: one colour per policy, predicted dotted, measured solid."""
 
 from collections.abc import Sequence
 

@@ -38,7 +38,7 @@ def exact_of(policy: Policy, block_length: int) -> str:
 
 
 def table(found: Sequence[tuple[Agreed, Policy]], model: str, benchmark: str) -> str:
-    """CSV, a row a policy: scores, and fields that may change tokens."""
+    """CSV, one row per policy: scores, and fields that may change tokens."""
     fields = {
         agreed.policy: {name: spelt(value) for name, value in settings_of(policy).items() if name not in policy.neutral}
         for agreed, policy in found

@@ -45,7 +45,7 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def json_text(value: object, indent: str = "") -> str:
-    """For people and diffs: a key a line, a list of plain values on one."""
+    """For people and diffs: one key per line, a list of plain values on one."""
     deeper = indent + "  "
     if isinstance(value, dict) and value:
         lines = [f"{deeper}{json.dumps(key)}: {json_text(item, deeper)}" for key, item in value.items()]

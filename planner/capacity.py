@@ -136,7 +136,7 @@ class Capacity(Showable):
         return capacity_page(self.to_json())
 
     def to_frame(self) -> "pd.DataFrame":
-        """A row a rate (req/s); values in ms or share of arrivals."""
+        """One row per rate (req/s); values in ms or share of arrivals."""
         return frame_of(self.to_json()["curve"])
 
     def to_json(self) -> dict[str, Any]:

@@ -259,7 +259,7 @@ def _on_fleet(scenario: Scenario, folder: Path, given: Json) -> Scenario:
 
 
 def _of_a_pool(name: str) -> bool:
-    """As decode.max_batch."""
+    """Such as decode.max_batch."""
     return "." in name and not name.startswith(POLICY)
 
 

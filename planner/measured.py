@@ -16,7 +16,7 @@ from .replicate import Criterion, criteria_of, of_requests
 def measured_points(
     folders: Sequence[str | Path], slos: Sequence[str], attainment: float, missing_passes: bool = True
 ) -> list[dict[str, Any]]:
-    """A point a run: name, rate (req/s), each criterion's value (ms, or share of arrivals).
+    """One point per run: name, rate (req/s), each criterion's value (ms, or share of arrivals).
 
     DsimError for a run of several policies or without a duration, and for an SLO of a class: run files hold none.
     """

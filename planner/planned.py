@@ -173,7 +173,7 @@ class Planned(Showable):
         return words(self.to_json())
 
     def to_frame(self) -> "pd.DataFrame":
-        """A row a fleet, best first; nested entries as `outer_inner`."""
+        """One row per fleet, best first; nested entries as `outer_inner`."""
         return frame_of(self.to_json()["ranking"])
 
     def to_json(self) -> Json:

@@ -46,12 +46,12 @@ class OfRun(Showable):
         return list(self.run.info["policies"])
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a policy: metrics named as in a sweep's table (`ttft_ms_p50`)."""
+        """One row per policy: metrics named as in a sweep's table (`ttft_ms_p50`)."""
         return pd.DataFrame([{"policy": summary["policy"], **flat(summary)} for summary in self.to_json()])
 
     @property
     def requests(self) -> pd.DataFrame:
-        """A row a request and policy: requests.parquet."""
+        """One row per request and policy: requests.parquet."""
         return pd.read_parquet(self.run.folder / "requests.parquet")
 
     @property
@@ -101,7 +101,7 @@ class _InMemory(OfRun):
 
 @dataclass(frozen=True, repr=False)
 class Replay(_InMemory):
-    """A replay: one entry a policy, in the given order."""
+    """A replay: one entry per policy, in the given order."""
 
     results: list[Result]
     summaries: list[Summary]
@@ -121,7 +121,7 @@ class Replay(_InMemory):
 
     @property
     def requests(self) -> pd.DataFrame:
-        """A row a request and policy: requests.parquet."""
+        """One row per request and policy: requests.parquet."""
         frames = []
         for result in self.results:
             columns = arrived(result)

@@ -101,7 +101,7 @@ class Search:
         return list({points[c]: c for c in reversed(front)}.values())[::-1]
 
     def frame(self, judge: Judge) -> pd.DataFrame:
-        """A row a trial."""
+        """One row per trial."""
         rows = []
         for i, trial in enumerate(self._finished()):
             if "repeated" in trial.user_attrs:

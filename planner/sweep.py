@@ -56,7 +56,7 @@ class Sweep(Showable):
     """A sweep's finished cells."""
 
     plan: Plan
-    table: "pd.DataFrame"  # a row a finished cell, in the plan's order
+    table: "pd.DataFrame"  # one row per finished cell, in the plan's order
     num_run: int
     num_reused: int  # by an earlier run into the folder
     interrupted: bool
@@ -82,7 +82,7 @@ class Sweep(Showable):
         return sweep_page(_swept(self.plan, rows, self.interrupted)).figures
 
     def to_frame(self) -> "pd.DataFrame":
-        """results.parquet: a row a finished cell."""
+        """results.parquet: one row per finished cell."""
         return self.table
 
     def to_json(self) -> Json:

@@ -99,7 +99,7 @@ def _arrived(kind: type[Scenario], state: Mapping[str, Any]) -> Scenario:
     def here(value: Any) -> Any:
         if isinstance(value, str):
             return value.replace(PLACE, folder)
-        if is_dataclass(value) and not isinstance(value, type):  # as the machine of a published experiment
+        if is_dataclass(value) and not isinstance(value, type):  # such as the machine of a published experiment
             old = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
             new = {name: moved for name, own in old.items() if (moved := here(own)) != own}
             return replace(value, **new) if new else value

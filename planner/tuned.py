@@ -64,7 +64,7 @@ class Tuned(Showable):
         return figures(self.to_json(), self.trials)
 
     def to_frame(self) -> pd.DataFrame:
-        """trials.csv: a row a trial."""
+        """trials.csv: one row per trial."""
         return self.trials
 
     def to_json(self) -> dict[str, Any]:

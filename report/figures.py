@@ -1,4 +1,4 @@
-"""The figures of a run's report, a colour a policy."""
+"""The figures of a run's report, one colour per policy."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -35,7 +35,7 @@ def of_plan(measured: Json | None) -> str:
 
 
 def sections(measured: Json | None) -> tuple[Section, ...]:
-    """A row a statistic: measured, and each policy's prediction."""
+    """One row per statistic: measured, and each policy's prediction."""
     if not measured:
         return ()
     policies = _policies(measured)

@@ -13,7 +13,7 @@ WIDE = 8.0  # ratio of latencies for a logarithmic axis
 
 
 def pareto(info: Json) -> tuple[Section, ...]:
-    """A chart an SLO's metric, at most two; none for one fleet."""
+    """One chart per SLO's metric, at most two; none for one fleet."""
     slos = [Slo.parse(text) for text in info.get("slos", [])]  # from Python there may be none
     metrics = [m for m in dict.fromkeys(slo.metric for slo in slos) if m in METRICS] or ["norm_latency"]
     drawn = (_picture(info, metric, [slo for slo in slos if slo.metric == metric]) for metric in metrics[:2])

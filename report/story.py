@@ -304,7 +304,7 @@ def notes_on(profile: ProfileInfo, models: Sequence[CommitInfo]) -> list[str]:
 
 
 def _table(policies: Sequence[Json]) -> Table:
-    """A row a metric, a column a policy; transposed on a narrow terminal."""
+    """One row per metric, one column per policy; transposed on a narrow terminal."""
     names, rows = [policy["policy"] for policy in policies], compare(policies)
     brief = [row for row in rows if row.brief]
     heads = tuple(f"{row.label}\n{row.unit}" for row in brief)

@@ -207,7 +207,7 @@ def _heatmaps(sweep: Swept, metric: str, x: str, y: str, names: Sequence[str]) -
 
 
 def _curves(sweep: Swept, metric: str, x: str, names: Sequence[str]) -> Figure | None:
-    """A line a setting of the other fields; None if too many."""
+    """One line per setting of the other fields; None if too many."""
     shown = METRICS[metric]
     others = [name for name in names if name != x]
     points = _points(sweep.rows, [*others, x], metric)

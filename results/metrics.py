@@ -431,7 +431,7 @@ def _per(amount: float, base: float) -> float:
 
 
 def flat(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Under flat names, as `ttft_ms_mean`."""
+    """Under flat names such as `ttft_ms_mean`."""
     found: dict[str, Any] = {}
     for name, value in summary.items():
         if name == "policy":

@@ -1,4 +1,4 @@
-"""A trace from a pandas frame: a row a request, with a known format's columns or those of `Trace.to_frame`."""
+"""A trace from a pandas frame: one row per request, with a known format's columns or those of `Trace.to_frame`."""
 
 from dataclasses import replace
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""Requests from OpenTelemetry spans: OTLP JSON, one document or an export a line.
+"""Requests from OpenTelemetry spans: OTLP JSON, one document or one export per line.
 
 A request's span has token counts as attributes, named by the conventions for generative AI or as in vLLM 0.32
 (vllm/tracing/utils.py); it starts at the arrival. Other spans are left out.
@@ -27,7 +27,7 @@ def is_otlp(row: Row) -> bool:
 
 
 def rows_of_spans(found: Rows) -> tuple[Rows, list[str]]:
-    """A row a request, numbered by export; a warning of other spans."""
+    """One row per request, numbered by export; a warning of other spans."""
     numbers: list[int] = []
     rows: list[Row | str] = []
     others = 0

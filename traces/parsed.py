@@ -56,7 +56,7 @@ def _read(path: Path) -> Trace:
 
 def _write(path: Path, trace: Trace) -> None:
     about = json.dumps({"name": trace.name, "extras": trace.extras, "notes": asdict(trace.notes)}, allow_nan=False)
-    if json.loads(about)["extras"] != trace.extras:  # as a tuple, which becomes a list
+    if json.loads(about)["extras"] != trace.extras:  # a tuple among them becomes a list
         return
     file = io.BytesIO()
     file.write(about.encode() + b"\n")

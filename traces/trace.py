@@ -44,9 +44,9 @@ class TraceNotes:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Requests by arrival, a column a property; ties keep the file's order.
+    """Requests by arrival, one column per property; ties keep the file's order.
 
-    `extras`: a list an optional column (formats.OPTIONAL), None for missing values.
+    `extras`: one list per optional column (formats.OPTIONAL), None for missing values.
     """
 
     name: str
@@ -137,7 +137,7 @@ class Trace:
         return self.input_length, self.output_length, self.limit, self.expected
 
     def to_frame(self) -> "pd.DataFrame":
-        """A row a request: arrival (s), input_length, output_length (tokens), optional columns."""
+        """One row per request: arrival (s), input_length, output_length (tokens), optional columns."""
         import pandas as pd  # a live run needs no pandas
 
         extras = {

@@ -44,7 +44,7 @@ def is_vllm_log(text: str) -> bool:
 
 
 def rows_of_log(path: str, text: str) -> tuple[Rows, list[str]]:
-    """A row a request, and warnings; TraceError if the log lacks times or lengths."""
+    """One row per request, and warnings; TraceError if the log lacks times or lengths."""
     seen: dict[str, Seen] = {}
     last: datetime | None = None
     num_access = guessed = 0

@@ -20,7 +20,7 @@ def write(trace: Trace, path: str | Path, *, force: bool = False) -> Path:
 
 
 def lines(trace: Trace) -> Iterator[str]:
-    """A line a request."""
+    """One line per request."""
     time = np.rint(trace.arrival * 1e3).astype(np.int64).tolist()
     input_length, output_length = trace.input_length.tolist(), trace.output_length.tolist()
     names = [name for name in OPTIONAL if name in trace.extras]

@@ -173,7 +173,7 @@ def mean_latency(scenario: dict[str, Any], recording: dict[str, Any]) -> float:
 
 
 def table(scenarios: Iterable[dict[str, Any]], recordings: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row a preset and variation.
+    """One row per preset and variation.
 
     preset, variation, scenarios, steps (up to a difference), identical, error (mean of dsim's mean end-to-end latency
     over the engine's, less one), first: the first difference with its seed, or "".
