@@ -77,7 +77,6 @@ def _named(scenario: Scenario) -> Json:
 
 
 def digest(value: Any) -> str:
-    """A short SHA-256."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 

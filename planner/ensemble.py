@@ -65,8 +65,6 @@ class Spread:
 
 @dataclass(frozen=True)
 class Uncertain:
-    """An ensemble's findings."""
-
     num: int
     level: float  # of the intervals
     metric: str  # decides; effects are on it

@@ -39,8 +39,6 @@ Counts = tuple[int, ...]  # replicas, by pool
 
 @dataclass(frozen=True)
 class FleetCandidate:
-    """A fleet of pools in the search."""
-
     words: FleetWords
     policies: tuple[Policy, ...] = field(repr=False, compare=False)  # of the pools that decode
     columns: Mapping[str, str] = field(repr=False, compare=False)  # chosen values, by name

@@ -52,8 +52,6 @@ TYPES[FLEET] = str | None
 
 @dataclass(frozen=True)
 class Cell:
-    """A scenario and its varied values."""
-
     key: str  # of scenario, trace, profile, policy file and dsim's version
     varied: Mapping[str, Any]  # in the table's order
     scenario: Scenario

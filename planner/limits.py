@@ -111,7 +111,6 @@ class PoolShares:
         return self.of[k].busy / max(end * self.pools[k].count, 1e-9)
 
     def busiest(self, end: float) -> int:
-        """The pool with the largest busy share."""
         return max(range(len(self.pools)), key=lambda k: self.busy(k, end))
 
 

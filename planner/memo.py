@@ -130,7 +130,6 @@ class Memo:
     def rest(
         self, pool: Pool, function: Callable[["Memo", C], R], cells: Mapping[str, C]
     ) -> Generator[Outcome[R], None, None]:
-        """The other cells."""
         distant = pool.is_distant and self.path is not None  # which cannot reach the file
         memo = Memo(keep_rows=True) if distant else self
         return self._taken(pool.run(partial(_with_memo, function, memo), cells))
@@ -340,7 +339,6 @@ class StoreFolder:
         return self._taken is not None and self._taken.is_settled
 
     def close(self) -> None:
-        """Release the folder."""
         self.memo.close()
         if self._taken is not None:
             self._taken.close()
@@ -374,7 +372,6 @@ def rows_of(path: Path) -> list[Row]:
 
 
 def _with_memo(function: Callable[[Memo, C], R], memo: Memo, cell: C) -> Answered[R]:
-    """A module function, so that it can be pickled."""
     own = memo._fork()
     try:
         return function(own, cell), own.num_replays, own.num_stored, own._rows or []

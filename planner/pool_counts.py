@@ -28,8 +28,6 @@ Progress = Callable[[Counts, int], object]  # fleet, replays done
 
 @dataclass(frozen=True)
 class PoolCounts:
-    """The cheapest fleet that meets the SLOs."""
-
     counts: Counts
     readings: tuple[Reading, ...]  # of its replications
     fewer: dict[Counts, tuple[Reading, ...]]  # fleets one replica smaller

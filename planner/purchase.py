@@ -25,7 +25,6 @@ def growth_of(text: str, fleet: Fleet) -> Growth:
 
 
 def check_growth(text: str) -> None:
-    """DsimError if the text is no growth."""
     _parsed(text)
 
 

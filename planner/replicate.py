@@ -71,8 +71,6 @@ class Reading:
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its confidence interval."""
-
     value: float
     low: float
     high: float

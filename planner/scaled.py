@@ -194,7 +194,6 @@ def _scaled(scaler: str, replicas: int, found: Json) -> Scaled:
 
 
 def _replay(slos: Sequence[Slo], memo: Memo, own: Scenario) -> Json:
-    """A module function, so that it can be pickled."""
     found: Json = memo.replay(lambda: asked_of(own, kind="scaled 2", interval=INTERVAL), lambda: _run(own, slos))
     return found
 

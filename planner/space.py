@@ -34,8 +34,6 @@ Judge = Callable[[Policy], Quality]
 
 @dataclass(frozen=True)
 class Choice:
-    """Listed values."""
-
     values: tuple[Any, ...]
 
     def probes(self) -> tuple[Any, ...]:
@@ -45,8 +43,6 @@ class Choice:
 
 @dataclass(frozen=True)
 class Range:
-    """All values from low to high."""
-
     low: float
     high: float
     step: float | None = None
@@ -57,7 +53,6 @@ class Range:
         return all(isinstance(v, int) for v in (self.low, self.high, self.step or 1))
 
     def probes(self) -> tuple[Any, ...]:
-        """The values to check."""
         return self.low, self.high
 
 

@@ -175,7 +175,6 @@ def _begin(folder: StoreFolder, plan: Plan) -> None:
 
 
 def _run(memo: Memo, scenario: Scenario) -> Json:
-    """A module function, so that it can be pickled."""
     found: Json = memo.replay(lambda: asked_of(scenario, of="summary"), lambda: scenario.run().to_json())
     return found
 

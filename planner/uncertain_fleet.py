@@ -67,7 +67,6 @@ def _metric(criterion: Criterion) -> str:
 
 
 def _replay(criteria: Sequence[Criterion], num_requests: int, block: int, memo: Memo, scenario: Scenario) -> Values:
-    """A module function, so that it can be pickled."""
     assert isinstance(scenario, Lucky)
     search = CapacitySearch(scenario, scenario.policy, tuple(criteria), num_requests, block)
     reading = search.requests(scenario.index, memo)(scenario.at)

@@ -80,7 +80,6 @@ def _reader(path: str, text: str) -> Callable[[str, str], ClientLog]:
 
 
 def _first(text: str) -> Json | None:
-    """The first line's object, else the file's."""
     head, _, rest = text.strip().partition("\n")
     whole = _object(head) if rest.strip() else None
     return _object(text) if whole is None and text.lstrip().startswith("{") else whole
