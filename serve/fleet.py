@@ -375,7 +375,7 @@ class Fleet:
 
 
 def _forget_pages(cache: Cache) -> None:
-    """Of a prefix cache without holders; its counts of lookups stay."""
+    """Empty a prefix cache without holders; its counts of lookups stay."""
     entries: Any = cache.entries
     entries[:] = np.zeros(len(entries), ENTRY)
     entries["next"] = [*range(1, len(entries)), NONE]
@@ -394,7 +394,7 @@ def _failure(replica: Replica) -> str:
 
 
 def _new_tokens(stream: Stream, slot: int, num: int, text: Text | None) -> Sequence[int]:
-    """Those of the reply's first `num` tokens that are not sent yet."""
+    """The unsent ones of a reply's first `num` tokens."""
     if text is None:
         return [0] * (num - stream.num_sent)
     begin = stream.input_length + stream.num_sent

@@ -38,7 +38,7 @@ class Listener(Protocol):
 
 
 class Listeners:
-    """Those of one replica. One that fails is dropped; serving continues."""
+    """The listeners of one replica. One that fails is dropped; serving continues."""
 
     def __init__(self, listeners: Sequence[Listener] = ()) -> None:
         self._listeners = list(listeners)

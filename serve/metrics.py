@@ -19,7 +19,7 @@ FACES = ("vllm", "sglang", "lmdeploy")
 
 
 def face_of(policy: str, asked: str | None = None) -> Face:
-    """Asked for, or of the engine in the policy's name; else vLLM's."""
+    """The one asked for, or that of the engine in the policy's name; vLLM's for other policies."""
     if asked is not None and asked not in FACES:
         raise DsimError(f"--metrics-as is {asked}, expected one of {', '.join(FACES)}")
     name = asked or next((name for name in FACES if policy.startswith(name)), FACES[0])
@@ -90,7 +90,7 @@ class _Collector:
         return found
 
     def _shown(self, metric: Metric, group: Iterable[Replica]) -> Mapping[Values, float | Buckets]:
-        """By labels, summed over replicas."""
+        """A metric's values by labels, summed over replicas."""
         total: dict[Values, float | Buckets] = {}
         for replica in group:
             tallies = replica.watch.tallies

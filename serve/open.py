@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bounds:
-    """On a server's requests."""
+    """Limits on a server's requests."""
 
     max_requests: int = 100_000  # in its life: rows of the journal's table
     max_waiting: int = 256  # more are refused

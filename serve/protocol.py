@@ -12,7 +12,7 @@ PROBE = 1.0  # s between probes of a client that closed its sending side
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """On clients."""
+    """Limits on clients."""
 
     connections: int  # open at once; one more closes the one that has been idle longest
     patience: float = 30.0  # s to send a request, or to read while the send buffer is full

@@ -28,7 +28,7 @@ def log_file(name: str, replica: int, count: int) -> Path:
 
 
 class StepLog:
-    """Of one replica. Times are simulated s."""
+    """The log of one replica. Times are simulated s."""
 
     def __init__(self, path: Path, header: dict[str, Any], by_token: bool, commits: bool, force: bool = False) -> None:
         self._path = path

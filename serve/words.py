@@ -37,7 +37,7 @@ class Bytes:
 
 
 class Tokenized:
-    """Of a tokenizer.json, or a folder with one."""
+    """A tokenizer.json, or a folder with one."""
 
     def __init__(self, name: str) -> None:
         path = Path(in_cache(name))
