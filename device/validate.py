@@ -143,7 +143,6 @@ def _capacities(base: Scenario, policies: Sequence[str], memo: Memo, pool: Pool)
 
 
 def _capacity(memo: Memo, own: Scenario) -> float:
-    """In any process."""
     return float(memo.replay(partial(asked_of, own, of="capacity"), partial(predicted_capacity, own)))
 
 
