@@ -1,4 +1,4 @@
-"""Run a function over many cells: on one core, on all cores or on a Ray cluster, with the same results."""
+"""Run a function over many cells on one core, all cores or a Ray cluster: the results are the same."""
 
 import atexit
 import importlib
@@ -172,7 +172,7 @@ def _in_process(function: Callable[[C], R], cells: Mapping[str, C]) -> Generator
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """Processes started here, and their replacements, inherit a mask that blocks Ctrl-C: their parent ends them."""
+    """Processes started here, and their replacements, ignore Ctrl-C: their parent ends them."""
     from multiprocessing import resource_tracker
 
     from joblib.externals.loky.backend import resource_tracker as of_loky
@@ -239,7 +239,7 @@ def _on_loky(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> G
 
 
 def _join(address: str | None) -> Callable[[], None]:
-    """Join and return the function that leaves. A probe comes first: Ray itself waits minutes, or ends the process."""
+    """Returns the function that leaves. A probe comes first: Ray waits minutes, or ends the process."""
     ray = _ray()
     if ray.is_initialized():  # by a notebook
         _check_cpus(ray)

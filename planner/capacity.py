@@ -1,7 +1,7 @@
 """The highest rate at which a fleet meets every SLO, with an interval, and the fewest replicas for a rate.
 
-A replication has the same requests and luck at every rate, so bisection finds its capacity. Replications are added
-until Student's interval of their capacities is narrow.
+A replication has the same requests and luck at every rate: bisection finds its capacity. Replications are added until
+Student's interval is narrow.
 """
 
 import math
@@ -164,8 +164,7 @@ class CapacityOptions:
     """How precise a capacity search is, what a GPU costs, and where it runs.
 
     SLOs of a class without a statistic must hold together for a share `attainment` of arrivals. `num_requests` (of a
-    replay) and `block` (requests resampled together) have defaults. `jobs`, `backend`, `address` (see `Pool`) change no
-    result.
+    replay) and `block` (requests resampled together) have defaults. For `jobs`, `backend`, `address` see `Pool`.
     """
 
     precision: float = 0.02

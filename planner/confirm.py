@@ -80,10 +80,7 @@ def estimate(values: Sequence[float], scale: float = 1.0) -> Interval:
 
 
 def gain(values: Sequence[float], base: Sequence[float], sign: float) -> Interval:
-    """The gain of a mean over the default's, relative and paired by replication; sign -1: less is better.
-
-    The interval is a ratio estimator's (residuals around the line through zero).
-    """
+    """A mean's relative gain over the default's, paired by replication (a ratio estimator); sign -1: less is better."""
     mine, other = np.asarray(values, float), np.asarray(base, float)
     mean = float(other.mean())
     if not mean > 0:

@@ -1,4 +1,4 @@
-"""The inputs of a replay: a scenario's fields, with its files' contents in place of their names."""
+"""The inputs of a replay: a scenario's fields, with files' contents for their names."""
 
 import hashlib
 import json

@@ -128,10 +128,7 @@ def _found(log_rate: float, binding: int, readings: Sequence[Reading], own: Slop
 
 
 def common_slope(found: Sequence[Found]) -> Slope | None:
-    """The slope of parallel lines through each replication's readings, by least squares.
-
-    None if it is doubtful, or if different SLOs bind.
-    """
+    """Of parallel lines through each replication's readings, by least squares; None if doubtful or if SLOs differ."""
     binding = found[0].binding
     if binding < 0 or any(own.binding != binding for own in found):
         return None

@@ -1,4 +1,4 @@
-"""The same question under profiles drawn from a profile's uncertainty, and the causes that matter most."""
+"""A question under profiles drawn from a profile's uncertainty, and the causes that matter most."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""A plan's spare replicas, tested: the fleet with and without them, a replica down in the busiest stretch."""
+"""A test of a plan's spare replicas: the fleet with and without them while a replica is down at the busiest time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """The memo of replays: a SQLite file that answers a replay done before, whichever command asks.
 
-The key is a hash of the replay's inputs (contents.py). The answer is JSON with a checksum: nothing is executed, and a
-damaged or foreign file is refused. Processes may share a file.
+The key is a hash of the replay's inputs (contents.py), the answer JSON with a checksum: nothing is executed, damaged or
+foreign files are refused. Processes may share a file.
 """
 
 import hashlib
@@ -300,7 +300,7 @@ class StoreFolder:
     ) -> Finished[R]:  # fmt: skip
         """Run the cells that the store lacks; Ctrl-C returns the finished ones.
 
-        begin: called once the folder exists. progress: finished cells, all cells, the cell finished last (at first: the
+        begin: called once the folder exists. progress: finished and all cells, the one finished last (at first: the
         next).
         """
         done = {outcome.key: outcome for outcome in self.memo.stored(function, cells)}

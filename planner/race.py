@@ -1,9 +1,9 @@
 """A race of fleets: each candidate's fewest replicas that meet the SLOs, with replays only where it matters.
 
-As in Maron and Moore (1994) and F-Race (Birattari et al., 2002), candidates see the same replications in turn, and a
-fleet is decided once its interval lies on one side of the SLOs. As in Andradottir and Kim (Fully sequential procedures
-for comparing constrained systems via simulation, 2010), feasibility comes before cost: a candidate that can be neither
-first nor second is dropped.
+Candidates see the same replications in turn, and a fleet is decided once its interval lies on one side of the SLOs
+(Maron and Moore, 1994; F-Race, Birattari et al., 2002). Feasibility comes before cost (Andradottir and Kim, Fully
+sequential procedures for comparing constrained systems via simulation, 2010): a candidate that can be neither first nor
+second is dropped.
 """
 
 import math

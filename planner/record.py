@@ -1,4 +1,4 @@
-"""Record runs: serve scenarios in turn, in the twin or on a device, and write the run's folder."""
+"""Serve scenarios in turn, in the twin or on a device, and write the run's folder."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext

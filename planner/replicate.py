@@ -99,9 +99,9 @@ def criteria_of(slos: Sequence[Slo], attainment: float) -> tuple[Criterion, ...]
 def replication(scenario: Scenario, index: int, num_requests: int, block: int) -> tuple[Scenario, Trace]:
     """Replication `index`: the scenario with its seed, and requests whose judged part has 1 req/s.
 
-    Judged requests are blocks of consecutive requests of the trace (`resample`), each with its class, lengths and gap.
-    The trace is a ring: warm-up and cool-down are its requests before the first and after the last judged one. A
-    scenario's arrival process or lengths replace the trace's. One index has the same requests and luck at every rate.
+    Judged requests are blocks of the trace's (`resample`), with class, lengths and gaps. The trace is a ring: warm-up
+    and cool-down are its requests before and after them. A scenario's arrival process or lengths replace the trace's.
+    One index has the same requests and luck at every rate.
     """
     seed = int(chance.key(scenario.seed, LUCK, index)[0] >> np.uint64(2))
     own = replace(scenario, seed=seed)

@@ -1,7 +1,7 @@
 """The best of an engine's settings for each policy of a plan, by successive halving (Jamieson and Talwalkar, 2016).
 
-All settings are tried on short replays, the best share on longer ones, with the same requests and luck. The score is
-the rate up to which one replica meets the SLOs.
+All are tried on short replays, the best share on longer ones, with the same requests and luck. The score is the rate up
+to which one replica meets the SLOs.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""How the 90th percentiles move with the spread between requests: one cause of an ensemble, at fixed scores."""
+"""How the p90s move with the spread between requests: one cause of an ensemble, at fixed scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
