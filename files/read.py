@@ -27,6 +27,7 @@ OF_THE_PATH = {
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
     errno.ENAMETOOLONG, errno.EINVAL, errno.EEXIST, errno.ENXIO, errno.ENODEV,
 }  # fmt: skip
+LARGEST = 1e100  # number of a file: sums and squares stay finite
 STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # a shell's pipes
 
 ErrorType = type[DsimError]

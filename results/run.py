@@ -23,7 +23,7 @@ from ..engine.journal import (
     STEP_LISTS,
 )
 from ..engine.policy import Policy, parse
-from ..files.read import cut, parsing, quoted, read_json
+from ..files.read import LARGEST, cut, parsing, quoted, read_json
 from ..files.schema import FileObject
 from ..profiler.placed import placed
 from .manifest import FILES, Manifest
@@ -33,7 +33,6 @@ from .slo import Slo
 SCHEMA, VERSION = "dsim-run", 1
 
 MAX_ROWS = 1 << 31  # a small file may claim any number
-LARGEST = 1e100  # sums and squares of times up to it are finite
 # Older runs may lack them.
 LATER = (
     "max_tokens", "limited", "canvas_length", "estimate", "priority", "deadline",

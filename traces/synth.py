@@ -14,9 +14,8 @@ from .burstgpt import BurstGPTLike, burstgpt_like
 from .lengths import LENGTHS, Extras, Moments, bootstrap, draw_lengths, without_limit
 from .load import load
 from .shipped import SHIPPED
-from .trace import Floats, Ints, Trace, TraceNotes, check_rate
+from .trace import MAX_REQUESTS, Floats, Ints, Trace, TraceNotes, check_rate
 
-MAX_REQUESTS = 10_000_000  # 600 bytes each in a replay
 MAX_SEED = 2**63
 MIN_SCALE, MAX_SCALE = 1e-9, 1e9  # others are mistakes
 JITTER = 128  # keeps delays' draws apart from streams'

@@ -23,6 +23,7 @@ READ_ONLY = "diffusion_read_only"  # optional column: requests of one step of on
 # Optional columns for schedulers: fields of Request.
 WISHES: dict[str, type] = {"priority": int, "deadline": float, "slo_class": str}
 # Beyond these, a value is a mistake.
+MAX_REQUESTS = 10_000_000  # 600 bytes each in a replay
 MAX_LENGTH = 10_000_000  # tokens
 MAX_TIME = 1e12  # s; in ms, more does not fit an integer
 MIN_RATE, MAX_RATE = 1e-6, 1e9  # req/s

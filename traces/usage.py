@@ -6,8 +6,7 @@ from typing import Any
 from .formats import Format
 from .parse import BadRowError, read_count, read_number
 from .rows import Row, Rows
-
-MOST = 10_000_000  # in a replay
+from .trace import MAX_REQUESTS
 
 
 def spread(found: Rows, form: Format) -> tuple[Rows, str]:
@@ -16,7 +15,7 @@ def spread(found: Rows, form: Format) -> tuple[Rows, str]:
     rows: list[Row | str] = []
     for number, row in zip(found.numbers, found.rows, strict=True):
         try:
-            requests = [row] if isinstance(row, str) else requests_of(row, form, MOST - len(rows))
+            requests = [row] if isinstance(row, str) else requests_of(row, form, MAX_REQUESTS - len(rows))
         except BadRowError as complaint:
             requests = [str(complaint)]
         numbers += [number] * len(requests)
@@ -33,7 +32,7 @@ def requests_of(row: Row, form: Format, most: int) -> list[Any]:
         return []
     num = read_count(form.count, row.get(form.count), 0)
     if num > most:
-        raise BadRowError(f"{form.count} is {num}, expected at most {MOST} in all")
+        raise BadRowError(f"{form.count} is {num}, expected at most {MAX_REQUESTS} in all")
     start, end = (float(read_number(key, row.get(key), 0)) for key in (form.time, form.until))
     if not end > start:
         raise BadRowError(f"{form.until} is {end:g}, expected more than {form.time}, which is {start:g}")

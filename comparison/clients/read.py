@@ -8,14 +8,13 @@ from typing import Any
 
 from ...engine.errors import DsimError
 from ...engine.plain import Range
-from ...files.read import MOST, cut, json_of, read_text
+from ...files.read import LARGEST, MOST, cut, json_of, read_text
 from ...files.schema import FileObject
 from ...profiler import steplog
 
 Json = dict[str, Any]
 
 MAX_TOKENS = 10_000_000  # of a request
-LARGEST = 1e100  # sums and squares of times up to it are finite
 TIME, TIMES = Range(-LARGEST, LARGEST), list[float]
 HOW = {
     "vllm": "vllm bench serve --save-result --save-detailed",
