@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..report.measured import STATS, TIMES
-from ..results.metrics import Columns, Floats, latencies, no_nan
+from ..results.metrics import Columns, Floats, latencies, no_nan, statistic
 from ..results.scenario import Scenario, arrived
 from ..results.slo import Slo
 from ..sim.twin import Result
@@ -87,7 +87,7 @@ def _beside(waited: dict[str, Floats], predicted: Mapping[str, Columns]) -> list
             for policy, times in columns.items():
                 both = ~np.isnan(times) & ~np.isnan(waited[name])
                 if both.any():
-                    each[policy] = [_percentile(waited[name][both], stat), _percentile(times[both], stat)]
+                    each[policy] = [1e3 * statistic(values[both], stat) for values in (waited[name], times)]
             found.append({"metric": name, "stat": stat, "measured_predicted_ms": each})
     return found
 
@@ -96,10 +96,6 @@ def _by_request(name: str, columns: Columns, num: int) -> Floats:
     times: npt.NDArray[np.float64] = np.full(num, np.nan)
     times[columns["request"]] = latencies(columns)[name]
     return times
-
-
-def _percentile(seconds: Floats, stat: str) -> float:
-    return float(1e3 * np.percentile(seconds, float(stat.removeprefix("p"))))
 
 
 def columns_of(scenarios: Sequence[Scenario], results: Sequence[Result]) -> dict[str, Columns]:

@@ -12,14 +12,13 @@ from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..engine.errors import DsimError
 from ..files.read import quoted
 from ..report.capacity import CURVE_NEAR, CURVE_REPLICATIONS
 from ..report.page import Page
 from ..report.shown import Showable, frame_of
-from ..results.metrics import latencies, no_nan
+from ..results.metrics import Columns, latencies, no_nan, statistic
 from ..results.scenario import MAX_REPLICAS, Scenario, classes, replicas_of
 from ..results.slo import Slo
 from ..sim.scalers import FIXED
@@ -508,8 +507,7 @@ def _at_capacity(search: CapacitySearch, rate: float) -> tuple[Any, ...]:
             for k in range(len(limits))
         ]  # fmt: skip
     seen = replicate.judged(len(requests))
-    known = latencies({name: column[seen] for name, column in result.table.columns.items()})
-    latency = {name: percentiles(1e3 * known[name]) for name in SEEN}
+    latency = latency_ms({name: column[seen] for name, column in result.table.columns.items()}, SEEN)
     return found, asdict(limit), latency, list(vars(reading).values()), *pools
 
 
@@ -527,10 +525,13 @@ def _reading(fields: Sequence[Any]) -> Reading:
     return Reading(at, tuple(values), tuple(severities), *others)
 
 
-def percentiles(values: "npt.NDArray[np.float64]") -> dict[str, float] | None:
-    """Of the known values; None without any."""
-    known = values[~np.isnan(values)]
-    return {f"p{p}": float(np.percentile(known, p)) for p in (50, 90, 99)} if len(known) else None
+def latency_ms(requests: Columns, metrics: Sequence[str]) -> Latency:
+    """p50, p90 and p99 of these latency metrics; None if no request has one."""
+    known = {name: 1e3 * values[~np.isnan(values)] for name, values in latencies(requests).items() if name in metrics}
+    return {
+        name: {stat: statistic(known[name], stat) for stat in ("p50", "p90", "p99")} if len(known[name]) else None
+        for name in metrics
+    }
 
 
 def _last(search: CapacitySearch, memo: Memo, at: tuple[float, int | None]) -> Any:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import DsimError
-from ..results.metrics import COMPLETED, good_requests, no_nan
+from ..results.metrics import COMPLETED, good_requests, latencies, no_nan, statistic
 from ..results.run import Run, read_run
 from ..results.slo import Slo
-from .replicate import Criterion, criteria_of, of_requests
+from .replicate import Criterion, criteria_of
 
 
 def measured_points(
@@ -56,7 +56,8 @@ def _point(run: Run, criteria: Sequence[Criterion], missing_passes: bool) -> dic
         elif slo.metric == "itl":  # pooled over requests: the file has only its statistics
             values[criterion.text] = float(summary["itl_ms"][slo.stat] or math.nan)
         else:
-            values[criterion.text] = 1e3 * of_requests(slo, done)
+            assert slo.stat is not None
+            values[criterion.text] = 1e3 * statistic(latencies(done)[slo.metric], slo.stat)
     point: dict[str, Any] = no_nan({
         "run": run.folder.name, "rate": (len(arrival) - 1) / duration, "num_requests": len(arrival),
         "completed": len(done["status"]), "stable": bool(summary["stable"]), "values": values,

@@ -10,11 +10,11 @@ import numpy as np
 from ..engine.errors import DsimError
 from ..engine.prefix import caches_prefixes
 from ..profiler.profile import Profile
-from ..results.metrics import attainment, latencies, of_class
+from ..results.metrics import attainment, of_class
 from ..results.scenario import Scenario, class_column
 from ..sim.fleet import Fleet as FleetOfPools
 from .backend import Pool
-from .capacity import PER_REPLICA, PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHARE, CapacitySearch, percentiles
+from .capacity import PER_REPLICA, PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHARE, CapacitySearch, latency_ms
 from .contents import Json
 from .crossing import find
 from .fewest import Fewest
@@ -173,9 +173,8 @@ def _of_fleet(search: CapacitySearch, task: Task) -> Json:
     if shares is not None:
         spent = shares.shares()
         limit = limited_by(spent, result.totals.preemptions / len(timed), setting)
-        known = latencies(window)
         found |= {"limited_by": limit.name, "limiting_setting": limit.setting}
-        found["latency_ms"] = {name: percentiles(1e3 * known[name]) for name in SEEN}
+        found["latency_ms"] = latency_ms(window, SEEN)
     return found
 
 

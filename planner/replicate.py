@@ -11,7 +11,7 @@ from scipy.special import stdtrit  # scipy.stats imports for a second
 
 from ..engine import chance
 from ..engine.errors import TraceError
-from ..results.metrics import REJECTED, ROUNDING, Columns, good_requests, latencies, of_class, stable
+from ..results.metrics import REJECTED, ROUNDING, Columns, good_requests, latencies, of_class, stable, statistic
 from ..results.scenario import Scenario, class_column
 from ..results.slo import Slo
 from ..sim.twin import Append, Result
@@ -262,13 +262,4 @@ def _statistic(slo: Slo, requests: Columns, result: Result) -> float:
     if slo.metric == "itl":
         gaps = result.totals.itl
         return gaps.mean() if slo.stat == "mean" else gaps.quantile(int(slo.stat[1:]) / 100)
-    return of_requests(slo, requests)
-
-
-def of_requests(slo: Slo, requests: Columns) -> float:
-    """The statistic (s) that an SLO bounds, over requests that have its metric; NaN without any."""
-    values = latencies(requests)[slo.metric]
-    known = values[~np.isnan(values)]
-    if not len(known):
-        return math.nan
-    return float(known.mean()) if slo.stat == "mean" else float(np.percentile(known, int((slo.stat or "p")[1:])))
+    return statistic(latencies(requests)[slo.metric], slo.stat)

@@ -4,14 +4,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
-
-import numpy as np
 
 from ..engine.errors import DsimError
 from ..profiler.profile import Profile
 from ..results.fleet_file import FleetWords
-from ..results.metrics import latencies, no_nan
+from ..results.metrics import latencies, no_nan, statistic
 from ..results.scenario import Scenario
 from ..sim.fleet import PoolSpec
 from .backend import Pool
@@ -132,10 +129,7 @@ def _run(search: CapacitySearch, rate: float) -> Json:
     result = own.simulate_whole(requests.time_scaled(1 / rate), shares.append)
     window = {name: column[judged(len(requests))] for name, column in result.table.columns.items()}
     known = latencies(window)
-    p90: dict[str, Any] = {}
-    for name in SEEN:
-        values = known[name][~np.isnan(known[name])]
-        p90[name] = float(1e3 * np.percentile(values, 90)) if len(values) else None
+    p90 = {name: no_nan(1e3 * statistic(known[name], "p90")) for name in SEEN}
     return {"p90_ms": p90, "busy": [shares.busy(k, result.totals.end) for k in range(len(shares.pools))]}
 
 

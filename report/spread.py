@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..results.metrics import Columns, latencies
+from ..results.metrics import Columns, latencies, statistic
 from .page import Row, Section, Table, Words
 from .table import number
 
@@ -56,4 +56,4 @@ def _measured(measured: Mapping[str, Columns], own: Mapping[str, Any], metric: s
     if columns is None or values is None:
         return ("",)
     known = values[(columns["request"] < own.get("num_requests", 0)) & ~np.isnan(values)]
-    return (number(1e3 * float(np.percentile(known, 90))) if len(known) else "",)
+    return (number(1e3 * statistic(known, "p90")) if len(known) else "",)

@@ -401,6 +401,14 @@ def _distribution(seconds: Floats) -> Distribution:
     return Distribution(float(known.mean()), *(float(p) for p in percentiles(known, (50, 90, 95, 99))))
 
 
+def statistic(values: Floats, stat: str) -> float:
+    """`mean`, or a percentile such as `p90`, of the known values; NaN without any."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return math.nan
+    return float(known.mean() if stat == "mean" else percentiles(known, (int(stat[1:]),))[0])
+
+
 def percentiles(values: Floats, percents: Sequence[float]) -> Floats:
     """np.percentile bit for bit, without importing numpy.ma, which takes longer."""
     at = (len(values) - 1) * (np.array(percents) / 100)
