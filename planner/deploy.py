@@ -11,6 +11,7 @@ from ..engine.part import Preset
 from ..engine.policy import name_of, parse, preset_of, settings_of
 from ..profiler.models import BYTES, CHECKPOINTS
 from ..profiler.profile import Profile
+from ..report.fleet import count_of
 
 IN_FILE, IN_JSON = "config:", "json:"  # prefixes of a flag: a key of the engine's file, or of a JSON object
 CONFIG = "dllm.yaml"
@@ -121,7 +122,7 @@ class Deployment:
         return "".join(f"{name}: {_yaml(value)}\n" for name, value in self.config.items())
 
     def _head(self) -> str:
-        lines = [f"{self.engine}, {self.model} ({self.weights}): {self.replicas} replicas of {_gpus(self.gpus)}"]
+        lines = [f"{self.engine}, {self.model} ({self.weights}): {self.replicas} replicas of {count_of(self.gpus)}"]
         lines += [f"the SLOs are met without the spare: {self.spare} of the replicas"] if self.spare else []
         lines += [f"not said by a flag: {text}" for text in self.unsaid]
         # One line each: these files are executed, and a model's name may hold line breaks.
@@ -294,7 +295,3 @@ def _arguments(preset: Preset, chosen: Mapping[str, Any], gpus: int) -> tuple[li
 
 def _yaml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..results.metrics import ROUNDING
-from .digits import outward, percent, percent_span, places_of, within
-from .table import number
+from .digits import outward, percent, percent_span, places_of
+from .table import number, time_of
 
 Json = Mapping[str, Any]  # of a plan
 
@@ -23,19 +22,13 @@ def value_of(info: Json, fleet: Json, text: str, value: Json) -> str:
         ends = "" if low is None else f" ({number(1e3 * low)} to {number(1e3 * high)})"
         if low is not None and low == high:  # without draws the interval is empty
             ends = " in every replication"
-        return f"{text.partition('=')[0]} {time_of(mean, bound)} ms{ends}"
+        return f"{text.partition('=')[0]} {time_of(1e3 * mean, bound)} ms{ends}"
     if mean == 1:
         sure = "" if low is None else f", at least {floor_of(low)} %"
         return f"100 % of {fleet['judged']:,}{sure}"
     if low is None:
         return f"{percent(mean, bound)} %"
     return percent_span(mean, low, high, bound)
-
-
-def time_of(value: float, bound: float) -> str:
-    """ms, with enough digits to show its side of the bound (both in s)."""
-    shown = number(1e3 * value)
-    return within(1e3 * value, 1e3 * bound * ROUNDING, len(shown.partition(".")[2]))
 
 
 def floor_of(share: float) -> str:

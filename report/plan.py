@@ -99,7 +99,7 @@ def _met(info: Json, fleet: Json) -> str:
     for text, value in fleet["values"].items():
         bound = info["bounds"][text]
         if text not in info["share_criteria"]:
-            shown = time_of(value["value"], bound)
+            shown = time_of(1e3 * value["value"], bound)
             parts.append(f"{text.partition('=')[0]} is {shown} ms ({number(1e3 * bound)} ms asked)")
         elif value["value"] == 1 and value["low"] is not None:
             sure = f"at least {floor_of(value['low'])} %"

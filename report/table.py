@@ -139,16 +139,16 @@ def _slo_rows(policies: Sequence[Json]) -> list[MetricRow]:
                 cells.append(share)
             else:
                 observed = verdict["observed_ms"]
-                value = share if observed is None else f"{_observed(observed, bound)} ms"
+                value = share if observed is None else f"{time_of(observed, bound.bound)} ms"
                 cells.append(f"{value} {'met' if verdict['met'] else 'not met'}")
                 met |= {i} if verdict["met"] else set()
         rows.append(MetricRow(slo["slo"], "", tuple(cells), frozenset(met), "SLOs", False, METRICS["slos"].formula))
     return rows
 
 
-def _observed(milliseconds: float, slo: Slo) -> str:
-    """ms, with enough digits to show its side of the SLO."""
-    return within(milliseconds, 1e3 * slo.bound * ROUNDING, len(number(milliseconds).partition(".")[2]))
+def time_of(milliseconds: float, bound: float) -> str:
+    """A time in ms, with enough digits to show its side of the bound (s)."""
+    return within(milliseconds, 1e3 * bound * ROUNDING, len(number(milliseconds).partition(".")[2]))
 
 
 def value(summary: Mapping[str, Any], path: str) -> float | None:
