@@ -21,7 +21,7 @@ from dsim.results.scenario import Scenario
 from dsim.results.slo import Slo
 from dsim.traces import Trace, load
 
-LOW, PEAK = 4, 16  # o'clock
+LOW = 4  # o'clock
 LEAST = 0.35  # share of requests at the lowest hour
 BURST = 0.15
 # Description; profile, policy, SLOs; multiple of the real rate; longest request kept, tokens.

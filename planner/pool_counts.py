@@ -140,7 +140,7 @@ class _Search:
 
     def _enough(self, counts: Counts) -> bool:
         self._replay(counts, 1)
-        while (said := verdict(self._severities(counts), MOST)) is None:
+        while (said := verdict([severity_of(reading) for reading in self._readings[counts]], MOST)) is None:
             self._replay(counts, max(FIRST, len(self._readings[counts]) + 1))
         return said
 
@@ -153,9 +153,6 @@ class _Search:
             own.append(reading)
             self._num_replays += 1
             self._progress(counts, self._num_replays)
-
-    def _severities(self, counts: Counts) -> list[float]:
-        return [severity_of(reading) for reading in self._readings[counts]]
 
 
 def _one_less(counts: Counts) -> list[Counts]:
