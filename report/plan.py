@@ -8,7 +8,7 @@ from . import measured
 from .chart import COLOURS, Chart
 from .digits import percent
 from .ensemble import of_ensemble, sentences
-from .fleet import cost_of, count_of, floor_of, gpus_of, met_share, name_of, time_of
+from .fleet import cost_of, count_of, floor_of, gpus_of, met_share, name_of
 from .page import Block, Code, Figure, Number, Page, Section, Table, Words, table
 from .pareto import pareto
 from .purchase import by_gpu, grown, lasting
@@ -17,7 +17,7 @@ from .search import Json, cautions, facts, in_currency, money, quality, quality_
 from .split import sentence as split_sentence
 from .split import split_or_not
 from .spread import of_spread
-from .table import number
+from .table import number, time_of
 
 VERDICTS = {"meets": "meets them", "misses": "misses them", "unsure": "too close to tell"}
 QUESTION = "Which policy, on how many GPUs, at what cost?"
