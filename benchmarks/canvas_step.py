@@ -39,7 +39,7 @@ REPEATS = 10
 CANVASES_ON_A_CPU, REPEATS_ON_A_CPU = (2, 1), 3
 SECONDS = 60.0
 EXPERTS = ("_sort", "_gate_up", "_down", "_combine")
-SMALL = ("_sandwich", "_add_norm", "_norm_rope", "_gate")
+SMALL = ("_add_norm", "_norm_rope", "_gate")
 
 
 def tiny(folder: Path) -> str:
@@ -103,7 +103,7 @@ def parts_of(cache: CanvasCache, turns: dict[int, Turn]) -> tuple[dict[str, floa
         if cuda:
             torch.cuda.synchronize()
     seen = sorted(events_of(run, cuda), key=lambda event: event[1])
-    last_layer = max((i for i, (name, *_) in enumerate(seen) if name == "_sandwich"), default=len(seen))
+    last_layer = max((i for i, (name, *_) in enumerate(seen) if name == "_add_norm"), default=len(seen))
     found: dict[str, float] = {}
     for i, (name, _, _, took) in enumerate(seen):
         product = bool(PRODUCTS.search(name))

@@ -18,11 +18,10 @@ from torch.nn.functional import linear
 
 from ..engine.errors import ModelError
 from ..files.read import cut, parsing
-from ..kernels.add_rms_norm import add_rms_norm
+from ..kernels.add_rms_norm import add_rms_norm, sandwich_norm
 from ..kernels.grouped_experts import grouped_experts
 from ..kernels.qk_norm_rope import qk_norm_rope_scatter
 from ..kernels.route_experts import route_experts
-from ..kernels.sandwich_norm import sandwich_norm
 from ..kernels.swiglu import swiglu
 from .config_file import AS_IT_SAYS, ConfigJson, Given, config_json, expert_skew, fp8_of
 from .experts import router_logits
@@ -98,14 +97,16 @@ class CanvasConfig:
 
 @dataclass(slots=True, eq=False)
 class _Layer:
-    """A layer's weights; matrices of the same input are joined. Norms are fp32."""
+    """A layer's weights; matrices of the same input are joined. Norms are fp32.
+
+    Feed-forward, router and experts read one normed tensor: their norms' weights are factors of their matrices.
+    """
 
     qkv: Tensor  # without values where keys are values
     q_norm: Tensor
     k_norm: Tensor
     out: Tensor
     after_attention: Tensor
-    before: Tensor  # [3, hidden]: norms before feed-forward, router, experts
     gate_up: Tensor
     down: Tensor
     router: Tensor
@@ -114,7 +115,7 @@ class _Layer:
     after_parts: Tensor  # [2, hidden]: of feed-forward and experts
     after: Tensor
     scales: dict[bool, Tensor]  # by `encode`: the only weight the two passes do not share
-    following: Tensor  # [1, hidden]: the next layer's first norm, or the last norm
+    following: Tensor  # the next layer's first norm, or the last norm
 
 
 class Attend(Protocol):
@@ -139,6 +140,7 @@ class CanvasModel:
         self._signal = _gate_up(weights, "self_conditioning"), weights["self_conditioning.down_proj.weight"]
         self._first = weights["layers.0.input_layernorm.weight"]
         self._ones = torch.ones_like(self._first)
+        self._no_weight = self._ones.float()
         self.layers = [_layer(weights, config, i) for i in range(len(config.layers))]
 
     def encode(self, tokens: Tensor, positions: Tensor, attend: Attend) -> None:
@@ -185,17 +187,16 @@ class CanvasModel:
                 "normed" if about.sliding else "keys", check=False,
             )  # fmt: skip
             read = linear(attend(i, q).view(len(x), -1), layer.out)
-            x, (fed, routed, mixed) = sandwich_norm(x, (read,), None, layer.after_attention, None, layer.before, eps)
-            fed = _fed(fed, layer.gate_up, layer.down)
-            mixed = self._mixed(routed, mixed, i)
-            x, (normed,) = sandwich_norm(
-                x, (fed, mixed), layer.after_parts, layer.after, layer.scales[encode], layer.following, eps
+            x, normed = sandwich_norm(x, (read,), None, layer.after_attention, None, self._no_weight, eps)
+            parts = _fed(normed, layer.gate_up, layer.down), self._mixed(normed, i)
+            x, normed = sandwich_norm(
+                x, parts, layer.after_parts, layer.after, layer.scales[encode], layer.following, eps
             )  # fmt: skip
         return normed
 
-    def _mixed(self, routed: Tensor, x: Tensor, i: int) -> Tensor:
+    def _mixed(self, x: Tensor, i: int) -> Tensor:
         layer = self.layers[i]
-        logits = router_logits(routed, layer.router)
+        logits = router_logits(x, layer.router)
         if self.drawn is not None:
             logits = of_rows(self.drawn[i], len(x))  # the router is still computed, for its time
         chosen, weights = route_experts(logits, None, self.config.top_k, expert_scale=layer.expert_scale)
@@ -218,8 +219,8 @@ def _layer(weights: dict[str, Tensor], config: CanvasConfig, i: int) -> _Layer:
     def fp32(*names: str) -> Tensor:
         return torch.stack([weights[f"{at}{name}.weight"].float() for name in names])
 
+    dense, expert = fp32("pre_feedforward_layernorm", "pre_feedforward_layernorm_2")
     router = weights[at + "router.scale"].float() * config.hidden**-0.5
-    before, expert = fp32("pre_feedforward_layernorm", "pre_feedforward_layernorm_2")
     names = "qkv" if config.layers[i].sliding else "qk"
     return _Layer(
         qkv=torch.cat([weights.pop(f"{attention}{name}_proj.weight") for name in names]),
@@ -227,16 +228,15 @@ def _layer(weights: dict[str, Tensor], config: CanvasConfig, i: int) -> _Layer:
         k_norm=weights[attention + "k_norm.weight"],
         out=weights.pop(attention + "o_proj.weight"),
         after_attention=fp32("post_attention_layernorm")[0],
-        before=torch.stack([before, router, expert]),
-        gate_up=_gate_up(weights, at + "mlp"),
+        gate_up=_gate_up(weights, at + "mlp").mul_(dense),
         down=weights.pop(at + "mlp.down_proj.weight"),
-        router=weights[at + "router.proj.weight"],
+        router=weights.pop(at + "router.proj.weight").mul_(router),
         expert_scale=weights[at + "router.per_expert_scale"].float(),
-        experts=(weights.pop(at + "experts.gate_up_proj"), weights.pop(at + "experts.down_proj")),
+        experts=(weights.pop(at + "experts.gate_up_proj").mul_(expert), weights.pop(at + "experts.down_proj")),
         after_parts=fp32("post_feedforward_layernorm_1", "post_feedforward_layernorm_2"),
         after=fp32("post_feedforward_layernorm")[0],
         scales={encode: weights[f"{ENCODER if encode else ''}{at}layer_scalar"].float() for encode in (True, False)},
-        following=weights[after + ".weight"].float()[None],
+        following=weights[after + ".weight"].float(),
     )
 
 

@@ -113,9 +113,9 @@ def attention() -> None:
 def canvases() -> None:
     """Two canvases of DiffusionGemma's, and the same rows of text."""
     global case
+    from dsim.kernels.add_rms_norm import sandwich_norm
     from dsim.kernels.qk_norm_rope import qk_norm_rope
     from dsim.kernels.read_logits import read_logits
-    from dsim.kernels.sandwich_norm import sandwich_norm
     from dsim.kernels.swiglu import swiglu
     from dsim.kernels.window_attention import Spans, window_attention
 
@@ -131,8 +131,8 @@ def canvases() -> None:
     case = "DiffusionGemma"
     read_logits(bf16(2, 262144), torch.ones(2), torch.ones(2), 30.0)
     x, ones = bf16(3, 2816), torch.ones(3, 2816)
-    sandwich_norm(x, (x,), None, ones[0], None, ones, 1e-6)
-    sandwich_norm(x, (x, x), ones[:2], ones[0], torch.ones(1), ones[:1], 1e-6)
+    sandwich_norm(x, (x,), None, ones[0], None, ones[0], 1e-6)
+    sandwich_norm(x, (x, x), ones[:2], ones[0], torch.ones(1), ones[0], 1e-6)
     swiglu(bf16(3, 2 * 2112), "gelu")
     case = ""
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsim.kernels.add_rms_norm import add_rms_norm
+from dsim.kernels.add_rms_norm import add_rms_norm, sandwich_norm
 from dsim.kernels.compact import compact
 from dsim.kernels.confidence import confidence, confidence_of_hidden
 from dsim.kernels.focus_importance import focus_importance
@@ -20,7 +20,6 @@ from dsim.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
 from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from dsim.kernels.read_logits import read_logits
 from dsim.kernels.route_experts import route_experts
-from dsim.kernels.sandwich_norm import sandwich_norm
 from dsim.kernels.swiglu import swiglu
 from dsim.kernels.window_attention import Spans, window_attention
 
@@ -74,7 +73,7 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     },
     sandwich_norm: {
         "x": torch.ones(3, 8), "parts": (torch.ones(3, 8),), "part_weights": None, "weight": torch.ones(8),
-        "scale": torch.ones(1), "after": torch.ones(2, 8), "eps": 1e-6,
+        "scale": torch.ones(1), "after": torch.ones(8), "eps": 1e-6,
     },
     route_experts: {"logits": torch.zeros(3, 8), "bias": torch.zeros(8), "top_k": 2},
     swiglu: {"gate_up": torch.ones(3, 8)},
