@@ -138,6 +138,10 @@ class CanvasModel:
         self._scale = torch.tensor(config.hidden**0.5).to(self.embedding)
         self._signal_norm = weights["self_conditioning.pre_norm.weight"]
         self._signal = _gate_up(weights, "self_conditioning"), weights["self_conditioning.down_proj.weight"]
+        self._frequencies = {
+            layer.sliding: frequencies(layer.head_dim, *config.rope[layer.sliding]).to(self.embedding.device)
+            for layer in config.layers
+        }
         self._first = weights["layers.0.input_layernorm.weight"]
         self._ones = torch.ones_like(self._first)
         self._no_weight = self._ones.float()
@@ -174,11 +178,10 @@ class CanvasModel:
 
     def _layers(self, x: Tensor, positions: Tensor, attend: Attend, encode: bool) -> Tensor:
         config, eps = self.config, self.config.norm_eps
-        turns = {}
-        for about in config.layers:
-            if about.sliding not in turns:
-                cos, sin = angles(positions, about.head_dim, *config.rope[about.sliding])
-                turns[about.sliding] = cos.to(x), sin.to(x)
+        turns, at = {}, positions.float()[:, None]
+        for sliding, each in self._frequencies.items():
+            angle = at * each
+            turns[sliding] = angle.cos().to(x), angle.sin().to(x)
         _, normed = add_rms_norm(x, None, self._first, eps)
         for i, (about, layer) in enumerate(zip(config.layers, self.layers, strict=True)):
             qkv = linear(normed, layer.qkv).view(len(x), -1, about.head_dim)
@@ -240,12 +243,11 @@ def _layer(weights: dict[str, Tensor], config: CanvasConfig, i: int) -> _Layer:
     )
 
 
-def angles(positions: Tensor, head_dim: int, theta: float, share: float) -> tuple[Tensor, Tensor]:
-    """RoPE's cosines and sines, [rows, head_dim / 2] in fp32; the first `share` of the pairs turn."""
+def frequencies(head_dim: int, theta: float, share: float) -> Tensor:
+    """RoPE's angle for each position, [head_dim / 2] in fp32; the first `share` of the pairs turn."""
     turned = int(share * head_dim // 2)
-    half = theta ** -(torch.arange(0, 2 * turned, 2, dtype=torch.float32, device=positions.device) / head_dim)
-    angle = positions.float()[:, None] * torch.nn.functional.pad(half, (0, head_dim // 2 - turned))
-    return angle.cos(), angle.sin()
+    half = theta ** -(torch.arange(0, 2 * turned, 2, dtype=torch.float32) / head_dim)
+    return torch.nn.functional.pad(half, (0, head_dim // 2 - turned))
 
 
 def read_canvas_config(folder: Path) -> CanvasConfig:
