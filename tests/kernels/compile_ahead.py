@@ -1,9 +1,10 @@
-"""Compiles every kernel for GPUs that need not be there: `python compile_ahead.py 90 ...` (compute capabilities).
+"""Compiles every kernel for GPUs that need not be there: `python compile_ahead.py [--few] 90 ...` (capabilities).
 
 Launchers are called as they are, on the CPU, with a driver that only names the GPU; a launch stops after compilation.
 Each kernel is compiled as a step of SDAR-8B, of a model with experts or of DiffusionGemma launches it, in bf16; for a
-GPU of little shared memory only attention and experts, whose tiles differ there. A line of JSON is printed for each,
-from the assembler; `programs` is the number that a multiprocessor holds.
+GPU of little shared memory only attention and experts, whose tiles differ there. --few compiles each kernel and tile
+and leaves out shapes that differ in nothing else. A line of JSON is printed for each, from the assembler; `programs` is
+the number that a multiprocessor holds.
 """
 
 import json
@@ -34,7 +35,8 @@ def each_in_a_process_of_its_own(capabilities: list[int]) -> int:
     return capabilities[-1]
 
 
-CAPABILITY = each_in_a_process_of_its_own([int(word) for word in sys.argv[1:]])
+FEW = "--few" in sys.argv
+CAPABILITY = each_in_a_process_of_its_own([int(word) for word in sys.argv[1:] if word.isdigit()])
 SHARED_MEMORY = 1024 * {80: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}[CAPABILITY]
 PRODUCTS = {"wgmma": "wgmma.mma_async", "tcgen05": "tcgen05.mma", "mma": "mma.sync"}  # instructions by name
 run = JITFunction.run
@@ -101,7 +103,8 @@ def attention() -> None:
     from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 
     pages = bf16(1, 64, 8, 128)
-    for batch, queries in ((n, queries) for n in (64, 2) for queries in (2, 8, 16, 32)):
+    shapes = [(64, 2), (64, 32), (2, 8), (2, 16)] if FEW else [(n, rows) for n in (64, 2) for rows in (2, 8, 16, 32)]
+    for batch, queries in shapes:
         case = f"{batch} x {queries} queries"
         rows, none = batch * queries, torch.zeros(batch * queries, dtype=torch.int32)
         listed, starts = torch.ones(batch, 32, dtype=torch.bool), int32(*range(0, rows + 1, queries))
@@ -122,7 +125,7 @@ def canvases() -> None:
     spans = Spans(torch.zeros(2, 32, dtype=torch.int32), int32(0, 256, 512), int32(1280, 1280))
     for head_dim, kv_heads, window in ((256, 8, 1024), (512, 2, 0)):
         pages = bf16(1, 64, kv_heads, head_dim)
-        for causal in (False, True):
+        for causal in [window > 0] if FEW else (False, True):
             case = f"heads of {head_dim}{', causal' if causal else ''}"
             window_attention(bf16(512, 16, head_dim), pages, pages, spans, window, causal, 1.0, check=False)
         half, norm = bf16(3, head_dim // 2), bf16(head_dim)
@@ -143,14 +146,15 @@ def experts() -> None:
     from dsim.kernels.grouped_experts import grouped_experts
     from dsim.kernels.route_experts import route_experts
 
-    for num, ffn in ((128, 768), (256, 512)):  # SDAR-30B-A3B's experts, and LLaDA2.0-mini's
+    for num, ffn in ((128, 768), (256, 512))[: 1 if FEW else 2]:  # SDAR-30B-A3B's experts, and LLaDA2.0-mini's
         matrices = bf16(1, 2 * ffn, 2048).expand(num, -1, -1), bf16(1, 2048, ffn).expand(num, -1, -1)
         for rows in (1, 2, 4, 8) if num == 128 else (8,):
             case = f"{num} experts, a step of {128 * rows} rows"
             chosen = torch.arange(8).expand(128 * rows, 8)
             grouped_experts(bf16(128 * rows, 2048), chosen, torch.ones(128 * rows, 8), *matrices, "gelu")
     case = ""
-    route_experts(torch.zeros(3, 128), None, 8)
+    if not FEW:
+        route_experts(torch.zeros(3, 128), None, 8)
     case = "experts' scales"
     route_experts(torch.zeros(3, 128), None, 8, expert_scale=torch.ones(128))
     case = "eight groups"
@@ -174,14 +178,15 @@ def others() -> None:
 
     kv_scatter(bf16(3, 8, 128), bf16(3, 8, 128), bf16(4, 64, 8, 128), bf16(4, 64, 8, 128), torch.arange(3))
     confidence(bf16(3, 151936))
-    for num_rows, width in ((64, 4096), (128, 4096), (64, 2816)):
+    for num_rows, width in ((64, 4096), (128, 4096)):
         case = f"{num_rows} rows of {width}"
         confidence_of_hidden(bf16(num_rows, width), bf16(1000, width))
     case = ""
     add_rms_norm(bf16(3, 4096), bf16(3, 4096), bf16(4096), 1e-6)
     swiglu(bf16(3, 2 * 12288))
     heads = (bf16(3, 48, 128), 32, bf16(128), bf16(128), 1e-6, bf16(3, 64), bf16(3, 64))
-    qk_norm_rope(*heads)
+    if not FEW:
+        qk_norm_rope(*heads)
     case = "and scatter"
     qk_norm_rope_scatter(*heads, bf16(4, 64, 8, 128), bf16(4, 64, 8, 128), torch.arange(3))
     case = ""
