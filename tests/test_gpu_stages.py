@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dsim.benchmarks import gpu
+from dsim.profiler.clocks import Clocks
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("kernels", "live", "validation")
@@ -58,6 +59,29 @@ def test_a_part_for_which_no_time_is_left_does_not_start(tmp_path: Path) -> None
     begin = time.monotonic()
     [how] = gpu.run([part("late", "import time; time.sleep(60)")], place(tmp_path, gpu.GRACE + gpu.LEAST - 1))
     assert (how.how, time.monotonic() - begin < 30) == ("no time left", True)
+
+
+def test_a_stage_s_file_has_the_driver_and_the_clock_power_and_throttling_while_it_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled, smi = tmp_path / "sampled", tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 580.1, 700.00 W, 1980 MHz'\n")
+    smi.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    state = {"clock_mhz": 1700.0, "power_w": 690.0, "temperature_c": 60.0, "reasons": 4, "processes": 1}
+    monkeypatch.setattr(gpu, "clocks_of_first", lambda: Clocks(lambda: (sampled.touch(), state)[1]))
+    waits = f"import pathlib, time\nwhile not pathlib.Path({str(sampled)!r}).exists(): time.sleep(0.01)\nprint('ran')"
+    monkeypatch.setattr(gpu, "STAGES", {"tried": lambda at: [part("one", waits)]})
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "tried", str(tmp_path / "out"), "120"])
+    assert gpu.main() == 0
+    found = json.loads((tmp_path / "out" / "tried.json").read_text())
+    assert [found[name] for name in ("device", "driver", "power_limit", "clock_limit")] == [
+        "NVIDIA H100 80GB HBM3", "580.1", "700.00 W", "1980 MHz",
+    ]  # fmt: skip
+    assert (found["state"]["clock_mhz"], found["state"]["power_w"]) == ([1700.0] * 3, [690.0] * 3)
+    assert (found["state"]["slowed"], found["parts"][0]["ended"]) == ({"power cap": 1.0}, "ok")
+    with tarfile.open(tmp_path / "out" / "tried.tar.gz") as held:
+        assert held.extractfile("tried/one.txt").read() == b"ran\n"  # type: ignore[union-attr]
 
 
 def test_every_stage_has_parts_whose_scripts_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
