@@ -178,7 +178,7 @@ class CanvasModel:
 
     def _layers(self, x: Tensor, positions: Tensor, attend: Attend, encode: bool) -> Tensor:
         config, eps = self.config, self.config.norm_eps
-        turns, at = {}, positions.float()[:, None]
+        at, turns = positions.float()[:, None], dict[bool, tuple[Tensor, Tensor]]()
         for sliding, each in self._frequencies.items():
             angle = at * each
             turns[sliding] = angle.cos().to(x), angle.sin().to(x)
