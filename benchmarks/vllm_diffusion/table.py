@@ -125,7 +125,8 @@ def row(case: str, loads: list[list[Measured]]) -> tuple[str, float]:
             alike, of = alike + same, of + num
         errors = first.predicted()
         low, high = 100 * np.quantile(errors, (LOW, HIGH))
-        ranges.append(f"{100 * np.mean(errors):+.0f}({low:+.0f}..{high:+.0f})")
+        spread = f"({low:+.0f}..{high:+.0f})" if low < high else ""  # none where requests' limits decide the steps
+        ranges.append(f"{100 * np.mean(errors):+.0f}{spread}")
     cells = [
         f"`{case}`", ", ".join(means), ", ".join(floors), ", ".join(f"{100 * share:+.2f}" for share in rules),
         f"{alike}/{of}", ", ".join(ranges),
@@ -158,10 +159,10 @@ def main() -> None:
         rows.append(line)
         worst = max(worst, largest)
         print(line, flush=True)
-    seeds = f"prediction over seeds: mean ({100 * LOW:.0f}..{100 * HIGH:.0f} %)"
+    seeds = f"prediction: mean ({100 * LOW:.0f}..{100 * HIGH:.0f} % of seeds)"
     text = "\n".join([
         f"{date.today().isoformat()}, two cores of {processor()}, {requests_a_load(counts)} at {rates} req/s, "
-        f"{SEEDS} seeds of the law of steps a canvas. Values are of each load in turn, errors in % of the mean."
+        f"{SEEDS} seeds of the law of steps, where requests do not set them. Values: each load in turn, errors in %."
         + (" The engine ran on the clock of its CPU time." if clock == "cpu" else ""),
         "",
         "| case | mean e2el, s | noise floor: mean/MAPE | the rule alone, worse run | steps planned alike "
