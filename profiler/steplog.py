@@ -26,6 +26,8 @@ from .samples import Bools, Ints, Samples, samples
 
 SCHEMA = "dsim-steplog"
 VERSIONS = (1, 2, 3)
+NEAREST = 9  # steps that a step's time is compared with
+KEYS, *LIKES = map(Features._fields.index, ("sum_kv", "tokens", "batch", "prefill_tokens"))
 AT_THE_CAP = 0.95  # share of canvases at the cap above which prompts cannot be text
 KINDS = ("step", "request", "sequence", "finish")
 # Optional keys of a line with defaults; None: derived, or unknown.
@@ -141,7 +143,7 @@ def profile_of_log(log: StepLog, name: str, source: str, front: FrontEnd = NO_FR
     laws: list[CanvasLaw] = []
     warned = tuple(filter(None, [of_random_tokens(log)]))
     try:
-        latency, fit = fit_latency(log.steps)
+        latency, fit = fit_latency(log.steps[whole(log.steps)])
         if (late := _late(h)) is not None and len(log.requests.canvases.request):
             law, doubts = fit_canvas_law(
                 log.requests.canvases, workload=h.workload, canvas_length=h.block_length, late=late, source=source
@@ -196,6 +198,25 @@ def profile_of_log(log: StepLog, name: str, source: str, front: FrontEnd = NO_FR
         frontend=digits(front.fixed),
         frontend_service=digits(front.service),
     )  # fmt: skip
+
+
+def whole(taken: Samples) -> Bools:
+    """The steps [steps] to fit to: all but those in less than a third of their likes' time, and each one before.
+
+    The engine's thread came late for the one before, whose time holds some of the short one's; in relative errors a
+    step of 1 % of its time outweighs thousands. Its likes: the nine steps of as many rows and tokens that are nearest
+    in keys.
+    """
+    from scipy.ndimage import median_filter  # imported here: reading a log does not need it
+
+    likes = taken.features[:, LIKES]
+    order = np.lexsort((taken.features[:, KEYS], *likes.T))
+    short = np.zeros(len(order), np.bool_)
+    for rows in np.split(order, np.flatnonzero(np.diff(likes[order], axis=0).any(1)) + 1):
+        if len(rows) >= NEAREST:
+            short[rows] = taken.latency[rows] < median_filter(taken.latency[rows], NEAREST, mode="nearest") / 3
+    kept: Bools = ~(short | np.append(short[1:], False))
+    return kept
 
 
 def of_random_tokens(log: StepLog) -> str:

@@ -14,10 +14,12 @@ import dsim
 from dsim.comparison.clients.measured import measured_run
 from dsim.comparison.clients.read import read_client
 from dsim.engine.errors import DsimError, ProfileError
+from dsim.engine.latency import Features
 from dsim.profiler.fit import predict
 from dsim.profiler.logged import NO_LIMIT
 from dsim.profiler.profile import Profile, load, save
-from dsim.profiler.steplog import StepLog, profile_of_log, read_log
+from dsim.profiler.samples import samples
+from dsim.profiler.steplog import StepLog, profile_of_log, read_log, whole
 
 EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
 HEADER: dict[str, Any] = {
@@ -157,6 +159,17 @@ def test_the_lines_of_the_document_are_a_log(tmp_path: Path) -> None:
     log = read_log(written(tmp_path, *text.split("```jsonl\n")[1].split("```")[0].splitlines()))
     assert log.steps.features[:, :8].tolist() == [[352, 67584, 352, 32, 32, 1, 352, 1]]
     assert np.flatnonzero(log.commits.committed).tolist() == [13, 14]
+
+
+def test_a_step_whose_end_came_late_and_the_short_one_behind_it_are_not_fitted() -> None:
+    shapes = [*((64, 64 + i) for i in range(60)), *((512, 512 + i) for i in range(8))]
+    features = [Features(tokens, tokens * keys, keys, tokens, tokens, 1, 0) for tokens, keys in shapes]
+    latency = np.array([0.02 + 1e-3 * (keys - 64) if tokens == 64 else 0.3 for tokens, keys in shapes])
+    assert whole(samples(features, latency)).all()  # four times longer from the first key to the last
+    latency[30] += latency[31] - 2e-4
+    latency[31] = 2e-4
+    latency[62] = 0.1  # eight of its size are too few to say
+    assert np.flatnonzero(~whole(samples(features, latency))).tolist() == [30, 31]
 
 
 # ---- version 2: requests, rows and emissions -------------------------------------------------------------------
