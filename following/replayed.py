@@ -13,6 +13,7 @@ from ..sim.fleet import Fleet, Pool
 from ..sim.setting import Setting
 from ..sim.twin import Result, simulate
 from ..traces import Trace
+from .sources.engines import ENGINES
 from .sources.sample import Buckets, Floats, Sample
 from .windows import Window
 
@@ -97,23 +98,28 @@ def replayed(scenario: Scenario, setting: Setting, trace: Trace, begins: float, 
     steps = recorder.steps()
     at = window.times + begins
     last = window.samples[-1].histograms
-    samples = samples_of(result, trace, steps, at, {name: buckets.ends for name, buckets in last.items()})
+    own = ENGINES.get(window.samples[-1].engine)
+    ends = {name: buckets.ends for name, buckets in last.items()}
+    samples = samples_of(result, trace, steps, at, ends, handles=own is not None and own.handles)
     inside = (steps.end > at[0]) & (steps.end <= at[-1])
     return Replay(Window(tuple(samples)), Steps(*(column[inside] for column in vars(steps).values())))
 
 
 def samples_of(
-    result: Result, trace: Trace, steps: Steps, times: Floats, ends: Mapping[str, Sequence[float]], engine: str = "twin"
-) -> list[Sample]:
+    result: Result, trace: Trace, steps: Steps, times: Floats, ends: Mapping[str, Sequence[float]],
+    engine: str = "twin", handles: bool = False,
+) -> list[Sample]:  # fmt: skip
     """The twin's page at these moments of a run (s); ends: the bucket ends of each histogram.
 
-    A request's tokens count as emitted evenly from its first emission to its last.
+    A request's tokens count as emitted evenly from its first emission to its last. handles: latencies begin when a
+    request has one of its replica's max_batch handles.
     """
     table = result.table
     finish = np.where(table["status"] == COMPLETED, table["finish"], np.inf)
     arrival, scheduled, first = (
         np.nan_to_num(table[n], nan=np.inf) for n in ("arrival", "scheduled", "first_emission")
     )
+    begins = handles_of(arrival, finish, table["replica"], result.limits.max_batch) if handles else arrival
     tokens, prompt = table["num_tokens"].astype(np.float64), trace.input_length.astype(np.float64)
     done = np.searchsorted(steps.end, times, side="right")
     totals = {n: np.append(0.0, np.cumsum(getattr(steps, n)))[done] for n in ("rows", "device", "forwards")}
@@ -123,8 +129,8 @@ def samples_of(
     out = _handed_out(times, first, np.fmax(table["last_emission"], first), tokens)
     with np.errstate(invalid="ignore"):
         known = {
-            "ttft": (first, first - arrival), "e2el": (finish, finish - arrival),
-            "queue": (scheduled, scheduled - arrival), "input_length": (finish, prompt),
+            "ttft": (first, first - begins), "e2el": (finish, finish - begins),
+            "queue": (scheduled, scheduled - begins), "input_length": (finish, prompt),
             "output_length": (finish, tokens),
         }  # fmt: skip
     histograms = {name: _counted(*known[name], times, own) for name, own in ends.items() if name in known}
@@ -143,6 +149,15 @@ def samples_of(
         )
         for i, now in enumerate(times.tolist())
     ]  # fmt: skip
+
+
+def handles_of(arrival: Floats, finish: Floats, replica: Any, count: int) -> Floats:
+    """When each request has one of its replica's `count` handles, in order of arrival (s)."""
+    found = arrival.copy()
+    for own in (np.flatnonzero(replica == r) for r in np.unique(replica)):
+        late = own[np.argsort(arrival[own], kind="stable")][count:]
+        found[late] = np.maximum(arrival[late], np.sort(finish[own])[: len(late)])
+    return found
 
 
 def _by(times: Floats, when: Floats, much: Floats | None = None) -> Floats:

@@ -133,7 +133,7 @@ class Fleet:
             committed, ended = partial(self._send, text), partial(self._end, len(self.replicas))
             self._newest.append(-1)
             timed: Any = executor if hasattr(executor, "host") else None
-            watch = Watch(self.metrics, engine, self.clock, self._prefixes, timed)
+            watch = Watch(self.metrics, engine, self.clock, self._prefixes, timed, self.face.handles)
             self.replicas.append(
                 Replica(
                     engine, executor, self.clock, committed, ended, recorder, simulates=self.simulates, watch=watch,
@@ -205,7 +205,7 @@ class Fleet:
     def cancel(self, stream: Stream) -> None:
         """End a request whose client disconnected, if it has not ended."""
         if self._streams.pop(stream.index, None) is not None:
-            stream.replica.watch.num_cancelled += 1
+            stream.replica.watch.cancelled(stream.index, stream.begun)
             self._note_end(stream, "cancelled", self.clock())
             stream.replica.cancel(stream.index)
 

@@ -1,16 +1,54 @@
 """Metrics of LMDeploy 0.18.0 that this server has; tests/serve/test_metrics.py compares them with the release."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from .metric import Face, counter, gauge, histogram
 from .vllm_metrics import GAP, STEP_TOKENS, TTFT, WHOLE
 
+if TYPE_CHECKING:
+    from .replica import Replica
+
 PACE = (0.005, *GAP)
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+# Outcomes of a request, by the names of the release; a twin's requests finish.
+OUTCOMES = tuple(
+    (f"ResponseType.{name}",)
+    for name in (
+        "SUCCESS", "FINISH", "ENGINE_STOP_ERROR", "SESSION_REPEAT", "SESSION_NOT_EXIST", "HANDLER_NOT_EXIST",
+        "INPUT_LENGTH_ERROR", "INTERNAL_ENGINE_ERROR", "CANCEL", "PREFIX_CACHE_CONFLICT", "NO_QUEUE", "NOT_SUPPORTED",
+        "OUT_OF_MEMORY",
+    )
+)  # fmt: skip
+
+
+def _routed(replica: Replica) -> int:
+    return min(replica.engine.num_running + replica.num_queued, replica.engine.limits.max_batch)
+
 
 METRICS = (
     gauge("lmdeploy:num_requests_succeeded", lambda fleet, r: r.watch.num_done, "Requests that were served."),
     gauge("lmdeploy:num_requests_failed", lambda fleet, r: r.watch.num_cancelled, "Requests that were cancelled."),
     gauge("lmdeploy:num_requests_running", lambda fleet, r: r.engine.num_running, "Requests that hold pages."),
-    gauge("lmdeploy:num_requests_waiting", lambda fleet, r: r.num_queued, "Requests that wait."),
+    gauge("lmdeploy:num_requests_waiting", lambda fleet, r: _routed(r) - r.engine.num_running, "Requests that wait."),
+    gauge(
+        "lmdeploy:num_api_requests_routed", lambda fleet, r: _routed(r),
+        "Requests that have one of the engine's max_batch handles.",
+    ),
+    gauge(
+        "lmdeploy:num_api_requests_waiting", lambda fleet, r: r.engine.num_running + r.num_queued - _routed(r),
+        "Requests that wait for a handle.",
+    ),
+    *(
+        counter(f"lmdeploy:spec_decode_num_{name}_total", lambda fleet, r: 0, f"Speculative decoding: {name}, none.")
+        for name in ("drafts", "draft_tokens", "accepted_tokens")
+    ),
+    *(
+        gauge(f"lmdeploy:spec_decode_mean_accept_{name}", lambda fleet, r: 0, f"Speculative decoding: mean {name}.")
+        for name in ("rate", "length")
+    ),
     gauge(
         "lmdeploy:gpu_cache_usage_perc", lambda fleet, r: r.engine.pages_held / r.engine.limits.num_pages,
         "Share of KV pages held, 0 to 1.",
@@ -25,7 +63,7 @@ METRICS = (
     counter("lmdeploy:cached_tokens_total", "cached_length", "Tokens of prompts found in the cache."),
     counter(
         "lmdeploy:request_success_total", "finished_type", "Requests that were served.", ("finished_reason",),
-        (("ResponseType.FINISH",),),
+        OUTCOMES,
     ),
     histogram("lmdeploy:request_prompt_tokens", "input_length", "Tokens of a prompt.", None),
     histogram("lmdeploy:request_generation_tokens", "output_length", "Tokens of a reply.", None),
@@ -45,4 +83,5 @@ METRICS = (
 LMDEPLOY = Face(
     "lmdeploy", "LMDeploy 0.18.0", METRICS,
     lambda model, index, count: {"model_name": model, "engine": str(index)}, ("model_name",), lambda fleet, model: None,
+    handles=True,
 )  # fmt: skip

@@ -51,6 +51,7 @@ class Face:
     labels: Callable[[str, int, int], Mapping[str, str]]  # of an engine, by model, index and number of engines
     server_labels: tuple[str, ...]  # of metrics of the whole server
     settings: Callable[[Fleet, str], dict[str, Any] | None]  # content of /server_info; None: no such route
+    handles: bool = False  # a request waits for one of max_batch handles, and its latencies begin with it
 
 
 def gauge(name: str, value: Callable[[Fleet, Replica], Shown], about: str, labels: tuple[str, ...] = ()) -> Metric:

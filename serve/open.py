@@ -144,7 +144,7 @@ def open_twin(
     executors = [PacedTwin(model, clock) for _ in engines]
     header = f"twin; the text is filler{said}"
     about_it = f"dsim's twin of {profile.implementation}"
-    listeners = _listeners(outputs, setting, scenario.policy, about_it, engines, prefixes, clock.opened)
+    listeners = _listeners(outputs, setting, scenario.policy, about_it, engines, prefixes, face.engine, clock.opened)
     return Behind(fleet, executors, None, words, scenario.policy, about + said, header, listeners, manifest)
 
 
@@ -223,7 +223,7 @@ def _manifest(
 
 def _listeners(
     outputs: Outputs, setting: Setting, spec: str, about: str, engines: Sequence[Engine], prefixes: Prefixes | None,
-    opened: float,
+    release: str, opened: float,
 ) -> list[Listeners]:  # fmt: skip
     count = len(engines)
     found: list[list[Listener]] = [[] for _ in range(count)]
@@ -241,8 +241,9 @@ def _listeners(
             if outputs.kv_events is not None:
                 cache_of(engine)
                 assert prefixes is not None
-                again = outputs.kv_events_replay
-                found[engine.replica].append(KvEvents(outputs.kv_events, engine.replica, engine, prefixes, again))
+                found[engine.replica].append(
+                    KvEvents(outputs.kv_events, engine.replica, engine, prefixes, release, outputs.kv_events_replay)
+                )
     return [Listeners(each) for each in found]
 
 

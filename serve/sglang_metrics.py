@@ -49,10 +49,39 @@ def _idle(replica: Replica) -> int:
     return replica.engine.idle_pages * replica.engine.policy.memory.page_size
 
 
+# Gauges that the release sets to 0 in a server without the feature.
+ZEROS = {
+    "num_grammar_queue_reqs": "Requests that wait for a grammar", "num_paused_reqs": "Requests paused for new weights",
+    "num_unique_running_routing_keys": "Routing keys of running requests", "utilization": "Not measured",
+    "swa_token_usage": "Share of the pool of layers with a window", "swa_available_tokens": "... free tokens",
+    "swa_evictable_tokens": "... tokens kept for reuse", "swa_used_tokens": "... tokens held",
+    "mamba_usage": "Share of the pool of states", "mamba_available_tokens": "... free states",
+    "mamba_evictable_tokens": "... states kept for reuse", "mamba_used_tokens": "... states held",
+    "spec_accept_length": "Speculative decoding: accepted length", "spec_accept_rate": "... accepted share",
+    "spec_cap_length": "... length of its cap", "spec_block_accept_length": "... accepted length without a cap",
+    "spec_num_steps": "... steps", "spec_num_draft_tokens": "... draft tokens",
+    "num_prefill_bootstrap_queue_reqs": "Split prefill: requests that wait for a link",
+    "num_prefill_inflight_queue_reqs": "... that are being sent", "num_decode_prealloc_queue_reqs": "... for pages",
+    "num_decode_transfer_queue_reqs": "... that are being received",
+    "num_decode_host_receive_queue_reqs": "... that the host receives",
+    "num_decode_deferred_kv_release_reqs": "... failed ones that hold pages",
+    "pending_prealloc_token_usage": "... share of tokens that wait for pages",
+    "prealloc_full_token_usage": "... share of tokens with pages", "prealloc_swa_token_usage": "... with a window",
+}  # fmt: skip
+
 METRICS = (
+    *(gauge(f"sglang:{name}", lambda fleet, r: 0, f"{about}; 0 in this server.") for name, about in ZEROS.items()),
+    # A diffusion model takes no decode steps, which alone change these.
+    *(
+        Metric(f"sglang:{name}", "gauge", lambda fleet, r, value=value: value, about, only="masks")
+        for name, value, about in (
+            ("decode_sum_seq_lens", 0.0, "Lengths of the sequences of the last decode step."),
+            ("new_token_ratio", 0.7, "Share of a request's tokens for which pages are kept, as it starts."),
+            ("num_retracted_reqs", 0.0, "Requests that the last decode step retracted."),
+        )
+    ),
     gauge("sglang:num_running_reqs", lambda fleet, r: r.engine.num_running, "Requests that hold pages."),
     gauge("sglang:num_queue_reqs", lambda fleet, r: r.num_queued, "Requests that wait."),
-    gauge("sglang:num_grammar_queue_reqs", lambda fleet, r: 0, "Requests that wait for a grammar: none."),
     gauge("sglang:gen_throughput", lambda fleet, r: r.watch.throughput, "Tokens a second of the last decode steps."),
     gauge("sglang:cache_hit_rate", lambda fleet, r: r.watch.hit_rate, "Share of the last batch's tokens found cached."),
     gauge("sglang:token_usage", lambda fleet, r: round(_held(r) / _size(r), 2), "Share of KV tokens held, 0 to 1."),
@@ -61,7 +90,6 @@ METRICS = (
     gauge("sglang:kv_used_tokens", lambda fleet, r: _held(r), "KV tokens held by running requests."),
     gauge("sglang:kv_evictable_tokens", lambda fleet, r: _idle(r), "KV tokens kept for reuse."),
     gauge("sglang:kv_available_tokens", lambda fleet, r: _size(r) - _held(r) - _idle(r), "KV tokens free."),
-    gauge("sglang:utilization", lambda fleet, r: 0, "0, as in the release."),
     gauge("sglang:fwd_occupancy", lambda fleet, r: r.watch.occupancy, "Percent of the time in forward passes."),
     gauge("sglang:is_cuda_graph", lambda fleet, r: r.watch.captured, "Whether the last batch ran as a graph."),
     gauge("sglang:max_total_num_tokens", lambda fleet, r: _size(r), "Tokens of the KV pool."),

@@ -1,6 +1,7 @@
 """Turns a replica's steps and replies into the quantities that metrics show."""
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -51,8 +52,10 @@ class Watch:
     captured: bool  # the last step replayed a graph
 
     def __init__(
-        self, metrics: Sequence[Metric], engine: Engine, clock: Clock, prefixes: Prefixes | None, timed: Timed | None
-    ) -> None:
+        self, metrics: Sequence[Metric], engine: Engine, clock: Clock, prefixes: Prefixes | None, timed: Timed | None,
+        handles: bool = False,
+    ) -> None:  # fmt: skip
+        """handles: a request's latencies begin when it has one of the engine's max_batch handles."""
         self.tallies = Tallies(metrics, engine.limits.context_limit)
         self.num_done = self.num_cancelled = 0
         self.throughput = self.hit_rate = 0.0
@@ -67,6 +70,8 @@ class Watch:
         self._end = clock()
         self._window = self._decoding = (0, 0.0, self._end)  # steps, device seconds or tokens, start
         self._hits = 0
+        self._handles = Handles(engine.limits.max_batch) if handles else None
+        self._handed: dict[int, float] = {}  # s, by request
 
     @property
     def idle(self) -> float:
@@ -89,13 +94,26 @@ class Watch:
         """A request's first step; it reached the engine at `due` (s)."""
         self.tallies.add("queue_time_at_start", float(self._engine.table["scheduled"][request]) - due)
         self._hits += self._cached_of(request)
+        if self._handles is not None:
+            self._handed[request] = self._handles.take(float(self._engine.table["arrival"][request]))
+
+    def cancelled(self, request: int, begun: bool) -> None:
+        """Count a request whose client went away."""
+        self.num_cancelled += 1
+        if begun:
+            self._free(request, self._clock())
+
+    def _free(self, request: int, now: float) -> None:
+        if self._handles is not None:
+            self._handles.free(now)
+            self._handed.pop(request, None)
 
     def sent(self, sent: Sent) -> int:
         """Returns the computed prompt tokens, with the first tokens of a reply, else 0."""
         add, table, i = self.tallies.add, self._engine.table, sent.request
         prompt, cached = int(table["input_length"][i]), self._cached_of(i)
         labels = {"is_streaming": "true" if sent.streamed else "false"}
-        arrival, first = float(table["arrival"][i]), float(table["first_emission"][i])
+        arrival, first = self._arrival(i), float(table["first_emission"][i])
         if sent.first:
             add("ttft", first - arrival, labels)
             add("prompt_tokens", prompt)
@@ -117,9 +135,8 @@ class Watch:
         add, table, i = self.tallies.add, self._engine.table, sent.request
         self.num_done += 1
         num = int(table["num_tokens"][i])
-        arrival, begin, first, end = (
-            float(table[name][i]) for name in ("arrival", "scheduled", "first_emission", "finish")
-        )
+        begin, first, end = (float(table[name][i]) for name in ("scheduled", "first_emission", "finish"))
+        arrival = self._arrival(i)
         add("finished", 1, {"finished_reason": "stop" if num < sent.output_length else "length"})
         add("finished_type", 1, {"finished_reason": "ResponseType.FINISH"})
         add("num_replies", 1, labels)
@@ -133,11 +150,12 @@ class Watch:
             add("cached_by_source", cached, {"cache_source": "device"})
         add("num_preemptions", int(table["num_preemptions"][i]))
         add("e2el", end - arrival, labels)
-        add("queue_time", begin - sent.due)
+        add("queue_time", begin - max(sent.due, arrival))
         add("inference", end - begin)
         add("prefill", first - begin)
         add("decode", end - first)
         add("tpot", (end - first) / max(1, num - 1), labels)
+        self._free(i, end)
 
     def step(self, plan: StepPlan, outcome: StepOutcome, end: float, num_sent: int, num_prompt: int) -> float:
         """Returns the device's s of a finished step.
@@ -188,8 +206,31 @@ class Watch:
             return min(outcome.latency, self._timed.host(plan)), self._timed.captured(plan)
         return (0.0 if np.isnan(outcome.device) else outcome.latency - outcome.device), False
 
+    def _arrival(self, request: int) -> float:
+        """When a request's latencies begin (s)."""
+        return self._handed.get(request, float(self._engine.table["arrival"][request]))
+
     def _cached_of(self, request: int) -> int:
         return 0 if self._cached is None else int(self._cached[request])
+
+
+class Handles:
+    """LMDeploy's handles: a request takes one of `count` before it reaches the engine, in order of arrival."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._taken, self._freed = count, 0, 0
+        self._times: deque[float] = deque(maxlen=count)  # s, when the last ones were freed
+
+    def take(self, arrival: float) -> float:
+        """When the next request had a handle (s). It has begun, so its handle is free or was freed."""
+        at = self._taken - self._count - (self._freed - len(self._times))
+        self._taken += 1
+        return max(arrival, self._times[at]) if at >= 0 else arrival
+
+    def free(self, now: float) -> None:
+        """Free a handle."""
+        self._times.append(now)
+        self._freed += 1
 
 
 def _after(window: tuple[int, float, float], more: float, now: float) -> tuple[tuple[int, float, float], float | None]:

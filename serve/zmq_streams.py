@@ -1,4 +1,4 @@
-"""ZMQ streams as engines send them: SGLang's forward-pass metrics, vLLM's KV events."""
+"""ZMQ streams as engines send them: SGLang's forward-pass metrics, vLLM's and SGLang's KV events."""
 
 import queue
 import threading
@@ -179,9 +179,11 @@ class ForwardPassMetrics:
 class KvEvents:
     """Pages that the prefix cache stored or evicted, by hash; token ids stay empty."""
 
-    def __init__(self, base: str, rank: int, engine: Engine, prefixes: Prefixes, replay: str | None = None) -> None:
-        """replay: base of the addresses to ask for past events."""
-        self._rank, self._prefixes = rank, prefixes
+    def __init__(
+        self, base: str, rank: int, engine: Engine, prefixes: Prefixes, release: str, replay: str | None = None
+    ) -> None:
+        """release: "sglang" for its fields, otherwise vLLM's. replay: base of the addresses for past events."""
+        self._rank, self._prefixes, self._sglang = rank, prefixes, release == "sglang"
         again = None if replay is None else endpoint_of("--kv-events-replay", replay, rank)
         self._publisher = Publisher("--kv-events", endpoint_of("--kv-events", base, rank), 100_000, replay=again)
         self._count = len(cache_of(engine).entries)
@@ -197,7 +199,7 @@ class KvEvents:
         if not stored and not removed and not events:
             return
         events += [
-            {"type": "BlockRemoved", "block_hashes": [key & _HASH], "medium": "GPU", "group_idx": group}
+            {"type": "BlockRemoved", "block_hashes": [key & _HASH], "medium": "GPU"} | self._own(group)
             for key, group in removed
         ]
         parents = self._parents(ended)
@@ -206,8 +208,8 @@ class KvEvents:
             events.append({
                 "type": "BlockStored", "block_hashes": [key & _HASH],
                 "parent_block_hash": None if parent is None else parent & _HASH, "token_ids": [],
-                "block_size": self._prefixes.block, "lora_id": None, "medium": "GPU", "lora_name": None,
-                "group_idx": group,
+                "block_size": self._prefixes.block, "lora_id": None, "medium": "GPU",
+                **({} if self._sglang else {"lora_name": None}), **self._own(group),
             })  # fmt: skip
         self._publisher.put([time.time(), events, self._rank])
 
@@ -220,6 +222,10 @@ class KvEvents:
 
     def close(self) -> None:
         self._publisher.close()
+
+    def _own(self, group: int) -> dict[str, int]:
+        """The fields of vLLM alone."""
+        return {} if self._sglang else {"group_idx": group}
 
     def _parents(self, ended: EndedStep) -> dict[int, int]:
         """By key of each page of the step's requests: the key of the page before."""

@@ -19,6 +19,8 @@ class Names:
     gauges: Mapping[str, tuple[str, ...]]
     histograms: Mapping[str, tuple[str, ...]]
     settings: tuple[str, ...] = ()  # metrics with settings as labels
+    added: Mapping[str, str] = field(default_factory=dict)  # a gauge to add to another one
+    handles: bool = False  # a request waits for one of max_batch handles, and its latencies begin with it
     left_out: tuple[str, ...] = field(default=("engine", "engine_index", "engine_id"))  # labels that are no settings
 
 
@@ -90,6 +92,8 @@ ENGINES = {
             "input_length": ("request_prompt_tokens",),
             "output_length": ("request_generation_tokens",),
         },
+        added={"waiting": "num_api_requests_waiting"},
+        handles=True,
     ),
 }
 
@@ -116,6 +120,9 @@ def sample_of(text: str, time: float, where: str) -> Sample:
     names = ENGINES[engine]
     counters = {ours: _total(page, names, theirs) for ours, theirs in names.counters.items()}
     gauges = {ours: _total(page, names, theirs, ours) for ours, theirs in names.gauges.items()}
+    for ours, more in names.added.items():
+        if gauges[ours] is not None:
+            gauges[ours] += _total(page, names, (more,)) or 0.0
     histograms = {ours: _buckets(page, names, theirs) for ours, theirs in names.histograms.items()}
     known = {ours: buckets for ours, buckets in histograms.items() if buckets is not None}
     if counters["requests"] is None and "e2el" in known:

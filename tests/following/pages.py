@@ -66,6 +66,8 @@ LMDEPLOY = """# TYPE lmdeploy:num_requests_running gauge
 lmdeploy:num_requests_running{engine="0"} 3
 # TYPE lmdeploy:num_requests_waiting gauge
 lmdeploy:num_requests_waiting{engine="0"} 4
+# TYPE lmdeploy:num_api_requests_waiting gauge
+lmdeploy:num_api_requests_waiting{engine="0"} 2
 # TYPE lmdeploy:generation_tokens counter
 lmdeploy:generation_tokens_total{engine="0"} 70
 """ + _histogram("lmdeploy:time_to_first_token_seconds", 'engine="0"', {"0.1": 2, "+Inf": 6}, 3.0) + _histogram(

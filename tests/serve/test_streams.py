@@ -146,6 +146,32 @@ class BlockRemoved(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     group_idx: int | None = None
 
 
+class SglangStored(msgspec.Struct, tag="BlockStored", forbid_unknown_fields=True):
+    """As SGLang 0.5.23's disaggregation/kv_events.py, without the fields that it omits at their defaults."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+
+
+class SglangRemoved(msgspec.Struct, tag="BlockRemoved", forbid_unknown_fields=True):
+    block_hashes: list[int]
+    medium: str | None
+
+
+class AllBlocksCleared(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    pass
+
+
+class SglangBatch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[SglangStored | SglangRemoved | AllBlocksCleared]
+    attn_dp_rank: int
+
+
 class Batch(msgspec.Struct, array_like=True):
     ts: float
     events: list[BlockStored | BlockRemoved]
@@ -257,11 +283,13 @@ def test_a_cache_is_emptied_as_the_release_does_unless_its_pages_are_held(
         done = server.ask("GET", "/flush_cache")
         assert (done.status, done.body[:15]) == (200, b"Cache flushed.\n")
         assert engine.idle_pages == 0
-        last = messages(socket, Any)[-1][1]  # no step is awaited
+        sent = [batch for _, batch in messages(socket, SglangBatch)]
+        last = sent[-1]  # no step is awaited
         assert server.ask("POST", "/flush_cache", sec_fetch_site="cross-site").status == 403
         assert server.ask("POST", "/reset_prefix_cache").status == 404
     socket.close(0)
-    assert last[1:] == [[{"type": "AllBlocksCleared"}], 0]
+    assert (last.events, last.attn_dp_rank) == ([AllBlocksCleared()], 0)
+    assert {type(event) for batch in sent[:-1] for event in batch.events} == {SglangStored}
     with serving(twin(metrics_as="vllm")) as server:  # it caches nothing
         assert server.ask("POST", "/reset_prefix_cache").json == {"success": True}
         assert server.ask("POST", "/reset_prefix_cache?reset_running_requests=true").status == 400
