@@ -113,7 +113,7 @@ def serving(watcher: Watcher, host: str, port: int) -> Iterator[str]:
     server = uvicorn.Server(
         uvicorn.Config(
             application(watcher, host), host=host, port=port, lifespan="off", ws="none", access_log=False,
-            log_config=None, server_header=False, timeout_graceful_shutdown=1,
+            log_config=None, log_level="critical", server_header=False, timeout_graceful_shutdown=1,
         )
     )  # fmt: skip
     ended = threading.Event()

@@ -38,10 +38,10 @@ LOOKS = 0.2  # s between checks of the background while waiting for it
 
 
 def open_folder(folder: str | Path, followed: Followed) -> Path:
-    """Open or create a followed server's folder; DsimError if it belongs to another server, policy or profile."""
+    """Open or create a followed server's folder; DsimError if it has readings of another server, policy or profile."""
     path = check_folder(folder, FOLDER, force=False, add=True)
     path.mkdir(parents=True, exist_ok=True)
-    if (path / "follow.json").exists():
+    if (path / "follow.json").exists() and any((path / "samples").glob("*.jsonl")):
         before = read_json(path / "follow.json")["followed"]
         for name, value in question_of(followed).items():
             if before.get(name) != value:

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -63,6 +64,25 @@ def test_once_reads_a_sample_and_the_next_goes_on() -> None:
 )  # fmt: skip
 def test_a_mistake_is_one_line(words: tuple[object, ...], said: str) -> None:
     assert said in dsim("follow", *WORDS, *words).refusal
+
+
+def test_a_mistyped_server_is_mended_in_the_same_folder() -> None:
+    assert "does not answer" in dsim("follow", "http://127.0.0.1:9", *WORDS, "--once").refusal
+    with pages.showing([pages.vllm()]) as (url, _):
+        assert dsim("follow", url, *WORDS, "--once").code == 0
+    refused = dsim("follow", "http://127.0.0.1:9", *WORDS, "--once").refusal
+    assert "expected ['http://127.0.0.1:9/metrics']: choose another folder" in refused
+
+
+def test_a_taken_port_is_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        # In a process of its own, where no handler of pytest's takes uvicorn's log.
+        command = [sys.executable, "-m", "dsim", "follow", "http://127.0.0.1:9", *WORDS, "--port", str(port)]
+        found = subprocess.run(command, capture_output=True, text=True)
+    assert found.stderr == f"Error: --port is {port}, expected one that is free on 127.0.0.1\n"
 
 
 def test_a_server_that_is_gone_for_a_while_ends_nothing(tmp_path: Path) -> None:
