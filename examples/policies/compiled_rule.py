@@ -53,6 +53,6 @@ def leftmost(status: Any, reach: int, chunk: int, fields: Any, window: Any) -> N
 POLICY = Preset(
     Policy("queue-chunk", EVERY_STEP, QueueChunk(), DelayedCache()),
     main="calm",
-    summary="a chunk that goes by the queue's length",
+    summary="a chunk sized by the queue's length",
     citation="docs/policy-of-your-own.md",
 )

@@ -50,7 +50,7 @@ def test_the_fields_of_a_policy_are_listed_with_what_each_may_be_and_means() -> 
     ran = dsim("policies", "--fields", f"{example}:POLICY:4")
     assert (ran.code, ran.err) == (0, "")
     lines = ran.out.splitlines()
-    assert lines[0].endswith(":POLICY:4: a chunk that goes by the queue's length")
+    assert lines[0].endswith(":POLICY:4: a chunk sized by the queue's length")
     assert lines[1] == "Source: docs/policy-of-your-own.md"
     assert "  calm = 4: requests, waiting or running, that get the largest chunk [1 to 64]" in lines
     as_json = dsim("policies", "--fields", "chunk:16", "--json").json

@@ -331,7 +331,7 @@ def test_a_chunk_that_cannot_be_computed_is_refused_with_what_can(answer: int) -
 
 def test_a_preset_from_outside_is_its_policy_with_a_main_field() -> None:
     preset = preset_of(COMPILED, allow_code=ALLOWED)
-    assert (preset.main, preset.summary) == ("calm", "a chunk that goes by the queue's length")
+    assert (preset.main, preset.summary) == ("calm", "a chunk sized by the queue's length")
 
 
 def test_an_entry_point_is_a_preset_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
