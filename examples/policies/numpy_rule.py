@@ -11,7 +11,7 @@ from dsim.policy import CACHED, EVERY_STEP, DelayedCache, Granularity, Policy, P
 
 @dataclass(frozen=True)
 class QueueChunk(Granularity):
-    """The largest chunk while few requests are here; beyond that, so many positions a step as those few computed."""
+    """The largest chunk for up to `calm` requests; beyond, the same number of positions a step shared among all."""
 
     max_chunk: Annotated[int, Range(2, 32), "the largest chunk, at most the block"] = 32
     calm: Annotated[int, Range(1, 64), "requests, waiting or running, that get the largest chunk"] = 8
