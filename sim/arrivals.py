@@ -1,4 +1,4 @@
-"""How a trace's requests come: at their times, turn by turn within sessions, or in a closed loop."""
+"""How requests come: at their times, turn by turn within sessions, or in a closed loop."""
 
 import math
 from collections import deque
@@ -23,30 +23,30 @@ from ..traces.trace import CANVAS, READ_ONLY
 from .clock import ARRIVAL, Clock
 from .group import Group
 
-Submit = Callable[[Request], bool]  # False: the request was rejected
+Submit = Callable[[Request], bool]  # False: rejected
 
 
 class Source(Protocol):
-    """Submits a trace's requests to a fleet. The front end's whole time counts on the way to the engine."""
+    """Submits a trace's requests to a fleet; the front end's time counts on the way in."""
 
-    foresees: bool  # whether `next_time` stays valid when requests end earlier
+    foresees: bool  # `next_time` holds when requests end earlier
 
     def start(self) -> simpy.Event | None:
-        """Begin; the event at which the last request has come, None where requests come until all have ended."""
+        """Begin; returns the event of the last arrival, or None if requests come until all have ended."""
 
     def next_time(self, turn: int = 0, every: int = 1) -> float:
-        """The time of the next arrival; with `every`, of the next request with an index of `turn` modulo `every`."""
+        """The next arrival (s); with `every`, of a request whose index is `turn` modulo `every`."""
 
     def ended(self, count: int) -> None:
-        """Note that `count` more requests have ended."""
+        """`count` more requests have ended."""
 
     @property
     def exhausted(self) -> bool:
-        """Whether no request is still to come."""
+        """No request is still to come."""
 
 
 class OpenLoop:
-    """Submits each request at its time, independently of the other requests."""
+    """Submits each request at its time."""
 
     foresees = True
 
@@ -63,13 +63,13 @@ class OpenLoop:
         return self._env.process(self._run())
 
     def hand_over(self, engines: Sequence[Engine]) -> None:
-        """Have the engines submit all requests in turn by themselves; SimPy waits only for the last one."""
+        """Have the engines submit all requests in turn; SimPy waits for the last one."""
         for turn, engine in enumerate(engines):
             engine.expect(self._inbox(engine, np.arange(turn, len(self._trace), len(engines), dtype=np.int32)))
         self._next = len(self._trace)
 
     def hand_to(self, group: Group, engine: Engine, figures: Sequence[str], sent: Sent) -> None:
-        """Hand all requests to the group that this replica belongs to; SimPy waits only for the last one."""
+        """Hand all requests to a replica's group; SimPy waits for the last one."""
         group.take(self._inbox(engine, np.arange(len(self._trace), dtype=np.int32)), figures, sent)
         self._next, self._taker = len(self._trace), group
 
@@ -78,7 +78,6 @@ class OpenLoop:
         return self._trace.request(index)
 
     def _inbox(self, engine: Engine, rows: npt.NDArray[np.int32]) -> Inbox:
-        """These requests for the engine; its table has all that they ask for."""
         trace = self._trace
         asked = {name: column[rows] for name, column in trace.wishes.items()}
         if engine.narrows and not trace.extras.keys().isdisjoint((CANVAS, READ_ONLY)):
@@ -88,7 +87,7 @@ class OpenLoop:
         return Inbox(rows, self._reach[rows], _fitting(engine, trace, rows))
 
     def next_time(self, turn: int = 0, every: int = 1) -> float:
-        """The time of the next arrival, or of the run's end if there is none."""
+        """The next arrival, or the run's end (s)."""
         i = self._next + (turn - self._next) % every
         return float(self._reach[i]) if i < len(self._trace) else self._end
 
@@ -115,8 +114,7 @@ class OpenLoop:
 
 
 def _fitting(engine: Engine, trace: Trace, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-    """Which of these requests the engine could ever serve."""
-    # A longer request never takes less under the shipped rules.
+    # Under shipped rules a longer request never takes less.
     if all(is_ours(type(part)) for part in engine.policy.parts()) and not trace.canvas_length.any():
         longest = Request(0, 0.0, int(trace.input_length[rows].max(initial=0)), int(trace.limit[rows].max(initial=0)))
         if engine.fits(longest):
@@ -125,7 +123,7 @@ def _fitting(engine: Engine, trace: Trace, rows: npt.NDArray[np.int32]) -> npt.N
 
 
 class Sessions:
-    """Submits each turn of a session when the turn before it has ended, and not before its time."""
+    """Submits a session's turn at its time, or when the turn before it has ended."""
 
     foresees = False
 
@@ -137,11 +135,11 @@ class Sessions:
         if sessions is None:
             raise TraceError(f"{trace.name}: none of its {len(trace)} requests has a session_id, expected some")
         self._env, self._table, self._submit, self._queue = env, table, submit, Queue(front)
-        # A fixed time delays all alike, so one event a turn does; a turn joins a queue when it is sent.
+        # A fixed time delays all alike: one event a turn. A turn joins a queue when sent.
         self._due = OpenLoop(env, trace, self._come, drain, NO_FRONT_END if front.service else front)
         self._before: list[int] = []  # [requests] the index of the turn before, or -1
-        self._held: list[Request] = []  # due, and the turn before has not ended
-        self._underway: deque[tuple[float, Request]] = deque()  # when each reaches the fleet
+        self._held: list[Request] = []  # due, but the turn before has not ended
+        self._underway: deque[tuple[float, Request]] = deque()  # arrival at the fleet, request
         last: dict[str, int] = {}
         for i, session in enumerate(sessions):
             self._before.append(-1 if session is None else last.get(str(session), -1))
@@ -169,7 +167,7 @@ class Sessions:
         return request not in self._held
 
     def _send_due(self) -> None:
-        """Send the turns that do not wait for another turn."""
+        """Send the turns that wait for no other."""
         while ready := [request for request in self._held if self._is_over(self._before[request.index])]:
             self._held.remove(ready[0])  # a rejected turn is over, too
             self._send(ready[0])
@@ -189,14 +187,14 @@ class Sessions:
             self._submit(request)
 
     def _arrive(self, reach: float) -> Generator[simpy.Event, Any, None]:
-        """Submit the turn that has been underway longest when it reaches the fleet."""
+        """Submit the turn longest underway when it arrives."""
         yield self._env.at(reach, ARRIVAL)
         self._submit(self._underway.popleft()[1])
         self._send_due()
 
 
 class ClosedLoop:
-    """Workers that share the trace as a queue: each submits its next request when its last one ends."""
+    """Workers that share the trace as a queue: each sends its next request when its last ends."""
 
     foresees = False
 
@@ -206,18 +204,17 @@ class ClosedLoop:
         self._submit = submit
         self._workers = workers
         self._queue = Queue(front)
-        self._underway: deque[tuple[float, Request]] = deque()  # when each reaches the fleet
+        self._underway: deque[tuple[float, Request]] = deque()  # arrival at the fleet, request
         self._taken = 0
 
     def start(self) -> None:
         self.ended(self._workers)
 
     def next_time(self, turn: int = 0, every: int = 1) -> float:
-        """The time at which the next request that is underway reaches the fleet."""
+        """The next arrival of a request underway (s)."""
         return self._underway[0][0] if self._underway else math.inf
 
     def ended(self, count: int) -> None:
-        """Have `count` free workers send their next requests."""
         while count and self._taken < len(self._trace):
             request = replace(self._trace.request(self._taken), arrival=self._env.now)
             self._taken += 1
@@ -233,7 +230,7 @@ class ClosedLoop:
         return self._taken == len(self._trace) and not self._underway
 
     def _arrive(self, reach: float) -> Generator[simpy.Event, Any, None]:
-        """Submit the request that has been underway longest when it reaches the fleet."""
+        """Submit the request longest underway when it arrives."""
         yield self._env.at(reach, ARRIVAL)
         if not self._submit(self._underway.popleft()[1]):
             self.ended(1)

@@ -15,10 +15,10 @@ WANTED = {int: "a whole number", bool: "true or false", float: "a number"}
 def made(
     what: str, spec: str, shipped: Mapping[str, type], base: type, allow_code: AllowedCode, others: Sequence[str] = ()
 ) -> Any:
-    """Make the part that a SPEC names: a dataclass, shipped or from a user's file; its fields are its settings.
+    """Make the part that a SPEC names: a dataclass, shipped or of a user's file, whose fields are its settings.
 
-    what: the kind of part, such as scaler. others: more names to list in an error. Raises PolicyError for an unknown
-    name, field or value, and CodeError for a file that is not in `allow_code`.
+    what: its kind, such as scaler. others: more names for an error. PolicyError for an unknown name, field or value;
+    CodeError for a file not in `allow_code`.
     """
     kind, settings, asker = kind_of(what, spec, shipped, base, allow_code, others)
     try:
@@ -31,7 +31,7 @@ def made(
 def kind_of(
     what: str, spec: str, shipped: Mapping[str, type], base: type, allow_code: AllowedCode, others: Sequence[str] = ()
 ) -> tuple[Any, list[str], str]:
-    """The class that a SPEC names, the items of its settings, and the beginning of an error; as `made`."""
+    """A SPEC's class, the items of its settings, and the beginning of an error; see `made`."""
     name, *settings = spec.split(",")
     asker = f"{what} {quoted(spec)}"
     if name in shipped:
@@ -51,7 +51,6 @@ def kind_of(
 
 
 def values(settings: Sequence[str], types: Mapping[str, Any], known: Sequence[str], asker: str) -> dict[str, Any]:
-    """The fields of a SPEC, each of its type."""
     found: dict[str, Any] = {}
     for item in settings:
         name, equals, text = item.partition("=")

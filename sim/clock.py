@@ -6,30 +6,30 @@ from collections.abc import Callable
 import simpy
 from simpy.events import NORMAL, URGENT
 
-# Priorities of events at equal times: a step that begins sees an arrival and what is decided, which sees the arrival.
+# At equal times: an arrival, then a decision, which sees it, then a step, which sees both.
 ARRIVAL, DECISION, STEP = URGENT, 0.5, NORMAL
 
 
 class Clock(simpy.Environment):
-    """An environment that sets events at exact times.
+    """Sets events at exact times.
 
-    SimPy adds a delay to `now`, which may round. The engine computes the end of a step once, and it stays exact.
+    SimPy adds a delay to `now`, which may round; the engine computes a step's end once.
     """
 
-    stopping = False  # the run ends before its next event, with KeyboardInterrupt
+    stopping = False  # the run ends before its next event
 
     def stop(self) -> None:
-        """End the run before its next event."""
+        """End the run before its next event, with KeyboardInterrupt."""
         self.stopping = True
 
     def step(self) -> None:
-        """Process the next event; KeyboardInterrupt where `stop` was called, so a run never ends inside an event."""
+        """Process the next event, unless stopped: a run never ends inside an event."""
         if self.stopping:
             raise KeyboardInterrupt
         super().step()
 
     def at(self, time: float, priority: float = STEP) -> simpy.Event:
-        """An event at `time`; at equal times those of the least priority come first."""
+        """An event at `time`; at equal times the least priority comes first."""
         assert time >= self.now, f"time would run backwards, from {self.now} to {time}"
         event = self.event()
         event._ok = True

@@ -1,4 +1,4 @@
-"""A fleet: pools of replicas, the router in front of them, and the scaler that changes their number."""
+"""A fleet: pools of replicas, their router, and the scaler that changes their number."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ class PoolSpec:
 
     @classmethod
     def parse(cls, text: str, index: int) -> "PoolSpec":
-        """Read a pool; PolicyError if the text is not one. index: names a pool without a name."""
+        """Read a pool; PolicyError if the text is none. index: names one without a name."""
         found = re.fullmatch(r"(?:([\w-]+):)?(\d{1,9})@([^,]+),(.+)", text)
         if found is None:
             example = "2@a100-sdar-8b,ar"
@@ -41,7 +41,6 @@ class PoolSpec:
 
     @classmethod
     def parse_all(cls, texts: Iterable[str]) -> "list[PoolSpec]":
-        """Read the pools of a fleet."""
         return [cls.parse(text, i) for i, text in enumerate(texts)]
 
     def __str__(self) -> str:
@@ -50,28 +49,28 @@ class PoolSpec:
 
 @dataclass(frozen=True)
 class Pool:
-    """Replicas of one setting: a policy on a profile, and so on one kind of hardware."""
+    """Replicas of one setting, and so of one kind of hardware."""
 
     setting: Setting
-    count: int = 1  # replicas when the run begins, all of them ready
+    count: int = 1  # when the run begins, all ready
     name: str = "pool"
-    startup: Startup = AT_ONCE  # from the decision to start one more replica until it takes requests
+    startup: Startup = AT_ONCE  # from the decision to start one until it takes requests
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """Pools of replicas behind one router. One pool of a fixed count is the plain case."""
+    """Pools of replicas behind one router."""
 
     pools: tuple[Pool, ...]
     routing: Routing = IN_TURN
-    scaling: Scaling | None = None  # None: the number of replicas stays
-    links: tuple[Link, ...] = ()  # each makes the pool that it begins at a prefill pool
+    scaling: Scaling | None = None  # None: the number stays
+    links: tuple[Link, ...] = ()  # a link's first pool only prefills
     deciding: Deciding = ALWAYS  # which requests are prefilled there
     failures: tuple[Failure, ...] = ()
     tiers: tuple[Tier, ...] = ()  # under the prefix caches
 
     def check(self) -> Self:
-        """Itself; PolicyError or ProfileError where it cannot run."""
+        """Itself; PolicyError or ProfileError if it cannot run."""
         for pool in self.pools:
             if not 1 <= pool.count <= MAX_REPLICAS:
                 limit = "at least 1" if pool.count < 1 else f"at most {MAX_REPLICAS}"
@@ -120,33 +119,31 @@ class Fleet:
                 _check_pair(pools[name], pools[to])
 
     def prefills(self, pool: Pool) -> bool:
-        """Whether a pool only prefills."""
         return any(link.source == pool.name for link in self.links)
 
     @property
     def shares_where_decoded(self) -> bool:
-        """Whether keys and values travel, and a pool that decodes has a prefix cache."""
+        """Whether KV travels and a decoding pool has a prefix cache."""
         decoding = (pool for pool in self.pools if not self.prefills(pool))
         return bool(self.links) and any(caches_prefixes(pool.setting.policy) for pool in decoding)
 
     @property
     def moves_by_block(self) -> bool:
-        """Whether requests go from pool to pool once a block."""
+        """Whether requests move between pools once a block."""
         return bool(self.links) and self.pools[0].setting.policy.cache.separable
 
     def with_ends(self) -> Self:
-        """The same, with the pools of each link named."""
+        """The same, with each link's pools named."""
         names = [pool.name for pool in self.pools]
         return replace(self, links=tuple(with_ends(link, names) for link in self.links))
 
     @property
     def num_replicas(self) -> int:
-        """The replicas when the run begins."""
         return sum(pool.count for pool in self.pools)
 
 
 def with_ends(link: Link, names: Sequence[str]) -> Link:
-    """A link with its pools named, of a fleet with these pools; PolicyError if there are not two to choose from."""
+    """Name a link's pools; PolicyError if there are not two to choose from."""
     if link.source and link.to:
         return link
     if len(names) != 2:
@@ -156,7 +153,7 @@ def with_ends(link: Link, names: Sequence[str]) -> Link:
 
 
 def _check_pair(source: Pool, to: Pool) -> None:
-    """PolicyError unless a pool can decode what another one prefilled."""
+    """PolicyError unless a pool can decode what another prefilled."""
     policies = [pool.setting.policy for pool in (source, to)]
     for pool, policy in zip((source, to), policies, strict=True):
         if policy.family == "full-sequence" and not policy.cache.separable:

@@ -1,4 +1,4 @@
-"""Replicas of a pool that are run together: one compiled call runs all that are due before the next arrival."""
+"""Replicas of a pool run together: one compiled call runs all that are due before the next arrival."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,22 +22,22 @@ MANY = 32  # replicas from which figures are read as one column
 
 
 class Member:
-    """One replica of a group, with the interface of `Replica`."""
+    """A replica of a group, with `Replica`'s interface."""
 
     def __init__(self, group: "Group", engine: Engine, at: int, stopped: simpy.Event) -> None:
         self.engine = engine
-        self.stopped = stopped  # its last request has ended, after `drain`
+        self.stopped = stopped  # after `drain`, its last request has ended
         self.at = at
         self._group = group
 
     def submit(self, request: Request) -> bool:
-        """Hand the engine a request now; False if the request can never fit."""
+        """Hand the engine a request; False if it can never fit."""
         taken = self.engine.submit(request)
         self._group.touched(self.at)
         return taken
 
     def drain(self) -> None:
-        """End once all its requests have ended; the caller submits no more."""
+        """End once all its requests have ended; no more may come."""
         self._group.drain(self)
 
     def die(self) -> None:
@@ -46,10 +46,10 @@ class Member:
 
 
 class Serving(list[Engine]):
-    """The engines that take requests, in the order of their numbers. group: the group that runs them all, if any."""
+    """Engines that take requests, by number; group: runs them all, if any."""
 
     group: "Group | None" = None
-    _places: "npt.NDArray[np.int64] | None" = None  # theirs in the group
+    _places: "npt.NDArray[np.int64] | None" = None  # in the group
 
     def append(self, engine: Engine) -> None:
         super().append(engine)
@@ -70,10 +70,10 @@ class Serving(list[Engine]):
 
 
 class Group:
-    """Replicas of one setting with known arrival times of requests; nothing else touches the replicas.
+    """Replicas of one setting with known arrival times, touched by nothing else.
 
-    It has the same result as one `Replica` process for each of them. horizon: the first time at
-    which a request, a decision about the fleet or a failure may come. asleep: called as no replica has anything to do.
+    The same result as one `Replica` process each. horizon: when a request, a decision about the
+    fleet or a failure may come first. asleep: called as no replica has anything to do.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class Group:
         self._asleep = asleep
         self.replicas = Replicas()
         self._draining: list[Member] = []
-        self._done = 0  # requests that have finished
+        self._done = 0  # finished requests
         self._alarm = math.nan  # s, when it is to be run again
         self._woken = False
 
     def add(self, engine: Engine) -> Member:
-        """Add a replica that has no request yet."""
+        """Add a replica without requests."""
         return Member(self, engine, self.replicas.add(engine), self._env.event())
 
     def take(self, inbox: Inbox, figures: Sequence[str], sent: Sent) -> None:
@@ -102,17 +102,17 @@ class Group:
         self._wake()
 
     def take_by(self, engines: Sequence[Engine]) -> None:
-        """Have these replicas take the requests that were handed over from now on, and run all again."""
+        """Have these replicas take the requests handed over, and run all again."""
         self.replicas.take_by(engines)
         self._wake()
 
     def catch_up(self) -> None:
-        """Hand out what has come by now, and begin the steps that began before."""
+        """Hand out what has come, and begin the steps that began before."""
         while not self.replicas.run(-math.inf, self._env.now, self._model.arrays, self._model.cost, self._recorder):
             pass
 
     def touched(self, at: int) -> None:
-        """Run a replica with a new request, after all other arrivals of this moment."""
+        """Run a replica with a new request, after this moment's other arrivals."""
         if self.replicas.due[at] == math.inf:
             self.replicas.due[at] = self._env.now
         self._wake()
@@ -138,7 +138,7 @@ class Group:
         self._env.at(time).callbacks.append(self._on_time)
 
     def _on_time(self, _event: simpy.Event) -> None:
-        # Mostly all steps that end now were run with an arrival before.
+        # Mostly all steps that end now ran with an earlier arrival.
         if self._woken or self._draining or self.replicas.due.min() in (math.inf, self._env.now):
             self._advance()
 

@@ -1,4 +1,4 @@
-"""A link: it carries keys and values from a prefill pool to a pool that decodes."""
+"""A link carries keys and values from a prefill pool to a decoding pool."""
 
 import heapq
 import math
@@ -15,7 +15,7 @@ from .by_name import values
 from .clock import Clock
 
 SHARING = ("sender", "pool", "none")  # what shares its bandwidth: a replica's transfers, all of the link, nothing
-RESERVE = ("late", "early")  # when pages of the decoding replica are reserved: at the prefill's end, or at arrival
+RESERVE = ("late", "early")  # decoding pages are reserved at the prefill's end, or at arrival
 _BANDWIDTH = {"TB/s": "1e12", "GB/s": "1e9", "MB/s": "1e6", "Gb/s": "125e6"}  # bytes/s
 _LATENCY = {"us": "1e-6", "ms": "1e-3", "s": "1"}
 _EXAMPLE = "450GB/s,10us"
@@ -23,16 +23,16 @@ _EXAMPLE = "450GB/s,10us"
 
 @dataclass(frozen=True)
 class Link:
-    """A link from one pool to another: the first one prefills, the second one decodes."""
+    """A link from a prefilling pool to a decoding one."""
 
     bandwidth: float  # bytes/s; infinity: a transfer takes its latency alone
     latency: float = 0.0  # s before the first byte
     source: str = ""  # a pool's name; empty: the first pool
     to: str = ""  # ... the second of two pools
     sharing: str = "sender"
-    overlap: bool = False  # layers travel while later layers are computed
+    overlap: bool = False  # layers travel while later ones are computed
     reserve: str = "late"
-    lease: float = 30.0  # s that pages of the prefill pool are kept for a transfer to begin (vLLM: kv_lease_duration)
+    lease: float = 30.0  # s that prefill pages wait for a transfer to begin (vLLM: kv_lease_duration)
 
     def __post_init__(self) -> None:
         if not self.bandwidth > 0:
@@ -47,7 +47,7 @@ class Link:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a link, `BANDWIDTH[,LATENCY][,field=value...]`; PolicyError if the text is not one."""
+        """Read `BANDWIDTH[,LATENCY][,field=value...]`; PolicyError if the text is none."""
         asker = f"link {quoted(text)}"
         first, *rest = text.split(",")
         found: dict[str, Any] = {"bandwidth": _quantity(first, _BANDWIDTH, asker, "a bandwidth")}
@@ -61,15 +61,15 @@ class Link:
         return cls(**found, **given)
 
     def size(self, profile: Profile, tokens: int) -> int:
-        """Bytes of the keys and values of a sequence's first tokens; layers with a window keep its last ones."""
+        """Bytes of a sequence's KV; layers with a window keep its last tokens."""
         memory, windowed = profile.memory, profile.model.windowed
         seen = tokens if windowed is None else min(tokens, windowed.window - 1)
         return tokens * memory.kv_bytes_per_token + seen * memory.window_bytes_per_token
 
     def left(self, profile: Profile, size: float, prefill: float) -> float:
-        """Bytes of a transfer still to send at the end of a prefill of `prefill` seconds.
+        """Bytes still to send after a prefill of `prefill` seconds.
 
-        With `overlap` each layer is sent while the next ones are computed; the last layer is sent after the prefill.
+        With `overlap` each layer is sent while the next are computed; the last follows the prefill.
         """
         if not self.overlap:
             return size
@@ -80,23 +80,23 @@ class Link:
 class Transfer:
     """Bytes on their way."""
 
-    then: Callable[[], None]  # called when they are there
+    then: Callable[[], None]  # called on arrival
     cancelled: bool = False
 
 
 class Wire:
-    """A link while a run lasts: transfers in flight share its bandwidth alike (processor sharing)."""
+    """A link during a run: transfers share its bandwidth alike (processor sharing)."""
 
     def __init__(self, env: Clock, link: Link) -> None:
         self._env, self._link = env, link
         self._shares = link.sharing != "none" and math.isfinite(link.bandwidth)
-        self._served = 0.0  # bytes that a transfer in flight since the wire was last idle has been sent
-        self._since = 0.0  # s, when that was
-        self._ends: list[tuple[float, int, Transfer]] = []  # a heap: `_served` at the end of each transfer
+        self._served = 0.0  # bytes sent to a transfer in flight since the wire was last idle
+        self._since = 0.0  # s, of `_served`
+        self._ends: list[tuple[float, int, Transfer]] = []  # a heap: `_served` at each transfer's end
         self._order, self._version = count(), 0
 
     def send(self, size: float, then: Callable[[], None]) -> Transfer:
-        """Send bytes from now on; `then` is called when they are there."""
+        """Send bytes from now on; `then` is called on arrival."""
         link, env, transfer = self._link, self._env, Transfer(then)
         if not self._shares:
             env.call(env.now + link.latency + size / link.bandwidth, lambda: self._arrive(transfer))
@@ -107,7 +107,7 @@ class Wire:
         return transfer
 
     def cancel(self, transfer: Transfer) -> None:
-        """Stop a transfer that has not ended; the others share its bandwidth."""
+        """Stop a transfer; the others share its bandwidth."""
         transfer.cancelled = True
         left = [entry for entry in self._ends if entry[2] is not transfer]
         if len(left) < len(self._ends):
@@ -136,7 +136,7 @@ class Wire:
         self._since = self._env.now
 
     def _expect(self) -> None:
-        """Schedule the end of the next transfer to end; a transfer that begins or ends before reschedules it."""
+        """Schedule the next end of a transfer; a transfer that begins or ends before reschedules it."""
         self._version += 1
         if self._ends:
             left = max(0.0, self._ends[0][0] - self._served)

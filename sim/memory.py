@@ -1,7 +1,7 @@
-"""The memory of a replica: weights, KV pages and the tensors of a step, and whether they fit.
+"""A replica's memory: weights, KV pages and a step's tensors, and whether they fit.
 
-Engines size the pool of pages before they run a step (profiler/profile.py). This module adds the tensors of a step
-(profiler/footprint.py) and names the largest tensor where the sum does not fit.
+Engines size the page pool beforehand (profiler/profile.py); this adds a step's tensors (profiler/footprint.py) and
+names the largest if the sum does not fit.
 """
 
 from dataclasses import dataclass
@@ -23,21 +23,20 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Forward:
-    """The sizes of a forward that its memory depends on."""
+    """What a forward's memory depends on."""
 
-    tokens: int  # query positions of one forward
+    tokens: int  # query positions
     head_rows: int  # rows through the LM head
 
 
 @dataclass(frozen=True)
 class StepMemory:
-    """The memory of one replica: bytes summed over its GPUs."""
+    """One replica's memory, in bytes over its GPUs."""
 
     setting: Setting
 
     @property
     def capacity(self) -> int:
-        """Bytes of memory, on all GPUs."""
         return self.setting.profile.memory.capacity_bytes
 
     @property
@@ -50,18 +49,18 @@ class StepMemory:
         return {name: size for name, size in held.items() if size}
 
     def of(self, forward: Forward) -> dict[str, int]:
-        """Bytes of a forward's tensors, on all GPUs: each GPU holds the whole residual stream and the logits."""
+        """Bytes of a forward's tensors: each GPU holds the whole residual stream and the logits."""
         cap = getattr(self.setting.policy.batching, "max_num_logits", None)
         found = of_forward(self.setting.profile.model, forward.tokens, forward.head_rows, max_num_logits=cap)
         return {name: self.setting.profile.device.count * size for name, size in found.items()}
 
     def largest(self, requests: Trace) -> Forward:
-        """The largest forward of these requests under the policy and its limits."""
+        """The largest forward of these requests."""
         found = _forwards(self.setting.policy, self.setting.limits, requests)
         return max(found, key=lambda forward: sum(self.of(forward).values()))
 
     def shortage(self, forward: Forward) -> str | None:
-        """Name the tensor of a forward that exceeds the memory, and by how much; None if the forward fits."""
+        """The tensor of a forward that exceeds the memory, and by how much; None: it fits."""
         own = self.of(forward)
         more = sum(self.standing.values()) + sum(own.values()) - self.capacity
         if more <= 0:
@@ -74,7 +73,7 @@ class StepMemory:
         )
 
     def to_json(self, requests: Trace) -> dict[str, Any]:
-        """The entry of run.json: GB by name, at the largest forward."""
+        """For run.json: GB by name, at the largest forward."""
         forward = self.largest(requests)
         held = {**self.standing, **self.of(forward)}
         return {
@@ -88,7 +87,7 @@ class StepMemory:
 
 
 def _forwards(policy: Policy, limits: Limits, requests: Trace) -> list[Forward]:
-    """Upper bounds of the forwards: each forward of these requests is at most as large as one of them."""
+    """Upper bounds: each forward of these requests is at most one of these."""
     block, batching = policy.block_length, policy.batching
     rows = min(limits.max_batch, len(requests))
     budget = limits.max_prefill_tokens or batching.max_prefill_tokens

@@ -13,7 +13,7 @@ from ..engine.state import COMPLETED, COUNTERS, UNFINISHED
 from .fleet import Pool
 from .scalers.scaler import PoolView, ReplicaLoads
 
-# Fields of state.Counters that are read as changes since the last tick.
+# Fields of state.Counters, read as changes.
 _TOTALS = (
     "num_decode_steps", "num_prefill_steps", "prefill_time", "decode_time", "total_prefill_tokens", "page_time",
     "forwards", "total_committed",
@@ -24,31 +24,29 @@ _ZERO = np.zeros(len(_TOTALS))
 class PoolWatch:
     """Watches one pool.
 
-    table: of the requests as the pool has them. cached: prompt tokens of each request that a prefix cache held; None
-    without one. role: of PoolView.
+    table: requests as the pool has them. cached: each request's prompt tokens in a prefix cache, or None. role: of
+    PoolView.
     """
 
     def __init__(
         self, pool: Pool, table: RequestTable, cached: npt.NDArray[Any] | None, role: str = "both"
     ) -> None:  # fmt: skip
         self._pool, self._table, self._cached, self._role = pool, table, cached, role
-        self._new: list[int] = []  # requests sent to the pool since the last tick
-        self._open = np.zeros(0, np.int64)  # requests of the pool that had not ended at the last tick
-        self._before: dict[int, npt.NDArray[np.float64]] = {}  # _TOTALS of each replica at the last tick
+        self._new: list[int] = []  # sent since the last tick
+        self._open = np.zeros(0, np.int64)  # not ended at the last tick
+        self._before: dict[int, npt.NDArray[np.float64]] = {}  # _TOTALS by replica at the last tick
         self._last = 0.0  # s, the last tick
         self._forwards = self._committed = 0.0  # since the run began
 
     def sent(self, *requests: int) -> None:
-        """Note that requests were sent to the pool."""
         self._new += requests
 
     def gone(self, requests: npt.NDArray[np.int64]) -> None:
-        """Forget requests that have left the pool."""
         self._new = [request for request in self._new if request not in requests]
         self._open = self._open[~np.isin(self._open, requests)]
 
     def view(self, now: float, engines: Sequence[Engine], starting: int, draining: Sequence[Engine]) -> PoolView:
-        """The pool now. engines: of the ready replicas."""
+        """The pool now; engines: of the ready replicas."""
         pool = self._pool
         policy, limits = pool.setting.policy, pool.setting.limits
         every = [*engines, *draining]
@@ -71,7 +69,7 @@ class PoolWatch:
         )  # fmt: skip
 
     def _requests(self, now: float) -> dict[str, Any]:
-        """The fields of PoolView about the pool's requests."""
+        """PoolView's fields about requests."""
         table, asked = self._table, self._table.asked
         new = np.array(self._new, np.int64)
         mine = np.concatenate([self._open, new])
@@ -104,7 +102,7 @@ class PoolWatch:
         return found
 
     def _steps(self, counters: Any, replicas: Sequence[int]) -> npt.NDArray[np.float64]:
-        """How much each of _TOTALS of each replica grew since the last tick, [replicas, totals]."""
+        """Growth of _TOTALS since the last tick, [replicas, totals]."""
         if not replicas:
             return np.zeros((0, len(_TOTALS)))
         totals = np.stack([counters[name] for name in _TOTALS], axis=1).astype(np.float64)

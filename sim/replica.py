@@ -12,13 +12,13 @@ from .clock import Clock
 from .step_model import StepModel
 
 Finished = Callable[[int, float], None]
-Horizon = Callable[[], float]  # the first time at which the world outside may touch this replica
+Horizon = Callable[[], float]  # when the outside may touch this replica first
 
 
 class Replica:
-    """One engine and its process: it runs up to the next event from outside, and sleeps while it is idle.
+    """One engine and its process, which runs to the next outside event and sleeps while idle.
 
-    until_finish: `finished` is called as each request ends, as a closed loop needs.
+    until_finish: `finished` is called as each request ends, for a closed loop.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Replica:
         self.env = env
         self.engine = engine
         self.step_model = step_model
-        self.stopped: simpy.Event = env.event()  # its last request has ended, after `drain`
+        self.stopped: simpy.Event = env.event()  # after `drain`, its last request has ended
         self._recorder = recorder
         self._finished = finished
         self._horizon = horizon
@@ -43,31 +43,31 @@ class Replica:
         self._asleep = False
         self._draining = False
         self._dead = False
-        self.watch: Callable[[], None] | None = None  # called as a step ends, before the next one begins
+        self.watch: Callable[[], None] | None = None  # called as a step ends, before the next begins
         self.asleep: Callable[[], None] | None = None  # called as it has nothing to do
-        self.awaited: Callable[[], bool] = lambda: False  # whether requests are on their way to or from it
+        self.awaited: Callable[[], bool] = lambda: False  # requests are on their way to or from it
         env.process(self._run())
 
     def submit(self, request: Request) -> bool:
-        """Hand the engine a request now, and wake it if it slept; False if the request can never fit."""
+        """Hand the engine a request and wake it; False if it can never fit."""
         taken = self.engine.submit(request)
-        # A request without pages changes nothing, unless waiting requests do not block others.
+        # A request without pages changes nothing, unless waiting requests block no others.
         if not self.engine.blocked or request.arrived or self.engine.watched:
             self.wake()
         return taken
 
     def drain(self) -> None:
-        """End once all its requests have ended; the caller submits only requests already on their way."""
+        """End once all its requests have ended; only requests underway may come."""
         self._draining = True
         self.wake()
 
     def die(self) -> None:
-        """End at once: the step in flight is lost, and no step comes after it."""
+        """End at once; the step in flight is lost."""
         self._dead = True
         self.wake()
 
     def wake(self) -> None:
-        """Ask the engine again if it sleeps because it has no requests or no pages."""
+        """Ask a sleeping engine again."""
         if self._asleep:
             self._asleep = False
             self._arrival.succeed()

@@ -1,4 +1,4 @@
-"""A setting: a policy on a profile, resolved once. The twin, the server, a device and the planner take it."""
+"""A setting: a policy on a profile, resolved once for twin, server, device and planner."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,11 +28,11 @@ from ..traces import Trace
 from ..traces.trace import READ_ONLY
 from .step_model import StepModel
 
-MAX_STEPS = "diffusion_max_steps"  # a trace's column: denoising steps of each canvas or block that a request allows
+MAX_STEPS = "diffusion_max_steps"  # a trace's column: most denoising steps of a request's canvas or block
 
 
 class Sized(Protocol):
-    """The dimensions that limits depend on: a profile's model, or the configuration of one that is loaded."""
+    """What limits depend on: a profile's model, or a loaded one's configuration."""
 
     @property
     def context_limit(self) -> int: ...
@@ -42,25 +42,23 @@ class Sized(Protocol):
 
 @dataclass(frozen=True)
 class Setting:
-    """A policy on a profile. Each property raises ProfileError where the profile lacks data that the policy needs."""
+    """A policy on a profile; a property raises ProfileError if the profile lacks its data."""
 
     policy: Policy
     profile: Profile
-    workload: str | None = None  # of the profile's commit models or laws; None: the first one
+    workload: str | None = None  # of the profile's commit models or laws; None: the first
 
     def check(self) -> Self:
-        """Itself; ProfileError if the profile lacks the data that decides its requests' commits."""
+        """Itself; ProfileError if the profile lacks what decides commits."""
         _ = self.commits
         return self
 
     @cached_property
     def memory(self) -> MemoryModel:
-        """The profile's memory as the policy uses it."""
         return memory_of(self.policy, self.profile.memory)
 
     @cached_property
     def limits(self) -> Limits:
-        """The limits of one replica."""
         profile, memory = self.profile, self.profile.memory
         limits = limits_on(self.policy, memory, profile.device, profile.model)
         windowed = profile.model.windowed
@@ -73,7 +71,7 @@ class Setting:
 
     @cached_property
     def law(self) -> CanvasLaw | None:
-        """The law that gives each block its number of steps; None if blocks commit in another way."""
+        """The law of each block's number of steps, or None."""
         policy = self.policy
         if policy.commits_by != "law":
             return None
@@ -82,7 +80,7 @@ class Setting:
 
     @cached_property
     def commits(self) -> CommitModel | None:
-        """The commit model that positions draw from; None for autoregressive models, laws and schedules.
+        """The commit model, or None for autoregressive models, laws and schedules.
 
         ProfileError if the profile lacks it, or other data that the policy draws from.
         """
@@ -111,17 +109,17 @@ class Setting:
 
     @property
     def drawn(self) -> CommitModel | CanvasLaw | None:
-        """The commit model or the law that sets how fast blocks are done; None without either."""
+        """What sets how fast blocks are done, or None."""
         return self.commits or self.law
 
     @cached_property
     def by_threshold(self) -> dict[float, CommitModel]:
-        """The commit model of each of the policy's thresholds; empty if all steps share one threshold."""
+        """The commit model of each threshold; empty if all steps share one."""
         return {} if self.commits is None else self._of_thresholds(self.commits)
 
     @cached_property
     def deltas(self) -> ImportanceDeltas | None:
-        """The law of the importance that a policy evicts by; None if it does not evict by importance."""
+        """The law of importance, or None if the policy does not evict by it."""
         if not self.policy.eviction.by_importance:
             return None
         if self.profile.focus is None:
@@ -132,7 +130,7 @@ class Setting:
         return self.profile.focus
 
     def draws(self, seed: int, requests: Trace) -> Commits | None:
-        """The source of a run's commits; None where one token follows another."""
+        """The source of a run's commits; None if one token follows another."""
         policy, unmasking = self.policy, self.policy.unmasking
         if policy.commits_by == "acceptance":
             return TokenDraws(policy.granularity.acceptances, seed) if policy.width > 1 else None
@@ -147,7 +145,7 @@ class Setting:
         )  # fmt: skip
 
     def step_model(self, draws: Commits | None) -> StepModel:
-        """What predicts a step's outcome."""
+        """Predicts steps' outcomes."""
         policy = self.policy
         return StepModel(
             self.profile.latency, draws, policy.cache, policy.batching.hides_host, policy.block_length
@@ -157,7 +155,7 @@ class Setting:
         self, table: RequestTable, *, replica: int = 0, emit: str = "block", eos: bool = False,
         prefixes: Prefixes | None = None, limits: Limits | None = None, like: Engine | None = None,
     ) -> Engine:  # fmt: skip
-        """The engine of one replica; limits: those of a recorded run, in place of the setting's. like: another one."""
+        """A replica's engine; limits: a recorded run's, in place of the setting's. like: another one."""
         return Engine(
             self.policy, limits or self.limits, table, replica=replica, latency=self.profile.latency, emit=emit,
             eos=eos, prefixes=prefixes, like=like,
@@ -168,7 +166,7 @@ class Setting:
         return self.profile.commit_model(self.workload, policy.block_length, threshold, policy.unmasking.temperature)
 
     def _of_thresholds(self, commits: CommitModel) -> dict[float, CommitModel]:
-        """ProfileError where the profile lacks one."""
+        """ProfileError if the profile lacks one."""
         unmasking = self.policy.unmasking
         if not unmasking.varies:
             return {}
@@ -180,7 +178,7 @@ class Setting:
             raise ProfileError(f"{cut(self.policy.name)} may choose thresholds {known}: {error}") from None
 
     def _fitted_threshold(self) -> float:
-        """The policy's threshold; where it is the engine's default, the nearest fitted threshold."""
+        """The policy's threshold; for an engine's default the nearest fitted one."""
         unmasking, profile = self.policy.unmasking, self.profile
         wanted = float(unmasking.threshold)
         if wanted != unmasking.own_threshold or not profile.commits:
@@ -191,7 +189,7 @@ class Setting:
 
 
 def limits_on(policy: Policy, memory: MemoryModel, device: Device, model: Sized) -> Limits:
-    """The limits of one replica of the policy and the model in such a memory, on the device."""
+    """A replica's limits in this memory, on the device."""
     batching, memory = policy.batching, memory_of(policy, memory)
     max_batch = batching.max_batch
     if max_batch is None:
@@ -199,7 +197,7 @@ def limits_on(policy: Policy, memory: MemoryModel, device: Device, model: Sized)
         max_batch = memory.usual_rows(usual)
     num_pages, budget = policy.memory.num_pages, batching.max_prefill_tokens
     if num_pages is None:
-        # A prefill so large that its logits leave no room for pages is made smaller.
+        # A prefill whose logits leave no room for pages is made smaller.
         rows = batching.logit_rows(policy, max_batch)
         num_pages, budget = memory.fit(policy.memory.page_size, max_batch, budget, rows)
     return Limits(num_pages, model.context_limit, max_batch, budget, model.state_tokens)
@@ -208,8 +206,8 @@ def limits_on(policy: Policy, memory: MemoryModel, device: Device, model: Sized)
 def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:
     """The memory as the policy uses it.
 
-    A policy without canvases needs no workspace to sample one. A policy that keeps the pages of all layers alike holds
-    every token in layers with a window, too.
+    Without canvases no sampling workspace; a policy that keeps all layers' pages alike also holds every token in layers
+    with a window.
     """
     if policy.rows.commits == "tokens":
         memory = replace(memory, workspace_bytes=0)
@@ -220,7 +218,7 @@ def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:
 
 
 def caps_of(most_steps: int | None, requests: Trace) -> "npt.NDArray[np.int64] | int | None":
-    """The most steps of a block: the policy's number, or for each request a smaller one given by the trace."""
+    """Most steps of a block: the policy's, or by request if the trace allows fewer."""
     nothing = [None] * len(requests)
     asked, reads = (requests.extras.get(name) for name in (MAX_STEPS, READ_ONLY))
     if asked is None and reads is None:

@@ -1,4 +1,4 @@
-"""Cold starts: the parts of the time from the decision to start a replica until it takes requests."""
+"""Cold starts: the parts of the time until a started replica takes requests."""
 
 import math
 import re
@@ -13,7 +13,7 @@ _PURPOSE = 0x57A47  # one stream of draws
 
 
 class Part(NamedTuple):
-    """One part of a start: normal with this mean and standard deviation, and never below 0."""
+    """Normal with this mean and deviation, never below 0."""
 
     name: str
     mean: float  # s
@@ -36,13 +36,13 @@ SETS: dict[str, tuple[tuple[Part, ...], str]] = {
 
 @dataclass(frozen=True)
 class Startup:
-    """The time that a replica takes to start, in parts."""
+    """A replica's time to start, in parts."""
 
     parts: tuple[Part, ...] = ()
 
     @classmethod
     def parse(cls, given: str | float) -> "Startup":
-        """Read seconds, or items as in `provision=240+-30,load=18`, each a part or the name of a measured set."""
+        """Read seconds, or items as in `provision=240+-30,load=18`, each a part or a measured set's name."""
         try:
             return cls._checked((Part("start", float(given)),)) if float(given) else cls()
         except ValueError:
@@ -79,11 +79,11 @@ class Startup:
 
     @property
     def mean(self) -> float:
-        """The mean time in seconds, without the cut at 0."""
+        """s, without the cut at 0."""
         return sum(part.mean for part in self.parts)
 
     def draw(self, seed: int, number: int) -> float:
-        """The time in seconds of the run's start with this number."""
+        """Seconds of the run's start with this number."""
         if not any(part.std for part in self.parts):
             return self.mean
         random = np.random.default_rng([seed, _PURPOSE, number])
@@ -94,7 +94,7 @@ AT_ONCE = Startup()
 
 
 def in_words(given: str) -> str | float:
-    """A start-up as a scenario has it: a number of seconds, or the words of its parts."""
+    """For a scenario: seconds, or the words of its parts."""
     try:
         return float(given)
     except ValueError:

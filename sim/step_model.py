@@ -1,4 +1,4 @@
-"""The step model: predicts the latency and the commits of a plan from a profile."""
+"""The step model: predicts a plan's latency and commits from a profile."""
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,11 @@ _row_blocks_done = plain(row_blocks_done)  # for one step at a time
 
 
 class StepModel:
-    """Predicts a step's outcome. Without draws, as for an autoregressive model, every computed position commits.
+    """Predicts a step's outcome; without draws every computed position commits.
 
-    cache: the policy's; the latency model may know its overhead. ProfileError if its first layer must be charged
-    separately and the latency model has no layers. hides_host: steps are decided on ahead. block_length: positions of a
-    block, for the cost of a block; None: the plan's columns.
+    cache: the policy's, whose overhead the latency model may know; ProfileError if its first layer is charged apart and
+    the model has no layers. hides_host: steps are decided ahead. block_length: for the cost of a block; None: the
+    plan's columns.
     """
 
     def __init__(
@@ -41,7 +41,6 @@ class StepModel:
             self.arrays = draws.of_run
 
     def step(self, plan: StepPlan) -> StepOutcome:
-        """The predicted outcome of a plan."""
         if plan.evicting is not None:
             assert isinstance(self.draws, CommitDraws)
             retained, committed = self.draws.draw_evicting(plan)
@@ -52,7 +51,7 @@ class StepModel:
         return StepOutcome(latency + self._of_blocks(plan, committed), committed)
 
     def _of_blocks(self, plan: StepPlan, committed: npt.NDArray[np.bool_]) -> float:
-        """The cost of the blocks that commit their last mask, in seconds."""
+        """Seconds of the blocks that commit their last mask."""
         length = self.block_length or plan.window.shape[1]
         if self.latency.host_block == 0.0 or length == 1:
             return 0.0

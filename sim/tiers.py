@@ -3,8 +3,8 @@
     a page is full (write=through) or evicted (write=evict) -> the first tier -> the next one
     admission -> lookup in the GPU and the tiers -> the request waits while missing pages are loaded -> queue
 
-Each direction of a tier is shared alike by the transfers in flight (processor sharing). Pages of a lower tier pass
-through the host. A request that waits for pages does not block others (fleet.md 5).
+Transfers share each direction of a tier alike (processor sharing); a lower tier's pages pass through the host. A
+waiting request blocks no others (fleet.md 5).
 """
 
 import math
@@ -38,18 +38,18 @@ _EXAMPLE = "host:64GB@50GB/s,10us"
 
 @dataclass(frozen=True)
 class Tier:
-    """One tier. `shared` is one store for all replicas of a pool; each replica has its own host and disk."""
+    """`shared` is one store for a pool's replicas; each replica has its own host and disk."""
 
     name: str  # host, disk or shared
     capacity: float  # bytes; infinity: nothing is dropped
     bandwidth: float  # bytes/s, each way; infinity: a transfer takes its latency alone
     latency: float = 0.0  # s before the first byte
-    write: str = "through"  # a page comes as it is full in the tier above, or as it is evicted there
-    pool: str = ""  # the pool that has it; empty: all pools that cache prefixes
+    write: str = "through"  # a page comes when full in the tier above, or when evicted there
+    pool: str = ""  # empty: all pools that cache prefixes
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a tier, `NAME:CAPACITY[@BANDWIDTH[,LATENCY]][,field=value...]`; PolicyError if the text is not one."""
+        """Read `NAME:CAPACITY[@BANDWIDTH[,LATENCY]][,field=value...]`; PolicyError if the text is none."""
         asker = f"tier {quoted(text)}"
         name, colon, rest = text.partition(":")
         if name not in DEFAULTS or not colon:
@@ -71,7 +71,6 @@ class Tier:
 
     @property
     def is_instant(self) -> bool:
-        """Whether its transfers take no time."""
         return math.isinf(self.bandwidth) and self.latency == 0
 
 
@@ -85,7 +84,7 @@ def _capacity(text: str, asker: str) -> float:
 
 
 def tiers_of(tiers: Sequence[Tier], pool: str) -> tuple[Tier, ...]:
-    """A pool's tiers, the nearest first; PolicyError for a tier given twice."""
+    """A pool's tiers, nearest first; PolicyError for one given twice."""
     own = [tier for tier in tiers if tier.pool in ("", pool)]
     for name in DEFAULTS:
         if (times := sum(tier.name == name for tier in own)) > 1:
@@ -95,33 +94,31 @@ def tiers_of(tiers: Sequence[Tier], pool: str) -> tuple[Tier, ...]:
 
 @dataclass
 class TierUse:
-    """What a run did with a tier, summed over its stores."""
+    """What a run did with a tier, over its stores."""
 
     tier: Tier
     pool: str
     page_bytes: int
     stores: int = 0
-    seconds: float = 0.0  # that its stores were there, summed
+    seconds: float = 0.0  # of existence, over stores
     loaded_tokens: int = 0  # of prompts, found here and not above
-    read_bytes: int = 0  # that it sent up
+    read_bytes: int = 0  # sent up
     written_bytes: int = 0
-    dropped_bytes: int = 0  # least recently used pages dropped to make room
+    dropped_bytes: int = 0  # least recently used, to make room
     held_bytes: int = 0  # as the run ends
-    most_bytes: int = 0  # that one store held at once
+    most_bytes: int = 0  # of one store at once
 
 
 @dataclass(frozen=True)
 class Tiered:
-    """What the tiers of a run did."""
-
     uses: tuple[TierUse, ...]
-    deferred: npt.NDArray[np.float64]  # [requests] s that each waited for loads
+    deferred: npt.NDArray[np.float64]  # [requests] s of waiting for loads
     loaded: npt.NDArray[np.int64]  # [requests] tokens that tiers held and the GPU did not
-    changes: dict[int, list[Change]] = field(default_factory=dict)  # by replica, where a journal was kept
+    changes: dict[int, list[Change]] = field(default_factory=dict)  # by replica, with a journal
 
 
 class Store:
-    """The pages of a tier in one place, the one used longest ago first, and its wires."""
+    """A tier's pages in one place, the longest unused first, and its wires."""
 
     def __init__(self, env: Clock, use: TierUse) -> None:
         self.tier, self.use = use.tier, use
@@ -142,21 +139,19 @@ class Store:
 
     @property
     def names(self) -> list[int]:
-        """Its pages, the one used longest ago first."""
         return list(self._pages)
 
     def touch(self, pages: Sequence[int]) -> None:
-        """Use pages: the last one counts as used before the others, so that a prefix outlives what follows it."""
+        """Use pages; the last counts as used first, so that a prefix outlives what follows it."""
         for page in reversed(pages):
             self._pages.move_to_end(page)
 
     def read(self, pages: Sequence[int], then: Callable[[], None]) -> None:
-        """Send pages up; `then` is called when they are there."""
         self.use.read_bytes += len(pages) * self.use.page_bytes
         self._send(self._up, len(pages), then)
 
     def write(self, pages: Iterable[int]) -> None:
-        """Write the pages that it lacks; each is there once its transfer ends."""
+        """Write pages that it lacks; each is there once its transfer ends."""
         new = [page for page in pages if page not in self._pages and page not in self._coming]
         if new:
             self._coming.update(new)
@@ -164,7 +159,7 @@ class Store:
             self._send(self._down, len(new), partial(self.put, new))
 
     def put(self, pages: Sequence[int]) -> None:
-        """Store pages as the newest, and pass on the pages that the next tier gets."""
+        """Store pages as the newest; pass on what the next tier gets."""
         self._coming.difference_update(pages)
         new = [page for page in pages if page not in self._pages]
         for page in reversed(pages):
@@ -179,7 +174,7 @@ class Store:
             below.write(new if below.tier.write == "through" else gone)
 
     def close(self) -> None:
-        """Count the bytes held and the time of existence, at the end of the run or of its replica."""
+        """Count bytes and time, at the end of the run or the replica."""
         self.use.held_bytes += len(self._pages) * self.use.page_bytes
         self.use.seconds += self._env.now - self._since
 
@@ -197,7 +192,7 @@ class _Load:
     request: int
     pages: list[int]
     pinned: npt.NDArray[np.int64]
-    left: int = 0  # transfers that have not ended
+    left: int = 0  # transfers
     waiting: list[int] = field(default_factory=list)  # requests that wait for these pages, too
 
 
@@ -211,17 +206,17 @@ class Hierarchy:
         self._env, self._stores, self._wake, self._tiered = env, stores, wake, tiered
         self._engine, self._offload = engine, Offload(engine, prefixes, self._before_step, log, lambda: env.now)
         self._loading: dict[int, _Load] = {}  # by page
-        self._since: dict[int, float] = {}  # when deferred requests were deferred (s)
-        self._seen: set[int] = set()  # requests that were looked up
-        self._for_room: list[int] = []  # deferred until there is room for their pages
-        self._unwritten: list[int] = []  # pages of a step that was decided ahead
+        self._since: dict[int, float] = {}  # request -> s
+        self._seen: set[int] = set()  # requests looked up
+        self._for_room: list[int] = []  # deferred until their pages have room
+        self._unwritten: list[int] = []  # pages of a step decided ahead
 
     def _before_step(self, now: float) -> None:
         self.before_step()
         self._offload.decides(now)
 
     def before_step(self) -> None:
-        """Write what the last step computed, and begin to load what the next decision could admit."""
+        """Write what the last step computed; begin to load what the next decision could admit."""
         self._note_changes()
         for request in self._for_room:
             self._put_back(request)
@@ -235,7 +230,7 @@ class Hierarchy:
             if slot >= 0 and engine.state[0].sequences["pages"][slot] > 0:
                 continue  # it keeps its pages
             if engine.table["arrived"][request] > 0 and slot < 0:
-                continue  # its keys and values came over a link
+                continue  # its KV came over a link
             found = self._offload.lookup(request, self)
             self._use(request, found.cached)
             room -= found.pages
@@ -256,7 +251,7 @@ class Hierarchy:
                 return
 
     def _use(self, request: int, cached: list[int]) -> None:
-        """A request looks up its prefix for the first time: its pages count as used, and missing ones are written."""
+        """A request's first lookup: its pages count as used, and missing ones are written."""
         if request in self._seen:
             return
         self._seen.add(request)
@@ -269,7 +264,7 @@ class Hierarchy:
         return any(page in store for store in self._stores)
 
     def places(self, request: int) -> dict[str, int]:
-        """Pages of the longest prefix of a request that the GPU and the tiers have, by the nearest place of each."""
+        """Pages of the longest prefix in GPU and tiers, by each one's nearest place."""
         found: dict[str, int] = {}
         for page in self._offload.pages(request):
             at = "gpu" if page in self._offload else next((s.tier.name for s in self._stores if page in s), None)
@@ -279,7 +274,7 @@ class Hierarchy:
         return found
 
     def _load_of(self, pages: Sequence[int]) -> "_Load | None":
-        """A load in flight that brings one of these pages."""
+        """A load in flight of one of these pages."""
         return next((self._loading[page] for page in pages if page in self._loading), None)
 
     # ---- down ------------------------------------------------------------------------------------------------
@@ -300,7 +295,7 @@ class Hierarchy:
     # ---- up --------------------------------------------------------------------------------------------------
 
     def _load(self, request: int, prefix: Found) -> None:
-        """Load the pages that the GPU lacks, each from the nearest tier, while the request waits."""
+        """Load what the GPU lacks from the nearest tiers, while the request waits."""
         first, left = self._stores[0], prefix.lacking
         load = _Load(request, left, self._offload.pin(request, prefix.cached, len(left)))
         self._loading.update(dict.fromkeys(left, load))
@@ -329,7 +324,7 @@ class Hierarchy:
         first.read(pages, partial(self._landed, load))
 
     def _landed(self, load: _Load) -> None:
-        """A transfer of a load has ended; after the last one its requests are queued again."""
+        """A transfer has ended; after a load's last one its requests are queued again."""
         load.left -= 1
         if load.left:
             return
@@ -350,7 +345,7 @@ class Hierarchy:
 
 
 class Hierarchies:
-    """The tiers of all pools while a run lasts."""
+    """All pools' tiers during a run."""
 
     def __init__(
         self, env: Clock, tiers: Sequence[Tier], prefixes: Prefixes | None, num_requests: int, journal: bool = False
@@ -387,12 +382,12 @@ class Hierarchies:
         return True
 
     def pages(self, replica: int, request: int) -> dict[str, int] | None:
-        """Where a replica has pages of a request's prompt; None if it has no tiers."""
+        """Where a replica has a prompt's pages; None: no tiers."""
         found = self._of.get(replica)
         return None if found is None else found.places(request)
 
     def detach(self, replica: int) -> None:
-        """Remove a replica with the pages of its host and its disk."""
+        """Remove a replica with its host's and disk's pages."""
         self._of.pop(replica, None)
         for store in self._open.pop(replica, []):
             store.close()
@@ -402,7 +397,7 @@ class Hierarchies:
         return Tiered((), self._deferred, self._loaded, self._changes or {})
 
     def end(self) -> Tiered:
-        """The use of the tiers at the end of the run."""
+        """What the tiers did, at the run's end."""
         for replica in list(self._open):
             self.detach(replica)
         for store in self._shared.values():
@@ -412,12 +407,11 @@ class Hierarchies:
 
 
 def page_bytes(setting: Setting) -> int:
-    """Bytes of a page of the prefix cache."""
     return setting.policy.memory.page_size * setting.memory.kv_bytes_per_token
 
 
 def check_tiers(tiers: Sequence[Tier], pools: dict[str, Setting]) -> None:
-    """PolicyError where tiers are given that no pool can have."""
+    """PolicyError for tiers that no pool can have."""
     for tier in tiers:
         if tier.pool and tier.pool not in pools:
             raise PolicyError(f"tier names the pool {quoted(tier.pool)}, expected one of {', '.join(pools)}")

@@ -33,12 +33,12 @@ from .tiers import Hierarchies, Tiered
 
 Append = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 Progress = Callable[[int, float], None]
-WAVES = 12  # full batches in the replay that measures the cost of a request, so that its start and end count little
+WAVES = 12  # full batches in the replay that measures a request's cost: its start and end count little
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run. Policy, limits, commit model and law are those of the fleet's first pool."""
+    """A run's result; policy, limits, commit model and law are the first pool's."""
 
     policy: Policy
     limits: Limits
@@ -48,16 +48,16 @@ class Result:
     end: float  # s, simulated
     interrupted: bool
     num_made_ready: int = 0  # on a device: kernels compiled and graphs captured inside steps
-    cached_tokens: npt.NDArray[np.int64] | None = None  # [requests] of prompts, found in a prefix cache if there is one
-    law: CanvasLaw | None = None  # of how many forwards its blocks or canvases took; None: no law said so
-    replica_time: float | None = None  # replica-seconds that are paid for, where the number changed
-    changes: tuple[Change, ...] = ()  # of the number of replicas, where a scaler may change it
-    # MOVE_COLUMNS with links, and BLOCK_COLUMNS where requests move once a block; TURN_COLUMNS with failures alone.
+    cached_tokens: npt.NDArray[np.int64] | None = None  # [requests] prompt tokens in a prefix cache
+    law: CanvasLaw | None = None  # of forwards a block or canvas
+    replica_time: float | None = None  # replica-seconds paid for, if the number changed
+    changes: tuple[Change, ...] = ()  # of the number of replicas, with a scaler
+    # MOVE_COLUMNS with links, BLOCK_COLUMNS if requests move once a block; TURN_COLUMNS with failures alone.
     moves: dict[str, npt.NDArray[Any]] | None = None
-    failed: Failed | None = None  # what failures did, where there may be some
-    # Columns of attempts at requests that failures cut short, and of blocks after which a request went on elsewhere.
+    failed: Failed | None = None  # what failures did
+    # Columns of attempts cut short, and of blocks after which a request went on elsewhere.
     attempts: dict[str, npt.NDArray[Any]] | None = None
-    tiered: Tiered | None = None  # what KV tiers did, where there are any
+    tiered: Tiered | None = None  # what KV tiers did
 
 
 def simulate(
@@ -79,16 +79,14 @@ def simulate(
 ) -> Result:
     """Replay a trace on a fleet: open loop, or closed with `concurrency` requests in flight.
 
-    fleet: or a setting alone, with `replicas` behind a shipped `router`.
-    sessions: a turn is sent when the turn before it has ended, and not before its time.
-    drain: go on after the last arrival until all is served; otherwise requests in flight stay unfinished.
-    eos: a request's last token is an EOS, which no policy foresees. Where the trace says a limit, max_tokens, the EOS
-    is where the answer is shorter; what an EOS ends is the policy's `eos` (see also `_past_eos`).
-    step_by_step: each arrival is an event of SimPy, also where a replica knows its requests ahead: the same, slower.
-    append: receives the journal's steps in batches (STEP_COLUMNS, STEP_LISTS as values and offsets).
-    ordered: append all steps in the order in which the run makes them; False, faster, keeps the order of a replica's.
-    progress: called with the number of requests that have ended and the simulated time.
-    Ctrl-C ends the run early and returns the result up to then.
+    fleet: or a setting alone, with `replicas` behind a shipped `router`. sessions: a turn is sent at its time, or when
+    the turn before has ended. drain: go on after the last arrival until all is served. eos: a request's last token is
+    an EOS that no policy foresees; with max_tokens, where the answer is shorter. What it ends is the policy's `eos`
+    (`_past_eos`). step_by_step: each arrival is an event of SimPy: the same, slower. append: receives the journal's
+    steps in batches (STEP_COLUMNS, STEP_LISTS as values and offsets). ordered: append in the run's order; False,
+    faster, keeps each replica's. progress: receives ended requests and simulated time.
+
+    Ctrl-C ends the run early and returns the result so far.
     """
     if isinstance(fleet, Setting):
         fleet = Fleet((Pool(fleet, replicas),), routing(router))
@@ -165,7 +163,7 @@ def simulate(
             env.run(last if not drain and last is not None else servers.over if fleet.failures else None)
     except KeyboardInterrupt:
         interrupted = True
-    interrupted = interrupted or env.stopping  # it may have come as the last event was processed
+    interrupted = interrupted or env.stopping  # it may have come with the last event
     if recorder is not None:
         recorder.flush()
     first, totals = settings[0], servers.totals
@@ -185,7 +183,7 @@ def simulate(
 
 
 def _foreseen(fleet: Fleet, trace: Trace, seed: int, timed: bool) -> Fleet:
-    """The fleet with an oracle that knows the trace and its requests' cost on a full replica of the first pool."""
+    """The fleet with an oracle of the trace and its requests' cost on a full replica of the first pool."""
     assert fleet.scaling is not None
     oracle, pool = fleet.scaling.scaler, fleet.pools[0]
     assert isinstance(oracle, Oracle)
@@ -198,7 +196,7 @@ def _foreseen(fleet: Fleet, trace: Trace, seed: int, timed: bool) -> Fleet:
 
 
 def _work(trace: Trace, setting: Setting, seed: int) -> npt.NDArray[np.float64]:
-    """The seconds of a full replica per request, from a replay of some requests that all come at once."""
+    """Seconds of a full replica per request, from a replay of some that come at once."""
     num = min(len(trace), WAVES * setting.limits.max_batch)
     some = trace.take(np.linspace(0, len(trace) - 1, num).astype(np.int64), np.zeros(num))
     result = simulate(some, setting, seed=seed)
@@ -211,7 +209,7 @@ def _work(trace: Trace, setting: Setting, seed: int) -> npt.NDArray[np.float64]:
 
 
 def _with_missed_eos(trace: Trace, settings: list[Setting], eos: bool) -> tuple[Trace, npt.NDArray[np.bool_]]:
-    """The trace as the fleet's policies serve it with EOS ends (`_past_eos`); all policies must serve it alike."""
+    """The trace as the policies serve it with EOS ends (`_past_eos`); all must serve it alike."""
     found = []
     for policy in (setting.policy for setting in settings):
         if policy.family == "block-diffusion" and policy.unmasking.eos == "block":
@@ -226,11 +224,11 @@ def _with_missed_eos(trace: Trace, settings: list[Setting], eos: bool) -> tuple[
 
 
 def _past_eos(trace: Trace, block: int, eos: bool) -> tuple[Trace, npt.NDArray[np.bool_]]:
-    """The trace as LMDeploy serves it when requests end at an EOS, and the requests for which that makes a difference.
+    """The trace as LMDeploy serves it if requests end at an EOS, and the requests that this changes.
 
-    An EOS stops a request with its block, as a limit does. But LMDeploy ignores an EOS in the block that the
-    prompt ends in (block-diffusion.md 1.6): the request goes on to the first position of the next block, which is all
-    padding, if its limit allows. eos: requests without a limit in the trace also end at an EOS.
+    An EOS stops a request with its block, as a limit does. LMDeploy ignores one in the block that the prompt ends in
+    (block-diffusion.md 1.6): the request goes on to the next block's first position, all padding, if its limit allows.
+    eos: requests without a limit also end at an EOS.
     """
     partial, answer, limit = -trace.input_length % block, trace.output_length, trace.max_tokens
     ends = (limit > answer) | ((limit == 0) & eos)
@@ -241,7 +239,7 @@ def _past_eos(trace: Trace, block: int, eos: bool) -> tuple[Trace, npt.NDArray[n
 
 
 def check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:
-    """TraceError unless at least one of the trace's requests could ever be served."""
+    """TraceError unless some request could ever be served."""
     engine = Engine(policy, limits, RequestTable(0), latency=LatencyModel(((0.0, 0.0),), 0.0))
     if any(engine.fits(trace.request(i)) for i in range(len(trace))):
         return

@@ -1,4 +1,4 @@
-"""Deciders by name: the shipped ones, and deciders in a user's file."""
+"""Deciders by name: shipped, or of a user's file."""
 
 from dataclasses import dataclass
 
@@ -14,20 +14,14 @@ DECIDERS: dict[str, type[Decider]] = {"always": Always, "never": Never, "uncache
 
 @dataclass(frozen=True)
 class Deciding:
-    """A decider by its SPEC."""
-
     spec: str
     decider: Decider
 
     @property
     def is_shipped(self) -> bool:
-        """Whether it is one of this package's."""
         return type(self.decider) in DECIDERS.values()
 
 
 def deciding(spec: str, allow_code: AllowedCode = NO_CODE) -> Deciding:
-    """The decider of a SPEC, `name[,field=value...]` or `path/to/file.py:NAME[,field=value...]`.
-
-    Raises PolicyError for an unknown name, field or value, and CodeError for a file that is not in `allow_code`.
-    """
+    """The decider of a SPEC; errors as in by_name.made."""
     return Deciding(spec, made("decider", spec, DECIDERS, Decider, allow_code))

@@ -1,4 +1,4 @@
-"""A decider: it chooses which requests are prefilled in a pool of their own."""
+"""A decider chooses which requests are prefilled in their own pool."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from ..routers.router import ReplicaView, RequestView
 
 
 class DecodeView(ReplicaView, Protocol):
-    """A replica that decodes, as a decider sees it."""
+    """A decoding replica, as a decider sees it."""
 
     def found(self, request: RequestView) -> int:
-        """Tokens that a request's prompt begins with and that the replica's prefix cache has; 0 without a cache."""
+        """First tokens of a prompt in the replica's prefix cache; 0 without one."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,6 @@ class Decider:
     def splits(self, request: RequestView, prefill: Sequence[ReplicaView], decode: Sequence[DecodeView]) -> bool:
         """Whether the request goes to the prefill pools.
 
-        prefill: their replicas. decode: the replicas of the other pools.
+        prefill: their replicas; decode: those of the other pools.
         """
         raise NotImplementedError

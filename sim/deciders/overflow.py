@@ -1,7 +1,4 @@
-"""Overflow: while all prefill replicas are busy, the decoding replica prefills, as in Sangam's hybrid mode.
-
-Source: fleet.md 2.4.
-"""
+"""Overflow: while all prefill replicas are busy, the decoding replica prefills (Sangam's hybrid mode, fleet.md 2.4)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +10,7 @@ from .decider import Decider, DecodeView
 
 @dataclass(frozen=True)
 class Overflow(Decider):
-    """All prompts, unless every prefill replica has at least `tokens` tokens to prefill."""
+    """All prompts, unless every prefill replica has `tokens` or more to prefill."""
 
     tokens: int = 16384
 

@@ -1,6 +1,6 @@
-"""Uncached: long prompts go to a prefill pool, as llm-d's prefix-based decider and BLIS's threshold do.
+"""Uncached: long prompts go to a prefill pool, as in llm-d's decider and BLIS's threshold (fleet.md 2.3).
 
-Source: fleet.md 2.3. There the decoding replica is chosen first; here the one that has most of the prompt counts.
+There the decoding replica is chosen first; here the one with most of the prompt counts.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from .decider import Decider, DecodeView
 
 @dataclass(frozen=True)
 class Uncached(Decider):
-    """Prompts with at least `tokens` tokens that no decoding replica has in its prefix cache."""
+    """Prompts with at least `tokens` tokens in no decoding replica's prefix cache."""
 
     tokens: int = 512
 

@@ -1,4 +1,4 @@
-"""Routers by name: the shipped ones, and routers in a user's file."""
+"""Routers by name: shipped, or of a user's file."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -40,26 +40,28 @@ OF_EVERY = {"delay": float, "routers": int}  # router
 
 @dataclass(frozen=True)
 class Routing:
-    """A router by its SPEC. Each run makes an instance of its class."""
+    """A router by its SPEC; each run makes an instance."""
 
     name: str
     kind: type[Router]
     settings: Mapping[str, Any] = field(default_factory=dict)
     delay: float = 0.0  # s; above 0: its view of the replicas is up to this old
-    routers: int = 1  # number of routers; they take requests in turn, each with separate memory
+    routers: int = 1  # that take requests in turn, each with its own memory
 
     @property
     def is_shipped(self) -> bool:
-        """Whether it is one of this package's."""
         return self.kind in ROUTERS.values()
 
     @property
     def goes_by_length(self) -> bool:
-        """Whether it may compare the lengths of answers, as every router from outside may."""
+        """Whether it may compare answers' lengths, as any outside router may."""
         return self.kind.goes_by_length or not self.is_shipped
 
     def new(self, prefixes: Prefixes | None = None, pages: Pages | None = None, prefills: bool = False) -> Router:
-        """A router for one run. pages: where replicas with KV tiers have a prompt's pages. prefills: see Router."""
+        """A router for one run.
+
+        pages: where replicas with KV tiers have a prompt's pages. prefills: it chooses where to prefill.
+        """
         made = [self._one(prefixes, pages, prefills) for _ in range(self.routers)]
         return Several(made) if len(made) > 1 else made[0]
 
@@ -74,10 +76,7 @@ class Routing:
 
 
 def routing(spec: str, allow_code: AllowedCode = NO_CODE) -> Routing:
-    """Return the router of a SPEC, `name[,field=value...]` or `path/to/file.py:NAME[,field=value...]`.
-
-    Raises PolicyError, which lists the names, and CodeError for a file that is not in `allow_code`.
-    """
+    """The router of a SPEC; errors as in by_name.made."""
     kind, items, asker = kind_of("router", spec, ROUTERS, Router, allow_code)
     known = {**kind.settings, **OF_EVERY}
     given = values(items, known, list(known), asker)
@@ -94,7 +93,7 @@ def routing(spec: str, allow_code: AllowedCode = NO_CODE) -> Routing:
 
 
 class _View:
-    """A replica with the attributes of ReplicaView alone."""
+    """A replica with ReplicaView's attributes alone."""
 
     def __init__(self, engine: ReplicaView) -> None:
         self.__engine = engine
@@ -106,7 +105,7 @@ class _View:
 
 
 class _Asked:
-    """A request with the attributes of RequestView alone."""
+    """A request with RequestView's attributes alone."""
 
     __slots__ = ("arrival", "deadline", "expected", "index", "input_length", "priority", "slo_class")
 
@@ -116,7 +115,7 @@ class _Asked:
 
 
 class _Checked(Router):
-    """Calls a router from outside with views of the replicas and the request, and checks its answer."""
+    """Shows an outside router views alone, and checks its answer."""
 
     def __init__(self, name: str, router: Router) -> None:
         super().__init__(router.prefixes)

@@ -1,6 +1,6 @@
-"""Dynamo's router: the replica of the least cost, prompt blocks to prefill and blocks that decode.
+"""Dynamo's router: the least cost in prompt blocks to prefill and blocks that decode.
 
-Source: Dynamo 1.6.1, kv_router_args.py (fleet.md 4); the fields but `ttl` have its names and defaults.
+Dynamo 1.6.1, kv_router_args.py (fleet.md 4); its names and defaults but for `ttl`.
 """
 
 import math
@@ -24,9 +24,9 @@ _PLACES = {
 class Dynamo(Router):
     """prefill_load_scale x (prompt blocks queued + the prompt's - credits) + blocks held + requests x weight.
 
-    Blocks are KV pages. A replica with KV tiers reports where it holds each; for any other replica the router remembers
-    what it sent, as Dynamo does without events (router_ttl_secs: 120; here `ttl`, by default without end). At a
-    temperature above 0 it draws, by a softmax of the costs over their range.
+    Blocks are KV pages. Replicas with KV tiers report where they hold each; of others the router remembers what it
+    sent, as Dynamo without events (router_ttl_secs: 120; here `ttl`, without end). Above temperature 0 it draws by a
+    softmax of the costs over their range.
     """
 
     goes_by_prefix = True
@@ -89,7 +89,7 @@ class Dynamo(Router):
         return sum(self._credits[_PLACES[place]] * count for place, count in places.items())
 
     def _drawn(self, costs: Sequence[float], request: RequestView) -> int:
-        """A replica drawn with a probability of exp(-cost / range / temperature); each request has its own draw."""
+        """Drawn with probability ~ exp(-cost / range / temperature), one draw a request."""
         spread = max(costs) - min(costs) or 1.0
         weights = np.exp(-(np.array(costs) - min(costs)) / spread / self._temperature)
         draw = np.random.default_rng([_PURPOSE, request.index]).random() * weights.sum()

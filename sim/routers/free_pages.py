@@ -1,7 +1,4 @@
-"""Free pages: a request is decoded by the replica with the most free pages, as in Sangam.
-
-Source: fleet.md 2.4. It is prefilled by the replica with the fewest tokens to prefill.
-"""
+"""Free pages: the replica with the most decodes, the one with the fewest tokens prefills (Sangam, fleet.md 2.4)."""
 
 from collections.abc import Sequence
 

@@ -4,7 +4,7 @@ from .router import Router
 
 
 class LeastTokens(Router):
-    """The replica with the fewest tokens to prefill or expected to be returned; the first of equals."""
+    """The fewest tokens to prefill or expected to be returned; the first of equals."""
 
     least = ("expected_tokens",)
     goes_by_length = True

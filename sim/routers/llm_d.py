@@ -1,6 +1,6 @@
-"""llm-d's router: the replica with the best weighted score of prefix, queue and KV use.
+"""llm-d's router: the best weighted score of prefix, queue and KV use.
 
-Source: llm-d router 520af478 (fleet.md 4); the default weights are those of BLIS.
+llm-d router 520af478 (fleet.md 4); BLIS's default weights.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ MAX_TOKENS = 2**24  # remembered of each replica
 
 
 class LlmD(Router):
-    """The replica with the highest sum of weighted scores, each from 0 to 1; the first of equals.
+    """The highest sum of weighted scores from 0 to 1; the first of equals.
 
-    prefix: share of the prompt that it was sent. queue: 1 for the shortest queue, 0 for the longest. kv: free pages.
+    prefix: share of the prompt sent there. queue: 1 for the shortest, 0 for the longest. kv: free pages.
     """
 
     goes_by_prefix = True

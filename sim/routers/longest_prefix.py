@@ -1,6 +1,6 @@
-"""Longest prefix: the replica that was sent most of the prompt's beginning, as SGLang's cache-aware router does.
+"""Longest prefix: the replica that was sent most of the prompt's beginning (SGLang's cache-aware router).
 
-Source: sgl-model-gateway/src/main.rs and policies/cache_aware.rs, with the settings of its command line.
+sgl-model-gateway/src/main.rs and policies/cache_aware.rs, with its command line's settings.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,16 @@ from .router import ReplicaView, RequestView, Router
 from .sent import SentNames, num_remembered
 
 CACHE_THRESHOLD = 0.3  # share of the prompt that a replica must have been sent
-BALANCE_ABS_THRESHOLD = 64  # requests by which the longest queue exceeds the shortest
+BALANCE_ABS_THRESHOLD = 64  # requests between the longest queue and the shortest
 BALANCE_REL_THRESHOLD = 1.5  # ratio of the longest queue to the shortest
 MAX_TREE_TOKENS = 2**26 // 4  # remembered of each replica; SGLang counts characters, four to a token
 
 
 class LongestPrefix(Router):
-    """The replica that was sent most of the prompt's beginning.
+    """The replica that was sent most of the prompt's beginning, evictions ignored.
 
-    The router remembers the blocks that it sent to each replica, and ignores evictions. While queues differ by more
-    than both thresholds it joins the shortest. Where no replica was sent enough of the prompt, and among equals, it
-    takes the replica with the fewest expected tokens (SGLang: with the fewest remembered tokens).
+    While queues differ by more than both thresholds it joins the shortest. If none was sent enough, and among equals,
+    the fewest expected tokens win (SGLang: the fewest remembered).
     """
 
     goes_by_length = True

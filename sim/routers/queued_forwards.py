@@ -1,4 +1,4 @@
-"""Queued forwards: the replica with the fewest forwards still needed, by the blocks left to decode."""
+"""Queued forwards: the fewest forwards still needed, by blocks left to decode."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,9 @@ from .router import ReplicaView, RequestView, Router
 
 
 class QueuedForwards(Router):
-    """The replica with the fewest tokens left to decode, the first of equals.
+    """The fewest tokens left to decode; the first of equals.
 
-    An answer takes its blocks times the forwards of a block, and a block takes the same number wherever it is decoded.
-    A prompt in the queue counts nothing, however long: its prefill is one forward, or a few.
+    A block takes the same forwards wherever it is decoded; a queued prompt's few prefill forwards do not count.
     """
 
     goes_by_length = True

@@ -1,4 +1,4 @@
-"""Round robin: the replicas take requests in turn."""
+"""Round robin: replicas take requests in turn."""
 
 from collections.abc import Sequence
 
@@ -7,8 +7,6 @@ from .router import ReplicaView, RequestView, Router
 
 
 class RoundRobin(Router):
-    """Each replica in turn."""
-
     takes_turns = True
 
     def __init__(self, prefixes: Prefixes | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A router: it chooses the replica that takes a request as it arrives."""
+"""A router chooses the replica that takes a request as it arrives."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
@@ -11,11 +11,11 @@ from ...engine.route import Sent, nothing_sent
 
 
 class ReplicaView(Protocol):
-    """A replica as a router sees it. The engine has these attributes."""
+    """A replica as a router sees it; the engine has these attributes."""
 
     @property
     def replica(self) -> int:
-        """Its number in the fleet, unique in the run."""
+        """Its number, unique in the run."""
 
     @property
     def num_waiting(self) -> int:
@@ -27,11 +27,11 @@ class ReplicaView(Protocol):
 
     @property
     def expected_tokens(self) -> int:
-        """Tokens to prefill or expected to be returned: answers count with their estimated length."""
+        """Tokens to prefill or expected to be returned, by estimated lengths."""
 
     @property
     def queued_prompt_tokens(self) -> int:
-        """Prompt tokens of the requests in its queue."""
+        """Prompt tokens of queued requests."""
 
     @property
     def pages_held(self) -> int:
@@ -50,7 +50,7 @@ FIGURES = tuple(name for name, value in vars(ReplicaView).items() if isinstance(
 
 
 class RequestView(Protocol):
-    """A request as a router sees it, without the true length of its answer."""
+    """A request as a router sees it, without its answer's true length."""
 
     @property
     def index(self) -> int:
@@ -62,27 +62,27 @@ class RequestView(Protocol):
 
     @property
     def input_length(self) -> int:
-        """Tokens of its prompt."""
+        """Prompt tokens."""
 
     @property
     def expected(self) -> int:
-        """Tokens of its answer, estimated: its limit, where it sets one."""
+        """Estimated tokens of its answer: its limit, if set."""
 
     @property
     def priority(self) -> int:
-        """The lower, the sooner."""
+        """Lower is sooner."""
 
     @property
     def deadline(self) -> float:
-        """When its answer is wanted whole, in s after its arrival; infinity: never."""
+        """For its whole answer, s after arrival; infinity: never."""
 
     @property
     def slo_class(self) -> str:
-        """Its class; empty where it has none."""
+        """Empty: none."""
 
 
 def figures(replicas: Sequence[ReplicaView], name: str) -> Sequence[int] | npt.NDArray[np.int64]:
-    """A figure of each replica, read as one array where replicas share one."""
+    """A figure of each replica, as one array if they share one."""
     column = getattr(replicas, "column", None)
     if column is not None:
         found: Sequence[int] | npt.NDArray[np.int64] = column(name)
@@ -90,44 +90,41 @@ def figures(replicas: Sequence[ReplicaView], name: str) -> Sequence[int] | npt.N
     return [getattr(replica, name) for replica in replicas]
 
 
-# Pages of a request's prompt that a replica has, by place: "gpu", and the names of its tiers. None: it has no tiers.
+# (replica, request) -> its prompt's pages there by place: "gpu" and tiers' names; None: no tiers.
 Pages = Callable[[int, int], "Mapping[str, int] | None"]
 
 
 class Router:
-    """Chooses the replica of each request as it arrives. Every run makes a new router, so it may keep state.
+    """Chooses each request's replica; every run makes a new one, so it may keep state.
 
-    prefixes: names of the blocks that prompts begin with; None unless the class sets `goes_by_prefix`.
+    prefixes: names of prompts' first blocks; None unless `goes_by_prefix`.
     """
 
-    least: ClassVar[tuple[str, ...]] = ()  # figures of ReplicaView: the replica with the least sum is chosen
-    takes_turns: ClassVar[bool] = False  # request i goes to replica i modulo their number, in any state
-    goes_by_length: ClassVar[bool] = False  # compares the lengths of answers, which are estimates
+    least: ClassVar[tuple[str, ...]] = ()  # figures of ReplicaView whose least sum is chosen
+    takes_turns: ClassVar[bool] = False  # request i goes to replica i modulo their number
+    goes_by_length: ClassVar[bool] = False  # compares answers' estimated lengths
     goes_by_prefix: ClassVar[bool] = False  # asks for the names of prompts' beginnings
-    settings: ClassVar[Mapping[str, type]] = {}  # fields of its SPEC, which `__init__` takes by name
-    pages: Pages | None = None  # of replicas with KV tiers, as their events say
+    settings: ClassVar[Mapping[str, type]] = {}  # its SPEC's fields, which `__init__` takes by name
+    pages: Pages | None = None  # of replicas with KV tiers
 
     def __init__(self, prefixes: Prefixes | None = None) -> None:
         self.prefixes = prefixes
 
     def where_prefilled(self) -> "Router":
-        """The router that chooses the replica that prefills, in a fleet with links: by default this one."""
+        """The router that chooses where to prefill in a fleet with links; by default this one."""
         return self
 
     def compiled(
         self, num_replicas: int, input_length: npt.NDArray[np.int64], scales: bool
     ) -> tuple[tuple[str, ...], Sent] | None:
-        """The figures and the memory with which `route.choose` replaces `route`; None: there is no compiled form.
+        """Figures and memory with which `route.choose` replaces `route`, or None.
 
-        input_length [requests]: of the run's requests. scales: the number of replicas changes.
+        input_length [requests]: of the run. scales: the number of replicas changes.
         """
         return (self.least, nothing_sent()) if self.least else None
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
-        """Return the index in `replicas` of the one that takes the request.
-
-        replicas: the replicas that take requests now, in the order of their numbers.
-        """
+        """The index in `replicas`, which take requests now, by number."""
         if not self.least:
             raise NotImplementedError
         loads: Any = figures(replicas, self.least[0])

@@ -1,4 +1,4 @@
-"""A router's memory of the prompts that it sent to each replica."""
+"""A router's memory of prompts sent to each replica."""
 
 import math
 from collections import OrderedDict, defaultdict
@@ -8,14 +8,13 @@ from .router import RequestView
 
 
 def num_remembered(prefixes: Prefixes, most_tokens: int) -> int:
-    """Names remembered of each replica."""
     return max(1, most_tokens // prefixes.block)
 
 
 class SentNames:
-    """The blocks sent to each replica, the least recently used forgotten; it ignores evictions.
+    """Blocks sent to each replica, the least recently used forgotten; ignores evictions.
 
-    ttl: s after which a block is forgotten that was not sent again.
+    ttl: s after which a block not sent again is forgotten.
     """
 
     def __init__(self, prefixes: Prefixes, most_tokens: int, ttl: float = math.inf) -> None:
@@ -32,14 +31,13 @@ class SentNames:
         return found
 
     def known(self, replica: int, request: RequestView) -> int:
-        """Tokens of a prompt's beginning that a replica was sent."""
+        """First tokens of a prompt that a replica was sent."""
         names, held = self._names(request), self._sent[replica]
         since = request.arrival - self._ttl
         known = (i for i, name in enumerate(names) if held.get(name, -math.inf) < since or name not in held)
         return next(known, len(names)) * self._prefixes.block
 
     def add(self, replica: int, request: RequestView) -> None:
-        """Note that a prompt is sent to a replica."""
         held = self._sent[replica]
         for name in reversed(self._names(request)):  # a prefix outlives what follows it
             held[name] = request.arrival

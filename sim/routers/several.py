@@ -1,4 +1,4 @@
-"""Several routers: each takes every n-th request, and knows only what it has sent itself."""
+"""Several routers: each takes every n-th request, and knows only what it sent."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ MOST = 1000
 
 
 class Several(Router):
-    """Routers that take requests in turn, each with its own memory, its own turns and its own view of the replicas."""
+    """Routers in turn, each with its own memory, turns and view of the replicas."""
 
     def __init__(self, routers: Sequence[Router]) -> None:
         super().__init__(routers[0].prefixes)

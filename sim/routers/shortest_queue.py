@@ -4,6 +4,6 @@ from .router import Router
 
 
 class ShortestQueue(Router):
-    """The replica with the fewest requests, waiting or running; the first of equals."""
+    """Waiting or running; the first of equals."""
 
     least = ("num_waiting", "num_running")

@@ -1,4 +1,4 @@
-"""Stale views: a router sees figures of replicas that are refreshed at intervals, as scraped metrics are."""
+"""Stale views: a router's figures are refreshed at intervals, as scraped metrics are."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ from .router import FIGURES, ReplicaView, RequestView, Router
 
 
 class Stale(Router):
-    """A router that sees each replica as it was up to `delay` seconds ago."""
+    """Sees each replica as up to `delay` seconds ago."""
 
     def __init__(self, router: Router, delay: float) -> None:
         super().__init__(router.prefixes)

@@ -1,4 +1,4 @@
-"""Scalers by name: the shipped ones, and scalers in a user's file."""
+"""Scalers by name: shipped, or of a user's file."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from .scaler import PoolView, Scaler
 from .schedule import Schedule
 from .wva_v2 import WvaV2
 
-FIXED = "fixed"  # no scaler: the number of replicas stays
+FIXED = "fixed"  # no scaler
 SCALERS: dict[str, type[Scaler]] = {
     "schedule": Schedule, "hpa": Hpa, "dynamo-load": DynamoLoad, "dynamo-throughput": DynamoThroughput,
     "wva-v2": WvaV2, "queued-forwards": QueuedForwards, "oracle": Oracle,
@@ -25,22 +25,16 @@ KNOWN = (FIXED, *SCALERS)
 
 @dataclass(frozen=True)
 class Scaling:
-    """A scaler by its SPEC."""
-
     spec: str
     scaler: Scaler
 
     @property
     def is_shipped(self) -> bool:
-        """Whether it is one of this package's."""
         return type(self.scaler) in SCALERS.values()
 
 
 def scaling(spec: str, allow_code: AllowedCode = NO_CODE) -> Scaling | None:
-    """The scaler of a SPEC, `name[,field=value...]` or `path/to/file.py:NAME[,field=value...]`; None for `fixed`.
-
-    Raises PolicyError for an unknown name, field or value, and CodeError for a file that is not in `allow_code`.
-    """
+    """The scaler of a SPEC, None for `fixed`; errors as in by_name.made."""
     if spec == FIXED:
         return None
     found = made("scaler", spec, SCALERS, Scaler, allow_code, others=(FIXED,))

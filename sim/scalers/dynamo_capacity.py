@@ -1,6 +1,6 @@
-"""Dynamo's capacity of a replica: the requests a second of the best batch that meets its SLAs, and the budget of GPUs.
+"""Dynamo's capacity of a replica: requests a second of the best batch within its SLAs, and the budget of GPUs.
 
-As `perf_model/engine_query.py` and `core/budget.py` of Dynamo 1.6.1 have them.
+`perf_model/engine_query.py` and `core/budget.py` of Dynamo 1.6.1.
 """
 
 import math
@@ -13,7 +13,7 @@ from .scaler import PoolView
 
 
 class Work(NamedTuple):
-    """The requests that are expected: whole tokens."""
+    """The requests expected, in whole tokens."""
 
     prompt: int
     answer: int
@@ -21,19 +21,19 @@ class Work(NamedTuple):
 
     @property
     def prefill(self) -> int:
-        """Prompt tokens that are computed."""
+        """Prompt tokens computed."""
         return max(1, math.ceil(self.prompt * (1 - clamped(self.hit_rate))))
 
     @property
     def context(self) -> int:
-        """Tokens of a request that is half done."""
+        """Tokens of a half-done request."""
         return max(1, self.prompt + self.answer // 2)
 
 
 def capacity(model: PerfModel, pool: PoolView, work: Work, ttft: float, itl: float) -> float:
-    """Requests a second that a replica of the pool serves within both SLAs (s), or at most if it cannot; NaN: unknown.
+    """Requests a second of a replica within both SLAs (s), or its most if none is; NaN: unknown.
 
-    A forward of a pool that only prefills holds prompts alone, of one that only decodes answers alone.
+    A forward of a pool that only prefills holds only prompts, of one that only decodes only answers.
     """
     best, best_ok = nan, False
     for rps, ok in _batches(model, pool, work, ttft, itl):
@@ -43,7 +43,7 @@ def capacity(model: PerfModel, pool: PoolView, work: Work, ttft: float, itl: flo
 
 
 def _batches(model: PerfModel, pool: PoolView, work: Work, ttft: float, itl: float) -> Iterator[tuple[float, bool]]:
-    """The requests a second of each batch, and whether it meets the SLAs."""
+    """Each batch's requests a second, and whether it meets the SLAs."""
     accepted = max(1.0, pool.tokens_per_forward) if pool.tokens_per_forward == pool.tokens_per_forward else 1.0
     most, kv_tokens = pool.max_prefill, pool.num_pages // max(1, pool.ready) * pool.page_size
     if pool.role == "prefill":
@@ -71,22 +71,22 @@ def _sizes(most: int) -> list[int]:
 
 
 def _chunks(model: PerfModel, tokens: int, most: int, kv: float) -> float:
-    """The time (s) of a prefill in chunks of at most `most` tokens."""
+    """Seconds of a prefill in chunks of at most `most` tokens."""
     full, rest = divmod(tokens, most)
     return full * model.time(most, kv) + (model.time(rest, kv) if rest else 0.0)
 
 
 def within_budget(targets: Sequence[int], pools: Sequence[PoolView], budget: int, least: int) -> list[int]:
-    """The targets within a budget of GPUs: of two pools both shrink in proportion; of others each has its share.
+    """Targets within a budget of GPUs: two pools shrink in proportion, others take their shares.
 
-    If the minimum of all pools exceeds the budget, each pool gets its minimum: the budget is too small for the fleet.
+    If all minima exceed the budget, each pool gets its minimum.
     """
     total = sum(target * pool.gpus for target, pool in zip(targets, pools, strict=True))
     if total <= budget:
         return list(targets)
     left, found = budget, []
     for i, (target, pool) in enumerate(zip(targets, pools, strict=True)):
-        later = least * sum(other.gpus for other in pools[i + 1 :])  # what the pools after it need at least
+        later = least * sum(other.gpus for other in pools[i + 1 :])  # the later pools' minimum
         share = left // pool.gpus if i == len(pools) - 1 else math.floor(target * budget / total)
         found.append(max(least, min(share, (left - later) // pool.gpus)))
         left -= found[-1] * pool.gpus

@@ -1,4 +1,4 @@
-"""Dynamo's fast loop: one replica more or less, by estimates of each replica's latency or by thresholds."""
+"""Dynamo's fast loop: one replica more or less, by estimated latencies or by thresholds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,19 +17,19 @@ QUEUES = {"throughput": (1.0, 0.1), "latency": (0.1, 0.0)}  # queued prompt toke
 
 @dataclass(frozen=True)
 class DynamoLoad(Scaler):
-    """Adds a replica to a pool if all its replicas are above an SLA; removes one if the others can take its load.
+    """Adds a replica if all are above an SLA; removes one if the others can take its load.
 
-    mode sla: by the step times that replicas report. throughput, latency: by thresholds alone. While replicas start it
-    only removes. throughput_every: interval of the slow loop (DynamoThroughput), which sets each pool's minimum.
-    The fast loop decides nothing at its first tick, before replicas have reported ("No FPM data", load_scaling.py).
-    Idle replicas report each second afterwards (instrumented_scheduler.py), and count as empty.
+    mode sla: by reported step times; throughput, latency: by thresholds. While replicas start it only removes.
+    throughput_every: interval of the slow loop (DynamoThroughput), which sets minima. Nothing is decided at the first
+    tick, before replicas have reported ("No FPM data", load_scaling.py); idle ones later report each second as empty
+    (instrumented_scheduler.py).
     """
 
     every: float = 5.0  # s between decisions
     mode: str = "sla"  # or throughput, latency
     ttft: float = 0.5  # s, the SLA
     itl: float = 0.05  # s, the SLA
-    sensitivity: float = 0.8  # of the SLA, the share that a smaller pool may use
+    sensitivity: float = 0.8  # share of the SLA that a smaller pool may use
     least: int = 1  # replicas of a pool
     budget: int = 8  # GPUs of the fleet
     throughput_every: float = 0.0  # s; 0: no slow loop
@@ -71,16 +71,16 @@ class DynamoLoad(Scaler):
         return max(pool.ready - 1, self.least) if change < 0 else has
 
     def _by_latency(self, pool: PoolView) -> int:
-        """1, 0 or -1: more replicas, the same, or fewer."""
+        """1, 0 or -1: more replicas, the same, fewer."""
         model = self._models[pool.name]
         loads, most, hits = pool.loads, pool.max_prefill, pool.hit_rate
         accepted = max(1.0, pool.tokens_per_forward) if pool.tokens_per_forward == pool.tokens_per_forward else 1.0
-        after = pool.ready / (pool.ready - 1) if pool.ready > 1 else 1.0  # times the load, with one replica less
+        after = pool.ready / (pool.ready - 1) if pool.ready > 1 else 1.0  # load ratio with one replica less
         capacity = pool.num_pages / pool.ready * pool.page_size
         late_first, late_token, fits = True, True, pool.ready > 1
         for queued, kv in zip(loads.queued_tokens.tolist(), loads.kv_tokens.tolist(), strict=True):
             if model.time(0.0, kv) != model.time(0.0, kv):
-                return 0  # the step times are not known yet
+                return 0  # step times are unknown
             if pool.role != "decode":
                 late_first &= model.ttft(queued, kv, most, hits) > self.ttft
                 own = model.ttft(0.0, kv * after, most, hits)
@@ -95,7 +95,7 @@ class DynamoLoad(Scaler):
         return -1 if fits else 0
 
     def _by_thresholds(self, pool: PoolView) -> int:
-        """The same by a queue's length where the pool only prefills, and by the KV use elsewhere."""
+        """The same by queue length if the pool only prefills, else by KV use."""
         loads = pool.loads
         up, down = (QUEUES if pool.role == "prefill" else THRESHOLDS)[self.mode]
         values = loads.queued_tokens / pool.context_limit
@@ -110,7 +110,7 @@ class DynamoLoad(Scaler):
 
 
 class SlowLoop:
-    """The throughput loop inside the load loop: it has separate ticks, and decides by all requests since its last."""
+    """The throughput loop inside the load loop: it has its own ticks, and sees all requests since its last."""
 
     def __init__(self, scaler: DynamoThroughput) -> None:
         self._scaler = scaler
@@ -119,7 +119,7 @@ class SlowLoop:
         self._bounds: Sequence[int] = ()
 
     def bounds(self, now: float, pools: Sequence[PoolView]) -> Sequence[int]:
-        """The least replicas of each pool."""
+        """Least replicas of each pool."""
         self._seen.append(pools)
         if now >= self._next:
             self._bounds = self._scaler.decide([_joined(views) for views in zip(*self._seen, strict=True)])
@@ -128,7 +128,7 @@ class SlowLoop:
 
 
 def _joined(views: Sequence[PoolView]) -> PoolView:
-    """Merge the views of one pool: the counts of the last view, the totals and means of all views."""
+    """One pool's views merged: the last one's counts, totals and means of all."""
     sent, done = sum(view.submitted for view in views), sum(view.completed for view in views)
 
     def mean(name: str, counts: str, total: int) -> float:

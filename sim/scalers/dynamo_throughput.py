@@ -1,4 +1,4 @@
-"""Dynamo's slow loop: it predicts the load, and divides it by the capacity of a replica."""
+"""Dynamo's slow loop: the predicted load over a replica's capacity."""
 
 import math
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from .scaler import PoolView, Scaler
 
 @dataclass(frozen=True)
 class DynamoThroughput(Scaler):
-    """Sets each pool to ceil(predicted requests a second / a replica's), at most 8 replicas up or down.
+    """ceil(predicted requests a second / a replica's), at most 8 up or down.
 
-    A pool without known step times keeps its number. Dynamo's own predictor is arima.
+    Without step times a pool keeps its number. Dynamo's default predictor is arima.
     """
 
     every: float = 180.0  # s between decisions
@@ -41,7 +41,7 @@ class DynamoThroughput(Scaler):
         return self.decide(pools)
 
     def decide(self, pools: Sequence[PoolView]) -> list[int]:
-        """The targets by the step times that are known already."""
+        """The targets by known step times."""
         return within_budget([self._target(pool) for pool in pools], pools, self.budget, self.least)
 
     def _target(self, pool: PoolView) -> int:
@@ -61,7 +61,7 @@ class DynamoThroughput(Scaler):
 
 
 def check_slas(ttft: float, itl: float, least: int, budget: int) -> None:
-    """PolicyError where one of Dynamo's settings is out of range."""
+    """PolicyError if one of Dynamo's settings is out of range."""
     for name, value in (("ttft", ttft), ("itl", itl)):
         if not 0 < value < math.inf:
             raise PolicyError(f"{name} is {value} s, expected above 0 and finite")

@@ -1,4 +1,4 @@
-"""Kubernetes' Horizontal Pod Autoscaler: the number of replicas that brings a metric's mean to its target."""
+"""Kubernetes' Horizontal Pod Autoscaler: replicas that bring a metric's mean to its target."""
 
 import math
 from collections.abc import Sequence
@@ -13,11 +13,10 @@ METRICS = ("requests", "waiting", "running", "tokens", "kv")
 
 @dataclass(frozen=True)
 class Hpa(Scaler):
-    """Sets each pool to ceil(replicas x value / target), where the value is the metric's mean a ready replica.
+    """ceil(replicas x value / target), the value being the metric's mean over ready replicas.
 
-    The defaults are Kubernetes': 10 % tolerance, and scaling down follows the highest wish of the last 300 s. The
-    replicas at its first tick count as a wish (recordInitialRecommendation in horizontal.go), so that it removes none
-    in the first 300 s.
+    Kubernetes' defaults: 10 % tolerance; down follows the highest wish of the last 300 s. The replicas at the first
+    tick count as a wish (recordInitialRecommendation in horizontal.go): none is removed in the first 300 s.
     """
 
     metric: str = "requests"  # waiting and running; or waiting, running, tokens, kv (share of pages held)

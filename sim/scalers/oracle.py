@@ -1,4 +1,4 @@
-"""The oracle: it knows the trace, the work of each request and the start-up, and so bounds what a scaler can reach."""
+"""The oracle knows the trace, each request's work and the start-up: it bounds what a scaler can reach."""
 
 import math
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from .scaler import PoolView, Scaler
 
 @dataclass(frozen=True)
 class Oracle(Scaler):
-    """The fewest replicas in each interval that do its work in time, started ahead. For fleets of one pool.
+    """The fewest replicas that do each interval's work in time, started ahead; for one pool.
 
-    Work counts in seconds of a full replica, and `load` of a second is planned with: at 1 replicas run full, and queues
-    form. Work is due `within` seconds after it has come, at the end of the interval in which that lies.
+    Work is in seconds of a full replica, of which `load` is planned with: at 1, queues form. Work is due `within`
+    seconds after it came, at the end of that interval.
     """
 
     load: float = 0.8  # share of a full replica's time that is planned with
@@ -25,7 +25,7 @@ class Oracle(Scaler):
     least: int = 1  # replicas
     most: int = 64  # replicas
     _ahead: float = 0.0  # s that a replica takes to start
-    _needed: tuple[int, ...] = ()  # replicas of each interval
+    _needed: tuple[int, ...] = ()  # replicas by interval
 
     def __post_init__(self) -> None:
         if not 0 < self.load <= 1:
@@ -34,7 +34,7 @@ class Oracle(Scaler):
             raise PolicyError(f"least is {self.least} and most is {self.most}, expected 1 <= least <= most")
 
     def knowing(self, arrival: npt.NDArray[np.float64], work: npt.NDArray[np.float64], startup: float) -> "Oracle":
-        """The oracle of a trace. arrival: [requests] s. work: [requests] seconds of a full replica."""
+        """The oracle of a trace; arrival [requests] s; work [requests]: seconds of a full replica."""
         order = np.argsort(arrival, kind="stable")
         times, total = arrival[order], np.concatenate([[0.0], np.cumsum(work[order])])
 
@@ -59,5 +59,5 @@ class Oracle(Scaler):
         if not self._needed:
             raise PolicyError("the oracle knows no trace: expected requests that come at times of their own")
         first, last = math.floor(now / self.every + 1e-9), math.ceil((now + self._ahead) / self.every - 1e-9)
-        # A replica that is wanted again within its start-up is kept: another one would start at once.
+        # Keep a replica wanted again within its start-up: another would start at once.
         return [max(self._needed[first : last + 1], default=self.least)]

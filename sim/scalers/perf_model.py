@@ -1,6 +1,6 @@
-"""The time of a step by its prompt tokens and its KV tokens, learnt from what replicas report: Dynamo's model.
+"""A step's time by prompt and KV tokens, learnt from replicas' reports: Dynamo's model.
 
-Dynamo takes a sample of every forward; here a sample is the mean of a replica's steps between two ticks.
+Dynamo samples every forward; here a sample is the mean of a replica's steps between ticks.
 """
 
 from collections import deque
@@ -11,16 +11,16 @@ import numpy as np
 from .scaler import PoolView
 
 MOST_SAMPLES = 64
-BUCKETS = 4  # of each of the two axes
+BUCKETS = 4  # of each axis
 LEAST_SAMPLES = 5
 MOST_HITS = 0.95  # share of a prompt that a prefix cache may save
 MOST_CANDIDATES = 128  # batches that a search tries
 
-Sample = tuple[float, float, float]  # prompt tokens and KV tokens of a step, and its time (s)
+Sample = tuple[float, float, float]  # a step's prompt tokens, KV tokens and time (s)
 
 
 class PerfModel:
-    """time = a + b * prompt tokens + c * KV tokens by least squares; no prediction where b or c is negative."""
+    """time = a + b * prompt tokens + c * KV tokens by least squares; none if b or c is negative."""
 
     def __init__(self) -> None:
         self._samples: list[Sample] = []
@@ -31,7 +31,7 @@ class PerfModel:
         self._fit: tuple[float, float, float] | None = None
 
     def observe(self, pool: PoolView) -> None:
-        """Add what the replicas of a pool did since the last tick."""
+        """Add what a pool's replicas did since the last tick."""
         if pool.input_length == pool.input_length:
             self._prompts.append(pool.input_length)
         loads = pool.loads
@@ -43,7 +43,7 @@ class PerfModel:
             self.add((prefill, kv, float(loads.step_time[i])))
 
     def add(self, sample: Sample) -> None:
-        """Add a sample. Beyond the most, the oldest of the fullest bucket goes, so that rare loads stay known."""
+        """Add a sample; of too many, the oldest of the fullest bucket goes, so that rare loads stay known."""
         self._samples.append(sample)
         self._low, self._high = np.fmin(self._low, sample[:2]), np.fmax(self._high, sample[:2])
         self._fit = None
@@ -54,7 +54,7 @@ class PerfModel:
             self._samples.pop(int((buckets == np.bincount(buckets).argmax()).argmax()))
 
     def time(self, prefill: float, kv: float) -> float:
-        """The time (s) of a step; NaN as long as the model says nothing."""
+        """A step's time (s); NaN: unknown."""
         if self._fit is None:
             self._fit = self._fitted()
         a, b, c = self._fit
@@ -71,17 +71,17 @@ class PerfModel:
         return (nan, nan, nan) if b < 0 or c < 0 else (float(mean[2] - b * mean[0] - c * mean[1]), b, c)
 
     def ttft(self, queued: float, kv: float, most: float, hit_rate: float = 0.0) -> float:
-        """The time (s) to prefill `queued` prompt tokens and one more prompt in chunks of `most`, rows decoding on."""
+        """Time (s) to prefill `queued` and one more prompt in chunks of `most`, rows decoding on."""
         full, rest = divmod((queued + _mean(self._prompts)) * (1 - clamped(hit_rate)), most)
         return full * self.time(most, kv) + (self.time(rest, kv) if rest else 0.0)
 
     def itl(self, kv: float, accepted: float) -> float:
-        """The time (s) a token of a replica that holds `kv` KV tokens and takes one more request."""
+        """Time a token (s) of a replica with `kv` KV tokens and one more request."""
         return self.time(_mean(self._prefills), kv + _mean(self._contexts)) / accepted
 
 
 def clamped(hit_rate: float) -> float:
-    """A hit rate as it discounts prompts."""
+    """As it discounts prompts."""
     return min(max(hit_rate, 0.0), MOST_HITS) if hit_rate == hit_rate else 0.0
 
 

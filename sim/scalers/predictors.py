@@ -1,6 +1,6 @@
-"""Predictors of the next interval's value, from those of the intervals before. Zeros before the first value count not.
+"""Predictors of the next interval's value from earlier ones; zeros before the first value do not count.
 
-Kalman's filter and the defaults are those of Dynamo's planner 1.6.1.
+Kalman's filter and defaults are those of Dynamo's planner 1.6.1.
 """
 
 import math
@@ -12,12 +12,10 @@ import numpy as np
 
 from ...engine.errors import PolicyError, quoted
 
-LEAST_POINTS = 5  # below them a predictor answers with the last value
+LEAST_POINTS = 5  # below them the last value is the answer
 
 
 class Predictor(Protocol):
-    """Takes a value an interval, and says the next one."""
-
     def add(self, value: float) -> None: ...
     def next(self) -> float: ...
 
@@ -39,7 +37,7 @@ class Constant:
         pass
 
     def next(self) -> float:
-        """The value of the next interval, at least 0."""
+        """At least 0."""
         if len(self._values) < LEAST_POINTS:
             return self._values[-1] if self._values else 0.0
         return max(0.0, self._predict())
@@ -49,7 +47,7 @@ class Constant:
 
 
 class Trend(Constant):
-    """The straight line through the last ten values, by least squares."""
+    """The least-squares line through the last ten values."""
 
     def _predict(self) -> float:
         last = self._values[-10:]
@@ -83,7 +81,7 @@ class Kalman(Constant):
 
 
 class Arima(Constant):
-    """An ARIMA model with the order of the least AIC, chosen once; needs the package statsmodels.
+    """An ARIMA model, whose order of least AIC is chosen once; needs statsmodels.
 
     An order without AR and MA terms is chosen anew for log(1 + value).
     """
@@ -126,7 +124,6 @@ PREDICTORS: dict[str, Callable[[], Predictor]] = {
 
 
 def predictor(name: str) -> Predictor:
-    """A new predictor of this name."""
     if name not in PREDICTORS:
         raise PolicyError(f"predictor is {quoted(name)}, expected one of {', '.join(PREDICTORS)}")
     return PREDICTORS[name]()

@@ -1,7 +1,7 @@
-"""Ours: the forwards that requests still need, over the forwards a second that a full replica does.
+"""Ours: the forwards that requests still need, over a full replica's forwards a second.
 
-A model that decodes blocks does its work in forwards: blocks left times the forwards of a block. Tokens, KV use and
-latencies say less: a block's tokens come at once, and a cap on rows keeps KV use low while the queue grows.
+A model of blocks works in forwards: blocks left times forwards a block. Tokens, KV use and latencies say less: tokens
+come by block, and a cap on rows keeps KV use low while the queue grows.
 """
 
 import math
@@ -24,14 +24,13 @@ LEAST_SAMPLES = 5
 class QueuedForwards(Scaler):
     """ceil((forwards that come a second + forwards that wait / drain) / (load x a full replica's forwards a second)).
 
-    A replica's rate is learnt from the busy seconds a forward, a + b / rows. With too few samples a
-    pool keeps its number.
+    A replica's rate is learnt from busy seconds a forward, a + b / rows; with too few samples a pool keeps its number.
     """
 
-    drain: float = 60.0  # s in which the requests that wait should be admitted: a shorter queue is gone before a start
+    drain: float = 60.0  # s to admit waiting requests in: a shorter queue is gone before a start
     load: float = 0.8  # share of a full replica's rate that is planned with
     window: float = 60.0  # s over which arrivals are averaged
-    rows: int = 0  # sequences of a full replica; 0: the most that it runs
+    rows: int = 0  # sequences of a full replica; 0: its most
     least: int = 1  # replicas of a pool
     most: int = 64  # replicas of a pool
     down_window: float = 900.0  # s before a lower wish counts
@@ -79,11 +78,11 @@ class _Known:
             self.samples.append((1.0 / float(loads.step_rows[i]), busy))
 
     def rate(self, rows: int) -> float:
-        """Forwards a second of a replica that runs this number of sequences; NaN with too few samples."""
+        """Forwards a second of a replica with `rows` sequences; NaN: too few samples."""
         if len(self.samples) < LEAST_SAMPLES:
             return nan
         inverse, busy = np.array(self.samples).T
         spread = float(((inverse - inverse.mean()) ** 2).sum())
         a = float(((inverse - inverse.mean()) * busy).sum()) / spread if spread > 0 else 0.0
-        a = min(max(a, 0.0), float(busy.mean() / inverse.mean()))  # so that neither a nor b is negative
+        a = min(max(a, 0.0), float(busy.mean() / inverse.mean()))  # neither a nor b is negative
         return 1.0 / max(1e-9, float(busy.mean()) + a * (1.0 / rows - float(inverse.mean())))

@@ -1,4 +1,4 @@
-"""A scaler: it decides how many replicas each pool of a fleet should have."""
+"""A scaler decides how many replicas each pool should have."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ _NONE = np.zeros(0)
 
 
 class ReplicaLoads(NamedTuple):
-    """The ready replicas of a pool, [ready] each. Means are over the steps since the last tick; NaN without steps."""
+    """A pool's ready replicas, [ready]; means are over the steps since the last tick, NaN without any."""
 
     waiting: npt.NDArray[np.float64] = _NONE  # requests in its queue
-    queued_tokens: npt.NDArray[np.float64] = _NONE  # prompt tokens of these
+    queued_tokens: npt.NDArray[np.float64] = _NONE  # their prompt tokens
     kv_tokens: npt.NDArray[np.float64] = _NONE  # tokens in KV pages that sequences hold
     steps: npt.NDArray[np.float64] = _NONE  # since the last tick
     step_time: npt.NDArray[np.float64] = _NONE  # s, mean
@@ -26,62 +26,59 @@ class ReplicaLoads(NamedTuple):
 
 
 class PoolView(NamedTuple):
-    """A pool as an operator sees it: counts at the tick, and totals and means since the last tick.
-
-    A mean is NaN where there was nothing to average.
-    """
+    """A pool as an operator sees it: counts at the tick, totals and means since the last; NaN: nothing to average."""
 
     name: str
     ready: int  # replicas that take requests
-    starting: int  # replicas that do not take requests yet
-    draining: int  # replicas that end once they are idle
-    waiting: int  # requests in the queues of the ready replicas
-    running: int  # requests admitted by them and not finished
-    tokens: int  # to prefill or expected to be returned: answers count with their estimated length
+    starting: int  # replicas that do not yet
+    draining: int  # replicas that end once idle
+    waiting: int  # requests queued at ready replicas
+    running: int  # requests admitted there and not finished
+    tokens: int  # to prefill or expected to be returned, by estimated lengths
     pages_held: int  # KV pages that their sequences hold
     num_pages: int  # KV pages of their pools
-    submitted: int  # requests sent to the pool since the last tick
-    completed: int  # requests that the pool completed since the last tick
-    queued_tokens: int = 0  # prompt tokens of the requests that wait
-    submitted_blocks: int = 0  # blocks that the requests sent since the last tick are expected to decode
+    submitted: int  # requests sent since the last tick
+    completed: int  # requests completed since the last tick
+    queued_tokens: int = 0  # prompt tokens of waiting requests
+    submitted_blocks: int = 0  # expected blocks of requests sent since the last tick
     waiting_blocks: int = 0  # ... of waiting requests
     running_blocks: int = 0  # ... of running requests
-    input_length: float = nan  # mean prompt tokens of the requests sent since the last tick
-    expected_length: float = nan  # ... mean tokens of their answers, estimated
-    output_length: float = nan  # mean tokens of the answers completed since the last tick
-    ttft: float = nan  # s, mean of the first tokens since the last tick
-    itl: float = nan  # s, mean time a token of the answers completed since the last tick, after their first tokens
-    e2el: float = nan  # s, mean of the requests completed since the last tick
-    hit_rate: float = nan  # share of prompt tokens found in a prefix cache; NaN: no cache, or nothing was looked up
-    tokens_per_forward: float = nan  # tokens that a sequence commits in a forward, mean since the run began
-    block_length: int = 1  # tokens that are decoded together
+    input_length: float = nan  # mean prompt tokens of requests sent since the last tick
+    expected_length: float = nan  # ... mean estimated tokens of their answers
+    output_length: float = nan  # mean tokens of answers completed since the last tick
+    ttft: float = nan  # s, mean of first tokens since the last tick
+    itl: float = nan  # s a token after the first, mean of answers completed since the last tick
+    e2el: float = nan  # s, mean of requests completed since the last tick
+    hit_rate: float = nan  # share of prompt tokens found in a prefix cache; NaN: no cache or lookup
+    tokens_per_forward: float = nan  # that a sequence commits, mean since the run began
+    block_length: int = 1  # tokens decoded together
     page_size: int = 1  # tokens of a KV page
-    max_batch: int = 1  # sequences that a replica runs at once
+    max_batch: int = 1  # sequences of a replica at once
     max_prefill: int = 1  # prompt tokens of a step
     context_limit: int = 1  # tokens of a sequence
     gpus: int = 1  # of a replica
-    role: str = "both"  # of its replicas: prefill, decode or both
+    role: str = "both"  # prefill, decode or both
     loads: ReplicaLoads = ReplicaLoads()
 
     @property
     def forwards_per_block(self) -> float:
-        """Forwards that a block takes, mean since the run began; NaN before the first."""
+        """Forwards a block, mean since the run began; NaN before the first."""
         return self.block_length / self.tokens_per_forward
 
 
 @dataclass(frozen=True)
 class Scaler:
-    """Decides the number of replicas of each pool, at ticks. The fields of a subclass are its settings.
+    """Decides each pool's replicas at ticks; a subclass's fields are its settings.
 
-    A run makes a copy with `begin`, so `targets` may keep state.
+    A run makes a copy with `begin`: `targets` may keep state.
     """
 
     every: float = 15.0  # s between ticks
 
     def begin(self) -> "Scaler":
-        """A scaler for one run; one that keeps state returns a new object."""
+        """A scaler for one run; a new object if it keeps state."""
         return self
 
     def targets(self, now: float, pools: Sequence[PoolView]) -> Sequence[int]:
-        """Return the replicas that each pool should have, at least one in all."""
+        """The replicas of each pool, at least one in all."""
         raise NotImplementedError

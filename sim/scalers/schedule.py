@@ -1,4 +1,4 @@
-"""A schedule: numbers of replicas by time, for fleets of one pool."""
+"""A schedule: numbers of replicas by time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,7 @@ from .scaler import PoolView, Scaler
 
 @dataclass(frozen=True)
 class Schedule(Scaler):
-    """Sets the number of replicas at stated times: `at=0/2/3600/6` is 2 from the start and 6 after an hour.
-
-    Of several pools, the numbers are joined by +: `at=0/1+2/3600/2+6`.
-    """
+    """`at=0/2/3600/6` is 2 replicas from the start and 6 after an hour; of several pools `at=0/1+2/3600/2+6`."""
 
     at: str = "0/1"  # time (s) / replicas / time (s) / replicas ..., times rising
 

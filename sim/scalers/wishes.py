@@ -1,4 +1,4 @@
-"""Stabilisation windows: a target that falls, or rises, only after a time without a higher, or lower, wish."""
+"""Stabilisation windows: a target falls or rises only after a time without a contrary wish."""
 
 import math
 from collections import deque
@@ -7,8 +7,8 @@ from collections import deque
 class Wishes:
     """The wishes of the last seconds.
 
-    down, up: how long (s) a lower or a higher wish must last before it counts. from_first: the pool's number
-    at the first wish counts as an earlier wish.
+    down, up: s that a lower or higher wish must last. from_first: the pool's number at the first wish counts as an
+    earlier one.
     """
 
     def __init__(self, down: float, up: float = 0.0, from_first: bool = False) -> None:

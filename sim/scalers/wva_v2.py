@@ -1,4 +1,4 @@
-"""llm-d's workload-variant autoscaler, version 2: the tokens in demand over the tokens that a replica can hold."""
+"""llm-d's workload-variant autoscaler, version 2: tokens in demand over tokens that a replica holds."""
 
 import math
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from .wishes import Wishes
 
 @dataclass(frozen=True)
 class WvaV2(Scaler):
-    """Adds replicas until demand is 85 % of what they hold, and removes them while it is below 70 %.
+    """Adds replicas until demand is 85 % of what they hold; removes them while it is below 70 %.
 
-    A replica holds min(k1, k2) tokens: k1 is 80 % of its KV, k2 what it computes at once. A replica with
-    `queue` queued requests shows k2: the tokens that it holds; before that, k2 is its most rows of a mean request. HPA
-    carries the wish out, after `window` seconds without a contrary one.
+    A replica holds min(k1, k2) tokens: 80 % of its KV, and what it computes at once. k2 is the tokens held by a replica
+    with `queue` queued requests; before one is seen, its most rows of a mean request. HPA carries the wish out after
+    `window` s without a contrary one.
     """
 
     every: float = 30.0  # s between decisions
@@ -47,7 +47,7 @@ class WvaV2(Scaler):
     def _target(self, now: float, pool: PoolView) -> int:
         has, holds = pool.ready + pool.starting, self._holds(pool)
         if holds != holds:
-            return max(has, self.least)  # the length of requests is not known yet
+            return max(has, self.least)  # the length of requests is unknown
         prompt = pool.queued_tokens / pool.waiting if pool.waiting else 0.0
         demand = float(pool.loads.kv_tokens.sum()) + pool.waiting * prompt
         required = max(0.0, demand / self.up - has * holds)
@@ -57,7 +57,7 @@ class WvaV2(Scaler):
         return wishes.settle(now, min(max(wish, self.least), self.most), has)
 
     def _holds(self, pool: PoolView) -> float:
-        """min(k1, k2); NaN while k2 is unknown."""
+        """min(k1, k2); NaN: k2 is unknown."""
         loads = pool.loads
         saturated = loads.kv_tokens[(loads.waiting >= self.queue) & (loads.kv_tokens > 0)]
         if len(saturated):
