@@ -21,7 +21,7 @@ from .model import Decoder
 from .prompts import Prompts, Tokens
 from .session import Serving
 
-PARTS = 8  # passes over an answer; each masks every eighth token
+PARTS = 8  # passes over an answer, each masking every eighth token
 PAGE = 64  # tokens
 
 
@@ -35,7 +35,7 @@ class Answer:
 class Agreement:
     equal: float  # share of the answers' tokens
     likelihood: float  # nats a token, of the policy's answers
-    exact_likelihood: float  # the same of the exact run's answers
+    exact_likelihood: float  # of the exact run's answers
 
     @property
     def change(self) -> float:
@@ -61,14 +61,14 @@ def answers(
 
 
 def compare(model: Decoder | CanvasModel, exact: Sequence[Answer], other: Sequence[Answer]) -> Agreement:
-    """Both lists answer the same requests."""
+    """exact and other answer the same requests."""
     equal = [a.tokens[a.prompt :] == b.tokens[b.prompt :] for a, b in zip(exact, other, strict=True)]
     return Agreement(float(np.concatenate(equal).mean()), likelihood(model, other), likelihood(model, exact))
 
 
 @torch.inference_mode()
 def likelihood(model: Decoder | CanvasModel, found: Sequence[Answer]) -> float:
-    """Mean log-likelihood of the answers' tokens in nats; each is hidden while predicted."""
+    """Mean log-likelihood of the answers' tokens (nats), each hidden while predicted."""
     total, num = 0.0, 0
     for i, answer in enumerate(found):
         parts = _of_canvases(model, answer, i) if isinstance(model, CanvasModel) else _of_masks(model, answer)
@@ -81,7 +81,7 @@ def likelihood(model: Decoder | CanvasModel, found: Sequence[Answer]) -> float:
 def _of_masks(model: Decoder, answer: Answer) -> Iterator[Tensor]:
     """Log-likelihoods of an answer's tokens, an eighth masked in each pass.
 
-    A model of blocks sees block-causally, as in training. In a shifted model a row predicts the next position.
+    A model of blocks sees block-causally, as trained; a shifted model's row predicts the next position.
     """
     config, device = model.config, model.embedding.weight.device
     text = torch.from_numpy(answer.tokens).long().to(device)

@@ -1,7 +1,7 @@
-"""Choose the attention kernel for steps of whole blocks: ours, or FlashInfer's where it is faster.
+"""Choose the attention kernel of whole-block steps: ours, or FlashInfer's where it is faster.
 
-Both are timed when the model is opened. FlashInfer's is used where it is faster, the host's planning included, and
-gives the same result. A run's settings record times and choice.
+Both are timed when the model is opened, the host's planning included; FlashInfer's must give the same result. A run's
+settings record times and choice.
 """
 
 from collections.abc import Callable
@@ -29,12 +29,12 @@ from .clock import DeviceClock
 from .config import ModelConfig
 from .model import Decoder
 
-SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)  # numbers of sequences that are timed
+SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)  # numbers of sequences timed
 CONTEXT = 1024  # keys before a block
 PAGE = 64  # tokens
-POOL = 1024  # pages that all sequences share: more than the device's own cache holds
+POOL = 1024  # pages of all sequences: more than the device's cache holds
 REPEATS = 10
-# Each kernel may round the weights of the sum, and the sum, by half a unit of bf16.
+# Each kernel may round the sum and its weights by half a unit of bf16.
 NEAR = 2**-7
 
 Time = Callable[[Callable[[], object]], float]  # s that a call takes
@@ -43,11 +43,11 @@ Record = Callable[[Callable[[], tuple[Tensor, ...]]], tuple[Callable[[], None], 
 
 @dataclass(frozen=True)
 class Timed:
-    """A step's attention in all layers, in s."""
+    """A step's attention in all layers (s)."""
 
     sequences: int
     ours: float
-    flashinfer: float  # the host's planning included
+    flashinfer: float  # with the host's planning
 
 
 @dataclass
@@ -59,18 +59,18 @@ class Attention:
     dtype: torch.dtype
     device: torch.device
     timed: list[Timed] = field(default_factory=list)
-    refused: str | None = None  # why our kernel is always used
+    refused: str | None = None  # why ours is always used
     _paged: dict[int, Paged] = field(default_factory=dict)  # by page size
 
     def plan(self, of: Sequences[npt.NDArray[Any]], page_size: int, most_pages: int | None = None) -> Planned | None:
-        """FlashInfer's plan for a batch of whole blocks; None: use our kernel."""
+        """FlashInfer's plan for whole blocks; None: use ours."""
         if not self.takes(len(of.history)):
             return None
         seen = seen_by_all(of, page_size)
         return None if seen is None else self.paged(page_size).plan(seen, most_pages)
 
     def takes(self, sequences: int) -> bool:
-        """Whether FlashInfer was faster at the next larger timed number, or at the largest."""
+        """Whether FlashInfer was faster at the next larger timed number, or the largest."""
         size = min(bucket(sequences), SEQUENCES[-1])
         return self.refused is None and any(t.sequences == size and t.flashinfer < t.ours for t in self.timed)
 
@@ -124,7 +124,7 @@ def choose(
     try:
         for sequences in SEQUENCES:
             found.timed.append(_time(found, sequences, time_of, record))
-    except Exception as error:  # any error of FlashInfer: use our kernel
+    except Exception as error:  # any error of FlashInfer: use ours
         found.refused = (str(error) or type(error).__name__).splitlines()[0]
     return found
 

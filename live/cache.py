@@ -15,8 +15,6 @@ Ints = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class PageShape:
-    """The dimensions of layers that share a cache."""
-
     layers: int
     kv_heads: int
     head_dim: int
@@ -25,8 +23,8 @@ class PageShape:
 class PagedCache:
     """Keys and values in pages, [pages, page_size, kv_heads, head_dim] a layer.
 
-    num_scratch: pages that all layers share, for keys that no later step reads. Page p of layer l is number l *
-    num_pages + p of `all_keys` and `all_values`; scratch pages come last.
+    num_scratch: pages that layers share, for keys that no later step reads. Page p of layer l is number l * num_pages +
+    p of `all_keys` and `all_values`; scratch pages come last.
     """
 
     def __init__(
@@ -36,11 +34,11 @@ class PagedCache:
         self.page_size = page_size
         self.num_pages = num_pages
         pool = (config.layers, num_pages)
-        self.scratch = config.layers * num_pages  # the first scratch page
+        self.scratch = config.layers * num_pages  # first scratch page
         shape = (self.scratch + num_scratch, page_size, config.kv_heads, config.head_dim)
         size = 2 * int(np.prod(shape)) * dtype.itemsize
         try:
-            # Not torch.empty: a masked key has weight 0, and 0 times NaN is NaN.
+            # Not torch.empty: 0 times NaN is NaN, and masked keys have weight 0.
             self.all_keys: Tensor = torch.zeros(shape, dtype=dtype, device=device)
             self.all_values: Tensor = torch.zeros(shape, dtype=dtype, device=device)
         except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -59,17 +57,16 @@ class PagedCache:
         return len(self._free)
 
     def next_pages(self, num: int) -> list[int]:
-        """The pages that the next reservations take, in order."""
+        """The pages that the next reservations take."""
         return self._free[: -num - 1 : -1]
 
     def reserve(self, slots: Ints, tokens: npt.NDArray[np.int64]) -> None:
-        """Give each slot pages for its number of tokens."""
         need = -(-tokens // self.page_size)
         self._grow(int(slots.max()) + 1, int(need.max()))
         for i in np.flatnonzero(need > self._count[slots]).tolist():
             slot = int(slots[i])
             more = int(need[i] - self._count[slot])
-            # The engine accounts for every page and would have preempted a sequence.
+            # The engine counts every page and would have preempted.
             assert more <= len(self._free), f"{more} pages wanted, {len(self._free)} of {self.num_pages} free"
             taken = [self._free.pop() for _ in range(more)]
             self.table[slot, self._count[slot] : self._count[slot] + more] = taken
@@ -86,13 +83,13 @@ class PagedCache:
         self._count[slot] = 0
 
     def release_before(self, slot: int, position: int) -> None:
-        """Free a slot's pages that end at or before `position`, where no window sees them."""
+        """Free a slot's pages that end at or before `position`, out of every window."""
         held = self.table[slot, : min(position // self.page_size, int(self._count[slot]))]
         self._free.extend(held[held >= 0].tolist()[::-1])
         held[:] = -1
 
     def fill(self, seed: int) -> None:
-        """Fill all pages with normal numbers: multiplying zeros draws less power than real steps."""
+        """Fill all pages with normal numbers: multiplying zeros draws less power."""
         chance = torch.Generator(self.all_keys.device).manual_seed(seed)
         for pages in (self.all_keys, self.all_values):
             pages.normal_(generator=chance)
@@ -102,13 +99,13 @@ class PagedCache:
             self.release(slot)
 
     def places(self, slots: Ints, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Where keys and values are stored: page x page_size + offset, all [rows]."""
+        """Where keys and values are stored, page x page_size + offset, [rows]."""
         pages = self.table[slots, positions // self.page_size]
         assert (pages >= 0).all(), "a position without a page"
         return pages.astype(np.int64) * self.page_size + positions % self.page_size
 
     def tables(self, slots: Ints, tokens: npt.NDArray[np.int64]) -> Ints:
-        """The page table of slots, [slots, pages]."""
+        """[slots, pages]."""
         return self.table[slots, : max(1, int(-(-tokens.max() // self.page_size)))]
 
     def _grow(self, slots: int, pages: int) -> None:

@@ -1,8 +1,7 @@
 """DiffusionGemma's canvases: text is encoded into pages, and canvases are denoised after it.
 
-Full layers keep all text, sliding layers what a window still sees. A canvas's keys and values follow the text; each
-step overwrites them, and so does the causal encoding of the finished canvas. Canvases stay on the device; the host gets
-only what it needs to decide.
+Full layers keep all text, sliding layers what a window still sees. A canvas's keys follow the text; each step and the
+finished canvas's causal encoding overwrite them. Canvases stay on the device; the host gets what it needs to decide.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from .canvas_model import CanvasModel, Renoise
 from .model import Pages
 
 LOGITS_BYTES = 1 << 30  # of logits at once; each product reads the whole embedding
-ENCODED = 8192  # tokens of text in one forward
+ENCODED = 8192  # tokens of text in a forward
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -33,7 +32,7 @@ class Chance(Protocol):
         """Uniform tokens, [canvas]."""
 
     def uniform(self) -> Floats:
-        """Numbers between 0 and 1 that draw tokens, [canvas]."""
+        """In 0 to 1, to draw tokens, [canvas]."""
 
 
 class Turn(NamedTuple):
@@ -41,7 +40,7 @@ class Turn(NamedTuple):
 
     temperature: float
     uniform: Floats  # [canvas]
-    noise: Ints  # [canvas]: tokens of positions that are not accepted
+    noise: Ints  # [canvas] tokens of positions that are not accepted
 
 
 class Reading(NamedTuple):
@@ -52,16 +51,16 @@ class Reading(NamedTuple):
 
 
 class CanvasCache:
-    """Sequences' pages by slot, in a cache for sliding and one for full layers, and their canvases."""
+    """Sequences' pages by slot, for sliding and for full layers, and their canvases."""
 
     def __init__(
         self, model: CanvasModel, num_pages: tuple[int, int], page_size: int, device: str, dtype: torch.dtype
     ) -> None:
-        """num_pages: of the sliding layers' cache, and of the full layers'."""
+        """num_pages: of sliding, of full layers."""
         config = model.config
         self._model, self.page_size = model, page_size
         self.of: dict[bool, PagedCache] = {}
-        self.index: list[int] = []  # each layer's index among layers of its kind
+        self.index: list[int] = []  # each layer's index among its kind
         for sliding, pages in zip((True, False), num_pages, strict=True):
             kind = [layer for layer in config.layers if layer.sliding == sliding]
             assert len({(layer.kv_heads, layer.head_dim) for layer in kind}) <= 1, "layers of a kind are alike"
@@ -72,9 +71,9 @@ class CanvasCache:
         for layer in config.layers:
             self.index.append(seen[layer.sliding])
             seen[layer.sliding] += 1
-        self.length: dict[int, int] = {}  # tokens of text, by slot
+        self.length: dict[int, int] = {}  # tokens of text by slot
         self._device = model.embedding.device
-        # Canvases by slot; the last one belongs to no slot.
+        # By slot; the last is no slot's.
         self._tokens = torch.zeros(1, config.canvas_length, dtype=torch.int64, device=self._device)
         self._signals = torch.zeros(1, config.canvas_length, config.hidden, dtype=dtype, device=self._device)
 
@@ -115,13 +114,13 @@ class CanvasCache:
 
     @torch.inference_mode()
     def states(self, slots: Sequence[int]) -> Tensor:
-        """Final states of the slots' canvases, [slots, canvas, hidden]."""
+        """Final states of canvases, [slots, canvas, hidden]."""
         hidden = self._states(self._on_device(self._layout(self._canvases(slots))))
         return hidden.view(len(slots), *self._signals.shape[1:])
 
     @torch.inference_mode()
     def denoise(self, turns: Mapping[int, Turn]) -> dict[int, Reading]:
-        """Compute one step of canvases (production-dllm-serving.md 1.2)."""
+        """One step of canvases (production-dllm-serving.md 1.2)."""
         given = self._layout(self._canvases(list(turns)))
         given["temperature"] = np.array([turn.temperature for turn in turns.values()])
         given["uniform"] = np.concatenate([turn.uniform for turn in turns.values()])
@@ -147,7 +146,7 @@ class CanvasCache:
             rows = slice(low, low + at_once)
             logits = self._model.raw_logits(hidden[rows])
             read.append(read_logits(logits, temperature[rows], uniform[rows], self._model.config.softcap))
-            signals.append(self._model.signal_of(logits))  # read_logits has turned the logits into probabilities
+            signals.append(self._model.signal_of(logits))  # read_logits turned logits into probabilities
         drawn, likeliest, entropy = (torch.cat(parts).view(-1, length) for parts in zip(*read, strict=True))
         accepted = accept(entropy, self._model.config.renoise.entropy_bound)
         self._tokens[slots] = torch.where(accepted, drawn, given["noise"].view(-1, length))
@@ -180,7 +179,7 @@ class CanvasCache:
         return self._spans(dict.fromkeys(slots, self._model.config.canvas_length))
 
     def _spans(self, more: Mapping[int, int]) -> "list[Span]":
-        """Each slot with the begin and end of its next tokens; reserves their pages."""
+        """Each slot with the begin and end of its next tokens, whose pages are reserved."""
         spans = [(slot, self.length.get(slot, 0), self.length.get(slot, 0) + num) for slot, num in more.items()]
         slots, ends = np.array([slot for slot, *_ in spans], np.int32), np.array([end for *_, end in spans])
         for slot, begin, _ in spans:
@@ -190,7 +189,7 @@ class CanvasCache:
         return spans
 
     def _layout(self, spans: "Sequence[Span]") -> "dict[str, npt.NDArray[np.generic]]":
-        """The spans' positions, and where their keys are stored."""
+        """The spans' positions and places."""
         slots, begins, ends = (np.array(x) for x in zip(*spans, strict=True))
         counts = ends - begins
         starts = np.concatenate([[0], np.cumsum(counts)])
@@ -206,7 +205,7 @@ class CanvasCache:
         return {name: torch.from_numpy(np.ascontiguousarray(x)).to(self._device) for name, x in given.items()}
 
 
-Span = tuple[int, int, int]  # a slot, and where its next tokens begin and end
+Span = tuple[int, int, int]  # a slot, and its next tokens' begin and end
 
 
 class _Attention:
@@ -240,7 +239,7 @@ class Canvas:
 
     @property
     def answer(self) -> Ints:
-        """The likeliest tokens of the last step, not the drawn ones."""
+        """The last step's likeliest tokens, not the drawn ones."""
         return self.likeliest[-1]
 
     def turn(self, vocab: int, rule: Renoise, chance: Chance) -> Turn:
@@ -257,7 +256,7 @@ class Canvas:
 
 
 def accept(entropy: Tensor, bound: float) -> Tensor:
-    """Accept positions, most certain first, while the earlier entropies sum to at most `bound`; [.., canvas]."""
+    """Accept positions, most certain first, while earlier entropies sum to at most `bound`; [.., canvas]."""
     ordered, order = entropy.sort(dim=-1, stable=True)
     chosen = ordered.cumsum(dim=-1) - ordered <= bound
     return torch.zeros_like(chosen).scatter(-1, order, chosen)

@@ -1,6 +1,6 @@
-"""The executor of canvases: runs encodes and denoising passes; the checkpoint's rule ends a canvas.
+"""The executor of canvases: encodes and denoising passes; the checkpoint's rule ends a canvas.
 
-Encodes are one forward and denoising passes another: layers scale the two differently.
+They are two forwards: layers scale them differently.
 """
 
 import time
@@ -44,7 +44,7 @@ def check_canvas(policy: Policy, config: CanvasConfig) -> None:
 
 
 class KeyedChance:
-    """Random numbers keyed by request, position and turn: batching does not change them."""
+    """Numbers keyed by request, position and turn: batching does not change them."""
 
     def __init__(self, seed: int, request: int, begin: int, length: int) -> None:
         self._about = seed, TOKEN, request, np.arange(begin, begin + length)
@@ -66,7 +66,7 @@ class Denoised:
 
 
 class CanvasExecutor(Texts):
-    """Runs plans of canvases. draws: a law that ends canvases; None: the checkpoint's rule. eos: see `Texts`."""
+    """draws: a law that ends canvases; None: the checkpoint's rule. eos: see `Texts`."""
 
     def __init__(
         self, cache: CanvasCache, policy: Policy, prompts: Prompts, draws: LawDraws | None, seed: int,
@@ -83,9 +83,9 @@ class CanvasExecutor(Texts):
         self._device = cache.model.embedding.device
 
     def step(self, plan: StepPlan) -> StepOutcome:
-        """Compute a plan; ModelError when the device is out of memory."""
+        """ModelError when the device is out of memory."""
         begin = time.perf_counter()
-        # Planning the next step may have freed a row of this one: compute it, then free its pages.
+        # Planning may have freed a row of this step: compute it, then free its pages.
         rows = {*plan.requests.tolist()}
         self._release([request for request in plan.freed if request not in rows])
         clock = DeviceClock(self._device)
@@ -105,7 +105,7 @@ class CanvasExecutor(Texts):
         for request in requests:
             slot = self._slot_of.pop(request)
             self._cache.release(slot)
-            self._denoised.pop(slot, None)  # a new canvas draws the same random numbers
+            self._denoised.pop(slot, None)  # a new canvas draws the same numbers
 
     def _compute(self, plan: StepPlan) -> Bools:
         self._grow(int(plan.slots.max()) + 1, int(max(plan.num_keys.max(), plan.end.max() + self._block)) + 1)
@@ -115,7 +115,7 @@ class CanvasExecutor(Texts):
         vocab = self._cache.model.config.vocab
         for i, slot in enumerate(plan.slots.tolist()):
             phase, keys = plan.phases[i], int(plan.num_keys[i])
-            if phase == Phase.IDLE:  # computed, but not used
+            if phase == Phase.IDLE:  # computed, not used
                 if slot in self._cache.length:
                     idle[slot] = Turn(1.0, np.zeros(self._block), np.zeros(self._block, np.int64))
                 continue
@@ -141,7 +141,7 @@ class CanvasExecutor(Texts):
         return self._commit(plan)
 
     def _commit(self, plan: StepPlan) -> Bools:
-        """Which canvases are done, in whole rows; stores their tokens."""
+        """Which canvases are done, as whole rows; stores their tokens."""
         if self._draws is not None:
             committed = self._draws.draw(plan)
         else:

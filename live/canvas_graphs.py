@@ -1,4 +1,4 @@
-"""Canvas steps as captured CUDA graphs, one for each padded number of canvases; text is encoded eagerly."""
+"""Canvas steps as captured CUDA graphs, one a padded number of canvases; text is encoded eagerly."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,39 +12,39 @@ from .canvas import CanvasCache
 from .canvas_model import CanvasModel
 from .graphs import Captured, CudaRecorder, Recorder, recompute
 
-MOST = 64  # canvases in a graph; a larger step hides its launches
+MOST = 64  # canvases of a graph; larger steps hide their launches
 Given = Mapping[str, npt.NDArray[np.generic]]
-# Inputs with one value a position; tables have one a page, all others one a canvas.
+# Inputs by position; tables are by page, all others by canvas.
 ROWS = ("positions", "uniform", "noise", "places True", "places False")
 FLOATS = ("temperature", "uniform")
 
 
 def padded(num: int) -> int:
-    """The canvases of a graph for `num`: the same up to 8, then at most a quarter more."""
+    """Canvases of a graph for `num`: as many up to 8, then at most a quarter more."""
     step = 1 << max(0, (num - 1).bit_length() - 3)
     return -(-num // step) * step
 
 
 class GraphCanvasCache(CanvasCache):
-    """Replays a graph for each step of at most `most` canvases; captures it on first use, or in `prepare`."""
+    """Replays a graph for steps of at most `most` canvases, captured on first use or in `prepare`."""
 
     def __init__(
         self, model: CanvasModel, num_pages: tuple[int, int], page_size: int, device: str, dtype: torch.dtype,
         longest: int, record: Recorder | None = None,
     ) -> None:  # fmt: skip
-        """longest: the most tokens of a sequence, its last canvas included."""
+        """longest: most tokens of a sequence, its last canvas included."""
         super().__init__(model, num_pages, page_size, device, dtype)
         self.pages = -(-longest // page_size)
         self.most = MOST
         self.num_captures = 0
         self._record = record or (CudaRecorder() if self._device.type == "cuda" else recompute)
         self._graphs: dict[int, Captured] = {}
-        self._held = torch.zeros(0, dtype=torch.int64, device=self._device)  # the inputs of every graph
-        self._staged = torch.zeros(0, dtype=torch.int64)  # the same on the host
+        self._held = torch.zeros(0, dtype=torch.int64, device=self._device)  # every graph's inputs
+        self._staged = torch.zeros(0, dtype=torch.int64)  # ... on the host
 
     @torch.inference_mode()
     def prepare(self, most: int) -> None:
-        """Capture the graphs for up to `most` canvases, the largest first."""
+        """Capture graphs for up to `most` canvases, largest first."""
         self._make_room(most)
         for size in sorted({padded(n) for n in range(1, min(most, self.most) + 1)}, reverse=True):
             self._graph(size)
@@ -84,7 +84,7 @@ class GraphCanvasCache(CanvasCache):
         return none | {name: np.zeros(0) for name in FLOATS}
 
     def _pad(self, given: Given, size: int) -> dict[str, npt.NDArray[np.generic]]:
-        """Pad a step to `size` canvases, which see nothing and write to the canvas of no slot."""
+        """Pad to `size` canvases, which see nothing and write to no slot's canvas."""
         length = self._model.config.canvas_length
         filled: dict[str, npt.NDArray[np.generic]] = {}
         for name, x in sorted(given.items()):
@@ -108,7 +108,7 @@ class GraphCanvasCache(CanvasCache):
             self._graphs = {}  # they read the old tensor
             self._held = torch.zeros(len(flat), dtype=torch.int64, device=self._device)
             self._staged = torch.zeros(len(flat), dtype=torch.int64, pin_memory=self._device.type == "cuda")
-        # The last copy is over: the host has waited for that step's answer.
+        # The host has waited for the last copy's step.
         self._staged[: len(flat)] = torch.from_numpy(flat)
         self._held[: len(flat)].copy_(self._staged[: len(flat)], non_blocking=True)
 

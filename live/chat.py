@@ -12,30 +12,30 @@ from ..files.read import cut, json_of, parsing, read_lines, read_text
 from .config_file import read_json
 from .template import Messages
 
-SECONDS = 10  # of CPU time a conversation; the slowest real one takes ms
+SECONDS = 10  # CPU time a conversation; real ones take ms
 MEMORY = 1 << 30  # bytes, of the template's process
-CHARACTERS = 10_000_000  # of output, and ten more for each of a conversation
+CHARACTERS = 10_000_000  # of output, and ten more a character of a conversation
 
 
 def chat_template(folder: Path) -> str | None:
-    """From chat_template.jinja or tokenizer_config.json; None without one."""
+    """From chat_template.jinja or tokenizer_config.json, or None."""
     path = folder / "chat_template.jinja"
     if os.path.lexists(path):
         return read_text(path, kind=ModelError)
     found = (read_json(folder / "tokenizer_config.json") or {}).get("chat_template")
-    if isinstance(found, list):  # several templates, by name
+    if isinstance(found, list):  # several, by name
         named = [one for one in found if isinstance(one, dict) and one.get("name") == "default"]
         found = named[0].get("template") if named else None
     return found if isinstance(found, str) else None
 
 
 def render(template: str, conversations: list[Messages], folder: Path) -> list[str]:
-    """Each conversation's text up to the answer. ModelError if the template fails or exceeds limits."""
+    """Each conversation's text up to the answer; ModelError if the template fails or exceeds limits."""
     settings = {
         "template": template, "special": _special(folder), "seconds": SECONDS, "memory": MEMORY,
         "characters": CHARACTERS,
     }  # fmt: skip
-    # The child searches this interpreter's paths, not the script's folder.
+    # The child searches this interpreter's paths, not its folder.
     ended = subprocess.run(
         [sys.executable, "-P", str(Path(__file__).with_name("template.py"))],
         input="".join(json.dumps(value) + "\n" for value in (settings, *conversations)),
@@ -71,7 +71,7 @@ def _special(folder: Path) -> dict[str, str]:
 
 
 def read_conversations(path: str) -> list[Messages] | None:
-    """Read a .jsonl of objects with "messages"; None if its first line is something else."""
+    """A .jsonl of objects with "messages"; None if its first line is none."""
     found: list[Messages] = []
     for number, line in read_lines(path, kind=ModelError) if path.endswith(".jsonl") else ():
         if not line.strip():

@@ -1,4 +1,4 @@
-"""Which masks commit, and with which tokens: the unmasking rule, with a model family's additions."""
+"""Which masks commit, with which tokens: the unmasking rule, with a family's additions."""
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,12 @@ def choose(
 ) -> tuple[Bools, Ints]:  # fmt: skip
     """The computed masks that commit, and all positions' tokens, both [rows, width].
 
-    step [rows]: earlier steps of each row's block. scheduled: a full-sequence model, whose block ends after its steps.
-    known: masks whose token is known. first: rows in which only the block's first position commits; if given, a block's
-    last step commits the whole block (Dream). first_token, threshold: see `unmask`. by_entropy: use Dream's schedule.
+    step [rows]: earlier steps of the block. scheduled: a full-sequence model, whose block ends after its steps. known:
+    masks whose token is known. first: rows where only the block's first position commits; if given, a block's last step
+    commits all of it (Dream). first_token, threshold: see `unmask`. by_entropy: Dream's schedule.
 
-    A mask whose likeliest token is the mask stays (LLaDA's loop; errata 8). In a block's last step it counts as a
-    token, so that the block ends.
+    A mask whose likeliest token is the mask stays (LLaDA's loop; errata 8), but counts as a token in the block's last
+    step.
     """
     left = masked if known is None else masked & ~known
     steps = rule.denoising_steps or block_length

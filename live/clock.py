@@ -16,7 +16,7 @@ class DeviceClock:
             self._begin.record()
 
     def stop(self) -> None:
-        """Mark the end, after all launches until now."""
+        """Mark the end, after all launches so far."""
         if self._cuda:
             self._end.record()
         self._took = time.perf_counter() - self._took

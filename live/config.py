@@ -5,23 +5,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts: `num` of width `ffn`, `top_k` for each token.
+    """`num` experts of width `ffn`, `top_k` a token.
 
-    Scores are the router's soft-max or sigmoid, in fp32. With groups, experts come from the `top_groups` groups whose
-    two best scores have the largest sum (DeepSeek-V3, section 2.1.2; LLaDA2.0).
+    Scores are the router's soft-max or sigmoid, in fp32. With groups, experts come from the `top_groups` whose two best
+    scores have the largest sum (DeepSeek-V3, section 2.1.2; LLaDA2.0).
     """
 
     num: int
     top_k: int
     ffn: int
-    shared: int = 0  # experts of every token
-    dense_layers: int = 0  # first layers, with a dense feed-forward
+    shared: int = 0  # of every token
+    dense_layers: int = 0  # first layers, dense
     scoring: str = "softmax"  # or sigmoid
-    bias: bool = False  # added to scores to choose experts, not to weight them
+    bias: bool = False  # to choose experts, not to weight them
     groups: int = 1
     top_groups: int = 1
-    normed: bool = True  # divide chosen scores by their sum
-    scale: float = 1.0  # then multiply them by this
+    normed: bool = True  # chosen scores are divided by their sum
+    scale: float = 1.0  # ... then multiplied by this
 
     def params(self, hidden: int) -> int:
         """Of one layer."""
@@ -32,13 +32,13 @@ class Experts:
 class RopeScaling:
     """RoPE stretched beyond the pretraining context, as in transformers' modeling_rope_utils.
 
-    Components with more than `fast` turns in the original context keep their angle; those with less than `slow` turn
-    `factor` times as slowly. Between, it is interpolated in the component's index (yarn) or its turns (llama3).
+    Components with more than `fast` turns in it keep their angle, those with fewer than `slow` turn `factor` times as
+    slowly; between, it is interpolated by index (yarn) or turns (llama3).
     """
 
     kind: str  # yarn or llama3
     factor: float
-    original: int  # positions of the original context
+    original: int  # positions
     fast: float
     slow: float
     attention: float = 1.0  # multiplies queries and keys
@@ -57,7 +57,7 @@ class ModelConfig:
     ffn: int  # of dense layers
     vocab: int
     context_limit: int  # tokens
-    block_length: int  # positions decoded together; 1: an autoregressive model
+    block_length: int  # positions decoded together; 1: autoregressive
     mask_token: int
     rope_theta: float = 1e6
     norm_eps: float = 1e-6
@@ -68,19 +68,19 @@ class ModelConfig:
     scaling: RopeScaling | None = None
     experts: Experts | None = None
     shifted: bool = False  # a row predicts the next position
-    by_entropy: bool = False  # steps commit the masks of least entropy, by Dream's schedule
-    both_ways: bool = False  # full-sequence: all positions see each other
-    eos: tuple[int, ...] = ()  # tokens that end an answer
-    architecture: str = "SDARForCausalLM"  # as in config.json: its family
+    by_entropy: bool = False  # steps commit the masks of least entropy (Dream)
+    both_ways: bool = False  # full-sequence: positions see each other
+    eos: tuple[int, ...] = ()  # ends an answer
+    architecture: str = "SDARForCausalLM"  # config.json's: its family
 
     @property
     def state_tokens(self) -> int:
-        """Tokens whose keys, or values, take the memory of one hidden state, rounded up."""
+        """Tokens whose keys, or values, take one hidden state's memory, rounded up."""
         return -(-self.hidden // (self.kv_heads * self.head_dim))
 
     @property
     def kv_elements(self) -> int:
-        """Numbers in a token's keys and values, in all layers."""
+        """Numbers in a token's keys and values, all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     @property

@@ -1,4 +1,4 @@
-"""Read a config.json into a ModelConfig by its family's declaration, and write one."""
+"""Read a config.json into a ModelConfig by its family, and write one."""
 
 import math
 import os
@@ -17,10 +17,10 @@ from .families import CANVAS, FAMILIES, Family
 from .hub_cache import in_cache, model_name
 from .quantised import Fp8, quantisation
 
-NUMBERS = {"rope_theta": 1e4, "norm_eps": 1e-6, "experts.scale": 1.0}  # our fields, and their defaults
+NUMBERS = {"rope_theta": 1e4, "norm_eps": 1e-6, "experts.scale": 1.0}  # our fields' defaults
 TRUTHS = ("tied", "experts.normed")  # false where absent
 ABSENT = {"experts.shared": 0, "experts.dense_layers": 0}
-# Above the largest models: a larger number is a mistake that would take memory and hours to show.
+# Above the largest models: a larger number is a mistake that takes memory and hours to show.
 WHOLE = {
     "hidden": Range(1, 1 << 20), "ffn": Range(1, 1 << 20), "experts.ffn": Range(1, 1 << 20),
     "vocab": Range(1, 1 << 24), "mask_token": Range(0, 1 << 24), "context_limit": Range(1, 1 << 30),
@@ -29,19 +29,19 @@ WHOLE = {
 }  # fmt: skip
 OTHERS, ABOVE_0 = Range(1, 1 << 16), Range(0, above=True)
 MOST_SKEW = 10
-# Stretched kinds of RoPE, and their bounds' keys in config.json.
+# Stretched RoPE, and its bounds' keys in config.json.
 SCALINGS = {"yarn": ("beta_fast", "beta_slow"), "llama3": ("high_freq_factor", "low_freq_factor")}
-FOLLOW = ("kv_heads", "head_dim", "block_length")  # from other fields, or from the user's settings
+FOLLOW = ("kv_heads", "head_dim", "block_length")  # from other fields, or the user's settings
 
 
 @dataclass(frozen=True)
 class Given:
-    """The user's settings of a checkpoint, which complete or override it; None: the checkpoint's."""
+    """The user's settings, which complete or override a checkpoint's; None: the checkpoint's."""
 
     mask_token: int | None = None
     block_length: int | None = None
     random_weights: bool = False  # made on the device; only config.json is read
-    expert_skew: float | None = None  # of random weights; None: config.json's expert_skew, or 0 (random_weights.py)
+    expert_skew: float | None = None  # of random weights; None: config.json's, or 0 (random_weights.py)
 
 
 AS_IT_SAYS = Given()
@@ -51,7 +51,7 @@ def named(
     model: str | None, random_weights: str | None, expert_skew: float | None = None, mask_token: int | None = None,
     block_length: int | None = None,
 ) -> tuple[str, Given]:  # fmt: skip
-    """The model of --model or --random-weights, with its settings. Raises ModelError."""
+    """The model and settings of --model or --random-weights. Raises ModelError."""
     if model is not None and random_weights is not None:
         raise ModelError(f"--model is {cut(model)} and --random-weights is {cut(random_weights)}, expected one of them")
     if expert_skew is not None and not 0 <= expert_skew <= MOST_SKEW:
@@ -77,7 +77,7 @@ class ConfigJson:
 
 
 def config_json(path: Path) -> ConfigJson:
-    """Read a model's folder, or a config.json of any name. Raises ModelError."""
+    """From a model's folder, or a file of any name. Raises ModelError."""
     folder = path if path.is_dir() else path.parent
     file = folder / "config.json" if path.is_dir() else path
     found = read_json(file)
@@ -88,18 +88,18 @@ def config_json(path: Path) -> ConfigJson:
 
 
 def fp8_of(source: ConfigJson) -> Fp8 | None:
-    """A checkpoint's quantisation; None: plain weights. ModelError if it does not load."""
+    """None: plain weights. ModelError if they do not load."""
     text = source.found.get("text_config")
     return quantisation(source.path, {**(text if isinstance(text, dict) else {}), **source.found})
 
 
 def read_config(folder: Path, given: Given = AS_IT_SAYS) -> ModelConfig:
-    """Raises ModelError, which names a missing or unsupported value."""
+    """ModelError names a missing or unsupported value."""
     return decoder_config(config_json(folder), given)
 
 
 def decoder_config(source: ConfigJson, given: Given = AS_IT_SAYS) -> ModelConfig:
-    """Raises ModelError, which names a missing or unsupported value."""
+    """ModelError names a missing or unsupported value."""
     path, found, architecture = source.path, source.found, source.architecture
     if not isinstance(architecture, str) or architecture not in FAMILIES:
         known = ", ".join((*FAMILIES, CANVAS))
@@ -167,7 +167,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _values(given: FileObject, family: Family) -> dict[str, Any]:
-    """Values of our fields, of experts as "experts.NAME"."""
+    """Our fields' values, experts' as "experts.NAME"."""
     values: dict[str, Any] = dict(family.defaults)
     rope = FileObject(given.path, "", _rope(given), error=ModelError)
     for ours, theirs in family.keys.items():
@@ -209,7 +209,7 @@ def _check_fixed(given: FileObject, family: Family) -> None:
 
 
 def _check_block(path: Path, values: dict[str, Any], given: Given) -> None:
-    """Set the trained block length: config.json's, else the user's. Raises ModelError."""
+    """Set the trained block length, config.json's or the user's. Raises ModelError."""
     block = values.get("block_length")
     if given.block_length is not None and values.get("both_ways"):
         raise ModelError(
@@ -224,7 +224,7 @@ def _check_block(path: Path, values: dict[str, Any], given: Given) -> None:
 
 
 def _rope(given: FileObject) -> dict[str, Any]:
-    """RoPE's settings, of the file itself and of its tables for RoPE."""
+    """Of the file and of its tables for RoPE."""
     keys = ("rope_theta", "partial_rotary_factor")
     found = {key: given.values[key] for key in keys if given.values.get(key) is not None}
     for key in ("rope_scaling", "rope_parameters"):
@@ -262,7 +262,7 @@ def _scaling(given: FileObject) -> RopeScaling | None:
 
 
 def _rotary(given: FileObject, head_dim: int, default: float) -> int:
-    """How many of a head's components turn."""
+    """Components of a head that turn."""
     key = "partial_rotary_factor"
     share = FileObject(given.path, "", {key: default, **_rope(given)}, error=ModelError).number(key, ABOVE_0)
     rotary = int(head_dim * share)
@@ -272,7 +272,7 @@ def _rotary(given: FileObject, head_dim: int, default: float) -> int:
 
 
 def expert_skew(source: ConfigJson, given: Given) -> float:
-    """Of drawn experts: the user's, else config.json's, else 0."""
+    """The user's, config.json's, or 0."""
     if given.expert_skew is not None:
         return given.expert_skew
     keys = FileObject(str(source.path), "", {"expert_skew": 0.0, **source.found}, error=ModelError)

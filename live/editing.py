@@ -1,7 +1,7 @@
-"""One forward of a block under JointThreshold, LLaDA2.1's rule (production-dllm-serving.md 3.3).
+"""A block's forward under JointThreshold, LLaDA2.1's rule (production-dllm-serving.md 3.3).
 
-Masks above `threshold` commit, the most confident always. Settled tokens change above `edit_threshold`. A forward that
-changes nothing ends the block.
+Masks above `threshold` commit, at least the most confident; settled tokens change above `edit_threshold`; a forward
+that changes nothing ends the block.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def most_forwards(rule: JointThreshold, block_length: int) -> int:
-    """The most forwards of a block whose likeliest tokens stay masks: masks, edits and the end."""
+    """Most forwards of a block whose likeliest tokens stay masks: masks, edits, the end."""
     return block_length + rule.max_post_edit_steps + 1
 
 
@@ -28,7 +28,7 @@ class Edited:
     tokens: Ints
     committed: Bools  # masks that became tokens
     edited: Bools  # tokens that changed
-    done: Bools  # [rows]: nothing changed or no edits are left; keys and values match the tokens
+    done: Bools  # [rows]: nothing changed or no edits are left; KV matches the tokens
 
 
 def edit(
@@ -36,8 +36,8 @@ def edit(
 ) -> Edited:
     """Apply each position's likeliest token and its probability, [rows, block].
 
-    masked, may_edit [rows, block]: masks, and positions of the answer. post [rows]: earlier forwards that began without
-    a mask.
+    masked, may_edit [rows, block]: masks; positions of the answer. post [rows]: earlier forwards that began without
+    masks.
     """
     sure = masked & (confidence > rule.threshold)
     surest = np.argmax(np.where(masked, confidence, -np.inf), axis=1)

@@ -1,4 +1,4 @@
-"""FOCUS's forward: all rows up to the second layer's keys, then only retained rows."""
+"""FOCUS's forward: all rows up to the second layer's keys, then retained rows alone."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from ..kernels.focus_select import Masks, focus_select
 from .model import Decoder, Layer, Pages
 
 Array = npt.NDArray[np.int64]
-Inputs = dict[str, Tensor]  # a batch's arrays on the device, by name
+Inputs = dict[str, Tensor]  # a batch on the device
 
 
 def check_evicts(policy: Policy) -> None:
-    """PolicyError if a policy evicts by importance, but not as FOCUS does."""
+    """PolicyError if a policy evicts by importance, not as FOCUS."""
     if policy.eviction.by_importance and not isinstance(policy.eviction, Focus):
         kind = type(policy.eviction).__name__
         raise PolicyError(f"{policy.name}: dsim live cannot evict as {kind} does: expected a kind of Focus")
@@ -38,28 +38,28 @@ class Evict:
     cells: Array  # [rows], place in `listed`: sequence x width + column
     num_decoded: npt.NDArray[np.int32]  # [sequences]
     num_steps: npt.NDArray[np.int32]  # [sequences]
-    progress: Array  # [sequences], absolute: rightmost that passed all layers; block start - 1 if none
-    forced: npt.NDArray[np.bool_] | None = None  # [rows], retained instead of the rule's choice
-    there: npt.NDArray[np.bool_] | None = None  # [rows], False for padding; None: no padding
+    progress: Array  # [sequences], absolute: rightmost through all layers, or block start - 1
+    forced: npt.NDArray[np.bool_] | None = None  # [rows], retained in place of the rule's choice
+    there: npt.NDArray[np.bool_] | None = None  # [rows], False: padding
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chosen:
-    """A forward after the second layer's projections and the choice of rows."""
+    """After the second layer's projections and the choice of rows."""
 
-    x: Tensor  # [rows, hidden], the stream before the second attention
+    x: Tensor  # [rows, hidden], before the second attention
     q: Tensor  # [rows, heads, head_dim]
     cos: Tensor  # [rows, head_dim / 2]
     sin: Tensor
     retained: Tensor  # [rows] bool
-    delta: Tensor  # [M], masks' importance, second layer minus first
+    delta: Tensor  # [M], importance, second layer minus first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Retained:
     """The retained rows, packed."""
 
-    x: Tensor  # [R, hidden]; the next five are [R, ..], too
+    x: Tensor  # [R, hidden]; so the next five, [R, ..]
     q: Tensor
     cos: Tensor
     sin: Tensor
@@ -67,7 +67,7 @@ class Retained:
     places: Tensor
     rows: Tensor  # [R], in the batch
     start: Tensor  # [sequences + 1]
-    seen: Tensor  # [sequences, width] bool, the block's visible keys
+    seen: Tensor  # [sequences, width] bool, visible keys of the block
 
 
 Keep = Callable[[int, Tensor, Tensor, Inputs], None]
@@ -75,9 +75,9 @@ Attend = Callable[[int, Tensor, Inputs], Tensor]
 
 
 def choose_rows(model: Decoder, inputs: Inputs, rule: Focus, keep: Keep, attend: Attend) -> Chosen:
-    """Run `Decoder.forward` up to the second layer's projections, and choose rows (focus.md 3.2).
+    """`Decoder.forward` up to the second layer's projections, and the choice of rows (focus.md 3.2).
 
-    keep(layer, k, v, inputs) writes keys and values; attend(layer, q, inputs) is attention.
+    keep(layer, k, v, inputs) writes KV; attend(layer, q, inputs) is attention.
     """
     first, second = cast(list[Layer], list(model.layers))[:2]
     x, cos, sin = model.enter(inputs["tokens"], inputs["positions"])
@@ -87,13 +87,13 @@ def choose_rows(model: Decoder, inputs: Inputs, rule: Focus, keep: Keep, attend:
     x, added = first.finish(x, attend(0, q, inputs))
     x, q, k, v = second.project(x, cos, sin, added)
     after = _importance(q, k, inputs)
-    # Evicted rows, too: later layers may see their keys.
+    # Evicted rows, too: later layers may see them.
     keep(1, k, v, inputs)
     return Chosen(x, q, cos, sin, _select(before, after, inputs, rule), after - before)
 
 
 def gather(chosen: Chosen, inputs: Inputs, rule: Focus, num_retained: int | None = None) -> Retained:
-    """Pack the retained rows. num_retained: None: the host waits for it."""
+    """Pack the retained rows; num_retained None: the host waits for it."""
     start, rows, (x, q, cos, sin, positions, places) = compact(
         chosen.retained, inputs["query_start"], chosen.x, chosen.q, chosen.cos, chosen.sin, inputs["positions"],
         inputs["places"], num_retained=num_retained, check=False,
@@ -105,7 +105,7 @@ def gather(chosen: Chosen, inputs: Inputs, rule: Focus, num_retained: int | None
 def finish_rows(
     model: Decoder, kept: Retained, inputs: Inputs, rule: Focus, pages: Callable[[int, Inputs], Pages], attend: Attend
 ) -> Tensor:
-    """Finish the forward; returns normed final hidden states [R, hidden]."""
+    """Normed final hidden states, [R, hidden]."""
     _, second, *others = cast(list[Layer], list(model.layers))
     left = inputs | {"query_start": kept.start, "positions": kept.positions, "places": kept.places}
     if rule.second_layer_sees == "retained":
@@ -123,7 +123,7 @@ def _importance(q: Tensor, k: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _select(before: Tensor, after: Tensor, inputs: Inputs, rule: Focus) -> Tensor:
-    """The retained rows. `forced` replaces the rule's choice, which is still made, for its time."""
+    """Retained rows; `forced` replaces the rule's choice, still made for its time."""
     masks = Masks(*(inputs[name] for name in Masks._fields))
     retained, _ = focus_select(before, after, masks, rule.alpha, sample_deviation=rule.sample_deviation, check=False)
     retained = inputs.get("forced", retained)
@@ -131,9 +131,9 @@ def _select(before: Tensor, after: Tensor, inputs: Inputs, rule: Focus) -> Tenso
 
 
 def _listed(listed: Tensor, cells: Tensor, retained: Tensor, by_list: bool) -> Tensor:
-    """`visible` (engine/rows/blocks.py) on the device: keys left after an eviction, [sequences, width].
+    """`visible` (engine/rows/blocks.py) on the device, after an eviction, [sequences, width].
 
-    by_list: without the evicted ones; otherwise all up to the last retained one.
+    by_list: without evicted keys; otherwise up to the last retained one.
     """
     there = listed.clone() if by_list else torch.zeros_like(listed)
     there.view(-1)[cells] = retained

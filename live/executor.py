@@ -1,4 +1,4 @@
-"""The executor: runs plans on a decoder with a paged cache; weights, or a profile's draws, decide what commits."""
+"""The executor: plans on a decoder with a paged cache; weights, or a profile's draws, decide commits."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImportanceDelta:
-    """Growth of masks' importance from the first layer to the second, by row and column."""
+    """Growth of importance from the first layer to the second, by row and column."""
 
     row: Index  # of the plan
     column: Index  # of the block
@@ -45,7 +45,7 @@ class ImportanceDelta:
 
 
 class _Prepared(NamedTuple):
-    """A step's batch; of each sampled row, the plan's row and the block's column; and drawn commits."""
+    """A step's batch; each sampled row's plan row and column; drawn commits."""
 
     batch: Batch
     rows: Index
@@ -54,7 +54,7 @@ class _Prepared(NamedTuple):
 
 
 class _Answers(NamedTuple):
-    """Sampled rows: the plan's row, the block's column, token and confidence."""
+    """Sampled rows: plan row, column, token, confidence."""
 
     rows: Index
     columns: Index
@@ -70,9 +70,9 @@ class _Answers(NamedTuple):
 
 
 class ModelExecutor(Texts):
-    """Runs plans; keeps sequences' tokens and pages by the engine's slot.
+    """Runs plans; keeps tokens and pages by the engine's slot.
 
-    watch: receives each decode step's importance, if the policy evicts nothing. eos: see `Texts`.
+    watch: receives each decode step's importance, if nothing is evicted. eos: see `Texts`.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ModelExecutor(Texts):
         self._cache = forward.cache
         self._draws = draws  # None: the weights decide
         self._listed = bool(numbers_of(policy)["listed"][0])
-        # Chunks of a prompt end where blocks do: a block's positions see each other.
+        # Chunks end with blocks: a block's positions see each other.
         self._longest = max(self._block, max_prefill_tokens // self._block * self._block)
         self._mask = config.mask_token
         self._shifted = config.shifted
@@ -100,7 +100,7 @@ class ModelExecutor(Texts):
         self._pieces = policy.batching.pieces
         self._whole = computes_whole_blocks(policy)
         self._editing = policy.unmasking if isinstance(policy.unmasking, JointThreshold) else None
-        self._without_masks: dict[int, int] = {}  # slot -> forwards of its block that began without a mask
+        self._without_masks: dict[int, int] = {}  # slot -> its block's forwards without masks
         self._coming: tuple[StepPlan, _Prepared] | None = None  # the step after the running one
         self._expected: tuple[StepPlan, _Prepared] | None = None  # the running step, as prepared
 
@@ -122,18 +122,18 @@ class ModelExecutor(Texts):
         return replace(outcome, latency=time.perf_counter() - begin, ends=self._ends(plan, outcome.committed))
 
     def prepare(self, plan: StepPlan) -> None:
-        """Make the next step's batch while the device is busy; `step` uses it if the plan is unchanged."""
+        """Make the next step's batch while the device is busy; used if the plan stays."""
         if self._coming is not None or self._pieces or (plan.prefill and self._in_chunks(plan)):
             return
         need = -(-self._reach(plan) // self._cache.page_size)
         if self._cache.more_pages(plan.slots, need) > self._cache.num_free:
-            return  # the running step frees pages of rows that end in it
+            return  # the running step frees pages
         prepared = self._make(plan)
         (self._forward.bring if plan.prefill else self._forward.lay_out)(prepared.batch)
         self._coming = plan, prepared
 
     def _batch_of(self, plan: StepPlan) -> _Prepared:
-        """The prepared batch with tokens committed since, or a new one."""
+        """The prepared batch with new tokens, or a new batch."""
         if self._expected is None:
             return self._make(plan)
         decided, prepared = self._expected
@@ -162,33 +162,33 @@ class ModelExecutor(Texts):
             return self._decode_batch(plan)
         ends = plan.num_keys.astype(np.int64)
         self._open(plan, ends)
-        if self._pieces:  # whole blocks of a prompt pass the head, as in the engine's own graph; none commits
+        if self._pieces:  # an engine's graph sends whole blocks through the head; none commits
             num_sampled = int(plan.num_tokens.min())
         else:
             num_sampled = self._block if plan.window.any() else 0
         return self._prefill_batch(plan, ends - plan.num_tokens, ends, num_sampled)
 
     def _in_chunks(self, plan: StepPlan) -> bool:
-        """Whether a prefill is one prompt, too long for one forward."""
+        """Whether a prefill is one prompt, too long for a forward."""
         whole = len(plan.num_keys) == 1 and plan.num_tokens[0] == plan.num_keys[0]
         return bool(whole and not self._pieces and plan.window.any() and plan.num_keys[0] > self._longest)
 
     def _reach(self, plan: StepPlan) -> Ints:
-        """Tokens of each row that have pages after the step."""
+        """Tokens of each row with pages after the step."""
         if plan.prefill:
             return plan.num_keys.astype(np.int64)
-        # The block's cached keys are seen, too, even after the window.
+        # Cached keys after the window are seen, too.
         window = self._window(plan)
         window = window | visible(plan.status, window, self._listed)
         reach: Ints = plan.block_start.astype(np.int64) + window.shape[1] - np.argmax(window[:, ::-1], axis=1)
         return reach
 
     def _window(self, plan: StepPlan) -> Bools:
-        """Computed positions of a decode step, [rows, width]."""
+        """A decode step's computed positions, [rows, width]."""
         idle = plan.phases == Phase.IDLE
         if not idle.any():
             return plan.window
-        # A finished sequence of a frozen batch is still computed.
+        # A frozen batch computes finished sequences, too.
         window = plan.window.copy()
         window[idle, : self._block] = True
         return window
@@ -208,7 +208,7 @@ class ModelExecutor(Texts):
             prepared = self._batch_of(plan)
             out = self._forward.run(prepared.batch)
             device = out.device
-        if self._pieces or not plan.window.any():  # part of a prompt, without a block to denoise
+        if self._pieces or not plan.window.any():  # part of a prompt: nothing to denoise
             return StepOutcome(0.0, np.zeros_like(plan.window), device)
         answers = _Answers(prepared.rows, prepared.columns, out.tokens, out.confidence)
         return StepOutcome(0.0, self._commit(plan, answers), device)
@@ -224,7 +224,7 @@ class ModelExecutor(Texts):
         self._cache.reserve(plan.slots, lengths)
 
     def _prefill_batch(self, plan: StepPlan, begins: Ints, ends: Ints, num_sampled: int) -> _Prepared:
-        """Positions begins[s] to ends[s] of each row s; the last `num_sampled` are sampled."""
+        """Positions begins[s] to ends[s] of row s, the last `num_sampled` sampled."""
         n = len(ends)
         counts = ends - begins
         start = np.concatenate([[0], np.cumsum(counts)])
@@ -249,7 +249,7 @@ class ModelExecutor(Texts):
         return _Prepared(batch, rows, columns)
 
     def _order(self, plan: StepPlan) -> Index:
-        """Ascending keys, since attention starts with the last; as planned if rows are evicted."""
+        """By keys, since attention starts with the last; as planned if rows are evicted."""
         if self._watch is not None or self._policy.eviction.by_importance:
             return np.arange(len(plan.slots))
         return np.argsort(plan.block_start, kind="stable")
@@ -309,18 +309,18 @@ class ModelExecutor(Texts):
     def _keys(
         self, requests: npt.NDArray[np.int32], positions: Ints, step: int | Ints
     ) -> npt.NDArray[np.uint64] | None:
-        """Random keys of drawn tokens, by request, position and step, all [rows]."""
+        """Random keys by request, position and step, [rows]."""
         sampling = self._forward.sampling
         return None if sampling is None else key(sampling.seed, TOKEN, requests, positions, step)
 
     def _evict(self, plan: StepPlan, rows: Index, columns: Index) -> tuple[Evict | None, Bools | None]:
-        """An eviction's input, and the commits if the twin's draws decide both."""
+        """An eviction's input, and commits if the twin draws both."""
         evicting, forced, drawn = plan.evicting, None, None
         n = len(plan.requests)
         if evicting is None:
             if self._watch is None:
                 return None, None
-            # Nothing is evicted: the watcher needs the importance.
+            # The watcher needs importance without evictions.
             zeros = np.zeros(n, np.int32)
             evicting, forced = Evicting(Focus(), zeros, zeros, zeros - 1), np.ones(len(rows), np.bool_)
         elif isinstance(self._draws, CommitDraws):
@@ -335,9 +335,9 @@ class ModelExecutor(Texts):
         ), drawn  # fmt: skip
 
     def _commit(self, plan: StepPlan, answers: _Answers, drawn: Bools | None = None) -> Bools:
-        """Which sampled positions commit, by the weights or as `drawn`; stores their tokens."""
+        """Which sampled positions commit, by the weights or `drawn`; stores their tokens."""
         if self._policy.rows.commits == "tokens":
-            # The row at a position predicts the next one.
+            # A row predicts the next position.
             rows, after = answers.rows, plan.block_start[answers.rows].astype(np.int64) + 1
             inside = after < plan.end[rows]
             self._tokens[plan.slots[rows[inside]], after[inside]] = answers.tokens[inside]
@@ -359,11 +359,11 @@ class ModelExecutor(Texts):
         return committed
 
     def _choose(self, plan: StepPlan, answers: _Answers) -> tuple[Bools, _Answers]:
-        """What the weights commit, with the sampled positions' tokens."""
+        """What the weights commit, and the sampled tokens."""
         tokens, confidence, sampled = answers.spread(plan.window.shape)
         masked = sampled & plan.window & (plan.status == MASKED)
         known = None
-        if self._shifted:  # the previous block predicted this one's first position
+        if self._shifted:  # predicted by the previous block
             known = (np.arange(masked.shape[1]) == 0) & (plan.block_start > 0)[:, None]
         committed, tokens = choose(
             self._policy.unmasking, tokens, confidence, masked, self._block, self._mask, steps_of(plan, masked),
@@ -372,11 +372,11 @@ class ModelExecutor(Texts):
         return committed, answers._replace(tokens=tokens[answers.rows, answers.columns])
 
     def _edit(self, rule: JointThreshold, plan: StepPlan, answers: _Answers) -> Bools:
-        """Edit blocks' tokens. A block commits as a whole in its last forward."""
+        """Edit blocks' tokens; a block commits whole, in its last forward."""
         tokens, confidence, _ = answers.spread(plan.window.shape)
         at = plan.block_start.astype(np.int64)[:, None] + np.arange(plan.window.shape[1])
         held = self._tokens[plan.slots[:, None], at].astype(np.int64)
-        undecided = plan.window & (plan.status == MASKED)  # the engine knows only whole blocks
+        undecided = plan.window & (plan.status == MASKED)  # the engine knows whole blocks only
         masked = undecided & (held == self._mask)
         step = steps_of(plan, undecided)
         slots = plan.slots.tolist()
@@ -392,9 +392,9 @@ class ModelExecutor(Texts):
         return committed
 
     def _shift(self, plan: StepPlan, answers: _Answers) -> _Answers:
-        """Tokens of whole blocks by position, if a row predicts the next position (Fast-dLLM v2).
+        """Tokens by position, if a row predicts the next one (Fast-dLLM v2).
 
-        The last row of a block without masks predicts the next block's first token, stored immediately.
+        The last row of a block without masks predicts the next block's first token, stored at once.
         """
         rows, columns, tokens, confidence = answers
         start = plan.block_start.astype(np.int64)
@@ -415,7 +415,7 @@ def steps_of(plan: StepPlan, masked: Bools) -> Ints:
 
 
 def check_policy(policy: Policy) -> None:
-    """PolicyError if no executor of decoders runs the policy."""
+    """PolicyError if no decoder's executor runs it."""
     if not policy.granularity.on_a_grid:
         raise PolicyError(f"{policy.name}: denoises canvases, which no mask model does: expected a DiffusionGemma")
     if policy.batching.pieces and not isinstance(policy.batching, Rounds):
@@ -432,7 +432,7 @@ def check_policy(policy: Policy) -> None:
 
 
 def check_whole_blocks(policy: Policy, config: ModelConfig) -> None:
-    """PolicyError unless all steps compute whole blocks: rows of the model predict the next position."""
+    """PolicyError unless all steps compute whole blocks: rows predict the next position."""
     if not policy.granularity.whole_block or policy.eviction.evicts:
         raise PolicyError(
             f"{policy.name}: leaves positions out of its steps, and the rows of {config.name} ({config.architecture}) "

@@ -1,6 +1,6 @@
-"""Choose the grouped product of a model's experts: ours, or PyTorch's where it is faster.
+"""Choose the experts' grouped product: ours, or PyTorch's where it is faster.
 
-Both are timed when the model is opened, on the first layer with experts, evenly drawn. A run's settings record times
+Both are timed when the model is opened, on the first layer with experts, evenly drawn; a run's settings record times
 and choice.
 """
 
@@ -17,8 +17,8 @@ from .canvas_model import CanvasModel
 from .experts import MixedFeedForward
 from .model import Decoder
 
-ROWS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # numbers of rows that are timed
-# Relative to the largest number: values between the products are rounded to bf16 once or twice.
+ROWS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # numbers of rows timed
+# Relative to the largest number: products round to bf16 once or twice between.
 NEAR = 2**-6
 
 
@@ -31,7 +31,7 @@ class Matrices(NamedTuple):
 
 @dataclass(frozen=True)
 class Timed:
-    """A layer's experts, in s."""
+    """A layer's experts (s)."""
 
     rows: int
     ours: float
@@ -43,10 +43,10 @@ class ExpertProduct:
     """Where PyTorch's grouped product was faster."""
 
     timed: list[Timed] = field(default_factory=list)  # by rows, ascending
-    refused: str | None = None  # why our product is always used
+    refused: str | None = None  # why ours is always used
 
     def takes(self, rows: int) -> bool:
-        """Whether PyTorch was faster at the next larger timed number, or at the largest."""
+        """Whether PyTorch was faster at the next larger timed number, or the largest."""
         if self.refused is not None or not self.timed:
             return False
         found = next((t for t in self.timed if t.rows >= rows), self.timed[-1])
@@ -91,10 +91,10 @@ def choose(experts: Matrices, time_of: Time, record: Record | None = None) -> Ex
         return ExpertProduct(refused=f"PyTorch {torch.__version__} has no grouped product")
     if experts.gate_up.dtype not in library.DTYPES:
         return ExpertProduct(refused=f"experts in {experts.gate_up.dtype}, expected bf16")
-    graphs: list[object] = []  # keeps graphs: smaller, later ones reuse their memory
+    graphs: list[object] = []  # kept: later, smaller graphs reuse their memory
     try:
         timed = [_time(experts, rows, time_of, record, graphs) for rows in reversed(ROWS)]
-    except Exception as error:  # any error of PyTorch's product: use ours
+    except Exception as error:  # any error of PyTorch's: use ours
         return ExpertProduct(refused=(str(error) or type(error).__name__).splitlines()[0])
     return ExpertProduct(timed[::-1])
 

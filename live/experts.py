@@ -1,4 +1,4 @@
-"""A mixture of experts: the router, the routed experts and the shared ones."""
+"""A mixture of experts: router, routed experts, shared ones."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ from .random_weights import of_rows
 
 
 class MixedFeedForward(nn.Module):
-    """Each row passes its router's `top_k` best experts and the shared ones."""
+    """Each row passes its `top_k` best experts and the shared ones."""
 
     def __init__(self, config: ModelConfig, experts: Experts) -> None:
         super().__init__()
         self.about = experts
-        self.product: Any = None  # expert_product.ExpertProduct, if there is a second product
+        self.product: Any = None  # an expert_product.ExpertProduct, if there is a choice
         self.drawn: Tensor | None  # logits by row, in place of the router's (random_weights.drawn_experts)
         self.register_buffer("drawn", None, persistent=False)
         self.router = nn.Linear(config.hidden, experts.num, bias=False)
@@ -40,9 +40,9 @@ class MixedFeedForward(nn.Module):
         return out
 
     def _logits(self, x: Tensor) -> Tensor:
-        """[rows, num] in fp32: a near tie decides which experts run."""
+        """[rows, num] fp32: near ties decide which experts run."""
         logits = router_logits(x, self.router.weight)
-        # The router is still computed, for its time.
+        # Computed all the same, for its time.
         return logits if self.drawn is None else of_rows(self.drawn, len(x))
 
 
@@ -54,7 +54,7 @@ def router_logits(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def route(logits: Tensor, about: Experts, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Experts [rows, top_k] int64 and their fp32 weights, from fp32 logits [rows, num]."""
+    """Experts [rows, top_k] int64 and fp32 weights, from fp32 logits [rows, num]."""
     return route_experts(
         logits, bias, about.top_k, scoring=about.scoring, groups=about.groups, top_groups=about.top_groups,
         normed=about.normed, scale=about.scale,

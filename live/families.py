@@ -1,27 +1,26 @@
 """The checkpoint families that load: names of weights and settings, and how they were trained.
 
-dsim reads config.json and safetensors by these declarations and runs no code of a model's directory. Weight names are
-templates of layer {i} and expert {j}; several names fill one matrix from top to bottom. Settings in `fixed` would
-change the arithmetic: another value is refused by name.
+No code of a model's directory runs. Weight names are templates of layer {i} and expert {j}; several names fill one
+matrix from top to bottom. Settings in `fixed` would change the arithmetic: other values are refused.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-CANVAS = "DiffusionGemmaForBlockDiffusion"  # its layers are not a Decoder's: canvas_model.py
+CANVAS = "DiffusionGemmaForBlockDiffusion"  # no Decoder's layers: canvas_model.py
 Names = dict[str, str | tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Family:
     names: Names  # our weights -> theirs
-    keys: Names  # our fields -> config.json's keys; the first found
+    keys: Names  # our fields -> config.json's keys, the first found
     fixed: Mapping[str, Any] = field(default_factory=dict)  # key -> its only value, also if absent
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # our fields without a key in config.json
-    trained: Mapping[str, Any] = field(default_factory=dict)  # our fields that config.json never has
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # our fields without a key
+    trained: Mapping[str, Any] = field(default_factory=dict)  # our fields, never in config.json
     rotary: float = 1.0  # share of a head that turns, without a key
-    experts: Mapping[str, Any] | None = None  # Experts' fields that config.json never has; None: dense
+    experts: Mapping[str, Any] | None = None  # Experts' fields, never in config.json; None: dense
     summary: str = ""  # how it decodes
 
 

@@ -1,4 +1,4 @@
-"""One forward over rows of many sequences: host arrays in, sampled rows' tokens and confidences out."""
+"""One forward over many sequences' rows: host arrays in, sampled tokens and confidences out."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from .evicting import Array, Attend, Evict, Inputs, choose_rows, finish_rows, ga
 from .model import Decoder, Layer, Pages
 from .sampling import Sampling, sample_of_hidden
 
-# The dtypes that kernels need; others are int64.
+# What kernels need; others are int64.
 KINDS = dict.fromkeys(
     ("positions", "query_start", "history", "page_table", "masked_start", "num_decoded", "num_steps", "progress"),
     torch.int32,
@@ -37,14 +37,14 @@ class Batch:
     places: Array  # [rows], of keys and values: page x page_size + offset
     query_start: Array  # [sequences + 1]
     page_table: npt.NDArray[np.int32]  # [sequences, pages]
-    history: Array  # [sequences], keys before the current block: all visible, block-causally
-    listed: npt.NDArray[np.bool_]  # [sequences, width], visible keys of the current block and the next
+    history: Array  # [sequences], keys before the current block, all visible
+    listed: npt.NDArray[np.bool_]  # [sequences, width], visible keys of this block and the next
     block_length: int
     sampled: Array  # rows that get a token
-    evict: Evict | None = None  # None: all rows pass all layers
+    evict: Evict | None = None  # None: no eviction
     prefill: bool = False
-    own_head: bool = False  # only sampled decode rows pass the head, in their own graph if captured
-    whole: bool = False  # every row sees all keys of its sequence
+    own_head: bool = False  # only sampled rows pass the head, in their own graph
+    whole: bool = False  # every row sees all its sequence's keys
     keys: npt.NDArray[np.uint64] | None = None  # [sampled], for drawn tokens; None: the likeliest
 
     @property
@@ -58,9 +58,9 @@ class Batch:
 class Sampled:
     tokens: Array
     confidence: npt.NDArray[np.float32]
-    device: float  # s from the first kernel to the last
-    rows: Array | None = None  # retained rows of the batch; None: all sampled rows
-    delta: Tensor | None = None  # [M], on the device: growth of masks' importance
+    device: float  # s, first kernel to last
+    rows: Array | None = None  # retained rows of the batch; None: all sampled
+    delta: Tensor | None = None  # [M], on the device: importance's growth
 
 
 class Forward:
@@ -73,19 +73,19 @@ class Forward:
         self.max_num_logits = max_num_logits  # rows of logits at once
         self.device = model.embedding.weight.device
         self.sampling: Sampling | None = None  # None: the likeliest tokens
-        self.by_entropy = False  # confidence is negative entropy, not probability
-        self._planned: Planned | None = None  # the step's attention if not our kernel
-        self._brought: tuple[Batch, Inputs] | None = None  # the next step's batch, on the device
-        self.meanwhile: list[Callable[[], object]] = []  # called once a step, while the device works on it
+        self.by_entropy = False  # confidence: negative entropy, not probability
+        self._planned: Planned | None = None  # None: our kernel
+        self._brought: tuple[Batch, Inputs] | None = None  # the next batch, on the device
+        self.meanwhile: list[Callable[[], object]] = []  # called once a step, while the device works
 
     @property
     def attended(self) -> tuple[Tensor, Tensor]:
-        """One layer's keys and values, for attention."""
+        """One layer's KV, for attention."""
         return self.cache.keys[0], self.cache.values[0]
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Sampled:
-        """Compute a batch; write its keys and values."""
+        """Compute a batch; write its KV."""
         inputs = self._inputs_of(batch)
         self._planned = self._plan(batch)
         return self._timed(lambda: self._answers(inputs, batch))
@@ -95,10 +95,10 @@ class Forward:
         self._brought = batch, self._upload(batch)
 
     def lay_out(self, batch: Batch) -> None:
-        """Prepare a decode batch that may run next, before its tokens are known."""
+        """Prepare a decode batch that may run next, without tokens."""
 
     def _plan(self, batch: Batch, most_pages: int | None = None) -> Planned | None:
-        """A step's attention; None: our kernel. most_pages: of a sequence, in captured steps."""
+        """A step's attention; None: ours. most_pages: of a sequence, in captured steps."""
         if self.model.attention is None or not batch.whole:
             return None
         found: Planned | None = self.model.attention.plan(batch.sequences, self.cache.page_size, most_pages)
@@ -114,7 +114,7 @@ class Forward:
         clock.stop()
         self._meanwhile()
         if self.device.type == "cuda":
-            # A single copy, which waits for the device: the host decides what commits.
+            # One copy, which waits for the device.
             both = torch.stack([answer.to(torch.float64) for answer in answers]).cpu().numpy()
             tokens, confidence, *rows = both[0].astype(np.int64), both[1].astype(np.float32), *both[2:].astype(np.int64)
         else:
@@ -122,17 +122,17 @@ class Forward:
         return Sampled(tokens, confidence, clock.seconds(), rows[0] if rows else None, delta)
 
     def _meanwhile(self) -> None:
-        """The host's work between launch and answers."""
+        """Host work between launch and answers."""
         for work in self.meanwhile:
             work()
 
     def _answers(self, inputs: Inputs, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
-        """Tokens and confidences; with evictions also the retained rows, and the growth of importance."""
+        """Tokens and confidences; with evictions, retained rows and importance's growth."""
         if batch.evict is None:
             return [*self._compute(inputs, batch.block_length)], None
         rule, attend = batch.evict.rule, self._attending(batch.block_length)
         chosen = choose_rows(self.model, inputs, rule, self._keep, attend)
-        kept = gather(chosen, inputs, rule)  # waits for the number of retained rows
+        kept = gather(chosen, inputs, rule)  # waits for their number
         hidden = finish_rows(self.model, kept, inputs, rule, self._pages, attend)
         keys = inputs.get("keys")
         return [*self._sample(hidden, None if keys is None else keys[kept.rows]), kept.rows], chosen.delta
@@ -166,7 +166,7 @@ class Forward:
         return ragged_paged_attention(q, keys, values, sequences_of(inputs, block_length), check=False, planned=planned)
 
     def _sample(self, hidden: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Tokens and confidences. keys [rows]: for drawn tokens."""
+        """Tokens and confidences; keys [rows]: to draw."""
         if self.sampling is not None or self.by_entropy:
             head, how = self.model.head_weight, self.sampling
             return sample_of_hidden(hidden, head, keys, how, self.max_num_logits, self.by_entropy)
@@ -183,7 +183,7 @@ class Forward:
     @staticmethod
     def _flatten(batch: Batch) -> tuple[Array, dict[str, tuple[int, ...]]]:
         """All arrays in one, and their shapes."""
-        # Arrays by sequence first: their offsets depend on no number of rows.
+        # Arrays by sequence first: offsets do not depend on rows.
         arrays: dict[str, npt.NDArray[Any]] = {name: getattr(batch, name) for name in ARRAYS}
         if (evict := batch.evict) is not None:
             arrays |= {name: x for name in Evict.__slots__[1:] if (x := getattr(evict, name)) is not None}
@@ -193,7 +193,7 @@ class Forward:
 
     @staticmethod
     def _unflatten(held: Tensor, shapes: dict[str, tuple[int, ...]], names: Collection[str] | None = None) -> Inputs:
-        """The arrays, or those in `names`, in the dtypes that kernels need."""
+        """The arrays, or `names`, in kernels' dtypes."""
         found, begin = {}, 0
         for name, shape in shapes.items():
             size = int(np.prod(shape))
@@ -209,7 +209,7 @@ def sequences_of(inputs: Inputs, block_length: int) -> Sequences[Tensor]:
 
 
 def flattened(arrays: Mapping[str, npt.NDArray[Any]]) -> Array:
-    """Join arrays, each aligned to 16 bytes: kernels are compiled for the alignment."""
+    """Join arrays, each aligned to 16 bytes, which kernels are compiled for."""
     flat, begin = np.zeros(flat_size(array.shape for array in arrays.values()), np.int64), 0
     for array in arrays.values():
         flat[begin : begin + array.size] = array.reshape(-1)

@@ -1,8 +1,7 @@
-"""The executor of full-sequence models: full passes, passes that pack kept keys, passes over the block alone.
+"""The executor of full-sequence models: full passes, packing passes, passes over the block alone.
 
-Only what attention sees differs from block diffusion. A request's own pages hold keys and values for later steps: of
-all positions with FastCache, the kept ones with SparseCache. A step's own go to scratch pages, which every layer
-overwrites.
+A request's own pages hold KV for later steps: of all positions with FastCache, kept ones with SparseCache. A step's own
+go to scratch pages, which every layer overwrites.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -39,12 +38,12 @@ from .forward import Batch, Forward, flattened, sequences_of
 from .model import Decoder
 from .prompts import Prompts
 
-# One block of all positions: attention hides no key.
+# One block of all positions: nothing is hidden.
 WHOLE = 1 << 30
 INT32 = ("block_query_start", "block_start", "num_kept", "own_pages")
 
 
-# By kind of cache; one from outside is a subclass.
+# By cache; an outside one is a subclass.
 PASSES: Mapping[type, frozenset[Phase]] = {
     MaskKV: frozenset({Phase.FULL, Phase.REFRESH_PROMPT, Phase.REFRESH_RESPONSE, Phase.PARTIAL}),
     PeriodicCache: frozenset({Phase.FULL, Phase.REFRESH_PROMPT, Phase.REFRESH_RESPONSE, Phase.PARTIAL}),
@@ -55,7 +54,7 @@ PASSES: Mapping[type, frozenset[Phase]] = {
 
 
 def passes_of(policy: Policy) -> frozenset[Phase]:
-    """PolicyError for an unknown kind of cache."""
+    """PolicyError for an unknown cache."""
     kind = next((kind for kind in type(policy.cache).__mro__ if kind in PASSES), None)
     if kind is None:
         known = ", ".join(kind.__name__ for kind in PASSES)
@@ -99,7 +98,7 @@ def check_runs(policy: Policy, config: ModelConfig) -> None:
 
 
 def pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) -> tuple[int, int]:
-    """Pages that requests may hold at once, and scratch pages of the largest step."""
+    """Pages that requests may hold at once, and the largest step's scratch pages."""
     page = policy.memory.page_size
     most = len(requests) if policy.batching.admits_past_rows else min(limits.max_batch, len(requests))
     prompt = np.array([r.input_length for r in requests], np.int64)
@@ -107,7 +106,7 @@ def pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) ->
     cache = cache_of(policy)
     held = -(-cache.held(prompt, length, limits.state_tokens) // page)
     longest = min(int(length.max()), limits.context_limit)
-    if cache.votes:  # the computed prompt, with separate runs a head
+    if cache.votes:  # the computed prompt, with a head's own runs
         longest += RUN - 1
     scratch = 0 if cache.in_place else most * max(1, -(-longest // page))
     if (tokens := policy.batching.most_tokens) is not None:
@@ -116,7 +115,7 @@ def pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) ->
 
 
 def lengths(prompt: Array, end: Array, block: int) -> Array:
-    """Tokens of requests: the prompt, and the output in whole blocks."""
+    """The prompt, and the output in whole blocks."""
     whole: Array = prompt + -(-(end - prompt) // block) * block
     return whole
 
@@ -128,11 +127,11 @@ def cache_of(policy: Policy) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pack:
-    """Keys kept of a batch's first sequences; each has `block` rows in `block_rows`."""
+    """Keys kept of a batch's first sequences, each with `block` rows in `block_rows`."""
 
     block_rows: Array  # [sequences x block], of the batch
     block_query_start: Array  # [sequences + 1], in `block_rows`
-    block_start: Array  # [sequences], the block's begin in its sequence
+    block_start: Array  # [sequences], of the block in its sequence
     num_kept: Array  # [sequences]
     own_pages: Ints  # [sequences, pages], of the kept keys
 
@@ -146,14 +145,14 @@ class Pass(Batch):
 
 class FullSequenceForward(Forward):
     def __init__(self, model: Decoder, cache: PagedCache, policy: Policy) -> None:
-        # max_prefill_tokens bounds the rows of logits, too.
+        # max_prefill_tokens also bounds rows of logits.
         super().__init__(model, cache, policy.unmasking.temperature or 1.0, policy.batching.max_prefill_tokens)
         self._rule = cache_of(policy)
 
     def _answers(self, inputs: Inputs, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
         assert isinstance(batch, Pass)
         cache, table, places = self.cache, inputs["page_table"], inputs["places"]
-        # Each layer has its own pages; scratch pages are shared.
+        # Layers have own pages, and share scratch pages.
         to_page = ((table >= 0) & (table < cache.num_pages)).int() * cache.num_pages
         slots = cache.num_pages * cache.page_size
         to_place = (places < slots).long() * slots
@@ -196,7 +195,7 @@ class FullSequenceForward(Forward):
 
 
 class FullSequenceExecutor(ModelExecutor):
-    """draws: None: the weights decide what commits."""
+    """draws: None: the weights decide."""
 
     def __init__(
         self, forward: Forward, policy: Policy, prompts: Prompts,
@@ -209,7 +208,7 @@ class FullSequenceExecutor(ModelExecutor):
         super().__init__(forward, policy, prompts, None, policy.block_length)
         self._rule = cache_of(policy)
         self._passes = passes_of(policy)
-        self._cached: dict[int, int] = {}  # slot -> request whose keys it holds, from a full or packing pass
+        self._cached: dict[int, int] = {}  # slot -> request whose keys a full or packing pass stored
         self._deciding = draws
 
     def _decode(self, plan: StepPlan) -> StepOutcome:
@@ -235,7 +234,7 @@ class FullSequenceExecutor(ModelExecutor):
         with_block = order[has_block[order]]
         first_rows = (query_start[:-1] + start - begin)[has_block[order]]
         blocks = first_rows[:, None] + np.arange(self._block)  # [sequences with a block, block]
-        # Rows that predict the block's positions: its own, or the ones before if computed.
+        # Rows that predict the block: its own, or those before.
         say = np.maximum(blocks - self._shifted, query_start[:-1][has_block[order], None])
         all_rows = self._rule.logits == "all"
         kept = np.zeros_like(start)
@@ -270,7 +269,7 @@ class FullSequenceExecutor(ModelExecutor):
         return StepOutcome(0.0, self._decide(plan, tokens, confidence), out.device)
 
     def _check_passes(self, plan: StepPlan, order: npt.NDArray[np.intp], at: RowPosition) -> None:
-        """PolicyError if a rule from outside plans a pass that is not computed."""
+        """PolicyError if an outside rule plans a pass that is not computed."""
         for i, row in enumerate(order.tolist()):
             phase, tokens, length = Phase(plan.phases[row]), int(plan.num_tokens[row]), int(at.length[i])
             where = f"{self._policy.name}: {type(self._rule).__name__} plans"
@@ -320,7 +319,7 @@ class FullSequenceExecutor(ModelExecutor):
         return table.astype(np.int32), first
 
     def _behind(self, kept: Array, reuse: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Where fresh keys follow the packed ones, from the next page on, [sequences, page_size + block]."""
+        """Where fresh keys follow packed ones, on the next page, [sequences, page_size + block]."""
         page = self._cache.page_size
         column = np.arange(page + self._block) - (-kept % page)[:, None]
         behind: npt.NDArray[np.bool_] = reuse[:, None] & (column >= 0) & (column < self._block)
@@ -335,7 +334,7 @@ class FullSequenceExecutor(ModelExecutor):
         else:
             masked = plan.window & (plan.status == MASKED)
             step = steps_of(plan, masked)
-            # A block alone cannot predict its first position; the cache-filling full pass can.
+            # A block alone cannot predict its first position; a full pass can.
             alone = self._rule.packs or (self._rule.in_place and not self._rule.keeps_outputs)
             first = step == 0 if alone and (self._shifted or self._forward.by_entropy) else None
             committed, tokens = choose(

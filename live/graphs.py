@@ -1,12 +1,9 @@
-"""A forward whose decode steps are captured CUDA graphs, one for each padded shape: launches cost almost nothing.
+"""A forward whose decode steps are captured CUDA graphs, one a padded shape: launches cost almost nothing.
 
-Small prefills are captured, too; others hide their launches and run eagerly. A step that evicts is two graphs, up to
-the choice of rows and after it; the host waits for the number of rows in between. A prefill, or a step that sends only
-masks through the head, is two graphs without a wait. All graphs share one memory pool: each answer is read before the
-next launch.
-
-Without CUDA a graph recomputes what it recorded, into the same tensors, so that tests can check padding, aliasing and
-the choice of graphs.
+Small prefills are captured, too; others hide their launches. An evicting step is two graphs, between which the host
+waits for the number of rows. A prefill, or a step with only masks through the head, is two graphs without a wait. All
+share one memory pool: answers are read before the next launch. Without CUDA a graph recomputes into the same tensors,
+so that tests check padding, aliasing and choice.
 """
 
 import time
@@ -42,15 +39,15 @@ Key = tuple[object, ...]
 Answers = tuple[Tensor, ...]
 Launches = Callable[[], Answers]
 Shapes = dict[str, tuple[int, ...]]
-# Records launches; returns a callable that repeats them, and the answers' tensors.
+# Records launches; returns their repetition, and the answers.
 Recorder = Callable[[Launches], tuple[Callable[[], None], Answers]]
 
 
 class CudaRecorder:
-    """Captures graphs in one pool, the largest first: smaller ones reuse its memory."""
+    """Captures graphs in one pool, largest first: smaller ones reuse its memory."""
 
     def __init__(self) -> None:
-        # PyTorch cannot capture into a pool whose last graph is gone: this graph keeps it alive.
+        # PyTorch cannot capture into a pool whose last graph is gone: this one keeps it.
         number = torch.zeros(1, device="cuda")
         self._first = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._first):
@@ -87,7 +84,7 @@ class Captured(NamedTuple):
 
 
 class Between(NamedTuple):
-    """Rows between the two graphs of an evicting step, with room for the largest."""
+    """Rows between an evicting step's graphs, with room for the largest."""
 
     chosen: Chosen
     retained: Retained
@@ -116,37 +113,37 @@ STEP, LAYERS, HEAD = range(3)
 
 
 class GraphShape(NamedTuple):
-    """A graph that evicts nothing, as numbers that another process can receive."""
+    """A graph that evicts nothing, as numbers for another process."""
 
     kind: int  # STEP, LAYERS, or the HEAD after them
     rows: int
     sequences: int
     width: int  # of the window
     block_length: int
-    whole: int  # whether every row sees all keys of its sequence
+    whole: int  # every row sees all its sequence's keys
     sampled: int = 0  # rows of a head
 
 
 class GraphForward(Forward):
-    """Replays graphs of decode batches; captures a shape on first use, or in `prepare`."""
+    """Replays graphs of decode batches, captured on first use or in `prepare`."""
 
     def __init__(
         self, model: Decoder, cache: PagedCache, temperature: float = 1.0, max_num_logits: int = 8192,
         longest: int | None = None, record: Recorder | None = None,
     ) -> None:  # fmt: skip
-        """longest: the most tokens of a sequence; by default the model's context."""
+        """longest: most tokens of a sequence; default: the model's context."""
         super().__init__(model, cache, temperature, max_num_logits)
         limit = model.config.context_limit if longest is None else longest
-        # One table width for all graphs: a wider table costs nothing.
+        # One table width: wider costs nothing.
         self.pages = min(-(-limit // cache.page_size), cache.num_pages)
         self.num_captures = 0
         self.capture_seconds = 0.0
         self._record = record or (CudaRecorder() if self.device.type == "cuda" else recompute)
         self._graphs: dict[Key, Captured] = {}
-        self._held = torch.zeros(0, dtype=torch.int64, device=self.device)  # the inputs of every graph
-        self._staged = torch.zeros(0, dtype=torch.int64)  # the same on the host
-        self._between: dict[int, Between] = {}  # by the width of a window
-        # A separate head graph's input: hidden states, and rows to sample.
+        self._held = torch.zeros(0, dtype=torch.int64, device=self.device)  # every graph's inputs
+        self._staged = torch.zeros(0, dtype=torch.int64)  # ... on the host
+        self._between: dict[int, Between] = {}  # by the window's width
+        # A separate head's input: hidden states, and rows to sample.
         self._states = torch.zeros(0, 0, device=self.device)
         self._picked = torch.zeros(0, dtype=torch.int64, device=self.device)
         self._staged_picks = torch.zeros(0, dtype=torch.int64)
@@ -154,7 +151,7 @@ class GraphForward(Forward):
 
     @property
     def captured_shapes(self) -> set[Key]:
-        """Rows, sequences and window width of captured steps that evict nothing."""
+        """Rows, sequences and width of captured steps without eviction."""
         return {key[1:4] for key in self._graphs if key[0] == "step"}
 
     @torch.inference_mode()
@@ -206,10 +203,9 @@ class GraphForward(Forward):
 
     @torch.inference_mode()
     def prepare(self, policy: Policy, max_batch: int, forced: bool = False, most: int | None = None) -> None:
-        """Capture the graphs that a policy's decode steps can need, the largest first.
+        """Capture what a policy's decode steps can need, largest first.
 
-        forced: evictions are drawn, not chosen. most: captures of each kind; others are captured on first use, and have
-        room.
+        forced: evictions are drawn. most: captures of each kind; others are captured on first use, and have room.
         """
         shapes, width, block = reachable(policy, max_batch), policy.width, policy.block_length
         if not shapes:
@@ -227,7 +223,7 @@ class GraphForward(Forward):
         largest = through_layers[0]._replace(kind=HEAD)
         of_head = [largest._replace(sampled=n) for n in sorted(heads, reverse=True) if n <= largest.rows]
         evicting = [] if rule is None else [blank_evicting(self._blank(shape), rule, forced) for shape in steps]
-        # Make room before recording graphs that read it.
+        # Make room before graphs read it.
         room = max(len(self._flatten(b)[0]) for b in [*map(self._blank, [*steps, *prefills]), *evicting])
         self.capture(room, [*steps[: 0 if masks_alone else most], *through_layers[:most], *of_head[:most]])
         if evicting:
@@ -240,7 +236,7 @@ class GraphForward(Forward):
 
     @torch.inference_mode()
     def capture(self, room: int, shapes: Sequence[GraphShape]) -> None:
-        """Capture graphs that evict nothing. room: size of the largest step's inputs."""
+        """Capture graphs without eviction; room: of the largest step's inputs."""
         self._bring(np.zeros(room, np.int64))
         for shape in shapes:
             padded = self._blank(shape)
@@ -255,7 +251,7 @@ class GraphForward(Forward):
         return blank(shape.rows, shape.sequences, self.pages, shape.width, shape.block_length, bool(shape.whole))
 
     def _replayed(self, graphs: list[Captured], num: int) -> Sampled:
-        """Launch graphs; answers are the first `num` rows of the last."""
+        """Launch graphs; answers are the last one's first `num` rows."""
         clock = DeviceClock(self.device)
         for graph in graphs:
             graph.replay()
@@ -287,12 +283,12 @@ class GraphForward(Forward):
         self._bring(flat)
         clock = DeviceClock(self.device)
         half.replay()
-        num_retained = int(half.answers[0])  # the step's only wait
+        num_retained = int(half.answers[0])  # the only wait
         inputs = self._unflatten(self._held, shapes, {"query_start", "listed", "positions", "places", "cells"})
         rows = len(padded.tokens)
         chosen = Chosen(**{name: getattr(between.chosen, name)[:rows] for name in Chosen.__slots__})
         retained = gather(chosen, inputs, evict.rule, num_retained)
-        # The other rows are padding: they write nothing and belong to no sequence.
+        # The rest is padding: it writes nothing and is of no sequence.
         between.retained.places.fill_(-1)
         for name in Retained.__slots__:
             source = getattr(retained, name)
@@ -311,7 +307,7 @@ class GraphForward(Forward):
         return self._captured((*_key("step", padded), planned is not None), padded, compute)
 
     def _layers(self, padded: Batch) -> Captured:
-        """A step's layers, which leave hidden states for the head."""
+        """A step's layers, up to the head's hidden states."""
         planned = self._planned = self._plan(padded, self.pages)
         self._make_states(len(padded.tokens))
         states = self._states[: len(padded.tokens)]
@@ -333,7 +329,7 @@ class GraphForward(Forward):
         return self._captured(("head", num), padded, compute)
 
     def _make_states(self, rows: int) -> None:
-        """Make room for `rows` hidden states; drop graphs that read the old room."""
+        """Make room for `rows` hidden states; drop graphs that read the old."""
         if rows <= len(self._states):
             return
         self._graphs = {key: graph for key, graph in self._graphs.items() if key[0] not in ("layers", "head")}
@@ -359,7 +355,7 @@ class GraphForward(Forward):
         return self._captured((*_key("half", padded), evict.rule, evict.forced is None), padded, compute)
 
     def _rest(self, padded: Batch, left: int) -> Captured:
-        """The retained rows: `left`, padding included."""
+        """The retained rows, `left` with padding."""
         evict, (sequences, width) = padded.evict, padded.listed.shape
         assert evict is not None
         between = self._room(left, sequences, width).retained
@@ -376,7 +372,7 @@ class GraphForward(Forward):
         return self._captured(("rest", left, sequences, width, padded.block_length, evict.rule), padded, compute)
 
     def _room(self, rows: int, sequences: int, width: int) -> Between:
-        """Larger room drops the graphs of the smaller."""
+        """Larger room drops the smaller one's graphs."""
         have = self._between.get(width)
         if have is not None and rows <= len(have.chosen.x) and sequences < len(have.retained.start):
             return have
@@ -402,12 +398,12 @@ class GraphForward(Forward):
     def _bring(self, flat: Array) -> None:
         """Copy a step's inputs to where graphs read them."""
         if len(flat) > len(self._held):
-            # Earlier graphs read the old tensor.
+            # Graphs read the old tensor.
             self._graphs = {}
             size = max(len(flat), 2 * len(self._held))
             self._held = torch.zeros(size, dtype=torch.int64, device=self.device)
             self._staged = torch.zeros(size, dtype=torch.int64, pin_memory=self.device.type == "cuda")
-        # The last copy is over: the host has waited for that step's answer.
+        # The host has waited for the last copy's step.
         self._staged[: len(flat)] = torch.from_numpy(flat)
         self._held[: len(flat)].copy_(self._staged[: len(flat)], non_blocking=True)
 
@@ -429,7 +425,7 @@ def blank(rows: int, sequences: int, pages: int, width: int, block_length: int, 
 
 
 def blank_evicting(batch: Batch, rule: Focus, forced: bool) -> Batch:
-    """With an eviction: all rows are masks, and none is retained."""
+    """With an eviction of masks alone, none retained."""
     rows, (sequences, width) = len(batch.tokens), batch.listed.shape
     none, zeros = np.zeros(rows, np.bool_), np.zeros(sequences, np.int32)
     cells = np.minimum(np.arange(rows), sequences * width - 1)

@@ -1,7 +1,7 @@
 """A request's pages, cut into runs of RUN rows of one KV head: heads may keep different keys.
 
-The attention kernel sees a run as a page and a head as a sequence. All layers share one supply of runs, since they keep
-different numbers of keys, too (MaskKV, full-sequence-diffusion.md 3.3, 3.4).
+The attention kernel sees a run as a page and a head as a sequence. Layers share one supply of runs, as they keep
+different numbers of keys (MaskKV, full-sequence-diffusion.md 3.3, 3.4).
 """
 
 from collections.abc import Sequence
@@ -32,21 +32,21 @@ class Runs:
         taken = []
         for count in rows:
             first, self._used = self._used, self._used + -(-count // RUN)
-            # The engine accounts for every run.
+            # The engine counts every run.
             assert self._used <= len(self._runs), f"{self._used} runs wanted, and there are {len(self._runs)}"
             taken.append(self._runs[first : self._used])
         return taken
 
 
 def places(runs: Sequence[Ints], num: int) -> Ints:
-    """Places of rows 0 to `num` of each list, among rows of one head, [num, lists]."""
+    """Places of rows 0 to `num` of each list, among one head's rows, [num, lists]."""
     i = np.arange(num)
     return np.stack([own[i // RUN] * RUN + i % RUN for own in runs], axis=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seen:
-    """The keys that queries see, each KV head a sequence: the prompt's, then from the next run on the response's."""
+    """The keys that queries see, each KV head a sequence: the prompt's, then from the next run the response's."""
 
     table: Tensor  # [kv_heads, runs] int32
     history: Tensor  # [kv_heads] int32, keys of the prompt
@@ -56,7 +56,7 @@ class Seen:
     def of(
         cls, prompt: Sequence[Ints], counts: Ints, response: Sequence[Ints], num: int, device: torch.device
     ) -> "Seen":
-        """The first counts[h] rows of each head's prompt, and `num` of its response."""
+        """Each head's first counts[h] prompt rows, and `num` of its response."""
         both = [np.concatenate(lists) for lists in zip(prompt, response, strict=True)]
         table = np.full((len(both), max(1, *map(len, both))), -1, np.int32)
         for row, runs in zip(table, both, strict=True):

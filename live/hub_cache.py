@@ -1,4 +1,4 @@
-"""Hugging Face models by name, in the local cache of downloads; nothing is fetched."""
+"""Hugging Face models by name, in the local cache; nothing is fetched."""
 
 import os
 import re
@@ -18,9 +18,9 @@ def hub() -> Path:
 
 
 def in_cache(name: str) -> str:
-    """The snapshot of owner/model, by refs/main or the newest; any other name or path unchanged.
+    """The snapshot of owner/model, by refs/main or the newest; other names unchanged.
 
-    Raises ModelError if the cache has none.
+    ModelError if the cache has none.
     """
     if os.path.lexists(name) or not NAME.fullmatch(name):
         return name
@@ -35,7 +35,7 @@ def in_cache(name: str) -> str:
 
 
 def model_name(folder: Path) -> str:
-    """A folder's name, or the model's if it is a snapshot."""
+    """A folder's name, or a snapshot's model."""
     folder = folder.resolve()
     of = folder.parent.parent.name if folder.parent.name == "snapshots" else ""
     return of.rpartition("--")[2] if of.startswith(FOLDER) else folder.name

@@ -1,4 +1,4 @@
-"""Use Triton's cache of kernels only if it is private to this user: loading a kernel runs it."""
+"""Use Triton's cache only if it is private to this user: loading a kernel runs it."""
 
 import os
 import tempfile
@@ -8,11 +8,10 @@ from pathlib import Path
 
 from ..engine.code_cache import is_private
 
-NAME = "TRITON_CACHE_DIR"  # Triton reads it at each look-up; processes that share a model inherit it
+NAME = "TRITON_CACHE_DIR"  # read at each look-up; inherited by processes of a model
 
 
 def keep_private() -> None:
-    """Give Triton a temporary folder if its own is not private."""
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
     folder = Path(os.environ.get(NAME) or Path(home) / ".triton" / "cache")
     with suppress(OSError):

@@ -28,20 +28,18 @@ def serve(
     meanwhile: list[Callable[[], object]] | None = None,
     prepare: Callable[[StepPlan], object] | None = None,
 ) -> float:
-    """Serve requests in order, at their arrival times (s from the start); return the seconds taken.
+    """Serve requests in order, at their arrival times (s from the start); returns the seconds taken.
 
-    Due requests are submitted before a step is planned, as in the twin. A step begins when the last one ends, or when
-    an idle engine sees a request. stop: called between steps; true ends the run. progress: receives the number of ended
-    requests and the time.
-
-    meanwhile: called while the device works on a step. It then records the last step, and gives `prepare` the next plan
-    if that is decided (Engine.ahead). None: a step is recorded when it ends, and none is prepared.
+    Due requests are submitted before a step is planned, as in the twin. A step begins when the last ends, or an idle
+    engine sees a request. stop: called between steps; true ends the run. progress: receives ended requests and time.
+    meanwhile: called while the device works, which then also records the last step and gives `prepare` the next plan if
+    decided (Engine.ahead). None: steps are recorded as they end, and none is prepared.
     """
     begin = clock()
     coming = iter(requests)
     due = next(coming, None)
     ended = 0
-    behind: list[Callable[[], object]] = []  # records of the last step, to be made
+    behind: list[Callable[[], object]] = []  # the last step's records, to be made
 
     def since() -> float:
         return clock() - begin

@@ -1,4 +1,4 @@
-"""Measure steps of a given shape through the serving loop, with the host's time."""
+"""Measure steps of a given shape through the serving loop, host time included."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -27,19 +27,16 @@ from .model import Decoder
 from .prompts import Prompts, random_prompts
 from .session import made_ready
 
-SETTLE = 2  # steps of a shape before its latencies count
-MOST_TILE_ROWS = 128  # of an attention program: tokens x query heads (kernels/ragged_paged_attention/kernel.py)
-WAVES = 3  # of attention programs: both sides of each one's end are measured
+SETTLE = 2  # steps before latencies count
+MOST_TILE_ROWS = 128  # of an attention program, tokens x query heads (kernels/ragged_paged_attention/kernel.py)
+WAVES = 3  # of attention programs: both sides of each one's end
 MOST_STEPS = 64  # of a token or more, that sequences have pages for
 PATIENT = CommitModel("one a step", 1, 0.9, None, (1e-9,))  # one mask a step: none passes the threshold
 
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """`batch` sequences that compute `window` positions each after `context` keys.
-
-    window 0: the prefill of `context` tokens each.
-    """
+    """`batch` sequences compute `window` positions each after `context` keys; window 0: prefill `context` tokens."""
 
     batch: int
     window: int
@@ -71,7 +68,7 @@ class Measured:
 
 
 def features_of(shape: Shape, block: int) -> Features:
-    """Approximate features: the keys that a chunk sees change as it moves."""
+    """Approximate: the keys that a chunk sees change as it moves."""
     n, keys = shape.batch, shape.context + (shape.window or 0)
     if shape.window == 0:
         qk_pairs = n * shape.context * (shape.context + block) // 2
@@ -83,16 +80,16 @@ def measure(
     forward: Forward, shape: Shape, block: int, repeats: int, prompts: Prompts | None = None, settle: int = SETTLE,
     most: int | None = None, settled: float = 0.0,
 ) -> Measured:  # fmt: skip
-    """Measure `repeats` steps of a shape. Decode steps never compute the `context`, a multiple of `block`.
+    """Measure `repeats` steps of a shape; decode steps never compute `context`, a multiple of `block`.
 
-    prompts: by default random. settle: steps before the counted ones. settled: seconds of decode steps before them, as
-    far as pages suffice. most: decode contexts differ, up to this many tokens (`uneven`); None: all are the shape's.
+    prompts: default random. settle: steps before counted ones. settled: s of decode steps before them, as pages
+    suffice. most: decode contexts differ, up to this many tokens (`uneven`); None: all are the shape's.
     """
     assert shape.context % block == 0, f"context is {shape.context}, expected a multiple of {block}"
     policy = shape.policy(block)
     limits = Limits(1 << 20, 1 << 30, shape.batch)  # the cache limits pages
     wanted = repeats + settle
-    rounds = wanted + 1 if shape.window == 0 else 1  # the first may be a capture, which does not count
+    rounds = wanted + 1 if shape.window == 0 else 1  # the first may be a capture
     output = 0 if shape.window == 0 else max((wanted + 2) * block, MOST_STEPS + block)
     contexts = np.full(shape.batch * rounds, shape.context)
     if shape.window and most is not None:
@@ -116,7 +113,7 @@ def measure(
 def uneven(shape: Shape, block: int, most: int) -> npt.NDArray[np.int64]:
     """Contexts spread evenly from half to one and a half times the shape's, as `most` allows.
 
-    Attention takes longer for different sequences, as servers have, than for equal ones with the same number of keys.
+    Attention takes longer for different sequences, as served, than for equal ones.
     """
     room = max(0, min(shape.context // 2, most - shape.context)) // block
     apart = np.round(np.linspace(-room, room, shape.batch)).astype(np.int64)
@@ -128,9 +125,9 @@ def uneven(shape: Shape, block: int, most: int) -> npt.NDArray[np.int64]:
 def measure_evicting(
     forward: Forward, batch: int, context: int, block: int, repeats: int, prompts: Prompts | None = None
 ) -> list[tuple[Features, Features, float]]:
-    """Measure about `repeats` steps that evict: planned features, features left, latency in s.
+    """Measure about `repeats` evicting steps: planned features, features left, latency (s).
 
-    The model decides evictions and commits, after `context` keys that are never computed.
+    The model decides evictions and commits, after `context` keys never computed.
     """
     shape = Shape(batch, block, context)
     policy = evicting_policy(block, batch, context)
@@ -152,10 +149,7 @@ def measure_evicting(
 
 
 def fill_with_text(forward: Forward, prompts: Prompts, most: int) -> None:
-    """Fill the cache's pages with one text of at most `most` tokens, repeated.
-
-    Later steps then choose the experts of text.
-    """
+    """Fill the cache with one text of at most `most` tokens, repeated: later steps then choose text's experts."""
     cache, block = forward.cache, forward.model.config.block_length
     page, unit = cache.page_size, math.lcm(cache.page_size, block)
     length = min(most, cache.num_pages * page - 2 * unit) // unit * unit
@@ -171,8 +165,8 @@ def fill_with_text(forward: Forward, prompts: Prompts, most: int) -> None:
 
 
 def evicting_policy(block: int, batch: int, context: int) -> Policy:
-    """Its prefills have `batch` sequences of `context` tokens."""
-    # sample_block=false: the executor samples only retained rows.
+    """Prefills have `batch` sequences of `context` tokens."""
+    # The executor samples only retained rows.
     return parse(
         f"{evicting_preset()},sample_block=false,block_length={block},max_batch={batch},"
         f"max_prefill_tokens={max(block, batch * context)}"
@@ -209,12 +203,12 @@ class _Contextual(ModelExecutor):
         *rest, self._shape = arguments
         super().__init__(*rest)
         self.measured = 0
-        self.late: list[bool] = []  # by step: whether it compiled a kernel or captured a graph
+        self.late: list[bool] = []  # by step: it compiled or captured
         self._until, self._most = 0.0, 0  # s and steps that do not count
-        self._settling: list[float] = []  # latencies, s
+        self._settling: list[float] = []  # s
 
     def settle(self, seconds: float, most: int) -> None:
-        """Count no step in the first `seconds` or `most` steps, whichever end earlier."""
+        """Count no step in the first `seconds` or `most` steps, whichever end first."""
         self._until, self._most = seconds, most
 
     def step(self, plan: StepPlan) -> StepOutcome:
@@ -222,7 +216,7 @@ class _Contextual(ModelExecutor):
             self._open(plan, plan.num_tokens.astype(np.int64))
             self.late.append(False)
             return StepOutcome(0.0, np.full_like(plan.window, self._policy.rows.commits == "tokens"))
-        # Steps that may evict count at any size.
+        # Evicting steps count at any size.
         evicts = self._policy.eviction.by_importance
         counts = plan.evicting is not None if evicts else plan.features.tokens == self._shape.tokens
         ready = made_ready(self._forward)
@@ -252,15 +246,15 @@ def shapes(block: int, most_batch: int, most_tokens: int, most_context: int, pag
 
 
 def level_shapes(block: int, most_batch: int, most_tokens: int, most_context: int, tokens: list[int]) -> list[Shape]:
-    """A decode shape and a prefill of exactly each of these token counts, where possible, smallest first.
+    """A decode shape and a prefill of each token count, if possible, smallest first.
 
-    Decode shapes have a context of one block: they measure the layers.
+    Decode shapes have one block of context: they measure the layers.
     """
     found = set()
     for n in tokens:
         for batch in (b for b in range(1, min(most_batch, n) + 1) if n % b == 0 and n // b <= block):
             found.add(Shape(batch, n // batch, block))
-            break  # the fewest sequences
+            break  # fewest sequences
         for batch in (b for b in range(1, most_batch + 1) if n % (b * block) == 0 and n // b <= most_context):
             found.add(Shape(batch, 0, n // batch))
             break
@@ -270,10 +264,10 @@ def level_shapes(block: int, most_batch: int, most_tokens: int, most_context: in
 def wave_shapes(model: Decoder, most_batch: int, contexts: Iterable[int]) -> list[Shape]:
     """Whole blocks on both sides of full waves of attention programs, smallest first.
 
-    A device runs a wave of programs at a time: one sequence too many costs another wave.
+    One sequence beyond a full wave costs another.
     """
     config, block = model.config, model.config.block_length
-    rows = block * config.heads // config.kv_heads  # of a sequence, for one KV head
+    rows = block * config.heads // config.kv_heads  # of a sequence, for a KV head
     programs = config.kv_heads * -(-rows // MOST_TILE_ROWS)
     at_once = num_multiprocessors(model.embedding.weight.device)
     full = [wave * at_once // programs for wave in range(1, WAVES + 1)]
@@ -282,7 +276,7 @@ def wave_shapes(model: Decoder, most_batch: int, contexts: Iterable[int]) -> lis
 
 
 def pages_of(context: int, block: int, page: int) -> int:
-    """The most pages of a sequence while measured; one is spare, for uneven batches."""
+    """Most pages of a measured sequence; one is spare, for uneven batches."""
     return -(-(context + 2 * block + MOST_STEPS) // page) + 1
 
 

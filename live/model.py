@@ -1,4 +1,4 @@
-"""The decoder: RMSNorm, grouped-query attention, RoPE, and SwiGLU or experts, on rows of tokens (live/families.py)."""
+"""The decoder: RMSNorm, grouped-query attention, RoPE, SwiGLU or experts, on rows of tokens (live/families.py)."""
 
 import math
 from typing import Any, NamedTuple, Protocol
@@ -19,7 +19,7 @@ class Attend(Protocol):
 
 
 class Pages(NamedTuple):
-    """Where keys and values of some rows are written."""
+    """Where some rows' KV is written."""
 
     keys: Tensor  # [pages, page_size, kv_heads, head_dim]; so are the values
     values: Tensor
@@ -27,7 +27,7 @@ class Pages(NamedTuple):
 
 
 class Decoder(nn.Module):
-    """From token ids and positions to final hidden states; rows may be of any sequences."""
+    """From token ids and positions to final hidden states; rows of any sequences."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -37,9 +37,9 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config.hidden, config.norm_eps)
         if not config.tied:
             self.head = nn.Linear(config.hidden, config.vocab, bias=False)
-        self.frequencies = frequencies(config, "cpu")  # real, even if the weights are on the meta device
+        self.frequencies = frequencies(config, "cpu")  # real, even if weights are on the meta device
         self.ranks: Any = None  # parallel.Ranks, if processes share the model
-        self.attention: Any = None  # attention.Attention, if there is a second kernel
+        self.attention: Any = None  # attention.Attention, if there is a choice
         self.product: Any = None  # expert_product.ExpertProduct, likewise
 
     @property
@@ -65,7 +65,6 @@ class Decoder(nn.Module):
         return x, cos.to(x.dtype), sin.to(x.dtype)
 
     def leave(self, x: Tensor, added: Tensor | None = None) -> Tensor:
-        """Normed final hidden states."""
         return self.norm(x, added)[1]  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -74,7 +73,7 @@ class Decoder(nn.Module):
 
 
 def frequencies(config: ModelConfig, device: str | None = None) -> Tensor:
-    """RoPE's angle per position, [head_dim / 2]; always fp32: positions are large.
+    """RoPE's angle per position, [head_dim / 2], always fp32.
 
     Components that do not turn have angle 0 and come last (`weights.turned_first`).
     """
@@ -87,14 +86,14 @@ def frequencies(config: ModelConfig, device: str | None = None) -> Tensor:
 
 
 def stretched(angles: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
-    """Angles per position under a RoPE scaling."""
+    """Angles under a RoPE scaling."""
     if scaling.kind == "llama3":
         turns = scaling.original * angles / (2 * math.pi)
         kept = (turns - scaling.slow) / (scaling.fast - scaling.slow)
     else:
 
         def component(turns: float) -> float:
-            """The component that turns this often in the original context."""
+            """The component with this many turns in the original context."""
             return len(angles) * math.log(scaling.original / (turns * 2 * math.pi)) / math.log(theta)
 
         low = max(math.floor(component(scaling.fast)), 0)
@@ -105,9 +104,9 @@ def stretched(angles: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each after its norm. Projections of one input are one matrix.
+    """Attention and feed-forward, each after its norm; projections of one input are one matrix.
 
-    A half's output is added in the next half's norm: one pass over memory instead of two.
+    A half's output is added in the next norm: one pass over memory, not two.
     """
 
     def __init__(self, config: ModelConfig, index: int) -> None:
@@ -145,7 +144,7 @@ class Layer(nn.Module):
     def project_to(
         self, pages: Pages, x: Tensor, cos: Tensor, sin: Tensor, added: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`project`, with keys and values written to pages: x + added, and queries."""
+        """`project`, with KV written to pages: x + added, and queries."""
         x, qkv = self._projected(x, added)
         heads = (qkv, self.split[0], *self.qk_norms, self.attention_norm.eps, cos, sin)
         return x, qk_norm_rope_scatter(*heads, *pages, check=False)
@@ -155,7 +154,7 @@ class Layer(nn.Module):
         return x, self.qkv(normed).view(len(x), sum(self.split), self.head_dim)
 
     def values(self, x: Tensor) -> Tensor:
-        """Only the values of `project`, [rows, kv_heads, head_dim]."""
+        """`project`'s values alone, [rows, kv_heads, head_dim]."""
         of_values = slice(-self.split[2] * self.head_dim, None)
         bias = None if self.qkv.bias is None else self.qkv.bias[of_values]
         values = nn.functional.linear(self.attention_norm(x)[1], self.qkv.weight[of_values], bias)
@@ -167,7 +166,7 @@ class Layer(nn.Module):
         return x, self._fed(normed)
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """For a stream with attention added."""
+        """Of a stream with attention added."""
         return self._fed(self.ffn_norm(x)[1])
 
     def _fed(self, normed: Tensor) -> Tensor:
@@ -183,7 +182,7 @@ class Layer(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm, in fp32 for any dtype."""
+    """In fp32 for any dtype."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Decode batches padded to few shapes, so that one captured graph serves many steps."""
+"""Decode batches padded to few shapes: one captured graph serves many steps."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,12 +12,12 @@ from .forward import Batch
 
 MAX_ROWS = 8192  # of a captured step
 
-# Larger prefills hide their launches and run eagerly.
+# Larger prefills hide their launches.
 MOST_PREFILL_ROWS = 1024
 LEAST_PREFILL_ROWS = 32
 PREFILL_SEQUENCES = (2, 16, 64)  # padded sequences
 
-Shape = tuple[int, int]  # rows and sequences of a captured step
+Shape = tuple[int, int]  # rows and sequences
 
 
 def shape_of(batch: Batch) -> Shape:
@@ -25,13 +25,13 @@ def shape_of(batch: Batch) -> Shape:
 
 
 def padded_shape(rows: int, sequences: int) -> Shape:
-    """Padding rows need a sequence of their own."""
+    """Padding rows need their own sequence."""
     padded = bucket(rows)
     return padded, bucket(sequences + (padded > rows))
 
 
 def prefill_shape(rows: int, sequences: int) -> Shape | None:
-    """None: the prefill runs eagerly."""
+    """None: eager."""
     padded = max(LEAST_PREFILL_ROWS, bucket(rows))
     enough = [size for size in PREFILL_SEQUENCES if size >= sequences + (padded > rows)]
     return (padded, enough[0]) if padded <= MOST_PREFILL_ROWS and enough else None
@@ -49,7 +49,7 @@ def reachable_prefills(policy: Policy, max_batch: int, longest: int) -> list[Sha
 
 
 def _prefill_sizes(least: int, most: int) -> list[int]:
-    """Rows at which the padded size changes: a full bucket, one row less, and the most."""
+    """Where the padded size changes: a full bucket, one row less, and the most."""
     full = {max(LEAST_PREFILL_ROWS, bucket(rows)) for rows in range(1, most + 1)}
     return [rows for edge in full for rows in (edge - 1, min(edge, most)) if least <= rows <= most]
 
@@ -76,7 +76,7 @@ def reachable(policy: Policy, max_batch: int) -> list[Shape]:
 
 
 def reachable_after(shapes: Iterable[Shape]) -> list[Shape]:
-    """Shapes after an eviction, largest first: fewer rows of the same sequences."""
+    """After an eviction, largest first: fewer rows of the same sequences."""
     found = set()
     for rows, sequences in shapes:
         found |= {(bucket(left), sequences) for left in range(1, rows + 1)}
@@ -84,10 +84,7 @@ def reachable_after(shapes: Iterable[Shape]) -> list[Shape]:
 
 
 def pad(batch: Batch, rows: int, sequences: int, pages: int, width: int) -> Batch:
-    """Pad with rows that write and see nothing; `pages` and `width` are columns of the tables.
-
-    The first padding sequence has all padding rows.
-    """
+    """Pad with rows that write and see nothing, all in the first padding sequence; pages, width: tables' columns."""
     num_rows, num_sequences = len(batch.tokens), len(batch.history)
     more, after = rows - num_rows, sequences - num_sequences
     assert more >= 0, f"{num_rows} rows in {rows}"
@@ -112,11 +109,11 @@ def pad(batch: Batch, rows: int, sequences: int, pages: int, width: int) -> Batc
 
 
 def _padded(evict: Evict, num_rows: int, rows: int, num_sequences: int, sequences: int, width: int) -> Evict:
-    """Padding rows are no masks and are never retained."""
+    """Padding rows are no masks, never retained."""
     more, after = rows - num_rows, sequences - num_sequences
     return replace(
         evict,
-        # One entry a row; `masked_start` marks the real ones.
+        # An entry a row; `masked_start` marks the real ones.
         masked=np.pad(evict.masked, (0, rows - len(evict.masked))),
         masked_start=np.pad(evict.masked_start, (0, after), mode="edge"),
         cells=np.pad(evict.cells, (0, more), constant_values=num_sequences * width),

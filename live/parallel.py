@@ -1,13 +1,11 @@
 """Tensor parallelism: processes run one model, each with a share of every layer's heads and feed-forward.
 
-Rank 0 plans, keeps the page tables and decides what commits. The others receive each batch's arrays, compute their
-share and hold their share of the KV cache. A layer sums the shares after attention and after the feed-forward; logits
-are computed in shares of the vocabulary and joined. The twin charges the same (profiler/roofline.py).
+Rank 0 plans, keeps page tables and decides commits. The others receive each batch's arrays, compute their share and
+hold their part of the KV cache. A layer sums shares after attention and after the feed-forward; logits are computed in
+shares of the vocabulary and joined. The twin charges the same (profiler/roofline.py).
 
-Rank 0 sends every call of a forward to the others, which repeat it. Captures and replays depend on nothing else, so all
-processes make the same ones in the same order, and their sums match.
-
-Between calls the others wait at a pipe, which never times out; joint work has a time limit.
+Rank 0 sends every call of a forward, which the others repeat: captures and replays are the same in the same order, and
+sums match. Between calls they wait at a pipe, without time-out; joint work has one.
 """
 
 import atexit
@@ -41,34 +39,34 @@ from .model import Decoder, Layer
 from .sampling import sample
 from .shares import Share
 
-STOP, OPEN, OPEN_GRAPHS, COMPUTE, CAPTURE = range(5)  # messages to the others
+STOP, OPEN, OPEN_GRAPHS, COMPUTE, CAPTURE = range(5)  # messages
 NAMES = (*ARRAYS, "keys")  # a batch's arrays, in Forward's order
 FLAGS = ("block_length", "prefill", "own_head", "whole")  # a batch's other fields
 LATEST = timedelta(minutes=10)  # to load weights, and for a joint batch
-QUERIES = 1000  # of the device, between two looks at the other processes
+QUERIES = 1000  # of the device, between looks at the other processes
 
 
 @dataclass
 class Traffic:
-    """Data exchanged with the other processes."""
+    """Data exchanged with the others."""
 
     reduces: int = 0  # sums
     reduced: int = 0  # bytes summed
-    gathered: int = 0  # bytes of logits from the others
+    gathered: int = 0  # bytes of others' logits
 
 
 @dataclass
 class Ranks:
-    """The processes of a model, as seen by one of them."""
+    """A model's processes, as one of them sees them."""
 
     rank: int
     size: int
     config: ModelConfig  # of a share
     traffic: Traffic = field(default_factory=Traffic)
     processes: list[Any] = field(default_factory=list)  # rank 0: the others
-    pipes: list[Connection] = field(default_factory=list)  # rank 0: one to each other; others: one to rank 0
+    pipes: list[Connection] = field(default_factory=list)  # rank 0: one to each other; others: to rank 0
     folder: Any = None  # rank 0: where they meet
-    num_opened: int = 0  # rank 0; the others hold the last one
+    num_opened: int = 0  # rank 0; others hold the last
     parent: int = field(default_factory=os.getppid)  # others: rank 0
 
     def close(self) -> None:
@@ -84,7 +82,7 @@ class Ranks:
         self.processes = []
 
     def send_message(self, what: int, numbers: Sequence[int] | Array = ()) -> None:
-        """From rank 0 to the others. ModelError if one has ended."""
+        """From rank 0; ModelError if another has ended."""
         message = np.concatenate([[what], numbers]).astype(np.int64).tobytes()
         try:
             for pipe in self.pipes:
@@ -95,11 +93,11 @@ class Ranks:
 
     def receive(self) -> tuple[int, Array]:
         """EOFError if rank 0 has ended."""
-        found = np.frombuffer(bytearray(self.pipes[0].recv_bytes()), np.int64)  # a writable copy
+        found = np.frombuffer(bytearray(self.pipes[0].recv_bytes()), np.int64)  # writable
         return int(found[0]), found[1:]
 
     def check_others(self) -> None:
-        """ModelError with the last message of a process that has ended."""
+        """ModelError with an ended process's last message."""
         for rank, (process, pipe) in enumerate(zip(self.processes, self.pipes, strict=True), 1):
             process.join(1)  # a failed process ends soon
             if process.exitcode is not None:
@@ -109,7 +107,7 @@ class Ranks:
                 raise ModelError(f"process {rank} of --tp {self.size} has ended: {why}")
 
     def wait(self, is_done: Callable[[], bool]) -> None:
-        """Wait for the device. Raises if a process has ended: a graph's sum would wait for ever."""
+        """Wait for the device; raises if a process has ended, whose sum would never come."""
         while not is_done():
             for _ in range(QUERIES):
                 if is_done():
@@ -129,7 +127,7 @@ class Ranks:
         return x
 
     def gather(self, x: Tensor) -> Tensor:
-        """Join every process's x [rows, n], [rows, size x n]."""
+        """Every process's x [rows, n] as [rows, size x n]."""
         parts = [torch.empty_like(x) for _ in range(self.size)]
         self.traffic.gathered += (self.size - 1) * x.numel() * x.element_size()
         dist.all_gather(parts, x.contiguous())
@@ -143,7 +141,7 @@ def _abort() -> None:
 
 
 class Summed(nn.Module):
-    """The output is the sum over all processes."""
+    """Its output is summed over all processes."""
 
     def __init__(self, share: nn.Module, ranks: Ranks) -> None:
         super().__init__()
@@ -168,14 +166,14 @@ def summed(model: Decoder, ranks: Ranks, whole: ModelConfig) -> Decoder:
 
 
 class Shared(Forward):
-    """A forward of a share. Rank 0 sends its calls to the others' forwards, of the same class."""
+    """A share's forward; rank 0 sends its calls to the others' forwards of the same class."""
 
     _ranks: Ranks
     _number: int  # among the forwards that rank 0 opened
 
     @property
     def is_open(self) -> bool:
-        """Whether the other processes hold this forward, with its graphs."""
+        """Whether the others hold this forward, with its graphs."""
         return self._ranks.num_opened == self._number
 
     def _open(self, what: int, *numbers: int) -> None:
@@ -186,7 +184,7 @@ class Shared(Forward):
         self._number = self._ranks.num_opened
 
     def run(self, batch: Batch) -> Sampled:
-        """Compute a batch; write its keys and values. ModelError if a process has ended."""
+        """ModelError if a process has ended."""
         assert batch.evict is None, "no process has all heads"
         assert self.is_open, "the other processes hold another forward, with other graphs"
         if self._ranks.rank == 0:
@@ -238,7 +236,7 @@ class Shared(Forward):
 
 
 def cache_of_share(model: Decoder, num_pages: int, page_size: int) -> PagedCache:
-    """Pages for this process's KV heads."""
+    """For this process's KV heads."""
     weight, ranks = model.embedding.weight, model.ranks
     config = model.config if ranks is None else ranks.config
     return PagedCache(config, num_pages, page_size, str(weight.device), weight.dtype)
@@ -267,7 +265,7 @@ class ParallelForward(Shared):
 
 
 class ParallelGraphForward(Shared, GraphForward):
-    """Its captured graphs include the sums over all processes."""
+    """Its graphs include the sums over processes."""
 
     def __init__(
         self, model: Decoder, cache: PagedCache, temperature: float = 1.0, max_num_logits: int = 8192,
@@ -299,14 +297,14 @@ class Source:
 
     @property
     def share(self) -> ModelConfig:
-        """Raises ModelError if the model cannot be cut."""
+        """ModelError if the model cannot be cut."""
         return Share(weights.config_of(self.name, self.given), 0, self.size).config
 
 
 def join(
     name: str, device: str, dtype: torch.dtype, seed: int, given: Given, size: int, threads: int | None = None
 ) -> Decoder:
-    """Start the others; return this process's share. Raises ModelError if the model cannot be cut."""
+    """Start the others; returns this process's share. ModelError if the model cannot be cut."""
     folder, kind = tempfile.TemporaryDirectory(prefix="dsim-tp-"), device.split(":")[0]
     where = str(Path(folder.name) / "meet")
     source = Source(name, kind, dtype, seed, given, size, threads or torch.get_num_threads(), where)
@@ -318,7 +316,7 @@ def join(
         ours, theirs = context.Pipe()
         process = context.Process(target=follow, args=(rank, theirs, source), daemon=True)
         process.start()
-        theirs.close()  # so that the pipe ends when the process does
+        theirs.close()  # the pipe then ends with the process
         ranks.processes.append(process)
         ranks.pipes.append(ours)
     atexit.register(ranks.close)
@@ -338,8 +336,8 @@ def _enter(ranks: Ranks, source: Source) -> Decoder:
 
 
 def follow(rank: int, pipe: Connection, source: Source) -> None:
-    """The main function of the others; rank 0 reports their errors."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which first ends its step
+    """The others' main function; rank 0 reports their errors."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which ends its step first
     torch.set_num_threads(source.threads)
     ranks = Ranks(rank, source.size, source.share, pipes=[pipe])
     try:
@@ -357,7 +355,7 @@ def follow(rank: int, pipe: Connection, source: Source) -> None:
 
 
 def answer(model: Decoder, forward: Shared | None, what: int, numbers: Array) -> Shared:
-    """Repeat a call of rank 0; return the forward that is then open."""
+    """Repeat a call of rank 0; returns the forward then open."""
     if what == COMPUTE:
         assert forward is not None, "rank 0 opens a forward first"
         forward.run(decoded(numbers))
@@ -366,7 +364,7 @@ def answer(model: Decoder, forward: Shared | None, what: int, numbers: Array) ->
         each = numbers[1:].reshape(-1, len(GraphShape._fields)).tolist()
         forward.capture(int(numbers[0]), [GraphShape(*shape) for shape in each])
     else:
-        forward = None  # frees its memory
+        forward = None  # frees memory
         num_pages, page, most, *longest = numbers.tolist()
         cache = cache_of_share(model, num_pages, page)
         if what == OPEN:

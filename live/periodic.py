@@ -1,9 +1,8 @@
-"""dLLM-Cache and MaskKV on the device: prompt and response are refreshed in turn; other steps compute what changed
-most.
+"""dLLM-Cache and MaskKV on the device: prompt and response refreshed in turn; other steps compute what changed.
 
-Requests run one at a time, as in the published code (full-sequence-diffusion.md 3.1). Layers store keys, values, and
-the outputs of attention and feed-forward by position: a step computes some rows and reads the rest. MaskKV keeps only
-chosen keys of the prompt (3.5); steps that do not refresh the prompt leave it out.
+One request at a time, as published (full-sequence-diffusion.md 3.1). Layers store keys, values and outputs of attention
+and feed-forward by position; a step computes some rows and reads the rest. MaskKV keeps chosen keys of the prompt (3.5)
+and leaves it out of other steps.
 """
 
 from dataclasses import dataclass
@@ -33,16 +32,16 @@ from .head_runs import Runs, Seen, places
 from .model import Decoder, Layer
 from .prompts import Prompts
 
-SAMPLES, SAMPLE_LENGTH = 4, 128  # that measure the importance of layers
+SAMPLES, SAMPLE_LENGTH = 4, 128  # to measure layers' importance
 GRID = 2**20  # similarities are rounded to 1 / GRID
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
 def least_alike(fresh: Tensor, old: Tensor, num: int) -> Tensor:
-    """The `num` rows of [rows, kv_heads, head_dim] with the lowest cosines, ascending; ties go to the lower position.
+    """The `num` rows of [rows, kv_heads, head_dim] with the lowest cosines, ascending; ties go low.
 
-    In fp64: unchanged rows have cosine 1 in any number of dimensions.
+    In fp64: unchanged rows have cosine 1 in any dimension.
     """
     alike = cosine_similarity(fresh.flatten(1).double(), old.flatten(1).double(), dim=1)
     return (alike * GRID).round().sort(stable=True).indices[:num].sort().values
@@ -76,38 +75,38 @@ class Chosen:
 
 @dataclass(slots=True, eq=False)
 class LayerCache:
-    """Places of a request's data in one layer, as rows of one head."""
+    """A request's places in one layer, as rows of one head."""
 
-    prompt: Tensor  # [prompt, kv_heads], while it is computed
+    prompt: Tensor  # [prompt, kv_heads], while computed
     response: Tensor  # [response, kv_heads]
-    states: Tensor  # [positions, rows of one]: outputs of attention among keys, of the feed-forward among values
-    whole: Seen  # for steps that compute the prompt
-    cheap: Seen | None  # for others; None before heads have chosen
+    states: Tensor  # [positions, rows of one]: attention's outputs among keys, feed-forward's among values
+    whole: Seen  # for steps over the prompt
+    cheap: Seen | None  # for others; None: heads have not chosen
     runs: list[Ints]  # of the response
     chosen: Chosen | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The rows that a step computes: positions from `first` on."""
+    """The rows of a step: positions from `first` on."""
 
     first: int
     prompt: bool  # all of the prompt
     response: bool  # all of the response
-    num_changed: int  # of the response: all, or those that changed most
+    num_changed: int  # of the response: all, or the most changed
 
 
 class PeriodicForward(Forward):
     def __init__(self, model: Decoder, cache: PagedCache, policy: Policy) -> None:
-        # max_prefill_tokens bounds the rows of logits, too.
+        # max_prefill_tokens also bounds rows of logits.
         super().__init__(model, cache, policy.unmasking.temperature or 1.0, policy.batching.max_prefill_tokens)
         self._rule = cache_of(policy)
         one_head = (-1, RUN, 1, model.config.head_dim)
         self._keys, self._values = cache.all_keys.view(one_head), cache.all_values.view(one_head)
-        self.importance: Floats | None = None  # by which MaskKV divides its budget
+        self.importance: Floats | None = None  # divides MaskKV's budget
         # Of the current request:
         self._layers: list[LayerCache] = []
-        self._budgets: Ints | None = None  # None: every key is kept
+        self._budgets: Ints | None = None  # None: all keys are kept
         self._prompt = self._length = 0
 
     @property
@@ -115,12 +114,12 @@ class PeriodicForward(Forward):
         return self._keys, self._values
 
     def prepare(self, prompts: Prompts) -> None:
-        """Measure the layers' importance (3.3)."""
+        """Measure layers' importance (3.3)."""
         if self._rule.votes and self.importance is None:
             self.importance = importance_of(self.model, prompts)
 
     def open(self, slot: int, prompt: int, length: int) -> None:
-        """Divide the pages of a new request's slot."""
+        """Divide a new request's pages."""
         config, cache, response = self.model.config, self.cache, length - prompt
         self._prompt, self._length = prompt, length
         own = cache.table[slot][cache.table[slot] >= 0]
@@ -151,7 +150,7 @@ class PeriodicForward(Forward):
             )  # fmt: skip
 
     def advance(self, tokens: Ints, step: Step, sampled: Ints, keys: npt.NDArray[np.uint64] | None = None) -> Sampled:
-        """tokens: of positions from step.first on; sampled: rows of these; keys: for drawn tokens."""
+        """tokens: of positions from step.first on; sampled: rows of these; keys: to draw."""
         drawn = [] if keys is None else [keys.view(np.int64)]
         numbers = self._on_device(np.concatenate([tokens, sampled, *drawn]))
         given, rows, chance = torch.tensor_split(numbers, [len(tokens), len(tokens) + len(sampled)])
@@ -183,7 +182,7 @@ class PeriodicForward(Forward):
     ) -> Tensor:  # fmt: skip
         """[rows, hidden]."""
         rows, to = self._rows(layer, cache, x, step)
-        if not len(rows):  # all rows are stored
+        if not len(rows):  # all stored
             x = x + self._completed(self._keys, cache, x[:0], rows, len(x))
             return x + self._completed(self._values, cache, x[:0], rows, len(x))
         _, q, k, v = layer.project(x[rows], cos[rows], sin[rows])
@@ -197,7 +196,7 @@ class PeriodicForward(Forward):
         return x + self._completed(self._values, cache, layer.feed_forward(x[rows]), rows, len(x))
 
     def _rows(self, layer: Layer, cache: LayerCache, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """Computed rows of x, ascending, and the places of their keys and values, [rows, kv_heads]."""
+        """Computed rows of x, ascending, and their KV's places, [rows, kv_heads]."""
         first = self._prompt - step.first
         rows = torch.arange(first if step.prompt else 0, device=self.device)
         to = cache.prompt[: len(rows)]
@@ -208,7 +207,7 @@ class PeriodicForward(Forward):
         return torch.cat([rows, first + changed]), torch.cat([to, cache.response[changed]])
 
     def _changed(self, layer: Layer, cache: LayerCache, response: Tensor, num: int) -> Tensor:
-        """The response's rows whose values changed most, ascending; stores all values."""
+        """The response's most changed rows, ascending; stores all values."""
         if not num:
             return torch.arange(0, device=self.device)
         values = self._values.view(-1, self._values.shape[-1])
@@ -217,7 +216,7 @@ class PeriodicForward(Forward):
         return least_alike(fresh, old, num)
 
     def _read(self, q: Tensor, keys: Seen | None, start: Tensor, nowhere: Tensor) -> Tensor:
-        """Attention's output, [rows, heads x head_dim]; each KV head is a sequence."""
+        """Attention's output, [rows, heads x head_dim]; a KV head is a sequence."""
         assert keys is not None, "the first step computes the prompt"
         n, heads = len(q), len(keys.table)
         by_head = q.view(n, heads, -1, q.shape[2]).transpose(0, 1)
@@ -227,8 +226,8 @@ class PeriodicForward(Forward):
         return read.view(by_head.shape).transpose(0, 1).reshape(n, -1)
 
     def _completed(self, store: Tensor, cache: LayerCache, fresh: Tensor, rows: Tensor, num_rows: int) -> Tensor:
-        """Half a layer's output: `fresh` for computed rows, stored for others."""
-        # Rows without a state (the prompt's) come first and are computed.
+        """Half a layer's output: `fresh` if computed, else stored."""
+        # Rows without state (the prompt's) come first and are computed.
         without = num_rows - len(cache.states)
         states = store.view(-1, store.shape[-1])
         in_state = cache.states.shape[1] * states.shape[1]
@@ -240,7 +239,7 @@ class PeriodicForward(Forward):
         return torch.cat([fresh[:without], kept]) if without else kept
 
     def _keep_chosen(self, index: int, cache: LayerCache, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store the prompt's keys and values that the first step chose."""
+        """Store the chosen KV of the prompt."""
         if cache.chosen is None:
             self._choose(index, cache, q, k)
         chosen = cache.chosen
@@ -249,9 +248,9 @@ class PeriodicForward(Forward):
         kv_scatter(k, v, self._keys, self._values, chosen.places, check=False)
 
     def _choose(self, index: int, cache: LayerCache, q: Tensor, k: Tensor) -> None:
-        """Choose each head's keys of the prompt by votes; ties go to the lower position.
+        """Choose each head's keys of the prompt by votes; ties go low.
 
-        The host waits for the votes, once a layer and request: the numbers of keys decide their places.
+        The host waits for the votes, once a layer and request: key counts decide places.
         """
         assert self._budgets is not None
         prompt, length, heads = self._prompt, self._length, k.shape[1]
@@ -279,8 +278,6 @@ class PeriodicForward(Forward):
 
 
 class PeriodicExecutor(FullSequenceExecutor):
-    """Runs plans of one request each."""
-
     _forward: PeriodicForward
 
     def __init__(
@@ -307,7 +304,7 @@ class PeriodicExecutor(FullSequenceExecutor):
         of_response = phase in (Phase.FULL, Phase.REFRESH_RESPONSE)
         first = int(prompt[0]) if self._rule.votes and not of_prompt else 0
         changed = int(plan.num_tokens[0]) - (int(prompt[0]) if of_prompt else 0)
-        begin = max(0, int(start[0]) - self._shifted)  # the row that predicts the block's first position
+        begin = max(0, int(start[0]) - self._shifted)  # predicts the block's first position
         sampled = np.arange(0 if self._rule.logits == "all" else begin, int(length[0])) - first
         out = self._forward.advance(
             self._tokens[slot, first : length[0]].astype(np.int64),

@@ -1,4 +1,4 @@
-"""Requests' prompts, cut from a text or random: traces give only lengths."""
+"""Requests' prompts, cut from a text or random: traces give lengths only."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ WORKLOADS = ("source", "records")  # of the tiny model
 
 
 def random_prompts(config: Vocabulary, seed: int) -> Prompts:
-    """Drawn by request and position, never the mask."""
+    """By request and position, never the mask."""
 
     def prompt(request: int, length: int) -> Tokens:
         mask = config.mask_token
@@ -39,7 +39,7 @@ def random_prompts(config: Vocabulary, seed: int) -> Prompts:
 
 
 def prompts_from(tokens: Tokens, seed: int) -> Prompts:
-    """Each request's prompt begins at a random place of a stream, which repeats."""
+    """Each begins at a random place of a stream, which repeats."""
 
     def prompt(request: int, length: int) -> Tokens:
         begin = int(key(seed, PROMPT, request)[0] % np.uint64(len(tokens)))
@@ -49,9 +49,9 @@ def prompts_from(tokens: Tokens, seed: int) -> Prompts:
 
 
 def conversations(path: str, model: str, config: Vocabulary, tokenizer: str | None = None) -> list[Tokens] | None:
-    """A .jsonl of conversations as prompts, by the chat template; None for any other file.
+    """A .jsonl of conversations as prompts, by the chat template; None for other files.
 
-    Template and tokenizer.json are the model's, or those of `tokenizer`. Raises ModelError.
+    Template and tokenizer.json: the model's, or `tokenizer`'s. Raises ModelError.
     """
     found = read_conversations(path)
     if found is None:
@@ -65,7 +65,7 @@ def conversations(path: str, model: str, config: Vocabulary, tokenizer: str | No
 
 
 def prompts_of(asked: list[Tokens]) -> Prompts:
-    """Requests take whole prompts in turn."""
+    """Whole prompts in turn."""
 
     def prompt(request: int, length: int) -> Tokens:
         tokens = asked[request % len(asked)]
@@ -82,10 +82,10 @@ def tokenizer_folder(named: str) -> Path:
 
 
 def read_tokens(path: str, model: str, config: Vocabulary, tokenizer: str | None = None) -> Tokens:
-    """Read a .jsonl with a list of token ids a line, or a text, which is tokenised.
+    """Read a .jsonl of token id lists, or a text to tokenise.
 
-    `path` may name a shipped workload of the tiny model. A text needs tokenizer.json, of the model or in `tokenizer`,
-    except for a byte-level model (256 bytes and a few special tokens). Raises ModelError.
+    `path` may name the tiny model's workload. A text needs tokenizer.json, of the model or `tokenizer`, unless the
+    model is byte-level. Raises ModelError.
     """
     if path in WORKLOADS and not Path(path).is_file():
         path = str(SHIPPED / f"{path}.txt")
@@ -123,7 +123,7 @@ def _token_lines(path: str, raw: bytes) -> Tokens:
 
 def _encode(path: str, text: str, folder: Path, config: Vocabulary, raw: bytes | None = None) -> Tokens:
     """By tokenizer.json, or bytes for a byte-level model."""
-    from tokenizers import Tokenizer  # imported here: ids and bytes need none
+    from tokenizers import Tokenizer  # ids and bytes need none
 
     file = folder / "tokenizer.json"
     if not file.is_file():

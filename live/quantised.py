@@ -12,9 +12,9 @@ from torch import Tensor
 from ..engine.errors import ModelError
 from ..files.read import cut
 
-FP8 = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}  # by their names in safetensors
-SCALES = ("_scale_inv", "_scale")  # suffixes, of DeepSeek and compressed-tensors; both multiply
-# Scales of weights, and of activations and the KV cache, which bf16 arithmetic does not need.
+FP8 = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}  # by safetensors' names
+SCALES = ("_scale_inv", "_scale")  # of DeepSeek and compressed-tensors; both multiply
+# Of weights; of activations and KV caches, which bf16 does not need.
 SCALE = re.compile(r"(_scale_inv|\.(weight|input|output|activation|q|k|v)_scale|_proj_scale)$")
 KEYS = ("quantization_config", "compression_config")
 FORMATS = ("float-quantized", "naive-quantized")  # of compressed-tensors
@@ -22,10 +22,10 @@ FORMATS = ("float-quantized", "naive-quantized")  # of compressed-tensors
 
 @dataclass(frozen=True)
 class Fp8:
-    """FP8 weights with a scale for each block, or for each tensor or row."""
+    """FP8 weights with a scale a block, a tensor or a row."""
 
     method: str
-    block: tuple[int, int] | None = None  # rows and columns with one scale; None: a tensor or a row
+    block: tuple[int, int] | None = None  # rows and columns of a scale; None: a tensor or a row
 
     def __str__(self) -> str:
         each = "tensor or row" if self.block is None else "block of {} x {}".format(*self.block)
@@ -33,7 +33,7 @@ class Fp8:
 
 
 def quantisation(path: Path, found: Mapping[str, Any]) -> Fp8 | None:
-    """None: plain weights. ModelError for a quantisation that does not load."""
+    """None: plain weights. ModelError if they do not load."""
     for key in KEYS:
         if not (settings := found.get(key)):
             continue
@@ -53,7 +53,7 @@ def quantisation(path: Path, found: Mapping[str, Any]) -> Fp8 | None:
 
 
 def _compressed(settings: Mapping[str, Any]) -> Fp8 | None:
-    """None for integers, fewer bits, or packed formats."""
+    """None: integers, fewer bits, or packed."""
     groups = settings.get("config_groups")
     if settings.get("format") not in FORMATS or not isinstance(groups, dict) or not groups:
         return None
@@ -87,10 +87,7 @@ def check_scale(path: Path, name: str, shape: list[int], scale: list[int], fp8: 
 
 
 def widened(weight: Tensor, scale: Tensor, fp8: Fp8, row: int = 0, column: int = 0) -> Tensor:
-    """A weight [..., rows, columns] times its scales, in fp32.
-
-    row, column: where a part of a weight begins in the matrix of the scales.
-    """
+    """A weight [..., rows, columns] times its scales, in fp32; row, column: where a part begins."""
     out = weight.float()
     scale = scale.to(weight.device, torch.float32)
     for part, factor in _matrices(out, scale):

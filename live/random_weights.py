@@ -1,4 +1,4 @@
-"""Random weights, made on the device, and randomly drawn experts."""
+"""Random weights and randomly drawn experts, made on the device."""
 
 import math
 
@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 DEEP = ("output.weight", "o_proj.weight", "down.weight", "down_proj.weight", "experts.down", "experts.down_proj")
-ROWS = 1 << 15  # of a table of logits; a larger step repeats them
-APART = 64  # rows between two layers' tables, each aligned to 16 bytes
+ROWS = 1 << 15  # of a table of logits; larger steps repeat them
+APART = 64  # rows between layers' tables, aligned to 16 bytes
 
 
 def fill(weight: Tensor, name: str, layers: int, generator: torch.Generator) -> None:
-    """Fill a weight with random numbers that keep activations finite; norms are 1, biases 0."""
+    """Random numbers that keep activations finite; norms 1, biases 0."""
     if weight.ndim == 1:
         weight.fill_(0.0 if name.endswith("bias") else 1.0)
     else:
@@ -21,8 +21,8 @@ def fill(weight: Tensor, name: str, layers: int, generator: torch.Generator) -> 
 def drawn_experts(num: int, layers: int, skew: float, seed: int, device: str) -> list[Tensor]:
     """Each layer's router logits for a step's rows, [ROWS, num] in fp32.
 
-    With random weights all masks of a sequence would choose the same experts, since they share one embedding. So each
-    row draws experts without repetition, in proportion to (j + 1)^-skew for expert j, by Gumbel noise on its logarithm.
+    With random weights a sequence's masks, of one embedding, would choose the same experts. So each row draws experts
+    without repetition in proportion to (j + 1)^-skew, by Gumbel noise on its logarithm.
     """
     generator = torch.Generator(device=device).manual_seed(seed)
     table = torch.empty(ROWS + APART * layers, num, dtype=torch.float32, device=device)

@@ -1,4 +1,4 @@
-"""Draw tokens from logits, with confidences: by temperature and top-p, or with Gumbel noise."""
+"""Draw tokens from logits, with confidences: by temperature and top-p, or Gumbel noise."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ from ..engine.errors import ModelError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. Chance is keyed by request, position and step: one seed always draws the same tokens.
+    """How tokens are drawn; chance is keyed by request, position and step.
 
-    Without `gumbel`, from soft-max(logits / temperature), cut to the likeliest tokens of total `top_p`; a token's
-    confidence is its probability there (Dream, Fast-dLLM v2, LMDeploy). With it, the arg-max of logits / temperature +
-    noise; its confidence is its probability without noise (LLaDA).
+    Without `gumbel`: from soft-max(logits / temperature), cut to the likeliest tokens of total `top_p`; confidence is
+    the probability there (Dream, Fast-dLLM v2, LMDeploy). With it: arg-max of logits / temperature + noise; confidence
+    is the probability without noise (LLaDA).
     """
 
     temperature: float
@@ -37,7 +37,7 @@ def sample(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Tokens [rows] int64 and confidences [rows] fp32, of logits [rows, vocab] and keys [rows] int64.
 
-    how: None takes the likeliest. by_entropy: confidence is the negative entropy, in nats (Dream's "entropy").
+    how: None: the likeliest. by_entropy: confidence is negative entropy, in nats (Dream's "entropy").
     """
     if how is None:
         probabilities = logits.float().softmax(dim=-1)
@@ -45,7 +45,7 @@ def sample(
         return tokens, certainty(probabilities) if by_entropy else best
     if how.gumbel:
         assert keys is not None, "chance is keyed"
-        # fp64, as in LLaDA: fp32 noise near its bounds would favour some tokens.
+        # fp64, as LLaDA: fp32 noise near its bounds would favour some tokens.
         noisy = logits.double() / how.temperature + gumbel(keys, logits.shape[1])
         tokens = noisy.argmax(dim=-1)
         probabilities = logits.float().softmax(dim=-1)
@@ -53,7 +53,7 @@ def sample(
     probabilities = (logits.float() / how.temperature).softmax(dim=-1)
     if how.top_p < 1:
         ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-        # A token stays while those before it sum to less than top_p: the first always does.
+        # A token stays while those before sum below top_p: the first always.
         out = (ordered.cumsum(dim=-1) - ordered) >= how.top_p
         probabilities = torch.zeros_like(probabilities).scatter(1, order, ordered.masked_fill(out, 0.0))
         probabilities /= probabilities.sum(dim=-1, keepdim=True)
@@ -63,12 +63,12 @@ def sample(
 
 
 def certainty(probabilities: Tensor) -> Tensor:
-    """Negative entropy of each row, in nats."""
+    """Negative entropy of rows, in nats."""
     return probabilities.xlogy(probabilities).sum(dim=-1)
 
 
 def drawn(probabilities: Tensor, keys: Tensor) -> Tensor:
-    """A token of each row of probabilities [rows, vocab], by keys [rows] int64."""
+    """A token a row of probabilities [rows, vocab], by keys [rows] int64."""
     reached = probabilities.double().cumsum(dim=-1)
     wanted = uniform(keys)[:, None] * reached[:, -1:]
     return torch.searchsorted(reached, wanted, right=True)[:, 0].clamp(max=probabilities.shape[1] - 1)
@@ -78,7 +78,7 @@ def sample_of_hidden(
     hidden: Tensor, head: Tensor, keys: Tensor | None, how: Sampling | None, max_num_logits: int,
     by_entropy: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`sample` of hidden [rows, h] @ head.T, head [vocab, h]; max_num_logits rows of logits at once."""
+    """`sample` of hidden [rows, h] @ head.T, head [vocab, h]; at most max_num_logits rows of logits."""
     tokens = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
     confidence = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
     for low in range(0, len(hidden), max_num_logits):
@@ -96,19 +96,19 @@ def gumbel(keys: Tensor, num_tokens: int) -> Tensor:
 
 
 def uniform(keys: Tensor) -> Tensor:
-    """`engine.chance.uniform` of int64 keys: strictly between 0 and 1."""
+    """`engine.chance.uniform` of int64 keys."""
     return (_right(keys, 12).double() + 0.5) * 2.0**-52
 
 
 def _mix(z: Tensor) -> Tensor:
-    """`engine.chance.mix` in int64, which wraps as uint64 does."""
+    """`engine.chance.mix` in int64, which wraps alike."""
     z = (z ^ _right(z, 30)) * _signed(MIX1)
     z = (z ^ _right(z, 27)) * _signed(MIX2)
     return z ^ _right(z, 31)
 
 
 def _right(z: Tensor, bits: int) -> Tensor:
-    """Shift right; zeros come in."""
+    """Zeros come in."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 

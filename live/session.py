@@ -1,4 +1,4 @@
-"""A live run: a policy's engine and executor serve requests, with a warm-up and a clean end on Ctrl-C or failure."""
+"""A live run: a policy's engine and executor serve requests, with a warm-up and a clean end."""
 
 import threading
 import time
@@ -32,11 +32,11 @@ from .prompts import Prompts
 from .sampling import Sampling
 from .warm import warm_experts, warm_kernels
 
-Computes = Forward | CanvasCache  # a model and its cache
+Computes = Forward | CanvasCache  # a model with its cache
 
-WARM_UP = 4  # requests served before the clock starts
-WARM_CANVASES = 4  # the longest warm-up prompt, in canvases
-BATCH = 256  # steps journalled at a time; these survive a crash
+WARM_UP = 4  # requests before the clock starts
+WARM_CANVASES = 4  # longest warm-up prompt, in canvases
+BATCH = 256  # steps journalled at a time, which survive a crash
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class LiveRun:
     totals: StepTotals
     seconds: float
     interrupted: bool
-    failure: Exception | None  # what ended it; `table` has the requests finished before
+    failure: Exception | None  # what ended it
     num_made_ready: int = 0  # kernels and graphs that the warm-up missed
 
 
 class Kept:
-    """The last run's captured forward, which the next run reuses if it fits."""
+    """The last run's captured forward, reused if it fits."""
 
     def __init__(self) -> None:
         self._forward: GraphForward | None = None
@@ -60,7 +60,7 @@ class Kept:
         self._forward = forward
 
     def seconds_to_capture(self, policies: Sequence[Policy], max_batch: int) -> float:
-        """An estimate by past captures; 0 without any."""
+        """By past captures; 0 without any."""
         found = self._forward
         if found is None or not found.num_captures:
             return 0.0
@@ -68,14 +68,14 @@ class Kept:
         return len(missing) * found.capture_seconds / found.num_captures
 
     def canvases(self, model: CanvasModel, num_pages: int, page: int, longest: int) -> GraphCanvasCache:
-        """With at least `num_pages` free pages of each kind, for sequences of at most `longest` tokens."""
+        """With `num_pages` or more free pages of each kind, for sequences of at most `longest` tokens."""
         found = self._canvases
         if (
             found is None
             or (found.model is not model or found.page_size != page or found.pages < -(-longest // page))
             or any(cache.num_pages < num_pages for cache in found.of.values())
         ):
-            self._canvases = found = None  # frees its memory
+            self._canvases = found = None  # frees memory
             device, dtype = str(model.embedding.device), model.embedding.dtype
             self._canvases = found = GraphCanvasCache(
                 model, (num_pages, num_pages), page, device, dtype, longest
@@ -86,7 +86,7 @@ class Kept:
     def forward(
         self, model: Decoder, policy: Policy, num_pages: int, longest: int, max_num_logits: int
     ) -> GraphForward:  # fmt: skip
-        """With at least `num_pages` free pages, for sequences of at most `longest` tokens."""
+        """With `num_pages` or more free pages, for sequences of at most `longest` tokens."""
         page, temperature = policy.memory.page_size, policy.unmasking.temperature or 1.0
         found = self._forward
         if (
@@ -97,7 +97,7 @@ class Kept:
             or found.pages < -(-longest // page)
             or (isinstance(found, ParallelGraphForward) and not found.is_open)
         ):
-            self._forward = found = None  # frees its memory
+            self._forward = found = None  # frees memory
             kind = GraphForward if model.ranks is None else ParallelGraphForward
             self._forward = found = kind(
                 model, cache_of_share(model, num_pages, page), temperature, max_num_logits, longest
@@ -110,26 +110,25 @@ class Kept:
 
 @dataclass(frozen=True)
 class Serving:
-    """A policy on a model's device, and what decides its tokens and commits."""
+    """A policy on a model's device, and what decides tokens and commits."""
 
     model: Decoder | CanvasModel
     policy: Policy
     limits: Limits
     prompts: Prompts
-    draws: Commits | None = None  # decide commits; None: the weights do
-    latency: LatencyModel | None = None  # chooses elastic chunks
-    max_num_logits: int = 8192  # rows of logits at once; full-sequence policies set their own
+    draws: Commits | None = None  # None: the weights decide commits
+    latency: LatencyModel | None = None  # for elastic chunks
+    max_num_logits: int = 8192  # rows of logits at once; full-sequence policies have their own
     graphs: Kept | None = None  # of captured decode steps, for the next run; None: eager
-    sampling: Sampling | None = None  # without graphs; None: the likeliest tokens
-    eos: Sequence[int] = ()  # tokens that end a request
-    seed: int = 0  # of a canvas's noise and draws
+    sampling: Sampling | None = None  # without graphs; None: the likeliest
+    eos: Sequence[int] = ()  # end a request
+    seed: int = 0  # of canvases' noise and draws
     watch: Callable[[ImportanceDelta], None] | None = None  # see ModelExecutor
 
     def engine(self, table: RequestTable, emit: str = "block") -> Engine:
         return Engine(self.policy, self.limits, table, latency=self.latency, emit=emit, eos=bool(self.eos))
 
     def forward(self, requests: Sequence[Request]) -> Computes:
-        """The model, with pages for the requests."""
         model, policy, limits, page = self.model, self.policy, self.limits, self.policy.memory.page_size
         if isinstance(model, CanvasModel):
             tokens = max(policy.batching.reserved(policy, r.input_length, r.limit) for r in requests)
@@ -161,7 +160,7 @@ class Serving:
         )
 
     def executor(self, forward: Computes) -> ModelExecutor | CanvasExecutor:
-        """PolicyError if no executor runs the policy."""
+        """PolicyError if no executor runs it."""
         policy, draws = self.policy, self.draws
         if isinstance(forward, CanvasCache):
             assert draws is None or isinstance(draws, LawDraws), "canvases commit by law"
@@ -183,9 +182,9 @@ class Serving:
         return self.limits.max_prefill_tokens or self.policy.batching.max_prefill_tokens
 
     def warm_up(self, forward: Computes, requests: Sequence[Request]) -> None:
-        """Serve a few requests before the clock starts, so that no measured step compiles."""
+        """Serve a few requests first, so that no measured step compiles."""
         policy, limits = self.policy, self.limits
-        # A canvas model's kernels do not depend on length.
+        # Canvas kernels do not depend on length.
         longest = WARM_CANVASES * policy.block_length if isinstance(forward, CanvasCache) else limits.context_limit
         few = [
             Request(i, 0.0, min(r.input_length, longest), min(r.output_length, 2 * policy.block_length))
@@ -196,7 +195,7 @@ class Serving:
             warm_kernels(forward, policy, most_tokens)
         else:
             warm_experts(*forward.model.experts(), forward.model.config.top_k, "gelu", most_tokens)
-        # All steps of a canvas are alike: two are enough.
+        # All steps of a canvas are alike.
         canvases = CanvasLaw("warm-up", policy.block_length, 2, least=2, most=2)
         draws = LawDraws(canvases, 0, len(few)) if isinstance(forward, CanvasCache) else None
         plain = replace(self, draws=draws, eos=(), watch=None, seed=0)
@@ -211,12 +210,11 @@ def run(
     progress: Callable[[int, float], None] | None = None, stop: Callable[[], bool] = lambda: False,
     sample: Callable[[], None] | None = None,
 ) -> LiveRun:  # fmt: skip
-    """Serve requests (in order of arrival, s from the start) in real time on the model's device.
+    """Serve requests (by arrival, s from the start) in real time on the model's device.
 
     append: receives the journal's steps in batches. stop: called between steps; true ends the run. sample: called once
-    in each decoder step while the device works (profiler/clocks.py). Ctrl-C ends the run between two steps. A failing
-    step ends it, too: the journal keeps earlier steps, and `failure` is the error. If `append` fails, only the journal
-    ends, and `failure` is that error.
+    a decoder step, while the device works (profiler/clocks.py). Ctrl-C ends the run between steps, as does a failing
+    step: the journal keeps earlier ones, and `failure` is the error. If `append` fails, only the journal ends.
     """
     policy = serving.policy
     forward = serving.forward(requests)
@@ -248,7 +246,7 @@ def run(
                 stop=lambda: interrupted.is_set() or stop(), progress=progress, meanwhile=meanwhile,
                 prepare=executor.prepare if isinstance(executor, ModelExecutor) else None,
             )  # fmt: skip
-        except Exception as error:  # any error: the caller writes the run, then raises it
+        except Exception as error:  # any: the caller writes the run, then raises it
             failure = error
     seconds = time.monotonic() - begin
     if recorder is not None:
@@ -258,29 +256,26 @@ def run(
 
 
 def _until_it_fails(append: Append, failures: list[Exception]) -> Append:
-    """`append` until it fails; `failures` gets the error, and later steps are not journalled."""
+    """`append` until it fails; later steps are not journalled."""
 
     def appended(columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
         if failures:
             return
         try:
             append(columns, lists)
-        except Exception as error:  # any disk error: the device keeps serving
+        except Exception as error:  # a disk error: the device keeps serving
             failures.append(error)
 
     return appended
 
 
 def made_ready(forward: Computes) -> int:
-    """Kernels compiled and graphs captured until now."""
+    """Kernels compiled and graphs captured so far."""
     return num_compilations() + (forward.num_captures if isinstance(forward, GraphForward | GraphCanvasCache) else 0)
 
 
 def open_executor(serving: Serving, largest: Sequence[Request], warm_up: Prompts) -> ModelExecutor | CanvasExecutor:
-    """An executor on a warm model, for requests no larger than `largest`.
-
-    warm_up: prompts of the warm-up.
-    """
+    """An executor on a warm model, for requests no larger than `largest`; warm_up: prompts."""
     forward = serving.forward(largest)
     if isinstance(forward, GraphForward):
         forward.prepare(serving.policy, serving.limits.max_batch, serving.draws is not None)

@@ -11,10 +11,10 @@ from .config import ModelConfig
 @dataclass(frozen=True)
 class Cut:
     parts: Sequence[slice]  # of the whole
-    columns: bool = False  # otherwise rows
+    columns: bool = False  # else rows
 
     def overlaps(self, first: int, count: int) -> Iterator[tuple[slice, slice]]:
-        """For a tensor of rows `first` to `first + count`: its rows in the share, and their place there."""
+        """Of rows `first` to `first + count`: those in the share, and their place in it."""
         at = 0
         for part in self.parts:
             low, high = max(part.start, first), min(part.stop, first + count)
@@ -25,10 +25,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Share:
-    """What process `rank` of `size` holds: a part of heads and feed-forwards, and all else.
-
-    With fewer KV heads than processes, several hold the same head.
-    """
+    """What process `rank` of `size` holds: a part of heads and feed-forwards, and all else; KV heads may be copied."""
 
     whole: ModelConfig
     rank: int
@@ -36,7 +33,7 @@ class Share:
 
     @cached_property
     def config(self) -> ModelConfig:
-        """Raises ModelError if the model cannot be cut."""
+        """ModelError if the model cannot be cut."""
         config, size = self.whole, self.size
         ffn = config.ffn if config.experts is None else config.experts.ffn
         for name, number in (("heads", config.heads), ("ffn", config.ffn), ("the experts' ffn", ffn)):
@@ -54,7 +51,7 @@ class Share:
         )  # fmt: skip
 
     def cut(self, name: str) -> Cut | None:
-        """The held parts of the weight of this name; None: all of it."""
+        """The held parts of this weight; None: all."""
         config, own = self.whole, self.config
         part, _, kind = name.rpartition(".")
         if ".qkv" in name:

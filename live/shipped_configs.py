@@ -1,7 +1,6 @@
 """config.json of published checkpoints that dsim runs with random weights, by name.
 
-Sources: block-diffusion.md 3 and production-dllm-serving.md 1.1. SDAR's block of 32 is that of the published throughput
-runs.
+Sources: block-diffusion.md 3, production-dllm-serving.md 1.1. SDAR's block of 32 is that of published throughput.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The tensors in a directory's safetensors files."""
+"""The tensors of a directory's safetensors files."""
 
 import os
 from collections import Counter
@@ -18,17 +18,15 @@ from .config_file import read_json
 from .quantised import FP8, SCALE, SCALES, Fp8, check_scale, scale_name, widened
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-AT_ONCE = 4096  # rows compared at a time
+AT_ONCE = 4096  # rows compared at once
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, **FP8}
 EVERY = slice(None)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A directory's safetensors files."""
-
     num_files: int
-    num_bytes: int  # of the tensors in them
+    num_bytes: int  # of tensors
     dtypes: tuple[str, ...]  # most tensors first
 
 
@@ -38,17 +36,14 @@ class Held:
 
     path: Path
     name: str
-    dtype: torch.dtype  # as it is stored
+    dtype: torch.dtype  # as stored
     shape: tuple[int, ...]
     shard: Any
-    scale: Tensor | None = None  # of an FP8 weight
+    scale: Tensor | None = None  # of FP8
     fp8: Fp8 | None = None
 
     def read(self, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
-        """The tensor, or these rows and columns of a matrix, on its file's device; no other bytes are read.
-
-        FP8 is multiplied by its scales.
-        """
+        """The tensor, or these rows and columns of a matrix, on its file's device; FP8 is multiplied by its scales."""
         part: Tensor
         if (rows, columns) == (EVERY, EVERY):
             part = self.shard.get_tensor(self.name)
@@ -67,7 +62,7 @@ def stored_in(found: Sequence[Held]) -> Stored:
 
 
 def alike(one: tuple[Path, str], other: tuple[Path, str]) -> bool:
-    """Whether two stored tensors are equal, read a few rows at a time."""
+    """Whether two stored tensors are equal, a few rows at a time."""
     with safe_open(one[0], framework="pt") as file, safe_open(other[0], framework="pt") as second:
         a, b = file.get_slice(one[1]), second.get_slice(other[1])
         if a.get_shape() != b.get_shape():
@@ -77,7 +72,7 @@ def alike(one: tuple[Path, str], other: tuple[Path, str]) -> bool:
 
 
 def held_in(folder: Path, device: str, fp8: Fp8 | None = None) -> Iterator[Held]:
-    """Every tensor of a directory, to be read to a device, without scales of FP8 weights."""
+    """Every tensor of a directory but FP8's scales, to be read to a device."""
     index = folder / INDEX
     files = [WEIGHTS]
     if (found := read_json(index)) is not None:
@@ -100,7 +95,7 @@ def held_in(folder: Path, device: str, fp8: Fp8 | None = None) -> Iterator[Held]
             for key in shard.keys():  # noqa: SIM118 - a shard is no dictionary
                 if fp8 is not None and SCALE.search(key):
                     continue
-                part = shard.get_slice(key)  # shape and dtype are in the file's header
+                part = shard.get_slice(key)  # the header has shape and dtype
                 kind, shape = part.get_dtype(), part.get_shape()
                 scale = _scale_of(path, key, shape, scales, fp8) if kind in FP8 else None
                 yield Held(path, key, DTYPES.get(kind, torch.uint8), tuple(shape), shard, scale, fp8)
@@ -116,12 +111,12 @@ def _opened(path: Path, device: str) -> Iterator[Any]:
         raise ModelError(f"{path}: not a safetensors file: {cut(error)}") from None
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:  # not enough memory to map the file
+    except RuntimeError as error:  # no memory to map the file
         raise ModelError(f"{path}: cannot be read: {cut(error)}") from None
 
 
 def _scales_of(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """Of FP8 weights, by name; they may be in another file than the weight."""
+    """Of FP8 weights, by name, from any file."""
     found = dict[str, Tensor]()
     for path in paths:
         with _opened(path, "cpu") as shard:

@@ -1,7 +1,7 @@
-"""Run a chat template in a separate process (started by chat.py): it is untrusted and may never end.
+"""Run a chat template in its own process (started by chat.py): it is untrusted and may never end.
 
-Standard input: a line with the template, its special tokens and the limits, then a conversation a line. Output: a line
-`{"text": ...}` or `{"error": ...}` for each. The kernel ends a process that exceeds its time, even inside C code.
+In: a line of template, special tokens and limits, then a conversation a line. Out: a line `{"text": ...}` or `{"error":
+...}` each. The kernel ends a process beyond its time, even in C code.
 """
 
 import json
@@ -14,8 +14,8 @@ Messages = list[dict[str, Any]]
 
 
 def renderer(template: str, special: dict[str, str]) -> Callable[[Messages], str]:
-    """From a conversation to its text up to the answer; may raise any error."""
-    from jinja2.exceptions import TemplateError  # imported here: only chats need it
+    """From a conversation to its text up to the answer; may raise anything."""
+    from jinja2.exceptions import TemplateError  # only chats need it
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -31,7 +31,7 @@ def renderer(template: str, special: dict[str, str]) -> Callable[[Messages], str
 
 def main() -> None:
     """Answer each line within `seconds` of CPU time, all within `memory` bytes."""
-    import resource  # imported here: Windows lacks it, and imports live/, too
+    import resource  # Windows lacks it, and imports live/, too
 
     settings = json.loads(sys.stdin.readline())
     resource.setrlimit(resource.RLIMIT_AS, (settings["memory"],) * 2)
@@ -45,7 +45,7 @@ def main() -> None:
             text = render(json.loads(line))
             room -= len(text)
             answer = {"text": text} if room >= 0 else {"error": f"it makes {len(text)} characters of {len(line)}"}
-        except Exception as error:  # a template is a program and may raise any error
+        except Exception as error:  # a template may raise anything
             answer = {"error": str(error) or type(error).__name__}
         print(json.dumps(answer), flush=True)
         if "error" in answer:

@@ -13,9 +13,9 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Texts:
-    """unknown: fills positions without a token. eos: tokens that end a request once all before them are known.
+    """unknown: fills positions without a token. eos: end a request once all tokens before are known.
 
-    An EOS in a block that holds part of the prompt is missed, as in LMDeploy and in the twin (block-diffusion.md 1.6).
+    An EOS in a block with part of the prompt is missed, as in LMDeploy and the twin (block-diffusion.md 1.6).
     """
 
     def __init__(self, policy: Policy, prompts: Prompts, unknown: int, eos: Sequence[int] = ()) -> None:
@@ -25,20 +25,20 @@ class Texts:
         self._unknown = unknown
         self._eos = np.array(eos, np.int32)
         self._tokens: npt.NDArray[np.int32] = np.zeros((16, 64), np.int32)  # [slots, positions]
-        self._slot_of: dict[int, int] = {}  # request -> slot whose pages it holds
-        self._owner: dict[int, int] = {}  # slot -> request whose tokens it holds
+        self._slot_of: dict[int, int] = {}  # request -> slot of its pages
+        self._owner: dict[int, int] = {}  # slot -> request of its tokens
 
     def text(self, request: int, slot: int, length: int) -> npt.NDArray[np.int32]:
-        """A request's tokens, if its slot still holds them."""
+        """If its slot still holds them."""
         assert self._owner[slot] == request
         return self._tokens[slot, :length].copy()
 
     def slot_of(self, request: int) -> int:
-        """Holds a request's tokens until another request takes it."""
+        """Until another request takes it."""
         return next(slot for slot, owner in self._owner.items() if owner == request)
 
     def _own(self, slot: int, request: int, prompt: int) -> None:
-        """Give a slot to a request; a preempted request finds its tokens unchanged."""
+        """Give a slot to a request; a preempted one finds its tokens."""
         if self._owner.get(slot) != request:
             self._owner[slot] = request
             self._tokens[slot] = self._unknown
@@ -46,7 +46,7 @@ class Texts:
         self._slot_of[request] = slot
 
     def _ends(self, plan: StepPlan, committed: Bools) -> npt.NDArray[np.int32] | None:
-        """Each row's end: after its first EOS, if all tokens before it are known."""
+        """Each row's end: after its first EOS, once all before it is known."""
         if not len(self._eos):
             return None
         ends = plan.end.copy()

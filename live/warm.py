@@ -12,23 +12,23 @@ from .forward import Forward
 
 # Where the head's launch changes: kernels/confidence/kernel.py.
 HEAD_ROWS = (1, 17, 33, 65, 256)
-# Mean rows of an expert above which tiles change: kernels/grouped_experts/kernel.py.
+# An expert's mean rows at which tiles change: kernels/grouped_experts/kernel.py.
 EXPERT_ROWS = (32 / 3, 64 / 3, 128 / 3)
 
 
 @torch.inference_mode()
 def warm_kernels(forward: Forward, policy: Policy, most_tokens: int) -> None:
-    """Launch attention (without visible keys), the head and the experts in every variant of a policy's steps.
+    """Launch attention (without keys), head and experts in every variant of a policy's steps; writes nothing.
 
-    Attention varies with a sequence's mean queries and with splitting of keys, experts with their mean rows. Other
-    kernels have one variant, which the warm-up's requests launch. Nothing is written. most_tokens: of a step.
+    Attention varies with mean queries and the splitting of keys, experts with mean rows; the warm-up's requests launch
+    the rest. most_tokens: of a step.
     """
     config, weight = forward.model.config, forward.model.head_weight
     whole = policy.granularity.whole_block and not (policy.eviction.evicts or policy.family == "full-sequence")
     most_pages = min(len(forward.attended[0]), 4096)
     queries = policy.block_length if whole else 1  # fewest of a sequence; doubled below
     while True:
-        for pages in {1, most_pages}:  # keys of one page are never split
+        for pages in {1, most_pages}:  # one page is never split
             _attend(forward, queries, pages, policy.width)
         if queries * config.heads // config.kv_heads >= 128:
             break

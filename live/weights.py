@@ -34,8 +34,8 @@ from .shares import Cut, Share
 from .shipped_configs import CONFIGS
 from .stored import WEIGHTS, Held, Stored, alike, held_in, stored_in
 
-NOWHERE = "meta"  # tensors with a shape and no numbers
-COMPUTED = ("rotary_emb.inv_freq",)  # in some checkpoints; computed here
+NOWHERE = "meta"  # shapes without numbers
+COMPUTED = ("rotary_emb.inv_freq",)  # stored in some checkpoints; computed here
 FOLDERS = {"tiny": Path(__file__).parent / "tiny", "tiny-both-ways": Path(__file__).parent / "tiny" / "both_ways"}
 
 
@@ -44,7 +44,7 @@ def load(
 ) -> Decoder:
     """The decoder of this name, with weights read or random (`is_trained`). Raises ModelError.
 
-    size: processes that share the model; only the share of process `rank` is read.
+    size: processes that share the model; process `rank` reads its share.
     """
     source = source_of(model, given)
     config = decoder_config(source, given)
@@ -68,7 +68,7 @@ def folder_of(model: str, given: Given = AS_IT_SAYS) -> Path:
 
 
 def source_of(model: str, given: Given = AS_IT_SAYS) -> ConfigJson:
-    """Of a directory, of a shipped model, or of random weights. Raises ModelError."""
+    """Of a directory, a shipped model, or random weights. Raises ModelError."""
     if is_trained(model, given):
         return config_json(folder_of(model, given))
     path = FOLDERS.get(model, Path(model))
@@ -81,7 +81,7 @@ def source_of(model: str, given: Given = AS_IT_SAYS) -> ConfigJson:
 
 
 def shipped(model: str) -> Path:
-    """A trained preset's folder. Raises ModelError if the wheel leaves it out, as tiny-both-ways."""
+    """A trained preset's folder; ModelError if the wheel lacks it, as tiny-both-ways."""
     folder = FOLDERS[model]
     if not (folder / WEIGHTS).is_file():
         place = f"live/tiny/{folder.name}"
@@ -90,12 +90,12 @@ def shipped(model: str) -> Path:
 
 
 def is_trained(model: str, given: Given = AS_IT_SAYS) -> bool:
-    """Weights are random for names in CONFIGS, and with --random-weights."""
+    """Random: names in CONFIGS, and with --random-weights."""
     return not given.random_weights and (model not in CONFIGS or Path(model).is_dir())
 
 
 def made(source: ConfigJson, given: Given, seed: int, dtype: torch.dtype, *, trained: bool, has_experts: bool) -> str:
-    """The weights' origin in words; empty if read unchanged."""
+    """The weights' origin in words; empty: read unchanged."""
     if trained:
         fp8 = fp8_of(source)
         return "" if fp8 is None else f"{fp8}, dequantised to {str(dtype).removeprefix('torch.')}"
@@ -118,7 +118,7 @@ def config_of(model: str, given: Given = AS_IT_SAYS) -> ModelConfig:
 def random_model(
     config: ModelConfig, device: str, dtype: torch.dtype, seed: int = 0, share: Share | None = None
 ) -> Decoder:
-    """Random weights, or a share of them; parts that all shares hold are equal in all."""
+    """Random weights or a share of them; parts common to shares are equal."""
     model = _empty(config if share is None else share.config, device, dtype)
     generator = torch.Generator(device=device).manual_seed(seed)
     own = generator if share is None else torch.Generator(device=device).manual_seed(seed + 1 + share.rank)
@@ -130,7 +130,7 @@ def random_model(
 
 
 def draw_experts(model: Decoder, skew: float, seed: int) -> None:
-    """Make rows draw their experts (`drawn_experts`) instead of using the router."""
+    """Make rows draw their experts (`drawn_experts`), not use the router."""
     config, mixed = model.config, model.config.experts
     if mixed is None:
         return
@@ -142,7 +142,7 @@ def draw_experts(model: Decoder, skew: float, seed: int) -> None:
 
 
 def read_model(folder: Path, device: str, dtype: torch.dtype, given: Given = AS_IT_SAYS) -> Decoder:
-    """Raises ModelError if a shard or weight is missing or has another shape."""
+    """ModelError if a shard or weight is missing or of another shape."""
     source = config_json(folder)
     return _read(source, folder, decoder_config(source, given), device, dtype)
 
@@ -151,7 +151,7 @@ def _read(
     source: ConfigJson, folder: Path, config: ModelConfig, device: str, dtype: torch.dtype, share: Share | None = None
 ) -> Decoder:
     fp8 = fp8_of(source)
-    _fill(_empty(config, NOWHERE, dtype), folder, NOWHERE, fp8)  # before memory is taken for the sizes in a file
+    _fill(_empty(config, NOWHERE, dtype), folder, NOWHERE, fp8)  # before memory is taken for a file's sizes
     model = _empty(config if share is None else share.config, device, dtype)
     with torch.no_grad():
         _fill(model, folder, device, fp8, share)
@@ -160,7 +160,7 @@ def _read(
 
 
 def check_model(folder: Path, given: Given = AS_IT_SAYS) -> Stored:
-    """Compare names and shapes in a directory with its config.json, as `read_model` does.
+    """Compare a directory's names and shapes with its config.json, as `read_model`.
 
     Only a tied model's head and embedding are read, if both are stored.
     """
@@ -170,7 +170,7 @@ def check_model(folder: Path, given: Given = AS_IT_SAYS) -> Stored:
 
 
 def _fill(model: Decoder, folder: Path, device: str, fp8: Fp8 | None = None, share: Share | None = None) -> list[Held]:
-    """Copy a directory's tensors into a model, or its share; on NOWHERE, only compare names and shapes."""
+    """Copy a directory's tensors into a model or its share; on NOWHERE compare names and shapes."""
     config = model.config if share is None else share.whole
     parameters = dict(model.named_parameters())
     whole = parameters if share is None else dict(_empty(config, NOWHERE, torch.float32).named_parameters())
@@ -179,7 +179,7 @@ def _fill(model: Decoder, folder: Path, device: str, fp8: Fp8 | None = None, sha
     head, tied = family.names["head.weight"], family.keys["tied"]
     embedding = family.names["embedding.weight"]
     found, stored = dict[str, Path](), []
-    again: Path | None = None  # a tied model's head, if stored
+    again: Path | None = None  # a tied model's stored head
     for held in held_in(folder, "cpu" if device == NOWHERE else device, fp8):
         stored.append(held)
         if held.name.endswith(COMPUTED):
@@ -235,7 +235,7 @@ def turned_first(config: ModelConfig) -> list[int] | None:
 
 
 def _turn_first(model: Decoder, order: list[int] | None) -> None:
-    """Put queries, keys and their norms' weights in that order."""
+    """Put queries, keys and their norms in that order."""
     if order is None:
         return
     for layer in model.layers:
@@ -251,7 +251,7 @@ def _turn_first(model: Decoder, order: list[int] | None) -> None:
 
 
 class _Uninitialised(TorchFunctionMode):
-    """Skips initialisation, which on the meta device would load PyTorch's compiler."""
+    """Skips initialisation, which on the meta device loads PyTorch's compiler."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -262,7 +262,7 @@ class _Uninitialised(TorchFunctionMode):
 
 
 def _empty(config: ModelConfig, device: str, dtype: torch.dtype) -> Decoder:
-    """With uninitialised weights; nothing passes through host memory."""
+    """With uninitialised weights; nothing passes host memory."""
     with torch.device(NOWHERE), _Uninitialised():
         model = Decoder(config)
     for part in model.modules():
@@ -294,7 +294,7 @@ class Place:
         return whole if self.rows is None else whole[self.rows]
 
     def fill(self, weights: Mapping[str, Tensor], held: Held, own: Cut | None) -> None:
-        """Copy a tensor to its place, or the share's part of it."""
+        """Copy a tensor, or the share's part, to its place."""
         if own is None:
             self.of(weights).copy_(held.read())
         elif own.columns:
@@ -320,7 +320,7 @@ def _places(config: ModelConfig, weights: Mapping[str, Tensor]) -> Iterator[Plac
 
 
 def _rows(config: ModelConfig, ours: str, num_parts: int, rows: int) -> list[slice | None]:
-    """The rows of our matrix that each of their tensors fills."""
+    """The rows that each of their tensors fills."""
     if num_parts == 1:
         return [None]
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
