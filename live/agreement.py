@@ -61,7 +61,6 @@ def answers(
 
 
 def compare(model: Decoder | CanvasModel, exact: Sequence[Answer], other: Sequence[Answer]) -> Agreement:
-    """exact and other answer the same requests."""
     equal = [a.tokens[a.prompt :] == b.tokens[b.prompt :] for a, b in zip(exact, other, strict=True)]
     return Agreement(float(np.concatenate(equal).mean()), likelihood(model, other), likelihood(model, exact))
 

@@ -231,8 +231,6 @@ class _Attention:
 
 @dataclass(slots=True, eq=False)
 class Canvas:
-    """A canvas, on the host."""
-
     likeliest: list[Ints] = field(default_factory=list)  # arg-max tokens of its last steps
     steps: int = 0
     done: bool = False

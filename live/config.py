@@ -14,8 +14,8 @@ class Experts:
     num: int
     top_k: int
     ffn: int
-    shared: int = 0  # of every token
-    dense_layers: int = 0  # first layers, dense
+    shared: int = 0  # experts of every token
+    dense_layers: int = 0  # first layers, which are dense
     scoring: str = "softmax"  # or sigmoid
     bias: bool = False  # to choose experts, not to weight them
     groups: int = 1
@@ -70,8 +70,8 @@ class ModelConfig:
     shifted: bool = False  # a row predicts the next position
     by_entropy: bool = False  # steps commit the masks of least entropy (Dream)
     both_ways: bool = False  # full-sequence: positions see each other
-    eos: tuple[int, ...] = ()  # ends an answer
-    architecture: str = "SDARForCausalLM"  # config.json's: its family
+    eos: tuple[int, ...] = ()  # tokens that end an answer
+    architecture: str = "SDARForCausalLM"  # as in config.json
 
     @property
     def state_tokens(self) -> int:

@@ -62,8 +62,6 @@ def named(
 
 @dataclass(frozen=True)
 class ConfigJson:
-    """A config.json and its generation_config.json."""
-
     path: Path
     found: dict[str, Any]
     generation: dict[str, Any]
@@ -280,7 +278,7 @@ def expert_skew(source: ConfigJson, given: Given) -> float:
 
 
 def _eos(source: ConfigJson) -> tuple[int, ...]:
-    """From generation_config.json and config.json."""
+    """Both files' EOS tokens, generation_config.json's first."""
     said: list[Any] = []
     for keys in (source.generation, source.found):
         ids = keys.get("eos_token_id")

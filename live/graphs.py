@@ -396,7 +396,6 @@ class GraphForward(Forward):
         return self._graphs[key]
 
     def _bring(self, flat: Array) -> None:
-        """Copy a step's inputs to where graphs read them."""
         if len(flat) > len(self._held):
             # Graphs read the old tensor.
             self._graphs = {}

@@ -27,7 +27,7 @@ WORKLOADS = ("source", "records")  # of the tiny model
 
 
 def random_prompts(config: Vocabulary, seed: int) -> Prompts:
-    """By request and position, never the mask."""
+    """Drawn by request and position, never the mask."""
 
     def prompt(request: int, length: int) -> Tokens:
         mask = config.mask_token
@@ -65,7 +65,7 @@ def conversations(path: str, model: str, config: Vocabulary, tokenizer: str | No
 
 
 def prompts_of(asked: list[Tokens]) -> Prompts:
-    """Whole prompts in turn."""
+    """Requests take whole prompts in turn."""
 
     def prompt(request: int, length: int) -> Tokens:
         tokens = asked[request % len(asked)]

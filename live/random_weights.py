@@ -32,5 +32,5 @@ def drawn_experts(num: int, layers: int, skew: float, seed: int, device: str) ->
 
 
 def of_rows(table: Tensor, rows: int) -> Tensor:
-    """[rows, num]."""
+    """A table's first rows, repeated as needed, [rows, num]."""
     return table[:rows] if rows <= len(table) else table.repeat(-(-rows // len(table)), 1)[:rows]

@@ -108,7 +108,7 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def _right(z: Tensor, bits: int) -> Tensor:
-    """Zeros come in."""
+    """Shift right; zeros come in."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -45,7 +45,7 @@ class LiveRun:
     totals: StepTotals
     seconds: float
     interrupted: bool
-    failure: Exception | None  # what ended it
+    failure: Exception | None  # the error that ended the run
     num_made_ready: int = 0  # kernels and graphs that the warm-up missed
 
 
@@ -60,7 +60,7 @@ class Kept:
         self._forward = forward
 
     def seconds_to_capture(self, policies: Sequence[Policy], max_batch: int) -> float:
-        """By past captures; 0 without any."""
+        """Estimated by past captures; 0 without any."""
         found = self._forward
         if found is None or not found.num_captures:
             return 0.0
@@ -121,7 +121,7 @@ class Serving:
     max_num_logits: int = 8192  # rows of logits at once; full-sequence policies have their own
     graphs: Kept | None = None  # of captured decode steps, for the next run; None: eager
     sampling: Sampling | None = None  # without graphs; None: the likeliest
-    eos: Sequence[int] = ()  # end a request
+    eos: Sequence[int] = ()  # tokens that end a request
     seed: int = 0  # of canvases' noise and draws
     watch: Callable[[ImportanceDelta], None] | None = None  # see ModelExecutor
 

@@ -29,12 +29,12 @@ class Texts:
         self._owner: dict[int, int] = {}  # slot -> request of its tokens
 
     def text(self, request: int, slot: int, length: int) -> npt.NDArray[np.int32]:
-        """If its slot still holds them."""
+        """A request's tokens, if its slot still holds them."""
         assert self._owner[slot] == request
         return self._tokens[slot, :length].copy()
 
     def slot_of(self, request: int) -> int:
-        """Until another request takes it."""
+        """The slot that holds a request's tokens until another takes it."""
         return next(slot for slot, owner in self._owner.items() if owner == request)
 
     def _own(self, slot: int, request: int, prompt: int) -> None:

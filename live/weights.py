@@ -90,7 +90,7 @@ def shipped(model: str) -> Path:
 
 
 def is_trained(model: str, given: Given = AS_IT_SAYS) -> bool:
-    """Random: names in CONFIGS, and with --random-weights."""
+    """Weights are random for names in CONFIGS, and with --random-weights."""
     return not given.random_weights and (model not in CONFIGS or Path(model).is_dir())
 
 
@@ -285,11 +285,9 @@ class Place:
     rows: slice | None = None  # None: all
 
     def matrix(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """Our weight, or the expert's."""
         return weights[self.ours] if self.expert is None else weights[self.ours][self.expert]
 
     def of(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """The part that the tensor fills."""
         whole = self.matrix(weights)
         return whole if self.rows is None else whole[self.rows]
 

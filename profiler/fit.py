@@ -125,7 +125,6 @@ def _host(fitted: Points) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def _noise(every: Points) -> float | None:
-    """The typical spread of a point's repeats."""
     known = every.spread[~np.isnan(every.spread)]
     return float(np.median(known)) if len(known) else None
 

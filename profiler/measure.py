@@ -685,8 +685,6 @@ OVERHEAD_SHARE = 0.25  # of the budget, for full-sequence models
 
 @dataclass(frozen=True)
 class Evidence:
-    """The data that a profile was fitted to."""
-
     steps: Samples
     logs: dict[tuple[str, float], CommitLog]  # by workload and threshold
     served: Samples | None = None  # served steps that judge the fit; None: held-out `steps` do

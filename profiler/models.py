@@ -91,7 +91,7 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Layers without a window."""
+        """In layers without a window."""
         return 2 * BYTES * self.full_layers * self.kv_heads * self.head_dim
 
 
@@ -143,7 +143,7 @@ def flops_per_token(m: ModelShape) -> int:
 
 
 def head_flops(m: ModelShape) -> int:
-    """For one row."""
+    """Of the LM head for one row."""
     return 2 * head_params(m)
 
 

@@ -126,7 +126,7 @@ class MemoryModel:
         )
 
     def logit_bytes(self, max_batch: int, max_prefill_tokens: int, logit_rows: int | None) -> int:
-        """Of a step; logit_rows as in `fit`."""
+        """Bytes of a step's logits; logit_rows as in `fit`."""
         if logit_rows is None:
             return (max_prefill_tokens + 2 * max_batch) * self.vocab * 2
         return logit_rows * self.vocab * 4
@@ -408,7 +408,7 @@ def implemented(profile: Profile, name: str) -> Profile:
 
 
 def as_run_by(profile: Profile, implementation: str) -> Profile:
-    """The same, or unchanged without such an implementation."""
+    """The profile with an implementation's costs, or unchanged if it has none."""
     held = any(own.name == implementation for own in profile.implementations)
     return implemented(profile, implementation) if held else profile
 

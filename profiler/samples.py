@@ -30,7 +30,7 @@ class _Steps:
     blocks: Floats  # completed; 0 if unknown
 
     def column(self, name: str) -> Floats:
-        """By its name in Features."""
+        """A feature's column, by its name in Features."""
         return self.features[:, FEATURES.index(name)]
 
     def __len__(self) -> int:
@@ -42,7 +42,7 @@ class _Steps:
 
 @dataclass(frozen=True, eq=False)
 class Samples(_Steps):
-    """In the order of measurement."""
+    """Measured steps, in order."""
 
     group: Ints  # equal for repeats of a shape
 

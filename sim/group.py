@@ -93,7 +93,6 @@ class Group:
         self._woken = False
 
     def add(self, engine: Engine) -> Member:
-        """Add a replica without requests."""
         return Member(self, engine, self.replicas.add(engine), self._env.event())
 
     def take(self, inbox: Inbox, figures: Sequence[str], sent: Sent) -> None:
@@ -118,7 +117,6 @@ class Group:
         self._wake()
 
     def drain(self, member: Member) -> None:
-        """Release a replica once it is idle."""
         self._draining.append(member)
         self._wake()
 

@@ -100,13 +100,13 @@ class TierUse:
     pool: str
     page_bytes: int
     stores: int = 0
-    seconds: float = 0.0  # of existence, over stores
+    seconds: float = 0.0  # that its stores existed, summed
     loaded_tokens: int = 0  # of prompts, found here and not above
     read_bytes: int = 0  # sent up
     written_bytes: int = 0
     dropped_bytes: int = 0  # least recently used, to make room
     held_bytes: int = 0  # as the run ends
-    most_bytes: int = 0  # of one store at once
+    most_bytes: int = 0  # most that one store held
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class _Load:
     request: int
     pages: list[int]
     pinned: npt.NDArray[np.int64]
-    left: int = 0  # transfers
+    left: int = 0  # transfers that have not ended
     waiting: list[int] = field(default_factory=list)  # requests that wait for these pages, too
 
 

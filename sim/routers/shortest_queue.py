@@ -4,6 +4,6 @@ from .router import Router
 
 
 class ShortestQueue(Router):
-    """Waiting or running; the first of equals."""
+    """The fewest requests, waiting or running; the first of equals."""
 
     least = ("num_waiting", "num_running")
