@@ -131,13 +131,19 @@ def publish(replica: Replica, slot: int, now: float) -> float:
 @rule
 def has_masks(replica: Replica, slot: int, upto: int) -> bool:
     """Whether the first `upto` columns have masks, or those before an EOS that ends a request at once."""
-    sequence = replica.sequences[slot]
-    if replica.fixed.stops == AT_TOKEN:
-        upto = min(upto, int(sequence.stop) - int(sequence.start))
-    for p in range(upto):
+    for p in range(columns_to_decode(replica, slot, upto)):
         if replica.status[slot, p] == MASKED:
             return True
     return False
+
+
+@rule
+def columns_to_decode(replica: Replica, slot: int, upto: int) -> int:
+    """Of the first `upto` columns, those before the EOS if that ends a request at once."""
+    sequence = replica.sequences[slot]
+    if replica.fixed.stops == AT_TOKEN:
+        upto = min(upto, int(sequence.stop) - int(sequence.start))
+    return upto
 
 
 @rule

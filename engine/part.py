@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from .errors import PolicyError
 from .hooks import leap
+from .jit import is_ours
 from .plain import Choice as Choice  # for policies' files
 from .plain import Range as Range
 from .plain import bounds_of
@@ -328,7 +329,9 @@ class Policy:
     @property
     def leaps(self) -> bool:
         """Whether steps that differ by counts alone can be run at once (rows/leap.py)."""
-        return leap in self.rows.rules or leap in self.granularity.answers(self)
+        if not all(is_ours(type(part)) for part in self.parts()):  # others' rules may look at each step
+            return False
+        return leap in self.rows.rules or any(leap in part.answers(self) for part in (self.granularity, self.unmasking))
 
     @property
     def neutral(self) -> frozenset[str]:

@@ -8,9 +8,10 @@ import numpy.typing as npt
 
 from .draw import draw_block, draw_by_law, draw_scheduled, draws_at_threshold
 from .errors import PolicyError
-from .hooks import draw_rows, draws_of_step
+from .hooks import draw_rows, draws_of_step, leap
 from .part import Answers, Choice, Part, Policy, Range, Waiting
 from .rows.blocks import HEADS
+from .rows.passes import leap_passes
 
 EOS = ("block", "token", "ignored")
 STRATEGIES = ("low_confidence_dynamic", "low_confidence_static", "sequential", "entropy", "law")
@@ -111,8 +112,10 @@ class Unmasking(Part):
             return {}
         if self.strategy == "law":
             return {draw_rows: draw_by_law}
+        if self.scheduled(policy):
+            return {draw_rows: draw_scheduled, leap: leap_passes}
         own: Answers = {draws_of_step: draws_at_threshold} if self.varies else {}
-        return {draw_rows: draw_scheduled if self.scheduled(policy) else draw_block, **own}
+        return {draw_rows: draw_block, **own}
 
     def most_steps(self, block_length: int) -> int | None:
         """A limit on a block's steps in addition to a law's, or None."""

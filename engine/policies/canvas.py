@@ -11,7 +11,6 @@ from typing import Annotated
 from ..draw import draw_by_law
 from ..errors import PolicyError
 from ..hooks import draw_rows, leap
-from ..jit import is_ours
 from ..part import Answers, Granularity, Policy, Range
 from ..rows.canvas import CANVAS
 from ..rows.leap import leap_canvases
@@ -51,6 +50,4 @@ class Canvas(Granularity):
         return {"drafts": 0, "canvases": True, "scratch": scratch, "look_ahead": 0, "slots": 0, "drops_page": False}
 
     def answers(self, policy: Policy) -> Answers:
-        # Others' rules may act in each step.
-        leaps = all(is_ours(type(part)) for part in policy.parts())
-        return {draw_rows: draw_by_law} | ({leap: leap_canvases} if leaps else {})
+        return {draw_rows: draw_by_law, leap: leap_canvases}

@@ -8,11 +8,22 @@ import numpy as np
 import numpy.typing as npt
 
 from ..admission import canvas, copy_list, head
-from ..hooks import decide, work
+from ..hooks import decide, steady, work
 from ..jit import rule
 from ..part import MAX_BLOCK, Answers, Policy, Preset, Range
 from ..rows.passes import PassScheduler, can_let_in, let_head_in, tokens_of_row
-from ..state import DECODE_STEP, NOTHING, ROWS, RUNNING, SCRATCH, PolicyState, Replica
+from ..state import (
+    DECODE_STEP,
+    NO,
+    NOTHING,
+    ROWS,
+    RUNNING,
+    SCRATCH,
+    UNTIL_A_REQUEST,
+    WHATEVER,
+    PolicyState,
+    Replica,
+)
 from .llada import ONE_A_STEP, PAGES
 from .sparse_dllm import SparseCache
 
@@ -68,7 +79,7 @@ class PhaseMultiplexed(PassScheduler):
         return {"loads": np.zeros(MAX_BLOCK, np.int64), "num_loads": each}
 
     def answers(self, policy: Policy) -> Answers:
-        return {decide: decide_multiplexed}
+        return {decide: decide_multiplexed} | ({steady: steady_multiplexed} if policy.leaps else {})
 
 
 @rule
@@ -124,18 +135,45 @@ def decide_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
 
 
 @rule
+def steady_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
+    """All running requests run again; a waiting one waits on if the budget or the pages have no room for it."""
+    counters = replica.counters
+    if counters.num_rows != counters.num_running:
+        return NO
+    used = 0
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        if slot != replica.lists[RUNNING, i]:
+            return NO
+        used += replica.sequences[slot].num_tokens
+    if counters.num_rows == replica.fixed.max_batch:
+        return WHATEVER
+    if counters.num_waiting == 0:
+        return UNTIL_A_REQUEST
+    waits = used + _length_of_head(replica) > policy.fields.max_batched_tokens or not can_let_in(replica, policy)
+    return WHATEVER if waits else NO
+
+
+@rule
+def _length_of_head(replica: Replica) -> int:
+    """Prompt and canvas of the first waiting request, in tokens."""
+    request, _ = head(replica)
+    return int(replica.asked.input_length[request]) + canvas(
+        int(replica.asked.max_tokens[request]), int(replica.fixed.block)
+    )
+
+
+@rule
 def _let_in(replica: Replica, policy: MultiplexedState, num: int, used: int, budget: int, most: int) -> int:
     """Admit waiting requests next to `num` rows of `used` tokens; lists them in SCRATCH."""
-    counters, fixed, fields, record = replica.counters, replica.fixed, policy.fields, policy.record
+    counters, fields, record = replica.counters, policy.fields, policy.record
     loads = record.loads[: record.num_loads]
     new = 0
     if fields.look_ahead:
         _count_loads(replica, policy, loads)
     while counters.num_waiting > 0 and num + new < most:
         request, _ = head(replica)
-        length = int(replica.asked.input_length[request]) + canvas(
-            int(replica.asked.max_tokens[request]), int(fixed.block)
-        )
+        length = _length_of_head(replica)
         if used + length > budget or not can_let_in(replica, policy):
             break
         if fields.look_ahead and not _has_room(replica, policy, request, length, budget, loads):

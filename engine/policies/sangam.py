@@ -10,11 +10,23 @@ from typing import Annotated, Any, Protocol
 
 from ..admission import canvas, copy_list, head, queue_by_arrival
 from ..draw import Draws, draw_slot, scheduled_row
-from ..hooks import decide, draw_rows, give_back, rows_updated
+from ..hooks import decide, draw_rows, give_back, rows_updated, steady
 from ..jit import rule
 from ..part import Answers, PagedMemory, Policy, Preset, Range
 from ..rows.passes import PassScheduler, can_let_in, let_head_in, tokens_of_row
-from ..state import DECODE_STEP, FREED, MASKED, NOTHING, PENDING, ROWS, RUNNING, PolicyState, Replica
+from ..state import (
+    DECODE_STEP,
+    FREED,
+    MASKED,
+    NO,
+    NOTHING,
+    PENDING,
+    ROWS,
+    RUNNING,
+    UNTIL_A_REQUEST,
+    PolicyState,
+    Replica,
+)
 from .fast_dllm import FastCache
 from .llada import ONE_A_STEP
 
@@ -65,7 +77,8 @@ class DeficitBudget(PassScheduler):
         return {"deficit": 0}
 
     def answers(self, policy: Policy) -> Answers:
-        return {decide: decide_by_deficit, rows_updated: wait_for_pass}
+        answers = {decide: decide_by_deficit, rows_updated: wait_for_pass}
+        return answers | ({steady: steady_deficit} if policy.leaps else {})
 
 
 @rule
@@ -164,6 +177,15 @@ def _join_pass(replica: Replica, slot: int) -> None:
         if replica.status[slot, k] == PENDING:
             replica.committed[slot, k] = True
             replica.status[slot, k] = MASKED
+
+
+@rule
+def steady_deficit(replica: Replica, policy: DeficitState) -> int:
+    """All rows run again as long as none waits; a waiting pass changes the saved budget in each step."""
+    counters = replica.counters
+    if counters.num_rows != counters.num_running or policy.record.deficit > 0:
+        return NO
+    return UNTIL_A_REQUEST if counters.num_waiting == 0 else NO
 
 
 @rule

@@ -26,7 +26,7 @@ from ..hooks import (
     steady,
     step_over,
 )
-from ..jit import is_ours, rule
+from ..jit import rule
 from ..part import Answers, Choice, OnDevice, Policy, Preset, Range, Scheduler
 from ..prefix import RetainedMemory
 from ..records import columns_of
@@ -498,9 +498,9 @@ class Tokens(Autoregressive):
         return (1.0, *(self.acceptance,) * self.num_speculative_tokens)
 
     def answers(self, policy: Policy) -> Answers:
-        # Drafts are drawn, and others' rules look at each step.
-        leaps = self.num_speculative_tokens == 0 and all(is_ours(type(part)) for part in policy.parts())
-        return {leap: leap_chunked, paged_ahead: paged_ahead_of_tokens} if leaps else {}
+        if self.num_speculative_tokens > 0:  # drafts are drawn
+            return {}
+        return {leap: leap_chunked, paged_ahead: paged_ahead_of_tokens}
 
 
 PAGES = RetainedMemory(page_size=16)

@@ -150,13 +150,9 @@ def _settle(replica: Replica, taken: int, now: float, ahead: int) -> None:
 
 
 @rule
-def leap_canvases(replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost, horizon: float) -> None:
-    """A leap over steps in which all rows denoise a canvas and no row commits one."""
+def take_alike(replica: Replica, how_long: int, most: int, horizon: float) -> int:
+    """Take at most `most` steps that take as long as the one that is over, without commits; returns their number."""
     counters = replica.counters
-    how_long = steady(replica, policy)
-    if how_long == NO or counters.prefill_tokens > 0 or counters.num_rows != counters.num_running:
-        return
-    most = _steps_without_commits(replica, draws)
     now, latency, taken = counters.clock, counters.latency, 0
     while taken < most and (how_long != UNTIL_A_REQUEST or counters.num_waiting == 0):
         end = now + latency
@@ -165,9 +161,18 @@ def leap_canvases(replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost,
         _take_step(replica, now, end, latency, 0)
         now = end
         taken += 1
-    if taken == 0:
-        return
     counters.clock = now
+    return taken
+
+
+@rule
+def leap_canvases(replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost, horizon: float) -> None:
+    """A leap over steps in which all rows denoise a canvas and no row commits one."""
+    counters = replica.counters
+    how_long = steady(replica, policy)
+    if how_long == NO or counters.prefill_tokens > 0 or counters.num_rows != counters.num_running:
+        return
+    taken = take_alike(replica, how_long, _steps_without_commits(replica, draws), horizon)
     counters.fruitless += taken
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]

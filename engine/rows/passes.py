@@ -12,14 +12,28 @@ import numpy as np
 import numpy.typing as npt
 
 from ..admission import canvas, head, place, pop, release
-from ..emission import depart, emit, emit_prefixes, finish, has_masks, publish
+from ..draw import Draws, commit_scheduled, steps_of_schedule
+from ..emission import columns_to_decode, depart, emit, emit_prefixes, finish, has_masks, publish
 from ..errors import PolicyError
-from ..hooks import block_entered, commit_rows, give_back, head_rows, held, pages_to_admit, placed, plan_rows, work
+from ..hooks import (
+    block_entered,
+    commit_rows,
+    give_back,
+    head_rows,
+    held,
+    pages_to_admit,
+    placed,
+    plan_rows,
+    steady,
+    work,
+)
 from ..jit import is_ours, plain, rule
+from ..latency import Cost
 from ..part import Cache, Policy, Scheduler
-from ..state import EMIT_END, EMIT_STEP, IDLE, MASKED, PENDING, ROWS, AnyPolicy, PolicyState, Replica
+from ..state import EMIT_END, EMIT_STEP, IDLE, MASKED, NO, PENDING, ROWS, AnyPolicy, PolicyState, Replica, Sequence
 from .blocks import next_block
 from .kind import Kind
+from .leap import take_alike
 from .step import add_row, no_rows, note_row, set_features
 
 
@@ -201,12 +215,28 @@ def let_head_in(replica: Replica, policy: AnyPolicy) -> int:
 def tokens_of_row(replica: Replica, policy: AnyPolicy, slot: int) -> int:
     """Query positions of a request's next step, without padding."""
     sequence, block = replica.sequences[slot], int(replica.fixed.block)
-    prompt = int(sequence.prompt)
-    length = prompt + canvas(int(sequence.end) - prompt, block)
-    _, tokens, _ = work(
-        prompt, length, int(sequence.start), int(sequence.steps), int(sequence.block_steps), block, policy.fields
-    )
+    prompt, length, start = _extent(sequence, block)
+    _, tokens, _ = work(prompt, length, start, int(sequence.steps), int(sequence.block_steps), block, policy.fields)
     return int(tokens)
+
+
+@rule
+def _extent(sequence: Sequence, block: int) -> tuple[int, int, int]:
+    """A request's prompt, its prompt and canvas, and the first position of its block, in tokens."""
+    prompt = int(sequence.prompt)
+    return prompt, prompt + canvas(int(sequence.end) - prompt, block), int(sequence.start)
+
+
+@rule
+def _longest(replica: Replica) -> tuple[int, int, int]:
+    """The same of a row in a padded batch: all rows are at the same block, including finished rows."""
+    prompt = canvases = furthest = 0
+    for i in range(replica.counters.num_rows):
+        own, length, start = _extent(replica.sequences[replica.lists[ROWS, i]], int(replica.fixed.block))
+        prompt = max(prompt, own)
+        canvases = max(canvases, length - own)
+        furthest = max(furthest, start - own)
+    return prompt, prompt + canvases, prompt + furthest
 
 
 @rule
@@ -214,28 +244,14 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
     """Plan each row's next step; a static batch is padded to its longest prompt and output."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     block = int(fixed.block)
-    longest_prompt = 0
-    longest_canvas = 0
-    furthest = 0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
-        sequence = replica.sequences[slot]
-        longest_prompt = max(longest_prompt, int(sequence.prompt))
-        longest_canvas = max(longest_canvas, canvas(int(sequence.end) - int(sequence.prompt), block))
-        furthest = max(furthest, int(sequence.start) - int(sequence.prompt))
+    longest = _longest(replica)
     whole = 0
     whole_pairs = 0
     sums = no_rows()
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
-        prompt = int(sequence.prompt)
-        length = prompt + canvas(int(sequence.end) - prompt, block)
-        start = int(sequence.start)
-        if fields.pads:  # all rows are at the same block, finished ones too
-            prompt = longest_prompt
-            length = longest_prompt + longest_canvas
-            start = longest_prompt + furthest
+        prompt, length, start = longest if fields.pads else _extent(sequence, block)
         phase, tokens, keys = work(prompt, length, start, int(sequence.steps), int(sequence.block_steps), block, fields)
         # Requests for 0 tokens, and finished requests of a static batch.
         over = sequence.start >= sequence.stop
@@ -339,6 +355,66 @@ def _end_together(replica: Replica, policy: PassState, now: float) -> None:
 def _once_more(block_steps: int, fields: PassFields) -> bool:
     """Whether a block that its first pass finished is computed again (Fast-dLLM's loop with a threshold)."""
     return fields.once_more and block_steps == 1
+
+
+@rule
+def leap_passes(replica: Replica, policy: PassState, draws: Draws, cost: Cost, horizon: float) -> None:
+    """A leap over steps with the same work, in which every row commits masks by a schedule and none ends its block."""
+    counters, fixed = replica.counters, replica.fixed
+    how_long = steady(replica, policy)
+    if how_long == NO or (fixed.emit == EMIT_STEP and not policy.fields.pads):
+        return
+    taken = take_alike(replica, how_long, _steps_alike(replica, policy, draws), horizon)
+    if taken == 0:
+        return
+    counters.fruitless = 0
+    counters.fruitless_tokens = 0
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        outcome = replica.requests[sequence.request]
+        outcome.num_forwards += taken
+        outcome.num_computed += taken * sequence.num_retained
+        sequence.steps += taken
+        sequence.block_steps += taken
+        if replica.window[slot, 0]:
+            num = commit_scheduled(replica.status[slot], replica.evaluations[slot], taken, draws)
+            outcome.num_committed += num
+            counters.total_committed += num
+            sequence.fruitless = 0
+
+
+@rule
+def _steps_alike(replica: Replica, policy: PassState, draws: Draws) -> int:
+    """Steps with the work of the one that is over, up to one that ends a row's block or commits none of its masks."""
+    block, fields = int(replica.fixed.block), policy.fields
+    longest = _longest(replica)
+    most = block
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        if sequence.block_steps == 0:  # a block has just ended
+            return 0
+        if sequence.start < sequence.stop:
+            if not replica.window[slot, 0] or not sequence.seen_commit:
+                return 0
+            upto = columns_to_decode(replica, slot, block)
+            most = steps_of_schedule(replica.status[slot], replica.evaluations[slot], upto, most, draws)
+        prompt, length, start = longest if fields.pads else _extent(sequence, block)
+        for k in range(most):
+            phase, tokens, keys = work(
+                prompt, length, start, int(sequence.steps) + k, int(sequence.block_steps) + k, block, fields
+            )
+            if (
+                tokens != sequence.num_tokens
+                or keys != sequence.num_keys
+                or (phase != sequence.phase and sequence.phase != IDLE)
+            ):
+                most = k
+                break
+        if most == 0:
+            break
+    return most
 
 
 PASSES = Kind(
