@@ -185,23 +185,27 @@ def _count_windows(replica: Replica) -> None:
 
 
 @rule
-def count_decode_step(replica: Replica, committed: int, forwards: int) -> None:
-    """Add the decode step in flight to the totals; committed, forwards: of rows that do not prefill."""
+def count_decode_steps(replica: Replica, committed: int, forwards: int, times: int) -> None:
+    """Add `times` decode steps like the one in flight to the totals.
+
+    committed, forwards: of one step, rows that do not prefill.
+    """
     counters = replica.counters
     latency = counters.latency
-    counters.num_decode_steps += 1
-    counters.decode_time += latency
-    counters.step_count += 1
-    counters.step_sum += latency
+    counters.num_decode_steps += times
+    counters.step_count += times
+    for _ in range(times):  # added up, not multiplied: bits differ
+        counters.decode_time += latency
+        counters.step_sum += latency
     counters.step_min = min(counters.step_min, latency)
     counters.step_max = max(counters.step_max, latency)
-    replica.bins[STEP_BINS, time_bin(latency)] += 1
-    replica.counts[BATCHES, counters.num_rows] += 1
-    replica.counts[CHUNKS, counters.chunk] += 1
-    counters.total_tokens += counters.tokens - counters.prefill_tokens
-    counters.total_prefill_tokens += counters.prefill_tokens
-    counters.total_committed += committed
-    counters.forwards += forwards
+    replica.bins[STEP_BINS, time_bin(latency)] += times
+    replica.counts[BATCHES, counters.num_rows] += times
+    replica.counts[CHUNKS, counters.chunk] += times
+    counters.total_tokens += times * (counters.tokens - counters.prefill_tokens)
+    counters.total_prefill_tokens += times * counters.prefill_tokens
+    counters.total_committed += times * committed
+    counters.forwards += times * forwards
 
 
 @rule
@@ -246,7 +250,7 @@ def account(replica: Replica, now: float) -> int:
         return all_committed
     if counters.evicting:
         counters.total_evicted += counters.tokens - retained
-    count_decode_step(replica, total, int(counters.num_rows) - prompts)
+    count_decode_steps(replica, total, int(counters.num_rows) - prompts, 1)
     return all_committed
 
 

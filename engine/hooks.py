@@ -40,7 +40,7 @@ def rows_updated(replica: Replica, policy: AnyPolicy) -> None:
 def steady(replica: Replica, policy: AnyPolicy) -> int:
     """Whether the decode step that ended would be decided again: NO, UNTIL_A_REQUEST comes, or WHATEVER comes.
 
-    The same rows in order, as long as none ends and the pages last.
+    The same rows, in the same order, as long as none of them ends or does other work, and the pages last.
     """
     return NO
 

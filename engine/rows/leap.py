@@ -1,12 +1,13 @@
 """Leaps: steps of the same rows that differ by counts alone, run without touching the rows one by one.
 
 A leap does what the same number of steps would do, bit for bit; it ends before a step that anything else could change:
-one that ends a row, needs pages that are not free, or begins after a request came that might be let in.
+one that ends a row or its block, computes something else, needs pages that are not free, or begins after a request came
+that might be let in.
 """
 
 from ..admission import canvas_width, enter, reads_only
 from ..draw import Draws, steps_left
-from ..emission import count_decode_step, count_gaps
+from ..emission import count_decode_steps, count_gaps
 from ..hooks import hold, paged_ahead, steady
 from ..jit import rule
 from ..latency import Cost, price
@@ -87,17 +88,28 @@ def _hold_filled(replica: Replica, policy: AnyPolicy, taken: int, ahead: int, at
 def _take_step(replica: Replica, now: float, end: float, latency: float, committed: int) -> None:
     """Take a decode step of the same rows, as `begin` and `account` do."""
     counters = replica.counters
-    counters.now = now
     counters.latency = latency
+    waiting, submitted = counters.num_waiting, counters.submitted
+    enter(replica, end)
+    _count_steps(replica, now, end, waiting, submitted, committed, 1)
+
+
+@rule
+def _count_steps(
+    replica: Replica, now: float, end: float, waiting: int, submitted: int, committed: int, times: int
+) -> None:
+    """Count decode steps of one latency; the last of them began `now`, with these requests waiting and submitted."""
+    counters = replica.counters
+    counters.now = now
     counters.end = end
     counters.pages = counters.pages_held
-    counters.waiting = counters.num_waiting
-    counters.submitted_then = counters.submitted
-    counters.num_steps += 1
-    enter(replica, end)
-    counters.page_time += counters.pages * latency
-    counters.max_waiting = max(counters.max_waiting, counters.waiting)
-    count_decode_step(replica, committed, int(counters.num_rows))
+    counters.waiting = waiting
+    counters.submitted_then = submitted
+    counters.num_steps += times
+    for _ in range(times):  # added up, not multiplied: bits differ
+        counters.page_time += counters.pages * counters.latency
+    counters.max_waiting = max(counters.max_waiting, waiting)
+    count_decode_steps(replica, committed, int(counters.num_rows), times)
 
 
 @rule
@@ -151,17 +163,25 @@ def _settle(replica: Replica, taken: int, now: float, ahead: int) -> None:
 
 @rule
 def take_alike(replica: Replica, how_long: int, most: int, horizon: float) -> int:
-    """Take at most `most` steps that take as long as the one that is over, without commits; returns their number."""
+    """Take at most `most` steps that are priced like the one that is over, but for what they change in the rows.
+
+    Returns their number.
+    """
     counters = replica.counters
-    now, latency, taken = counters.clock, counters.latency, 0
+    latency = counters.latency
+    began = now = counters.clock
+    waiting, submitted, taken = counters.waiting, counters.submitted_then, 0
     while taken < most and (how_long != UNTIL_A_REQUEST or counters.num_waiting == 0):
         end = now + latency
         if not end < horizon:
             break
-        _take_step(replica, now, end, latency, 0)
-        now = end
+        began, now = now, end
+        waiting, submitted = counters.num_waiting, counters.submitted
+        enter(replica, end)
         taken += 1
-    counters.clock = now
+    if taken > 0:
+        counters.clock = now
+        _count_steps(replica, began, now, waiting, submitted, 0, taken)
     return taken
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dsim.engine.core import PAUSED
+from dsim.engine.engine import Engine
 from dsim.engine.journal import StepTotals
 from dsim.engine.policy import PRESETS, parse
 from dsim.sim.fleet import Fleet, Pool
@@ -133,6 +135,21 @@ LEAPING = (
 
 
 EMITTED = [*zip(LEAPING, itertools.cycle(("block", "step", "end"))), *itertools.product(LEAPING[::11], ("step", "end"))]
+# Full-sequence models; only static batches leap where tokens are returned each step.
+PASSES = (
+    "vanilla:3", "vanilla,denoising_steps=10", "fast-dllm:prefix,max_batch=4", "fast-dllm,eos=token,max_batch=3",
+    "dllm-cache", "dllm-cache:13,response_refresh=4,max_batch=3",
+    "maskkv,strategy=entropy", "sparse-dllm", "sparse-dllm,denoising_steps=10,max_batch=3", "dllm-serve,eos=token",
+    "dllm-serve,max_batched_tokens=900", "dllm-serve,look_ahead=true,max_batch=3", "dllm-serve,num_pages=6",
+    "dllm-serve,strategy=entropy,denoising_steps=40", "sangam", "sangam:600,num_pages=40", "sangam,saves=false",
+)  # fmt: skip
+EMITTED += [*zip(PASSES, itertools.cycle(("block", "end", "block", "step")))]
+# Of 64 steps in two blocks, those that are run singly: a block's first and last, and each that does other work than the
+# one before it.
+SINGLY = {
+    "vanilla": 4, "fast-dllm": 6, "sparse-dllm": 8, "dllm-serve": 8, "maskkv": 28,
+    "vanilla,strategy=low_confidence_dynamic": None,
+}  # fmt: skip
 
 
 def as_sessions(trace: Trace) -> Trace:
@@ -180,8 +197,8 @@ def test_the_prefix_router_chooses_alike_where_it_is_compiled(
 @pytest.mark.parametrize(("spec", "emit"), EMITTED)
 def test_leaps_end_where_steps_do(spec: str, emit: str) -> None:
     """With a journal each step is run for itself: so a run with one is the test of one without."""
-    num = 80 if spec.startswith("ar") else 150
-    trace = synth("poisson", 6.0, lengths="lognormal:90,70,160,90", num_requests=num, seed=5)
+    num = 80 if spec.startswith("ar") else 60 if spec in PASSES else 150
+    trace = synth("poisson", 1.0 if spec in PASSES else 6.0, lengths="lognormal:90,70,160,90", num_requests=num, seed=5)
     wishes: dict[str, list[Any]] = {"max_tokens": [int(n) + 7 for n in trace.output_length]}
     if "gemma" in spec or "diffusion" in spec:
         wishes = {"diffusion_canvas_length": [96 if i % 4 == 0 else None for i in range(num)]}
@@ -191,7 +208,7 @@ def test_leaps_end_where_steps_do(spec: str, emit: str) -> None:
         trace = as_sessions(trace)
     setting = Setting(parse(spec), golden.profile_of(parse(spec)))
     hows: list[dict[str, Any]] = [{}, {"replicas": 2}, {"drain": False}, {"concurrency": 9}]
-    if not spec.startswith("sglang"):
+    if not spec.startswith(("sglang", *PASSES)):  # compiled anew for it
         hows += [{"replicas": 2, "router": "jsq"}]
     for how in hows:
         steps, leaps = (
@@ -202,6 +219,23 @@ def test_leaps_end_where_steps_do(spec: str, emit: str) -> None:
             assert column.tobytes() == leaps.table[name].tobytes(), (how, name)
         assert _plain(steps.totals) == _plain(leaps.totals), how
         assert steps.end == leaps.end
+
+
+@pytest.mark.parametrize("spec", SINGLY)
+def test_passes_with_the_same_work_are_run_at_once(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsim.engine.engine.STEPS_A_CALL", 1)
+    monkeypatch.setattr("dsim.engine.core.PATIENCE", 10**12)  # few steps: compiling would take longer
+    reasons: list[int] = []
+    goes_on = Engine.goes_on
+    monkeypatch.setattr(
+        Engine, "goes_on", lambda self, why, recorder: reasons.append(why) or goes_on(self, why, recorder)
+    )
+    trace = synth("poisson", 1.0, lengths="lognormal:90,0,64,0", num_requests=1, seed=5)
+    setting = Setting(parse(spec), golden.profile_of(parse(spec)))
+    steps = simulate(trace, setting).totals.num_decode_steps
+    singly = SINGLY[spec]
+    assert reasons.count(PAUSED) == (steps if singly is None else singly)
+    assert steps == 64 or singly is None
 
 
 def _plain(totals: StepTotals) -> dict[str, str]:
