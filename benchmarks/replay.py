@@ -3,16 +3,17 @@
 azure: the Azure conversation trace, several policies, two replicas. canvas: four replicas of a canvas model. fleet: 64
 and 1,000 replicas behind a router that compares them. scaled: 100 replicas, fixed and scaled. ar: 512±256 tokens in and
 out at 1 req/s, autoregressive (against a peer: `benchmarks/peers.py`). full: full-sequence policies, ShareGPT lengths
-at 80 % of capacity. prefix: the Mooncake trace with a prefix cache. memory: a request's cost. compile: a policy's first
-run on a new machine. million: 1,000,000 ShareGPT requests, elastic chunk, eight replicas at 80 % of capacity, in turn
-and by a router that looks at them. day: 10,000,000 ShareGPT requests in a day, a canvas model, a router that compares
-1,000 replicas, fixed and with a scaler that is asked every 15 s.
+at 80 % of capacity. alike: the share of steps that a leap could cover. prefix: the Mooncake trace with a prefix cache.
+memory: a request's cost. compile: a policy's first run on a new machine. million: 1,000,000 ShareGPT requests, elastic
+chunk, eight replicas at 80 % of capacity, in turn and by a router that looks at them. day: 10,000,000 ShareGPT requests
+in a day, a canvas model, a router that compares 1,000 replicas, fixed and with a scaler that is asked every 15 s.
 
 One process; processor time after compilation, medians of several runs. `-o` also writes the journal. Each million has
 its own process, for its memory.
 """
 
 import argparse
+import collections
 import multiprocessing
 import os
 import resource
@@ -29,6 +30,7 @@ from typing import Any
 from dsim.benchmarks.prefix import CACHED, PROFILE, REPLICAS, requests
 from dsim.engine.core import MANY_REQUESTS
 from dsim.engine.policy import parse
+from dsim.engine.state import PREFILL
 from dsim.profiler.profile import DEFAULT, load
 from dsim.report.run_folder import RunWriter
 from dsim.results.metrics import Summary, summarize
@@ -118,6 +120,28 @@ def capacity(policy: str, replicas: int, profile: str = DEFAULT) -> float:
     return replicas * summarize(policy, run.table.columns, run.totals).request_throughput
 
 
+def alike(name: str, trace: Trace, policy: str, replicas: int, profile: str = DEFAULT) -> None:
+    """Print the share of steps with the rows, phases and tokens of the step before, in which no request ends."""
+    found = collections.Counter[str]()
+    last: dict[int, Any] = {}
+
+    def append(steps: Any, lists: Any) -> None:
+        columns = [lists[name][0] for name in ("requests", "phases", "num_tokens")]
+        offsets = lists["phases"][1]
+        for i, replica in enumerate(steps["replica"].tolist()):
+            rows = [column[offsets[i] : offsets[i + 1]] for column in columns]
+            step = [part.tobytes() for part in rows]
+            same = step == last.get(replica) and not steps["finished"][i]
+            found.update(steps=1, same=same, chunks=same and bool((rows[1] == PREFILL).any()))
+            last[replica] = step
+
+    simulate(trace, Setting(parse(policy), load(profile)), replicas=replicas, append=append)
+    same, chunks = found["same"] / found["steps"], found["chunks"] / found["steps"]
+    print(
+        f"alike    {name:8} {policy:40} {same:.1%} of {found['steps']:,} steps, with a chunk {chunks:.1%}", flush=True
+    )
+
+
 def fleet(policy: str, profile: str, replicas: int) -> None:
     """20,000 requests on many replicas at 80 % of capacity, with a router that compares them all."""
     trace = synth("poisson", 0.8 * capacity(policy, replicas, profile), lengths="sharegpt", num_requests=20_000)
@@ -182,7 +206,7 @@ def day(scaler: str | None) -> None:
 
 
 def main() -> None:
-    names = ("azure", "ar", "canvas", "full", "prefix", "fleet", "scaled", "memory", "compile", "million", "day")
+    names = ("azure", "ar", "canvas", "full", "alike", "prefix", "fleet", "scaled", "memory", "compile", "million")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("which", nargs="*", default=["azure", "ar", "canvas", "full", "memory"], help=", ".join(names))
     once = "replay so many requests and print nothing"
@@ -204,6 +228,14 @@ def main() -> None:
             rate = 0.8 * capacity(policy, 1, FULL_SEQUENCE)
             trace = synth("poisson", rate, lengths="sharegpt", num_requests=3000)
             timed("full", trace, policy, 1, profile=FULL_SEQUENCE)
+    if "alike" in which:
+        for policy in ("dllm-serve", "sparse-dllm", "dllm-cache"):
+            trace = synth("poisson", 0.8 * capacity(policy, 1, FULL_SEQUENCE), lengths="sharegpt", num_requests=400)
+            alike("full", trace, policy, 1, FULL_SEQUENCE)
+        for policy in ("lmdeploy-bd32", "vllm-ar", "vllm-ar,max_num_batched_tokens=512"):
+            alike("azure", load_trace("azure-conv").head(6000), policy, 2)
+        for policy in ("vllm-ar", "vllm-ar,max_num_batched_tokens=512"):
+            alike("prefix", requests().head(2000), policy, REPLICAS, PROFILE)
     if "prefix" in which:
         for policy, router in ((CACHED, "prefix"), (CACHED, "round-robin"), ("vllm-ar", "round-robin")):
             timed("prefix", requests(), policy, REPLICAS, router=router, profile=PROFILE)
