@@ -206,7 +206,8 @@ def day(scaler: str | None) -> None:
 
 
 def main() -> None:
-    names = ("azure", "ar", "canvas", "full", "alike", "prefix", "fleet", "scaled", "memory", "compile", "million")
+    names = ("azure", "ar", "canvas", "full", "alike", "prefix", "fleet", "scaled", "memory", "compile", "million",
+             "day")  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("which", nargs="*", default=["azure", "ar", "canvas", "full", "memory"], help=", ".join(names))
     once = "replay so many requests and print nothing"
@@ -232,7 +233,8 @@ def main() -> None:
         for policy in ("dllm-serve", "sparse-dllm", "dllm-cache"):
             trace = synth("poisson", 0.8 * capacity(policy, 1, FULL_SEQUENCE), lengths="sharegpt", num_requests=400)
             alike("full", trace, policy, 1, FULL_SEQUENCE)
-        for policy in ("lmdeploy-bd32", "vllm-ar", "vllm-ar,max_num_batched_tokens=512"):
+        alike("azure", load_trace("azure-conv").head(1500), "lmdeploy-bd32", 2)
+        for policy in ("vllm-ar", "vllm-ar,max_num_batched_tokens=512"):
             alike("azure", load_trace("azure-conv").head(6000), policy, 2)
         for policy in ("vllm-ar", "vllm-ar,max_num_batched_tokens=512"):
             alike("prefix", requests().head(2000), policy, REPLICAS, PROFILE)

@@ -1,15 +1,18 @@
 """A replica that knows its requests ahead submits them itself: bit for bit as if each arrival were an event."""
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dsim.engine.core import PAUSED
+from dsim.engine.core import PAUSED, answers_of
 from dsim.engine.engine import Engine
+from dsim.engine.hooks import steady
 from dsim.engine.journal import StepTotals
+from dsim.engine.latency import CacheOverhead
+from dsim.engine.policies.lmdeploy import Continuous
 from dsim.engine.policy import PRESETS, parse
 from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.group import Group
@@ -141,7 +144,8 @@ PASSES = (
     "dllm-cache", "dllm-cache:13,response_refresh=4,max_batch=3",
     "maskkv,strategy=entropy", "sparse-dllm", "sparse-dllm,denoising_steps=10,max_batch=3", "dllm-serve,eos=token",
     "dllm-serve,max_batched_tokens=900", "dllm-serve,look_ahead=true,max_batch=3", "dllm-serve,num_pages=6",
-    "dllm-serve,strategy=entropy,denoising_steps=40", "sangam", "sangam:600,num_pages=40", "sangam,saves=false",
+    "dllm-serve,strategy=entropy,denoising_steps=20", "vanilla,strategy=entropy", "sangam",
+    "sangam:600,num_pages=40", "sangam,saves=false",
 )  # fmt: skip
 EMITTED += [*zip(PASSES, itertools.cycle(("block", "end", "block", "step")))]
 # Of 64 steps in two blocks, those that are run singly: a block's first and last, and each that does other work than the
@@ -206,7 +210,9 @@ def test_leaps_end_where_steps_do(spec: str, emit: str) -> None:
     trace = replace(trace, extras=wishes if "eos" in spec or "canvas_length" in str(wishes) else {})
     if "prefix" in spec:
         trace = as_sessions(trace)
-    setting = Setting(parse(spec), golden.profile_of(parse(spec)))
+    packing = CacheOverhead("SparseCache", "pack", 0.01, 1e-5)  # costs more than a full pass over the same tokens
+    changes = {"cache_overhead": (packing,)} if spec in PASSES else {}
+    setting = Setting(parse(spec), golden.profile_of(parse(spec), **changes))
     hows: list[dict[str, Any]] = [{}, {"replicas": 2}, {"drain": False}, {"concurrency": 9}]
     if not spec.startswith(("sglang", *PASSES)):  # compiled anew for it
         hows += [{"replicas": 2, "router": "jsq"}]
@@ -236,6 +242,18 @@ def test_passes_with_the_same_work_are_run_at_once(spec: str, monkeypatch: pytes
     singly = SINGLY[spec]
     assert reasons.count(PAUSED) == (steps if singly is None else singly)
     assert steps == 64 or singly is None
+
+
+@dataclass(frozen=True)
+class Others(Continuous):
+    """A scheduler that dsim does not ship: its rules may look at each step."""
+
+
+def test_a_policy_with_parts_of_others_takes_each_step() -> None:
+    for spec in ("ar", "dllm-serve", "vllm-ar", "vllm-diffusion"):
+        assert steady in answers_of(parse(spec)), spec
+    batching = Others(**vars(parse("ar").batching))
+    assert steady not in answers_of(replace(parse("ar"), batching=batching))
 
 
 def _plain(totals: StepTotals) -> dict[str, str]:
