@@ -193,6 +193,8 @@ def leap_canvases(replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost,
     if how_long == NO or counters.prefill_tokens > 0 or counters.num_rows != counters.num_running:
         return
     taken = take_alike(replica, how_long, _steps_without_commits(replica, draws), horizon)
+    if taken == 0:
+        return
     counters.fruitless += taken
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
