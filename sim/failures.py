@@ -12,7 +12,7 @@ import numpy as np
 from ..engine.errors import PolicyError, quoted
 from .clock import DECISION, Clock
 
-REQUESTS = ("retry", "lost")  # what happens to requests of a dead replica: sent again from the start, or cancelled
+REQUESTS = ("retry", "lost")  # of a dead replica: sent again from the start, or cancelled
 _PURPOSE = 0xFA11  # one stream of draws
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 # Fields of each kind of failure, by the field that names it: required ones, then optional ones.
@@ -27,24 +27,24 @@ _EXAMPLES = "mtbf=6h,repair=10m or at=30m,replica=3,for=10m or zone=2,zones=3,at
 
 @dataclass(frozen=True)
 class Failure:
-    """One cause of failures. Replicas have places, from 0 on: a replica that comes back has its place again."""
+    """One cause of failures. A replica that comes back has its old place, from 0 on."""
 
     kind: str  # mtbf, replica, zone or slow
-    mtbf: float = math.inf  # s that a replica is up until it dies, exponential
-    repair: float = 0.0  # s until it begins to start again
-    at: float = 0.0  # s, when the outage or the slow stretch begins
-    length: float = math.inf  # s that it takes (`for`)
-    replica: int = 0  # place of the one that is lost
-    zone: int = 1  # that is lost, from 1 on
+    mtbf: float = math.inf  # s up until it dies: mean of an exponential
+    repair: float = 0.0  # s down before it starts again
+    at: float = 0.0  # s, begin of the outage or the slow stretch
+    length: float = math.inf  # s (`for`)
+    replica: int = 0  # place
+    zone: int = 1  # that is lost, from 1
     zones: int = 1  # replicas are dealt to them in turn
-    slow: float = 1.0  # times the time of each step
-    share: float = 0.0  # of replicas that are slow, each with this probability
+    slow: float = 1.0  # factor on each step's time
+    share: float = 0.0  # probability that a replica is slow
     pool: str = ""  # empty: all
     requests: str = "retry"
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a failure, `field=value,...`; PolicyError if the text is not one."""
+        """Read `field=value,...`; PolicyError if it is no failure."""
         asker = f"failure {quoted(text)}"
         found: dict[str, str] = {}
         for item in text.split(","):
@@ -77,7 +77,7 @@ class Failure:
         return self
 
     def hits(self, place: int, pool: str) -> bool:
-        """Whether it may affect the replica of a place."""
+        """Whether it may affect a place's replica."""
         if self.kind == "replica":
             return place == self.replica
         if self.kind == "zone":
@@ -91,7 +91,7 @@ _LEAST = {"replica": 0, "zone": 1, "zones": 1}
 
 
 def _value(name: str, text: str, asker: str) -> float | int | str:
-    """A field's value; PolicyError if the text is not valid."""
+    """A field's value; PolicyError if it is not valid."""
     if name == "requests":
         if text not in REQUESTS:
             raise PolicyError(f"{asker}: requests is {quoted(text)}, expected one of {', '.join(REQUESTS)}")
@@ -123,17 +123,17 @@ class Outage(NamedTuple):
     """A replica that was down."""
 
     start: float  # s
-    end: float  # s, when the place took requests again; infinity: not before the run ended
+    end: float  # s, when the place took requests again; infinity: not in the run
     pool: str
     place: int
-    replica: int  # the number that it had in the journal
+    replica: int  # its number in the journal
 
 
 class Failed(NamedTuple):
     """What failures did to a run."""
 
     outages: tuple[Outage, ...] = ()
-    retried: int = 0  # times that a request was sent again
+    retried: int = 0  # requests sent again, each time counted
     lost: int = 0  # requests
 
 
@@ -153,7 +153,7 @@ class Failing:
         self._times: list[float] = []  # a heap: when something happens next
         self._pools: dict[int, str] = {}  # by place, of replicas that are up
         self._until: dict[int, float] = {}  # s, by place, of outages that hit it
-        self._lives: dict[int, int] = {}  # how often the replica of a place began to be up
+        self._lives: dict[int, int] = {}  # how often a place's replica came up
         for failure in self._failures:
             if failure.kind in ("replica", "zone"):
                 self._call(failure.at, lambda failure=failure: self._strike(failure))  # type: ignore[misc]
@@ -163,17 +163,17 @@ class Failing:
 
     @property
     def next_time(self) -> float:
-        """When a replica may be touched by a failure next (s), after now: a step sees the failures of its moment."""
+        """When a failure may touch a replica next (s), after now: a step sees the failures of its moment."""
         while self._times and self._times[0] <= self._env.now:
             heapq.heappop(self._times)
         return self._times[0] if self._times else math.inf
 
     def expect(self, time: float) -> None:
-        """Note that a replica may come up at a time: it may die soon after."""
+        """Note that a replica may come up then: it may die soon after."""
         heapq.heappush(self._times, time)
 
     def up(self, place: int, pool: str) -> None:
-        """Note that the replica of a place takes requests from now on."""
+        """Note that a place's replica takes requests from now on."""
         life = self._lives[place] = self._lives.get(place, 0) + 1
         self._pools[place] = pool
         for number, failure in enumerate(self._failures):
@@ -189,7 +189,7 @@ class Failing:
         self._pools.pop(place, None)
 
     def down_until(self, place: int, pool: str) -> float:
-        """The end of the outages of a place now (s); a past time if there is none."""
+        """The end of a place's outages (s); in the past if there is none."""
         now, found = self._env.now, [self._until.get(place, 0.0)]
         for failure in self._failures:
             end = failure.at + failure.length
@@ -198,7 +198,7 @@ class Failing:
         return max(found)
 
     def factor(self, place: int, pool: str) -> float:
-        """Factor on the time of a step that begins now on the replica of a place."""
+        """Factor on a step that begins now on a place's replica."""
         factor = 1.0
         for number, failure in enumerate(self._failures):
             begun = failure.at <= self._env.now < failure.at + failure.length

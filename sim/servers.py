@@ -31,8 +31,8 @@ from .tiers import Hierarchies
 
 AnyReplica = Replica | Member
 
-REPAIRS = 1 << 20  # the numbers of start-ups after failures begin there: those of a scaler's stay as they are
-MOST_REPLICAS = 32_767  # a run may start: a journal's number of a replica has 16 bits
+REPAIRS = 1 << 20  # numbers of start-ups after failures begin here, so that a scaler's keep theirs
+MOST_REPLICAS = 32_767  # of a run: a journal has 16 bits for a replica's number
 
 
 class Change(NamedTuple):
@@ -41,7 +41,7 @@ class Change(NamedTuple):
     time: float  # s
     pool: str
     ready: int  # that take requests
-    provisioned: int  # that are paid for: starting, ready or draining
+    provisioned: int  # paid: starting, ready or draining
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +58,8 @@ class _Members:
     pool: Pool
     step_model: StepModel
     watch: PoolWatch | None  # None: nothing scales
-    alone: bool | None = None  # whether each replica runs by itself; None: not known yet
-    group: Group | None = None  # that runs its replicas together
+    alone: bool | None = None  # each replica runs by itself; None: not known yet
+    group: Group | None = None  # runs its replicas together
     ready: list[AnyReplica] = field(default_factory=list)
     draining: list[AnyReplica] = field(default_factory=list)
     starting: list["Starting"] = field(default_factory=list)  # the newest last
@@ -96,20 +96,20 @@ class Servers:
             for pool, model in zip(fleet.pools, step_models, strict=True)
         ]
         self._number = 0  # of the next replica
-        self._replicas: list[AnyReplica] = []  # that take requests, in the order of their numbers
+        self._replicas: list[AnyReplica] = []  # that take requests, by number
         self._engines = Serving()  # theirs
         self._pool_of: list[_Members] = []  # theirs
         self._starts = 0  # by a scaler
-        # To which all requests are handed over, in a run with a scaler or failures.
+        # Gets all requests, in a run with a scaler or failures.
         self._taker: Group | None = None
-        self._taken = 0  # requests that it had taken at the last tick or failure
+        self._taken = 0  # requests it had taken at the last tick or failure
         self._totals = StepTotals()
         self._next_tick = math.inf
         self._paid = 0.0  # replica-seconds up to `_paid_until`
         self._paid_until = 0.0
         self.changes: list[Change] = []
         self._table = table
-        self.over = env.event()  # all requests have ended; stops a run with failures, which never end
+        self.over = env.event()  # all requests have ended: stops a run with failures, which has no other end
         self._failing = Failing(env, fleet.failures, seed, self._die, self._pace) if fleet.failures else None
         self._places: dict[AnyReplica, int] = {}  # of replicas, in a run with failures
         self._num_places = 0
@@ -125,7 +125,7 @@ class Servers:
         return PoolWatch(pool, self._split.table_of(pool), cached, role)
 
     def start(self, source: Source, ahead: bool = True) -> None:
-        """Start the replicas that are there when the run begins, and the scaler.
+        """Start the first replicas and the scaler.
 
         source: of the requests to come. ahead: replicas may take them from it before they come.
         """
@@ -156,7 +156,7 @@ class Servers:
                 self._note(members)
 
     def submit(self, request: Request) -> bool:
-        """Hand a request to the replica that the router chooses; False if that replica can never serve it."""
+        """Hand a request to the router's choice; False if that replica can never serve it."""
         if self._failing is not None:
             if self._held or not self._takes_requests:
                 self._held.append(request)
@@ -177,12 +177,12 @@ class Servers:
 
     @property
     def _takes_requests(self) -> bool:
-        """Whether a replica is up that can decode."""
+        """Whether a replica that decodes is up."""
         return bool(self._replicas) if self._split is None else self._split.takes_requests
 
     @property
     def totals(self) -> StepTotals:
-        """The totals of the steps of all replicas; the KV pool is that of the replicas when the run began."""
+        """The steps' totals over all replicas; KV pool: of the replicas when the run began."""
         totals = StepTotals()
         totals.merge(self._totals)
         for replica in self._all():
@@ -205,13 +205,13 @@ class Servers:
             those.clear()
 
     def replica_time(self, end: float) -> float:
-        """Replica-seconds that are paid for up to a time (s)."""
+        """Replica-seconds paid up to a time (s)."""
         return self._paid + self._provisioned * max(0.0, end - self._paid_until)
 
     # ---- one replica -----------------------------------------------------------------------------------------
 
     def _add(self, members: _Members, place: int | None = None) -> None:
-        """Put a replica of a pool into service. place: its place in the fleet; None: the next one."""
+        """Put a pool's replica into service. place: in the fleet; None: the next one."""
         failing = self._failing
         if failing is not None:
             self._catch_up()
@@ -262,7 +262,7 @@ class Servers:
         return replica
 
     def _horizon(self, number: int) -> Callable[[], float]:
-        """The first time at which an outside event may change a replica."""
+        """When an outside event may first change a replica."""
         source, env, count = self._source, self._env, self._fleet.num_replicas
         fixed = self._fleet.scaling is None
         if self._split is not None or self._tiers is not None or (not source.foresees and not (fixed and count == 1)):
@@ -295,16 +295,16 @@ class Servers:
 
     @property
     def _next_ready(self) -> float:
-        """When the next replica that is starting will take requests."""
+        """When the next starting replica will take requests."""
         return min((one.ready for members in self._members for one in members.starting), default=math.inf)
 
     def _take_by_ready(self) -> None:
-        """Give the requests that were handed over to the ready replicas, after the requests that are held."""
+        """Give handed-over requests to the ready replicas, after the held ones."""
         if self._taker is not None:
             self._taker.take_by([] if self._held else self._engines)
 
     def _catch_up(self) -> None:
-        """Hand out the requests that were handed over and came by now; hold them if no replica is up."""
+        """Hand out the handed-over requests that came by now; hold them if no replica is up."""
         if self._taker is None:
             return
         self._taker.catch_up()
@@ -327,7 +327,7 @@ class Servers:
             self._moves.take_turns(new)
 
     def _drain_one(self, members: _Members) -> None:
-        """Let the newest replica of a pool take no more requests, and stop once it is idle."""
+        """Let a pool's newest replica take no more requests, and stop once idle."""
         replica = members.ready.pop()
         members.draining.append(replica)
         at = self._replicas.index(replica)
@@ -357,7 +357,7 @@ class Servers:
         return Failed(tuple(self._outages.values()), self._retried, self._lost)
 
     def _die(self, places: list[int], lost: bool) -> None:
-        """The replicas of these places die: their requests are lost, or sent again as from now."""
+        """The replicas of these places die: their requests are lost, or sent again from now."""
         assert self._failing is not None
         assert self._moves is not None
         self._catch_up()

@@ -32,8 +32,8 @@ from .pool_watch import PoolWatch
 from .replica import Replica
 from .routers.router import RequestView, Router
 
-# Tokens per request that stay free on a decoding replica when pages are reserved for a new request, so that the
-# decoding requests can grow (SGLang: num_reserved_decode_tokens).
+# Tokens per request kept free on a decoding replica when pages are reserved for a new one, so that decoding requests
+# can grow (SGLang: num_reserved_decode_tokens).
 SPARE_TOKENS = 512
 
 
@@ -52,16 +52,16 @@ def leaves(policy: Policy, prompt: int, output: int) -> int:
 
 @dataclass(eq=False)
 class _Seat:
-    """A replica as a router sees it: requests on their way to it count as waiting."""
+    """A replica as a router sees it: requests on their way count as waiting."""
 
     server: Replica
     pool: Pool
     watch: PoolWatch | None  # None: nothing scales
-    coming: int = 0  # requests that are to be decoded here and are prefilled or sent
-    coming_tokens: int = 0  # ... and tokens that they are expected to return
-    leaving: int = 0  # requests that are prefilled here, or still have keys and values here
-    promised: int = 0  # ... and pages that they take, if they wait for some elsewhere until then
-    asking: "deque[_Move]" = field(default_factory=deque)  # moves that wait for pages to be reserved
+    coming: int = 0  # requests to decode here that are prefilled or sent
+    coming_tokens: int = 0  # ... tokens they are expected to return
+    leaving: int = 0  # requests prefilled here, or whose keys and values are still here
+    promised: int = 0  # ... pages they take, if they wait for some elsewhere until then
+    asking: "deque[_Move]" = field(default_factory=deque)  # wait for pages to be reserved
 
     @property
     def engine(self) -> Engine:
@@ -109,14 +109,14 @@ class _Move:
     """A request on its way."""
 
     request: Request
-    tokens: int  # that leave the prefill pool
+    tokens: int  # leave the prefill pool
     source: _Seat
     to: _Seat | None = None  # None: not chosen yet
     kept: int = 0  # pages of the source since the prefill's end
     reserved: int = 0  # pages of the destination
     found: int = 0  # tokens in the destination's prefix cache
     prefilled: bool = False
-    transfer: Transfer | None = None  # that is under way
+    transfer: Transfer | None = None  # under way
     lease: int = 0  # the number of the lease that runs
     over: bool = False  # the request goes another way, or is lost
 
@@ -139,7 +139,7 @@ class Split:
         self._destinations: list[_Seat] = []  # ...
         self._wires: dict[tuple[int, int], Wire] = {}  # by sender and link
         self._moving: dict[int, _Move] = {}  # by request
-        self._homeless: list[_Move] = []  # for which no destination was there
+        self._homeless: list[_Move] = []  # without a destination
         self._by_block = fleet.moves_by_block
         # Requests that move once a block: requests that wait for a replica, a heap by arrival, and requests in decode.
         self._pending: list[tuple[float, int, Request]] = []
@@ -184,7 +184,7 @@ class Split:
         self._send_pending()
 
     def retire(self, replica: Replica) -> None:
-        """Have a replica take only the requests that are already on their way."""
+        """Have a replica take only requests already on their way."""
         seat = self._seats[replica]
         for seats in (self._sources, self._destinations):
             if seat in seats:
@@ -199,7 +199,7 @@ class Split:
         return True
 
     def _send(self, request: Request, able: list[_Seat]) -> bool:
-        """Send a request to a replica that can prefill it; without one, the decoding replica prefills it."""
+        """Send a request to a replica that can prefill it; without one, the decoder does."""
         if not able:
             seats = self._destinations
             return self._hand_over(seats[self._to_decode.route(seats, request)], request)
@@ -242,7 +242,7 @@ class Split:
             self._send(request, roomy)
 
     def _decoded(self, to: _Seat) -> None:
-        """Note the blocks that are complete with a replica's last step, and reserve the pages that are free."""
+        """Note the blocks that a replica's last step completed, and reserve the pages that are free."""
         if self._by_block:
             status = self._table["status"]
             for index in to.engine.take_done():
@@ -312,7 +312,7 @@ class Split:
     # ---- its life --------------------------------------------------------------------------------------------
 
     def _prefilled(self, source: _Seat) -> None:
-        """Note the prefills that a replica's last step ended: keep their pages; their transfers may begin."""
+        """Note the prefills that a replica's last step ended: keep their pages, let their transfers begin."""
         engine, status = source.engine, self._moves.table["status"]
         for index in engine.take_done():
             move = self._moving.get(index)
@@ -375,14 +375,14 @@ class Split:
         return self._wires.setdefault((sender, id(link)), Wire(self._env, link))
 
     def _received(self, move: _Move) -> None:
-        """The keys and values of a request have reached the replica that decodes it."""
+        """A request's keys and values have reached its decoder."""
         self._moves.note(move.request.index, arrived=move.tokens)
         if self._shares:
             self._moves.note(move.request.index, sent=move.tokens - move.found)
         self._end(move, replace(move.request, arrived=move.tokens))
 
     def _expire(self, move: _Move, lease: int) -> None:
-        """A lease runs out before the transfer began: the replica that was to decode the request prefills it, too."""
+        """A lease runs out before the transfer began: the decoder prefills, too."""
         if move.over or move.reserved or move.lease != lease:
             return
         if move.to is None and self._destinations:  # of none of its links: any one
@@ -427,9 +427,9 @@ class Split:
     # ---- failures --------------------------------------------------------------------------------------------
 
     def lose(self, dead: Collection[Replica], lost: bool) -> set[int]:
-        """Forget replicas that died; returns the requests on their way that have to begin again, or are lost.
+        """Forget replicas that died; returns the requests on their way that begin again, or are lost.
 
-        lost: whether requests on their way to them are lost; otherwise another replica is chosen for each.
+        lost: whether requests on their way to them are lost; otherwise each gets another replica.
         """
         for replica in dead:
             self.retire(replica)
@@ -478,7 +478,7 @@ class Split:
             to.asking.remove(move)
 
     def _drop(self, move: _Move, source_died: bool) -> None:
-        """End a move; a prefill that runs on ends by itself."""
+        """End a move; a running prefill ends by itself."""
         move.over = True
         if source_died or move.prefilled:
             self._release(move)
