@@ -5,9 +5,10 @@ The release counts a diffusion model's batches as prefill, and so does this tabl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .metric import Face, Metric, counter, gauge, histogram
+from .metric import Face, Metric, Shown, counter, gauge, histogram
 
 if TYPE_CHECKING:
     from .fleet import Fleet
@@ -49,6 +50,10 @@ def _idle(replica: Replica) -> int:
     return replica.engine.idle_pages * replica.engine.policy.memory.page_size
 
 
+def _always(value: float) -> Callable[[Fleet, Replica], Shown]:
+    return lambda fleet, replica: value
+
+
 # Gauges that the release sets to 0 in a server without the feature.
 ZEROS = {
     "num_grammar_queue_reqs": "Requests that wait for a grammar", "num_paused_reqs": "Requests paused for new weights",
@@ -73,7 +78,7 @@ METRICS = (
     *(gauge(f"sglang:{name}", lambda fleet, r: 0, f"{about}; 0 in this server.") for name, about in ZEROS.items()),
     # A diffusion model takes no decode steps, which alone change these.
     *(
-        Metric(f"sglang:{name}", "gauge", lambda fleet, r, value=value: value, about, only="masks")
+        Metric(f"sglang:{name}", "gauge", _always(value), about, only="masks")
         for name, value, about in (
             ("decode_sum_seq_lens", 0.0, "Lengths of the sequences of the last decode step."),
             ("new_token_ratio", 0.7, "Share of a request's tokens for which pages are kept, as it starts."),

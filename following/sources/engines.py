@@ -121,8 +121,8 @@ def sample_of(text: str, time: float, where: str) -> Sample:
     counters = {ours: _total(page, names, theirs) for ours, theirs in names.counters.items()}
     gauges = {ours: _total(page, names, theirs, ours) for ours, theirs in names.gauges.items()}
     for ours, more in names.added.items():
-        if gauges[ours] is not None:
-            gauges[ours] += _total(page, names, (more,)) or 0.0
+        if (part := gauges[ours]) is not None:
+            gauges[ours] = part + (_total(page, names, (more,)) or 0.0)
     histograms = {ours: _buckets(page, names, theirs) for ours, theirs in names.histograms.items()}
     known = {ours: buckets for ours, buckets in histograms.items() if buckets is not None}
     if counters["requests"] is None and "e2el" in known:
