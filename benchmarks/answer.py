@@ -44,7 +44,8 @@ def first_command() -> list[str]:
 
 def second_command() -> list[str]:
     """docs/start.md's plan for a scheduler that no released engine has."""
-    [line] = re.findall(r"^dsim (plan .*--policy optimus .*)$", START.read_text(encoding="utf-8"), re.M)
+    text = re.sub(r"\\\n\s*", "", START.read_text(encoding="utf-8"))
+    [line] = re.findall(r"^dsim (plan .*--policy optimus .*)$", text, re.M)
     return shlex.split(line)
 
 
