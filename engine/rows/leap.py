@@ -163,9 +163,9 @@ def _settle(replica: Replica, taken: int, now: float, ahead: int) -> None:
 
 @rule
 def take_alike(replica: Replica, how_long: int, most: int, horizon: float) -> int:
-    """Take at most `most` steps that are priced like the one that is over, but for what they change in the rows.
+    """Take at most `most` steps that are priced like the one that is over; returns their number.
 
-    Returns their number.
+    Counts each row's forwards and positions; callers change the rows.
     """
     counters = replica.counters
     latency = counters.latency
@@ -182,6 +182,11 @@ def take_alike(replica: Replica, how_long: int, most: int, horizon: float) -> in
     if taken > 0:
         counters.clock = now
         _count_steps(replica, began, now, waiting, submitted, 0, taken)
+        for i in range(counters.num_rows):
+            sequence = replica.sequences[replica.lists[ROWS, i]]
+            outcome = replica.requests[sequence.request]
+            outcome.num_forwards += taken
+            outcome.num_computed += taken * sequence.num_retained
     return taken
 
 
@@ -198,11 +203,7 @@ def leap_canvases(replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost,
     counters.fruitless += taken
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
-        sequence = replica.sequences[slot]
-        outcome = replica.requests[sequence.request]
-        outcome.num_forwards += taken
-        outcome.num_computed += taken * sequence.num_retained
-        sequence.fruitless += taken
+        replica.sequences[slot].fruitless += taken
         status, evaluations, window = replica.status[slot], replica.evaluations[slot], replica.window[slot]
         for p in range(len(status)):
             evaluations[p] += (window[p] & (status[p] == MASKED)) * taken

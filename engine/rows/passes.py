@@ -372,14 +372,11 @@ def leap_passes(replica: Replica, policy: PassState, draws: Draws, cost: Cost, h
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
-        outcome = replica.requests[sequence.request]
-        outcome.num_forwards += taken
-        outcome.num_computed += taken * sequence.num_retained
         sequence.steps += taken
         sequence.block_steps += taken
         if replica.window[slot, 0]:
             num = commit_scheduled(replica.status[slot], replica.evaluations[slot], taken, draws)
-            outcome.num_committed += num
+            replica.requests[sequence.request].num_committed += num
             counters.total_committed += num
             sequence.fruitless = 0
 

@@ -127,25 +127,6 @@ class Forward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queued_requests: Queued
 
 
-class BlockStored(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """As vLLM 0.33.0's kv_events.py, whose first seven fields have no defaults."""
-
-    block_hashes: list[int]
-    parent_block_hash: int | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None
-    medium: str | None
-    lora_name: str | None
-    group_idx: int | None = None
-
-
-class BlockRemoved(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    block_hashes: list[int]
-    medium: str | None
-    group_idx: int | None = None
-
-
 class SglangStored(msgspec.Struct, tag="BlockStored", forbid_unknown_fields=True):
     """As SGLang 0.5.23's disaggregation/kv_events.py, without the fields that it omits at their defaults."""
 
@@ -160,6 +141,17 @@ class SglangStored(msgspec.Struct, tag="BlockStored", forbid_unknown_fields=True
 class SglangRemoved(msgspec.Struct, tag="BlockRemoved", forbid_unknown_fields=True):
     block_hashes: list[int]
     medium: str | None
+
+
+class BlockStored(SglangStored, tag="BlockStored", forbid_unknown_fields=True):
+    """As vLLM 0.33.0's kv_events.py, whose first seven fields have no defaults."""
+
+    lora_name: str | None
+    group_idx: int | None = None
+
+
+class BlockRemoved(SglangRemoved, tag="BlockRemoved", forbid_unknown_fields=True):
+    group_idx: int | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True, forbid_unknown_fields=True):
