@@ -104,5 +104,5 @@ def replay(
     if ensemble is not None:
         with Pool(backend, jobs, address) as pool:
             drawn = {"ensemble": run_ensemble(scenarios, requests, ensemble, pool=pool).to_json()}
-    done = write_replay(scenarios, requests, drawn, out=folder, force=force, step_by_step=step_by_step)
+    done = write_replay(scenarios, requests, drawn, out=folder, force=force, step_by_step=step_by_step, jobs=jobs)
     return Replay(done.results, done.summaries, done.manifest, tuple(scenarios), requests, folder)

@@ -51,7 +51,10 @@ def replay(
         bool,
         typer.Option("--step-by-step", help="Handle each arrival separately: slower, with the same bytes; a check."),
     ] = False,
-    jobs: options.Jobs = None,
+    jobs: Annotated[
+        int | None,
+        option("N", "Replays of --ensemble at once, threads of a replay; by default all cores, on Ray all its CPUs."),
+    ] = None,
     backend: options.Backend = "local",
     address: options.Address = None,
     gpu_hour: options.GpuHour = None,
@@ -119,7 +122,7 @@ def replay(
     with Bar(screen, "replay", "requests") as bar:
         watch = watch_runs(bar, len(specs), len(requests), "starting", " simulated")
         recorded = write_replay(
-            scenarios, requests, known, out=out, force=force, step_by_step=step_by_step, watch=watch
+            scenarios, requests, known, out=out, force=force, step_by_step=step_by_step, jobs=jobs, watch=watch
         )
     manifest = recorded.manifest
     shown = {"policies": manifest["policies"], "profile": manifest["profile"], "interrupted": recorded.interrupted}

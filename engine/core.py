@@ -413,7 +413,8 @@ class Core:
 
     def _compiled(self, name: str) -> Any:
         if name not in self.__dict__:
-            made = bind(_RULES[name], self._answers, self._say, self._kinds)
+            # A live step must not wait for the interpreter's lock once it is over.
+            made = bind(_RULES[name], self._answers, self._say, self._kinds, nogil=name == "run")
             setattr(self, name, self._reporting(made) if JIT else made)
         return self.__dict__[name]
 

@@ -835,7 +835,7 @@ class Engine:
 
     def _entry(self, draws: Any, cost: Cost, journal: Any) -> Any:
         """core.run, compiled for these arguments, whose types never change."""
-        if self._core.is_young(len(self.table.rows)):
+        if self.is_young:
             return self._core.run_young
         if self._run is None or self._run[0] is not draws or self._run[1] is not cost:
             made = self._core.entry("run", *self._state, draws, cost, journal, 0.0, 0.0, 0, False)
@@ -925,10 +925,14 @@ class Engine:
         return self._core
 
     @property
+    def is_young(self) -> bool:
+        """Whether it steps in plain Python, since the run may be too short to compile for."""
+        return self._core.is_young(len(self.table.rows))
+
+    @property
     def runs_alone(self) -> bool:
         """Whether Replicas must not run it: its policy asks Python, or the run is too short to compile their loop."""
-        young = (self._core.is_young(len(self.table.rows), name) for name in ("run", "keep_state"))
-        return self.asks_python or any(young)
+        return self.asks_python or self.is_young or self._core.is_young(len(self.table.rows), "keep_state")
 
     def _check_progress(self) -> None:
         counters, arrays = self._counters, self._arrays

@@ -75,11 +75,12 @@ _INLINED: set[types.CodeType] = set()
 
 def bind(
     function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]],
-    on_new: Callable[[], None] = lambda: None, kinds: str = "",
+    on_new: Callable[[], None] = lambda: None, kinds: str = "", nogil: bool = False,
 ) -> Callable[..., Any]:  # fmt: skip
     """A compiled copy of a rule, and of the rules it calls, with answers in place of placeholders.
 
-    on_new: called if it is not on disk and will take seconds. kinds: types of its arguments, if they vary.
+    on_new: called if it is not on disk and will take seconds. kinds: types of its arguments, if they vary. nogil: other
+    threads go on while it runs.
     """
     if not JIT:
         return in_python(function, answers)
@@ -87,10 +88,12 @@ def bind(
     if is_kept(function, answers, kinds):
         # Its callees are bound only if the code on disk is damaged.
         made = _copy(function, {})
-        return _compiled(made, key, False, lambda: made.__globals__.update(_answered(function, answers, compiled=True)))
+        return _compiled(
+            made, key, False, lambda: made.__globals__.update(_answered(function, answers, compiled=True)), nogil
+        )
     _forget_old(_home())
     on_new()
-    return _compiled(_with(function, answers, compiled=True), key, counted=False)
+    return _compiled(_with(function, answers, compiled=True), key, counted=False, nogil=nogil)
 
 
 def _key(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str) -> str:
@@ -280,13 +283,15 @@ def _name(function: Any) -> str:
     return str(getattr(function, "py_func", function).__name__)
 
 
-def _compiled(function: F, key: str, counted: bool = True, before: Callable[[], object] = lambda: None) -> F:
+def _compiled(
+    function: F, key: str, counted: bool = True, before: Callable[[], object] = lambda: None, nogil: bool = False
+) -> F:  # fmt: skip
     """A dispatcher that keeps its code in folder `key`; before: called before it compiles."""
     folder = str(_home() / key) if key else ""
     # Rules of a replica allocate nothing.
     options = {} if counted else {"_nrt": False}
     with caching_in(folder):
-        made = njit(error_model="numpy", **options)(function)
+        made = njit(error_model="numpy", nogil=nogil, **options)(function)
         if not folder or not keep(made, function, counted, before):
             before()
     # Shipped rules share a folder and call each other: a lock would wait for itself.

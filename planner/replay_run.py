@@ -1,6 +1,7 @@
 """A replay from its scenarios to its files, for `dsim replay` and `dsim.replay`."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -16,9 +17,13 @@ from .record import Record, Watch, in_twin, memory_told, record
 
 def write_replay(
     scenarios: Sequence[Scenario], requests: Trace, about: Mapping[str, Any], *, out: Path | None, force: bool = False,
-    step_by_step: bool = False, watch: Watch = lambda name: nullcontext(),
+    step_by_step: bool = False, jobs: int | None = None, watch: Watch = lambda name: nullcontext(),
 ) -> Record:  # fmt: skip
-    """Replay scenarios that differ in policy alone. about: more entries of the manifest."""
+    """Replay scenarios that differ in policy alone.
+
+    about: more entries of the manifest. jobs: threads of a replay whose replicas take requests in turn; None: one a
+    core.
+    """
     first = scenarios[0]
     known = dict(about)
     if out is not None and not first.pools:
@@ -26,7 +31,8 @@ def write_replay(
 
         known["spread"] = moved_by_spread(scenarios, requests)
     return record(
-        scenarios, requests, partial(in_twin, step_by_step=step_by_step), out=out, force=force, watch=watch,
+        scenarios, requests, partial(in_twin, step_by_step=step_by_step, threads=jobs or os.cpu_count() or 1),
+        out=out, force=force, watch=watch,
         about=lambda results: {
             **known, "memory": memory_told(scenarios, requests, results),
             "measured": measured_log(first, columns_of(scenarios, results)),
@@ -35,8 +41,12 @@ def write_replay(
 
 
 def check_place(ensemble: int | None, jobs: int | None, backend: str, address: str | None) -> None:
-    """jobs, backend and address need an ensemble."""
-    given = {"jobs": jobs, "address": address, "backend": None if backend == "local" else backend}
+    """backend and address need an ensemble."""
+    if jobs is not None:
+        from .backend import Pool
+
+        Pool(backend, jobs, address)  # refuses what it cannot be
+    given = {"address": address, "backend": None if backend == "local" else backend}
     for name, value in given.items():
         if value is not None and ensemble is None:
             raise DsimError(f"{name} is {cut(value)} and there is no ensemble, expected both: a replay is one process")

@@ -288,6 +288,7 @@ class Scenario:
         append: Append | None = None,
         ordered: bool = True,
         step_by_step: bool = False,
+        threads: int = 1,
         progress: Progress | None = None,
     ) -> Result:
         """requests: `self.requests()`, if loaded; others as in `twin.simulate`."""
@@ -303,6 +304,7 @@ class Scenario:
             append=append,
             ordered=ordered,
             step_by_step=step_by_step,
+            threads=threads,
             progress=progress,
         )
 

@@ -46,7 +46,11 @@ class Replica:
         self.watch: Callable[[], None] | None = None  # called as a step ends, before the next begins
         self.asleep: Callable[[], None] | None = None  # called as it has nothing to do
         self.awaited: Callable[[], bool] = lambda: False  # requests are on their way to or from it
-        env.process(self._run())
+        self._done = 0  # requests reported as finished
+
+    def begin(self) -> None:
+        """Start the process that runs it."""
+        self.env.process(self._run())
 
     def submit(self, request: Request) -> bool:
         """Hand the engine a request and wake it; False if it can never fit."""
@@ -72,22 +76,29 @@ class Replica:
             self._asleep = False
             self._arrival.succeed()
 
+    def advance(self, now: float, horizon: float) -> float:
+        """Run the engine (Engine.run); when to call again (s)."""
+        model = self.step_model
+        return self.engine.run(now, horizon, model.arrays, model.cost, self._recorder, self._until_finish)
+
+    def report(self) -> None:
+        """Report the requests that have finished."""
+        completed = self.engine.num_completed
+        if completed > self._done:
+            self._finished(completed - self._done, self.env.now)
+            self._done = completed
+
     def _run(self) -> Generator[simpy.Event, Any, None]:
         env, engine = self.env, self.engine
-        done = 0
         while not self._dead:
-            model = self.step_model
-            until = engine.run(env.now, self._horizon(), model.arrays, model.cost, self._recorder, self._until_finish)
+            until = self.advance(env.now, self._horizon())
             if until > env.now:
                 yield env.at(until)
                 if self._dead:
                     return
             if self.watch is not None:
                 self.watch()
-            completed = engine.num_completed
-            if completed > done:
-                self._finished(completed - done, env.now)
-                done = completed
+            self.report()
             if engine.idle or engine.blocked:
                 if self._draining and engine.idle and not self.awaited():
                     self.stopped.succeed()

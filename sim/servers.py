@@ -15,6 +15,7 @@ from ..engine.journal import RequestTable, StepRecorder, StepTotals
 from ..engine.outside import running_code_of
 from ..engine.request import Request
 from ..engine.state import CANCELLED, UNFINISHED
+from .apart import run_apart
 from .arrivals import OpenLoop, Source
 from .clock import DECISION, Clock
 from .failures import Failed, Failing, Outage
@@ -98,6 +99,7 @@ class Servers:
         self._number = 0  # of the next replica
         self._replicas: list[AnyReplica] = []  # that take requests, by number
         self._engines = Serving()  # theirs
+        self._apart = False  # its replicas are started together, when all are there
         self._pool_of: list[_Members] = []  # theirs
         self._starts = 0  # by a scaler
         # Gets all requests, in a run with a scaler or failures.
@@ -124,10 +126,11 @@ class Servers:
         role = "prefill" if self._fleet.prefills(pool) else "decode"
         return PoolWatch(pool, self._split.table_of(pool), cached, role)
 
-    def start(self, source: Source, ahead: bool = True) -> None:
+    def start(self, source: Source, ahead: bool = True, threads: int = 1) -> None:
         """Start the first replicas and the scaler.
 
-        source: of the requests to come. ahead: replicas may take them from it before they come.
+        source: of the requests to come. ahead: replicas may take them from it before they come. threads: run replicas
+        that take requests in turn.
         """
         self._source = source
         # Whether each request's replica is known without the state of the others.
@@ -135,14 +138,14 @@ class Servers:
         changes = self._fleet.scaling is not None or self._failing is not None
         apart = not changes and (self._router.takes_turns or alone)
         ahead = ahead and isinstance(source, OpenLoop) and self._split is None and self._tiers is None
-        self._together = ahead and not apart
+        self._together, self._apart = ahead and not apart, ahead and apart
         for members in self._members:
             for _ in range(members.pool.count):
                 self._add(members)
         group = self._engines.group
         if ahead and isinstance(source, OpenLoop):
-            if apart and not any(engine.asks_python for engine in self._engines):
-                source.hand_over(self._engines)
+            if self._apart:
+                self._start_apart(source, threads)
             elif group is not None and self._fleet.routing.is_shipped:
                 compiled = self._router.compiled(len(self._engines), self._table.asked.input_length, changes)
                 if compiled is not None:
@@ -154,6 +157,17 @@ class Servers:
         elif self._failing is not None:
             for members in self._members:
                 self._note(members)
+
+    def _start_apart(self, source: OpenLoop, threads: int) -> None:
+        """Start replicas that take requests in turn, or only one; if they can, they take them before they come."""
+        replicas = [replica for replica in self._replicas if isinstance(replica, Replica)]
+        if any(engine.asks_python for engine in self._engines):
+            for replica in replicas:
+                replica.begin()
+            return
+        source.hand_over(self._engines)
+        threads = threads if self._recorder is None else 1  # one journal
+        self._env.process(run_apart(self._env, replicas, source.next_time(), threads))
 
     def submit(self, request: Request) -> bool:
         """Hand a request to the router's choice; False if that replica can never serve it."""
@@ -256,6 +270,8 @@ class Servers:
             self._env, engine, members.step_model, self._recorder, _ignore if prefills else self._finished,
             self._horizon(self._number), split is not None or not self._source.foresees,
         )  # fmt: skip
+        if not self._apart:
+            replica.begin()
         replica.asleep = None if self._failing is None else self.end_if_over
         if self._tiers is not None:
             self._tiers.attach(members.pool.name, members.pool.setting, engine, replica.wake)

@@ -73,6 +73,7 @@ def simulate(
     drain: bool = True,
     eos: bool = False,
     step_by_step: bool = False,
+    threads: int = 1,
     append: Append | None = None,
     ordered: bool = True,
     progress: Progress | None = None,
@@ -82,9 +83,10 @@ def simulate(
     fleet: or a setting alone, with `replicas` behind a shipped `router`. sessions: a turn is sent at its time, or when
     the turn before has ended. drain: go on after the last arrival until all is served. eos: a request's last token is
     an EOS that no policy foresees; with max_tokens, where the answer is shorter. What it ends is the policy's `eos`
-    (`_past_eos`). step_by_step: each arrival is an event of SimPy: the same, slower. append: receives the journal's
-    steps in batches (STEP_COLUMNS, STEP_LISTS as values and offsets). ordered: append in the run's order; False,
-    faster, keeps each replica's. progress: receives ended requests and simulated time.
+    (`_past_eos`). step_by_step: each arrival is an event of SimPy: the same, slower. threads: run replicas that take
+    requests in turn, with the same result for every number; one, with a journal. append: receives the journal's steps
+    in batches (STEP_COLUMNS, STEP_LISTS as values and offsets). ordered: append in the run's order; False, faster,
+    keeps each replica's. progress: receives ended requests and simulated time.
 
     Ctrl-C ends the run early and returns the result so far.
     """
@@ -153,7 +155,7 @@ def simulate(
     else:
         source = OpenLoop(env, trace, servers.submit, drain, front)
     in_order = ordered and append is not None and (fleet.num_replicas > 1 or fleet.scaling is not None)
-    servers.start(source, ahead=not step_by_step and not in_order)
+    servers.start(source, ahead=not step_by_step and not in_order, threads=threads)
     interrupted = False
     try:
         with asked_to_stop(env.stop):

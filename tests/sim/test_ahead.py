@@ -70,7 +70,8 @@ def test_requests_known_ahead_are_served_alike(spec: str, monkeypatch: pytest.Mo
         hows += [{"replicas": 3, "router": "jsq", "drain": False}]
     for how in hows:
         slow, fast = (
-            simulate(trace, setting, seed=2, emit="step", step_by_step=by_step, **how) for by_step in (True, False)
+            simulate(trace, setting, seed=2, emit="step", step_by_step=by_step, threads=2, **how)
+            for by_step in (True, False)
         )
         for name, column in slow.table.columns.items():
             assert column.tobytes() == fast.table[name].tobytes(), (how, name)
@@ -105,6 +106,22 @@ def test_replicas_that_start_and_drain_are_run_together(scaler: str, startup: st
     for name, column in slow.table.columns.items():
         assert column.tobytes() == fast.table[name].tobytes(), name
     assert _plain(slow.totals) == _plain(fast.totals)
+
+
+def test_threads_run_replicas_that_take_turns_alike() -> None:
+    trace = synth("poisson", 20.0, lengths="lognormal:90,70,160,90", num_requests=600, seed=5)
+    specs = ("optimus", "chunk:8")
+    pools = (Pool(Setting(parse(spec), golden.profile_of(parse(spec))), 3, spec) for spec in specs)
+    fleet = Fleet(tuple(pools), routing("round-robin"))
+    done: list[tuple[float, int]] = []
+    one, many = (
+        simulate(trace, fleet, threads=threads, progress=lambda ended, now: done.append((now, ended)))
+        for threads in (1, 4)
+    )
+    assert one.table.rows.tobytes() == many.table.rows.tobytes()
+    assert _plain(one.totals) == _plain(many.totals)
+    assert done[: len(done) // 2] == done[len(done) // 2 :], "progress"
+    assert done[-1][1] == len(trace)
 
 
 def test_a_journal_of_replicas_run_together_has_each_ones_steps_in_order() -> None:
