@@ -191,8 +191,8 @@ def run(
         if counters.stalled:
             return STALLED
         if counters.num_done == 0:
-            if len(journal.steps) == 0 and replica.fixed.pace == 1.0:
-                leap(replica, policy, draws, cost, horizon)
+            if replica.fixed.pace == 1.0:
+                leap(replica, policy, draws, cost, journal, horizon)
         elif until_finish:
             return FINISHED
     return PAUSED

@@ -10,6 +10,7 @@ from .state import NO, AnyPolicy, Evaluations, Marks, Replica, Status, num_arriv
 
 if TYPE_CHECKING:
     from .draw import Draws
+    from .journal import Journal
     from .latency import Cost
 
 # ---- the scheduler -----------------------------------------------------------------------------------------------
@@ -52,7 +53,9 @@ def paged_ahead(replica: Replica, policy: AnyPolicy) -> int:
 
 
 @rule
-def leap(replica: Replica, policy: AnyPolicy, draws: Any, cost: "Cost", horizon: float) -> None:
+def leap(
+    replica: Replica, policy: AnyPolicy, draws: Any, cost: "Cost", journal: "Journal", horizon: float
+) -> None:  # fmt: skip
     """Run at once the steps before the horizon that differ from the last by counts alone."""
 
 

@@ -266,12 +266,48 @@ NO_JOURNAL = _journal(0, 0, 1)
 
 
 @rule
+def has_room(replica: Replica, journal: Journal) -> bool:
+    """Whether a step of the replica's rows can be recorded; without a journal, always."""
+    filled = journal.filled[0]
+    return len(journal.steps) == 0 or (
+        filled.steps < len(journal.steps) and filled.rows + replica.counters.num_rows <= len(journal.rows)
+    )
+
+
+@rule
+def record_again(replica: Replica, journal: Journal, start: float, waiting: int, submitted: int) -> None:
+    """Record the last recorded step once more, at another time and sums (leap.py); there is room for it."""
+    if len(journal.steps) == 0:
+        return
+    counters, filled = replica.counters, journal.filled[0]
+    for i in range(filled.rows, filled.rows + counters.num_rows):
+        before = i - counters.num_rows
+        journal.rows[i] = journal.rows[before]
+        for k in range(len(WORDS)):
+            for word in range(journal.words.shape[2]):
+                journal.words[i, k, word] = journal.words[before, k, word]
+    journal.steps[filled.steps] = journal.steps[filled.steps - 1]
+    step = journal.steps[filled.steps]
+    step.step += 1
+    step.start = start
+    step.latency = counters.latency
+    step.sum_q_kv = counters.sum_q_kv
+    step.sum_kv = counters.sum_kv
+    step.waiting = waiting
+    step.pages = counters.pages_held
+    step.submitted = submitted
+    step.preempted = 0
+    filled.steps += 1
+    filled.rows += counters.num_rows
+
+
+@rule
 def record_step(replica: Replica, journal: Journal) -> bool:
     """Record the step in flight with its outcome; False, without effect, if the journal is full."""
     if len(journal.steps) == 0:
         return True
     counters, filled = replica.counters, journal.filled[0]
-    if filled.steps == len(journal.steps) or filled.rows + counters.num_rows > len(journal.rows):
+    if not has_room(replica, journal):
         return False
     committed = 0
     for i in range(counters.num_rows):

@@ -7,6 +7,7 @@ from ..draw import Draws, accept_row
 from ..emission import emit, finish
 from ..hooks import begin_row, commit_rows, draw_rows, next_tokens, paged_ahead, plan_prompts, plan_rows, steady
 from ..jit import rule
+from ..journal import Journal
 from ..latency import Cost
 from ..records import I4, Bool, Record
 from ..state import DENOISE, EMIT_END, IDLE, NO, PREFILL, ROWS, RUNNING, AnyPolicy, PolicyState, Replica
@@ -130,7 +131,9 @@ def commit_chunked(replica: Replica, policy: ChunkState, now: float) -> None:
 
 
 @rule
-def leap_chunked(replica: Replica, policy: ChunkState, draws: Draws, cost: Cost, horizon: float) -> None:
+def leap_chunked(
+    replica: Replica, policy: ChunkState, draws: Draws, cost: Cost, journal: Journal, horizon: float
+) -> None:  # fmt: skip
     """Leap over steps in which all running requests compute their next token, without drafts."""
     counters = replica.counters
     if counters.prefill_tokens > 0 or counters.num_rows != counters.num_running or replica.fixed.window > 0:
@@ -145,7 +148,7 @@ def leap_chunked(replica: Replica, policy: ChunkState, draws: Draws, cost: Cost,
             return
         if own.computed != replica.sequences[slot].start or own.goal != own.computed + 1:
             return
-    taken = take_tokens(replica, policy, how_long, int(paged_ahead(replica, policy)), cost, horizon, False)
+    taken = take_tokens(replica, policy, how_long, int(paged_ahead(replica, policy)), cost, journal, horizon, False)
     for i in range(counters.num_rows):
         own = policy.columns[replica.lists[ROWS, i]]
         own.computed += taken

@@ -10,23 +10,27 @@ from ..draw import Draws, steps_left
 from ..emission import count_decode_steps, count_gaps
 from ..hooks import hold, paged_ahead, steady
 from ..jit import rule
+from ..journal import Journal, has_room, record_again
 from ..latency import Cost, price
 from ..state import DENOISE, EMIT_END, MASKED, NO, ROWS, RUNNING, UNTIL_A_REQUEST, AnyPolicy, Replica
 
 
 @rule
-def leap_tokens(replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost, horizon: float) -> None:
+def leap_tokens(
+    replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost, journal: Journal, horizon: float
+) -> None:  # fmt: skip
     """A leap over steps in which each row computes its next token."""
     how_long = steady(replica, policy)
     if how_long == NO or replica.counters.prefill_tokens > 0 or replica.fixed.window > 0:
         return
-    take_tokens(replica, policy, how_long, int(paged_ahead(replica, policy)), cost, horizon, True)
+    take_tokens(replica, policy, how_long, int(paged_ahead(replica, policy)), cost, journal, horizon, True)
 
 
 @rule
 def take_tokens(
-    replica: Replica, policy: AnyPolicy, how_long: int, ahead: int, cost: Cost, horizon: float, multiplies: bool
-) -> int:
+    replica: Replica, policy: AnyPolicy, how_long: int, ahead: int, cost: Cost, journal: Journal, horizon: float,
+    multiplies: bool,
+) -> int:  # fmt: skip
     """Take steps in which each row computes its next token; returns their number.
 
     ahead: as `paged_ahead`. multiplies: a step's equal gaps are multiplied, where the rows' own rule does so, and not
@@ -35,7 +39,7 @@ def take_tokens(
     counters, fixed = replica.counters, replica.fixed
     emitting, most = _prepare(replica, ahead)
     rows, now, taken, at = int(counters.num_rows), counters.clock, 0, 0
-    while taken < most and (how_long != UNTIL_A_REQUEST or counters.num_waiting == 0):
+    while taken < most and goes_on(replica, how_long, journal):
         if counters.pages_held + replica.growth[at] > fixed.num_pages:
             break
         counters.sum_q_kv += rows
@@ -48,7 +52,7 @@ def take_tokens(
             break
         counters.pages_held += replica.growth[at]
         _hold_filled(replica, policy, taken, ahead, at)
-        _take_step(replica, now, end, latency, rows)
+        _take_step(replica, journal, now, end, latency, rows)
         if emitting > 0:
             gap = end - now
             count_gaps(replica, gap, emitting)
@@ -85,11 +89,14 @@ def _hold_filled(replica: Replica, policy: AnyPolicy, taken: int, ahead: int, at
 
 
 @rule
-def _take_step(replica: Replica, now: float, end: float, latency: float, committed: int) -> None:
+def _take_step(
+    replica: Replica, journal: Journal, now: float, end: float, latency: float, committed: int
+) -> None:  # fmt: skip
     """Take a decode step of the same rows, as `begin` and `account` do."""
     counters = replica.counters
     counters.latency = latency
     waiting, submitted = counters.num_waiting, counters.submitted
+    record_again(replica, journal, now, waiting, submitted)
     enter(replica, end)
     _count_steps(replica, now, end, waiting, submitted, committed, 1)
 
@@ -162,7 +169,13 @@ def _settle(replica: Replica, taken: int, now: float, ahead: int) -> None:
 
 
 @rule
-def take_alike(replica: Replica, how_long: int, most: int, horizon: float) -> int:
+def goes_on(replica: Replica, how_long: int, journal: Journal) -> bool:
+    """Whether nothing that came, and no full journal, ends a leap."""
+    return (how_long != UNTIL_A_REQUEST or replica.counters.num_waiting == 0) and has_room(replica, journal)
+
+
+@rule
+def take_alike(replica: Replica, how_long: int, most: int, journal: Journal, horizon: float) -> int:
     """Take at most `most` steps that are priced like the one that is over; returns their number.
 
     Counts each row's forwards and positions; callers change the rows.
@@ -171,12 +184,13 @@ def take_alike(replica: Replica, how_long: int, most: int, horizon: float) -> in
     latency = counters.latency
     began = now = counters.clock
     waiting, submitted, taken = counters.waiting, counters.submitted_then, 0
-    while taken < most and (how_long != UNTIL_A_REQUEST or counters.num_waiting == 0):
+    while taken < most and goes_on(replica, how_long, journal):
         end = now + latency
         if not end < horizon:
             break
         began, now = now, end
         waiting, submitted = counters.num_waiting, counters.submitted
+        record_again(replica, journal, began, waiting, submitted)
         enter(replica, end)
         taken += 1
     if taken > 0:
@@ -191,13 +205,15 @@ def take_alike(replica: Replica, how_long: int, most: int, horizon: float) -> in
 
 
 @rule
-def leap_canvases(replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost, horizon: float) -> None:
+def leap_canvases(
+    replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost, journal: Journal, horizon: float
+) -> None:  # fmt: skip
     """A leap over steps in which all rows denoise a canvas and no row commits one."""
     counters = replica.counters
     how_long = steady(replica, policy)
     if how_long == NO or counters.prefill_tokens > 0 or counters.num_rows != counters.num_running:
         return
-    taken = take_alike(replica, how_long, _steps_without_commits(replica, draws), horizon)
+    taken = take_alike(replica, how_long, _steps_without_commits(replica, draws), journal, horizon)
     if taken == 0:
         return
     counters.fruitless += taken

@@ -28,6 +28,7 @@ from ..hooks import (
     work,
 )
 from ..jit import is_ours, plain, rule
+from ..journal import Journal
 from ..latency import Cost
 from ..part import Cache, Policy, Scheduler
 from ..state import EMIT_END, EMIT_STEP, IDLE, MASKED, NO, PENDING, ROWS, AnyPolicy, PolicyState, Replica, Sequence
@@ -358,13 +359,20 @@ def _once_more(block_steps: int, fields: PassFields) -> bool:
 
 
 @rule
-def leap_passes(replica: Replica, policy: PassState, draws: Draws, cost: Cost, horizon: float) -> None:
-    """A leap over steps with the same work, in which every row commits masks by a schedule and none ends its block."""
+def leap_passes(
+    replica: Replica, policy: PassState, draws: Draws, cost: Cost, journal: Journal, horizon: float
+) -> None:  # fmt: skip
+    """A leap over steps with the same work, in which every row commits masks by a schedule and none ends its block.
+
+    None with a journal, which says which masks each step commits.
+    """
     counters, fixed = replica.counters, replica.fixed
+    if len(journal.steps) > 0:
+        return
     how_long = steady(replica, policy)
     if how_long == NO or (fixed.emit == EMIT_STEP and not policy.fields.pads):
         return
-    taken = take_alike(replica, how_long, _steps_alike(replica, policy, draws), horizon)
+    taken = take_alike(replica, how_long, _steps_alike(replica, policy, draws), journal, horizon)
     if taken == 0:
         return
     counters.fruitless = 0

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import dataclass, replace
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from dsim.engine.core import PAUSED, answers_of
 from dsim.engine.engine import Engine
 from dsim.engine.hooks import steady
-from dsim.engine.journal import StepTotals
+from dsim.engine.journal import StepRecorder, StepTotals
 from dsim.engine.latency import CacheOverhead
 from dsim.engine.policies.lmdeploy import Continuous
 from dsim.engine.policy import PRESETS, parse
@@ -216,8 +217,9 @@ def test_the_prefix_router_chooses_alike_where_it_is_compiled(
 
 
 @pytest.mark.parametrize(("spec", "emit"), EMITTED)
-def test_leaps_end_where_steps_do(spec: str, emit: str) -> None:
-    """With a journal each step is run for itself: so a run with one is the test of one without."""
+def test_leaps_end_where_steps_do(spec: str, emit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal with room for one step stops each leap: so a run with one is the test of other runs."""
+    one_step = partialmethod(StepRecorder.__init__, batch=1)
     num = 80 if spec.startswith("ar") else 60 if spec in PASSES else 150
     trace = synth("poisson", 1.0 if spec in PASSES else 6.0, lengths="lognormal:90,70,160,90", num_requests=num, seed=5)
     wishes: dict[str, list[Any]] = {"max_tokens": [int(n) + 7 for n in trace.output_length]}
@@ -234,14 +236,18 @@ def test_leaps_end_where_steps_do(spec: str, emit: str) -> None:
     if not spec.startswith(("sglang", *PASSES)):  # compiled anew for it
         hows += [{"replicas": 2, "router": "jsq"}]
     for how in hows:
-        steps, leaps = (
-            simulate(trace, setting, emit=emit, append=append, **how) for append in (lambda columns, lists: None, None)
-        )
+        single, recorded = Kept(), Kept()
+        with monkeypatch.context() as patch:
+            patch.setattr(StepRecorder, "__init__", one_step)
+            steps = simulate(trace, setting, emit=emit, append=single, ordered=False, **how)
         assert steps.totals.num_decode_steps > 100
-        for name, column in steps.table.columns.items():
-            assert column.tobytes() == leaps.table[name].tobytes(), (how, name)
-        assert _plain(steps.totals) == _plain(leaps.totals), how
-        assert steps.end == leaps.end
+        for append in (recorded, None):
+            leaps = simulate(trace, setting, emit=emit, append=append, ordered=False, **how)
+            for name, column in steps.table.columns.items():
+                assert column.tobytes() == leaps.table[name].tobytes(), (how, name)
+            assert _plain(steps.totals) == _plain(leaps.totals), how
+            assert steps.end == leaps.end
+        assert single.of_replicas() == recorded.of_replicas(), how
 
 
 @pytest.mark.parametrize("spec", SINGLY)
@@ -259,6 +265,22 @@ def test_passes_with_the_same_work_are_run_at_once(spec: str, monkeypatch: pytes
     singly = SINGLY[spec]
     assert reasons.count(PAUSED) == (steps if singly is None else singly)
     assert steps == 64 or singly is None
+
+
+class Kept:
+    """A journal's steps."""
+
+    def __init__(self) -> None:
+        self._steps: list[Any] = []
+
+    def __call__(self, columns: Any, lists: Any) -> None:
+        for i, row in enumerate(zip(*(columns[name] for name in columns if name != "device"), strict=True)):
+            of_rows = [values[offsets[i] : offsets[i + 1]].tobytes() for values, offsets in lists.values()]
+            self._steps.append((*row, *of_rows))
+
+    def of_replicas(self) -> list[Any]:
+        """By replica; each one's in their order."""
+        return sorted(self._steps, key=lambda step: step[0])
 
 
 @dataclass(frozen=True)
