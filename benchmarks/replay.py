@@ -7,6 +7,7 @@ at 80 % of capacity. alike: the share of steps that a leap could cover. prefix: 
 memory: a request's cost. compile: a policy's first run on a new machine. million: 1,000,000 ShareGPT requests, elastic
 chunk, eight replicas at 80 % of capacity, in turn and by a router that looks at them. day: 10,000,000 ShareGPT requests
 in a day, a canvas model, a router that compares 1,000 replicas, fixed and with a scaler that is asked every 15 s.
+threads: replicas that take requests in turn, by one thread and by two, in seconds of clock.
 
 One process; processor time after compilation, medians of several runs. `-o` also writes the journal. Each million has
 its own process, for its memory.
@@ -175,6 +176,20 @@ def scaled() -> None:
     print(f"scaled   with a scaler {fixed / with_scaler:.2f} of the speed", flush=True)
 
 
+def threads() -> None:
+    """The Azure conversation trace, its requests closer together for eight replicas."""
+    for policy, replicas in (("ar", 2), ("optimus", 2), ("optimus", 8)):
+        trace, setting = load_trace("azure-conv").time_scaled(2 / replicas), Setting(parse(policy), load(DEFAULT))
+        took: dict[int, list[float]] = {1: [], 2: []}
+        simulate(trace.head(MANY_REQUESTS), setting)
+        for number in (1, 2) * 5:
+            begin = time.perf_counter()
+            simulate(trace, setting, replicas=replicas, threads=number)
+            took[number].append(time.perf_counter() - begin)
+        one, two = (statistics.median(those) for those in took.values())
+        print(f"threads  {policy:15} x {replicas}: {one:.3f} and {two:.3f} s, {one / two:.2f} times", flush=True)
+
+
 def apart(function: Callable[..., None], *arguments: Any) -> None:
     """In a process of its own, for its memory."""
     run = multiprocessing.get_context("spawn").Process(target=function, args=arguments)
@@ -207,7 +222,7 @@ def day(scaler: str | None) -> None:
 
 def main() -> None:
     names = ("azure", "ar", "canvas", "full", "alike", "prefix", "fleet", "scaled", "memory", "compile", "million",
-             "day")  # fmt: skip
+             "day", "threads")  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("which", nargs="*", default=["azure", "ar", "canvas", "full", "memory"], help=", ".join(names))
     once = "replay so many requests and print nothing"
@@ -250,6 +265,8 @@ def main() -> None:
                 apart(fleet, policy, profile, replicas)
     if "scaled" in which:
         scaled()
+    if "threads" in which:
+        threads()
     if "memory" in which:
         for policy in ("optimus", "ar"):
             memory(policy)
