@@ -1,6 +1,7 @@
 """The names that a router, a decider or a scaler of your own imports (docs/fleet.md, docs/split-fleets.md)."""
 
 from .engine.errors import PolicyError as PolicyError
+from .engine.jit import rule as rule
 from .sim.deciders.decider import Decider as Decider
 from .sim.deciders.decider import DecodeView as DecodeView
 from .sim.routers.router import ReplicaView as ReplicaView

@@ -30,12 +30,12 @@ from .hooks import (
     step_over,
     threshold,
 )
-from .jit import bind, called_by, entry, fields_read, in_python, inlined, is_kept, is_ours, rule, uncompiled
+from .jit import bind, called_by, entry, fields_read, in_python, inlined, is_kept, is_ours, is_rule, rule, uncompiled
 from .journal import Journal, record_step
 from .latency import Cost, price
 from .numba_parts import JIT, NumbaError, save, saved
 from .prefix import find_ahead, insert, make_room, pin, unpin
-from .route import choose
+from .route import choose, load
 from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, AnyPolicy, PolicyState, Replica
 
 if TYPE_CHECKING:
@@ -288,8 +288,8 @@ def _run_due(
 
 @rule
 def _serve(
-    states: Any, due: Any, places: Any, figures: Any, queues: Any, sent: Any, inbox: Any, taken: Any, replica: Any,
-    policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, most: int,
+    states: Any, due: Any, places: Any, figures: Any, queues: Any, counters: Any, sent: Any, inbox: Any, taken: Any,
+    replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, most: int,
 ) -> int:  # fmt: skip
     """`_run_due`, and each request of the inbox that comes by the horizon goes to a replica (`route.choose`).
 
@@ -304,7 +304,7 @@ def _serve(
             return code
         request = inbox.requests[taken[0]]
         if taken[1] < 0:  # a router with a memory is asked once
-            taken[1] = choose(places, figures, queues, sent, request, replica.asked.input_length[request])
+            taken[1] = choose(places, figures, queues, counters, sent, request, replica.asked.input_length[request])
         at = taken[1]
         chosen = opened(saved(states, at, (replica, policy))[0])
         if chosen.counters.num_waiting + len(chosen.sequences) + 1 > len(chosen.queue):
@@ -373,6 +373,7 @@ class Core:
         self._said = False
         self._made: dict[str, Any] = {}
         self._entries: dict[Any, Any] = {}
+        self._routing: dict[Any, Core] = {}  # by the rule for a replica's load
         self._kept: dict[str, bool] = {}  # whether a rule was on disk at its first use
         # Positions stepped in Python. Users' rules are compiled at once, so that their errors come first.
         self._spent = 0 if JIT and all(map(is_ours, answers.values())) else PATIENCE
@@ -451,6 +452,12 @@ class Core:
             made = self._compiled(name)
             self._entries[key] = self._reporting(entry)(getattr(made, "__wrapped__", made), *arguments)
         return self._entries[key]
+
+    def routing_by(self, answer: Any) -> "Core":
+        """The same for replicas of which the one with the least load is chosen; answer: a rule for route.load."""
+        if answer not in self._routing:
+            self._routing[answer] = Core({**self._answers, load: answer}, self._kinds, self._name)
+        return self._routing[answer]
 
     def make_ready(self, name: str, *arguments: Any) -> None:
         """Compile a rule for arguments of these types ahead of its first call, if rules are compiled."""
@@ -550,7 +557,7 @@ def _answers(policy: "Policy") -> tuple[dict[Any, Any], dict[Any, Any]]:
                 raise PolicyError(
                     f"policy {policy.name}: {type(part).__name__} answers {found}, expected one of: {asked}"
                 )
-            if not hasattr(answer, "py_func") and not hasattr(answer, "is_rule"):
+            if not is_rule(answer):
                 raise PolicyError(
                     f"policy {policy.name}: {type(part).__name__} answers {placeholder.__name__} with "
                     f"{answer!r}, expected a rule (dsim.engine.jit.rule)"

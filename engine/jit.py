@@ -161,7 +161,7 @@ def _called(function: Any, answers: Mapping[int, Any], made: dict[int, Any], com
     rules = {
         name: _bound(answers.get(id(value), value), answers, made, compiled)
         for name, value in called.items()
-        if id(value) in answers or _is_rule(value)
+        if id(value) in answers or is_rule(value)
     }
     if not compiled:
         rules |= {name: value.in_python for name, value in called.items() if hasattr(value, "in_python")}
@@ -184,7 +184,7 @@ def _reaches(function: Any, answers: Mapping[int, Any], seen: set[int]) -> bool:
         return False
     seen.add(id(function))
     called = _globals(getattr(function, "py_func", function)).values()
-    return any(id(v) in answers or (_is_rule(v) and _reaches(v, answers, seen)) for v in called)
+    return any(id(v) in answers or (is_rule(v) and _reaches(v, answers, seen)) for v in called)
 
 
 def called_by(rules: Iterable[Any], answers: Mapping[Any, Any]) -> list[Any]:
@@ -195,7 +195,7 @@ def called_by(rules: Iterable[Any], answers: Mapping[Any, Any]) -> list[Any]:
     while waiting:
         function = waiting.pop()
         for value in _globals(getattr(function, "py_func", function)).values():
-            if _is_rule(value) and id(value) not in found:
+            if is_rule(value) and id(value) not in found:
                 found[id(value)] = value
                 waiting.append(by_id.get(id(value), value))
     return list(found.values())
@@ -269,7 +269,8 @@ def outer(function: F) -> F:
     return lambda *arguments: made()(*arguments)  # type: ignore[return-value]
 
 
-def _is_rule(value: Any) -> bool:
+def is_rule(value: Any) -> bool:
+    """Whether a function was made by `rule`."""
     return hasattr(value, "py_func") or hasattr(value, "is_rule")
 
 
@@ -341,7 +342,7 @@ def uncompiled(error: Exception, answers: Iterable[Any]) -> str:
 
 
 def _add_others(function: Any, found: dict[str, None]) -> None:
-    if _is_rule(function) and not is_ours(function) and _name(function) not in found:
+    if is_rule(function) and not is_ours(function) and _name(function) not in found:
         found[_name(function)] = None
         for value in _globals(getattr(function, "py_func", function)).values():
             _add_others(value, found)

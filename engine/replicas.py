@@ -13,7 +13,7 @@ from .histogram import NUM_BINS
 from .journal import NO_JOURNAL, StepRecorder, StepTotals
 from .latency import Cost
 from .numba_parts import states
-from .route import Sent
+from .route import Choosing, nothing_sent
 from .state import COUNTERS, GAP_BINS, STEP_BINS, Inbox, read_only
 
 FIGURES = 2  # least number of figures added up: routers of one or two figures then share one compiled loop
@@ -32,7 +32,8 @@ class Replicas:
         self._zeros: npt.NDArray[Any] = np.zeros(0, COUNTERS)
         self.bins: npt.NDArray[np.int64] = np.zeros((2, NUM_BINS), np.int64)  # as Replica.bins
         self._states: Any = states(0)
-        self._source: tuple[Any, ...] | None = None  # places, figures, sent, inbox, and as core._serve's taken
+        # Places, how one is chosen, inbox, and as core._serve's taken.
+        self._source: tuple[npt.NDArray[np.int64], Choosing, Inbox, npt.NDArray[np.int64]] | None = None
         self._run: Any = None  # compiled: core.run_due or core.serve, and core.keep_state
         self._keep: Any = None
 
@@ -56,14 +57,15 @@ class Replicas:
         engine.join(self.counters[at : at + 1].copy(), self.bins, lambda state: None)
         self.engines[at], self.counters[at], self.due[at] = None, np.zeros((), COUNTERS), np.inf
 
-    def take(self, inbox: Inbox, figures: Sequence[str], sent: Sent) -> None:
+    def take(self, inbox: Inbox, choosing: Choosing) -> None:
         """Have `run` hand these requests of the table to the replicas as they come; the driver submits none of them.
 
-        figures: names of the counters, and sent: the memory, with which `route.choose` chooses the replica.
+        choosing: with which `route.choose` chooses the replica.
         """
         places = self.places([engine for engine in self.engines if engine is not None])
         taken = np.array([0, -1], np.int64)
-        self._source = places, figures, sent, Inbox(*(read_only(column) for column in inbox)), taken
+        choosing = choosing._replace(sent=choosing.sent or nothing_sent())
+        self._source = places, choosing, Inbox(*(read_only(column) for column in inbox)), taken
 
     def take_by(self, engines: Sequence[Engine]) -> None:
         """Have these replicas take the requests from now on, in this order; without any, requests wait."""
@@ -73,7 +75,7 @@ class Replicas:
     def hold(self, now: float) -> list[int]:
         """Take back the requests that have come by now and that no replica took, in their order."""
         assert self._source is not None, "no requests were handed over"
-        inbox, taken = self._source[-2:]
+        _, _, inbox, taken = self._source
         come = int(np.searchsorted(inbox.times, now, "right"))
         held: list[int] = inbox.requests[int(taken[0]) : come].tolist()
         taken[0] += len(held)
@@ -98,19 +100,21 @@ class Replicas:
             return True
         name = "run_due"
         source: tuple[Any, ...] = ()
+        own = first.core
         if self._source is not None:
-            places, figures, sent, inbox, taken = self._source
+            places, choosing, inbox, taken = self._source
             if not len(places):
                 inbox = Inbox(*(column[:0] for column in inbox))
-            columns = [self.counters[figure] for figure in figures]
-            columns += [self._zeros["expected_tokens"]] * (FIGURES - len(figures))
+            columns = [self.counters[figure] for figure in choosing.figures]
+            columns += [self._zeros["expected_tokens"]] * (FIGURES - len(choosing.figures))
             queues = self.counters["num_waiting"], self.counters["num_running"]
-            name, source = "serve", (places, tuple(columns), queues, sent, inbox, taken)
+            name, source = "serve", (places, tuple(columns), queues, self.counters, choosing.sent, inbox, taken)
+            own = own if choosing.load is None else own.routing_by(choosing.load)
         while True:
             journal = NO_JOURNAL if recorder is None else recorder.journal
             arguments = self._states, self.due, *source, *first.state, draws, cost, journal
             if self._run is None:
-                self._run = first.core.entry(name, *arguments, 0.0, 0.0, 0)
+                self._run = own.entry(name, *arguments, 0.0, 0.0, 0)
             code = self._run(*arguments, now, horizon, STEPS_A_CALL)
             if code < 0:
                 return True

@@ -39,6 +39,14 @@ class Sent(NamedTuple):
     numbers: npt.NDArray[np.float64]
 
 
+class Choosing(NamedTuple):
+    """How compiled code chooses a replica: by a memory, by the least load, or by the least sum of figures."""
+
+    figures: tuple[str, ...] = ()  # names of the counters
+    sent: Sent | None = None
+    load: Any = None  # a rule that answers `load`
+
+
 def nothing_sent() -> Sent:
     """The memory of a router that has none."""
     return sent_of(Prefixes(1, [], []), np.zeros(0, np.int64), 0, 0, (0.0, 0.0, 0.0))
@@ -59,14 +67,25 @@ def sent_of(
 
 
 @rule
-def choose(places: Any, figures: Any, queues: Any, sent: Sent, request: int, tokens: int) -> int:
+def load(replica: Any, tokens: int) -> float:
+    """How loaded a replica is for a request with `tokens` in its prompt; a router of a user's answers it.
+
+    replica: its state.Counters.
+    """
+    return 0
+
+
+@rule
+def choose(
+    places: Any, figures: Any, queues: Any, counters: Any, sent: Sent, request: int, tokens: int
+) -> int:  # fmt: skip
     """The place of the replica that takes a request with `tokens` in its prompt.
 
-    places: of the replicas that take requests. figures, queues: columns of all replicas' counters, to be added up.
-    Without a memory the replica with the least sum of figures takes it, the first of equals.
+    places: of the replicas that take requests. counters: of all replicas; figures, queues: columns of them, to be added
+    up. Without a memory the replica with the least load and figures takes it, the first of equals.
     """
     if len(sent.replicas) == 0:
-        return least(places, figures)
+        return least(places, figures, counters, tokens)
     shortest, longest, at = 0, 0, int(places[0])
     for k in range(len(places)):
         waiting = queues[0][places[k]] + queues[1][places[k]]
@@ -80,11 +99,11 @@ def choose(places: Any, figures: Any, queues: Any, sent: Sent, request: int, tok
 
 
 @rule
-def least(places: Any, figures: Any) -> int:
-    """The first of the places with the least sum of figures."""
-    best, lowest = places[0], 0
+def least(places: Any, figures: Any, counters: Any, tokens: int) -> int:
+    """The first of the places with the least sum of load and figures."""
+    best, lowest = places[0], load(counters[places[0]], tokens)
     for k in range(len(places)):
-        total = 0
+        total = load(counters[places[k]], tokens)
         for column in figures:
             total += column[places[k]]
         if k == 0 or total < lowest:

@@ -15,7 +15,7 @@ from ..engine.errors import TraceError
 from ..engine.jit import is_ours
 from ..engine.journal import RequestTable
 from ..engine.request import Request
-from ..engine.route import Sent
+from ..engine.route import Choosing
 from ..engine.state import UNFINISHED, Inbox
 from ..profiler.frontend import NO_FRONT_END, FrontEnd, Queue
 from ..traces import Trace
@@ -68,9 +68,9 @@ class OpenLoop:
             engine.expect(self._inbox(engine, np.arange(turn, len(self._trace), len(engines), dtype=np.int32)))
         self._next = len(self._trace)
 
-    def hand_to(self, group: Group, engine: Engine, figures: Sequence[str], sent: Sent) -> None:
+    def hand_to(self, group: Group, engine: Engine, choosing: Choosing) -> None:
         """Hand all requests to a replica's group; SimPy waits for the last one."""
-        group.take(self._inbox(engine, np.arange(len(self._trace), dtype=np.int32)), figures, sent)
+        group.take(self._inbox(engine, np.arange(len(self._trace), dtype=np.int32)), choosing)
         self._next, self._taker = len(self._trace), group
 
     def request(self, index: int) -> Request:

@@ -12,7 +12,7 @@ from ..engine.engine import Engine
 from ..engine.journal import StepRecorder
 from ..engine.replicas import Replicas
 from ..engine.request import Request
-from ..engine.route import Sent
+from ..engine.route import Choosing
 from ..engine.state import Inbox
 from .clock import Clock
 from .replica import Finished, Horizon
@@ -95,9 +95,9 @@ class Group:
     def add(self, engine: Engine) -> Member:
         return Member(self, engine, self.replicas.add(engine), self._env.event())
 
-    def take(self, inbox: Inbox, figures: Sequence[str], sent: Sent) -> None:
+    def take(self, inbox: Inbox, choosing: Choosing) -> None:
         """Hand these requests to the replicas as they come (Replicas.take)."""
-        self.replicas.take(inbox, figures, sent)
+        self.replicas.take(inbox, choosing)
         self._wake()
 
     def take_by(self, engines: Sequence[Engine]) -> None:

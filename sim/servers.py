@@ -146,10 +146,10 @@ class Servers:
         if ahead and isinstance(source, OpenLoop):
             if self._apart:
                 self._start_apart(source, threads)
-            elif group is not None and self._fleet.routing.is_shipped:
-                compiled = self._router.compiled(len(self._engines), self._table.asked.input_length, changes)
-                if compiled is not None:
-                    source.hand_to(group, self._engines[0], *compiled)
+            elif group is not None:
+                choosing = self._router.compiled(len(self._engines), self._table.asked.input_length, changes)
+                if choosing is not None:
+                    source.hand_to(group, self._engines[0], choosing)
                     self._taker = group if changes else None
         if self._fleet.scaling is not None:
             self._next_tick = self._env.now

@@ -6,11 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...engine.allowed_code import NO_CODE, AllowedCode
 from ...engine.errors import PolicyError, quoted
+from ...engine.jit import fields_read, is_rule
 from ...engine.outside import running_code_of
 from ...engine.prefix import Prefixes
+from ...engine.route import Choosing
+from ...engine.state import Counters
 from ..by_name import kind_of, values
 from .dynamo import Dynamo
 from .free_pages import FreePages
@@ -19,7 +23,7 @@ from .llm_d import LlmD
 from .longest_prefix import LongestPrefix
 from .queued_forwards import QueuedForwards
 from .round_robin import RoundRobin
-from .router import FIGURES, Pages, ReplicaView, RequestView, Router
+from .router import COUNTED, FIGURES, Pages, ReplicaView, RequestView, Router
 from .several import MOST, Several
 from .shortest_queue import ShortestQueue
 from .stale import Stale
@@ -78,6 +82,7 @@ class Routing:
 def routing(spec: str, allow_code: AllowedCode = NO_CODE) -> Routing:
     """The router of a SPEC; errors as in by_name.made."""
     kind, items, asker = kind_of("router", spec, ROUTERS, Router, allow_code)
+    _check_load(asker, kind)
     known = {**kind.settings, **OF_EVERY}
     given = values(items, known, list(known), asker)
     delay = given.pop("delay", 0.0)
@@ -90,6 +95,20 @@ def routing(spec: str, allow_code: AllowedCode = NO_CODE) -> Routing:
     if given:
         found.new()  # checks the fields
     return found
+
+
+def _check_load(asker: str, kind: type[Router]) -> None:
+    """PolicyError for a load that is no rule, is not used, or reads what a rule is not shown."""
+    if kind.load is None:
+        return
+    if not is_rule(kind.load):
+        raise PolicyError(f"{asker}: load is {quoted(kind.load)}, expected a rule (dsim.fleet.rule)")
+    if kind.route is not Router.route or kind.least:
+        raise PolicyError(f"{asker}: it has load and {'least' if kind.least else 'route'}, expected one of them")
+    hidden = (fields_read(kind.load) & {*FIGURES, *Counters.__annotations__}) - COUNTED
+    if hidden:
+        read, shown = ", ".join(sorted(hidden)), ", ".join(sorted(COUNTED))
+        raise PolicyError(f"{asker}: load reads {read} of a replica, expected one of {shown}")
 
 
 class _View:
@@ -122,6 +141,12 @@ class _Checked(Router):
         self._name = name
         self._router = router
         self._views: dict[int, Any] = {}  # by replica
+
+    def compiled(
+        self, num_replicas: int, input_length: npt.NDArray[np.int64], scales: bool
+    ) -> Choosing | None:  # fmt: skip
+        """As the outside router's, if it has none of its own."""
+        return Router.compiled(self._router, num_replicas, input_length, scales)
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
         views = [self._views.setdefault(replica.replica, _View(replica)) for replica in replicas]

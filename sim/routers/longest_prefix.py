@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ...engine.errors import PolicyError
 from ...engine.prefix import Prefixes
-from ...engine.route import MOST_MARKS, Sent, sent_of
+from ...engine.route import MOST_MARKS, Choosing, sent_of
 from .router import ReplicaView, RequestView, Router
 from .sent import SentNames, num_remembered
 
@@ -36,15 +36,13 @@ class LongestPrefix(Router):
             raise PolicyError("router is prefix, and nothing says what requests begin with: expected a trace")
         self._sent = SentNames(prefixes, MAX_TREE_TOKENS)
 
-    def compiled(
-        self, num_replicas: int, input_length: npt.NDArray[np.int64], scales: bool
-    ) -> tuple[tuple[str, ...], Sent] | None:
+    def compiled(self, num_replicas: int, input_length: npt.NDArray[np.int64], scales: bool) -> Choosing | None:
         prefixes = self.prefixes
         if scales or prefixes is None or num_replicas * prefixes.num_names > MOST_MARKS:
             return None
         bounds = CACHE_THRESHOLD, BALANCE_ABS_THRESHOLD, BALANCE_REL_THRESHOLD
         most = num_remembered(prefixes, MAX_TREE_TOKENS)
-        return ("expected_tokens",), sent_of(prefixes, input_length, num_replicas, most, bounds)
+        return Choosing(("expected_tokens",), sent_of(prefixes, input_length, num_replicas, most, bounds))
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
         queues = [replica.num_waiting + replica.num_running for replica in replicas]

@@ -1,13 +1,17 @@
 """A router chooses the replica that takes a request as it arrives."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ...engine.jit import in_python
 from ...engine.prefix import Prefixes
-from ...engine.route import Sent, nothing_sent
+from ...engine.records import columns_of
+from ...engine.route import Choosing
+from ...engine.state import Counters
 
 
 class ReplicaView(Protocol):
@@ -47,6 +51,7 @@ class ReplicaView(Protocol):
 
 
 FIGURES = tuple(name for name, value in vars(ReplicaView).items() if isinstance(value, property))
+COUNTED = frozenset(FIGURES) & {name for name, _ in columns_of(Counters)}  # that compiled code has
 
 
 class RequestView(Protocol):
@@ -101,6 +106,7 @@ class Router:
     """
 
     least: ClassVar[tuple[str, ...]] = ()  # figures of ReplicaView whose least sum is chosen
+    load: ClassVar[Any] = None  # a rule (replica, tokens of a prompt): that with the least value is chosen
     takes_turns: ClassVar[bool] = False  # request i goes to replica i modulo their number
     goes_by_length: ClassVar[bool] = False  # compares answers' estimated lengths
     goes_by_prefix: ClassVar[bool] = False  # asks for the names of prompts' beginnings
@@ -110,24 +116,48 @@ class Router:
     def __init__(self, prefixes: Prefixes | None = None) -> None:
         self.prefixes = prefixes
 
+    def __init_subclass__(cls) -> None:
+        if callable(cls.__dict__.get("load")):
+            cls.load = staticmethod(cls.load)  # no method
+
     def where_prefilled(self) -> "Router":
         """The router that chooses where to prefill in a fleet with links; by default this one."""
         return self
 
-    def compiled(
-        self, num_replicas: int, input_length: npt.NDArray[np.int64], scales: bool
-    ) -> tuple[tuple[str, ...], Sent] | None:
-        """Figures and memory with which `route.choose` replaces `route`, or None.
+    def compiled(self, num_replicas: int, input_length: npt.NDArray[np.int64], scales: bool) -> Choosing | None:
+        """How compiled code chooses in place of `route`; None: it does not.
 
         input_length [requests]: of the run. scales: the number of replicas changes.
         """
-        return (self.least, nothing_sent()) if self.least else None
+        if type(self).route is not Router.route or not set(self.least) <= COUNTED:
+            return None
+        return Choosing(self.least, load=self.load)
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
         """The index in `replicas`, which take requests now, by number."""
+        if self.load is not None:
+            return self._least_loaded(replicas, request.input_length)
         if not self.least:
             raise NotImplementedError
         loads: Any = figures(replicas, self.least[0])
         for name in self.least[1:]:
             loads = np.add(loads, figures(replicas, name))
         return int(np.argmin(loads))  # the first of equals
+
+    def _least_loaded(self, replicas: Sequence[ReplicaView], tokens: int) -> int:
+        loads = [self._load_in_python(_Counted(replica), tokens) for replica in replicas]
+        return min(range(len(loads)), key=loads.__getitem__)
+
+    @cached_property
+    def _load_in_python(self) -> Callable[[Any, int], float]:
+        return in_python(self.load, {})
+
+
+class _Counted:
+    """A replica's figures as compiled code has them: a division by 0 is infinity."""
+
+    def __init__(self, replica: ReplicaView) -> None:
+        self._replica = replica
+
+    def __getattr__(self, name: str) -> np.int64:
+        return np.int64(getattr(self._replica, name))

@@ -77,6 +77,29 @@ def test_a_router_from_outside_is_checked_and_sees_no_true_length(tmp_path: Path
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("rule", "text", "message"),
+    [
+        ("replica.num_waiting", "load = 3", "load is 3, expected a rule (dsim.fleet.rule)"),
+        ("replica.num_waiting", "load = crowd\n    least = ('num_running',)", "it has load and least, expected one"),
+        ("replica.outstanding_tokens", "load = crowd", "load reads outstanding_tokens of a replica, expected one of"),
+        ("replica.clock", "load = crowd", "load reads clock of a replica, expected one of expected_tokens"),
+        ("replica.nothing", "load = crowd", "rule crowd cannot be compiled"),
+    ],
+)
+def test_the_load_of_a_router_from_outside_is_checked(tmp_path: Path, rule: str, text: str, message: str) -> None:
+    spec, allow = outside(
+        tmp_path,
+        f"from dsim.fleet import Router, rule\n@rule\ndef crowd(replica, tokens):\n    return {rule}\n"
+        f"class Mine(Router):\n    {text}\nROUTER = Mine\n",
+        "ROUTER",
+    )
+    trace = toy_trace(np.arange(600.0), [10] * 600, [3] * 600)  # so many that it is compiled
+    with pytest.raises(PolicyError) as error:
+        simulate(trace, Fleet((Pool(FOUR_AT_A_TIME, 2),), routing(spec, allow)))
+    assert message in str(error.value)
+
+
 def test_code_from_outside_runs_only_where_it_is_allowed(tmp_path: Path) -> None:
     marker = tmp_path / "ran"
     text = f"open({str(marker)!r}, 'w')\n"
