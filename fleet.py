@@ -2,6 +2,7 @@
 
 from .engine.errors import PolicyError as PolicyError
 from .engine.jit import rule as rule
+from .engine.state import Counters as Counters
 from .sim.deciders.decider import Decider as Decider
 from .sim.deciders.decider import DecodeView as DecodeView
 from .sim.routers.router import ReplicaView as ReplicaView

@@ -104,7 +104,7 @@ class Replicas:
         if self._source is not None:
             places, choosing, inbox, taken = self._source
             if not len(places):
-                inbox = Inbox(*(column[:0] for column in inbox))
+                inbox = Inbox(inbox.requests[:0], inbox.times[:0], inbox.fits[:0])
             columns = [self.counters[figure] for figure in choosing.figures]
             columns += [self._zeros["expected_tokens"]] * (FIGURES - len(choosing.figures))
             queues = self.counters["num_waiting"], self.counters["num_running"]

@@ -220,7 +220,8 @@ def test_the_prefix_router_chooses_alike_where_it_is_compiled(
 
 @rule
 def crowd(replica: Any, tokens: int) -> float:
-    return replica.num_waiting * tokens + replica.expected_tokens / (1 + replica.num_running) + 0.01 * replica.pages_held
+    each = replica.expected_tokens / (1 + replica.num_running)
+    return replica.num_waiting * tokens + each + 0.01 * replica.pages_held
 
 
 class ByLoad(Router):
