@@ -27,6 +27,7 @@ from dsim.sim.twin import simulate
 from dsim.traces import Trace, synth
 
 from ..engine import golden
+from ..worlds import SECOND, toy_profile, toy_trace
 
 pytestmark = pytest.mark.usefixtures("compiled")
 # Few pages, so that requests are preempted and some never fit.
@@ -125,6 +126,17 @@ def test_threads_run_replicas_that_take_turns_alike() -> None:
     assert _plain(one.totals) == _plain(many.totals)
     assert done[: len(done) // 2] == done[len(done) // 2 :], "progress"
     assert done[-1][1] == len(trace)
+
+
+def test_a_step_that_ends_with_the_run_is_over() -> None:
+    slow = Setting(parse("ar,max_batch=4"), toy_profile(latency=SECOND))
+    runs = [
+        simulate(toy_trace([0, 0, 1, 3], [10] * 4, [3] * 4), slow, replicas=2, drain=False, step_by_step=by_step)
+        for by_step in (True, False)
+    ]
+    assert runs[0].table["finish"][1] == 3
+    assert runs[0].table.rows.tobytes() == runs[1].table.rows.tobytes()
+    assert _plain(runs[0].totals) == _plain(runs[1].totals)
 
 
 def test_a_journal_of_replicas_run_together_has_each_ones_steps_in_order() -> None:
