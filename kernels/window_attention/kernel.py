@@ -19,14 +19,16 @@ class Tile(NamedTuple):
     keys: int  # at a time; a divisor of the page size needs one page look-up
     num_warps: int
     num_stages: int
+    parts: int = 1  # programs that share a head's columns of values; each scores all keys
 
 
 # By head width: fp32 sums of rows x width take half of the registers; two stages of keys and values take the shared
-# memory that queries leave. The first is launched. For heads of 512 Triton 3.9 spills some registers, 3.6 none.
+# memory that queries leave. The first is launched. Heads of 512 are summed in two programs: one has registers for 64
+# rows only, which Triton scores twice, once in each half of the warps, by wgmma of 16 keys.
 TILES = {
     128: (Tile(128, 64, 8, 3), Tile(128, 64, 4, 3), Tile(64, 64, 4, 3)),
     256: (Tile(128, 32, 8, 3), Tile(128, 64, 8, 2), Tile(64, 32, 4, 3)),
-    512: (Tile(64, 32, 8, 2), Tile(64, 16, 8, 3), Tile(32, 32, 8, 2)),
+    512: (Tile(128, 32, 8, 2, 2), Tile(64, 32, 8, 2), Tile(64, 32, 4, 2, 2), Tile(64, 16, 8, 3)),
 }
 SMALL_TILES = {128: (Tile(64, 32, 4, 2),), 256: (Tile(64, 32, 8, 1),), 512: (Tile(32, 16, 8, 1),)}  # of 99 KiB
 WIDE_TILES = (Tile(16, 32, 4, 1),)  # of fp32
@@ -55,13 +57,14 @@ def window_attention(
     tile = tiles(q)[0] if tile is None else tile
     block_m = max(tile.rows, int(triton.next_power_of_2(group)))
     num = num_tiles(num_queries, num_sequences, block_m // group)
-    _attend[(num * num_kv_heads,)](
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    _attend[(num * num_kv_heads * tile.parts,)](
         q, k_pages, v_pages, spans.page_table, spans.query_start, spans.lengths, out,
         scale * 1.4426950408889634, num_sequences, num,
         q.stride(0), q.stride(1), k_pages.stride(0), k_pages.stride(2), v_pages.stride(0), v_pages.stride(2),
         spans.page_table.stride(0), K_SLOT=k_pages.stride(1), V_SLOT=v_pages.stride(1),
         H=num_kv_heads, G=group, D=head_dim, PAGE=page_size, WINDOW=window, CAUSAL=causal, BLOCK_M=block_m,
-        BLOCK_N=tile.keys, BLOCK_D=max(16, triton.next_power_of_2(head_dim)), WIDEN=interpreted(q),
+        BLOCK_N=tile.keys, BLOCK_D=block_d, BLOCK_V=block_d // tile.parts, WIDEN=interpreted(q),
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return out
@@ -72,18 +75,22 @@ def _attend(
     q_ptr, k_ptr, v_ptr, table_ptr, start_ptr, lengths_ptr, out_ptr, scale, num_sequences, num_tiles,
     q_row, q_head, k_page, k_head, v_page, v_head, table_row, K_SLOT: tl.constexpr, V_SLOT: tl.constexpr,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, CAUSAL: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """One tile of one sequence's queries, for the heads of one KV head, the last tile first; scale in base 2."""
     BLOCK_Q: tl.constexpr = BLOCK_M // G
-    i_head = tl.program_id(0) % H
-    i_s, start, first, end = tile_of(start_ptr, num_sequences, num_tiles - 1 - tl.program_id(0) // H, BLOCK_Q)
+    PARTS: tl.constexpr = BLOCK_D // BLOCK_V
+    i_head = tl.program_id(0) // PARTS % H
+    i_tile = num_tiles - 1 - tl.program_id(0) // (PARTS * H)
+    i_s, start, first, end = tile_of(start_ptr, num_sequences, i_tile, BLOCK_Q)
     if first >= end:
         return
 
     o_m = tl.arange(0, BLOCK_M)
     o_d = tl.arange(0, BLOCK_D)
     m_d = o_d < D
+    o_c = tl.program_id(0) % PARTS * BLOCK_V + tl.arange(0, BLOCK_V)
+    m_c = o_c < D
     o_row = first + o_m // G
     m_row = (o_m // G < BLOCK_Q) & (o_row < end)
     o_head = i_head * G + o_m % G
@@ -105,17 +112,18 @@ def _attend(
     v_ptr += i_head.to(tl.int64) * v_head
     o_n = tl.arange(0, BLOCK_N)
     o_k = o_n[:, None] * K_SLOT + o_d[None, :]
-    o_v = o_n[:, None] * V_SLOT + o_d[None, :]
+    o_v = o_n[:, None] * V_SLOT + o_c[None, :]
     b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_M], tl.float32)
-    b_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    b_acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     # Blocks begin at multiples of their length: each is in one page, looked up a block ahead.
     i_first = low // BLOCK_N * BLOCK_N
     next_page = tl.load(table_ptr + i_first // PAGE, mask=i_first < high, other=0).to(tl.int64)
     for i_key in tl.range(i_first, high, BLOCK_N):
         o_key = i_key + o_n
         m_key = (o_key >= low) & (o_key < high)
-        m_kv = m_key[:, None] if D == BLOCK_D else m_key[:, None] & m_d[None, :]
+        m_k = m_key[:, None] if D == BLOCK_D else m_key[:, None] & m_d[None, :]
+        m_v = m_key[:, None] if D == BLOCK_D else m_key[:, None] & m_c[None, :]
         if PAGE % BLOCK_N == 0:
             page = next_page
             i_next = i_key + BLOCK_N
@@ -125,16 +133,16 @@ def _attend(
         else:
             b_page = tl.load(table_ptr + o_key // PAGE, mask=m_key, other=0).to(tl.int64)
             p_k = k_ptr + (b_page * k_page + o_key % PAGE * K_SLOT)[:, None] + o_d[None, :]
-            p_v = v_ptr + (b_page * v_page + o_key % PAGE * V_SLOT)[:, None] + o_d[None, :]
-        b_score = scores_of(b_q, p_k, m_kv, scale, WIDEN)
+            p_v = v_ptr + (b_page * v_page + o_key % PAGE * V_SLOT)[:, None] + o_c[None, :]
+        b_score = scores_of(b_q, p_k, m_k, scale, WIDEN)
         m_seen = m_key[None, :]
         if CAUSAL:
             m_seen &= o_key[None, :] <= b_position[:, None]
             if WINDOW:
                 m_seen &= o_key[None, :] > b_position[:, None] - WINDOW
         b_score = tl.where(m_seen, b_score, float("-inf"))
-        b_max, b_sum, b_acc = with_values(b_score, p_v, m_kv, b_max, b_sum, b_acc, WIDEN)
+        b_max, b_sum, b_acc = with_values(b_score, p_v, m_v, b_max, b_sum, b_acc, WIDEN)
 
     b_out = b_acc / tl.where(b_sum == 0.0, 1.0, b_sum)[:, None]  # 0: a query that sees no key
-    o_out = (o_row.to(tl.int64) * (H * G) + o_head)[:, None] * D + o_d[None, :]
-    tl.store(out_ptr + o_out, b_out.to(out_ptr.dtype.element_ty), mask=m_row[:, None] & m_d[None, :])
+    o_out = (o_row.to(tl.int64) * (H * G) + o_head)[:, None] * D + o_c[None, :]
+    tl.store(out_ptr + o_out, b_out.to(out_ptr.dtype.element_ty), mask=m_row[:, None] & m_c[None, :])
