@@ -29,8 +29,10 @@ from dsim.live.evicting import Evict
 from dsim.live.forward import Batch, Forward, Sampled
 from dsim.live.periodic import PeriodicForward
 from dsim.live.prompts import random_prompts
-from dsim.live.weights import random_model
+from dsim.live.weights import random_model, read_model
 
+from ..live.checkpoints import CHECKPOINTS, drawn
+from ..live.dense import block_causal
 from ..live.test_random_weights import GEMMA
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/live/test_gpu.py serves by them on a GPU")
@@ -103,6 +105,32 @@ def test_forwards_by_the_kernels_say_what_those_by_the_references_say() -> None:
     assert len(found[-1].rows) < 13
     for mine, theirs in zip(cached, wanted, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_rows_over_pages_say_the_logits_and_the_tokens_of_an_independent_implementation(
+    name: str, tmp_path: pathlib.Path
+) -> None:
+    pytest.importorskip("transformers")
+    plain = CHECKPOINTS[name](tmp_path, drawn(3))
+    model, tokens = read_model(tmp_path, "cpu", torch.float32), torch.arange(9) * 7 % 97
+    config, num = model.config, len(tokens)
+    block = num if config.both_ways else min(config.block_length, 4)
+    pages, at = np.array([[2, 0, 1]], np.int32), np.arange(num)
+    batch = Batch(
+        tokens.numpy(), at, pages[0, at // 8].astype(np.int64) * 8 + at % 8, np.array([0, num]), pages, np.array([num]),
+        np.zeros((1, 1), np.bool_), block, at, prefill=True,
+    )  # fmt: skip
+    expected = plain(tokens, block_causal(num, block))
+    for path in PATHS:
+        forward = Forward(model, PagedCache(config, 3, 8, "cpu", torch.float32))
+        before = taken["ragged_paged_attention", path]
+        with use(path), torch.inference_mode():
+            hidden = forward._hidden(forward._inputs_of(batch), block)
+            said, _ = forward._sample(hidden, None)
+        assert taken["ragged_paged_attention", path] == before + config.layers
+        torch.testing.assert_close(model.logits(hidden), expected, rtol=0, atol=1e-4)
+        assert said.tolist() == expected.argmax(1).tolist()
 
 
 # ---- full-sequence models -----------------------------------------------------------------------------------------
@@ -196,7 +224,7 @@ def test_refreshes_by_the_kernels_say_what_those_by_the_references_say_and_heads
 def test_canvases_by_the_kernels_are_those_by_the_references() -> None:
     source = ConfigJson(pathlib.Path("config.json"), GEMMA, {}, "gemma")
     model = random_canvas_model(source, "cpu", torch.float32, 0, Given(random_weights=True))
-    answers = []
+    answers, logits = [], []
     for path in PATHS:
         cache = CanvasCache(model, (20, 20), 4, "cpu", torch.float32)
         chances = [KeyedChance(0, slot, 0, model.config.canvas_length) for slot in range(2)]
@@ -207,6 +235,8 @@ def test_canvases_by_the_kernels_are_those_by_the_references() -> None:
             for step in range(2):
                 turns = {s: Turn(0.5 + step, c.uniform(), c.noise(model.config.vocab)) for s, c in enumerate(chances)}
                 answers.append(cache.denoise(turns))
+            logits.append(model.logits(cache.states([0])[0]))
+    torch.testing.assert_close(logits[1], logits[0], rtol=0, atol=1e-4)
     assert len(answers) == 4
     for one, other in zip(answers[:2], answers[2:], strict=True):
         assert [x.likeliest.tolist() for x in one.values()] == [x.likeliest.tolist() for x in other.values()]

@@ -5,7 +5,8 @@ is written out below. What a position sees is a mask that the caller gives.
 """
 
 import json
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,18 @@ SIZES: dict[str, Any] = {
     "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12,
     "intermediate_size": 80, "vocab_size": VOCAB, "max_position_embeddings": LENGTH, "rms_norm_eps": 1e-6,
 }  # fmt: skip
+Sizes = Mapping[str, Any]
+
+
+def drawn(seed: int) -> Sizes:
+    """Other layers, heads and widths."""
+    chance = random.Random(seed)
+    kv, head_dim = chance.choice((1, 2, 3)), chance.choice((8, 16, 20))
+    heads = kv * chance.choice((1, 2, 3))
+    return SIZES | {
+        "hidden_size": heads * head_dim, "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": head_dim,
+        "num_hidden_layers": chance.choice((2, 4)), "intermediate_size": 8 * chance.randint(3, 15),
+    }  # fmt: skip
 
 
 def shaken(model: torch.nn.Module, seed: int) -> torch.nn.Module:
@@ -76,47 +89,47 @@ def save_shards(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]
 
 def saved(model: Any, folder: Path, **config: Any) -> Logits:
     """transformers saves itself, in shards, under another architecture's name."""
-    model.save_pretrained(folder, max_shard_size="60KB", safe_serialization=True)
+    model.save_pretrained(folder, max_shard_size="10KB", safe_serialization=True)
     assert len(list(folder.glob("*.safetensors"))) > 2
     rewrite(folder, **config)
     return of_transformers(model)
 
 
-def qwen3(folder: Path, **said: Any) -> Logits:
+def qwen3(folder: Path, sizes: Sizes = SIZES, **said: Any) -> Logits:
     import transformers
 
-    model = shaken(transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, rope_theta=1e4)), 1)
+    model = shaken(transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, rope_theta=1e4)), 1)
     return saved(model, folder, **said)
 
 
-def sdar(folder: Path) -> Logits:
-    return qwen3(folder, architectures=["SDARForCausalLM"], block_size=4, mask_token_id=96)
+def sdar(folder: Path, sizes: Sizes = SIZES) -> Logits:
+    return qwen3(folder, sizes, architectures=["SDARForCausalLM"], block_size=4, mask_token_id=96)
 
 
-def sdar_moe(folder: Path) -> Logits:
-    return qwen3_moe(folder, architectures=["SDARMoeForCausalLM"], block_size=4, mask_token_id=96)
+def sdar_moe(folder: Path, sizes: Sizes = SIZES) -> Logits:
+    return qwen3_moe(folder, sizes, architectures=["SDARMoeForCausalLM"], block_size=4, mask_token_id=96)
 
 
-def qwen3_moe(folder: Path, **said: Any) -> Logits:
+def qwen3_moe(folder: Path, sizes: Sizes = SIZES, **said: Any) -> Logits:
     import transformers
 
     config = transformers.Qwen3MoeConfig(
-        **SIZES, rope_theta=1e4, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, norm_topk_prob=True,
+        **sizes, rope_theta=1e4, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, norm_topk_prob=True,
         decoder_sparse_step=1, mlp_only_layers=[],
     )  # fmt: skip
     model = shaken(transformers.Qwen3MoeForCausalLM(config), 2)
     return saved(model, folder, **said)
 
 
-def qwen2(folder: Path, **said: Any) -> Logits:
+def qwen2(folder: Path, sizes: Sizes = SIZES, **said: Any) -> Logits:
     import transformers
 
-    sizes = {key: value for key, value in SIZES.items() if key != "head_dim"}
-    model = shaken(transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, rope_theta=1e4)), 3)
+    config = transformers.Qwen2Config(**without_head_dim(sizes), rope_theta=1e4)
+    model = shaken(transformers.Qwen2ForCausalLM(config), 3)
     return saved(model, folder, **said)
 
 
-def llama(folder: Path) -> Logits:
+def llama(folder: Path, sizes: Sizes = SIZES) -> Logits:
     """With llama3's angles: some components turn as before, some more slowly, and one between."""
     import transformers
 
@@ -124,8 +137,13 @@ def llama(folder: Path) -> Logits:
         "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 32,
     }  # fmt: skip
-    model = shaken(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, rope_parameters=rope)), 7)
+    model = shaken(transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, rope_parameters=rope)), 7)
     return saved(model, folder)
+
+
+def without_head_dim(sizes: Sizes) -> Sizes:
+    """Qwen2's is the width over the heads."""
+    return {key: value for key, value in sizes.items() if key != "head_dim"}
 
 
 def qwen3_yarn(folder: Path) -> Logits:
@@ -136,24 +154,24 @@ def qwen3_yarn(folder: Path) -> Logits:
     return saved(model, folder)
 
 
-def dream(folder: Path) -> Logits:
-    return qwen2(folder, architectures=["DreamModel"], mask_token_id=95, eos_token_id=94)
+def dream(folder: Path, sizes: Sizes = SIZES) -> Logits:
+    return qwen2(folder, sizes, architectures=["DreamModel"], mask_token_id=95, eos_token_id=94)
 
 
-def fast_dllm(folder: Path) -> Logits:
+def fast_dllm(folder: Path, sizes: Sizes = SIZES) -> Logits:
     import transformers
 
-    sizes = {key: value for key, value in SIZES.items() if key != "head_dim"}
-    config = transformers.Qwen2Config(**sizes, rope_theta=1e4, tie_word_embeddings=True)
+    config = transformers.Qwen2Config(**without_head_dim(sizes), rope_theta=1e4, tie_word_embeddings=True)
     model = shaken(transformers.Qwen2ForCausalLM(config), 4)
     return saved(model, folder, architectures=["Fast_dLLM_QwenForCausalLM"], bd_size=8, mask_token_id=95)
 
 
-def llada(folder: Path) -> Logits:
+def llada(folder: Path, sizes: Sizes = SIZES) -> Logits:
     """LLaDA's block is LLaMA's: its weights under OLMo's names."""
     import transformers
 
-    sizes = SIZES | {"num_key_value_heads": 4, "rms_norm_eps": 1e-5}
+    heads = sizes["num_attention_heads"]
+    sizes = {**sizes, "num_key_value_heads": heads, "rms_norm_eps": 1e-5}
     model = shaken(transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, rope_theta=5e5)), 5)
     theirs = {
         "model.embed_tokens": "wte", "model.norm": "ln_f", "lm_head": "ff_out", "model.layers": "blocks",
@@ -167,16 +185,17 @@ def llada(folder: Path) -> Logits:
             name = name.replace(old, new)
         tensors[f"model.transformer.{name}"] = tensor
     config = {
-        "architectures": ["LLaDAModelLM"], "n_layers": 3, "d_model": 48, "n_heads": 4, "n_kv_heads": 4,
-        "mlp_hidden_size": 80, "embedding_size": VOCAB, "vocab_size": VOCAB, "max_sequence_length": LENGTH,
-        "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "weight_tying": False, "mask_token_id": 96, "eos_token_id": 90,
-        "block_type": "llama", "include_bias": False, "activation_type": "silu",
+        "architectures": ["LLaDAModelLM"], "n_layers": sizes["num_hidden_layers"], "d_model": sizes["hidden_size"],
+        "n_heads": heads, "n_kv_heads": heads, "mlp_hidden_size": sizes["intermediate_size"], "embedding_size": VOCAB,
+        "vocab_size": VOCAB, "max_sequence_length": LENGTH, "rope_theta": 500000.0, "rms_norm_eps": 1e-5,
+        "weight_tying": False, "mask_token_id": 96, "eos_token_id": 90, "block_type": "llama", "include_bias": False,
+        "activation_type": "silu",
     }  # fmt: skip
     save_shards(folder, tensors, config)
     return of_transformers(model)
 
 
-LLADA2 = {
+LLADA2: dict[str, Any] = {
     "architectures": ["LLaDA2MoeModelLM"], "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 80, "vocab_size": VOCAB,
     "max_position_embeddings": LENGTH, "rms_norm_eps": 1e-6, "rope_theta": 600000, "partial_rotary_factor": 0.5,
@@ -186,9 +205,9 @@ LLADA2 = {
 }  # fmt: skip
 
 
-def llada2(folder: Path) -> Logits:
+def llada2(folder: Path, sizes: Sizes = LLADA2) -> Logits:
     """LLaDA2, written out: no part of it is shared with the decoder that it is held against."""
-    c: dict[str, Any] = LLADA2
+    c = {**LLADA2, **sizes}
     hidden, heads, kv, dim = c["hidden_size"], c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
     chance = torch.Generator().manual_seed(6)
     shapes = {
@@ -215,7 +234,7 @@ def llada2(folder: Path) -> Logits:
             shapes[f"{at}.{part}.down_proj.weight"] = (hidden, width)
     w = {name: torch.randn(shape, generator=chance) * 0.15 for name, shape in shapes.items()}
     w = {name: 1 + tensor if "norm" in name else tensor for name, tensor in w.items()}
-    save_shards(folder, w, LLADA2)
+    save_shards(folder, w, c)
 
     def norm(x: Tensor, name: str) -> Tensor:
         return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * w[name]
@@ -271,7 +290,7 @@ def llada2(folder: Path) -> Logits:
     return logits
 
 
-CHECKPOINTS: dict[str, Callable[[Path], Logits]] = {
+CHECKPOINTS: dict[str, Callable[..., Logits]] = {
     "Qwen3ForCausalLM": qwen3, "Qwen3MoeForCausalLM": qwen3_moe, "Qwen2ForCausalLM": qwen2,
     "LlamaForCausalLM": llama, "SDARForCausalLM": sdar, "SDARMoeForCausalLM": sdar_moe, "DreamModel": dream,
     "Fast_dLLM_QwenForCausalLM": fast_dllm, "LLaDAModelLM": llada, "LLaDA2MoeModelLM": llada2,
