@@ -156,8 +156,7 @@ def profile(
         measure = (
             partial(profile_canvas, loaded, laws=known.canvas_laws if known else ()) if isinstance(loaded, LoadedCanvas)
             else partial(
-                profile_model, loaded, thresholds=thresholds, temperature=temperature,
-                yields=known.commits if known else (),
+                profile_model, loaded, thresholds=thresholds, temperature=temperature, yields=known,
                 both_ways=full_sequence, eos=eos,
             )
         )  # fmt: skip

@@ -138,7 +138,7 @@ def validate(
         measured, _ = profile_model(
             loaded, workloads={} if both_ways else default_workloads(loaded, prompts),
             thresholds=_thresholds([parse(spec, code) for spec in specs]),
-            yields=load(yields).commits if yields else (), both_ways=both_ways, eos=eos, **how,
+            yields=load(yields) if yields else None, both_ways=both_ways, eos=eos, **how,
         )  # fmt: skip
         return measured
 

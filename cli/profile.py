@@ -67,7 +67,8 @@ def profile_command(
         list[str] | None, option("FILE", "Text or token ids to log commits on, or NAME=FILE; repeat.", "--prompts")
     ] = None,
     yields: Annotated[
-        str | None, option("P", "A profile that provides the commit models, for random weights.", "--yields")
+        str | None,
+        option("P", "A profile that provides the commit models and importance deltas, for random weights.", "--yields"),
     ] = None,
     max_batch: Annotated[int | None, option("N", "Most sequences of a measured step.", "--max-batch")] = None,
     max_context: Annotated[int | None, option("N", "Longest context measured, in tokens.", "--max-context")] = None,

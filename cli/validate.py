@@ -39,7 +39,8 @@ def validate_command(
         str | None, option("P", "A measured profile of the model; by default it is measured now.", "--profile")
     ] = None,
     yields: Annotated[
-        str | None, option("P", "A profile that provides the commit models, for random weights.", "--yields")
+        str | None,
+        option("P", "A profile that provides the commit models and importance deltas, for random weights.", "--yields"),
     ] = None,
     policy: Annotated[
         list[str] | None,

@@ -756,16 +756,16 @@ def text_of(
 
 def profile_model(
     loaded: Loaded, *, name: str, budget: float, workloads: Mapping[str, str], thresholds: Sequence[float],
-    temperature: float = 1.0, yields: Sequence[CommitModel] = (), max_batch: int | None = None,
+    temperature: float = 1.0, yields: Profile | None = None, max_batch: int | None = None,
     max_context: int | None = None, seed: int = 0, on_progress: OnProgress | None = None, both_ways: bool = False,
     tokenizer: str | None = None, eos: bool = False, keep: Callable[[Profile], object] = lambda profile: None,
 ) -> tuple[Profile, Evidence]:  # fmt: skip
     """Measure a model for about `budget` s and fit its profile.
 
     workloads: prompts by workload, on which commits are logged at each threshold; none for random weights. yields:
-    another profile's commit models, copied with their sources. both_ways: a full-sequence model; no commits or
-    evictions are measured. tokenizer, eos: as in log_commits. keep: receives the profile when its steps are fitted and
-    at each addition, so that a later failure loses nothing.
+    another profile, whose commit models and importance deltas are copied. both_ways: a full-sequence model; no commits
+    or evictions are measured. tokenizer, eos: as in log_commits. keep: receives the profile when its steps are fitted
+    and at each addition, so that a later failure loses nothing.
     """
     if both_ways and workloads:
         raise ProfileError("commits are logged of block diffusion, and the profile is to be of a full-sequence model")
@@ -801,6 +801,8 @@ def profile_model(
             loaded, JOURNAL_SHARE * for_steps, max_batch=max_batch, max_context=max_context, seed=seed
         )
         blocks.end("serving")
+    if yields is not None and yields.focus is not None:
+        settings["importance"] = f"of {yields.name}"
     if blocks.lines:
         settings["blocks"] = "; ".join(blocks.lines)
     latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens, stairs=loaded.on_gpu, journal=journal)
@@ -810,7 +812,8 @@ def profile_model(
     )
     logs = {}
     seen: list[Deltas] = []
-    models: list[CommitModel] = list(yields)
+    borrowed = () if yields is None else yields.commits
+    models: list[CommitModel] = list(borrowed)
     fits: list[CommitFit] = []
 
     of_blocks = "block-diffusion" if config.block_length > 1 else "autoregressive"
@@ -820,7 +823,8 @@ def profile_model(
         return measured(
             loaded, loaded.shape, latency, fit, name=name, family=family, strategy="low_confidence_dynamic",
             block_length=config.block_length, settings=settings, workloads=workloads, seed=seed,
-            sources=[m.source for m in yields], commits=tuple(models), commit_fits=tuple(fits), focus=fit_focus(seen),
+            sources=[m.source for m in borrowed], commits=tuple(models), commit_fits=tuple(fits),
+            focus=fit_focus(seen) or (yields and yields.focus),
         )  # fmt: skip
 
     keep(so_far())

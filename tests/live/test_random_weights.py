@@ -182,11 +182,13 @@ def test_a_run_and_a_profile_say_that_the_weights_are_random(
         "--yields", "a100-llada2-mini", "-o", "p.json",
     )  # fmt: skip
     assert ran.out.startswith("small with random weights on "), ran.err
-    profile = load("p.json")
+    profile, known = load("p.json"), load("a100-llada2-mini")
     assert profile.provenance.settings["weights"] == made
+    assert (profile.commits, profile.focus) == (known.commits, known.focus)
+    assert profile.provenance.settings["importance"] == "of a100-llada2-mini"
     ran = succeed(
         "live", "azure-conv", "--random-weights", str(mixed / "config.json"), "--expert-skew", "0.5", "--profile",
-        "p.json", "--lengths", "fixed:8,8", "--num-requests", "2", "--rate", "50", "-o", "run",
+        "p.json", "--lengths", "fixed:8,8", "--num-requests", "2", "--rate", "50", "--policy", "focus", "-o", "run",
     )  # fmt: skip
     assert f"weights {made}" in " ".join(ran.out.split())
     live = json.loads(Path("run", "run.json").read_text())["live"]
