@@ -27,6 +27,9 @@ from dsim.profiler.clocks import clocks_of_first
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = ("torch", "simpy", "plotly", "optuna", "numba", "pyarrow", "safetensors", "typer")
 CORES = os.cpu_count() or 1
+PLAIN = {"NUMBA_DISABLE_JIT": "1"}  # compiling a policy's rules takes ten seconds, too long for a few requests
+SHORT = "--lengths fixed:40,8"  # of a pretended request
+PRETENDING = PLAIN | {"OMP_NUM_THREADS": "1"}  # threads that wait for each other cost most of a toy step
 SHOWN = 48  # lines of a part's output on the terminal
 GRACE = 12.0  # s for a part to write its files after Ctrl-C
 LEAST = 5.0  # s: with less left no part starts
@@ -85,8 +88,9 @@ class Place:
         return "cpu" if PRETEND else "cuda"
 
     @property
-    def model(self) -> str:
-        return os.environ.get("MODEL") or ("tiny" if PRETEND else "sdar-8b")
+    def model(self) -> list[str]:
+        named = os.environ.get("MODEL")
+        return ["--model", named or "sdar-8b"] if named or not PRETEND else ["--random-weights", "tiny"]
 
 
 def either(on_a_gpu: Any, pretending: Any) -> Any:
@@ -122,24 +126,6 @@ for folder in sys.argv[1:]:
 print("kernels compiled or graphs captured in measured steps:", late or "none")
 sys.exit(bool(late))
 """
-TOY = """
-import pathlib, sys
-import torch
-from dsim.live.config import ModelConfig
-from dsim.live.weights import random_model, save_model
-toy = ModelConfig("toy", 2, 32, 2, 1, 16, 32, 67, 128, 4, 66, rope_theta=1e4)
-save_model(random_model(toy, "cpu", torch.float32), pathlib.Path(sys.argv[1]), torch.float32)
-pathlib.Path(sys.argv[2]).write_text(str(list(range(60))) + "\\n")
-"""
-INTERPRETED = """
-import sys
-from dsim.cli import main
-from dsim.kernels import use
-sys.argv[0] = "dsim"
-with use("triton"):
-    main()
-"""
-
 
 COMPILE = """
 import sys
@@ -157,7 +143,7 @@ elif sys.argv[1] == "evicting":
 else:
     measure(forward, Shape(1, int(sys.argv[1]), 64), 32, 3)
 """
-POLICIES = ("ar", "lmdeploy-bd32", "chunk:8", "optimus")  # to validate
+POLICIES = ("ar", "lmdeploy-bd32", "chunk:8", "optimus", "focus")  # to validate
 
 
 def measuring_rules() -> list[Part]:
@@ -171,9 +157,10 @@ def measuring_rules() -> list[Part]:
 def validated_rules(at: Place) -> list[Part]:
     """The same for the validated policies, in the twin and on a device."""
     few = words("azure-conv --arrival poisson --rate 20 --lengths lognormal:96,48,64,32 --num-requests 4 --policy")
-    made = at.folder / "tiny.json"  # optimus needs it to choose the number of positions
-    profile = dsim(*words("profile --model tiny --device cpu --budget 8s --max-batch 8 --force -o"), made)
-    live = dsim("live", *words("--model tiny --device cpu --profile"), made)
+    made = at.folder / "tiny.json"  # its draws decide what commits, and optimus chooses positions by its prices
+    tiny = words("--random-weights tiny --device cpu")
+    profile = dsim("profile", *tiny, *words("--budget 8s --max-batch 8 --yields a100-sdar-8b --force -o"), made)
+    live = dsim("live", *tiny, "--profile", made)
     return [
         Part("tiny-profile", profile, 90, 1, fine=(0, 1)),
         *(Part(f"compile-twin-{policy}", dsim("replay", *few, policy), 90, 1) for policy in POLICIES),
@@ -183,57 +170,39 @@ def validated_rules(at: Place) -> list[Part]:
 
 def smoke(at: Place) -> list[Part]:
     """Every path, in parallel: kernels compile longest, and no time is measured."""
-    # Compiling a policy's rules takes ten seconds, too long for a few requests.
-    plain = {"NUMBA_DISABLE_JIT": "1"}
-    parts, own, after = [], "", ()
-    if PRETEND:
-        # Small enough for the interpreter: two layers, blocks of four.
-        toy, prompts = at.folder / "toy", at.folder / "toy.jsonl"
-        parts = [Part("toy", [PYTHON, "-c", TOY, str(toy), str(prompts)], 0, 1)]
-        live, own, after = [PYTHON, "-c", INTERPRETED], ",block_length=4", ("toy",)
-        plain |= {"TRITON_INTERPRET": "1"}
-        model = both = ["--model", str(toy), "--commits", "model", "--prompts", str(prompts)]
-        few = words("--lengths fixed:6,4 --num-requests 2")
-        tested = pytest(
-            ROOT
-            / "tests/kernels/test_in_the_executor.py::test_forwards_by_the_kernels_say_what_those_by_the_references_say"
-        )
-    else:
-        live = dsim()
-        model, both = ["--model", "tiny"], ["--model", "tiny-both-ways"]
-        few = words("--lengths lognormal:96,48,64,32 --num-requests 12")
-        tested = pytest(ROOT / "tests/live/test_gpu.py", "-m", "gpu")
-    few += ["azure-conv", *words("--arrival poisson --rate 20 --force --device"), at.device]
+    few = ["azure-conv", *words("--arrival poisson --rate 20 --force --device"), at.device]
+    few += words(either("--lengths lognormal:96,48,64,32 --num-requests 12", f"{SHORT} --num-requests 2"))
+    # On a GPU kernels compile in parallel; on a CPU a process takes longer to start than to serve.
+    whole = either([(policy,) for policy in WHOLE], [WHOLE])
+    executor = ROOT / "tests" / either("live/test_gpu.py", "kernels/test_in_the_executor.py")
+    once = either(["-m", "gpu"], ["-k", "forwards"])  # under Triton's interpreter
 
-    def served(name: str, seconds: float, of: list[str], policies: tuple[str, ...], *options: str) -> Part:
-        chosen = [word for policy in policies for word in ("--policy", policy + ("" if policy == "ar" else own))]
-        out = str(at.folder / name)
-        return Part(
-            name, [*live, "live", *few, *of, *options, *chosen, "-o", out], seconds, 1, after, environment=plain
-        )
+    def served(name: str, seconds: float, policies: tuple[str, ...], *options: str, model: str = "tiny") -> Part:
+        chosen = [word for policy in policies for word in ("--policy", policy)]
+        command = dsim("live", *few, "--model", model, *options, *chosen, "-o", at.folder / name)
+        return Part(name, command, seconds, 1, environment=PLAIN)
 
-    blocks = either(BLOCKS, tuple(policy.replace(":8", ":2") for policy in BLOCKS))
-    # Pretended graphs compute eagerly: two policies are enough.
-    again = either(blocks, ("lmdeploy-bd32", "focus"))
     runs = [
-        served("graphs", 120, model, (*blocks[:4], "ar"), "--graphs"),
-        served("graphs-evicting", 120, model, blocks[4:], "--graphs"),
-        served("eager", 120, model, (*again, "ar"), "--no-graphs"),
-        *(served(f"whole-{policy}", 150, both, (policy,)) for policy in WHOLE),
+        served("graphs", 120, (*BLOCKS[:4], "ar"), "--graphs"),
+        served("graphs-evicting", 120, BLOCKS[4:], "--graphs"),
+        served("eager", 120, (*BLOCKS, "ar"), "--no-graphs"),
+        *(served(f"whole-{policies[0]}", 150, policies, model="tiny-both-ways") for policies in whole),
     ]
     made = at.folder / "profile.json"
-    tiny = ["--model", "tiny", "--device", at.device]
+    tiny = [either("--model", "--random-weights"), "tiny", "--device", at.device]
+    borrowed = ["--yields", "a100-sdar-8b"]  # so short a profile may not see enough masks for FOCUS
     # With so short a budget a profile doubts itself, and dsim profile ends with 1.
-    profile = dsim("profile", *tiny, "--budget", either("20s", "12s"), *words("--max-batch 8 --force -o"), made)
+    budget = ["--budget", either("20s", "6s")]
+    profile = dsim("profile", *tiny, *budget, *borrowed, *words("--max-batch 8 --force -o"), made)
+    within = either("--budget 20s --lengths lognormal:96,48,64,32", f"--budget 1h --seconds 1 {SHORT}")
     validate = dsim(
-        "validate", *tiny, "--profile", made, *words(either("--budget 20s", "--budget 1h --seconds 8")),
-        *words("--lengths lognormal:96,48,64,32 --policy lmdeploy-bd32 --policy focus --load 0.5 --seed 1"),
+        "validate", *tiny, "--profile", made, *words(within),
+        *words("--policy lmdeploy-bd32 --policy focus --load 0.5 --seed 1"),
         "-o", at.folder / "validation",
     )  # fmt: skip
     ready = [PYTHON, "-c", LATE, *(str(at.folder / run.name) for run in runs)]
     return [
-        *parts,
-        Part("executor", tested, 150, 1),
+        Part("executor", pytest(executor, *once), 150, 1),
         Part("profile", profile, 120, 1, fine=(0, 1)),
         *runs,
         Part("validate", validate, 120, 1, ("profile",)),
@@ -254,17 +223,15 @@ def kernels(at: Place) -> list[Part]:
     timed = script("kernels.py", *tune, *small, "--seconds", f"{limit:.0f}", "--json", at.folder / "kernels.json")
     return [
         Part("kernels", timed, limit + 30, shown=True),
-        Part("steps", script("step.py", "--model", at.model, "--json", at.folder / "steps.json"), 150, shown=True),
+        Part("steps", script("step.py", *at.model, "--json", at.folder / "steps.json"), 150, shown=True),
     ]
 
 
 def profile(at: Place) -> list[Part]:
-    budget = either(BUDGET, "60s")
-    yields = either(["--yields", "a100-sdar-8b"], [])  # the tiny model's weights decide commits
     graphs = words(os.environ.get("GRAPHS", ""))
     command = dsim(
-        "profile", "--model", at.model, "--device", at.device, "--budget", budget, *yields, *graphs,
-        "--max-batch", either(256, 8), "--max-context", either(4096, 256), "--force",
+        "profile", *at.model, "--device", at.device, "--budget", either(BUDGET, "6s"), *graphs,
+        "--yields", "a100-sdar-8b", "--max-batch", either(256, 8), "--max-context", either(4096, 256), "--force",
         "-o", at.profile, "--report", at.folder / f"{at.name}.html", "--samples", at.folder / "samples.csv",
     )  # fmt: skip
     return [*either(measuring_rules(), []), Part("profile", command, at.seconds, shown=True, fine=(0, 1))]
@@ -272,12 +239,13 @@ def profile(at: Place) -> list[Part]:
 
 def validate(at: Place) -> list[Part]:
     """With other traffic than the profile's: a trace's lengths, and another seed."""
-    few = words("--lengths lognormal:96,48,64,32 --policy lmdeploy-bd32 --load 0.5")
+    asked = [word for policy in POLICIES for word in ("--policy", policy)]
+    few = words(f"{SHORT} --policy lmdeploy-bd32 --policy focus --load 0.5 --seconds 1")
     command = dsim(
-        "validate", "--model", at.model, "--device", at.device, "--profile", at.profile,
-        "--budget", either(BUDGET, "60s"), *words(os.environ.get("GRAPHS", "")),
+        "validate", *at.model, "--device", at.device, "--profile", at.profile,
+        "--budget", either(BUDGET, "1h"), *words(os.environ.get("GRAPHS", "")),
         *words("--trace azure-conv --seed 1 --bound e2el=3% --bound tpot=3% --bound ttft=10%"),
-        *either(["--lengths", "sharegpt"], few), "-o", at.folder / "validation",
+        *either(["--lengths", "sharegpt", *asked], few), "-o", at.folder / "validation",
     )  # fmt: skip
     return [*either(validated_rules(at), []), Part("validate", command, at.seconds, shown=True, fine=(0, 1))]
 
@@ -286,7 +254,7 @@ def breakdown(at: Place) -> list[Part]:
     return [
         Part(
             "breakdown",
-            script("breakdown.py", "--model", at.model, "--json", at.folder / "breakdown.json"),
+            script("breakdown.py", *at.model, "--json", at.folder / "breakdown.json"),
             90,
             shown=True,
         )
@@ -340,7 +308,7 @@ def caches(at: Place) -> list[Part]:
         "--lengths lognormal:96,48,64,32 --policy fast-dllm --load 0.5",
     )
     command = dsim(
-        "validate", "--model", at.model, "--device", at.device, "--budget", either(BUDGET, "60s"),
+        "validate", *at.model, "--device", at.device, "--budget", either(BUDGET, "60s"),
         "--seed", 1, *words(loads), "-o", at.folder / "caches",
     )  # fmt: skip
     return [Part("caches", command, at.seconds, shown=True, fine=(0, 1))]
@@ -366,7 +334,7 @@ class Running:
         command = [left if word == BUDGET else word for word in part.command]
         self._process = subprocess.Popen(
             command, stdout=self._file, stderr=subprocess.STDOUT, start_new_session=True,
-            env=os.environ | part.environment,
+            env=os.environ | (PRETENDING if PRETEND else {}) | part.environment,
         )  # fmt: skip
         self._interrupted = False
 
@@ -458,6 +426,12 @@ def short_name(device: str) -> str:
     return (found[1] if found else "gpu").lower()
 
 
+def of_parts() -> float:
+    """Processor time (s) of the parts that ended, with their children."""
+    found = os.times()
+    return found.children_user + found.children_system
+
+
 def table(ended: list[Ended]) -> str:
     width = max(len(how.part.name) for how in ended)
     return "\n".join(f"{how.part.name:{width}}  {how.how:12} {how.seconds:6.0f} s" for how in ended)
@@ -492,11 +466,11 @@ def main() -> int:
         left = seconds - (time.monotonic() - begin)
         place = Place(out, stage, left, name)
         place.folder.mkdir(parents=True, exist_ok=True)
-        first, started = len(clocks.samples), time.monotonic()
+        first, started, spent = len(clocks.samples), time.monotonic(), of_parts()
         ended = run(STAGES[stage](place), place)
         found = {
             "schema": 1, "stage": stage, "pretended": PRETEND, **where, "seconds": round(time.monotonic() - started, 1),
-            "state": clocks.state(first),
+            "cpu_seconds": round(of_parts() - spent, 1), "state": clocks.state(first),
             "parts": [
                 {"name": e.part.name, "ended": e.how, "seconds": round(e.seconds, 1), "code": e.code} for e in ended
             ],
@@ -507,6 +481,7 @@ def main() -> int:
         failed += [how for how in ended if not how.well]
         if ended:
             print(table(ended))
+        print(f"{stage}: {found['seconds']:.0f} s, {found['cpu_seconds']:.0f} s of processors")
         print(f"{where['device']}: {clocks}" if clocks.samples else where["device"], flush=True)
     over.set()
     print(f"Wrote {out}/")

@@ -1,6 +1,7 @@
 """benchmarks/gpu.py runs a stage's parts, and benchmarks/merge_gpu.py writes what came back; neither needs a GPU."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -96,6 +97,12 @@ def test_every_stage_has_parts_whose_scripts_are_there(tmp_path: Path, monkeypat
             for word in (word for part in parts for word in part.command if word.startswith(str(ROOT))):
                 assert Path(word.partition("::")[0]).exists(), word
     assert gpu.short_name("NVIDIA H100 80GB HBM3") == "h100"
+
+
+def test_ci_pretends_every_stage_of_the_five_calls() -> None:
+    found = re.search(r"gpu\.sh (\S+)", (ROOT / ".ci" / "run").read_text())
+    assert found
+    assert set(found[1].split("+")) == {*gpu.STAGES} - {"caches"}
 
 
 @pytest.fixture
