@@ -801,7 +801,8 @@ def profile_model(
             loaded, JOURNAL_SHARE * for_steps, max_batch=max_batch, max_context=max_context, seed=seed
         )
         blocks.end("serving")
-    if yields is not None and yields.focus is not None:
+    borrowed, lent = ((), None) if yields is None else (yields.commits, yields.focus)
+    if yields is not None and lent is not None:
         settings["importance"] = f"of {yields.name}"
     if blocks.lines:
         settings["blocks"] = "; ".join(blocks.lines)
@@ -812,7 +813,6 @@ def profile_model(
     )
     logs = {}
     seen: list[Deltas] = []
-    borrowed = () if yields is None else yields.commits
     models: list[CommitModel] = list(borrowed)
     fits: list[CommitFit] = []
 
@@ -824,7 +824,7 @@ def profile_model(
             loaded, loaded.shape, latency, fit, name=name, family=family, strategy="low_confidence_dynamic",
             block_length=config.block_length, settings=settings, workloads=workloads, seed=seed,
             sources=[m.source for m in borrowed], commits=tuple(models), commit_fits=tuple(fits),
-            focus=fit_focus(seen) or (yields and yields.focus),
+            focus=fit_focus(seen) or lent,
         )  # fmt: skip
 
     keep(so_far())

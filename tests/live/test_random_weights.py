@@ -188,7 +188,7 @@ def test_a_run_and_a_profile_say_that_the_weights_are_random(
     assert profile.provenance.settings["importance"] == "of a100-llada2-mini"
     ran = succeed(
         "live", "azure-conv", "--random-weights", str(mixed / "config.json"), "--expert-skew", "0.5", "--profile",
-        "p.json", "--lengths", "fixed:8,8", "--num-requests", "2", "--rate", "50", "--policy", "focus", "-o", "run",
+        "p.json", "--lengths", "fixed:8,8", "--num-requests", "2", "--rate", "50", "-o", "run",
     )  # fmt: skip
     assert f"weights {made}" in " ".join(ran.out.split())
     live = json.loads(Path("run", "run.json").read_text())["live"]
