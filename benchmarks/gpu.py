@@ -174,7 +174,7 @@ def smoke(at: Place) -> list[Part]:
     few += words(either("--lengths lognormal:96,48,64,32 --num-requests 12", f"{SHORT} --num-requests 2"))
     # On a GPU kernels compile in parallel; on a CPU a process takes longer to start than to serve.
     whole = either([(policy,) for policy in WHOLE], [WHOLE])
-    executor = ROOT / "tests" / either("live/test_gpu.py", "kernels/test_in_the_executor.py")
+    executor = ROOT / either("tests/live/test_gpu.py", "tests/kernels/test_in_the_executor.py")
     once = either(["-m", "gpu"], ["-k", "forwards"])  # under Triton's interpreter
 
     def served(name: str, seconds: float, policies: tuple[str, ...], *options: str, model: str = "tiny") -> Part:
