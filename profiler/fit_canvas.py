@@ -41,7 +41,7 @@ def fit_canvas_law(
             source=f"{said}: at least {enough}, a histogram",
         )  # fmt: skip
         return _counted(law, steps, who, counts, index), []
-    y = np.log(steps)
+    y = np.log(steps / steps[0])  # exactly 0 where all are alike
     inside = _centred(index.astype(np.float64), who, counts)
     scatter = float(inside @ inside)
     drift = float(inside @ _centred(y, who, counts)) / scatter if scatter > 0 else 0.0
@@ -56,7 +56,7 @@ def fit_canvas_law(
         doubts.append("no request has two canvases: the spreads of requests and of canvases cannot be separated")
     why = f"all took {steps[0]}" if steps.min() == steps.max() else f"a histogram takes {enough}"
     law = CanvasLaw(
-        workload, canvas_length, digits(float(np.exp(center))), digits(between**0.5),
+        workload, canvas_length, digits(float(steps[0] * np.exp(center))), digits(between**0.5),
         digits(max(0.0, within - rounding) ** 0.5), digits(float(np.exp(drift))), int(steps.min()), int(steps.max()),
         f"{said}: {why}, log-normal",
     )  # fmt: skip

@@ -77,7 +77,7 @@ def test_where_limits_ended_all_canvases_the_law_is_the_largest_limit() -> None:
     limit = np.repeat([2, 5, 12], 20)
     canvases = Canvases(np.repeat(np.arange(12), 5), limit, np.zeros(60, np.bool_), limit)
     law = law_of(canvases)
-    assert (law.least, law.most, law.median, law.canvas_spread) == (12, 12, 12.0, 0.0)
+    assert (law.least, law.most, law.median, law.request_spread, law.canvas_spread) == (12, 12, 12.0, 0.0, 0.0)
     assert "60 canvases of 12 requests, all ended by their requests' limits: all took 12" in law.source
 
 
