@@ -32,7 +32,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from compare import table
+from compare import difference, play, table
 from scenarios import draw
 
 HERE = Path(__file__).parent
@@ -168,7 +168,7 @@ def compare(name: str, release: str, folder: Path, count: int, seed: int, out: P
 
 
 def keep(out: Path, file: Path, family: str) -> None:
-    """Two recordings a variation for tests/engine/test_oracles.py: the shortest that preempt.
+    """Two identical recordings a variation for tests/engine/test_oracles.py: the shortest that preempt.
 
     SGLang never preempts: the shortest of a dozen requests or more, and all published runs.
     """
@@ -179,9 +179,10 @@ def keep(out: Path, file: Path, family: str) -> None:
         steps = json.loads(recording).get("steps", ())
         preempts = any(step.get("preempted") for step in steps)
         many = family == "sglang-published" or len(json.loads(scenario)["requests"]) >= 12
-        if preempts or (family.startswith("sglang") and many):
+        wanted = (preempts or (family.startswith("sglang") and many)) and len(held.get(variation, ())) < 2
+        if wanted and difference(json.loads(recording), play(json.loads(scenario))) is None:
             held.setdefault(variation, []).append(f"{scenario}\n{recording}\n")
-    text = "".join(pair for pairs in held.values() for pair in pairs[:2])
+    text = "".join(pair for pairs in held.values() for pair in pairs)
     file.write_bytes(lzma.compress(text.encode(), preset=9))
 
 
