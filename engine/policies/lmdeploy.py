@@ -370,9 +370,12 @@ def order_by_update(replica: Replica, policy: GroupState) -> None:
 
 @rule
 def steady_batch(replica: Replica, policy: AnyPolicy) -> int:
-    """A batch only takes more pages: requests that had to wait wait until a sequence ends."""
+    """A batch only takes more pages: requests that had to wait wait until a sequence ends.
+
+    Unless pages were given back from outside since the step began.
+    """
     counters = replica.counters
-    if counters.num_preempted > 0:
+    if counters.num_preempted > 0 or counters.pages_held < counters.pages:
         return NO
     if counters.waiting > 0:
         return WHATEVER

@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import dataclass, replace
-from functools import partialmethod
+from functools import partial, partialmethod
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from dsim.engine.core import PAUSED, answers_of
 from dsim.engine.engine import Engine
 from dsim.engine.hooks import steady
 from dsim.engine.jit import rule
-from dsim.engine.journal import StepRecorder, StepTotals
+from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
 from dsim.engine.latency import CacheOverhead
 from dsim.engine.policies.lmdeploy import Continuous
 from dsim.engine.policy import PRESETS, parse
@@ -313,6 +313,23 @@ def test_passes_with_the_same_work_are_run_at_once(spec: str, monkeypatch: pytes
     singly = SINGLY[spec]
     assert reasons.count(PAUSED) == (steps if singly is None else singly)
     assert steps == 64 or singly is None
+
+
+def test_pages_that_come_back_while_a_step_runs_let_a_request_in() -> None:
+    setting = Setting(parse("ar,num_pages=10,page_size=4"), toy_profile(latency=SECOND))
+    trace = toy_trace([0, 0, 0], [4, 12, 4], [20, 4, 4])
+    engine, model = setting.engine(RequestTable(3)), setting.step_model(setting.draws(0, trace))
+    run = partial(engine.run, draws=model.arrays, cost=model.cost)
+    engine.submit(trace.request(0))
+    now = run(0.0, 0.5)
+    assert engine.reserve(2, 4, 28)
+    engine.submit(trace.request(1))
+    now = run(now, now + 2.5)
+    assert engine.in_step
+    assert engine.num_waiting == 1
+    engine.unreserve(2, 4, 28)
+    run(now, np.inf)
+    assert engine.table["scheduled"][1] == now == 4
 
 
 class Kept:
