@@ -281,15 +281,15 @@ def leave_early(replica: Replica, policy: AnyPolicy, early: bool) -> None:
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
-        if sequence.finished and sequence.in_flight:
-            if early:
-                give_back(replica, policy, slot)
-        elif sequence.finished:
-            if sequence.pages == 0 and sequence.phase != IDLE:  # preempted during its last step
+        if sequence.finished:
+            leaves = not sequence.in_flight
+            if leaves and sequence.pages == 0 and sequence.phase != IDLE:  # preempted during its last step
                 unqueue(replica, slot)
-            give_back(replica, policy, slot)  # in row order, the order of evicting idle pages
-            replica.lists[SCRATCH, num] = slot
-            num += 1
+            if leaves or early:
+                give_back(replica, policy, slot)  # in row order, the order of evicting idle pages
+            if leaves:
+                replica.lists[SCRATCH, num] = slot
+                num += 1
         elif sequence.pages == 0:
             replica.lists[FREED, counters.num_freed] = sequence.request
             counters.num_freed += 1

@@ -297,10 +297,13 @@ def _serve(
     requests, and steps of a replica.
     """
     last = min(len(inbox.times), taken[0] + most)
-    while taken[0] < last and inbox.times[taken[0]] <= horizon:
-        time = inbox.times[taken[0]]
-        code = _run_due(states, due, replica, policy, draws, cost, journal, -np.inf, time, most)
-        if code >= 0:
+    while True:  # `_run_due` stands here once: each call of it is compiled for itself
+        comes = taken[0] < len(inbox.times) and inbox.times[taken[0]] <= horizon
+        if comes and taken[0] == last:
+            return PAUSED  # reads as the first replica's: Python may stop the run, or calls again
+        time = inbox.times[taken[0]] if comes else horizon
+        code = _run_due(states, due, replica, policy, draws, cost, journal, -np.inf if comes else now, time, most)
+        if code >= 0 or not comes:
             return code
         request = inbox.requests[taken[0]]
         if taken[1] < 0:  # a router with a memory is asked once
@@ -314,9 +317,6 @@ def _serve(
             due[at] = time
         taken[0] += 1
         taken[1] = -1
-    if taken[0] < len(inbox.times) and inbox.times[taken[0]] <= horizon:
-        return PAUSED  # reads as the first replica's: Python may stop the run, or calls again
-    return _run_due(states, due, replica, policy, draws, cost, journal, now, horizon, most)
 
 
 @rule

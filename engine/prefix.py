@@ -530,10 +530,10 @@ def let_go(replica: Replica, policy: SharedState, slot: int) -> None:
     counters.pages_held -= (
         sequence.pages - own.shared + sequence.window_pages - groups * max(0, int(own.shared) - int(own.gone))
     )
-    for group in range(1, groups + 1):
-        _let_go_pages(replica, policy, slot, group, int(own.gone), int(own.shared))
-    # The models with windows begin with such a layer.
-    _let_go_pages(replica, policy, slot, 0, 0, int(own.shared))
+    for k in range(1, groups + 2):
+        # The models with windows begin with such a layer.
+        group = k if k <= groups else 0
+        _let_go_pages(replica, policy, slot, group, int(own.gone) if group > 0 else 0, int(own.shared))
     own.shared = 0
     own.gone = 0
     sequence.pages = 0

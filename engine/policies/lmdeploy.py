@@ -14,6 +14,7 @@ from ..admission import (
     preempt,
     prefill_length,
     release,
+    take_next,
 )  # fmt: skip
 from ..commits import MOST_STEPS
 from ..errors import PolicyError
@@ -149,22 +150,21 @@ def decide_continuous(replica: Replica, policy: GroupState) -> int:
         counters.num_rows = counters.num_group
         kind = DECODE_STEP
     else:
-        kind = counters.next_kind
-        if kind == NOTHING:
-            kind = _decide(replica, policy, ROWS, NOTHING)
-            if kind == NOTHING:
-                return kind
-        else:
-            copy_list(replica, NEXT, ROWS, counters.num_next)
-            counters.num_rows = counters.num_next
-            counters.next_kind = NOTHING
-        if kind == DECODE_STEP:
+        kind = take_next(replica)
+    while True:  # `_decide` stands here once: each call of it is compiled for itself
+        ahead = kind != NOTHING
+        if kind == DECODE_STEP and counters.num_group < 0:
             copy_list(replica, ROWS, GROUP, counters.num_rows)
             counters.num_group = counters.num_rows
             counters.loops_left = fields.group_steps
-    if fields.decide_ahead and (kind == PREFILL_STEP or counters.loops_left == 1):
-        counters.next_kind = _decide(replica, policy, NEXT, kind)
-    return kind
+        if ahead and not (fields.decide_ahead and (kind == PREFILL_STEP or counters.loops_left == 1)):
+            return kind
+        found = _decide(replica, policy, NEXT if ahead else ROWS, kind)
+        if ahead:
+            counters.next_kind = found
+        if ahead or found == NOTHING:
+            return kind
+        kind = found
 
 
 @rule

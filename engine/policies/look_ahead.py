@@ -86,7 +86,7 @@ ORDERS = ("size", "fifo")
 BY_SIZE = ORDERS.index("size")
 
 # A prefill's order (_PrefillTurnPolicy): arrival; shortest first, no long prompts; one long, then shortest first.
-FIRST_COME, SHORT, LONG = range(3)
+FIRST_COME, SHORT, LONG, NO_TURN = range(4)
 SHORTS, LONGS = 1 << 28, 1 << 30  # sort keys begin here: int32
 TAKEN = -2  # in place of an entry's slot
 
@@ -162,16 +162,19 @@ def decide_look_ahead(replica: Replica, policy: AnyPolicy) -> int:
     """Run the step decided ahead, or decide; then decide ahead as if every row in flight continued."""
     counters = replica.counters
     kind = take_next(replica)
-    if kind == NOTHING:
-        kind = _look(replica, policy, ROWS)
-    if kind == PREFILL_STEP:  # the next chunk may be decided before this one is planned
-        _note_prompts(replica, policy, ROWS, counters.num_rows)
-    if kind != NOTHING:
-        counters.next_kind = _look(replica, policy, NEXT)
-        if counters.next_kind == PREFILL_STEP and replica.lists[NEXT, 0] != replica.lists[ROWS, 0]:  # for Engine.ahead
-            _note_prompts(replica, policy, NEXT, counters.num_next)
-        keep_rows(replica)
-    return kind
+    while True:  # `_look` stands here once: each call of it is compiled for itself
+        ahead = kind != NOTHING
+        if kind == PREFILL_STEP:  # the next chunk may be decided before this one is planned
+            _note_prompts(replica, policy, ROWS, counters.num_rows)
+        found = _look(replica, policy, NEXT if ahead else ROWS)
+        if ahead:
+            counters.next_kind = found
+            if found == PREFILL_STEP and replica.lists[NEXT, 0] != replica.lists[ROWS, 0]:  # for Engine.ahead
+                _note_prompts(replica, policy, NEXT, counters.num_next)
+            keep_rows(replica)
+        if ahead or found == NOTHING:
+            return kind
+        kind = found
 
 
 @rule
@@ -193,29 +196,25 @@ def _look(replica: Replica, policy: LookAheadState, to: int) -> int:
     prefers_prompts = _prefers_prompts(replica, policy, last)
     due = record.short_turns >= fields.opt_ttft_short_turns
     put_off = long >= 0 and not last and record.after_chunk  # decoding rows come before the next chunk
-    tried_short = False
-    num = 0
-    if long >= 0 and not put_off:
-        if not last and not due:
-            num = _admit(replica, policy, to, SHORT)
-        if num == 0:
-            num = _next_chunk(replica, policy, to, long)
+    first, then = NO_TURN, NO_TURN
+    if long >= 0 and not last and not due:
+        first = SHORT
     elif long < 0 and prefers_prompts:
-        some_long = _some_long(replica, policy)
-        if some_long and not due:
-            num = _admit(replica, policy, to, SHORT)
-            tried_short = True
-        if num == 0:
-            num = _admit(replica, policy, to, LONG if some_long else FIRST_COME)
-        if num == 0 and some_long and not tried_short:
-            num = _admit(replica, policy, to, SHORT)
-    prefills = num > 0
-    if num == 0:
-        num = _grow(replica, policy, to, long)
-    if num == 0 and put_off:
-        if not due:
-            num = _admit(replica, policy, to, SHORT)
-        if num == 0:
+        first = FIRST_COME
+        if _some_long(replica, policy):
+            first, then = (LONG, SHORT) if due else (SHORT, LONG)
+    num = 0
+    prefills = False
+    for grows in (put_off, not put_off):
+        if num > 0:
+            break
+        if grows:
+            num = _grow(replica, policy, to, long)
+            continue
+        for turn in (first, then):
+            if num == 0 and turn != NO_TURN:
+                num = _admit(replica, policy, to, turn)
+        if num == 0 and long >= 0:
             num = _next_chunk(replica, policy, to, long)
         prefills = num > 0
     if to == ROWS:

@@ -226,15 +226,21 @@ def decide_budget(replica: Replica, policy: BudgetState) -> int:
     """Run the step decided ahead, or decide; then decide ahead if configured."""
     counters, fields = replica.counters, policy.fields
     kind = take_next(replica)
-    if kind == NOTHING:
-        kind = _fill(replica, policy, ROWS)
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
-        begin_row(replica, policy, slot)
-    if fields.async_scheduling and kind != NOTHING:
-        counters.next_kind = _fill(replica, policy, NEXT)
-        keep_rows(replica)
-    return kind
+    while True:  # `_fill` stands here once: each call of it is compiled for itself
+        ahead = kind != NOTHING
+        if ahead:
+            for i in range(counters.num_rows):
+                slot = replica.lists[ROWS, i]
+                begin_row(replica, policy, slot)
+            if not fields.async_scheduling:
+                return kind
+        found = _fill(replica, policy, NEXT if ahead else ROWS)
+        if ahead:
+            counters.next_kind = found
+            keep_rows(replica)
+        if ahead or found == NOTHING:
+            return kind
+        kind = found
 
 
 @rule

@@ -260,8 +260,9 @@ def commit_block(replica: Replica, policy: BlockState, now: float) -> None:
             sequence = replica.sequences[slot]
             if sequence.phase == PREFILL and sequence.left == 0 and sequence.stop == sequence.prompt:
                 finish(replica, slot, now)
-    while _advance(replica, policy, now) and width > block:
-        pass  # with streaming the next block may be complete too
+    moved = True
+    while moved:  # with streaming the next block may be complete too
+        moved = _advance(replica, policy, now) and width > block
 
 
 @rule

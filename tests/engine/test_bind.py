@@ -1,5 +1,6 @@
 """Rules bound into one: each placeholder in it stands for the rule that answers it, however deep it is called."""
 
+import dis
 import fcntl
 import threading
 from pathlib import Path
@@ -8,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dsim.engine.core import _RULES, answers_of
 from dsim.engine.errors import PolicyError
-from dsim.engine.jit import JIT, bind, rule
+from dsim.engine.jit import JIT, _is_rule, bind, rule
 from dsim.engine.numba_parts import _type_of
+from dsim.engine.policy import PRESETS, parse
 
 compiled = pytest.mark.skipif(not JIT, reason="rules run as plain Python: nothing is compiled")
 
@@ -115,3 +118,23 @@ def test_what_another_process_compiles_is_waited_for(tmp_path: Path, monkeypatch
         assert found == []
     second.join()
     assert found == [91]
+
+
+def sizes(rule: Any, answers: dict[int, Any], found: dict[Any, tuple[int, int]]) -> tuple[int, int]:
+    """A rule's instructions, and those with all that it calls: a rule is compiled into each place that calls it."""
+    if rule not in found:
+        plain = getattr(rule, "py_func", rule)
+        code = list(dis.get_instructions(plain.__code__))
+        called = [plain.__globals__.get(i.argval) for i in code if i.opname == "LOAD_GLOBAL"]
+        rules = [answers.get(id(value), value) for value in called if _is_rule(value)]
+        found[rule] = len(code), len(code) + sum(sizes(each, answers, found)[1] for each in rules)
+    return found[rule]
+
+
+@pytest.mark.parametrize("spec", PRESETS)
+def test_a_policy_s_rules_are_compiled_into_few_places(spec: str) -> None:
+    answers = {id(placeholder): answer for placeholder, answer in answers_of(parse(spec)).items()}
+    for entry in ("run", "serve"):
+        found: dict[Any, tuple[int, int]] = {}
+        inlined = sizes(_RULES[entry], answers, found)[1]
+        assert inlined < 2 * sum(own for own, _ in found.values()), "large code takes long to compile"
