@@ -23,17 +23,19 @@ MOST_WORKERS = 8  # each loads PyTorch: more would want memory rather than cores
 # they share, and the others find it compiled.
 COMPILING = (
     "tests/engine/test_golden.py",
+    "tests/sim/test_ahead.py",
     "tests/engine/test_run.py",
     "tests/engine/test_prefix.py",
-    "tests/live/test_ahead.py",
+    "tests/engine/test_threshold.py",
+    "tests/sim/test_failures.py",
     "tests/planner/test_outside.py",
     "tests/comparison/test_logged.py",
     "tests/cli/test_own_policy.py",
 )
 # Then the longest, so that no worker is left alone with one of them at the end.
 LONGEST = ("tests/test_clean.py", "tests/kernels/test_warm.py", "tests/kernels/test_compile.py")
-# Last what would otherwise have compiled policies before those.
-REPLAYING = ("tests/planner/",)
+# Last what would otherwise have compiled policies before those, in processes that share none of their rules.
+REPLAYING = ("tests/planner/", "tests/following/", "tests/report/test_html.py")
 
 # In a new environment workers make bytecode of what they import: each begins with another of these.
 LIBRARIES = ("torch", "scipy.stats", "pandas")

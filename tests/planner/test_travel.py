@@ -48,6 +48,7 @@ def scenarios(here: Path) -> list[Scenario]:
     ]
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_a_scenario_runs_where_none_of_its_files_is(here: Path) -> None:
     before = scenarios(here)
     expected = [(asked_of(one), one.run().to_json()) for one in before]
