@@ -23,7 +23,7 @@ SHRUNK = (
     ("live trace.jsonl", ""),
     ("live", "--num-requests 3 --rate 50 --lengths fixed:32,32"),
     ("plan", "--num-requests 100 --jobs 1"),
-    ("profile --model", "--budget 3s --max-batch 4 --thresholds 0.9"),
+    ("profile --model", "--budget 1s --max-batch 4 --thresholds 0.9"),
     ("replay trace.jsonl", ""),
     ("replay", "--num-requests 20"),
     ("serve", "--port 0"),

@@ -52,9 +52,9 @@ def test_the_fleets_file_is_read_as_the_same_fleet(tmp_path: Path) -> None:
 
 def test_a_plan_with_a_link_finds_the_cheapest_split_fleet(tmp_path: Path) -> None:
     trace, out = tmp_path / "some.csv", tmp_path / "plan"
-    load("azure-conv").head(300).to_frame().to_csv(trace, index=False)
+    load("azure-conv").head(120).to_frame().to_csv(trace, index=False)
     asked = ["plan", str(trace), "--rate", "8", "--policy", "lmdeploy-bd32", "--profile", "h100-sdar-8b", "--as-given"]
-    asked += ["--num-requests", "300", "--slo", "ttft=2s", "--attainment", "90%", "--max-replicas", "4"]
+    asked += ["--num-requests", "120", "--slo", "ttft=2s", "--attainment", "90%", "--max-replicas", "4"]
     done = dsim(*asked, "--link", "450GB/s,10us", "--jobs", "1", "-o", str(out))
     assert done.code == 0, done.err
     found = json.loads((out / "plan.json").read_text())["split"]
@@ -66,7 +66,7 @@ def test_a_plan_with_a_link_finds_the_cheapest_split_fleet(tmp_path: Path) -> No
     assert ("Split: " if found["pays"] else "Not split: ") in done.out
     planned = dsim_plan(
         str(trace), ["ttft=2s"], rate=8, policies=["lmdeploy-bd32"], profiles=["h100-sdar-8b"], as_given=True,
-        num_requests=300, attainment=0.9, max_replicas=4, links=["450GB/s,10us"], jobs=1,
+        num_requests=120, attainment=0.9, max_replicas=4, links=["450GB/s,10us"], jobs=1,
     )  # fmt: skip
     assert planned.split is not None
     assert json.loads(json.dumps(planned.to_json()["split"])) == found

@@ -280,7 +280,7 @@ def test_leaps_end_where_steps_do(spec: str, emit: str, monkeypatch: pytest.Monk
     packing = CacheOverhead("SparseCache", "pack", 0.01, 1e-5)  # costs more than a full pass over the same tokens
     changes = {"cache_overhead": (packing,)} if spec in PASSES else {}
     setting = Setting(parse(spec), golden.profile_of(parse(spec), **changes))
-    hows: list[dict[str, Any]] = [{}, {"replicas": 2}, {"drain": False}, {"concurrency": 9}]
+    hows: list[dict[str, Any]] = [{"replicas": 2}, {"drain": False}, {"concurrency": 9}]
     if not spec.startswith(("sglang", *PASSES)):  # compiled anew for it
         hows += [{"replicas": 2, "router": "jsq"}]
     for how in hows:

@@ -162,7 +162,7 @@ HOW: list[dict[str, Any]] = [{}, {"concurrency": 5}, {"sessions": True}]
 def test_journals_replay_through_moves_drains_and_failures(
     policy: str, schedule: str | None, how: dict[str, Any]
 ) -> None:
-    rng, n = np.random.default_rng(5), 60
+    rng, n = np.random.default_rng(5), 36
     arrival = np.cumsum(rng.exponential(0.8, n))
     trace = toy_trace(arrival - arrival[0], rng.integers(1, 60, n), rng.integers(1, 12, n))
     trace = replace(trace, extras={"session_id": [f"s{i % 7}" for i in range(n)]})
