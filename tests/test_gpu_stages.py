@@ -131,6 +131,11 @@ def came_back(folder: Path, pretended: bool = False, valid: bool = True) -> None
         " graphs    1 x 32      7.71 ms, device     7.09 ms, floor    5.25 ms:  1.35 times, asked at most 1.30\n"
         "  eager    1 x 32     20.79 ms, device    19.90 ms, floor    5.25 ms:  3.79 times, asked at most 1.30\n"
     )
+    smoke = folder / "smoke"
+    smoke.mkdir()
+    (folder / "smoke.json").write_text(json.dumps(record | {"stage": "smoke", "seconds": 9.9, "parts": []}))
+    (smoke / "executor.txt").write_text("====== 3 passed in 1.2s ======\n")
+    (smoke / "kernels.json").write_text(json.dumps({"cases": []}))
     case = {
         "name": "swiglu",
         "shape": "64 tokens",
@@ -170,6 +175,8 @@ def test_what_came_back_is_written_between_the_pages_marks_and_again_in_its_plac
         assert done.returncode == 0, done.stderr
     every = (tree / "benchmarks/gpu.md").read_text()
     assert "|kernels|NVIDIA H100 80GB HBM3|580.1|61 s|1980 (1755 to 1980)|600 (300 to 700)||power cap 25%|" in every
+    assert "|smoke|NVIDIA H100 80GB HBM3|580.1|10 s|" in every
+    assert "- executor: 3 passed in 1.2s\n" in every
     assert "|1 x 32|5.25 ms|7.09 ms, 1.35|19.9 ms, 3.79|" in every
     assert "|`compact`|1|WRONG||||" in every
     assert "|1 x 32|`nvjet<128, 64>`|products|180|27.8 us|71.4%|" in every
@@ -196,7 +203,7 @@ def test_figures_that_were_pretended_are_refused_and_so_is_the_name_of_a_profile
 ) -> None:
     came_back(tmp_path / "back", pretended=True)
     done = merge(tmp_path / "back", "--root", tree)
-    said = f"{tmp_path / 'back'}: kernels pretended on a CPU, expected a GPU's figures\n"
+    said = f"{tmp_path / 'back'}: smoke, kernels pretended on a CPU, expected a GPU's figures\n"
     assert (done.returncode, done.stderr) == (2, said)
     shutil.copy(ROOT / "profiler" / "profiles" / "h100-sdar-8b.json", tree / "profiler" / "profiles" / "h100-here.json")
     done = merge(tmp_path / "back", "--root", tree, "--pretended")
