@@ -11,7 +11,7 @@ import pytest
 
 from dsim.engine.core import _RULES, answers_of
 from dsim.engine.errors import PolicyError
-from dsim.engine.jit import JIT, _is_rule, bind, rule
+from dsim.engine.jit import JIT, bind, is_rule, rule
 from dsim.engine.numba_parts import _type_of
 from dsim.engine.policy import PRESETS, parse
 
@@ -126,7 +126,7 @@ def sizes(rule: Any, answers: dict[int, Any], found: dict[Any, tuple[int, int]])
         plain = getattr(rule, "py_func", rule)
         code = list(dis.get_instructions(plain.__code__))
         called = [plain.__globals__.get(i.argval) for i in code if i.opname == "LOAD_GLOBAL"]
-        rules = [answers.get(id(value), value) for value in called if _is_rule(value)]
+        rules = [answers.get(id(value), value) for value in called if is_rule(value)]
         found[rule] = len(code), len(code) + sum(sizes(each, answers, found)[1] for each in rules)
     return found[rule]
 
