@@ -32,7 +32,7 @@ COMPILING = (
     "tests/comparison/test_logged.py",
     "tests/cli/test_own_policy.py",
 )
-# Then the longest, so that no worker is left alone with one of them at the end.
+# The longest begin another worker's share, so that none is left alone with one of them at the end.
 LONGEST = ("tests/test_clean.py", "tests/kernels/test_warm.py", "tests/kernels/test_compile.py")
 # Last what would otherwise have compiled policies before those, in processes that share none of their rules.
 REPLAYING = ("tests/planner/", "tests/following/", "tests/report/test_html.py")
@@ -116,11 +116,14 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What others wait for first; the rest as it is written, which keeps a file's shared worlds together."""
 
-    def place(item: pytest.Item) -> tuple[int, bool, bool]:
+    def place(item: pytest.Item) -> tuple[int, bool]:
         first = next((i for i, name in enumerate(COMPILING) if item.nodeid.startswith(name)), len(COMPILING))
-        return first, not item.nodeid.startswith(LONGEST), item.nodeid.startswith(REPLAYING)
+        return first, item.nodeid.startswith(REPLAYING)
 
-    items.sort(key=place)
+    rest = sorted((item for item in items if not item.nodeid.startswith(LONGEST)), key=place)
+    longest = [item for item in items if item.nodeid.startswith(LONGEST)]
+    share = len(items) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    items[:] = rest[:share] + longest + rest[share:]
 
 
 # What imports leave is looked through once and not again at every collection: it is never garbage.
