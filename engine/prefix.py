@@ -73,6 +73,7 @@ class Pool(Record):
     queries: I8  # prompt tokens looked up
     hits: I8  # ... and found
     logged: I8  # rows of `Cache.log`
+    evicted: I8  # pages, ever
 
 
 ENTRY, POOL = dtype_of(Entry), dtype_of(Pool)
@@ -627,6 +628,7 @@ def _evict(policy: AnyPolicy) -> None:
         policy.cache.entries[before].next = entry.next
     entry.next = counts.unused
     counts.unused = at
+    counts.evicted += 1
 
 
 @rule

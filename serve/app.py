@@ -24,6 +24,7 @@ from ..engine.errors import SHOWN, cut
 from ..files.read import json_of
 from . import metrics
 from .fleet import Emission, Fleet, RefusedError, Stream
+from .http_counts import HttpCounts
 from .words import Pieces, Words
 
 DEFAULT_MAX_TOKENS = {"text_completion": 16, "chat.completion": 256}
@@ -51,26 +52,31 @@ class Settings:
 
 def application(fleet: Fleet, words: Words, settings: Settings) -> Starlette:
     """It serves no files and allows no cross-origin requests."""
-    routes = _Routes(fleet, words, settings)
+    answers = _Routes(fleet, words, settings)
+    routes = [
+        Route("/v1/completions", answers.completions, methods=["POST"]),
+        Route("/v1/chat/completions", answers.chat, methods=["POST"]),
+        Route("/v1/models", answers.models),
+        Route("/server_info", answers.server_info),
+        Route("/get_server_info", answers.server_info),
+        Route("/reset_prefix_cache", answers.reset_prefix_cache, methods=["POST"]),
+        Route("/flush_cache", answers.flush_cache, methods=["GET", "POST"]),
+        Route("/health", answers.health),
+        Route("/metrics", answers.metrics),
+    ]
+    paths = [route.path for route in routes]
+    middleware = [Middleware(HttpCounts, tallies=fleet.tallies, paths=paths, clock=fleet.clock)]
+    if settings.hosts is not None:
+        middleware.append(Middleware(_KnownHosts, hosts=settings.hosts))
     return Starlette(
-        routes=[
-            Route("/v1/completions", routes.completions, methods=["POST"]),
-            Route("/v1/chat/completions", routes.chat, methods=["POST"]),
-            Route("/v1/models", routes.models),
-            Route("/server_info", routes.server_info),
-            Route("/get_server_info", routes.server_info),
-            Route("/reset_prefix_cache", routes.reset_prefix_cache, methods=["POST"]),
-            Route("/flush_cache", routes.flush_cache, methods=["GET", "POST"]),
-            Route("/health", routes.health),
-            Route("/metrics", routes.metrics),
-        ],
+        routes=routes,
         exception_handlers={
             RefusedError: _refused,
             Exception: lambda request, error: _error(500, FAULT),
             404: lambda request, error: _error(404, f"there is no {request.url.path[:80]}"),
             405: lambda request, error: _error(405, f"{request.method} is not for {request.url.path[:80]}"),
         },
-        middleware=[] if settings.hosts is None else [Middleware(_KnownHosts, hosts=settings.hosts)],
+        middleware=middleware,
     )
 
 

@@ -21,6 +21,7 @@ from ..engine.prefix import ENTRY, NONE, Cache, ToldPrefixes
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
 from ..profiler.frontend import NO_FRONT_END, FrontEnd, Queue
+from ..profiler.profile import MemoryModel
 from ..sim.routers.router import Router
 from .access import AccessLog
 from .clock import Clock
@@ -28,6 +29,7 @@ from .listeners import EndedStep, Listeners
 from .metric import Face
 from .metrics import face_of
 from .replica import Ids, Replica
+from .tallies import Tallies
 from .watch import Sent, Watch
 
 _log = logging.getLogger("dsim.serve")
@@ -97,11 +99,14 @@ class Fleet:
         self, engines: Sequence[Engine], router: Router, table: RequestTable, clock: Clock, *, max_waiting: int,
         draws: CommitDraws | None = None, append: Append | None = None, prefixes: ToldPrefixes | None = None,
         vocab: int | None = None, front: FrontEnd = NO_FRONT_END, face: Face | None = None, simulates: bool = False,
+        memory: MemoryModel | None = None,
     ) -> None:  # fmt: skip
         self.engines = list(engines)
         policy = self.engines[0].policy
         self.face = face or face_of(policy.name)
         self.metrics = [m for m in self.face.metrics if m.only in (None, policy.rows.commits)]
+        self.tallies = Tallies(self.metrics, self.engines[0].limits.context_limit)  # of the server, not of a replica
+        self.memory = memory
         self.clock = clock
         self.simulates = simulates
         self.access: AccessLog | None = None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .metric import Face, counter, gauge, histogram
+from .metric import Face, Metric, Shown, counter, gauge, histogram, no_labels
 from .vllm_metrics import GAP, STEP_TOKENS, TTFT, WHOLE
 
 if TYPE_CHECKING:
+    from .fleet import Fleet
     from .replica import Replica
 
 PACE = (0.005, *GAP)
@@ -28,7 +29,15 @@ def _routed(replica: Replica) -> int:
     return min(replica.engine.num_running + replica.num_queued, replica.engine.limits.max_batch)
 
 
+def _none_yet(fleet: Fleet, replica: Replica) -> Shown:
+    return {}
+
+
 METRICS = (
+    Metric(
+        "lmdeploy:backend_config_info", "gauge", lambda fleet, r: 0 if r.engine.replica else 1,
+        "Settings, which the release leaves empty.", scope="process",
+    ),
     gauge("lmdeploy:num_requests_succeeded", lambda fleet, r: r.watch.num_done, "Requests that were served."),
     gauge("lmdeploy:num_requests_failed", lambda fleet, r: r.watch.num_cancelled, "Requests that were cancelled."),
     gauge("lmdeploy:num_requests_running", lambda fleet, r: r.engine.num_running, "Requests that hold pages."),
@@ -48,6 +57,14 @@ METRICS = (
     *(
         gauge(f"lmdeploy:spec_decode_mean_accept_{name}", lambda fleet, r: 0, f"Speculative decoding: mean {name}.")
         for name in ("rate", "length")
+    ),
+    counter(
+        "lmdeploy:spec_decode_num_accepted_tokens_per_pos_total", _none_yet,
+        "Speculative decoding: accepted_tokens by position, none.", ("position",),
+    ),
+    gauge(
+        "lmdeploy:spec_decode_per_position_accept_rate", _none_yet,
+        "Speculative decoding: accepted share by position, none.", ("position",),
     ),
     gauge(
         "lmdeploy:gpu_cache_usage_perc", lambda fleet, r: r.engine.pages_held / r.engine.limits.num_pages,
@@ -82,6 +99,6 @@ METRICS = (
 
 LMDEPLOY = Face(
     "lmdeploy", "LMDeploy 0.18.0", METRICS,
-    lambda model, index, count: {"model_name": model, "engine": str(index)}, ("model_name",), lambda fleet, model: None,
-    handles=True,
+    {"engine": lambda model, index, count: {"model_name": model, "engine": str(index)}, "process": no_labels},
+    lambda fleet, model: None, handles=True,
 )  # fmt: skip

@@ -13,23 +13,25 @@ if TYPE_CHECKING:
 Values = tuple[str, ...]  # of a metric's labels
 Shown = float | Mapping[Values, float]
 NO_LABELS: Mapping[str, str] = {}
+OWN = ("engine", "bare")  # scopes whose series are one replica's
 
 
 @dataclass(frozen=True)
 class Metric:
     """One metric of a release.
 
-    value: a quantity that tallies count, or a function called at each request. labels: besides the scope's. edges: of a
-    histogram; None: 1, 2, 5, 10 ... up to the context limit. seeded: label values shown before anything is counted.
+    value: a quantity that tallies count, or a function called at each request. labels: in addition to the scope's.
+    edges: of a histogram; None: 1, 2, 5, 10 ... up to the context limit. scope: a key of Face.scopes; series of scopes
+    other than OWN are sums over replicas. seeded: label values shown before anything is counted.
     """
 
     name: str
-    kind: Literal["gauge", "counter", "histogram"]
+    kind: Literal["gauge", "counter", "histogram", "summary"]
     value: str | Callable[[Fleet, Replica], Shown]
     about: str
     labels: tuple[str, ...] = ()
     edges: tuple[float, ...] | None = None
-    scope: Literal["engine", "server", "bare"] = "engine"
+    scope: str = "engine"
     seeded: tuple[Values, ...] = ()
     only: Literal["masks", "tokens"] | None = None  # for policies whose rows commit these
 
@@ -48,10 +50,16 @@ class Face:
     engine: str
     release: str
     metrics: tuple[Metric, ...]
-    labels: Callable[[str, int, int], Mapping[str, str]]  # of an engine, by model, index and number of engines
-    server_labels: tuple[str, ...]  # of metrics of the whole server
+    scopes: Mapping[str, Callable[[str, int, int], Mapping[str, str]]]  # labels by model, index and number of engines
     settings: Callable[[Fleet, str], dict[str, Any] | None]  # content of /server_info; None: no such route
     handles: bool = False  # a request waits for one of max_batch handles, and its latencies begin with it
+    one_process: bool = True  # its page has the metrics of its own process: Python, memory, files
+    dated: bool = False  # counters, histograms and summaries have `_created` series
+
+
+def no_labels(model: str, index: int, count: int) -> Mapping[str, str]:
+    """The labels of a scope without any."""
+    return NO_LABELS
 
 
 def gauge(name: str, value: Callable[[Fleet, Replica], Shown], about: str, labels: tuple[str, ...] = ()) -> Metric:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import DsimError
-from .metric import Face, Metric, Shown, Values
+from .metric import OWN, Face, Metric, Values
 from .tallies import Buckets
 
 if TYPE_CHECKING:
@@ -46,11 +46,18 @@ class _Collector:
         self._model = model
 
     def collect(self) -> Iterator[Family]:
-        """The face's metrics, and three of dsim's own that show that time is simulated."""
+        """The face's metrics, those of this process, and three of dsim's own that show that time is simulated."""
+        from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR
         from prometheus_client.metrics_core import GaugeMetricFamily
 
+        if self._fleet.face.one_process:
+            for collector in (GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR):
+                yield from collector.collect()
         for metric in self._fleet.metrics:
-            yield self._family(metric)
+            family = self._family(metric)
+            # prometheus_client's page of several processes lacks metrics without a series.
+            if family.samples or self._fleet.face.one_process:
+                yield family
         if self._fleet.simulates:
             labels = {"dsim_speed": f"{self._fleet.clock.speed:g}", "engine": self._fleet.face.release}
             info = GaugeMetricFamily(
@@ -68,45 +75,52 @@ class _Collector:
             )  # fmt: skip
 
     def _family(self, metric: Metric) -> Family:
-        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+        from prometheus_client import metrics_core
+        from prometheus_client.utils import floatToGoString
 
         replicas, face = self._fleet.replicas, self._fleet.face
-        each = [dict(face.labels(self._model, i, len(replicas))) for i in range(len(replicas))]
-        names = list(each[0]) if metric.scope == "engine" else list(face.server_labels)
-        if metric.scope == "bare":
-            names = ["engine"]
-        kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
-        family: Any = kinds[metric.kind](metric.name, metric.about, labels=[*names, *metric.labels])
-        groups = [[replica] for replica in replicas] if metric.scope != "server" else [list(replicas)]
+        each = [face.scopes[metric.scope](self._model, i, len(replicas)) for i in range(len(replicas))]
+        names = [*each[0], *metric.labels]
+        made: Any = getattr(metrics_core, f"{metric.kind.capitalize()}MetricFamily")
+        family = made(metric.name, metric.about, labels=names)
+        groups = [[replica] for replica in replicas] if metric.scope in OWN else [list(replicas)]
         for labels, group in zip(each, groups, strict=False):
-            own = [labels[name] for name in names]
             for values, shown in self._shown(metric, group).items():
-                if isinstance(shown, Buckets):
-                    ends = [*map(str, shown.edges), "+Inf"]
-                    family.add_metric([*own, *values], list(zip(ends, shown.cumulative, strict=True)), shown.sum)
+                series = [*labels.values(), *values]
+                if not isinstance(shown, Buckets):
+                    family.add_metric(series, shown)
+                elif metric.kind == "summary":
+                    family.add_metric(series, shown.cumulative[-1], shown.sum)
                 else:
-                    family.add_metric([*own, *values], shown)
+                    ends = [*map(floatToGoString, shown.edges), "+Inf"]
+                    family.add_metric(series, list(zip(ends, shown.cumulative, strict=True)), shown.sum)
+                if face.dated and metric.kind != "gauge":
+                    begun = dict(zip(names, series, strict=True))
+                    family.add_sample(f"{family.name}_created", begun, self._fleet.clock.opened)
         found: Family = family
         return found
 
-    def _shown(self, metric: Metric, group: Iterable[Replica]) -> Mapping[Values, float | Buckets]:
+    def _shown(self, metric: Metric, group: Sequence[Replica]) -> Mapping[Values, float | Buckets]:
         """A metric's values by labels, summed over replicas."""
-        total: dict[Values, float | Buckets] = {}
-        for replica in group:
-            tallies = replica.watch.tallies
-            if metric.kind == "histogram":
-                for values, buckets in tallies.histograms[metric.name].copy().items():
-                    merged = total.setdefault(values, Buckets(buckets.edges))
-                    assert isinstance(merged, Buckets)
-                    merged.merge(buckets)
-                continue
-            shown: Shown
-            if isinstance(metric.value, str):
-                shown = tallies.counters[metric.name].copy()
+        if isinstance(metric.value, str):
+            tallies = [replica.watch.tallies for replica in group]
+            if metric.scope not in OWN:
+                tallies.append(self._fleet.tallies)
+            return _sum(each.of(metric) for each in tallies)
+        asked = [metric.value(self._fleet, replica) for replica in group]
+        return _sum(shown if isinstance(shown, Mapping) else {(): shown} for shown in asked)
+
+
+def _sum(parts: Iterable[Mapping[Values, float | Buckets]]) -> dict[Values, float | Buckets]:
+    total: dict[Values, float | Buckets] = {}
+    for part in parts:
+        for values, more in part.items():
+            if isinstance(more, Buckets):
+                merged = total.setdefault(values, Buckets(more.edges))
+                assert isinstance(merged, Buckets)
+                merged.merge(more)
             else:
-                shown = metric.value(self._fleet, replica)
-            for values, value in shown.items() if isinstance(shown, Mapping) else (((), shown),):
                 before = total.get(values, 0.0)
                 assert isinstance(before, int | float)
-                total[values] = before + float(value)
-        return total
+                total[values] = before + float(more)
+    return total

@@ -19,7 +19,7 @@ from ..engine.loop import Executor, serve
 from ..engine.prefix import Prefixes, ToldPrefixes, caches_prefixes
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
-from ..profiler.profile import Profile
+from ..profiler.profile import MemoryModel, Profile
 from ..results.manifest import Manifest
 from ..results.manifest_of import front_end_info, law_told
 from ..results.metrics import Columns, Summary, summarize
@@ -132,7 +132,7 @@ def open_twin(
     fleet = Fleet(
         engines, scenario.routing().new(prefixes), table, clock, max_waiting=bounds.max_waiting,
         draws=draws if isinstance(draws, CommitDraws) else None, append=append, prefixes=prefixes,
-        front=profile.front_end, face=face, simulates=True,
+        front=profile.front_end, face=face, simulates=True, memory=_of_one(setting.memory, profile.device.count),
     )  # fmt: skip
     words = Filler(None if tokenizer is None else Tokenized(tokenizer))
     said = "" if speed == 1 else f"; times are simulated, {speed:g} times as fast as the clock"
@@ -175,6 +175,14 @@ def open_live(
     about = f"{config.name} on {loaded.device}, {scenario.policy}" + (f", weights {loaded.made}" if loaded.made else "")
     manifest = _manifest(scenario, limits, profile, drawing, commits, loaded.settings)
     return Behind(fleet, [executor], executor.text, words, scenario.policy, about, "live", (), manifest)
+
+
+def _of_one(memory: MemoryModel, gpus: int) -> MemoryModel:
+    """One GPU's share of a replica's memory."""
+    return replace(
+        memory, capacity_bytes=memory.capacity_bytes // gpus, weight_bytes=memory.weight_bytes // gpus,
+        kv_bytes_per_token=max(1, memory.kv_bytes_per_token // gpus),
+    )  # fmt: skip
 
 
 def _words(loaded: Opened) -> Words:

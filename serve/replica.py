@@ -129,6 +129,7 @@ class Replica:
                 first()
             elif first[0] <= now:
                 self.engine.submit(first[1])
+                self.watch.queued()
                 self._num_taken += 1
             else:
                 break

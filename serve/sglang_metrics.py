@@ -5,10 +5,14 @@ The release counts a diffusion model's batches as prefill, and so does this tabl
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from .metric import Face, Metric, Shown, counter, gauge, histogram
+from .metric import Face, Metric, Shown, counter, gauge, histogram, no_labels
 
 if TYPE_CHECKING:
     from .fleet import Fleet
@@ -29,13 +33,26 @@ STAGES = (
     "process_batch_result", "sanity_check_cache", "idle",
 )  # fmt: skip
 STREAMED = ("is_streaming",)
+REQUEST_STAGES = tuple(0.001 * 1.62**i for i in range(30))
+EVICTIONS = (*(n / 1000 for n in range(1, 10)), 0.01, 0.02, 0.03, 0.04, 0.05, 0.1, 0.2, 0.5, 1.0)
+KEY_COUNTS = (0, 1, 2, 3, 5, 7, 10, 20, 50, 100, 200)
+PHASES = ("prefill", "decode", "target_verify", "draft_prefill", "draft_decode", "draft_extend")  # of captured graphs
+SYNC_WAITS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+IMBALANCES = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0)
+GB = 1 << 30  # bytes, as the release divides
 
 
 def _of_server(metric: Metric) -> Metric:
     """Of the tokenizer process, which all engines share."""
-    return Metric(
-        metric.name, metric.kind, metric.value, metric.about, metric.labels, metric.edges, "server", metric.seeded
-    )
+    return replace(metric, scope="server")
+
+
+def _once_counted(metric: Metric) -> Metric:
+    """The release shows it from the first count on."""
+    value = metric.value
+    if isinstance(value, str):
+        return replace(metric, seeded=())
+    return replace(metric, value=lambda fleet, r: {(): n} if (n := value(fleet, r)) else {})
 
 
 def _size(replica: Replica) -> int:
@@ -54,9 +71,45 @@ def _always(value: float) -> Callable[[Fleet, Replica], Shown]:
     return lambda fleet, replica: value
 
 
+def _none_of(*names: str) -> Callable[[Fleet, Replica], Shown]:
+    """0 for each value of a label."""
+    return lambda fleet, replica: {(name,): 0 for name in names}
+
+
+def _idle_keys(fleet: Fleet, replica: Replica) -> Shown:
+    ends = [*map(str, KEY_COUNTS), "+Inf"]
+    return dict.fromkeys(pairwise(ends), 0)
+
+
+def _this_process(value: float) -> Callable[[Fleet, Replica], Shown]:
+    return lambda fleet, replica: {(str(os.getpid()),): value}
+
+
+def _weights(fleet: Fleet, replica: Replica) -> float:
+    return 0.0 if fleet.memory is None else fleet.memory.weight_bytes / GB
+
+
+def _pool(fleet: Fleet, replica: Replica) -> float:
+    return 0.0 if fleet.memory is None else _size(replica) * fleet.memory.kv_bytes_per_token / GB
+
+
+def _left(fleet: Fleet, replica: Replica) -> float:
+    if fleet.memory is None:
+        return 0.0
+    return max(0.0, fleet.memory.capacity_bytes / GB - _weights(fleet, replica) - _pool(fleet, replica))
+
+
+def _process_seconds(fleet: Fleet, replica: Replica) -> Shown:
+    return {("tokenizer",): 0.0 if replica.engine.replica else time.process_time(), ("detokenizer",): 0}
+
+
+def _evicted(fleet: Fleet, replica: Replica) -> float:
+    return replica.engine.evicted_pages * replica.engine.policy.memory.page_size
+
+
 # Gauges that the release sets to 0 in a server without the feature.
 ZEROS = {
-    "num_grammar_queue_reqs": "Requests that wait for a grammar", "num_paused_reqs": "Requests paused for new weights",
+    "num_grammar_queue_reqs": "Requests that wait for a grammar",
     "num_unique_running_routing_keys": "Routing keys of running requests", "utilization": "Not measured",
     "swa_token_usage": "Share of the pool of layers with a window", "swa_available_tokens": "... free tokens",
     "swa_evictable_tokens": "... tokens kept for reuse", "swa_used_tokens": "... tokens held",
@@ -82,9 +135,43 @@ METRICS = (
         for name, value, about in (
             ("decode_sum_seq_lens", 0.0, "Lengths of the sequences of the last decode step."),
             ("new_token_ratio", 0.7, "Share of a request's tokens for which pages are kept, as it starts."),
-            ("num_retracted_reqs", 0.0, "Requests that the last decode step retracted."),
         )
     ),
+    Metric(
+        "sglang:num_retracted_reqs", "gauge", _this_process(0), "Requests that the last decode step retracted.",
+        ("pid",), only="masks",
+    ),
+    gauge("sglang:num_paused_reqs", _this_process(0), "Requests paused for new weights; 0 in this server.", ("pid",)),
+    *(
+        gauge(f"sglang:routing_key_{which}_req_count", _idle_keys, f"Routing keys by {which} requests: none.",
+              ("gt", "le"))
+        for which in ("running", "all")
+    ),
+    *(
+        counter(f"sglang:dp_attention_{what}_total", _none_of(*values), f"Attention over replicas: {what}; 0 here.",
+                (label,))
+        for what, label, values in (
+            ("tokens", "kind", ("scheduled", "imbalance")), ("pairs", "kind", ("scheduled", "imbalance")),
+            ("steps", "rank_state", ("active", "idle")),
+        )
+    ),
+    histogram("sglang:dp_attention_sync_wait_seconds", "none", "... waits; never observed here.", SYNC_WAITS),
+    histogram("sglang:dp_attention_token_imbalance_ratio", "none", "... imbalance; never observed here.", IMBALANCES),
+    gauge("sglang:weight_memory_usage_gb", _weights, "Weights on a GPU (GiB); 0 with --model."),
+    gauge("sglang:kv_cache_memory_usage_gb", _pool, "The KV pool on a GPU (GiB); 0 with --model."),
+    gauge("sglang:startup_available_gpu_memory_gb", _left, "A GPU's memory without these (GiB); 0 with --model."),
+    gauge("sglang:graph_memory_usage_gb", _none_of(*PHASES), "Captured graphs (GiB): 0, not known.", ("phase",)),
+    *map(_of_server, (
+        gauge(
+            "sglang:startup_time_seconds",
+            _none_of("load_weight", "kv_cache_allocation", "scheduler_e2e", "tokenizer_e2e"),
+            "The start's phases (s): 0, not known.", ("phase",),
+        ),
+        gauge(
+            "sglang:startup_cuda_graph_time_seconds", _none_of(*PHASES), "... of capturing graphs: 0, not known.",
+            ("phase",),
+        ),
+    )),
     gauge("sglang:num_running_reqs", lambda fleet, r: r.engine.num_running, "Requests that hold pages."),
     gauge("sglang:num_queue_reqs", lambda fleet, r: r.num_queued, "Requests that wait."),
     gauge("sglang:gen_throughput", lambda fleet, r: r.watch.throughput, "Tokens a second of the last decode steps."),
@@ -101,9 +188,19 @@ METRICS = (
     gauge("sglang:page_size", lambda fleet, r: r.engine.policy.memory.page_size, "Tokens of a KV page."),
     gauge("sglang:num_pages", lambda fleet, r: r.engine.limits.num_pages, "Pages of the KV pool."),
     gauge("sglang:context_len", lambda fleet, r: r.engine.limits.context_limit, "Longest sequence."),
-    counter(
-        "sglang:num_retracted_requests_total", lambda fleet, r: r.engine.totals.preemptions,
-        "Requests that lost their pages.",
+    *map(_once_counted, (
+        counter("sglang:num_retracted_requests_total", "retracted", "Requests that lost their pages."),
+        counter("sglang:num_retracted_input_tokens_total", "retracted_input", "... tokens of their prompts."),
+        counter("sglang:num_retracted_output_tokens_total", "retracted_output", "... tokens of their replies."),
+        Metric("sglang:evicted_tokens_total", "counter", _evicted, "KV tokens evicted for others.", scope="cache"),
+        Metric(
+            "sglang:eviction_duration_seconds", "histogram", "eviction", "A step's evictions (s), which take no time.",
+            (), EVICTIONS, "cache",
+        ),
+        histogram("sglang:queue_time_seconds", "queue_time_at_start", "From the queue to the first step.", QUEUE),
+    )),
+    histogram(
+        "sglang:per_stage_req_latency_seconds", "stage", "A request's time in a stage (s).", REQUEST_STAGES, ("stage",)
     ),
     counter("sglang:cuda_graph_passes_total", "passes", "Batches, by stage and by graph.", ("mode",)),
     counter(
@@ -118,12 +215,15 @@ METRICS = (
     ),
     counter("sglang:scheduler_idle_seconds_total", lambda fleet, r: r.watch.idle, "Time without requests."),
     counter(
+        "sglang:scheduler_process_cpu_seconds_total", lambda fleet, r: r.watch.cpu,
+        "The processor's time in the replica's thread (real s).",
+    ),
+    counter(
         "sglang:scheduler_stage_seconds_total",
         lambda fleet, r: {(stage, "none"): r.watch.stages.get(stage, 0.0) for stage in STAGES},
         "The scheduler's time: forwards (run_batch), the host's own (other), idle.", ("category", "forward_overlap"),
     ),
-    histogram("sglang:queue_time_seconds", "queue_time_at_start", "From the queue to the first step.", QUEUE),
-    *map(_of_server, (
+    *map(_of_server, map(_once_counted, (
         counter("sglang:prompt_tokens_total", "input_length", "Tokens of finished requests' prompts.", STREAMED),
         counter("sglang:generation_tokens_total", "output_length", "Tokens of finished requests' replies.", STREAMED),
         histogram("sglang:prompt_tokens_histogram", "input_length", "Tokens of a prompt.", LENGTHS),
@@ -131,7 +231,6 @@ METRICS = (
         histogram("sglang:generation_tokens_histogram", "output_length", "Tokens of a reply.", LENGTHS),
         counter("sglang:cached_tokens_total", "cached_by_source", "Prompt tokens found cached.", ("cache_source",)),
         counter("sglang:num_requests_total", "num_replies", "Requests that were served.", STREAMED),
-        counter("sglang:num_so_requests_total", lambda fleet, r: 0, "Requests for structured output: none."),
         counter("sglang:num_aborted_requests_total", lambda fleet, r: r.watch.num_cancelled, "Requests cancelled."),
         histogram("sglang:time_to_first_token_seconds", "ttft", "From arrival to the first tokens.", TTFT, STREAMED),
         histogram("sglang:inter_token_latency_seconds", "gap_of_each_token", "A token's share of a gap.", PACE),
@@ -140,13 +239,31 @@ METRICS = (
             STREAMED,
         ),
         histogram("sglang:e2e_request_latency_seconds", "e2el", "From arrival to the last tokens.", E2EL, STREAMED),
-    )),
+    ))),
+    *(
+        Metric(f"sglang:{name}", kind, value, about, labels, scope="process")
+        for name, kind, value, about, labels in (
+            ("process_cpu_seconds_total", "counter", _process_seconds, "Processor time (real s).", ("component",)),
+            ("http_requests_total", "counter", "http_begun", "Requests over HTTP.", ("endpoint", "method")),
+            ("http_responses_total", "counter", "http_answered", "Answers.", ("endpoint", "status_code", "method")),
+            ("http_requests_active", "gauge", "http_active", "... at work.", ("endpoint", "method")),
+            ("routing_keys_active", "gauge", _always(0), "Routing keys of requests: none.", ()),
+        )
+    ),
 )  # fmt: skip
 
 
-def _labels(model: str, index: int, count: int) -> dict[str, str]:
+def _engine(model: str, index: int, count: int) -> dict[str, str]:
     ranks = {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"} | ({"dp_rank": str(index)} if count > 1 else {})
-    return {"model_name": model, "engine_type": "unified", **ranks}
+    return _server(model, index, count) | ranks
+
+
+def _server(model: str, index: int, count: int) -> dict[str, str]:
+    return {"model_name": model, "engine_type": "unified"}
+
+
+def _cache(model: str, index: int, count: int) -> dict[str, str]:
+    return {"cache_type": "UnifiedRadixCache", "tp_rank": "0", "pp_rank": "0", "dp_rank": "0"}
 
 
 def _settings(fleet: Fleet, model: str) -> dict[str, Any]:
@@ -164,4 +281,7 @@ def _settings(fleet: Fleet, model: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-SGLANG = Face("sglang", "SGLang 0.5.23", METRICS, _labels, ("model_name", "engine_type"), _settings)
+SGLANG = Face(
+    "sglang", "SGLang 0.5.23", METRICS,
+    {"engine": _engine, "server": _server, "cache": _cache, "process": no_labels}, _settings, one_process=False,
+)  # fmt: skip

@@ -10,6 +10,8 @@ from itertools import accumulate
 
 from .metric import NO_LABELS, Metric, Values
 
+DISTRIBUTIONS = ("histogram", "summary")  # kinds; a summary has one bucket
+
 
 class Buckets:
     """Counts of values per bucket: above the edge before, up to its own."""
@@ -43,17 +45,23 @@ class Tallies:
             if not isinstance(metric.value, str):
                 continue
             self._of[metric.value].append(metric)
-            if metric.kind == "histogram":
+            if metric.kind in DISTRIBUTIONS:
                 edges = self._edges[metric.name] = metric.edges_up_to(context_limit)
                 self.histograms[metric.name] = {values: Buckets(edges) for values in metric.seeded}
             else:
                 self.counters[metric.name] = dict.fromkeys(metric.seeded, 0.0)
 
+    def of(self, metric: Metric) -> Mapping[Values, float | Buckets]:
+        """A copy of a metric's values by labels."""
+        found: Mapping[Values, float | Buckets]
+        found = self.histograms[metric.name] if metric.kind in DISTRIBUTIONS else self.counters[metric.name]
+        return dict(found)
+
     def add(self, quantity: str, value: float, labels: Mapping[str, str] = NO_LABELS, times: int = 1) -> None:
         """In every metric that shows the quantity."""
         for metric in self._of.get(quantity, ()):
             values = tuple(labels[name] for name in metric.labels)
-            if metric.kind == "histogram":
+            if metric.kind in DISTRIBUTIONS:
                 series = self.histograms[metric.name]
                 if values not in series:
                     series[values] = Buckets(self._edges[metric.name])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .metric import Face, Metric, Shown, counter, gauge, histogram
+from .metric import Face, Metric, Shown, counter, gauge, histogram, no_labels
 
 if TYPE_CHECKING:
     from .fleet import Fleet
@@ -18,10 +18,39 @@ WHOLE = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 5
 STEP_TOKENS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 
 
+HTTP_SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0,
+                30.0, 60.0)  # fmt: skip
+TIERS = ("device", "host", "p2p", "disk", "external_unspecified")
+
+# Labels of cache_config_info; the release's defaults, but for those that _cache_config sets.
+SETTINGS = {
+    "_block_size_resolved": "True", "block_size": "", "cache_dtype": "auto", "cache_hit_alignment_tokens": "",
+    "effective_attention_block_size": "", "enable_mamba_shared_prefix_checkpoint": "False",
+    "enable_prefix_caching": "", "gpu_memory_utilization": "0.92", "hash_block_size": "",
+    "is_attention_free": "False", "kv_cache_dtype_skip_layers": "[]", "kv_cache_layout": "None",
+    "kv_cache_max_concurrency": "", "kv_cache_memory_bytes": "None", "kv_cache_size_tokens": "",
+    "kv_offloading_backend": "native", "kv_offloading_size": "None", "kv_sharing_fast_prefill": "False",
+    "mamba_block_size": "None", "mamba_cache_dtype": "auto", "mamba_cache_mode": "none",
+    "mamba_page_size_padded": "None", "mamba_ssm_cache_dtype": "auto", "num_cpu_blocks": "None", "num_gpu_blocks": "",
+    "num_gpu_blocks_override": "None", "prefix_cache_retention_interval": "0", "prefix_caching_hash_algo": "sha256",
+    "prefix_match_unit": "None", "replayssm_buffer_len": "16", "simple_cpu_offload_num_blocks": "None",
+    "skip_page_size_padded": "None", "sliding_window": "None", "swa_bounded_replay": "True",
+    "use_kda_recoverssm": "False", "use_replayssm": "False", "user_specified_block_size": "False",
+}  # fmt: skip
+
+
 def _cache_config(fleet: Fleet, replica: Replica) -> Shown:
-    policy, limits = replica.engine.policy, replica.engine.limits
-    page, caching = policy.memory.page_size, getattr(policy.memory, "prefix_caching", False)
-    return {(str(page), str(limits.num_pages), str(page * limits.num_pages), str(caching)): 1.0}
+    memory, limits = replica.engine.policy.memory, replica.engine.limits
+    page = str(memory.page_size)
+    known = {
+        "block_size": page, "hash_block_size": page, "effective_attention_block_size": page,
+        "cache_hit_alignment_tokens": page, "num_gpu_blocks": str(limits.num_pages),
+        "kv_cache_size_tokens": str(memory.page_size * limits.num_pages),
+        "kv_cache_max_concurrency": str(limits.num_pages / -(-limits.context_limit // memory.page_size)),
+        "enable_prefix_caching": str(getattr(memory, "prefix_caching", False)),
+        "prefix_cache_retention_interval": str(getattr(memory, "prefix_cache_retention_interval", 0)),
+    }  # fmt: skip
+    return {tuple((SETTINGS | known).values()): 1.0}
 
 
 METRICS = (
@@ -42,8 +71,7 @@ METRICS = (
         "Share of KV pages held, 0 to 1.",
     ),
     Metric(
-        "vllm:cache_config_info", "gauge", _cache_config, "Settings of the KV cache.",
-        ("block_size", "num_gpu_blocks", "kv_cache_size_tokens", "enable_prefix_caching"), scope="bare",
+        "vllm:cache_config_info", "gauge", _cache_config, "Settings of the KV cache.", tuple(SETTINGS), scope="bare"
     ),
     counter("vllm:prefix_cache_queries", lambda fleet, r: r.engine.totals.prefix_queries, "Prompt tokens looked up."),
     counter("vllm:prefix_cache_hits", lambda fleet, r: r.engine.totals.prefix_hits, "Prompt tokens found."),
@@ -59,7 +87,8 @@ METRICS = (
     ),
     counter("vllm:prompt_tokens_cached", "cached_tokens", "Tokens of prompts found in the cache."),
     counter(
-        "vllm:prompt_tokens_cached_by_source", lambda fleet, r: {("device",): r.engine.totals.prefix_hits},
+        "vllm:prompt_tokens_cached_by_source",
+        lambda fleet, r: {(tier,): r.engine.totals.prefix_hits if tier == "device" else 0 for tier in TIERS},
         "Tokens of prompts found in the cache, by tier.", ("source",),
     ),
     counter("vllm:generation_tokens", "generation_tokens", "Tokens returned."),
@@ -73,6 +102,10 @@ METRICS = (
             ("max_num_queued_reqs",): 0 if r.engine.replica else fleet.num_refused, ("max_num_queued_tokens",): 0
         },
         "Requests that were refused because too many waited.", ("reason",), scope="server",
+    ),
+    *(
+        counter(f"vllm:estimated_{what}_per_gpu_total", lambda fleet, r: 0, f"Estimated {what}: none are counted.")
+        for what in ("flops", "read_bytes", "write_bytes")
     ),
     histogram("vllm:request_prompt_tokens", "input_length", "Tokens of a prompt.", None),
     histogram("vllm:request_generation_tokens", "output_length", "Tokens of a reply.", None),
@@ -93,6 +126,26 @@ METRICS = (
         (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0),
     ),
     histogram("vllm:request_prefill_kv_computed_tokens", "computed_tokens", "Tokens of a prompt not cached.", None),
+    Metric(
+        "http_requests", "counter", "http_requests", "Requests over HTTP that were answered.",
+        ("method", "status", "handler"), scope="process",
+    ),
+    Metric(
+        "http_request_size_bytes", "summary", "http_request_bytes", "Their content-length (bytes).", ("handler",), (),
+        "process",
+    ),
+    Metric(
+        "http_response_size_bytes", "summary", "http_response_bytes", "The content-length of their answers (bytes).",
+        ("handler",), (), "process",
+    ),
+    Metric(
+        "http_request_duration_highr_seconds", "histogram", "http_seconds", "From a request to its answer's end (s).",
+        (), HTTP_SECONDS, "process", ((),),
+    ),
+    Metric(
+        "http_request_duration_seconds", "histogram", "http_seconds", "... in few buckets.", ("method", "handler"),
+        (0.1, 0.5, 1.0), "process",
+    ),
     Metric(
         "vllm:diffusion_num_denoising_steps", "counter", lambda fleet, r: r.engine.totals.forwards,
         "Rows of denoising steps.", only="masks",
@@ -128,5 +181,11 @@ def _settings(fleet: Fleet, model: str) -> dict[str, Any]:
 
 VLLM = Face(
     "vllm", "vLLM 0.33.0", METRICS,
-    lambda model, index, count: {"model_name": model, "engine": str(index)}, ("model_name",), _settings,
+    {
+        "engine": lambda model, index, count: {"model_name": model, "engine": str(index)},
+        "server": lambda model, index, count: {"model_name": model},
+        "bare": lambda model, index, count: {"engine": str(index)},
+        "process": no_labels,
+    },
+    _settings, dated=True,
 )  # fmt: skip

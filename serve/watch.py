@@ -1,6 +1,7 @@
 """Turns a replica's steps and replies into the quantities that metrics show."""
 
 import math
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class Watch:
     throughput: float  # tokens/s over the last decode steps
     hit_rate: float  # share of the last batch's tokens
     captured: bool  # the last step replayed a graph
+    cpu: float  # s of processor time in the replica's thread
 
     def __init__(
         self, metrics: Sequence[Metric], engine: Engine, clock: Clock, prefixes: Prefixes | None, timed: Timed | None,
@@ -58,7 +60,7 @@ class Watch:
         """handles: a request's latencies begin when it has one of the engine's max_batch handles."""
         self.tallies = Tallies(metrics, engine.limits.context_limit)
         self.num_done = self.num_cancelled = 0
-        self.throughput = self.hit_rate = 0.0
+        self.throughput = self.hit_rate = self.cpu = 0.0
         self.captured = False
         self._occupancy = math.nan
         self._engine, self._clock, self._timed = engine, clock, timed
@@ -69,7 +71,9 @@ class Watch:
         self._idle = self._shown_idle = self._busy = self._host = 0.0  # s
         self._end = clock()
         self._window = self._decoding = (0, 0.0, self._end)  # steps, device seconds or tokens, start
-        self._hits = 0
+        self._hits = self._evicted = 0
+        self._has_stages = any(metric.value == "stage" for metric in metrics)
+        self._chunks: dict[int, float] = {}  # s, end of a request's last chunk that did not end its prompt
         self._handles = Handles(engine.limits.max_batch) if handles else None
         self._handed: dict[int, float] = {}  # s, by request
 
@@ -90,6 +94,10 @@ class Watch:
         """s per stage of SGLang's scheduler."""
         return {"run_batch": self._busy, "other": self._host, "idle": self.idle}
 
+    def queued(self) -> None:
+        """Count a request that entered the queue, at the moment that it reached the engine."""
+        self.tallies.add("stage", 0.0, {"stage": "request_process"})
+
     def begun(self, request: int, due: float) -> None:
         """A request's first step; it reached the engine at `due` (s)."""
         self.tallies.add("queue_time_at_start", float(self._engine.table["scheduled"][request]) - due)
@@ -100,6 +108,7 @@ class Watch:
     def cancelled(self, request: int, begun: bool) -> None:
         """Count a request whose client went away."""
         self.num_cancelled += 1
+        self._chunks.pop(request, None)
         if begun:
             self._free(request, self._clock())
 
@@ -163,8 +172,12 @@ class Watch:
         num_sent: tokens. num_prompt: computed prompt tokens of requests whose reply began.
         """
         add = self.tallies.add
+        self.cpu = time.thread_time()
         if num_sent:
             add("iteration_tokens", num_sent + num_prompt)
+        self._count_lost(plan)
+        if self._has_stages and self._by_token:
+            self._count_prefills(plan, end)
         idle = max(0.0, plan.now - self._end)
         self._idle += idle
         self._end = end
@@ -185,6 +198,29 @@ class Watch:
         if self._every_forward or plan.prefill or num_sent:
             self._report(plan, decode, num_sent)
         return busy
+
+    def _count_lost(self, plan: StepPlan) -> None:
+        add, table = self.tallies.add, self._engine.table
+        for request in plan.preempted:
+            add("retracted", 1)
+            add("retracted_input", int(table["input_length"][request]))
+            add("retracted_output", int(table["num_tokens"][request]))
+        evicted = self._engine.evicted_pages
+        if evicted > self._evicted:
+            add("eviction", 0.0)
+        self._evicted = evicted
+
+    def _count_prefills(self, plan: StepPlan, end: float) -> None:
+        """The release takes no such times of a diffusion model."""
+        table = self._engine.table
+        for request in plan.requests.tolist():
+            begin, first = float(table["scheduled"][request]), float(table["first_emission"][request])
+            if math.isnan(first):
+                self.tallies.add("stage", end - self._chunks.get(request, begin), {"stage": "chunked_prefill"})
+                self._chunks[request] = end
+            elif first == end:
+                self._chunks.pop(request, None)
+                self.tallies.add("stage", first - begin, {"stage": "prefill_forward"})
 
     def _report(self, plan: StepPlan, decode: bool, num_sent: int) -> None:
         """What the release's scheduler reports for one batch."""

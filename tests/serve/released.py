@@ -19,8 +19,12 @@ DATA = Path(__file__).parent / "data"
 SOURCES = {
     "vllm": (
         "vllm/v1/metrics/buckets.py", "vllm/v1/metrics/loggers.py", "vllm/v1/spec_decode/metrics.py",
+        "vllm/v1/metrics/perf.py",
     ),
-    "sglang": ("sglang/srt/observability/metrics_collector.py",),
+    "sglang": (
+        "sglang/srt/observability/metrics_collector.py", "sglang/srt/observability/http_request_metrics.py",
+        "sglang/srt/observability/cpu_monitor.py",
+    ),
     "lmdeploy": ("lmdeploy/metrics/loggers.py",),
 }  # fmt: skip
 KINDS = ("gauge", "counter", "histogram", "summary", "info")

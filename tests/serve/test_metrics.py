@@ -21,6 +21,7 @@ from dsim.serve.open import Behind
 from dsim.serve.tallies import Buckets
 from dsim.serve.watch import Handles
 
+from .plain_pages import families
 from .serving import Running, serving, until
 from .twins import CHUNK, FAST, SLOW
 
@@ -39,11 +40,14 @@ def test_names_types_labels_and_buckets_are_the_releases(engine: str) -> None:
     face = face_of("chunk", engine)
     released = record(face)["metrics"]
     for metric in face.metrics:
-        theirs = released[metric.name]
-        assert metric.kind == theirs["type"], metric.name
+        if metric.name.startswith("http_"):  # of prometheus-fastapi-instrumentator
+            continue
+        theirs = released[metric.name.removesuffix("_info") if "backend" in metric.name else metric.name]
+        assert metric.kind == theirs["type"].replace("info", "gauge"), metric.name
         if theirs["labels"] is not None:
             labels = metric.labels if metric.name != "vllm:admission_rejections" else ("model_name", *metric.labels)
-            assert list(labels) == theirs["labels"], metric.name
+            labels = labels if not metric.name.startswith("sglang:routing_key_") else ()  # added by GaugeHistogram
+            assert [label for label in labels if label != "pid"] == theirs["labels"], metric.name
         if metric.kind == "histogram":
             edges = theirs["edges"]
             assert metric.edges == (None if edges == "1-2-5" else pytest.approx(edges, rel=1e-12)), metric.name
@@ -55,12 +59,41 @@ def test_the_page_names_each_metric_of_the_release_that_the_twin_leaves_out(engi
     face = face_of("chunk", engine)
     ours = {metric.name for metric in face.metrics}
     heading = f"## {face.release}"
-    section = PAGE.read_text().split(heading)[1].split("\n## ")[0].split("Left out:")[1]
+    section = PAGE.read_text().split(heading)[1].split("\n## ")[0].partition("Left out:")[2]
     patterns = [f"{engine}:{word}" for word in section.split("`")[1::2]]
-    left_out = set(record(face)["metrics"]) - ours
+    left_out = set(record(face)["metrics"]) - ours - {"lmdeploy:backend_config"}
     assert {name for name in left_out if not any(fnmatchcase(name, p) for p in patterns)} == set()
     assert [p for p in patterns if not any(fnmatchcase(name, p) for name in left_out)] == []
     assert [p for p in patterns if any(fnmatchcase(name, p) for name in ours)] == []
+
+
+PLAIN = [
+    ("vllm", f"vllm-diffusion,canvas_length=8,max_num_seqs=4,{SMALL.split(',')[1]}"),
+    ("sglang", "sglang-fdfo,max_running_requests=4,block_length=4,num_pages=16,page_size=4,prefix_caching=true"),
+    ("lmdeploy", f"lmdeploy-bd32,max_batch=4,page_size=8,{SMALL}"),
+]
+
+
+@pytest.mark.parametrize(("engine", "policy"), PLAIN)
+def test_the_page_has_all_that_a_plain_server_of_the_release_shows(
+    twin: Callable[..., Behind], engine: str, policy: str
+) -> None:
+    """The record is the output of the releases' own code (plain_pages.py)."""
+    plain = json.loads((HERE / "data" / f"{engine}-plain.json").read_text())
+    behind = twin(policy=policy)
+    with serving(behind) as server:
+        start = families(server.ask("GET", "/metrics").body.decode())
+        for i in range(12):  # each prompt comes twice, and all do not fit into a small pool
+            assert server.complete(prompt=[i // 2] * 30, max_tokens=8, stream=True).status == 200
+        assert server.ask("GET", "/nothing").status == 404
+        leaving = server.begin(prompt=[1], max_tokens=30, stream=True)
+        leaving.getresponse().close()
+        leaving.close()
+        until(lambda: behind.fleet.replicas[0].watch.num_cancelled == 1)
+        found = families(server.ask("GET", "/metrics").body.decode())
+    shown = {name: family for name, family in found.items() if not name.startswith("dsim_")}
+    assert {name for name in start if name in shown} == {name for name in plain if plain[name].pop("from_start")}
+    assert shown == plain
 
 
 def test_a_policy_shows_the_metrics_of_its_engine() -> None:
@@ -126,18 +159,58 @@ def test_the_numbers_are_the_journals(twin: Callable[..., Behind], engine: str, 
         assert total(found, "vllm:cache_config_info", block_size="8", num_gpu_blocks="64") == 2
         gaps = table["num_emissions"].sum() - 6
         assert total(found, "vllm:inter_token_latency_seconds_count") == gaps
+        assert total(found, "http_requests_total", handler="/v1/completions", status="2xx", method="POST") == 6
+        assert total(found, "http_request_size_bytes_count") == 6  # /metrics is not counted
+        assert total(found, "http_request_size_bytes_sum") > 6 * 20
+        answered = found["http_request_duration_highr_seconds_sum"][()]
+        assert answered >= (table["finish"] - table["arrival"]).sum()
     if engine == "sglang":
         busy = total(found, "sglang:forward_execution_seconds_total")
         assert busy == pytest.approx(steps.prefill_time + steps.decode_time)
         assert total(found, "sglang:scheduler_stage_seconds_total", category="run_batch") == pytest.approx(busy)
         passes = total(found, "sglang:cuda_graph_passes_total")
         assert passes == steps.num_prefill_steps + steps.num_decode_steps
+        memory, gib = behind.fleet.memory, 1 << 30
+        assert memory is not None
+        parts = [
+            total(found, f"sglang:{name}_gb") / 2
+            for name in ("weight_memory_usage", "kv_cache_memory_usage", "startup_available_gpu_memory")
+        ]
+        pool = behind.fleet.engines[0].policy.memory.page_size * 64 * memory.kv_bytes_per_token
+        assert parts[:2] == [memory.weight_bytes / gib, pool / gib]
+        assert sum(parts) == pytest.approx(memory.capacity_bytes / gib)
+        assert total(found, "sglang:scheduler_process_cpu_seconds_total") > 0
+        assert total(found, "sglang:per_stage_req_latency_seconds_count", stage="request_process") == 6
+        assert total(found, "sglang:http_responses_total", endpoint="/v1/completions", status_code="200") == 6
         assert total(found, "sglang:gen_throughput") == 0  # as the release says of a diffusion model
         assert total(found, "sglang:realtime_tokens_total", mode="prefill_compute") == total(
             found, "sglang:prefill_effective_tokens_total", mode="input"
         )
     assert total(found, "dsim_simulated") == 1
     assert total(found, "dsim_simulated_time_seconds") > 0
+
+
+def test_evictions_lost_pages_and_prefills_are_counted_as_sglang_does(twin: Callable[..., Behind]) -> None:
+    policy = "vllm-ar,page_size=16,num_pages=8,max_num_seqs=4,max_num_batched_tokens=16,prefix_caching=true"
+    behind = twin(policy=policy, metrics_as="sglang")
+    with serving(behind) as server:
+        with ThreadPoolExecutor(4) as pool:
+            for reply in pool.map(lambda i: server.complete(prompt=[i] * 20, max_tokens=40), range(8)):
+                assert reply.status == 200
+        found = samples(server)
+    engine, table = behind.fleet.engines[0], behind.columns()
+    assert total(found, "sglang:num_retracted_requests_total") == table["num_preemptions"].sum() > 0
+    assert total(found, "sglang:num_retracted_input_tokens_total") == 20 * table["num_preemptions"].sum()
+    lost = total(found, "sglang:num_retracted_output_tokens_total")
+    assert 0 < lost < 40 * table["num_preemptions"].sum()
+    assert total(found, "sglang:evicted_tokens_total", cache_type="UnifiedRadixCache") == 16 * engine.evicted_pages > 0
+    assert total(found, "sglang:eviction_duration_seconds_sum") == 0
+    prefills = {"stage": "prefill_forward"}
+    assert total(found, "sglang:per_stage_req_latency_seconds_count", **prefills) == 8
+    begun = (table["first_emission"] - table["scheduled"]).sum()
+    assert total(found, "sglang:per_stage_req_latency_seconds_sum", **prefills) == pytest.approx(begun)
+    chunks = total(found, "sglang:per_stage_req_latency_seconds_count", stage="chunked_prefill")
+    assert chunks >= 8  # 20 tokens are two chunks of at most 16
 
 
 def test_a_request_that_waits_or_runs_or_goes_away_is_counted_so(twin: Callable[..., Behind]) -> None:
@@ -184,7 +257,9 @@ def test_a_cancelled_request_frees_its_handle() -> None:
 
 def test_openmetrics_is_given_to_clients_that_ask_for_it(twin: Callable[..., Behind]) -> None:
     with serving(twin()) as server:
-        reply = server.ask("GET", "/metrics", accept="application/openmetrics-text; version=1.0.0")
+        reply = server.ask(
+            "GET", "/metrics", accept="application/openmetrics-text; version=1.0.0; escaping=allow-utf-8"
+        )
     assert reply.headers["content-type"].startswith("application/openmetrics-text")
     assert "vllm:prompt_tokens" in {family.name for family in openmetrics(reply.body.decode())}
 
