@@ -1,7 +1,9 @@
 """Windows: stretches of samples without a restart that are long enough to be judged; and their arrivals."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from statistics import NormalDist
 
 import numpy as np
@@ -50,20 +52,26 @@ class Scrape:
             found = replace(
                 found,
                 num_engines=found.num_engines + other.num_engines,
-                counters=_sums(found.counters, other.counters),
-                gauges=_sums(found.gauges, other.gauges),
-                histograms={
-                    name: buckets.plus(other.histograms[name])
-                    for name, buckets in found.histograms.items()
-                    if name in other.histograms and other.histograms[name].ends == buckets.ends
-                },
+                counters=_counted(found.counters, other.counters),
+                gauges={n: value + other.gauges[n] for n, value in found.gauges.items() if n in other.gauges},
             )
         means = {name: found.gauges[name] / len(known) for name in MEAN_GAUGES if name in found.gauges}
-        return replace(found, gauges=found.gauges | means)
+        return replace(found, gauges=found.gauges | means, histograms=_merged(known))
 
 
-def _sums(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
-    return {name: value + other[name] for name, value in one.items() if name in other}
+def _counted(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    """SGLang shows a counter from the first count on."""
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
+
+
+def _merged(samples: Sequence[Sample]) -> dict[str, Buckets]:
+    """The sums of histograms; those whose ends differ are left out."""
+    found = {}
+    for name in dict.fromkeys(name for sample in samples for name in sample.histograms):
+        each = [sample.histograms[name] for sample in samples if name in sample.histograms]
+        if all(buckets.ends == each[0].ends for buckets in each):
+            found[name] = reduce(Buckets.plus, each)
+    return found
 
 
 @dataclass(frozen=True)
@@ -89,9 +97,9 @@ class Window:
         return self.samples[0].num_engines
 
     def added(self, name: str) -> float | None:
-        """The growth of a counter; None if the server lacks it."""
-        first, last = self.samples[0].counters.get(name), self.samples[-1].counters.get(name)
-        return None if first is None or last is None else last - first
+        """The growth of a counter, from 0 if it appeared within the window; None if the server lacks it."""
+        last = self.samples[-1].counters.get(name)
+        return None if last is None else last - self.samples[0].counters.get(name, 0.0)
 
     def histogram(self, name: str) -> Buckets | None:
         """The values added to a histogram."""

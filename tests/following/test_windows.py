@@ -42,6 +42,21 @@ def test_restarts_gaps_and_missing_servers_begin_a_new_stretch() -> None:
     ]  # fmt: skip
 
 
+def test_a_counter_and_a_histogram_that_appear_begin_at_0() -> None:
+    """SGLang shows both from the first count on."""
+    fresh, counted = sample(0, 0), sample(5, 3, preemptions=2.0)
+    ttft = Buckets((1.0,), (2.0, 3.0), 2.5)
+    known = replace(counted, histograms={"ttft": ttft})
+    window = Window((fresh, known))
+    assert [window.added(name) for name in ("preemptions", "steps")] == [2.0, None]
+    assert window.histogram("ttft") == ttft
+    for pair in ((fresh, known), (known, fresh)):
+        both = Scrape(5.0, pair).together()
+        assert both is not None
+        assert (both.counters["preemptions"], both.counters["requests"]) == (2.0, 3.0)
+        assert both.histograms == {"ttft": ttft}
+
+
 def test_arrivals_are_those_finished_running_or_waiting_and_fall_where_they_came() -> None:
     window = Window((sample(0, 0, 2), sample(5, 1, 3), sample(10, 3, 1)))
     assert window.arrivals.tolist() == [0, 2, 2]
