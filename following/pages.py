@@ -20,6 +20,7 @@ QUANTITIES = {
     "waiting": "requests waiting", "queue": "time in the queue", "ttft": "ttft", "e2el": "e2el",
 }  # fmt: skip
 BAND = 2.0  # standard deviations drawn as the usual range
+POINTS = "lines+markers"  # one window has no line
 
 
 def page_of(follower: Follower, command: str = "") -> Page:
@@ -135,17 +136,29 @@ def _advice(advice: dict[str, str]) -> Section | None:
 
 
 def _times(windows: Sequence[dict[str, Any]]) -> list[str]:
-    return [datetime.fromtimestamp(w["end"], UTC).strftime("%Y-%m-%d %H:%M:%S") for w in windows]
+    return [_second(w["end"]) for w in windows]
+
+
+def _second(time: float) -> str:
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _chart_of(windows: Sequence[dict[str, Any]], y: str, *, from_zero: bool = True) -> Chart:
+    """Its axis of time is as long as the windows: Plotly's own is of milliseconds for a single point."""
+    chart = Chart(y=y, legend=True, from_zero=from_zero)
+    begin, end = windows[0]["begin"], windows[-1]["end"]
+    chart.x["range"] = [_second(begin), _second(end + (end - begin) / 30)]
+    return chart
 
 
 def _predicted(windows: Sequence[dict[str, Any]]) -> Figure:
-    chart = Chart(y="measured / predicted", legend=True, from_zero=False)
+    chart = _chart_of(windows, "measured / predicted", from_zero=False)
     for index, name in enumerate(n for n in DISTRIBUTIONS if n in windows[-1]["measured"]):
         ratios = [
             w["measured"][name] / w["predicted"][name] if w["measured"].get(name) and w["predicted"].get(name) else None
             for w in windows
         ]
-        chart.line(_times(windows), ratios, QUANTITIES[name], index)
+        chart.line(_times(windows), ratios, QUANTITIES[name], index, mode=POINTS)
     chart.hline(1.0)
     return Figure(
         "predicted",
@@ -156,7 +169,7 @@ def _predicted(windows: Sequence[dict[str, Any]]) -> Figure:
 
 
 def _drift(windows: Sequence[dict[str, Any]]) -> Figure:
-    chart = Chart(y="standard deviations", legend=True)
+    chart = _chart_of(windows, "standard deviations")
     for index, cause in enumerate(CAUSES):
         values = []
         for w in windows:
@@ -165,7 +178,7 @@ def _drift(windows: Sequence[dict[str, Any]]) -> Figure:
                 for name in w["smooth"] if CAUSE_OF[name] == cause and name in w["residuals"]
             ]  # fmt: skip
             values.append(max(own) if own else None)
-        chart.line(_times(windows), values, cause, index)
+        chart.line(_times(windows), values, cause, index, mode=POINTS)
     for w in windows:
         for alarm in w["raised"]:
             chart.vline(alarm["since"] * 1e3, alarm["cause"])
@@ -210,17 +223,18 @@ def _what_if(last: dict[str, Any]) -> Section | None:
 
 def _changes(follower: Follower, windows: Sequence[dict[str, Any]]) -> Section:
     """What changed since the windows of a day ago, or since the oldest."""
-    last, first = windows[-1], windows[0]
+    last = windows[-1]
+    shown = (windows[0], last) if len(windows) > 1 else (last,)
     rows: list[tuple[str, ...]] = [
-        (QUANTITIES[name], f"{number(first['traffic'][name])}", f"{number(last['traffic'][name])}")
-        for name in last["traffic"] if first["traffic"].get(name) and last["traffic"][name]
+        (QUANTITIES[name], *(number(w["traffic"][name]) for w in shown))
+        for name in last["traffic"] if all(w["traffic"].get(name) for w in shown)
     ]  # fmt: skip
     rows += [
-        (f"{QUANTITIES[name]}, against the profile", *(_shift(w, name) for w in (first, last)))
+        (f"{QUANTITIES[name]}, against the profile", *(_shift(w, name) for w in shown))
         for name in ("step_time", "steps_per_token") if name in last["smooth"]
     ]  # fmt: skip
-    rows.append(("replicas", str(first["replicas"]), str(last["replicas"])))
-    head = ("", f"{moment(first['end'])}", f"{moment(last['end'])}")
+    rows.append(("replicas", *(str(w["replicas"]) for w in shown)))
+    head = ("", *(moment(w["end"]) for w in shown))
     lines = [
         f"{moment(v.time)}: profile version {v.number}, {v.factors.words}, from {v.windows} windows "
         f"since {moment(v.begin)} ({v.reason})"

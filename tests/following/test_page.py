@@ -56,6 +56,20 @@ def test_predicted_and_observed_of_a_day_and_drift_by_cause_are_drawn(follower: 
     assert set(drift["rule"]) == {None}
 
 
+def test_one_window_is_drawn_as_a_point_in_its_time_and_has_one_column(follower: Follower) -> None:
+    while len(follower.windows) > 1:
+        follower.windows.popleft()
+    page = page_of(follower)
+    shown = {b.name: b for b in section(page, "Is the twin right?").blocks if isinstance(b, Figure)}
+    for figure in shown.values():
+        assert all(line["mode"] == "lines+markers" for line in figure.chart.data if "name" in line)
+        begin, end = figure.chart.x["range"]
+        assert begin < figure.chart.data[0]["x"][0] < end
+    table = section(page, "What changed").blocks[0]
+    assert isinstance(table, Table)
+    assert {len(row.cells) for row in table.rows} == {2}
+
+
 def test_the_prefix_cache_and_when_it_was_emptied_are_shown(follower: Follower) -> None:
     follower.windows[-3]["cache"] = {"cleared": 40.0, "held": 2.0}
     follower.windows[-1]["cache"] = {"cleared": 0.0, "held": 7.0, "reused": 0.25}
