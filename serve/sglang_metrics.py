@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -52,7 +52,12 @@ def _once_counted(metric: Metric) -> Metric:
     value = metric.value
     if isinstance(value, str):
         return replace(metric, seeded=())
-    return replace(metric, value=lambda fleet, r: {(): n} if (n := value(fleet, r)) else {})
+
+    def counted(fleet: Fleet, replica: Replica) -> Shown:
+        shown = value(fleet, replica)
+        return {(): shown} if shown and not isinstance(shown, Mapping) else {}
+
+    return replace(metric, value=counted)
 
 
 def _size(replica: Replica) -> int:
@@ -240,16 +245,13 @@ METRICS = (
         ),
         histogram("sglang:e2e_request_latency_seconds", "e2el", "From arrival to the last tokens.", E2EL, STREAMED),
     ))),
-    *(
-        Metric(f"sglang:{name}", kind, value, about, labels, scope="process")
-        for name, kind, value, about, labels in (
-            ("process_cpu_seconds_total", "counter", _process_seconds, "Processor time (real s).", ("component",)),
-            ("http_requests_total", "counter", "http_begun", "Requests over HTTP.", ("endpoint", "method")),
-            ("http_responses_total", "counter", "http_answered", "Answers.", ("endpoint", "status_code", "method")),
-            ("http_requests_active", "gauge", "http_active", "... at work.", ("endpoint", "method")),
-            ("routing_keys_active", "gauge", _always(0), "Routing keys of requests: none.", ()),
-        )
-    ),
+    *(replace(metric, scope="process") for metric in (
+        counter("sglang:process_cpu_seconds_total", _process_seconds, "Processor time (real s).", ("component",)),
+        counter("sglang:http_requests_total", "http_begun", "Requests over HTTP.", ("endpoint", "method")),
+        counter("sglang:http_responses_total", "http_answered", "Answers.", ("endpoint", "status_code", "method")),
+        Metric("sglang:http_requests_active", "gauge", "http_active", "... at work.", ("endpoint", "method")),
+        gauge("sglang:routing_keys_active", _always(0), "Routing keys of requests: none."),
+    )),
 )  # fmt: skip
 
 
