@@ -38,7 +38,7 @@ def canvas(length: int, block: int) -> int:
 
 @rule
 def push(replica: Replica, request: int, slot: int) -> None:
-    """Queue a request last; slot: a preempted request's, which holds its progress, else -1."""
+    """Queue a request last; slot: a preempted request's progress, else -1."""
     counters = replica.counters
     at = (counters.queue_head + counters.num_waiting) & (len(replica.queue) - 1)
     replica.queue[at, 0] = request
@@ -88,7 +88,7 @@ def push_front(replica: Replica, request: int, slot: int) -> None:
 
 @rule
 def queue_by_arrival(replica: Replica, request: int, slot: int) -> None:
-    """Queue a sequence by arrival, before all requests that were never admitted."""
+    """Queue a sequence by arrival, before requests that were never admitted."""
     push_front(replica, request, slot)
     counters, last = replica.counters, len(replica.queue) - 1
     at = 1
@@ -138,7 +138,7 @@ def pop(replica: Replica) -> None:
 
 @rule
 def prefill_length(replica: Replica, request: int, slot: int) -> int:
-    """Positions that a waiting request's prefill computes; a preempted one recomputes its tokens."""
+    """Positions of a waiting request's prefill; a preempted one recomputes its tokens."""
     block = int(replica.fixed.block)
     if slot >= 0:
         return int(replica.sequences[slot].start) + block
@@ -147,7 +147,7 @@ def prefill_length(replica: Replica, request: int, slot: int) -> int:
 
 @rule
 def place(replica: Replica, request: int, slot: int, length: int, pages: int) -> int:
-    """Give a waiting request a slot and pages; its first block ends at position `length`."""
+    """Give a waiting request a slot and pages; its first block ends at `length`."""
     counters = replica.counters
     if slot < 0:
         counters.num_free -= 1
@@ -186,14 +186,14 @@ def place(replica: Replica, request: int, slot: int, length: int, pages: int) ->
 
 @rule
 def canvas_width(replica: Replica, sequence: Sequence) -> int:
-    """Positions of a sequence's canvas: the policy's, or fewer if its request asks for fewer."""
+    """Positions of a sequence's canvas: the policy's, or fewer if requested."""
     narrower, block = abs(int(replica.requests[sequence.request].canvas_length)), int(replica.fixed.block)
     return narrower if 0 < narrower < block else block
 
 
 @rule
 def reads_only(replica: Replica, sequence: Sequence) -> bool:
-    """Whether a request reads one denoising step of one canvas and commits nothing."""
+    """Whether a request reads one denoising step of a canvas and commits nothing."""
     return replica.requests[sequence.request].canvas_length < 0
 
 
@@ -251,7 +251,7 @@ def release_rows(replica: Replica, policy: AnyPolicy) -> None:
 
 @rule
 def release(replica: Replica, policy: AnyPolicy, which: int, num: int) -> None:
-    """Free pages and slots of finished sequences among a list's first `num`."""
+    """Free pages and slots of finished sequences in a list's first `num`."""
     counters = replica.counters
     for i in range(num):
         slot = int(replica.lists[which, i])
@@ -266,13 +266,7 @@ def release(replica: Replica, policy: AnyPolicy, which: int, num: int) -> None:
 
 @rule
 def leave(replica: Replica, policy: AnyPolicy) -> None:
-    """Release finished rows, except rows of the next step if that is decided."""
-    leave_early(replica, policy, False)
-
-
-@rule
-def leave_early(replica: Replica, policy: AnyPolicy, early: bool) -> None:
-    """`leave`; with `early`, pages of those rows are free too: they are written before a new owner writes."""
+    """Release finished rows; a row of the next step, if decided, keeps its slot, and its pages are written first."""
     counters = replica.counters
     ahead = counters.num_next if counters.next_kind != NOTHING else 0
     for i in range(ahead):
@@ -285,8 +279,7 @@ def leave_early(replica: Replica, policy: AnyPolicy, early: bool) -> None:
             leaves = not sequence.in_flight
             if leaves and sequence.pages == 0 and sequence.phase != IDLE:  # preempted during its last step
                 unqueue(replica, slot)
-            if leaves or early:
-                give_back(replica, policy, slot)  # in row order, the order of evicting idle pages
+            give_back(replica, policy, slot)  # in row order, which orders the eviction of idle pages
             if leaves:
                 replica.lists[SCRATCH, num] = slot
                 num += 1
@@ -300,7 +293,7 @@ def leave_early(replica: Replica, policy: AnyPolicy, early: bool) -> None:
 
 @rule
 def keep_rows(replica: Replica) -> None:
-    """Report freed pages of rows that this step computes only when it ends."""
+    """Report freed pages of rows in this step only when it ends."""
     counters = replica.counters
     if counters.num_preempted == 0:
         return
@@ -319,7 +312,7 @@ def keep_rows(replica: Replica) -> None:
 
 @rule
 def take_next(replica: Replica) -> int:
-    """Take the rows decided ahead; returns their step's kind, or NOTHING."""
+    """Take the rows decided ahead; returns their step's kind or NOTHING."""
     counters = replica.counters
     kind = counters.next_kind
     if kind != NOTHING:
@@ -327,6 +320,15 @@ def take_next(replica: Replica) -> int:
         counters.num_rows = counters.num_next
         counters.next_kind = NOTHING
     return kind
+
+
+@rule
+def count_rows(replica: Replica, to: int, num: int) -> None:
+    """Set the length of list ROWS or NEXT."""
+    if to == ROWS:
+        replica.counters.num_rows = num
+    else:
+        replica.counters.num_next = num
 
 
 @rule
@@ -348,9 +350,9 @@ def copy_list(replica: Replica, source: int, to: int, num: int) -> None:
 
 
 def withdraw(arrays: Any, request: int, idles_finished: bool, give: Callable[[int], None]) -> bool:
-    """Remove a waiting or running request between two steps; False if it is neither.
+    """Remove a waiting or running request between steps; False if it is neither.
 
-    idles_finished: its row of a decided step is computed without effect. give: frees a slot's pages.
+    idles_finished: its row in a decided step is computed without effect. give: frees a slot's pages.
     """
     counters = arrays.counters[0]
     waiting = (int(counters["queue_head"]) + np.arange(int(counters["num_waiting"]))) % len(arrays.queue)
@@ -401,7 +403,3 @@ def withdraw(arrays: Any, request: int, idles_finished: bool, give: Callable[[in
     arrays.lists[FREE, int(counters["num_free"])] = slot
     counters["num_free"] += 1
     return True
-
-
-def pages_of(length: int, page: int) -> int:
-    return -(-length // page)

@@ -1,4 +1,4 @@
-"""The Python files that may be loaded: those that the user names, not those that data names."""
+"""Python files that may be loaded: named by the user, not by data."""
 
 import shlex
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ def allowed(files: Iterable[str | Path]) -> AllowedCode:
 
 
 def check_allowed(path: str, allow: AllowedCode, asker: str) -> None:
-    """Raise CodeError unless the user named the file; asker: begins the message."""
+    """CodeError unless the user named the file; asker: begins the message."""
     if _real(path) not in allow:
         raise CodeError(
             f"{asker} asks for code in {path}, expected a file that the command itself names: "
@@ -24,7 +24,7 @@ def check_allowed(path: str, allow: AllowedCode, asker: str) -> None:
 
 
 def _real(path: str | Path) -> str:
-    """The path without links; a path that leads nowhere stays as it is."""
+    """The path with links resolved, or as it is if that fails."""
     try:
         return str(Path(path).resolve())
     except (OSError, RuntimeError, ValueError):

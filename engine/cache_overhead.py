@@ -1,4 +1,4 @@
-"""The measured cost of full-sequence caches beyond features: choosing and packing keys, finding changes, votes."""
+"""Measured costs of full-sequence caches that features lack: choosing and packing keys, finding changes, votes."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ CACHES = tuple(dict.fromkeys(type(p.policy.cache).__name__ for p in PRESETS.valu
 
 
 def table_of(latency: LatencyModel, cache: object) -> Floats:
-    """Seconds a row and a token of its request, by phase, [phases, 2]; 0 where not measured."""
+    """Seconds per row, and per token of its request, by phase, [phases, 2]; 0 where not measured."""
     table = np.zeros((len(PHASES), 2))
     kind = _measured_as(cache)
     for part in latency.cache_overhead:
@@ -27,7 +27,7 @@ def table_of(latency: LatencyModel, cache: object) -> Floats:
 
 
 def _measured_as(cache: object) -> str:
-    """The shipped cache that gives the overhead: the declared one, the cache itself, or its shipped base."""
+    """The shipped cache whose overhead applies: as declared, the cache itself, or its shipped base."""
     declared = getattr(cache, "overhead", None)
     if declared not in (None, "none", *CACHES):
         raise PolicyError(f"{type(cache).__name__}.overhead is {declared!r}, expected {', '.join(CACHES)} or none")
@@ -38,7 +38,7 @@ def _measured_as(cache: object) -> str:
 def of_rows(
     table: Floats, phases: npt.NDArray[Any], prompt: npt.NDArray[Any], end: npt.NDArray[Any], block: int
 ) -> Floats:
-    """Seconds of each row; end: of the request's output, computed in whole blocks."""
+    """Seconds of each row; end: of the output, computed in whole blocks."""
     length = prompt + -(-(end.astype(np.int64) - prompt) // block) * block
     seconds: Floats = table[phases, 0] + table[phases, 1] * length
     return seconds
@@ -51,5 +51,5 @@ def of_plan(table: Floats, plan: StepPlan) -> float:
 
 
 def price(latency: LatencyModel, table: Floats, plan: StepPlan, left: Features | None = None) -> float:
-    """A plan's latency with its rows' overhead (s); left: features after an eviction."""
+    """A plan's latency (s) with its rows' overhead; left: features after an eviction."""
     return latency.step(plan.features, left, plan.first) + of_plan(table, plan)

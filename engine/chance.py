@@ -1,6 +1,6 @@
-"""Keyed chance: a draw is a hash of its subject, whatever the order of draws.
+"""Keyed chance: a draw is a hash of its subject, independent of the order of draws.
 
-The mixer is SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014); uint64 wraps on overflow.
+The mixer is SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014); uint64 wraps.
 """
 
 from typing import Any, TypeAlias
@@ -44,7 +44,7 @@ def key64(before: Word, part: Word) -> Word:
 
 @rule
 def draw64(stream: Word, place: Word, time: Word) -> Word:
-    """A stream's draw for a place and a time."""
+    """A stream's draw for a place and time."""
     return mix64((stream + np.uint64(place) * _GOLDEN) ^ (np.uint64(time) * _MIX1))
 
 
@@ -61,7 +61,7 @@ def pick64(draw: Word) -> Any:
 
 
 def key(*parts: npt.ArrayLike) -> npt.NDArray[np.uint64]:
-    """64-bit keys of whole numbers or arrays, broadcast together; order matters."""
+    """64-bit keys of whole numbers or arrays, broadcast; order matters."""
     z = np.zeros(1, np.uint64)
     for part in parts:
         z = mix((z + np.uint64(GOLDEN)) ^ (np.atleast_1d(np.asarray(part)).astype(np.uint64) * np.uint64(MIX2)))

@@ -1,4 +1,4 @@
-"""Safety of compiled code on disk: private files only, and no signal while machine code loads.
+"""Safety of compiled code on disk: only private files, no signals while machine code loads.
 
 numba unpickles the code, which runs it: only files that no one else can write are read.
 """
@@ -29,7 +29,7 @@ def is_private(folder: Path) -> bool:
         found = folder.resolve(strict=True)
         if not is_own(found):
             return False
-        # Another user may own links on the path.
+        # Links on the path may be another user's.
         ways = {*found.parents, *folder.absolute().parents, folder.absolute()}
         return all(_keeps(way) for way in ways)
     except (OSError, RuntimeError):
@@ -37,7 +37,7 @@ def is_private(folder: Path) -> bool:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file or folder (no link) is this user's, and no one else can write to it."""
+    """Whether a file or folder (no link) is this user's, and only the user can write it."""
     held = path.lstat()
     if posix is None:
         return True
@@ -45,20 +45,20 @@ def is_own(path: Path) -> bool:
 
 
 def _keeps(way: Path) -> bool:
-    """Whether only this user and root can replace what a folder or link of the path leads to."""
+    """Whether only this user and root can replace what a folder or link leads to."""
     held = way.lstat()
     if held.st_uid not in (user(), ROOT):
         return False
-    if stat.S_ISLNK(held.st_mode) or held.st_mode & stat.S_ISVTX:  # a sticky folder's files belong to their owners
+    if stat.S_ISLNK(held.st_mode) or held.st_mode & stat.S_ISVTX:  # owners keep their files in a sticky folder
         return True
-    # A group with the user's own id has no other member.
+    # A group with the user's id has no other member.
     is_shared = held.st_mode & stat.S_IWGRP and held.st_gid != held.st_uid
     return not (is_shared or held.st_mode & stat.S_IWOTH)
 
 
 @cache
 def user() -> int:
-    """The owner of files that this process writes."""
+    """Owner of files that this process writes."""
     with tempfile.NamedTemporaryFile() as file:
         return Path(file.name).stat().st_uid
 
@@ -66,7 +66,7 @@ def user() -> int:
 def undisturbed(compile: Callable[..., Any], called_back: set[CodeType]) -> Callable[..., Any]:
     """A dispatcher's `compile` that delays signals while LLVM calls Python back.
 
-    An exception raised in such a callback is lost together with the machine code; numba then fails or crashes.
+    An exception in such a callback is lost together with the machine code; numba then fails or crashes.
     """
 
     @wraps(compile)
@@ -91,7 +91,7 @@ def _after_callbacks(called_back: set[CodeType]) -> Iterator[None]:
             before[number](number, frame)
 
     changed = []
-    with suppress(ValueError):  # not the main thread, where handlers run
+    with suppress(ValueError):  # handlers run in the main thread only
         for number in before:
             signal.signal(number, handle)
             changed.append(number)

@@ -1,9 +1,9 @@
 """The commit model: the chance that each computed mask commits, keyed.
 
-A mask at distance d from the frontier (the sequence's first mask) passes the threshold if its draw u satisfies odds[d]
-* theta * (1 - u) / u > 1: with probability odds * theta / (1 + odds * theta). theta multiplies log-normal factors of
-the request, the block and the step, and one of how full the block is. The left-hand side acts as the confidence: if
-none passes, the greatest commits (LMDeploy's low_confidence_dynamic).
+A mask at distance d from the frontier (the sequence's first mask) passes if its draw u satisfies odds[d] * theta *
+(1 - u) / u > 1, which has probability odds * theta / (1 + odds * theta). theta is a product of log-normal factors of
+request, block and step, and one of how full the block is. The left-hand side acts as the confidence: if no mask passes,
+the greatest commits (LMDeploy's low_confidence_dynamic).
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,22 +29,22 @@ LogOdds = Annotated[float, Range(-100, 100)]
 
 @dataclass(frozen=True)
 class CommitModel:
-    """How likely computed masks commit, for one workload, block size, threshold and temperature."""
+    """How likely computed masks commit, for a workload, block size, threshold and temperature."""
 
     workload: str
     block_length: Positive
     threshold: Share  # confidence
-    temperature: float | None  # None: not stated by the source
-    # [block_length] of a typical request, at distance d from the frontier.
+    temperature: float | None  # None: the source does not say
+    # [block_length] of a typical request, by distance from the frontier.
     pass_probability: tuple[Share, ...]
     request_spread: float = 0.0  # standard deviation of the log-odds between requests
     block_spread: float = 0.0  # ... between a request's blocks
     step_spread: float = 0.0  # ... between a block's steps
-    stage_gain: LogOdds = 0.0  # log-odds from an empty to a full block
-    padding_share: Share = 0.0  # share of a request's blocks, the last ones, that are padding and commit whole
+    stage_gain: LogOdds = 0.0  # from an empty to a full block
+    padding_share: Share = 0.0  # of a request's blocks: the last ones, padding, commit whole
     source: str = ""
     extrapolated_from: Positive | None = None  # fitted block size, if it differs
-    # Of the requests' log-odds, evenly spaced; empty: normal with request_spread.
+    # Requests' log-odds, evenly spaced; empty: normal with request_spread.
     request_quantiles: tuple[LogOdds, ...] = ()
 
     def request_effects(self) -> npt.NDArray[np.float64]:
@@ -72,8 +72,8 @@ class CommitModel:
 class ImportanceDeltas:
     """Importance deltas of decodable and other masks (focus.md 3.4).
 
-    In standard deviations from the mean over a sequence's masks. Means are at the frontier; a delta falls by
-    `distance_slope` a position beyond it.
+    In standard deviations from the mean over a sequence's masks; means at the frontier, falling by `distance_slope` a
+    position.
     """
 
     decodable_mean: Signed
@@ -91,7 +91,7 @@ def choose(
     threshold: float,
     temperature: float | None = None,
 ) -> CommitModel:
-    """The profile's commit model for a run; ProfileError lists what the profile holds."""
+    """The profile's commit model for a run; ProfileError lists what it holds."""
     if not models:
         raise ProfileError(f"{where} holds no commit model: it can run `ar` only")
     wanted = workload or models[0].workload
@@ -135,13 +135,12 @@ NO_DRAWS = _draws(0, 1, 1)
 
 @dataclass(frozen=True)
 class CanvasLaw:
-    """Denoising forwards until a canvas commits whole, for one workload and canvas length (production-dllm-serving.md
+    """Denoising forwards until a canvas commits whole, for a workload and canvas length (production-dllm-serving.md
     1.2, 1.3).
 
-    round(median * request * canvas * drift ** index), within `least` and `most`; the factors of request and canvas are
-    log-normal, `index` counts a request's canvases from 0. With a histogram: the forwards at the normal quantile of
-    request + canvas + by_canvas[index], both normal with the spreads below, whose squares sum to 1 if canvases are to
-    have the histogram's shares.
+    round(median * request * canvas * drift ** index), within `least` and `most`; the factors are log-normal, `index`
+    counts a request's canvases from 0. With a histogram: its forwards at the normal quantile of request + canvas +
+    by_canvas[index], both normal; the squares of their spreads sum to 1 if canvases are to have its shares.
     """
 
     workload: str
@@ -149,19 +148,19 @@ class CanvasLaw:
     median: Annotated[float, Range(1)]  # forwards of a typical request's first canvas
     request_spread: float = 0.0  # standard deviation of the logarithm between requests
     canvas_spread: float = 0.0  # ... between a request's canvases
-    drift: Annotated[float, Range(0.01, 100)] = 1.0  # ratio of one canvas's forwards to the last's
+    drift: Annotated[float, Range(0.01, 100)] = 1.0  # ratio of a canvas's forwards to the one before
     least: Positive = 2
     most: Annotated[int, Range(1, MOST_STEPS)] = 48
     source: str = ""
-    engine: str = ""  # the measured engine; empty: none
+    engine: str = ""  # measured on; empty: none
     histogram: tuple[tuple[int, float], ...] = ()  # most forwards of each bucket, rising to `most`, and its share
-    # Standard deviations for a request's first canvas, the next, ..., all later ones.
+    # In standard deviations, of a request's first canvas, second, ..., all later ones.
     by_canvas: tuple[Annotated[float, Range(-10, 10)], ...] = ()
 
     def of_length(self, canvas_length: int) -> "CanvasLaw":
         """The law for another canvas length: a pessimistic guess.
 
-        A wider canvas takes forwards in proportion to its length, a narrower one as many.
+        Wider canvases take forwards in proportion to length, narrower ones the same number.
         """
         if canvas_length == self.canvas_length:
             return self
@@ -176,7 +175,7 @@ class CanvasLaw:
         )
 
     def forwards(self) -> npt.NDArray[np.float64]:
-        """[CELLS] Forwards of a histogram's canvas by normal quantile (draw.py); equally likely within a bucket."""
+        """[CELLS] A histogram's forwards by normal quantile (draw.py); equally likely within a bucket."""
         return _forwards(self.histogram, self.least)
 
 
@@ -196,7 +195,7 @@ def _forwards(histogram: tuple[tuple[int, float], ...], least: int) -> npt.NDArr
 class ScheduledCommits:
     """A fixed number of tokens a step: `quotas`, by default LLaDA's schedule.
 
-    The leftmost masks commit: which ones does not change the cost of a full-sequence step.
+    The leftmost masks commit; the choice does not change a full-sequence step's cost.
     """
 
     def __init__(
@@ -211,10 +210,10 @@ class ScheduledCommits:
 
 
 class LawDraws:
-    """Draws from a law of steps a block: all its masks commit in the last step.
+    """Draws from a law of steps per block: all masks commit in the last step.
 
-    cap: most steps of a block, [requests] or one number. canvas_length [requests]: the requested length, or 0; a
-    narrower canvas takes as many steps.
+    cap: most steps of a block, [requests] or a number. canvas_length [requests]: requested, or 0; narrower canvases
+    take the same number of steps.
     """
 
     def __init__(
@@ -241,9 +240,9 @@ class LawDraws:
 
 
 class TokenDraws:
-    """Which drafts of its next tokens an autoregressive model accepts.
+    """Draws of accepted next tokens of an autoregressive model.
 
-    acceptances [columns]: probability of the next token and of each draft, given those before.
+    acceptances [columns]: probability of the next token and of each draft, given the earlier ones.
     """
 
     def __init__(self, acceptances: Sequence[float], seed: int) -> None:
@@ -261,9 +260,9 @@ NO_MODELS: Mapping[float, CommitModel] = {}
 class CommitDraws:
     """Draws from a commit model: which masks of a plan commit.
 
-    A request's factors are drawn once, 20 bytes each. Lengths are [requests]. on_a_grid: blocks begin at multiples of
-    their length, else where the prompt ends. deltas: for eviction by importance. sub_block: length of a block's parts;
-    only the first part with a mask commits. models: by threshold, if steps choose one.
+    Lengths are [requests]. on_a_grid: blocks begin at multiples of their length, else at the prompt's end. deltas: for
+    eviction by importance. sub_block: length of a block's parts; only the first part with a mask commits. models: by
+    threshold, if steps choose one.
     """
 
     def __init__(
@@ -310,7 +309,7 @@ class CommitDraws:
 
     @property
     def of_run(self) -> Draws | tuple[Draws, ...]:
-        """The arrays for a run; one for each threshold if steps choose one."""
+        """A run's arrays; one per threshold if steps choose one."""
         return tuple(draws.arrays for draws in self._levels.values()) or self.arrays
 
     def _others(self) -> "list[CommitDraws]":
@@ -318,12 +317,12 @@ class CommitDraws:
 
     @property
     def num_padding(self) -> npt.NDArray[np.int32]:
-        """[requests] Last blocks that are padding."""
+        """Last blocks of padding, [requests]."""
         padding: npt.NDArray[np.int32] = self.arrays.requests["num_padding"]
         return padding
 
     def miss_eos(self, missed: npt.NDArray[np.bool_], limited: npt.NDArray[np.bool_]) -> None:
-        """Make the block after these requests' EOS padding too."""
+        """Make the block after these requests' EOS padding, too."""
         for draws in (self, *self._others()):
             draws.num_padding[missed] = np.where(limited, draws.num_padding + 1, 1)[missed]
 
@@ -334,10 +333,9 @@ class CommitDraws:
         output_length: npt.NDArray[np.int64],
         max_tokens: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Set these requests' lengths; a server learns them as they arrive.
+        """Set these requests' lengths, which a server learns as they arrive.
 
-        With a limit (max_tokens), blocks after the answer's last are padding; without (0), the model's share of all
-        blocks.
+        With a limit (max_tokens) blocks after the answer's last are padding; without (0) the model's share of all.
         """
         share, seed = self._padding
         block, answer = self.block_length, np.maximum(output_length, 1)
@@ -354,13 +352,13 @@ class CommitDraws:
             other.seat(index, input_length, output_length, max_tokens)
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
-        """The masks that commit if all layers compute the window, [rows, width]."""
+        """Masks that commit if all layers compute the window, [rows, width]."""
         return self.of_window(plan, plan.window)
 
     def draw_evicting(self, plan: StepPlan) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """The retained positions, and the masks among them that commit, both [rows, width].
+        """Retained positions, and masks among them that commit, both [rows, width].
 
-        Deltas are drawn by whether a mask is decodable: would commit without eviction.
+        Deltas depend on whether a mask is decodable: would commit without eviction.
         """
         assert plan.evicting is not None
         assert self._evicts, "no importance deltas were given"
@@ -368,7 +366,7 @@ class CommitDraws:
         return retained, self.of_window(plan, retained)
 
     def of_window(self, plan: StepPlan, window: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """The masks that commit if `window` [rows, width] is computed."""
+        """Masks that commit if `window` [rows, width] is computed."""
         committed: npt.NDArray[np.bool_] = draw_plan(
             plan.status, plan.evaluations, window, plan.block_start, plan.requests, self._of(plan).arrays
         )

@@ -1,4 +1,4 @@
-"""A replica's step, and many of them: decide, plan, draw, price, commit, until an event from outside is due."""
+"""Replica steps: decide, plan, draw, price, commit, until an external event is due."""
 
 import inspect
 import logging
@@ -44,35 +44,35 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("dsim")
 
 # Why `run` returns.
-IDLE_NOW = 0  # nothing waits and nothing runs, at replica.counters.clock
-IN_FLIGHT = 1  # a step is in flight that ends at the horizon or beyond, at replica.counters.now + latency
-FINISHED = 2  # requests have finished, at clock
-JOURNAL_FULL = 3  # the step in flight has no room in the journal
-NO_SLOTS = 4  # a decision could let in more requests than there are slots
+IDLE_NOW = 0  # nothing waits or runs, at counters.clock
+IN_FLIGHT = 1  # the step in flight ends at or after the horizon, at counters.now + latency
+FINISHED = 2  # requests finished, at clock
+JOURNAL_FULL = 3  # no room for the step in flight
+NO_SLOTS = 4  # a decision could admit more requests than there are slots
 PAUSED = 5  # the given number of steps is done, at clock
-BAD_CHUNK = 6  # a planned step has a chunk below 1 position or above the window
-BAD_THRESHOLD = 8  # a step has a threshold that its policy does not list
-STALLED = 7  # steps, or one of their rows, make no progress, at clock
+BAD_CHUNK = 6  # a chunk below 1 position or above the window
+BAD_THRESHOLD = 8  # a threshold outside the policy's list
+STALLED = 7  # steps or a row make no progress, at clock
 NO_QUEUE = 9  # a queue has no room
-REASONS = 16  # more than there are
+REASONS = 16  # above all of them
 
 
-# Compiling `run` takes about five seconds and makes steps a hundred times faster. A process steps in Python for
-# PATIENCE window positions (one to four seconds) before it compiles, unless the run has MANY_REQUESTS. Counted, not
-# timed, so that a run is the same on every machine.
+# Compiling `run` takes about five seconds and makes steps a hundred times faster. A process first steps in Python for
+# PATIENCE window positions (one to four seconds), unless the run has MANY_REQUESTS. A count, not a time, so that runs
+# are the same on every machine.
 PATIENCE = 500_000
 MANY_REQUESTS = 500
-A_FEW = 16  # steps between two looks at the count
-# The same for callers that step one by one: the host time of a live run is measured, so all its steps are compiled.
+A_FEW = 16  # steps between checks of the count
+# For callers that step one by one: live runs measure host time, so all steps are compiled.
 STEPS_PATIENCE = 0
 
-# The questions that the engine's rules ask a policy.
+# Questions that the engine's rules ask a policy.
 PLACEHOLDERS = tuple(value for name, value in vars(hooks).items() if getattr(value, "__module__", "") == hooks.__name__)
 
 
 @rule
 def choose_rows(replica: Replica, policy: AnyPolicy) -> int:
-    """Decide on the next step and its rows; NOTHING, PREFILL_STEP or DECODE_STEP."""
+    """Decide the next step and its rows: NOTHING, PREFILL_STEP or DECODE_STEP."""
     counters = replica.counters
     counters.num_preempted = 0
     counters.num_rows = 0
@@ -81,7 +81,7 @@ def choose_rows(replica: Replica, policy: AnyPolicy) -> int:
 
 @rule
 def plan(replica: Replica, policy: AnyPolicy, kind: int, now: float) -> None:
-    """Plan the step of the rows that were chosen."""
+    """Plan the step of the chosen rows."""
     if kind == PREFILL_STEP:
         plan_prompts(replica, policy)
     else:
@@ -91,7 +91,7 @@ def plan(replica: Replica, policy: AnyPolicy, kind: int, now: float) -> None:
 
 @rule
 def schedule(replica: Replica, policy: AnyPolicy, now: float) -> int:
-    """Decide on the next step and plan it; NOTHING, PREFILL_STEP or DECODE_STEP."""
+    """Decide and plan the next step: NOTHING, PREFILL_STEP or DECODE_STEP."""
     kind = choose_rows(replica, policy)
     if kind != NOTHING:
         plan(replica, policy, kind, now)
@@ -100,14 +100,14 @@ def schedule(replica: Replica, policy: AnyPolicy, now: float) -> int:
 
 @rule
 def predict(replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost) -> None:
-    """Predict the outcome of the step in flight: its commits and its latency (s)."""
+    """Predict the commits and latency (s) of the step in flight."""
     draw_rows(replica, policy, draws_of_step(replica, policy, draws))
     replica.counters.latency = price(replica, cost) * replica.fixed.pace
 
 
 @rule
 def commit(replica: Replica, policy: AnyPolicy, now: float) -> None:
-    """Apply the outcome of the step in flight, which ends now; finished requests are in replica.lists[DONE]."""
+    """Apply the outcome of the step in flight, which ends now; replica.lists[DONE] gets finished requests."""
     counters = replica.counters
     counters.num_freed = 0
     counters.num_done = 0
@@ -136,7 +136,7 @@ def commit(replica: Replica, policy: AnyPolicy, now: float) -> None:
 
 @rule
 def end_step(replica: Replica, policy: AnyPolicy, journal: Journal) -> bool:
-    """End the predicted step in flight and record it; False, and nothing is done, if the journal is full."""
+    """Record and end the predicted step in flight; False, with nothing done, if the journal is full."""
     counters = replica.counters
     if not record_step(replica, journal):
         return False
@@ -158,11 +158,11 @@ def run(
     most: int,
     until_finish: bool,
 ) -> int:
-    """End the step in flight, and run predicted steps up to the one that ends at the horizon or beyond.
+    """End the step in flight, then run predicted steps up to the one that ends at or after the horizon.
 
-    draws: draw.Draws, or a tuple of one for each of the policy's thresholds. most: steps. until_finish: return as soon
-    as a request finishes. Bit for bit the same as repeated `schedule`, prediction and `commit`, with each request of
-    the inbox submitted at its time: before a step that ends then, and before one that begins then.
+    draws: draw.Draws, or one per threshold of the policy. most: steps. until_finish: return when a request finishes.
+    Bit for bit the same as repeated `schedule`, prediction and `commit`, each request of the inbox submitted at its
+    time: before steps that end or begin then.
     """
     counters = replica.counters
     counters.clock = now
@@ -200,7 +200,7 @@ def run(
 
 @inlined
 def opened(replica: Any) -> Replica:
-    """The replica that rules take, from one with arrays of records (state.Replica)."""
+    """The replica as rules take it, from arrays of records (state.Replica)."""
     return Replica(
         replica.counters[0], replica.fixed[0], replica.sequences, replica.status, replica.evaluations, replica.window,
         replica.committed, replica.retained, replica.requests, replica.asked, replica.arrival, replica.inbox,
@@ -210,11 +210,11 @@ def opened(replica: Any) -> Replica:
 
 @inlined
 def opened_policy(policy: Any) -> AnyPolicy:
-    """The same of a policy's state."""
+    """A policy's state as rules take it."""
     return PolicyState(policy.fields[0], policy.columns, policy.record[0], policy.cost, policy.cache)
 
 
-# ---- entries for Python: arrays of records in place of records -------------------------------------------------------
+# ---- entries for Python: take arrays of records ----------------------------------------------------------------------
 
 
 @rule
@@ -266,10 +266,9 @@ def _run_due(
     states: Any, due: Any, replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float,
     most: int,
 ) -> int:  # fmt: skip
-    """`run` for every replica that is due; `due` [replicas] is when each is to be run again, infinity while it is idle.
+    """`run` each due replica; `due` [replicas]: when each runs again, infinity while idle.
 
-    replica, policy: of any of them, for their types. Returns why one returned to Python and its place, as
-    place * REASONS + why, or -1.
+    replica, policy: any of them, for types. Returns -1, or place * REASONS + why of a replica that returned to Python.
     """
     for at in range(len(due)):
         if due[at] < horizon or due[at] <= now:
@@ -291,22 +290,21 @@ def _serve(
     states: Any, due: Any, places: Any, figures: Any, queues: Any, counters: Any, sent: Any, inbox: Any, taken: Any,
     replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, most: int,
 ) -> int:  # fmt: skip
-    """`_run_due`, and each request of the inbox that comes by the horizon goes to a replica (`route.choose`).
+    """`_run_due`, sending each request of the inbox due by the horizon to a replica (`route.choose`).
 
-    taken [2]: requests of the inbox that have come, and the place of the replica chosen for the next one or -1. most:
-    requests, and steps of a replica.
+    taken [2]: requests taken from the inbox, and the next one's replica or -1. most: requests, and steps of a replica.
     """
     last = min(len(inbox.times), taken[0] + most)
     while True:  # `_run_due` stands here once: each call of it is compiled for itself
         comes = taken[0] < len(inbox.times) and inbox.times[taken[0]] <= horizon
         if comes and taken[0] == last:
-            return PAUSED  # reads as the first replica's: Python may stop the run, or calls again
+            return PAUSED  # reads as replica 0's: Python may stop the run, or call again
         time = inbox.times[taken[0]] if comes else horizon
         code = _run_due(states, due, replica, policy, draws, cost, journal, -np.inf if comes else now, time, most)
         if code >= 0 or not comes:
             return code
         request = inbox.requests[taken[0]]
-        if taken[1] < 0:  # a router with a memory is asked once
+        if taken[1] < 0:  # ask a router with memory only once
             taken[1] = choose(places, figures, queues, counters, sent, request, replica.asked.input_length[request])
         at = taken[1]
         chosen = opened(saved(states, at, (replica, policy))[0])
@@ -321,7 +319,7 @@ def _serve(
 
 @rule
 def _let_go(replica: Any, policy: Any, slot: int) -> None:
-    """Free the pages of a cancelled sequence."""
+    """Free a cancelled sequence's pages."""
     give_back(opened(replica), opened_policy(policy), slot)
 
 
@@ -348,12 +346,12 @@ def _find_ahead(replica: Any, policy: Any, request: int, tokens: int, found: int
 
 @rule
 def _choose_threshold(replica: Any, policy: Any) -> int:
-    """The index of the step's threshold, for a step that is not predicted."""
+    """Index of the step's threshold, for an unpredicted step."""
     return threshold(opened(replica), opened_policy(policy))
 
 
 def _kind(value: Any) -> Any:
-    """What the type that numba finds for a value depends on."""
+    """What numba's type of a value depends on."""
     if isinstance(value, np.ndarray):
         flags = value.flags
         return value.dtype, value.ndim, flags.c_contiguous, flags.writeable, flags.aligned
@@ -361,9 +359,9 @@ def _kind(value: Any) -> Any:
 
 
 class Core:
-    """A policy's compiled step: the rules above with the policy's answers in place of the placeholders.
+    """A policy's compiled step: the rules above with the policy's answers as placeholders.
 
-    Each rule is compiled on its first call: the twin needs only `run`, a live executor the others.
+    Each rule compiles on first call: the twin needs only `run`, a live executor the others.
     """
 
     def __init__(self, answers: Mapping[Any, Any], kinds: str, name: str) -> None:
@@ -374,12 +372,12 @@ class Core:
         self._made: dict[str, Any] = {}
         self._entries: dict[Any, Any] = {}
         self._routing: dict[Any, Core] = {}  # by the rule for a replica's load
-        self._kept: dict[str, bool] = {}  # whether a rule was on disk at its first use
-        # Positions stepped in Python. Users' rules are compiled at once, so that their errors come first.
+        self._kept: dict[str, bool] = {}  # rule -> whether on disk at first use
+        # Positions stepped in Python. Users' rules compile at once, to report their errors early.
         self._spent = 0 if JIT and all(map(is_ours, answers.values())) else PATIENCE
 
     def is_young(self, num_requests: int = 0, name: str = "run") -> bool:
-        """Whether a rule is not yet worth compiling; instead of `run`, `run_young` is to be used."""
+        """Whether a rule is not yet worth compiling; then use `run_young`, not `run`."""
         return num_requests < MANY_REQUESTS and self._stays_in_python(name, PATIENCE)
 
     def run_young(
@@ -402,7 +400,7 @@ class Core:
         return why
 
     def of_cache(self, name: str, num_requests: int) -> Any:
-        """A rule for a prefix cache (_OF_CACHE), compiled if a run of this many requests compiles `run`."""
+        """A prefix-cache rule (_OF_CACHE), compiled if a run of this size compiles `run`."""
         return self._in_python(name) if self.is_young(num_requests) else self._compiled(name)
 
     def __getattr__(self, name: str) -> Any:
@@ -420,7 +418,7 @@ class Core:
         return self.__dict__[name]
 
     def _stays_in_python(self, name: str, patience: int) -> bool:
-        """Whether Python has stepped fewer than `patience` positions, and the rule is not on disk."""
+        """Whether Python has stepped fewer than `patience` positions and the rule is not on disk."""
         if self._spent >= patience:
             return False
         if name not in self._kept:
@@ -436,7 +434,7 @@ class Core:
                 before = int(replica.counters["num_steps"][0])
                 answer = made(replica, *arguments)
                 steps = max(1, int(replica.counters["num_steps"][0]) - before)
-                # The fixed cost of a step and of a row, in positions.
+                # Fixed costs of a step and a row, in positions.
                 self._spent += steps * (
                     16 + int(replica.counters["num_running"][0]) * (8 + int(replica.fixed["width"][0]))
                 )
@@ -446,7 +444,7 @@ class Core:
         return self._made[name]
 
     def entry(self, name: str, *arguments: Any) -> Any:
-        """A rule for arguments of these types alone (jit.entry)."""
+        """A rule for these argument types alone (jit.entry)."""
         key = name, tuple(map(_kind, arguments))
         if key not in self._entries:
             made = self._compiled(name)
@@ -460,14 +458,14 @@ class Core:
         return self._routing[answer]
 
     def make_ready(self, name: str, *arguments: Any) -> None:
-        """Compile a rule for arguments of these types ahead of its first call, if rules are compiled."""
+        """Compile a rule for these argument types, if rules are compiled."""
         made = getattr(self, name)
         made = getattr(made, "__wrapped__", made)
         if hasattr(made, "compile"):
             self._reporting(entry)(made, *arguments)
 
     def _reporting(self, made: Callable[..., Any]) -> Callable[..., Any]:
-        """A rule that raises its compile error as a PolicyError."""
+        """Raise compile errors as PolicyError."""
 
         @wraps(made)
         def compiled(*arguments: Any) -> Any:
@@ -489,19 +487,19 @@ _ENTRIES: dict[str, Any] = {
     "predict": _predict, "end_step": _end_step, "let_go": _let_go, "keep_state": _keep_state, "run_due": _run_due,
     "serve": _serve,
 }  # fmt: skip
-# Only for prefix caches.
+# For prefix caches only.
 _OF_CACHE: dict[str, Any] = {"pin": _pin, "unpin": _unpin, "insert": _insert, "find_ahead": _find_ahead}
-_RULES = {**_ENTRIES, **_OF_CACHE, "choose_threshold": _choose_threshold}  # only for policies that answer it
+_RULES = {**_ENTRIES, **_OF_CACHE, "choose_threshold": _choose_threshold}  # the last: for policies that answer it
 
 
 def core_of(policy: "Policy", state: AnyPolicy | None = None) -> Core:
-    """The compiled step of a policy, for this state.
+    """A policy's compiled step, for this state.
 
-    PolicyError if its parts answer a question that is never asked, or leave a required one open.
+    PolicyError if its parts answer an unasked question or leave a required one open.
     """
     answers = answers_of(policy)
     arrays: Any = state or ()
-    # Other fields mean other types: each is compiled apart, possibly by two processes at once.
+    # Other fields mean other types, compiled apart, possibly by two processes at once.
     kinds = " ".join(str(array.dtype) for array in arrays[:3])
     made = kinds, tuple(sorted(answers.items(), key=lambda item: item[0].__name__))
     if made not in _CORES:
@@ -510,7 +508,7 @@ def core_of(policy: "Policy", state: AnyPolicy | None = None) -> Core:
 
 
 def questions_of(answers: Mapping[Any, Any]) -> frozenset[Any]:
-    """The questions that a policy's step asks with these answers: the placeholders that its rules reach."""
+    """Questions that a policy's step asks, given these answers: placeholders that its rules reach."""
     key = tuple(sorted(answers.items(), key=lambda item: item[0].__name__))
     if key not in _QUESTIONS:
         _QUESTIONS[key] = frozenset(PLACEHOLDERS) & frozenset(called_by(_ENTRIES.values(), answers))
@@ -523,12 +521,12 @@ class Question:
 
     name: str
     meaning: str
-    answer: str  # the rule that answers it; empty: the placeholder's own body
-    by: str  # the part or the kind of rows with that rule
+    answer: str  # the answering rule; empty: the placeholder's own body
+    by: str  # the part or kind of rows with that rule
 
     @classmethod
     def listed(cls, policy: "Policy") -> "list[Question]":
-        """The questions of a policy; questions that its parts answer come first."""
+        """A policy's questions; those that its parts answer come first."""
         answers, parts = _answers(policy)
         found = []
         for placeholder in sorted(questions_of(answers), key=lambda asked: asked.__name__):
@@ -545,7 +543,7 @@ def answers_of(policy: "Policy") -> dict[Any, Any]:
 
 
 def _answers(policy: "Policy") -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """The answers, and the part that gives each (none for those of the rows)."""
+    """The answers, and the part behind each (none for those of the rows)."""
     answers: dict[Any, Any] = {prefill_over: release_rows, **policy.rows.rules}
     answering: dict[Any, Any] = {}
     for part in policy.parts():
@@ -598,7 +596,7 @@ def _unasked(policy: "Policy", part: Any, name: str, asked: frozenset[Any]) -> s
 
 
 def _check_threshold(policy: "Policy", answered: bool) -> None:
-    """PolicyError unless exactly one of `threshold` and `threshold_now` chooses among several thresholds."""
+    """PolicyError unless exactly one of `threshold` and `threshold_now` chooses among thresholds."""
     rule, name = policy.unmasking, type(policy.unmasking).__name__
     if len(rule.thresholds) > 1 and answered == rule.given:
         does = "and has threshold_now" if answered else "and has no threshold_now"
@@ -606,15 +604,15 @@ def _check_threshold(policy: "Policy", answered: bool) -> None:
         raise PolicyError(f"policy {policy.name}: {name} {other} {does}: expected one of them")
 
 
-# Fields that reveal the true length of an answer, where requests set no limit.
+# Fields that reveal an answer's true length where requests set no limit.
 TRUE_LENGTHS = frozenset({"answer", "end", "stop", "max_tokens", "output_length", "outstanding_tokens"})
 
 
 def _check_lengths(policy: "Policy", answers: Mapping[Any, Any]) -> None:
-    """PolicyError if a user's rule reads the true length of an answer."""
+    """PolicyError if a user's rule reads an answer's true length."""
     if all(map(is_ours, answers.values())):
         return
-    # The policy's own fields may share these names.
+    # The policy's fields may share these names.
     own = {f.name for part in policy.parts() for f in fields(part)}.union(  # type: ignore[arg-type]
         *({*part.numbers(policy), *part.record(policy), *(name for name, _ in part.columns)} for part in policy.parts())
     )

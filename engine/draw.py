@@ -1,4 +1,4 @@
-"""Keyed draws of a step's commits by the models of commits.py, row by row."""
+"""Keyed draws of commits by the models of commits.py, row by row."""
 
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,20 +13,20 @@ from .state import MASKED, PENDING, ROWS, AnyPolicy, Evaluations, Marks, Replica
 
 OF_COMMITS, OF_STEPS, OF_BLOCKS, OF_IMPORTANCE = range(4)  # Draws.streams
 BLOCK_FACTORS, STEP_FACTORS, NORMAL = range(3)  # Draws.factors
-CELLS, CELLS_PER_STD = 2000, 200  # of normal quantiles, from -5 to 5 standard deviations
+CELLS, CELLS_PER_STD = 2000, 200  # of normal quantiles, -5 to 5 standard deviations
 
 
 class RequestDraw(Record):
-    """Draws that are fixed for a request's life."""
+    """Draws fixed for a request's life."""
 
     factor: F8  # of the odds
     last_block: I4  # from the start of the prompt
-    num_padding: I4  # last blocks that are padding
-    most: I4  # with a law: most steps of a block
-    canvas_length: I4  # with a law: positions of its blocks; 0: the policy's
+    num_padding: I4  # last blocks of padding
+    most: I4  # by a law: steps of a block
+    canvas_length: I4  # by a law: positions of its blocks; 0: the policy's
 
 
-# Arrays of a plan, [rows] or [rows, width].
+# A plan's arrays, [rows] or [rows, width].
 Statuses: TypeAlias = npt.NDArray[np.uint8]
 Counts: TypeAlias = npt.NDArray[np.uint16]
 Windows: TypeAlias = npt.NDArray[np.bool_]
@@ -36,20 +36,20 @@ REQUEST_DRAW = np.dtype(list(columns_of(RequestDraw)))
 
 
 class Draws(NamedTuple):
-    """A commit model, law or schedule with its seed, as arrays for rules."""
+    """A commit model, law or schedule with its seed, for rules."""
 
     requests: Table[RequestDraw]  # [requests]
-    streams: npt.NDArray[np.uint64]  # [4] one key a purpose
-    # [width] at distance d from the frontier; for drafts, each one's acceptance.
+    streams: npt.NDArray[np.uint64]  # [4] a key per purpose
+    # [width] by distance from the frontier; for drafts, acceptances.
     odds: npt.NDArray[np.float64]
     # [block_length + 1] by committed positions; with a histogram, CanvasLaw.by_canvas.
     stage: npt.NDArray[np.float64]
-    # [3, 1024] quantiles of a block's factor, a step's, and the normal distribution.
+    # [3, 1024] quantiles of block factors, step factors, and the normal distribution.
     factors: npt.NDArray[np.float64]
     deltas: npt.NDArray[np.float64]  # [5] ImportanceDeltas
-    schedule: npt.NDArray[np.int64]  # [steps] masks that each step of a block commits
+    schedule: npt.NDArray[np.int64]  # [steps] masks that commit in each step of a block
     sub_block: npt.NDArray[np.int64]  # [1] positions of a block's parts; only the first part with a mask commits
-    # [3] CanvasLaw's median, drift, least; with a histogram [3 + CELLS], its forwards.
+    # [3] CanvasLaw's median, drift, least; with a histogram [3 + CELLS], then its forwards.
     law: npt.NDArray[np.float64]
 
 
@@ -58,7 +58,7 @@ def draw_row(
     status: Status, evaluations: Evaluations, window: Marks, committed: Marks, start: int, request: int,
     last_block: int, num_padding: int, factor: float, draws: Draws,
 ) -> None:  # fmt: skip
-    """Mark the masks of `window` that commit: scores above 1, and at least the best."""
+    """Mark the window's masks that commit: scores above 1, at least the best."""
     width, block_length = len(status), len(draws.stage) - 1
     for p in range(width):
         committed[p] = False
@@ -74,7 +74,7 @@ def draw_row(
     best_p = -1
     passed = False
     last = 0  # end of the committing part
-    end = 0  # end of the block of theta and padding
+    end = 0  # of the block of theta and padding
     theta = 0.0
     padding = False
     for p in range(frontier, width):
@@ -113,7 +113,7 @@ def draw_row(
 def draw_plan(
     status: Statuses, evaluations: Counts, window: Windows, start: Indices, requests: Indices, draws: Draws
 ) -> Any:
-    """The masks of a plan that commit, [rows, width]."""
+    """Masks of a plan that commit, [rows, width]."""
     committed = np.zeros(window.shape, np.bool_)
     for i in range(len(requests)):
         request = int(requests[i])
@@ -137,7 +137,7 @@ def draw_slot(replica: Replica, slot: int, window: Marks, committed: Marks, draw
 
 @rule
 def accept_row(window: Marks, committed: Marks, start: int, request: int, draws: Draws) -> None:
-    """Mark the next token, and its drafts up to the first rejected one."""
+    """Mark the next token, and drafts up to the first rejected one."""
     stream = key64(draws.streams[OF_COMMITS], request)
     goes_on = True
     for p in range(len(window)):
@@ -156,7 +156,7 @@ def accept_plan(window: Windows, start: Indices, requests: Indices, draws: Draws
 
 @rule
 def steps_of_law(draws: Draws, request: int, index: int) -> int:
-    """Forwards until a request's block `index`, from 0, commits (commits.CanvasLaw)."""
+    """Forwards until a request's block `index` (from 0) commits (commits.CanvasLaw)."""
     drawn, own = draw64(key64(draws.streams[OF_BLOCKS], request), index, 0), draws.requests[request]
     if len(draws.law) > 3:
         at = own.factor + draws.factors[BLOCK_FACTORS, pick64(drawn)] + draws.stage[min(index, len(draws.stage) - 1)]
@@ -172,7 +172,7 @@ def steps_of_law(draws: Draws, request: int, index: int) -> int:
 def steps_left(
     status: Status, evaluations: Evaluations, window: Marks, start: int, prompt: int, request: int, draws: Draws
 ) -> int:  # fmt: skip
-    """Steps until a row's block commits, that step included; 0: the window has no mask."""
+    """Steps until a row's block commits, this one included; 0: no mask in the window."""
     width = len(status)
     own = int(draws.requests[request].canvas_length)
     block = own if 0 < own < width else width
@@ -190,10 +190,10 @@ def law_row(
     status: Status, evaluations: Evaluations, window: Marks, committed: Marks, start: int, prompt: int, request: int,
     draws: Draws,
 ) -> None:  # fmt: skip
-    """Mark all masks of the window in its block's last step, else none."""
+    """Mark the window's masks in the block's last step, else none."""
     width = len(status)
     last = steps_left(status, evaluations, window, start, prompt, request, draws) == 1
-    for p in range(width):  # without a branch: compiles to wide instructions
+    for p in range(width):  # branch-free: vectorises
         committed[p] = last & window[p] & (status[p] == MASKED)
 
 
@@ -239,7 +239,7 @@ _place = whole("threshold")
 
 @rule
 def draws_at_threshold(replica: Replica, policy: AnyPolicy, draws: Draws) -> Any:
-    """The draws at the step's threshold; an index out of range is clipped here and refused by `run`."""
+    """Draws at the step's threshold; an index out of range is clipped here and refused by `run`."""
     counters = replica.counters
     counters.threshold = _place(threshold(replica, policy))
     return draws[min(max(int(counters.threshold), 0), len(draws) - 1)]
@@ -247,12 +247,12 @@ def draws_at_threshold(replica: Replica, policy: AnyPolicy, draws: Draws) -> Any
 
 @rule
 def scheduled_row(status: Status, evaluations: Evaluations, window: Marks, committed: Marks, draws: Draws) -> None:
-    """Mark the leftmost masks of the window, as many as the schedule says."""
+    """Mark the window's leftmost masks, by the schedule."""
     quota = -1
     for p in range(len(status)):
         committed[p] = False
         if window[p] and status[p] == MASKED:
-            if quota < 0:  # every mask has been computed in each step
+            if quota < 0:  # each step has computed every mask
                 quota = draws.schedule[min(int(evaluations[p]), len(draws.schedule) - 1)]
             if quota > 0:
                 committed[p] = True
@@ -261,7 +261,7 @@ def scheduled_row(status: Status, evaluations: Evaluations, window: Marks, commi
 
 @rule
 def steps_of_schedule(status: Status, evaluations: Evaluations, upto: int, most: int, draws: Draws) -> int:
-    """Steps, at most `most`, that each commit some of the first `upto` masks of a block and leave at least one."""
+    """Steps, at most `most`, that each commit some of a block's first `upto` masks and leave at least one."""
     masks = 0
     for p in range(upto):
         masks += status[p] == MASKED
@@ -276,7 +276,7 @@ def steps_of_schedule(status: Status, evaluations: Evaluations, upto: int, most:
 
 @rule
 def commit_scheduled(status: Status, evaluations: Evaluations, steps: int, draws: Draws) -> int:
-    """Commit what `steps` steps of the schedule over the whole block commit; returns the number of positions."""
+    """Commit what `steps` steps of the schedule over a whole block commit; returns the number of positions."""
     committed = taken = quota = 0
     first, last = -1, len(draws.schedule) - 1
     for p in range(len(status)):

@@ -1,4 +1,4 @@
-"""The effect of a step's commits: tokens returned, requests finished, totals."""
+"""Effects of a step's commits: tokens returned, requests finished, totals."""
 
 import numpy as np
 
@@ -27,14 +27,14 @@ from .state import (
 
 @rule
 def time_bin(value: float) -> int:
-    """Bin of a time in s (histogram.py)."""
+    """Bin of a time (s; histogram.py)."""
     bits = np.float64(value).view(np.int64)
     return min(max(int(bits >> SHIFT) - FIRST_BIN, 0), NUM_BINS - 1)
 
 
 @rule
 def count_gaps(replica: Replica, gap: float, times: int) -> None:
-    """Count a gap between emissions (s) of `times` requests."""
+    """Count a gap between emissions (s) for `times` requests."""
     counters = replica.counters
     replica.bins[GAP_BINS, time_bin(gap)] += times
     counters.gap_count += times
@@ -44,7 +44,7 @@ def count_gaps(replica: Replica, gap: float, times: int) -> None:
 
 @rule
 def emit(replica: Replica, slot: int, tokens: int, now: float) -> float:
-    """Return `tokens` to a sequence's client; the gap since its last emission (s), or 0."""
+    """Return `tokens` to a sequence's client; the gap since the last emission (s), or 0."""
     counters, sequence = replica.counters, replica.sequences[slot]
     outcome = replica.requests[sequence.request]
     gap = 0.0
@@ -57,7 +57,7 @@ def emit(replica: Replica, slot: int, tokens: int, now: float) -> float:
     outcome.last_emission = now
     outcome.num_emissions += 1
     outcome.num_tokens += tokens
-    # After its estimate a sequence is expected to return no more.
+    # A sequence past its estimate is expected to return no more.
     counters.expected_tokens -= min(tokens, max(0, sequence.expected - sequence.emitted))
     sequence.emitted += tokens
     counters.outstanding_tokens -= tokens
@@ -66,7 +66,7 @@ def emit(replica: Replica, slot: int, tokens: int, now: float) -> float:
 
 @rule
 def finish(replica: Replica, slot: int, now: float) -> None:
-    """End a sequence's request; return its tokens if they are returned at the end."""
+    """End a sequence's request; return its tokens if due at the end."""
     counters, sequence = replica.counters, replica.sequences[slot]
     if replica.fixed.emit == EMIT_END and sequence.answer > sequence.prompt:
         emit(replica, slot, int(sequence.answer) - int(sequence.prompt), now)
@@ -82,7 +82,7 @@ def finish(replica: Replica, slot: int, now: float) -> None:
 
 @rule
 def depart(replica: Replica, slot: int) -> None:
-    """End a sequence here; its request continues on another replica."""
+    """End a sequence here; another replica continues its request."""
     counters, sequence = replica.counters, replica.sequences[slot]
     sequence.finished = True
     counters.outstanding_tokens -= sequence.answer - sequence.prompt - sequence.emitted
@@ -93,7 +93,7 @@ def depart(replica: Replica, slot: int) -> None:
 
 @rule
 def emit_prefixes(replica: Replica, now: float) -> None:
-    """Return the tokens by which each row's committed prefix grew."""
+    """Return the tokens by which rows' committed prefixes grew."""
     counters, block = replica.counters, replica.fixed.block
     gaps = 0.0
     for i in range(counters.num_rows):
@@ -130,7 +130,7 @@ def publish(replica: Replica, slot: int, now: float) -> float:
 
 @rule
 def has_masks(replica: Replica, slot: int, upto: int) -> bool:
-    """Whether the first `upto` columns have masks, or those before an EOS that ends a request at once."""
+    """Whether `columns_to_decode` have masks."""
     for p in range(columns_to_decode(replica, slot, upto)):
         if replica.status[slot, p] == MASKED:
             return True
@@ -139,7 +139,7 @@ def has_masks(replica: Replica, slot: int, upto: int) -> bool:
 
 @rule
 def columns_to_decode(replica: Replica, slot: int, upto: int) -> int:
-    """Of the first `upto` columns, those before the EOS if that ends a request at once."""
+    """The first `upto` columns, or those before an EOS that ends a request at once."""
     sequence = replica.sequences[slot]
     if replica.fixed.stops == AT_TOKEN:
         upto = min(upto, int(sequence.stop) - int(sequence.start))
@@ -148,7 +148,7 @@ def columns_to_decode(replica: Replica, slot: int, upto: int) -> int:
 
 @rule
 def begin(replica: Replica, kind: int, now: float) -> None:
-    """Note a step's begin, and the requests scheduled for the first time."""
+    """Note the begin of a step, and requests scheduled for the first time."""
     counters = replica.counters
     counters.kind = kind
     counters.now = now
@@ -172,7 +172,7 @@ def begin(replica: Replica, kind: int, now: float) -> None:
 
 @rule
 def _count_windows(replica: Replica) -> None:
-    """Count the keys that rows see in layers with a window."""
+    """Count keys that rows see in layers with a window."""
     counters, window, one = replica.counters, int(replica.fixed.window), replica.fixed.block == 1
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
@@ -188,13 +188,13 @@ def _count_windows(replica: Replica) -> None:
 def count_decode_steps(replica: Replica, committed: int, forwards: int, times: int) -> None:
     """Add `times` decode steps like the one in flight to the totals.
 
-    committed, forwards: of one step, rows that do not prefill.
+    committed, forwards: of one step; forwards: rows that do not prefill.
     """
     counters = replica.counters
     latency = counters.latency
     counters.num_decode_steps += times
     counters.step_count += times
-    for _ in range(times):  # added up, not multiplied: bits differ
+    for _ in range(times):  # a product would differ in the last bits
         counters.decode_time += latency
         counters.step_sum += latency
     counters.step_min = min(counters.step_min, latency)
@@ -210,7 +210,7 @@ def count_decode_steps(replica: Replica, committed: int, forwards: int, times: i
 
 @rule
 def account(replica: Replica, now: float) -> int:
-    """Count the step that ends now; returns its committed positions."""
+    """Count the step that ends now; returns committed positions."""
     counters = replica.counters
     counters.stalled = False
     all_committed = 0
@@ -256,9 +256,9 @@ def account(replica: Replica, now: float) -> int:
 
 @rule
 def note_progress(replica: Replica, gained: int, prompts: int) -> None:
-    """Note progress: commits and completions (`gained`), or completed prompts.
+    """Note commits and completions (`gained`), or completed prompts.
 
-    Prefilled tokens stay until a preemption: a stall is certain once more are prefilled than fit.
+    Prefilled tokens stay until a preemption: once more are prefilled than fit, the run is stalled.
     """
     counters, fixed = replica.counters, replica.fixed
     if gained > 0:

@@ -1,4 +1,4 @@
-"""The serving engine, without clock or device: it decides what runs next and tracks the sequences' state."""
+"""The serving engine, without clock or device: decides what runs next and tracks sequences."""
 
 import math
 from collections.abc import Callable, Collection
@@ -57,11 +57,11 @@ from .unmasking import EOS
 from .windows import have_room, in_sight, most_in_sight
 
 EMIT = ("block", "step", "end")
-STEPS_A_CALL = 4096  # of one compiled call, so that a run can be stopped
+STEPS_A_CALL = 4096  # compiled; between calls a run can be stopped
 
 Ints = npt.NDArray[np.int32]
 _most_in_sight, _have_room, _in_sight = plain(most_in_sight), plain(have_room), plain(in_sight)
-# Steps in a row without a commit that end a run; more than MOST_STEPS or MAX_LOOPS can take.
+# Steps in a row without a commit that end a run; above MOST_STEPS and MAX_LOOPS.
 MOST_FRUITLESS = 1000
 SHOWN_REQUESTS = 3  # in a message
 _FREE = LatencyModel(((0.0, 0.0),), 0.0)
@@ -70,8 +70,8 @@ NO_ENTRIES: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
 @dataclass(frozen=True)
 class Limits:
-    num_pages: int  # KV pages of the pool
-    context_limit: int  # tokens of a sequence, prompt and output
+    num_pages: int  # of KV, in the pool
+    context_limit: int  # tokens of prompt and output
     max_batch: int  # running sequences
     max_prefill_tokens: int | None = None  # of one prefill; None: the policy's
     state_tokens: int = 1  # a token's attention and feed-forward outputs, in tokens of KV
@@ -85,9 +85,9 @@ class Engine:
 
         plan = engine.schedule(now); outcome = <step model or GPU>(plan); engine.commit(outcome, now)
 
-    `run` does the same with predicted outcomes, many steps a call. table: receives each request's outcome. latency: for
-    policies that choose by T(c, b). eos: requests end at an EOS that the scheduler does not foresee. prefixes: for
-    policies that reuse pages. like: a replica of the same policy, limits and latency, to share constants with.
+    `run` takes many predicted steps a call. table: receives requests' outcomes. latency: for policies that choose by
+    T(c, b). eos: answers end at an EOS, unforeseen. prefixes: for policies that reuse pages. like: a replica with the
+    same policy, limits and latency, to share constants.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Engine:
         if emit not in EMIT:
             raise DsimError(f"emit is {emit!r}, expected one of {', '.join(EMIT)}")
         if policy.granularity.needs_latency and latency is None:
-            raise PolicyError(f"policy {policy.name} chooses by T(c, b) and was given no latency model")
+            raise PolicyError(f"policy {policy.name} chooses by T(c, b), expected a latency model")
         self.policy = policy
         self.limits = limits
         self.table = table
@@ -115,7 +115,7 @@ class Engine:
         self.narrows = policy.batching.narrows_canvases
         self._given_threshold = policy.unmasking.varies and policy.unmasking.given
         self._goes_by_class = policy.batching.orders or self._given_threshold
-        self.asks_python = policy.granularity.given or self._goes_by_class  # while it plans a step
+        self.asks_python = policy.granularity.given or self._goes_by_class
         self._classes: dict[int, str] = {}  # by request, if the policy uses classes
         self._prefixes = prefixes
         window_bytes = limits.window_bytes
@@ -133,7 +133,7 @@ class Engine:
             num_pages if policy.batching.admits_past_rows else limits.max_batch, 1.0,
         )  # fmt: skip
         self._arrays: Any = new_replica(fixed, table.rows, table.asked, table.arrival)
-        # Faster to add to than a record's fields.
+        # Faster to update than a record's fields.
         self._outstanding: Any = None
         self._expected: Any = None
         self._moved: Callable[[tuple[Any, Any]], None] = lambda state: None
@@ -147,17 +147,17 @@ class Engine:
         self._core: core.Core = core.core_of(policy, self._own) if like is None else like._core
         self._run: tuple[Draws, Cost, Any] | None = None  # of `_entry`, with its arguments
         self._host = TimeHistogram(NO_COUNTS)  # latency minus device time, where measured
-        self._absent_pages = 0  # held for requests that left or are still to come
-        self.blocked = False  # requests wait for such pages, and nothing runs before
+        self._absent_pages = 0  # held for requests that left or are expected
+        self.blocked = False  # requests wait for such pages, and nothing runs until then
         self._before_step: Callable[[float], None] | None = None
-        self._deferred: dict[int, int] = {}  # request -> slot or -1, out of the queue for now
+        self._deferred: dict[int, int] = {}  # request -> slot or -1; out of the queue for now
         self._grow(16)
 
     # ---- for drivers and routers -----------------------------------------------------------------------------
 
     @property
     def num_waiting(self) -> int:
-        """Queued requests, and requests that wait for KV of a lower tier."""
+        """Queued requests, and those that wait for KV of a lower tier."""
         return int(self._counters["num_waiting"]) + len(self._deferred)
 
     @property
@@ -166,7 +166,7 @@ class Engine:
 
     @property
     def outstanding_tokens(self) -> int:
-        """Tokens still to prefill or to return, of all unfinished requests."""
+        """Tokens still to prefill or return, of unfinished requests."""
         return int(self._counters["outstanding_tokens"])
 
     @property
@@ -176,7 +176,7 @@ class Engine:
 
     @property
     def queued_prompt_tokens(self) -> int:
-        """Prompt tokens of queued requests, without those whose KV came over a link."""
+        """Prompt tokens of queued requests; those with KV from a link excluded."""
         requests = self._arrays.queue[self._places(), 0]
         deferred = sum(int(self._arrays.asked.input_length[request]) for request in self._deferred)
         here = self._arrays.asked.input_length[requests].sum() - self._arrays.requests["arrived"][requests].sum()
@@ -188,12 +188,12 @@ class Engine:
 
     @property
     def prefix_cache(self) -> Cache | None:
-        """The prefix cache's arrays, for watchers; None if the policy has none."""
+        """Arrays for watchers; None without prefix caching."""
         return self._own.cache or None
 
     @property
     def idle_pages(self) -> int:
-        """Pages without holders that a prefix cache keeps."""
+        """Pages that only the prefix cache keeps."""
         return int(self._own.cache.pool["idle"][0]) if self._own.cache else 0
 
     @property
@@ -207,12 +207,12 @@ class Engine:
 
     @property
     def counters(self) -> npt.NDArray[Any]:
-        """state.Counters, [1], read only."""
+        """state.Counters [1], read-only."""
         counters: Any = self._arrays.counters
         return counters
 
     def set_pace(self, factor: float) -> None:
-        """Multiply the predicted time of each step that begins from now on."""
+        """Multiply predicted times of steps that begin from now on."""
         self._fixed.pace = factor
 
     @property
@@ -230,12 +230,12 @@ class Engine:
 
     @property
     def clock(self) -> float:
-        """The time that `run` has reached (s)."""
+        """Time reached by `run` (s)."""
         return float(self._counters["clock"])
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do until a request arrives."""
+        """Nothing to do until a request arrives."""
         counters = self._counters
         return bool(
             counters["kind"] == NOTHING
@@ -249,7 +249,7 @@ class Engine:
 
     @property
     def totals(self) -> StepTotals:
-        """Totals of all steps, without bins shared with other replicas (`join`)."""
+        """Totals of all steps, without bins shared by replicas (`join`)."""
         counters, arrays = self._counters, self._arrays
         bins = [NO_COUNTS, NO_COUNTS] if self._shares_bins else arrays.bins
         same = (
@@ -279,7 +279,7 @@ class Engine:
         return {"prefix_queries": int(pool["queries"][0]), "prefix_hits": int(pool["hits"][0])}
 
     def submit(self, request: Request) -> bool:
-        """Queue a request at its arrival; False if it can never fit and is rejected."""
+        """Queue an arriving request; False if it is rejected, as it can never fit."""
         i, counters = request.index, self._counters
         self.table.enter(request, self.replica)
         if self.narrows:
@@ -293,7 +293,7 @@ class Engine:
         if request.arrived:
             self.table.rows["arrived"][i] = request.arrived
             self._absent_pages -= int(self.table.rows["reserved"][i])
-        returned = 0  # of its answer, before it came here
+        returned = 0  # of its answer, elsewhere
         if request.upto:
             self.table.rows["upto"][i] = request.upto
             done = request.upto - self.policy.block_length
@@ -318,7 +318,7 @@ class Engine:
         end = (int(counters["queue_head"]) + waiting) % len(queue)
         queue[end, 0], queue[end, 1] = i, -1
         counters["num_waiting"] = waiting + 1
-        if request.arrived and self.policy.cache.separable:  # its pass is over: it waits for no budget
+        if request.arrived and self.policy.cache.separable:  # already prefilled: needs no budget
             passed = self.table.rows["arrived"][queue[self._places(), 0]] == 0
             self._move_up(i, -1, np.flatnonzero(passed))
         length = request.input_length
@@ -326,7 +326,7 @@ class Engine:
         self._expected[0] += length + max(0, (request.estimate or request.limit) - returned)
         return True
 
-    # ---- requests that move between replicas: their keys and values are here before or after them -------------
+    # ---- requests that move between replicas: their KV arrives before them or leaves after them ----------------
 
     def pages_of(self, tokens: int) -> int:
         return -(-tokens // self.policy.memory.page_size) + int(_in_sight(self._fixed, tokens, tokens))
@@ -336,21 +336,20 @@ class Engine:
         return int(self._fixed.num_pages) - self.pages_held
 
     def take_done(self) -> list[int]:
-        """The requests that the last step ended; a second call returns none."""
+        """Requests that the last step ended; reading clears them."""
         done: list[int] = self._arrays.lists[DONE, : int(self._counters["num_done"])].tolist()
         self._counters["num_done"] = 0
         return done
 
     def keep(self, pages: int) -> None:
-        """Hold a departed request's pages until its KV is sent; below 0: give them back."""
+        """Hold a departed request's pages until its KV is sent; negative: release them."""
         self._counters["pages_held"] += pages
         self._absent_pages += pages
 
     def reserve(self, request: int, prompt: int, tokens: int, spare: int | None = None) -> bool:
         """Hold pages for a request that will arrive with KV of its first `tokens`; `submit` takes them.
 
-        Pages that a prefix cache has (`found`) are shared. spare: pages that must stay free; if they cannot, returns
-        False and holds nothing.
+        Prefix-cached pages (`found`) are shared. spare: pages that must stay free; else returns False, holding nothing.
         """
         pages, found, entries = self.pages_of(tokens), 0, NO_ENTRIES
         if self._own.cache:
@@ -361,17 +360,17 @@ class Engine:
         self.keep(pages - len(entries))
         self._absent_pages += len(entries)
         if self._own.cache:
-            self._call("pin", entries)
+            self.call_cache("pin", entries)
         self.table.rows["reserved"][request], self.table.rows["found"][request] = pages, found
         return True
 
     def unreserve(self, request: int, prompt: int, tokens: int) -> None:
-        """Give back the pages of a request that will not come."""
+        """Release the pages of a request that will not come."""
         self._absent_pages -= int(self.table.rows["reserved"][request])
         self._drop_reserved(request, prompt, tokens)
 
     def found(self, request: int, prompt: int, tokens: int) -> int:
-        """How many of a prompt's first `tokens` the prefix cache holds."""
+        """Prefix-cached tokens among a prompt's first `tokens`."""
         return self._find_ahead(request, prompt, tokens)[0] if self._own.cache else 0
 
     @property
@@ -382,26 +381,27 @@ class Engine:
         rows, entries = self.table.rows, NO_ENTRIES
         if found := int(rows["found"][request]):
             entries = self._find_ahead(request, prompt, tokens, found)[1]
-            self._call("unpin", entries)
+            self.call_cache("unpin", entries)
         self._counters["pages_held"] -= int(rows["reserved"][request]) - len(entries)
         rows["reserved"][request] = rows["found"][request] = 0
 
     def _find_ahead(
         self, request: int, prompt: int, tokens: int, found: int = -1
     ) -> tuple[int, npt.NDArray[np.int64]]:  # fmt: skip
-        """`prefix.find_ahead`, as far as the policy would reuse the prompt."""
+        """`prefix.find_ahead`, limited to what the policy would reuse."""
         entries = np.full(self.pages_of(tokens), -1, np.int64)
         most = min(tokens, self.policy.batching.most_reused(self.policy, prompt))
-        there = self._call("find_ahead", request, most, found, entries)
+        there = self.call_cache("find_ahead", request, most, found, entries)
         return int(there), entries[entries >= 0]
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def call_cache(self, name: str, *arguments: Any) -> Any:
+        """Call a prefix cache's rule (core._OF_CACHE)."""
         return self._core.of_cache(name, len(self.table.rows))(*self._state, *arguments)
 
     # ---- KV tiers below the prefix cache (offload.py) --------------------------------------------------------
 
     def watch(self, before_step: Callable[[float], None]) -> None:
-        """Have `run` call `before_step(time)` before each decision, and log the prefix cache's changes."""
+        """Have `run` call `before_step(time)` before each decision, and log prefix-cache changes."""
         assert self._own.cache, "the policy caches no prefixes"
         self._before_step = before_step
         # A step evicts and recomputes a page at most twice.
@@ -411,14 +411,12 @@ class Engine:
 
     @property
     def watched(self) -> bool:
-        """Whether `run` stops before each decision."""
+        """`run` stops before each decision."""
         return self._before_step is not None
 
     def waiting(self, most: int) -> list[tuple[int, int]]:
-        """The queue's first requests, each with its slot, or -1 if never admitted."""
-        arrays, size, head = self._arrays, len(self._arrays.queue), int(self._counters["queue_head"])
-        num = min(most, int(self._counters["num_waiting"]))
-        return [tuple(arrays.queue[(head + i) % size, :2].tolist()) for i in range(num)]
+        """The queue's first requests with their slots; -1: never admitted."""
+        return [tuple(entry) for entry in self._arrays.queue[self._places()[:most], :2].tolist()]
 
     def defer(self, request: int) -> None:
         """Take a waiting request out of the queue."""
@@ -429,7 +427,7 @@ class Engine:
         self._counters["num_waiting"] -= 1
 
     def put_back(self, request: int) -> None:
-        """Queue a deferred request again, before all that came later."""
+        """Requeue a deferred request before all later arrivals."""
         if len(self._arrays.queue) <= int(self._counters["num_waiting"]) + len(self._arrays.sequences) + 1:
             self._make_queue()
         slot = self._deferred.pop(request)
@@ -437,7 +435,7 @@ class Engine:
         self._move_up(request, slot, np.flatnonzero(self._arrays.queue[self._places()[:-1], 0] > request))
 
     def _move_up(self, request: int, slot: int, behind: npt.NDArray[np.int64]) -> None:
-        """Move the queue's last request to the place of the first one in `behind`, if any."""
+        """Move the queue's last request to the first place in `behind`, if any."""
         queue, places = self._arrays.queue, self._places()
         at = int(behind[0]) if len(behind) else len(places) - 1
         queue[places[at + 1 :]] = queue[places[at:-1]]
@@ -448,18 +446,18 @@ class Engine:
         return self._deferred.keys()
 
     def expect(self, inbox: Inbox) -> None:
-        """Have `run` submit these requests of the table at their times, in the driver's place.
+        """Have `run`, not the driver, submit these requests of the table at their times.
 
-        Not for policies that ask Python while they plan a step.
+        Not for policies that ask Python while planning.
         """
         assert not self.asks_python, "its steps are not compiled"
         self._arrays = self._arrays._replace(inbox=Inbox(*(read_only(column) for column in inbox)))
         self._grow(len(self._arrays.sequences))
 
     def cancel(self, request: int, now: float) -> bool:
-        """Drop a request between two steps; False if it has ended or is another engine's.
+        """Drop a request between steps; False if it has ended or is another engine's.
 
-        Its pages are free at once; its row is free for the next step, or the one after if that is decided.
+        Frees its pages at once; its row at the next step, or the one after if that is decided.
         """
         assert self._counters["kind"] == NOTHING, "a step is in flight"
         t = self.table
@@ -470,14 +468,14 @@ class Engine:
         idles = self.policy.batching.idles_finished
         if not withdraw(self._arrays, request, idles, lambda slot: self._core.let_go(*self._state, slot)):
             return False
-        # Pages reserved for it and not yet its own.
+        # Pages reserved for it but not yet its own.
         self._drop_reserved(request, int(t.asked.input_length[request]), int(t["arrived"][request]))
         t["status"][request] = CANCELLED
         t["finish"][request] = now
         return True
 
     def fits(self, request: Request) -> bool:
-        """Whether a request could ever be served."""
+        """Whether the request could ever be served."""
         policy, limits = self.policy, self.limits
         length = policy.batching.length(policy, request.input_length, request.limit)
         if not policy.batching.fits(policy, length):
@@ -485,11 +483,11 @@ class Engine:
         if length > limits.context_limit:
             return False
         pages, seen = self.most_pages(request)
-        # The plain rule costs more than the rest of `submit`.
+        # The plain rule costs more than all else in `submit`.
         return bool(_have_room(self._fixed, pages, seen)) if limits.window else pages <= limits.num_pages
 
     def canvas_of(self, request: Request) -> int:
-        """The request's `canvas_length` in the table."""
+        """The table's `canvas_length` for a request."""
         if not request.read_only:
             return request.canvas_length
         width = min(request.canvas_length or self.policy.block_length, self.policy.block_length)
@@ -501,7 +499,7 @@ class Engine:
         return -width
 
     def most_pages(self, request: Request) -> tuple[int, int]:
-        """Most pages that a request holds, in layers without and with a window."""
+        """Most pages of a request, in layers without and with a window."""
         policy, prompt, page = self.policy, request.input_length, self.policy.memory.page_size
         own = with_canvas(policy, request.canvas_length if self.narrows else 0)
         tokens = int(policy.batching.reserved(own, prompt, request.limit, self.limits.state_tokens))
@@ -517,9 +515,9 @@ class Engine:
     # ---- step by step ----------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> StepPlan | None:
-        """The next step, or None if nothing waits or runs.
+        """The next step; None if nothing waits or runs.
 
-        PolicyError if requests wait that no step will ever serve.
+        PolicyError if waiting requests will never be served.
         """
         assert self._counters["kind"] == NOTHING, "a step is still in flight"
         self._make_slots()
@@ -532,10 +530,10 @@ class Engine:
         return self._plan()
 
     def ahead(self) -> StepPlan | None:
-        """The step after the one in flight as far as it is known, or None; changes no state.
+        """What is known of the step after the one in flight, or None; changes no state.
 
-        Final if none of its rows is in flight; whole-block rows in flight are assumed to continue with their status.
-        `schedule` adds the time and the queue.
+        Final if none of its rows is in flight; whole-block rows in flight are assumed to continue unchanged. `schedule`
+        adds time and queue.
         """
         counters, arrays, own = self._counters, self._arrays, self._own
         kind, slots = int(counters["next_kind"]), arrays.lists[NEXT, : int(counters["num_next"])].copy()
@@ -562,7 +560,7 @@ class Engine:
         return plan
 
     def _going_on(self, slots: Ints, in_flight: npt.NDArray[np.bool_]) -> StepPlan | None:
-        """A decode step of whole blocks if all rows continue; None for other rows or too few pages."""
+        """A whole-block decode step if all rows continue; None for other rows or too few pages."""
         counters, arrays, policy = self._counters, self._arrays, self.policy
         rows, block = arrays.sequences[slots], policy.block_length
         start = rows["start"] + block * (in_flight & (rows["phase"] == FLUSH))
@@ -578,7 +576,7 @@ class Engine:
         return replace(plan, prefill=False, block_start=start, window=window)
 
     def make_ready(self) -> None:
-        """Compile what `ahead` needs before the run."""
+        """Compile what `ahead` needs."""
         self._core.make_ready("plan", *self._state, NOTHING, 0.0)
 
     def _schedule(self, now: float) -> int:
@@ -631,7 +629,7 @@ class Engine:
         return rule.thresholds.index(threshold)
 
     def _places(self) -> npt.NDArray[np.int64]:
-        """The waiting requests' positions in the queue's ring, in order."""
+        """Waiting requests' positions in the queue's ring, in order."""
         n, head = int(self._counters["num_waiting"]), int(self._counters["queue_head"])
         places: npt.NDArray[np.int64] = (head + np.arange(n)) % len(self._arrays.queue)
         return places
@@ -672,7 +670,7 @@ class Engine:
         reach = np.full(len(slots), policy.width)
         if policy.obs:
             reach[rows["start"] + policy.block_length >= rows["end"]] = policy.block_length
-        # By the estimate, never the true length; at least one more token.
+        # By estimate, never the true length; at least one more token.
         end = np.maximum(rows["prompt"] + arrays.asked.estimate[rows["request"]], rows["start"] + 1).astype(np.int32)
         view = Rows(
             arrays.status[slots],
@@ -698,9 +696,9 @@ class Engine:
         arrays.window[slots] = window
 
     def commit(self, outcome: StepOutcome, now: float) -> Ints:
-        """Apply the outcome of the step in flight; returns the requests that it finished.
+        """Apply the outcome of the step in flight; returns the requests that finished.
 
-        PolicyError if steps, or one of their rows, make no progress.
+        PolicyError if steps or a row make no progress.
         """
         counters, arrays = self._counters, self._arrays
         assert counters["kind"] != NOTHING, "no step is in flight"
@@ -780,7 +778,7 @@ class Engine:
         )
 
     def _threshold(self) -> float | None:
-        """The step's threshold; None if all steps share the policy's."""
+        """The step's threshold; None if it never varies."""
         rule = self.policy.unmasking
         return float(rule.thresholds[self._counters["threshold"]]) if rule.varies else None
 
@@ -790,10 +788,10 @@ class Engine:
         self, now: float, horizon: float, draws: Draws | tuple[Draws, ...], cost: Cost,
         recorder: StepRecorder | None = None, until_finish: bool = False,
     ) -> float:  # fmt: skip
-        """End the step in flight, and run predicted steps up to the first that ends at the horizon or beyond.
+        """End the step in flight, then run predicted steps up to the first that ends at or after the horizon.
 
-        draws: one for each threshold if steps choose one. until_finish: stop when a request finishes. Returns when to
-        call again (s). Bit for bit the same as `schedule`, step model and `commit`.
+        draws: one per threshold if steps choose one. until_finish: stop when a request finishes. Returns when to call
+        again (s). Bit for bit the same as `schedule`, step model, `commit`.
         """
         counters, self.blocked = self._counters, False
         now, horizon = float(now), float(horizon)  # an int would compile again
@@ -803,7 +801,7 @@ class Engine:
                 if counters["kind"] == NOTHING or not self.num_waiting:
                     self._before_step(now)
                 else:
-                    most = 1  # called again when the step is over
+                    most = 1  # call again after this step
             journal = NO_JOURNAL if recorder is None else recorder.journal
             run = self._run_plain if self.asks_python else self._entry(draws, cost, journal)
             why = run(*self._state, draws, cost, journal, now, horizon, most, until_finish)
@@ -814,7 +812,7 @@ class Engine:
                 return now
 
     def goes_on(self, why: int, recorder: StepRecorder | None) -> bool:
-        """Do what compiled code returned for (`core`); True if it can be called again at once.
+        """Handle why compiled code returned (`core`); True if it can be called again at once.
 
         PolicyError if the policy's answer is impossible or steps make no progress.
         """
@@ -839,7 +837,7 @@ class Engine:
         return True
 
     def _entry(self, draws: Any, cost: Cost, journal: Any) -> Any:
-        """core.run, compiled for these arguments, whose types never change."""
+        """core.run, compiled for these arguments' types, which never change."""
         if self.is_young:
             return self._core.run_young
         if self._run is None or self._run[0] is not draws or self._run[1] is not cost:
@@ -851,7 +849,7 @@ class Engine:
         self, replica: Replica, own: AnyPolicy, draws: Any, cost: Cost, journal: Any, now: float, horizon: float,
         most: int, until_finish: bool,
     ) -> int:  # fmt: skip
-        """core.run step by step, for policies with methods in plain Python."""
+        """core.run step by step, for policies with Python methods."""
         counters = self._counters
         counters["clock"] = now
         for _ in range(most):
@@ -880,7 +878,7 @@ class Engine:
     # ---- room ------------------------------------------------------------------------------------------------
 
     def _make_slots(self) -> None:
-        """Provide a slot for each request that the next decision may admit."""
+        """Make a slot for each request that the next decision may admit."""
         counters = self._counters
         wanted = min(int(counters["num_waiting"]), int(self._fixed.most_admitted))
         if int(counters["num_free"]) < wanted:
@@ -892,7 +890,7 @@ class Engine:
     def _grow(self, capacity: int) -> None:
         arrays = with_slots(self._arrays, capacity)
         self._own = self._own._replace(columns=self._columns(capacity, self._own.columns))
-        # Room for all running requests, which may be preempted, and the rest of the inbox.
+        # Room for all running requests, which may be preempted, and the inbox.
         counters: Any = arrays.counters
         to_come = len(arrays.inbox.requests) - int(counters["entered"][0])
         self._set(with_queue(arrays, capacity + 1 + to_come))
@@ -912,9 +910,9 @@ class Engine:
         self._moved(self._state)
 
     def join(self, counters: Any, bins: Any, moved: Callable[[tuple[Any, Any]], None]) -> None:
-        """Use these counters [1], and bins shared with other replicas, from now on (Replicas).
+        """Use these counters [1] and bins, shared with other replicas (Replicas).
 
-        moved: called with the state's arrays whenever they are replaced.
+        moved: called whenever the state's arrays are replaced.
         """
         counters[:] = self._arrays.counters
         self._moved, self._shares_bins = moved, True
@@ -922,7 +920,7 @@ class Engine:
 
     @property
     def state(self) -> tuple[Any, Any]:
-        """The replica's and the policy's arrays, as compiled entries take them."""
+        """The replica's and the policy's arrays, for compiled entries."""
         return self._state
 
     @property
@@ -936,7 +934,7 @@ class Engine:
 
     @property
     def runs_alone(self) -> bool:
-        """Whether Replicas must not run it: its policy asks Python, or the run is too short to compile their loop."""
+        """Whether Replicas must not run it: the policy asks Python, or the run is too short to compile."""
         return self.asks_python or self.is_young or self._core.is_young(len(self.table.rows), "keep_state")
 
     def _check_progress(self) -> None:
@@ -949,10 +947,10 @@ class Engine:
             row, window, status = arrays.sequences[stuck[0]], arrays.window[stuck[0]], arrays.status[stuck[0]]
             computed = int((window & (status == MASKED)).sum())
             raise self._stall(
-                f"request {row['request']} committed nothing in {row['fruitless']} steps that computed it: it stands "
-                f"at position {row['start']} of {row['end']}, with {int((status == MASKED).sum())} masks and "
-                f"{int((status == PENDING).sum())} committed positions whose KV is not right, and the last step "
-                f"computed {computed} of those masks and {int(window.sum()) - computed} other positions"
+                f"request {row['request']} committed nothing in {row['fruitless']} steps that computed it: it is at "
+                f"position {row['start']} of {row['end']}, with {int((status == MASKED).sum())} masks and "
+                f"{int((status == PENDING).sum())} committed positions without final KV; the last step computed "
+                f"{computed} of the masks and {int(window.sum()) - computed} other positions"
             )
         what = f"{counters['fruitless']} steps"
         if counters["fruitless"] < MOST_FRUITLESS:
@@ -978,8 +976,7 @@ class Engine:
     def _who(self) -> str:
         counters, arrays = self._counters, self._arrays
         running = arrays.sequences["request"][arrays.lists[RUNNING, : int(counters["num_running"])]].tolist()
-        at = (int(counters["queue_head"]) + np.arange(int(counters["num_waiting"]))) % len(arrays.queue)
-        waiting = arrays.queue[at, 0].tolist()
+        waiting = arrays.queue[self._places(), 0].tolist()
         return f"{len(running)} run{_first(running)} and {len(waiting)} wait{_first(waiting)}"
 
 
@@ -991,7 +988,7 @@ def _first(requests: list[int]) -> str:
 
 
 def _record_of(policy: Policy) -> Any:
-    """One `policy.record`, as an array."""
+    """One `policy.record` array."""
     held: dict[str, Any] = {}
     for part in policy.parts():
         held.update(part.record(policy))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-# A bin is a float64's exponent and top ten mantissa bits: at most 1/1024 wide, found without a logarithm.
+# A bin is a float64's exponent and top ten mantissa bits: at most 1/1024 wide, no logarithm needed.
 SHIFT = 52 - 10
 SMALLEST = 2.0**-24  # s
 FIRST_BIN = int(np.array(SMALLEST).view(np.int64)) >> SHIFT
@@ -24,7 +24,7 @@ class TimeHistogram:
         self.max = -math.inf
 
     def add(self, value: float, times: int = 1) -> None:
-        mantissa, exponent = math.frexp(value)  # the bin that `bins` finds
+        mantissa, exponent = math.frexp(value)  # the same bin as in `bins`
         i = (exponent + 23 << 10) + int((2.0 * mantissa - 1.0) * 1024) if value > SMALLEST else 0
         self.counts[min(i, NUM_BINS - 1)] += times
         self.count += times
@@ -37,7 +37,7 @@ class TimeHistogram:
             return
         np.add.at(self.counts, bins(values), 1)
         self.count += len(values)
-        self.sum += float(np.cumsum(values)[-1])  # left to right, as a loop would
+        self.sum += float(np.cumsum(values)[-1])  # from left to right, like a loop
         self.min = min(self.min, float(values.min()))
         self.max = max(self.max, float(values.max()))
 
@@ -54,7 +54,7 @@ class TimeHistogram:
         return self.sum / self.count if self.count else math.nan
 
     def quantile(self, q: float) -> float:
-        """The q-quantile to half a bin (0.05 %); NaN if empty."""
+        """The q-quantile within half a bin (0.05 %); NaN if empty."""
         if not self.count:
             return math.nan
         rank = q * (self.count - 1)

@@ -1,6 +1,6 @@
-"""The questions that a policy answers: placeholders, which the engine's rules call.
+"""The questions that a policy answers: placeholders, called by the engine's rules.
 
-`Part.answers` maps a placeholder to the policy's rule; `core.core_of` puts it in place.
+`Part.answers` maps placeholders to the policy's rules; `core.core_of` puts them in place.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -41,14 +41,14 @@ def rows_updated(replica: Replica, policy: AnyPolicy) -> None:
 def steady(replica: Replica, policy: AnyPolicy) -> int:
     """Whether the decode step that ended would be decided again: NO, UNTIL_A_REQUEST comes, or WHATEVER comes.
 
-    The same rows, in the same order, as long as none of them ends or does other work, and the pages last.
+    With the same rows in the same order, until one ends or does other work, or pages run out.
     """
     return NO
 
 
 @rule
 def paged_ahead(replica: Replica, policy: AnyPolicy) -> int:
-    """Tokens from a sequence's start with pages in its next step; asked where steps are steady."""
+    """Tokens from a sequence's start with pages in its next step; asked if steps are steady."""
     return 0
 
 
@@ -56,24 +56,24 @@ def paged_ahead(replica: Replica, policy: AnyPolicy) -> int:
 def leap(
     replica: Replica, policy: AnyPolicy, draws: Any, cost: "Cost", journal: "Journal", horizon: float
 ) -> None:  # fmt: skip
-    """Run at once the steps before the horizon that differ from the last by counts alone."""
+    """Run at once the steps before the horizon that differ only by counts."""
 
 
 @rule
 def holds_back(replica: Replica, policy: AnyPolicy) -> bool:
-    """Whether complete blocks wait until all rows of the batch are complete."""
+    """Whether complete blocks wait until the batch's rows are all complete."""
     return False
 
 
 @rule
 def next_tokens(replica: Replica, policy: AnyPolicy, slot: int) -> int:
-    """Positions that a running sequence wants in the next step under a token budget; 0: none."""
+    """Positions that a running sequence wants next, under a token budget; 0: none."""
     return 0
 
 
 @rule
 def begin_row(replica: Replica, policy: AnyPolicy, slot: int) -> None:
-    """Set the phase and tokens of a sequence as its step begins, under a token budget."""
+    """Set a sequence's phase and tokens as its step begins, under a token budget."""
 
 
 # ---- memory ------------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def begin_row(replica: Replica, policy: AnyPolicy, slot: int) -> None:
 
 @rule
 def pages_to_admit(replica: Replica, policy: AnyPolicy, request: int, slot: int, length: int) -> int:
-    """KV pages that a waiting request takes at admission; its prefill computes `length` positions."""
+    """KV pages that a waiting request takes when admitted; its prefill computes `length` positions."""
     return 0
 
 
@@ -89,14 +89,14 @@ def pages_to_admit(replica: Replica, policy: AnyPolicy, request: int, slot: int,
 def reusable(replica: Replica, policy: AnyPolicy, request: int, tokens: int) -> Any:
     """How many of a waiting request's first `tokens` are in the pool, and their pages that other requests hold.
 
-    Those pages take no more of the pool. Without a prefix cache: KV that came over a link, on reserved pages.
+    Such pages take no more room. Without a prefix cache: KV from a link, on reserved pages.
     """
     return min(int(tokens), num_arrived(replica, request)), int(replica.requests[request].reserved)
 
 
 @rule
 def reuse(replica: Replica, policy: AnyPolicy, slot: int, tokens: int) -> None:
-    """After an admission and its pages: the first `tokens` are in the pool and not computed."""
+    """After an admission: the first `tokens` are in the pool and not computed."""
     row = replica.requests[replica.sequences[slot].request]
     replica.counters.pages_held -= row.reserved
     row.reserved = 0
@@ -104,23 +104,23 @@ def reuse(replica: Replica, policy: AnyPolicy, slot: int, tokens: int) -> None:
 
 @rule
 def put_back(replica: Replica, policy: AnyPolicy, request: int, tokens: int) -> None:
-    """A waiting request that would have reused its first `tokens` was not admitted."""
+    """A waiting request that would have reused its first `tokens` is not admitted."""
 
 
 @rule
 def idle_pages(replica: Replica, policy: AnyPolicy) -> Any:
-    """Pages that no request holds but whose contents can be reused."""
+    """Reusable pages without holders."""
     return 0
 
 
 @rule
 def hold(replica: Replica, policy: AnyPolicy, slot: int, tokens: int) -> None:
-    """After a sequence's pages are counted: its first `tokens` will be in the pool after the decided steps."""
+    """After counting a sequence's pages: its first `tokens` will be in the pool after the decided steps."""
 
 
 @rule
 def leave_sight(replica: Replica, policy: AnyPolicy, slot: int, start: int) -> None:
-    """A sequence's next step begins at `start`: shared pages that left the window may be freed."""
+    """A sequence's next step begins at `start`: shared pages out of the window may be freed."""
 
 
 @rule
@@ -141,28 +141,28 @@ def plan_prompts(replica: Replica, policy: AnyPolicy) -> None:
 
 @rule
 def plan_rows(replica: Replica, policy: AnyPolicy) -> None:
-    """Plan a decode step of the chosen rows: each one's window, phase, tokens and keys, and the step's features."""
+    """Plan a decode step of the chosen rows: windows, phases, tokens, keys, and the step's features."""
 
 
 @rule
 def commit_rows(replica: Replica, policy: AnyPolicy, now: float) -> None:
-    """Apply the commits of the step in flight, and finish complete requests."""
+    """Apply the commits of the step in flight; finish complete requests."""
 
 
 @rule
 def draw_rows(replica: Replica, policy: AnyPolicy, draws: "Draws") -> None:
-    """Predict which computed positions commit, and which are retained if the step evicts."""
+    """Predict which computed positions commit and, if the step evicts, which are retained."""
 
 
 @rule
 def draws_of_step(replica: Replica, policy: AnyPolicy, draws: "Draws") -> Any:
-    """The draws for the step in flight, out of the run's."""
+    """The run's draws for the step in flight."""
     return draws
 
 
 @rule
 def threshold(replica: Replica, policy: AnyPolicy) -> int:
-    """The index of this step's threshold in the `thresholds` of the policy's unmasking."""
+    """Index of this step's threshold in the unmasking's `thresholds`."""
     return int(replica.counters.threshold)
 
 
@@ -171,7 +171,7 @@ def threshold(replica: Replica, policy: AnyPolicy) -> int:
 
 @rule
 def choose(replica: Replica, policy: AnyPolicy) -> int:
-    """The most positions that a row of the coming step may compute."""
+    """Most positions of a row in the coming step."""
     return int(replica.fixed.width)
 
 
@@ -182,7 +182,7 @@ def select(status: Status, reach: int, chunk: int, fields: Any, window: Marks) -
 
 @rule
 def settle(status: Status, evaluations: Evaluations, window: Marks, block: int, fields: Any, prefill: bool) -> None:
-    """Update a row's status after computing `window`: count evaluations of masks, mark final KV as CACHED."""
+    """Update a row's status after computing `window`: count masks' evaluations, mark final KV as CACHED."""
 
 
 @rule
@@ -195,17 +195,17 @@ def learn(replica: Replica, policy: AnyPolicy, prefill: bool) -> None:
 
 @rule
 def placed(replica: Replica, policy: AnyPolicy, slot: int) -> None:
-    """A new request has this slot."""
+    """A new request gets this slot."""
 
 
 @rule
 def preempted(replica: Replica, policy: AnyPolicy, slot: int) -> None:
-    """A sequence has lost its pages."""
+    """A sequence lost its pages."""
 
 
 @rule
 def block_entered(replica: Replica, policy: AnyPolicy, slot: int) -> None:
-    """A sequence has moved on to its next block."""
+    """A sequence entered its next block."""
 
 
 # ---- full-sequence passes ----------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def block_entered(replica: Replica, policy: AnyPolicy, slot: int) -> None:
 
 @rule
 def work(prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: Any) -> Any:
-    """A request's next step: its phase, the positions computed, and the keys that each sees."""
+    """A request's next step: phase, positions computed, keys seen by each."""
     return 0, 0, 0
 
 
@@ -225,11 +225,11 @@ def head_rows(prompt: int, length: int, start: int, tokens: int, block: int, fie
 
 @rule
 def held(prompt: int, length: int, state: int, fields: Any) -> int:
-    """Tokens' worth of KV that a request holds while it runs; state: a token's other outputs, in tokens of KV."""
+    """Tokens' worth of KV held by a running request; state: a token's other outputs, in tokens of KV."""
     return length
 
 
-# Their placeholders would decide nothing or cost nothing.
+# Placeholders that would decide nothing or cost nothing.
 NEEDED = (
     decide, plan_rows, commit_rows, draw_rows, select, settle, pages_to_admit, next_tokens, begin_row, work,
 )  # fmt: skip

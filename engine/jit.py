@@ -1,8 +1,8 @@
-"""Compile rules, and keep the machine code on disk under a hash of the sources.
+"""Compile rules, and keep machine code on disk under a hash of the sources.
 
-A rule is a plain function over arrays; with NUMBA_DISABLE_JIT=1 it stays plain Python, with the same results. `bind`
-copies a rule with a policy's answers in place of placeholders, so that all compile into one loop; `in_python` makes the
-same copy uncompiled, for short runs.
+A rule is a plain function over arrays; with NUMBA_DISABLE_JIT=1 it stays Python, with the same results. `bind` copies a
+rule with a policy's answers as placeholders, so that all compile into one loop; `in_python` makes that copy uncompiled,
+for short runs.
 """
 
 import dis
@@ -53,7 +53,7 @@ HERE = Path(__file__).parent
 
 
 def rule(function: F) -> F:
-    """Compile a function on its first call; shipped rules' code is kept on disk."""
+    """Compile a function on first call; shipped rules' code stays on disk."""
     if JIT:
         return Rule(function, _dispatcher)  # type: ignore[return-value]
     function.is_rule = True  # type: ignore[attr-defined]
@@ -66,7 +66,7 @@ def _dispatcher(function: Any) -> Any:
 
 
 def inlined(function: F) -> F:
-    """A rule that is inlined at its calls, and so can return records."""
+    """A rule inlined at its calls, so that it can return records."""
     _INLINED.add(function.__code__)  # type: ignore[attr-defined]
     return rule(function)
 
@@ -78,16 +78,16 @@ def bind(
     function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]],
     on_new: Callable[[], None] = lambda: None, kinds: str = "", nogil: bool = False,
 ) -> Callable[..., Any]:  # fmt: skip
-    """A compiled copy of a rule, and of the rules it calls, with answers in place of placeholders.
+    """A compiled copy of a rule and the rules it calls, with answers as placeholders.
 
-    on_new: called if it is not on disk and will take seconds. kinds: types of its arguments, if they vary. nogil: other
+    on_new: called if it is not on disk and takes seconds. kinds: its arguments' types, if they vary. nogil: other
     threads go on while it runs.
     """
     if not JIT:
         return in_python(function, answers)
     key = _key(function, answers, kinds)
     if is_kept(function, answers, kinds):
-        # Its callees are bound only if the code on disk is damaged.
+        # Callees are bound only if the code on disk is damaged.
         made = _copy(function, {})
         return _compiled(
             made, key, False, lambda: made.__globals__.update(_answered(function, answers, compiled=True)), nogil
@@ -105,7 +105,7 @@ def _key(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str) -
 
 
 def in_python(function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any]:
-    """The copy of `bind` as plain Python: ready at once, a hundred times slower."""
+    """The copy of `bind` in Python: ready at once, a hundred times slower."""
     made = _with(function, answers, compiled=False)
 
     def call(*arguments: Any) -> Any:
@@ -135,9 +135,9 @@ def _answered(function: Any, answers: Mapping[Any, Callable[..., Any]], compiled
 
 
 def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any], compiled: bool) -> Any:
-    """The copy of a rule that other rules call, shared by policies whose callees are the same.
+    """A rule's copy for other rules, shared by policies with the same callees.
 
-    Compiled without wrappers for Python, which take most of the time.
+    Compiled without Python wrappers, which take most of the time.
     """
     if id(function) not in made:
         made[id(function)] = None if _reaches(function, answers, set()) else function  # None: in progress
@@ -149,7 +149,7 @@ def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any], comp
         made[id(function)] = _INNER[key]
     if made[id(function)] is None:
         raise PolicyError(
-            f"rule {_name(function)} calls itself, by way of what answers its questions: expected no circle"
+            f"rule {_name(function)} calls itself through the answers to its questions: expected no cycle"
         )
     return made[id(function)]
 
@@ -174,7 +174,7 @@ def _copy(function: Any, called: Mapping[str, Any]) -> Any:
     copied = types.FunctionType(
         plain.__code__, {**plain.__globals__, **called}, plain.__name__, plain.__defaults__, plain.__closure__
     )
-    # Disk code is loaded by module name; a user's file may not be importable.
+    # Disk code is loaded by module name; users' files may not be importable.
     copied.__module__ = plain.__module__ if is_ours(plain) else __name__
     copied.__qualname__ = plain.__qualname__
     return copied
@@ -189,7 +189,7 @@ def _reaches(function: Any, answers: Mapping[int, Any], seen: set[int]) -> bool:
 
 
 def called_by(rules: Iterable[Any], answers: Mapping[Any, Any]) -> list[Any]:
-    """Every rule that these call, directly or not; placeholders are followed to their answers."""
+    """All rules that these call, directly or not; placeholders are followed to their answers."""
     by_id = {id(placeholder): answer for placeholder, answer in answers.items()}
     found: dict[int, Any] = {}
     waiting = list(rules)
@@ -203,7 +203,7 @@ def called_by(rules: Iterable[Any], answers: Mapping[Any, Any]) -> list[Any]:
 
 
 def fields_read(function: Any) -> set[str]:
-    """Names of fields that a rule reads or writes, as `q.end` or `q["end"]`."""
+    """Fields that a rule reads or writes, as `q.end` or `q["end"]`."""
     found: set[str] = set()
     codes = [getattr(function, "py_func", function).__code__]
     for code in codes:
@@ -224,24 +224,22 @@ def _inner(function: F) -> F:
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": Linked}
     made = njit(error_model="numpy", _nrt=False, forceinline=True, **options)(function)
     compiled = made.compile
-    # numba would compile again for every constant argument.
+    # Else numba compiles again for each constant argument.
     made.compile = lambda arguments: compiled(tuple(map(numba.types.unliteral, arguments)))
     return made  # type: ignore[no-any-return]
 
 
 def entry(function: Any, *arguments: Any) -> Any:
-    """A rule's machine code for these arguments' types; numba's own check of types takes longer than a short call."""
+    """A rule's machine code for these arguments' types; numba's own type check outlasts short calls."""
     return compile_for(function, arguments) if JIT else function
 
 
 @contextmanager
 def _compiling(folder: str) -> Iterator[None]:
-    """Compile without the garbage collector, which takes a fifth of the time, and in one process at a time for a
-    folder.
-    """
+    """Compile without the garbage collector, a fifth of the time, and one process per folder at a time."""
     with ExitStack() as stack:
         if folder and fcntl is not None:
-            with suppress(OSError):  # no file locks: each process compiles for itself
+            with suppress(OSError):  # no file locks: each process compiles
                 Path(folder).mkdir(parents=True, exist_ok=True)
                 held = stack.enter_context(open(Path(folder) / "lock", "a"))
                 try:
@@ -278,7 +276,7 @@ def plain(function: Callable[..., Any]) -> Callable[..., Any]:
 def outer(function: F) -> F:
     if JIT:
         return rule(function)
-    made = cache(lambda: in_python(function, {}))  # the rules it calls may not be defined yet
+    made = cache(lambda: in_python(function, {}))  # later: its callees may not be defined yet
     return lambda *arguments: made()(*arguments)  # type: ignore[return-value]
 
 
@@ -300,7 +298,7 @@ def _name(function: Any) -> str:
 def _compiled(
     function: F, key: str, counted: bool = True, before: Callable[[], object] = lambda: None, nogil: bool = False
 ) -> F:  # fmt: skip
-    """A dispatcher that keeps its code in folder `key`; before: called before it compiles."""
+    """A dispatcher with its code in folder `key`; before: called before it compiles."""
     folder = str(_home() / key) if key else ""
     # Rules of a replica allocate nothing.
     options = {} if counted else {"_nrt": False}
@@ -308,13 +306,13 @@ def _compiled(
         made = njit(error_model="numpy", nogil=nogil, **options)(function)
         if not folder or not keep(made, function, counted, before):
             before()
-    # Shipped rules share a folder and call each other: a lock would wait for itself.
+    # Shipped rules share a folder and call each other: a lock would block itself.
     made.compile = undisturbed(_compiling("" if counted else folder)(made.compile), CALLED_BACK)
     return made  # type: ignore[no-any-return]
 
 
 def whole(name: str) -> Callable[[Any], int]:
-    """A compile-time check that the answer to `name` is a whole number."""
+    """A compile-time check that `name` is answered with a whole number."""
 
     def refusal(found: Any) -> str:
         return f"{name} is answered with {found}, expected a whole number"
@@ -338,11 +336,11 @@ def whole(name: str) -> Callable[[Any], int]:
 
 
 def uncompiled(error: Exception, answers: Iterable[Any]) -> str:
-    """Which rule of these answers could not be compiled, and the first line of why."""
+    """Which rule of these answers failed to compile, and the first line of why."""
     others: dict[str, None] = {}
     for answer in answers:
         _add_others(answer, others)
-    # From the innermost call out: by numba's message, or the traceback.
+    # From the innermost call outwards: by numba's message, or the traceback.
     called = re.findall(r"CPUDispatcher\(<function (\w+) at", str(error))
     trace = error.__traceback__
     while trace is not None:
@@ -375,7 +373,7 @@ def _why(error: Exception) -> str:
 
 @cache
 def _sources() -> str:
-    """A hash of what shipped rules depend on: this folder, numba and its settings."""
+    """A hash of what shipped rules depend on: this folder, numba, its settings."""
     h = hashlib.sha256(settings().encode())
     for path in sorted(HERE.rglob("*.py")):
         h.update(path.read_bytes())
@@ -383,7 +381,7 @@ def _sources() -> str:
 
 
 def _identity(value: Any, seen: set[int]) -> str:
-    """Identifies a rule: code, constants, values of globals."""
+    """A rule's identity: code, constants, values of globals."""
     plain = getattr(value, "py_func", value)
     if isinstance(plain, np.ndarray):  # repr is abbreviated
         return f"{plain.dtype} {plain.shape} {plain.tobytes().hex()}"
@@ -442,7 +440,7 @@ def _home() -> Path:
     return Path(_PRIVATE[0].name)
 
 
-_PRIVATE: list[tempfile.TemporaryDirectory[str]] = []  # removed as the process ends
+_PRIVATE: list[tempfile.TemporaryDirectory[str]] = []  # removed at exit
 
 
 def _forget_old(home: Path) -> None:

@@ -1,4 +1,4 @@
-"""The latency of a step: a latency model evaluated on the step's features."""
+"""The latency of a step: a latency model applied to the step's features."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,11 +13,11 @@ from .records import F8, I8, Bool, Record, Table, columns_of, table
 from .state import COUNTERS, DECODE_STEP, MASKED, ROWS, Counters, Marks, Replica, Status
 
 _AT_ONCE = 4096  # steps
-POWERS_TO = 256  # captured sizes are powers of two up to here, then multiples
+POWERS_TO = 256  # captured sizes: powers of two up to here, then multiples
 
 
 class Features(NamedTuple):
-    """The features of a step that its cost depends on."""
+    """Features of a step that determine its cost."""
 
     tokens: int  # query positions through the layers
     sum_q_kv: int  # over rows: query positions x visible keys
@@ -25,19 +25,19 @@ class Features(NamedTuple):
     head_rows: int  # rows through the LM head
     sampled_rows: int  # rows through soft-max and sampling
     batch: int  # rows
-    prefill_tokens: int  # of `tokens`, of prompts
+    prefill_tokens: int  # prompts' share of `tokens`
     num_forwards: int = 1  # a long prompt's chunks
-    window_q_kv: int = 0  # as sum_q_kv, in a layer with a window; 0: none
-    window_kv: int = 0  # as sum_kv, in the same
+    window_q_kv: int = 0  # sum_q_kv in a layer with a window; 0: none
+    window_kv: int = 0  # sum_kv in such a layer
 
     @property
     def continues(self) -> bool:
-        """Whether the host planned it together with the step before."""
+        """Whether the host planned it with the previous step."""
         return False
 
 
 class Continued(Features):
-    """Features of such a step."""
+    """Features of a step planned with the previous one."""
 
     @property
     def continues(self) -> bool:
@@ -51,7 +51,7 @@ StepPrices: TypeAlias = "Prices | LatencyModel"
 
 @rule
 def _bucket(num: int) -> int:
-    """The smallest captured size for `num` tokens."""
+    """Smallest captured size for `num` tokens."""
     size = 1
     if num <= POWERS_TO:
         while size < num:
@@ -67,7 +67,7 @@ def _filled(num: int) -> int:
 
 @rule
 def _pieces(knots: Knots, slope: float, tokens: float, first: int, end: int) -> float:
-    """The layers' time by knots `first` to `end`."""
+    """The layers' time by knots `first` to `end` (s)."""
     x0, y0 = knots[first][0], knots[first][1]
     if tokens <= x0:
         return y0
@@ -81,7 +81,7 @@ def _pieces(knots: Knots, slope: float, tokens: float, first: int, end: int) -> 
 
 @rule
 def _attends(cost: StepPrices, first: float, dense: float, qk_pairs: float, keys: float) -> float:
-    """Time of query-key pairs: `first` each for a key's first `dense_from` queries, `dense` beyond."""
+    """Time of query-key pairs: `first` each for a key's first `dense_from` queries, then `dense`."""
     if cost.dense_from == 0:
         return first * qk_pairs
     short = min(qk_pairs, cost.dense_from * keys)
@@ -93,9 +93,9 @@ def _layers(
     knots: Knots, cost: StepPrices, tokens: float, qk_pairs: float, keys: float, num_forwards: int, captured: bool,
     dense: bool,
 ) -> float:  # fmt: skip
-    """The layers' time; captured: a captured graph's; dense: of prompts alone."""
+    """The layers' time; captured: in a captured graph; dense: prompts alone."""
     first, end = 0, int(cost.num_knots)
-    if captured and len(knots) > end:  # captured steps have their own knots, behind the others
+    if captured and len(knots) > end:  # captured steps' own knots come last
         first, end = end, len(knots)
     pieces = num_forwards * _pieces(knots, cost.slope, tokens / num_forwards, first, end)
     if not cost.larger:
@@ -109,12 +109,12 @@ def _layers(
 def window_pairs(tokens: int, keys: int, window: int, causal: bool) -> int:
     """Query-key pairs of a row in a layer with a window; its `tokens` queries are the last of `keys` tokens.
 
-    A causal query sees the last `window` tokens; others see one another and `window` tokens before the first.
+    Causal queries see the last `window` tokens; others see each other and `window` tokens before the first.
     """
     if not causal:
         return tokens * min(keys, window + tokens)
     before = keys - tokens
-    short = min(max(window - before, 0), tokens)  # queries with less than a window before them
+    short = min(max(window - before, 0), tokens)  # queries with fewer than `window` tokens before them
     return short * before + short * (short + 1) // 2 + (tokens - short) * window
 
 
@@ -126,7 +126,7 @@ def _windows(cost: StepPrices, features: StepFeatures) -> float:
 
 @rule
 def _walk(cost: StepPrices, features: StepFeatures) -> float:
-    """Attention's time beyond its pairs and keys, where its kernel walks a row's keys tile by tile."""
+    """Attention's time beyond its pairs and keys where its kernel walks a row's keys by tiles."""
     if cost.walk_rows == 0:
         return 0.0
     rows = features.batch
@@ -173,7 +173,7 @@ def seconds(knots: Knots, cost: StepPrices, features: StepFeatures) -> float:
 def seconds_first_whole(
     knots: Knots, cost: StepPrices, features: StepFeatures, tokens: float, qk_pairs: float, keys: float
 ) -> float:
-    """Latency whose first layer computes these tokens, pairs and keys."""
+    """Latency if the first layer computes these tokens, pairs and keys."""
     n = features.num_forwards
     first = _layers(knots, cost, tokens, qk_pairs, keys, n, False, False) / cost.layers
     others = _layers(knots, cost, features.tokens, features.sum_q_kv, features.sum_kv, n, False, False) * (
@@ -193,7 +193,7 @@ def seconds_first_whole(
 def seconds_evicting(
     knots: Knots, cost: StepPrices, features: StepFeatures, tokens: int, qk_pairs: int, keys: int, sampled: int
 ) -> float:
-    """Latency with eviction, after which these tokens, pairs, keys and sampled rows remain."""
+    """Latency if these tokens, pairs, keys and sampled rows remain after an eviction."""
     n, planned, launch = features.num_forwards, features.tokens, features.num_forwards * cost.launch
     sequences = features.batch
     captured = cost.captured_evictions and features.tokens <= cost.graph_tokens
@@ -220,7 +220,7 @@ _plain_pieces = plain(_pieces)
 
 
 def padded(features: Features) -> Features:
-    """A captured decode step's features, padded to its bucket."""
+    """A captured decode step's features, padded to the bucket."""
     more = bucket(features.tokens) - features.tokens
     filled = {name: getattr(features, name) + more for name in ("head_rows", "sampled_rows")}
     if features.head_rows < features.tokens:
@@ -230,53 +230,52 @@ def padded(features: Features) -> Features:
 
 @dataclass(frozen=True)
 class CacheOverhead:
-    """A row's cost in one phase of a full-sequence cache beyond its features (engine/cache_overhead.py)."""
+    """A row's cost in one phase of a full-sequence cache in addition to its features' (engine/cache_overhead.py)."""
 
-    cache: str  # its kind, such as SparseCache
+    cache: str  # kind, such as SparseCache
     phase: str  # such as pack
     row: float  # s
-    token: float  # s a token of the request's prompt and canvas
+    token: float  # s per token of prompt and canvas
 
 
 @dataclass(frozen=True)
 class LatencyModel:
-    """A step's latency, in seconds, as the sum of what the host and the device do.
+    """A step's latency (s), a sum over host and device.
 
         layers  = pieces(tokens) + attends(sum_q_kv) + kv_read * sum_kv
                   + attends(window_q_kv) + window_kv_read * window_kv
         device  = layers + head * head_rows + sample * sampled_rows
         latency = max(launch, device) + host_step + host_request * batch
 
-    `pieces` is affine between knots (tokens, s), with slope `slope` (s/token) beyond the last: memory-bound, transition
-    and compute-bound (Optimus, section 5.2). `launch`, the host's time to enqueue a forward, is hidden whenever the
-    device is slower. Each forward of a step pays pieces, launch and host_step.
+    `pieces` is affine between knots (tokens, s), with slope `slope` (s/token) after the last: memory-bound, transition,
+    compute-bound (Optimus, section 5.2). `launch`, the host's time to enqueue a forward, is hidden while the device is
+    slower. Each forward of a step pays pieces, launch and host_step. Each block that commits its last mask adds
+    `host_block`; `price` adds it.
 
-    With `walk_rows`, attention takes at least the mean row's keys for every `walk_rows` rows or part of them
-    (`window_walk_rows` in layers with a window): a kernel block walks one row's keys, so few rows leave the device
-    idle. Not with eviction or a whole first layer.
+    `attends` costs `attention` (`window_attention`) per query-key pair, `dense_attention` per pair beyond a key's first
+    `dense_from` queries. Queries per key are the step's mean, sum_q_kv / sum_kv: exact for equal rows, too slow if few
+    rows have many.
 
-    Each block that commits its last mask adds `host_block`, for work between blocks; `price` adds it.
+    With `walk_rows`, attention takes at least the mean row's keys per started `walk_rows` rows (`window_walk_rows` in
+    layers with a window): a kernel block walks one row's keys, so few rows leave the device idle. Not with eviction or
+    a whole first layer.
 
-    `attends` is `attention` (`window_attention`) a query-key pair; a pair beyond a key's first `dense_from` queries
-    takes `dense_attention`. Queries per key are the step's mean, sum_q_kv / sum_kv: exact for equal rows, too slow if
-    few rows have many.
+    With eviction, a share `early` of the layers computes the planned positions, the rest the retained ones; the host
+    waits `eviction` for the choice. Decode steps of at most `graph_tokens` without eviction are captured: padded to a
+    bucket, no launch. With `captured_evictions` an evicting step is two graphs, each padded.
 
-    With eviction, a share `early` of the layers computes the planned positions, the rest the retained ones, and the
-    host waits `eviction` for the choice. Decode steps of at most `graph_tokens` without eviction are captured: padded
-    to a bucket, without launch. With `captured_evictions` a step that evicts is two graphs, each padded.
+    With `larger`, attention takes the larger of its pairs' and keys' time; steps of prompts alone then use
+    `prompt_attention` and `prompt_kv_read`. Captured steps use `graph_knots`, if any, and fill a bucket of sequences,
+    each costing `sequence`.
 
-    With `larger`, attention takes the larger of its pairs' and its keys' time; steps of prompts alone then use
-    `prompt_attention` and `prompt_kv_read`. `graph_knots` replaces `pieces` for captured steps. A sequence costs
-    `sequence`; those of a captured step fill a bucket.
-
-    If the first layer computes more, 1 / `layers` of the layers' time is priced with its work, uncaptured. Layers with
-    a window are charged whole in both cases.
+    If the first layer computes more, 1 / `layers` of the layers' time is priced with its work, uncaptured; layers with
+    a window are charged whole.
     """
 
     knots: tuple[tuple[float, float], ...]
     slope: float
-    attention: float = 0.0  # s per query-key pair, all layers that see all keys
-    kv_read: float = 0.0  # s per visible key, all layers that see all keys
+    attention: float = 0.0  # s per query-key pair, all layers without a window
+    kv_read: float = 0.0  # s per visible key, all layers without a window
     head: float = 0.0  # s per row of the LM head
     sample: float = 0.0  # s per row of soft-max and sampling
     launch: float = 0.0  # s per forward
@@ -284,30 +283,30 @@ class LatencyModel:
     host_request: float = 0.0  # s per row, never hidden
     early: Share = 0.0  # share of the layers' work before an eviction
     eviction: float = 0.0  # s per step that evicts, never hidden
-    graph_tokens: int = 0  # 0: nothing is captured
-    overlap: bool = False  # host_step and host_request pass while the device works
+    graph_tokens: int = 0  # 0: no capture
+    overlap: bool = False  # the device hides host_step and host_request
     cache_overhead: tuple[CacheOverhead, ...] = ()  # of full-sequence caches
     layers: int = 0  # of the model; 0: unknown
-    captured_evictions: bool = False  # two graphs round one wait
+    captured_evictions: bool = False  # as two graphs
     window_attention: float = 0.0  # s per query-key pair, all layers with a window
     window_kv_read: float = 0.0  # s per key, all layers with a window
     window: int = 0  # tokens that layers with a window see; 0: none
     dense_from: int = 0  # queries of a key; 0: all pairs cost the same
-    dense_attention: float = 0.0  # s per query-key pair beyond them
+    dense_attention: float = 0.0  # s per further query-key pair
     window_dense_attention: float = 0.0  # ... in layers with a window
-    larger: bool = False  # of pairs and keys; False: their sum
-    prompt_attention: float = 0.0  # as attention, in steps of prompts alone
-    prompt_kv_read: float = 0.0  # as kv_read, in the same
-    sequence: float = 0.0  # s per sequence, of the device
+    larger: bool = False  # of pairs and keys, not their sum
+    prompt_attention: float = 0.0  # attention in steps of prompts alone
+    prompt_kv_read: float = 0.0  # kv_read in the same
+    sequence: float = 0.0  # s of the device per sequence
     graph_knots: tuple[tuple[float, float], ...] = ()  # (tokens, s); empty: as `knots`
-    walk: float = 0.0  # s per key of a row, for each walk_rows rows
-    window_walk: float = 0.0  # ... in layers with a window, for each window_walk_rows rows
+    walk: float = 0.0  # s per key of a row and walk_rows rows
+    window_walk: float = 0.0  # ... in layers with a window, and window_walk_rows rows
     walk_rows: int = 0  # rows that attention walks at once; 0: no such floor
     window_walk_rows: int = 0  # ... in layers with a window; 0: walk_rows
-    host_block: float = 0.0  # s per block that commits its last mask, never hidden
+    host_block: float = 0.0  # s per completed block, never hidden
 
     def exposed(self) -> "LatencyModel":
-        """The model for an engine that hides no host time."""
+        """The model without hidden host time."""
         return replace(self, overlap=False) if self.overlap else self
 
     def scaled(self, factor: float) -> "LatencyModel":
@@ -328,12 +327,12 @@ class LatencyModel:
 
     @property
     def num_knots(self) -> int:
-        """Of `tables`, those of uncaptured steps."""
+        """Knots of uncaptured steps in `tables`."""
         return len(self.knots)
 
     @property
     def tables(self) -> tuple[tuple[float, float], ...]:
-        """The knots of uncaptured steps, then of captured ones."""
+        """Knots of uncaptured steps, then of captured ones."""
         return self.knots + self.graph_knots
 
     def pieces(self, tokens: float) -> float:
@@ -341,7 +340,7 @@ class LatencyModel:
         return float(_plain_pieces(self.knots, self.slope, tokens, 0, len(self.knots)))
 
     def step(self, f: Features, left: Features | None = None, first: Features | None = None) -> float:
-        """A step's latency (s); left: what remains after an eviction; first: what a whole first layer computes."""
+        """A step's latency (s); left: features after an eviction; first: of a whole first layer."""
         if first is not None:
             more = first.tokens, first.sum_q_kv, first.sum_kv
             return float(_seconds_first_whole(self.tables, self, f, *more))
@@ -352,7 +351,7 @@ class LatencyModel:
         )  # fmt: skip
 
     def arrays(self, overhead: npt.NDArray[np.float64] | None = None) -> "Cost":
-        """The model as arrays for rules; overhead [phases, 2]: s a row, and a token of its request."""
+        """Arrays for rules; overhead [phases, 2]: s per row, and per token of its request."""
         numbers = np.zeros(1, _PRICES)
         for name in _PRICES.names or ():
             numbers[name] = getattr(self, name)
@@ -396,16 +395,16 @@ _PRICES = np.dtype(list(columns_of(Prices)))
 
 
 class Cost(NamedTuple):
-    """A latency model as rules take it."""
+    """A latency model for rules."""
 
     knots: npt.NDArray[np.float64]  # [knots, 2] tokens, s: LatencyModel.tables
     numbers: Table[Prices]  # [1]
-    overhead: npt.NDArray[np.float64]  # [phases, 2] or [0, 2]: s a row, and a token of its request
+    overhead: npt.NDArray[np.float64]  # [phases, 2] or [0, 2]: s per row, and per token of its request
 
 
 @rule
 def blocks_done(replica: Replica) -> int:
-    """Blocks of several positions that commit their last mask with this step."""
+    """Blocks of several positions that this step completes."""
     found = 0
     for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
@@ -415,7 +414,7 @@ def blocks_done(replica: Replica) -> int:
 
 @rule
 def row_blocks_done(status: Status, committed: Marks, block: int) -> int:
-    """The same of one row; its window may reach into the next block."""
+    """A row's completed blocks; its window may reach into the next block."""
     found = 0
     if block == 1:
         return found
@@ -430,7 +429,7 @@ def row_blocks_done(status: Status, committed: Marks, block: int) -> int:
 
 @rule
 def step_seconds(cost: Cost, counters: Counters) -> float:
-    """A step's latency by its features alone (s)."""
+    """A step's latency by features alone (s)."""
     if counters.evicting:
         return seconds_evicting(
             cost.knots,
@@ -476,7 +475,7 @@ def _price_each(cost: Cost, steps: Table[Counters], times: npt.NDArray[np.float6
 def step_times(model: LatencyModel, columns: Mapping[str, npt.ArrayLike]) -> npt.NDArray[np.float64]:
     """Latency of recorded steps (s), without `host_block` and `cache_overhead`.
 
-    columns: named as in Counters, an entry a step; a missing one is 0, `num_forwards` 1.
+    columns: as in Counters, one entry per step; missing ones are 0, `num_forwards` 1.
     """
     given = {"num_forwards": 1, **columns}
     times = np.empty(np.broadcast_shapes(*(np.shape(column) for column in given.values())))

@@ -1,4 +1,4 @@
-"""Everything that numba's documentation does not promise, in one place; tried with numba 0.60 and 0.68."""
+"""What numba's documentation does not promise, in one place; tried with numba 0.60 and 0.68."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from numba.np.numpy_support import map_layout
 from .code_cache import is_own
 
 JIT = not config.DISABLE_JIT
-# By which LLVM calls Python back while it makes or loads code.
+# LLVM's callbacks into Python while it makes or loads code.
 CALLED_BACK = {
     ll.ExecutionEngine._raw_object_cache_notify.__code__, ll.ExecutionEngine._raw_object_cache_getbuffer.__code__,
 }  # fmt: skip
@@ -36,13 +36,13 @@ def settings() -> str:
 
 
 def cache_folder() -> Path | None:
-    """NUMBA_CACHE_DIR, unless numba has it from a file of the current folder, which may be a stranger's."""
+    """NUMBA_CACHE_DIR, unless numba read it from a file in the current folder, possibly a stranger's."""
     return Path(config.CACHE_DIR) if config.CACHE_DIR and not Path(config._config_fname).exists() else None
 
 
 @contextmanager
 def caching_in(folder: str) -> Iterator[None]:
-    """Have functions decorated meanwhile keep their code in this folder."""
+    """Have functions decorated meanwhile keep code in this folder."""
     before = config.CACHE_DIR
     try:
         config.CACHE_DIR = folder
@@ -56,7 +56,7 @@ def compile_for(function: Any, arguments: tuple[Any, ...]) -> Any:
 
 
 def _type_of(value: Any) -> Any:
-    """numba's type of an argument, without numba's import of numpy.ma."""
+    """numba's type of an argument, without importing numpy.ma."""
     if isinstance(value, tuple):
         return numba.types.BaseTuple.from_types([_type_of(each) for each in value], type(value))
     if not isinstance(value, np.ndarray):
@@ -67,7 +67,7 @@ def _type_of(value: Any) -> Any:
 
 
 class Rule:
-    """A rule that makes its dispatcher on first use: a process uses few rules."""
+    """A rule that makes its dispatcher on first use: processes use few rules."""
 
     def __init__(self, function: Callable[..., Any], made: Callable[[Any], Any]) -> None:
         update_wrapper(self, function)
@@ -83,7 +83,7 @@ class Rule:
 
 @typeof_impl.register(Rule)
 def _(rule: Rule, _context: Any) -> Any:
-    """The type of a rule in a function's closure."""
+    """Type of a rule in a closure."""
     return numba.types.Dispatcher(rule.dispatcher)
 
 
@@ -91,14 +91,14 @@ def _(rule: Rule, _context: Any) -> Any:
 
 
 class _LinkedLowering(NativeLowering):  # type: ignore[misc]
-    """Lower a rule to code that its callers link; make no machine code of it alone."""
+    """Lower a rule to code for its callers to link, without machine code of its own."""
 
     _name = "linked_lowering"
 
     def run_pass(self, state: Any) -> bool:
         state.flags.no_compile = True
         super().run_pass(state)
-        place_holder = [].append  # a new builtin: rules are looked up by identity
+        place_holder = [].append  # a new builtin, as rules are found by identity
         state.targetctx.insert_user_function(place_holder, state.cr.fndesc, [state.library])
         state.cr = state.cr._replace(cfunc=place_holder)
         return True
@@ -111,14 +111,14 @@ _DEFAULTS = {name: option.default for name, option in Flags.options.items()}
 
 
 class _Flags(Flags):  # type: ignore[misc]
-    """Flags with a fast `values`: numba compares all flags at every call that it types."""
+    """Flags with fast `values`: numba compares all flags at every call it types."""
 
     def values(self) -> dict[str, Any]:
         return _DEFAULTS | self._values
 
 
 class Linked(Compiler):  # type: ignore[misc]
-    """Compiles rules that only rules call; they are optimised once, where they are linked in."""
+    """Compiles rules that only rules call; they are optimised once, where linked."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -148,7 +148,7 @@ STATE_BYTES = 8192  # for the addresses and shapes of a replica's arrays
 
 
 def states(count: int) -> Any:
-    """Room for `count` replicas' states, for `save` and `saved`; holds no reference."""
+    """Room for `count` replicas' states, for `save` and `saved`; holds no references."""
     return np.zeros(count * STATE_BYTES, np.uint8) if JIT else [None] * count
 
 
@@ -173,7 +173,7 @@ if JIT:
 
     @intrinsic
     def _saved(_context: Any, room: Any, at: Any, like: Any) -> Any:
-        """The state at a place; `like` has its type."""
+        """The state at a place, with the type of `like`."""
 
         def read(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             of, place, _ = arguments
@@ -192,9 +192,9 @@ else:
 
 
 def keep(made: Any, function: Callable[..., Any], counted: bool, before: Callable[[], object]) -> bool:
-    """Keep a dispatcher's code in the folder of `caching_in`; False if that cannot be written.
+    """Keep a dispatcher's code in the folder of `caching_in`; False if it is not writable.
 
-    counted: it counts references, and rules call it. before: called before it compiles.
+    counted: counts references, and rules call it. before: called before it compiles.
     """
     with suppress(RuntimeError):  # no folder
         made._cache = _Cache(function, counted, before)
@@ -207,7 +207,7 @@ _LOCATOR = getattr(caching, "UserProvidedCacheLocator", None) or caching._UserPr
 
 
 class _Tried(_LOCATOR):  # type: ignore[misc,valid-type]
-    """A folder tried once a process: hundreds of rules share it, and a trial writes a file."""
+    """A folder tried once a process: hundreds of rules share it, and each trial writes a file."""
 
     _writable: ClassVar[set[str]] = set()
 
@@ -219,13 +219,13 @@ class _Tried(_LOCATOR):  # type: ignore[misc,valid-type]
 
 
 class _InItsFolder(caching.CompileResultCacheImpl):  # type: ignore[misc]
-    """Code kept only in the folder of `caching_in`."""
+    """Code kept only in `caching_in`'s folder."""
 
     _locator_classes: ClassVar[list[Any]] = [_Tried]  # type: ignore[misc]
 
 
 class _Alone(_InItsFolder):
-    """Code that only Python calls: of the LLVM module only the names are kept."""
+    """Code that only Python calls: keeps only names of the LLVM module."""
 
     def reduce(self, data: Any) -> Any:
         (name, kind, (code, _)), *others = super().reduce(data)
@@ -235,7 +235,7 @@ class _Alone(_InItsFolder):
 
 
 class _Cache(caching.FunctionCache):  # type: ignore[misc]
-    """Unreadable code is compiled again; unwritable code by the next process."""
+    """Unreadable code is compiled again, unwritable code by the next process."""
 
     def __init__(self, function: Callable[..., Any], counted: bool, before: Callable[[], object]) -> None:
         self._impl_class = _InItsFolder if counted else _Alone
@@ -245,7 +245,7 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
         self._cache_file = _Files(held._cache_path, self._impl.filename_base, held._source_stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        # Stored code needs only numba's runtime; numba's method loads every compilable function, for half a second.
+        # Stored code needs only numba's runtime; numba's method loads every compilable function, half a second.
         if self._counted:
             rtsys.initialize(target_context)
         with suppress(Exception):  # a damaged file may raise anything
@@ -255,12 +255,12 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        with suppress(OSError):  # disk full, or folder gone
+        with suppress(OSError):  # disk full or folder gone
             super().save_overload(sig, data)
 
 
 class _Files(caching.IndexDataCacheFile):  # type: ignore[misc]
-    """Files that end with a hash: a flipped bit in machine code crashes or gives wrong results."""
+    """Files with a hash at the end: a flipped bit in machine code crashes or gives wrong results."""
 
     def _load_index(self) -> Any:
         with suppress(Exception):

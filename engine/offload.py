@@ -1,7 +1,7 @@
 """A replica's prefix cache as lower KV tiers see it: its pages, and room for loaded ones.
 
-A page's name is one number for its key (prefix.py) and its group of layers. Only named pages can be found by other
-requests, so tiers hold no others.
+A page's name is a number for its key (prefix.py) and group of layers. Other requests can find only named pages, so
+tiers hold no others.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -23,31 +23,31 @@ _num_left, _window_groups = plain(num_left), plain(window_groups)
 
 
 class Found(NamedTuple):
-    """What there is of a request's prefix."""
+    """What exists of a request's prefix."""
 
-    cached: list[int]  # pages in the cache
+    cached: list[int]  # pages
     lacking: list[int]  # pages only in a tier, in order
-    pages: int  # of the pool, for the request's first step with the whole prefix
-    uncached: int  # prompt tokens that the cache alone lacks
+    pages: int  # for the request's first step with the whole prefix
+    uncached: int  # prompt tokens not in the cache
 
 
 class Change(NamedTuple):
-    """What tiers did to a replica, or a decision without effect, for a journal."""
+    """A tier's change to a replica, or a decision without effect, for a journal."""
 
     what: str  # defer, put_back, pin, insert, or ask: a decision that found nothing
     step: int  # steps planned before
-    in_step: bool  # while the last of them ran
+    in_step: bool  # while the last one ran
     submitted: int  # requests submitted before
-    request: int = -1  # pinned, inserted, deferred or put back; -1: none
+    request: int = -1  # none
     time: float = 0.0  # s
-    pages: tuple[int, ...] = ()  # names, pinned or inserted
-    coming: int = 0  # pages of room held with pinned ones
+    pages: tuple[int, ...] = ()  # names
+    coming: int = 0  # pages of room held in addition
 
 
 class Offload:
     """An engine's prefix cache, followed from decision to decision.
 
-    before_step: as in Engine.watch. log: receives what is done to the engine, at the times that `clock` gives.
+    before_step: as in Engine.watch. log: receives changes to the engine, timed by `clock`.
     """
 
     def __init__(
@@ -56,22 +56,22 @@ class Offload:
     ) -> None:  # fmt: skip
         self.engine = engine
         self._log_to, self._clock = log, clock
-        self._asked: Change | None = None  # the last decision, while it may still produce no step
+        self._asked: Change | None = None  # the last decision, until it produces a step
         engine.watch(before_step)
         cache: Any = engine.prefix_cache
         self._log, self._logged, self._refs = cache.log, np.asarray(cache.pool["logged"]), cache.entries["refs"]
         self._prefixes = prefixes
-        self._rows: dict[int, list[list[int]]] = {}  # names of lately looked-up requests
-        self._entries: dict[int, list[int]] = {}  # name -> entries, the oldest first
+        self._rows: dict[int, list[list[int]]] = {}  # names of recently looked-up requests
+        self._entries: dict[int, list[int]] = {}  # name -> entries, oldest first
 
     @cached_property
     def groups(self) -> int:
-        """Groups of layers with a window whose pages are shared one by one."""
+        """Groups of layers with a window that share pages on their own."""
         return int(_window_groups(self._fixed)) if self.engine.policy.batching.hashes_all else 0
 
     @cached_property
     def _again(self) -> int:
-        """1 where the last page found is computed again, and so may end behind the limit; else 0."""
+        """1 if the last page found is computed again, and so may end beyond the limit; else 0."""
         fields: Any = self.engine.state[1].fields
         return int(fields["drops_page"][0]) if "drops_page" in fields.dtype.names else 0
 
@@ -80,7 +80,7 @@ class Offload:
         return self.engine.state[0].fixed[0]
 
     def changes(self) -> tuple[list[int], list[int]]:
-        """Named pages that came since the last call, and those that lost their last copy."""
+        """Named pages that came since the last call, and those whose last copy went."""
         num = int(self._logged[0])
         came: list[int] = []
         gone: list[int] = []
@@ -104,7 +104,7 @@ class Offload:
         return came, gone
 
     def names(self, request: int, tokens: int) -> npt.NDArray[np.int64]:
-        """Names of a request's first pages, [pages, 1 + groups], up to `tokens`."""
+        """Names of a request's first pages up to `tokens`, [pages, 1 + groups]."""
         prefixes, size = self._prefixes, self.engine.page_size
         ends = np.arange(1, min(tokens, int(prefixes.named[request])) // size + 1) * size
         block = (ends - 1) // prefixes.block
@@ -123,7 +123,7 @@ class Offload:
         return [row[0] for row in self._names_of(request)]
 
     def lookup(self, request: int, tiers: Container[int]) -> "Found":
-        """The longest prefix of a request that the cache and the tiers have together."""
+        """The longest prefix of a request in cache and tiers together."""
         engine, size, here = self.engine, self.engine.page_size, self._entries
         prompt = int(engine.table.asked.input_length[request])
         rows = self._names_of(request)
@@ -139,7 +139,7 @@ class Offload:
         return Found(cached, lacking, pages, prompt - alone * size)
 
     def _names_of(self, request: int) -> list[list[int]]:
-        """Names of a request's pages that its replica would reuse."""
+        """Names of pages that the replica would reuse for a request."""
         rows = self._rows.get(request)
         if rows is None:
             if len(self._rows) >= ROWS_KEPT:
@@ -150,7 +150,7 @@ class Offload:
         return rows
 
     def _reach(self, rows: list[list[int]], here: Container[int], tiers: Container[int]) -> int:
-        """Pages of the longest prefix in these."""
+        """Pages of the longest prefix in both."""
         last = 0
         for row in rows:
             if row[0] not in here and row[0] not in tiers:
@@ -169,17 +169,17 @@ class Offload:
 
     @property
     def room(self) -> int:
-        """Pages that no request holds."""
+        """Pages without requests."""
         return self.engine.limits.num_pages - self.engine.pages_held
 
     @property
     def budget(self) -> int:
-        """Prompt tokens of a step."""
+        """Prompt tokens per step."""
         return int(self._fixed.max_prefill)
 
     @property
     def may_admit(self) -> int:
-        """The most requests that the next decision admits; 0 if it continues a group."""
+        """Most requests that the next decision admits; 0 if it continues a group."""
         engine = self.engine
         counters = engine.counters[0]
         if counters["num_group"] >= 0:
@@ -188,7 +188,7 @@ class Offload:
 
     @property
     def decided_ahead(self) -> bool:
-        """Whether the next step is decided: pages that came lately are computed later."""
+        """Whether the next step is decided: new pages miss it."""
         return bool(self.engine.counters[0]["next_kind"] != NOTHING)
 
     def defer(self, request: int) -> None:
@@ -200,7 +200,7 @@ class Offload:
         self.engine.put_back(request)
 
     def decides(self, now: float) -> None:
-        """Note a decision at `now` (s), after all earlier work of the tiers."""
+        """Note a decision at `now` (s), after all earlier tier work."""
         if self._log_to is not None and self.engine.counters[0]["kind"] == NOTHING:
             asked = self._change("ask", time=now)
             self._flush(asked.step)
@@ -229,21 +229,17 @@ class Offload:
         self._note("pin", request, names, coming)
         entries = np.array([self._entries[name][0] for name in names], np.int64)
         engine.keep(coming)
-        self._call("pin", entries)
+        engine.call_cache("pin", entries)
         return entries
 
     def insert(self, request: int, names: Sequence[int], pinned: npt.NDArray[np.int64]) -> None:
-        """Put loaded pages into their room, and unpin the held ones."""
+        """Put loaded pages into their room; unpin the held ones."""
         engine = self.engine
         self._note("insert", request, names)
         engine.keep(-len(names))
         name = np.array(names, np.int64)
-        self._call("insert", name // (self.groups + 1), name % (self.groups + 1))
-        self._call("unpin", pinned)
-
-    def _call(self, name: str, *arguments: npt.NDArray[np.int64]) -> None:
-        engine = self.engine
-        engine.core.of_cache(name, len(engine.table.rows))(*engine.state, *arguments)
+        engine.call_cache("insert", name // (self.groups + 1), name % (self.groups + 1))
+        engine.call_cache("unpin", pinned)
 
 
 class Reenacted:
@@ -259,11 +255,10 @@ class Reenacted:
         self, step: int, in_step: bool, submit: Callable[[int], Iterable[str]],
         before: Callable[[int, float, bool], None],
     ) -> Iterator[str]:  # fmt: skip
-        """Do what was done up to a step: before its plan, or while it ran.
+        """Apply the changes up to a step: before its plan, or while it ran.
 
-        submit: hands the engine the requests up to a number of them. before: called ahead of each change between steps
-        with the next step, the time (s), and whether the engine is asked in vain. Yields a line for the first
-        difference.
+        submit: submits requests up to a number. before: called before each change between steps with the next step, the
+        time (s), and whether it is a decision without effect. Yields a line on the first difference.
         """
         self._offload.changes()
         while self._changes and (self._changes[-1].step, not self._changes[-1].in_step) <= (step, not in_step):
@@ -273,7 +268,7 @@ class Reenacted:
                 before(change.step, change.time, change.what == "ask")
             lines = list(self._make(change))
             yield from lines
-            if lines:  # the engine's state differs from here on
+            if lines:  # from here on the engine's state differs
                 return
 
     def _make(self, change: Change) -> Iterator[str]:
@@ -286,7 +281,7 @@ class Reenacted:
                 yield str(error)
                 return
             if not waits:
-                yield f"replica {engine.replica}: it waits at {change.time:g} s, the engine has something to do"
+                yield f"replica {engine.replica}: the journal waits at {change.time:g} s, the engine has work"
         elif change.what == "pin":
             lacking = [page for page in change.pages if page not in offload]
             if lacking:
@@ -298,10 +293,10 @@ class Reenacted:
                 offload.insert(request, change.pages, self._pinned.pop(request))
         elif change.what == "defer":
             if all(request != waiting for waiting, _ in engine.waiting(engine.num_waiting)):
-                yield f"request {request}: the journal has it wait for its pages, the engine has it not in the queue"
+                yield f"request {request}: the journal defers it, the engine does not queue it"
             else:
                 offload.defer(request)
         elif request in engine.deferred:
             offload.put_back(request)
         else:
-            yield f"request {request}: the journal has it come back, and the engine did not have it wait"
+            yield f"request {request}: the journal puts it back, the engine had not deferred it"

@@ -1,4 +1,4 @@
-"""Code from outside: an object of a user's Python file, such as a policy or a router."""
+"""Code from outside: an object of a user's Python file, such as a policy or router."""
 
 import hashlib
 import importlib.util
@@ -20,10 +20,10 @@ def is_file(name: str) -> bool:
 
 
 def from_file(name: str, kinds: type | tuple[type, ...], plural: str, asker: str, allow_code: AllowedCode) -> Any:
-    """The object that `path/to/file.py:NAME` names.
+    """The object named by `path/to/file.py:NAME`.
 
-    kinds: an error lists the file's objects or subclasses of these; plural: the word for them. asker: begins an error.
-    CodeError unless `allow_code` has the file; PolicyError if it cannot be read or run, or holds no NAME.
+    kinds: errors list the file's objects or subclasses of these, called `plural`. asker: begins errors. CodeError
+    unless `allow_code` has the file; PolicyError if it cannot be read or run, or lacks NAME.
     """
     path, attribute = name.rsplit(":", 1)
     check_allowed(path, allow_code, asker)
@@ -55,15 +55,13 @@ def running_code_of(asker: str) -> Iterator[None]:
 
 
 def check_names_object(name: str, asker: str, kind: str, example: str) -> None:
-    """PolicyError for a file without a name, `mine.py` in place of `mine.py:POLICY`."""
+    """PolicyError for a file without a name, `mine.py` instead of `mine.py:POLICY`."""
     if name.endswith(".py"):
-        raise PolicyError(
-            f"{asker}: it is {quoted(name)} alone, expected the {kind}'s name in that file too: {cut(name)}:{example}"
-        )
+        raise PolicyError(f"{asker}: {quoted(name)} names no {kind} in the file, expected one: {cut(name)}:{example}")
 
 
 def _is_one(value: Any, kinds: type | tuple[type, ...], module: types.ModuleType) -> bool:
-    """Whether an object is of these kinds, or a subclass that the file itself defines."""
+    """Whether an object is of these kinds, or a subclass defined in the file."""
     if isinstance(value, type):
         return issubclass(value, kinds) and value.__module__ == module.__name__
     return isinstance(value, kinds)
@@ -71,8 +69,7 @@ def _is_one(value: Any, kinds: type | tuple[type, ...], module: types.ModuleType
 
 @cache
 def _module(path: str, stamp: int) -> types.ModuleType:
-    """Run a file, once for each of its versions; its exceptions pass."""
-    # Unique, to shadow no module.
+    """Run a file, once per version; its exceptions pass through."""
     name = f"dsim_policy_{hashlib.sha256(f'{path} {stamp}'.encode()).hexdigest()[:12]}_{Path(path).stem}"
     found = importlib.util.spec_from_file_location(name, path)
     assert found is not None

@@ -1,4 +1,4 @@
-"""A policy and its parts: each part's declarations, and the engine's questions that it answers."""
+"""A policy and its parts: what each part declares, and which of the engine's questions it answers."""
 
 import dataclasses
 import typing
@@ -21,14 +21,14 @@ from .policies import DEFAULTS
 from .rows import blocks
 from .rows.kind import Kind
 
-MAX_BLOCK = 64  # of a published checkpoint
+MAX_BLOCK = 64  # of published checkpoints
 
 Answers = Mapping[Any, Callable[..., Any]]  # placeholder of hooks.py -> rule
 
 
 @dataclass(frozen=True)
 class FieldInfo:
-    """A policy's field as `dsim policies --fields` shows it."""
+    """A policy's field, for `dsim policies --fields`."""
 
     name: str
     default: Any
@@ -39,29 +39,29 @@ class FieldInfo:
 class Part:
     """One axis of a policy: a frozen dataclass whose fields are the policy's.
 
-    A field is `name: Annotated[kind, Range or Choice, "meaning"] = default`; a value outside is a PolicyError. A
-    subclass with its own __post_init__ calls this one first.
+    A field is `name: Annotated[kind, Range or Choice, "meaning"] = default`; other values raise PolicyError. A subclass
+    with its own __post_init__ calls this one first.
     """
 
-    neutral: ClassVar[frozenset[str]] = frozenset()  # fields that never change which tokens come out
+    neutral: ClassVar[frozenset[str]] = frozenset()  # fields that never change the tokens produced
     columns: ClassVar[tuple[tuple[str, str], ...]] = ()  # added to state.SEQUENCE: name and dtype
 
     def __post_init__(self) -> None:
-        kind: Any = type(self)  # for the cache: no type's __hash__ is meant
+        kind: Any = type(self)  # Any: the cache needs no type's __hash__
         for name, (bounds, optional) in bounds_of(kind).items():
             value = getattr(self, name)
             if value not in bounds and not (optional and value is None):
                 raise PolicyError(f"{name} is {value!r}, expected {bounds.wanted}")
 
     def answers(self, policy: "Policy") -> Answers:
-        """The rules that answer the engine's placeholders."""
+        """Rules that answer the engine's placeholders."""
         return {}
 
     def check(self, policy: "Policy") -> None:
-        """PolicyError if this part does not go with the others."""
+        """PolicyError if the other parts do not suit this one."""
 
     def numbers(self, policy: "Policy") -> Mapping[str, bool | int | float]:
-        """Entries of `policy.fields` in addition to numeric fields."""
+        """`policy.fields` entries in addition to numeric fields."""
         return {}
 
     def record(self, policy: "Policy") -> Mapping[str, Any]:
@@ -70,58 +70,58 @@ class Part:
 
 
 class OnDevice(typing.Protocol):
-    """What an engine's defaults depend on of a GPU."""
+    """What engines' defaults depend on of a GPU."""
 
     @property
     def memory_bytes(self) -> int: ...
     @property
-    def compute_capability(self) -> str: ...  # NVIDIA's, such as 9.0, or AMD's gfx target; empty: unknown
+    def compute_capability(self) -> str: ...  # NVIDIA's, such as 9.0; AMD's gfx target; empty: unknown
 
 
 class Scheduler(Part):
     """When requests join and leave the batch."""
 
-    families: ClassVar[tuple[str, ...]] = ("block-diffusion", "autoregressive", "canvas")  # that it schedules
-    rows: ClassVar[Kind | None] = None  # overrides that of the other parts
+    families: ClassVar[tuple[str, ...]] = ("block-diffusion", "autoregressive", "canvas")  # of checkpoints scheduled
+    rows: ClassVar[Kind | None] = None  # overrides the other parts' kind
     first_token = False  # a block's first step always commits its first token
-    pads = False  # a batch's requests are padded to the longest
-    pieces = False  # a prompt may be prefilled over several steps
-    idles_finished = False  # rows of a step planned ahead may finish before it begins
+    pads = False  # pads a batch's requests to the longest
+    pieces = False  # may prefill a prompt over several steps
+    idles_finished = False  # rows of a step planned ahead may finish before it
     hides_host = False  # the host plans a step while the device runs the last
-    frees_windows = False  # layers with a window free the pages that leave it
-    narrows_canvases = False  # a request may ask for canvases narrower than the policy's
-    admits_past_rows = False  # max_batch limits rows in decode alone, and requests past it hold pages
-    skips_ahead = False  # requests may leave the queue out of order, or before they have pages
-    hashes_all = False  # its prefix cache also keeps a second page of the same tokens
+    frees_windows = False  # layers with a window free pages that leave it
+    narrows_canvases = False  # requests may ask for narrower canvases
+    admits_past_rows = False  # max_batch limits decode rows only; more requests may hold pages
+    skips_ahead = False  # requests may leave the queue out of order or without pages
+    hashes_all = False  # the prefix cache keeps second copies of a page
 
     max_batch: int | None
     max_prefill_tokens: int
 
     def length(self, policy: "Policy", prompt: int, output: int) -> int:
-        """A request's tokens that count against the context limit."""
+        """Tokens that count against the context limit."""
         return prompt + output
 
     def reserved(self, policy: "Policy", prompt: Any, output: Any, state_tokens: int = 1) -> Any:
-        """Most tokens that a request holds pages for; numbers or arrays. state_tokens: as in Limits."""
+        """Most tokens with pages, as numbers or arrays; state_tokens: as in Limits."""
         block = policy.block_length
         before = 0 if policy.granularity.on_a_grid else prompt
         return before + -(-(prompt + output - before) // block) * block
 
     def at_once(self, policy: "Policy", prompt: int, output: int) -> int:
-        """Most positions of a request that steps in flight compute."""
+        """Most positions of a request in steps in flight."""
         return prompt + output
 
     def batch_on(self, device: OnDevice, usual: int, block_length: int) -> int:
-        """Default of max_batch on a device; usual: LMDeploy's."""
+        """max_batch by default on a device; usual: LMDeploy's."""
         # LMDeploy's limit: one prefill's block rows (block-diffusion.md 1.1).
         return min(usual, max(1, self.max_prefill_tokens // block_length))
 
     def logit_rows(self, policy: "Policy", max_batch: int) -> int | None:
-        """Most rows of logits of a step; None: every row of a prefill."""
+        """Most logit rows of a step; None: every row of a prefill."""
         return max_batch * policy.width if self.pieces else None
 
     def group_steps(self, page_size: int, block_length: int) -> int:
-        """Steps that a batch is frozen for."""
+        """Steps that a batch stays frozen."""
         return 1
 
     @property
@@ -130,83 +130,83 @@ class Scheduler(Part):
         return None
 
     def most_reused(self, policy: "Policy", prompt: int) -> int:
-        """First tokens of a prompt that it would reuse from a full prefix cache."""
+        """First prompt tokens that it would reuse from a full prefix cache."""
         return prompt - 1
 
     def shares_prefixes(self, policy: "Policy") -> bool:
-        """Whether it can reuse pages that other requests computed (prefix.py)."""
+        """Whether it can reuse other requests' pages (prefix.py)."""
         return False
 
     def fits(self, policy: "Policy", length: int) -> bool:
-        """Whether it could ever run a request of this length, its output in whole blocks."""
+        """Whether it could ever run a request of this length, output in whole blocks."""
         return True
 
     def order(self, waiting: "Waiting", now: float) -> npt.NDArray[np.int64]:
-        """The order in which waiting requests are considered, as rows of `waiting`; plain Python, each step.
+        """Order in which to consider waiting requests, as rows of `waiting`; plain Python, each step.
 
-        The rules still decide how many are admitted and what runs.
+        Rules still decide how many are admitted and what runs.
         """
         raise NotImplementedError  # see `orders`
 
     @property
     def orders(self) -> bool:
-        """Whether `order` sorts the queue; else first come, first served."""
+        """Whether `order` sorts the queue; else it is first come, first served."""
         return type(self).order is not Scheduler.order
 
 
 class Waiting(NamedTuple):
-    """The queue in order, preempted requests included, for plain Python; arrays are [waiting].
+    """The queue in order, with preempted requests, for plain Python; arrays are [waiting].
 
-    Answer lengths are estimates: the limit, where a request sets one.
+    Answer lengths are estimates, or limits where set.
     """
 
     requests: npt.NDArray[np.int32]  # index in the trace
     arrival: npt.NDArray[np.float64]  # s
     age: npt.NDArray[np.float64]  # s since arrival
     slo_class: npt.NDArray[np.object_]  # empty: none
-    deadline: npt.NDArray[np.float64]  # s, when the whole answer is due; infinity: never
-    priority: npt.NDArray[np.int32]  # lower is sooner
+    deadline: npt.NDArray[np.float64]  # s, for the whole answer; infinity: none
+    priority: npt.NDArray[np.int32]  # lower first
     prompt: npt.NDArray[np.int64]  # tokens
-    output: npt.NDArray[np.int64]  # estimated tokens of the answer
-    emitted: npt.NDArray[np.int64]  # tokens already returned
+    output: npt.NDArray[np.int64]  # estimated answer tokens
+    emitted: npt.NDArray[np.int64]  # tokens returned
 
 
 class Rows(NamedTuple):
     """The rows of a decode step being planned, for plain NumPy."""
 
     status: npt.NDArray[np.uint8]  # [rows, width] MASKED, PENDING or CACHED
-    reach: npt.NDArray[np.int64]  # [rows] positions from the left that may be computed
+    reach: npt.NDArray[np.int64]  # [rows] leftmost positions that may be computed
     requests: npt.NDArray[np.int32]  # [rows] index in the trace
     start: npt.NDArray[np.int32]  # [rows] absolute position of column 0
-    end: npt.NDArray[np.int32]  # [rows] prompt + estimated output tokens: the limit, where set
-    waiting: int  # requests in the queue
+    end: npt.NDArray[np.int32]  # [rows] prompt + estimated output, or limit where set
+    waiting: int  # requests queued
     running: int  # requests admitted
 
 
 class Granularity(Part):
     """Which positions a sequence computes in a step.
 
-    For block diffusion it answers `hooks.select`, or `select_rows` in plain NumPy.
+    Block diffusion answers `hooks.select`, or `select_rows` in plain NumPy.
     """
 
     rows: ClassVar[Kind] = blocks.BLOCKS
-    family: ClassVar[str] = "block-diffusion"  # of the checkpoints that it decodes (profile.FAMILIES)
-    acceptances: tuple[float, ...] = (1.0,)  # of each next token of a step, given those before
+    family: ClassVar[str] = "block-diffusion"  # of its checkpoints (profile.FAMILIES)
+    acceptances: tuple[float, ...] = (1.0,)  # of each next token of a step, given the earlier ones
     whole_block = False  # every position, every step
-    sized_by_block = ""  # the field that is at most the block length
-    needs_latency = False  # chooses by the cost of steps
-    obs = False  # the window may reach into the next block
+    sized_by_block = ""  # field that is at most the block length
+    needs_latency = False  # chooses by steps' cost
+    obs = False  # windows may reach into the next block
     under_budget = False  # a token budget can schedule it
     on_a_grid = True  # blocks begin at multiples of their length
     block_length: int
 
     @property
     def num_columns(self) -> int:
-        """Columns of a plan's window: a block, or two with `obs`."""
+        """Columns of a window: a block, or two with `obs`."""
         return self.block_length * (2 if self.obs else 1)
 
     def select_rows(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """The positions that each row computes, [rows, width] bool; plain NumPy, once a step."""
+        """Positions that each row computes, [rows, width] bool; plain NumPy, once a step."""
         raise NotImplementedError  # see `given`
 
     @property
@@ -216,23 +216,23 @@ class Granularity(Part):
 
 
 class Eviction(Part):
-    """Which committed tokens of the block are no longer computed."""
+    """Which committed tokens of a block are no longer computed."""
 
     evicts = False
-    delayed = False  # committed tokens leave one by one, once their KV is final
+    delayed = False  # committed tokens leave one by one, each once its KV is final
     neighbour_aware = False
-    by_importance = False  # evictions are drawn with a profile's ImportanceDeltas
+    by_importance = False  # draws evictions with a profile's ImportanceDeltas
 
 
 class Cache(Part):
-    """The keys and values that a step sees, and their memory."""
+    """Keys and values that a step sees, and their memory."""
 
-    rows: ClassVar[Kind | None] = None  # overrides that of the other parts
-    family: ClassVar[str | None] = None  # of the checkpoints; None: the granularity's
-    first_layer_whole = False  # the first layer computes all positions in every step
-    # A block begins with a pass that another replica may run, and gives its pages back as it ends.
+    rows: ClassVar[Kind | None] = None  # overrides the other parts' kind
+    family: ClassVar[str | None] = None  # of its checkpoints; None: the granularity's
+    first_layer_whole = False  # the first layer always computes all positions
+    # A block's first pass may run on another replica; its pages are freed as it ends.
     separable = False
-    # For a user's cache: the shipped cache with the measured overhead, or "none" (cache_overhead.py).
+    # For a user's cache: the shipped cache with measured overhead, or "none" (cache_overhead.py).
     overhead: ClassVar[str | None] = None
 
 
@@ -244,16 +244,14 @@ class ExactCache(Cache):
 @dataclass(frozen=True)
 class PagedMemory(Part):
     page_size: typing.Annotated[int, Range(1), "tokens of a KV page, a multiple of the block length"] = 64
-    num_pages: typing.Annotated[
-        int | None, Range(1), "pages of the pool; none: what the profile's memory leaves for them"
-    ] = None
+    num_pages: typing.Annotated[int | None, Range(1), "pages of the pool; none: as the profile's memory allows"] = None
 
     neutral = frozenset({"page_size", "num_pages"})
 
     def pools(self, num_pages: int, window_bytes: int, kv_bytes: int) -> tuple[int, int]:
-        """Pages of `num_pages` in use, and how many of them are for layers with a window; 0: one pool.
+        """Pages of `num_pages` in use, and how many of them layers with a window reserve; 0: one pool.
 
-        Bytes are of a token, in layers with a window and in the others.
+        Bytes: of a token, in layers with a window and in the others.
         """
         return num_pages, 0
 
@@ -263,7 +261,7 @@ class PagedMemory(Part):
 
 
 def _default(axis: str) -> Callable[[], Any]:
-    """An axis's default part, imported on use: files of parts import this one."""
+    """An axis's default part, imported on use: parts' files import this one."""
 
     def made() -> Any:
         module, name = DEFAULTS[axis]
@@ -277,13 +275,13 @@ KINDS: Mapping[str, type[Part]] = {
     "batching": Scheduler, "granularity": Granularity, "eviction": Eviction, "cache": Cache, "unmasking": Part,
     "memory": PagedMemory,
 }  # fmt: skip
-# Of two answers to a question the later part's wins.
+# Of two answers to a question the later part's applies.
 ANSWERING = ("unmasking", "granularity", "eviction", "cache", "batching", "memory")
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How a replica schedules: one part an axis. `name` is its SPEC."""
+    """How a replica schedules: a part for each axis. `name` is its SPEC."""
 
     name: str
     batching: Scheduler = field(default_factory=_default("batching"))
@@ -292,7 +290,7 @@ class Policy:
     cache: Cache = field(default_factory=ExactCache)
     unmasking: Any = field(default_factory=lambda: import_module(".unmasking", __package__).Unmasking())
     memory: PagedMemory = field(default_factory=PagedMemory)
-    implementation: str = ""  # the code that runs it, under whose name a profile may hold costs; empty: any
+    implementation: str = ""  # code that runs it, for costs in profiles; empty: any
 
     def __post_init__(self) -> None:
         for axis, kind in KINDS.items():
@@ -302,7 +300,7 @@ class Policy:
             made = vars(type(part)).get("__dataclass_params__")
             if made is None or not made.frozen:
                 raise PolicyError(
-                    f"{self.name}: {type(part).__name__} is no frozen dataclass, expected @dataclass(frozen=True)"
+                    f"{self.name}: {type(part).__name__} is not a frozen dataclass, expected @dataclass(frozen=True)"
                 )
         if self.family not in self.batching.families:
             needs = "static or phase-multiplexed" if self.cache.family else "continuous or synchronous"
@@ -310,7 +308,7 @@ class Policy:
             raise PolicyError(f"{self.name}: {kinds[0]} needs {needs} batching, and batching is {kinds[1]}")
         self.unmasking.check(self)
         self.cache.check(self)
-        if self.cache.family:  # its blocks are only an order of unmasking
+        if self.cache.family:  # blocks only order its unmasking
             return
         for axis in ("granularity", "batching", "eviction", "memory"):
             getattr(self, axis).check(self)
@@ -319,7 +317,7 @@ class Policy:
             raise PolicyError(f"{self.name}: page_size is {page}, expected a multiple of the block length {block}")
 
     def parts(self) -> tuple[Part, ...]:
-        """Later parts' answers override earlier ones'."""
+        """In order: later parts' answers override earlier ones."""
         return tuple(getattr(self, axis) for axis in ANSWERING)
 
     @property
@@ -328,8 +326,8 @@ class Policy:
 
     @property
     def leaps(self) -> bool:
-        """Whether steps that differ by counts alone can be run at once (rows/leap.py)."""
-        if not all(is_ours(type(part)) for part in self.parts()):  # others' rules may look at each step
+        """Whether steps that differ only by counts can run at once (rows/leap.py)."""
+        if not all(is_ours(type(part)) for part in self.parts()):  # users' rules may look at each step
             return False
         return leap in self.rows.rules or any(leap in part.answers(self) for part in (self.granularity, self.unmasking))
 
@@ -339,12 +337,12 @@ class Policy:
 
     @property
     def family(self) -> str:
-        """The checkpoints that it serves: one of profile.FAMILIES."""
+        """Of checkpoints served: one of profile.FAMILIES."""
         return self.cache.family or self.granularity.family
 
     @property
     def commits_by(self) -> str:
-        """What decides a step's commits: acceptance (of next tokens), a law, a schedule, or confidence."""
+        """What decides commits: acceptance (of next tokens), law, schedule or confidence."""
         if self.rows.commits == "tokens":
             return "acceptance"
         if self.unmasking.strategy == "law":
@@ -353,7 +351,7 @@ class Policy:
 
     @property
     def block_length(self) -> int:
-        """Tokens of a block; 1 for an autoregressive model."""
+        """Tokens; 1 for an autoregressive model."""
         return self.granularity.block_length
 
     @property
@@ -372,13 +370,13 @@ class Preset:
     policy: Policy
     main: str = ""
     summary: str = ""
-    citation: str = ""  # paper or file with the schedule
-    space: Mapping[str, Any] | None = None  # what the tuner tries by default; None: not tuned
-    reference: bool = False  # the full cache that quality is compared with
-    engine: str = ""  # key of ENGINES (planner/deploy.py): the release that serves so; empty: none
+    citation: str = ""  # paper or source file
+    space: Mapping[str, Any] | None = None  # default search space; None: not tuned
+    reference: bool = False  # full cache, the quality reference
+    engine: str = ""  # release that serves it, a key of ENGINES (planner/deploy.py); empty: none
     serve: str = ""  # fixed arguments of its command
-    flags: Mapping[str, str] = field(default_factory=dict)  # field -> the engine's flag (planner/deploy.py)
-    probe: str = ""  # a SPEC that soon reaches every phase of its cache, for measuring overhead
+    flags: Mapping[str, str] = field(default_factory=dict)  # field -> engine's flag (planner/deploy.py)
+    probe: str = ""  # a SPEC that soon reaches all phases of its cache, to measure overhead
 
     def __post_init__(self) -> None:
         if self.engine and not self.policy.implementation:
@@ -386,9 +384,9 @@ class Preset:
             object.__setattr__(self, "policy", own)  # frozen
 
 
-# In a space: the values that the profile's commit models were fitted at.
+# In a space: values at which the profile's commit models were fitted.
 FITTED = "fitted"
-# The tuner's default for continuous batching.
+# Default search space of continuous batching.
 BATCHING_SPACE: Mapping[str, Any] = {
     "max_batch": ["none", 16, 32, 64, 128], "max_prefill_tokens": [2048, 4096, 8192]
 }  # fmt: skip
@@ -421,7 +419,7 @@ def _choices(kind: Any) -> Mapping[str, Choice | None]:
 
 
 def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
-    """`policy.fields`: numbers, words as their index, `Part.numbers`; None is -1."""
+    """`policy.fields`: numbers, words by index, `Part.numbers`; None is -1."""
     held: dict[str, Any] = {
         "given": policy.granularity.given,
         "listed": False,
@@ -449,7 +447,7 @@ def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def with_canvas(policy: Policy, canvas_length: int) -> Policy:
-    """The policy for a request with narrower canvases; 0 or more than its own: itself."""
+    """The policy for a request with narrower canvases; itself for 0 or more than its own."""
     if not 0 < canvas_length < policy.block_length:
         return policy
     granularity: Any = policy.granularity

@@ -1,4 +1,4 @@
-"""A plain value of JSON, TOML or a command line as a typed field, and its range."""
+"""Plain values of JSON, TOML or command lines as typed fields, and their ranges."""
 
 import math
 import types
@@ -16,7 +16,7 @@ WORDS: dict[Any, str] = {
     bool: "true or false",
     types.NoneType: "null",
 }
-MOST = {int: 2**63 - 1, float: 1e300}  # beyond: no array holds it, and float sums overflow
+MOST = {int: 2**63 - 1, float: 1e300}  # more fits no array, or overflows float sums
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Range:
 
     low: float | None = None
     high: float | None = None
-    above: bool = False  # `low` itself is outside
+    above: bool = False  # excludes `low`
 
     def __contains__(self, value: object) -> bool:
         if not isinstance(value, Real) or (not isinstance(value, int) and not math.isfinite(value)):
@@ -33,7 +33,7 @@ class Range:
         return self.holds(value)
 
     def holds(self, number: Any) -> bool:
-        """Whether a finite number is inside."""
+        """For finite numbers."""
         if self.low is not None and (number < self.low or (self.above and number == self.low)):
             return False
         return self.high is None or bool(number <= self.high)
@@ -54,7 +54,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """The words that a field may be."""
+    """Words that a field may be."""
 
     words: tuple[str, ...]
 
@@ -80,7 +80,7 @@ Signed = Annotated[float, SIGNED]
 
 @cache
 def bounds_of(kind: type) -> Mapping[str, tuple[Range | Choice, bool]]:
-    """Each field's declared Range or Choice, and whether it may be None."""
+    """Each field's Range or Choice, and whether it may be None."""
     found = {}
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
         for extra in getattr(hint, "__metadata__", ()):
@@ -90,9 +90,9 @@ def bounds_of(kind: type) -> Mapping[str, tuple[Range | Choice, bool]]:
 
 
 def plain(value: object, kind: Any, bounds: Range | Choice | None = None) -> Any:
-    """The value as `kind`; a ValueError says what is expected.
+    """The value as `kind`; ValueError says what is expected.
 
-    True is no number; a whole number is also a number.
+    A bool is no number; a whole number is also a float.
     """
     held = (int, float) if kind is float else kind
     if not isinstance(value, held) or (isinstance(value, bool) and kind is not bool):

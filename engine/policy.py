@@ -1,4 +1,4 @@
-"""Policies by name, shipped, installed or in a file, and their fields as text."""
+"""Policies by name, shipped, installed or in a file; their fields as text."""
 
 import dataclasses
 import difflib
@@ -45,11 +45,11 @@ def _presets() -> Iterator[tuple[str, Preset]]:
 
 PRESETS: dict[str, Preset] = dict(_presets())
 
-MAX_NUMBER = 2**31 - 1  # of a field; more does not fit the engine's arrays
+MAX_NUMBER = 2**31 - 1  # of a field; the engine's arrays hold no more
 
 
 def parse(spec: str, allow_code: AllowedCode = NO_CODE) -> Policy:
-    """The policy of a SPEC, `name[:value][,field=value...]`, or of a TOML file's path ending in .toml.
+    """The policy of a SPEC, `name[:value][,field=value...]`, or of a path ending in .toml.
 
     A name is a preset's, or `path/to/file.py:NAME` of a Preset or Policy. CodeError if that file is not in
     `allow_code`; PolicyError lists what is known for an unknown name, field or value.
@@ -61,7 +61,7 @@ def parse(spec: str, allow_code: AllowedCode = NO_CODE) -> Policy:
 
 
 def named_fields(spec: str, allow_code: AllowedCode = NO_CODE) -> set[str]:
-    """The fields that a SPEC or its TOML file sets."""
+    """Fields that a SPEC or its TOML file sets."""
     if spec.endswith(".toml"):
         return set(_named_in_toml(spec)[1])
     return set(_written(spec, preset_of(name_of(spec), spec, allow_code)))
@@ -73,7 +73,7 @@ def _written(spec: str, preset: Preset) -> dict[str, str]:
     settings: dict[str, str] = {}
     if value is not None:
         if not preset.main:
-            raise PolicyError(f"policy {_said(spec)}: {quoted(value)} is given to a preset without a main field")
+            raise PolicyError(f"policy {_said(spec)}: the preset has no main field for {quoted(value)}")
         settings[preset.main] = value
     for item in rest:
         key, equals, value = item.partition("=")
@@ -87,12 +87,12 @@ def _written(spec: str, preset: Preset) -> dict[str, str]:
 
 
 def evicting_preset() -> str:
-    """The preset that evicts by importance, whose steps executors are measured with."""
+    """The preset that evicts by importance, with which executors' steps are measured."""
     return next(name for name, preset in PRESETS.items() if preset.policy.eviction.by_importance)
 
 
 def every_step(limits: Mapping[str, int], granularity: Granularity, eviction: Eviction | None = None) -> Policy:
-    """A policy that decides anew every step, to measure steps of a shape; limits: scheduler fields."""
+    """A policy that decides every step anew, to measure steps of a shape; limits: scheduler fields."""
     default: Any = Policy("every step")
     batching = replace(default.batching, num_loops=1, decide_ahead=False, **limits)
     return replace(default, batching=batching, granularity=granularity, eviction=eviction or default.eviction)
@@ -105,13 +105,13 @@ def name_of(spec: str) -> str:
 
 
 def file_of(spec: str) -> Path | None:
-    """The user's file with the policy that a SPEC names, or None."""
+    """The user's file with the policy of a SPEC, or None."""
     path, colon, _ = name_of(spec).rpartition(":")
     return Path(path) if colon and path.endswith(".py") else None
 
 
 def named_file(spec: str) -> str | None:
-    """The code file that a SPEC itself names; a TOML file's word is not the user's."""
+    """The code file in a SPEC itself; a TOML file's word is not the user's."""
     if spec.endswith(".toml"):
         return None
     path, colon, _ = _name_and_value(spec.split(",")[0])[0].rpartition(":")
@@ -119,7 +119,7 @@ def named_file(spec: str) -> str | None:
 
 
 def with_file(spec: str, found: Callable[[str], str]) -> str:
-    """The SPEC with its file's path replaced by `found(path)`, if it names one."""
+    """The SPEC with its file's path, if any, replaced by `found(path)`."""
     path = named_file(spec)
     return spec if path is None else found(path) + spec[len(path) :]
 
@@ -132,17 +132,17 @@ def _name_and_value(head: str) -> tuple[str, str | None]:
 
 
 def _said(spec: str) -> str:
-    """A SPEC for a message; one that names a file is not cut."""
+    """A SPEC for a message; one with a file is not cut."""
     return repr(spec) if spec.endswith(".toml") or ".py:" in spec else quoted(spec)
 
 
 def settings_of(policy: Policy) -> dict[str, Any]:
-    """Every field by name, as `parse` takes them."""
+    """All fields by name, as `parse` takes them."""
     return {f.name: getattr(getattr(policy, axis), f.name) for axis in AXES for f in fields(getattr(policy, axis))}
 
 
 def to_toml(policy: Policy, preset: str, allow_code: AllowedCode = NO_CODE) -> str:
-    """The policy as TOML: the preset, and every field that differs from it."""
+    """The policy as TOML: the preset, and fields that differ from it."""
     base = settings_of(preset_of(preset, allow_code=allow_code).policy)
     lines = [f'policy = "{preset}"']
     for name, value in settings_of(policy).items():
@@ -156,7 +156,7 @@ def is_shipped(part: Part) -> bool:
 
 
 def known_presets() -> list[str]:
-    """Our presets, then those of other distributions."""
+    """Our presets, then other distributions'."""
     return [*PRESETS, *sorted(entry_points(group=GROUP).names - PRESETS.keys())]
 
 
@@ -278,7 +278,7 @@ def _toml_value(value: Any) -> str:
 
 
 def describe(policy: Policy) -> dict[str, Any]:
-    """Axes and fields as plain values, for a manifest."""
+    """Axes and fields as plain values, for manifests."""
     out: dict[str, Any] = {"name": policy.name}
     for axis in AXES:
         value = getattr(policy, axis)

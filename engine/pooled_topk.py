@@ -1,4 +1,4 @@
-"""The tokens that a sparse cache keeps: the highest max-pooled scores (full-sequence-diffusion.md 2.2, 4.6)."""
+"""The tokens kept by sparse caches: the highest max-pooled scores (full-sequence-diffusion.md 2.2, 4.6)."""
 
 import math
 
@@ -9,14 +9,14 @@ Floats = npt.NDArray[np.float32]
 
 
 def num_kept(num_candidates: int, retention: float, at_least: int = 0) -> int:
-    """How many candidates are kept: Sparse-dLLM may keep none, dLLM-Serve at least one."""
+    """Candidates kept: Sparse-dLLM may keep none, dLLM-Serve at least one."""
     return min(num_candidates, max(at_least, math.floor(num_candidates * retention)))
 
 
 def merged(scores: Floats, num_kv_heads: int, shared: bool) -> Floats:
-    """Query heads' scores, [H, candidates], merged for the heads that choose: one, or one a KV head.
+    """Query heads' scores, [H, candidates], merged into one (shared) or one per KV head.
 
-    Shared, heads are added in order (which ranks as their mean); per head, a group's highest counts.
+    Shared: added in head order, which ranks like the mean. Per KV head: the group's highest.
     """
     if shared:
         return np.add.accumulate(scores, axis=0, dtype=np.float32)[-1:]
@@ -25,10 +25,10 @@ def merged(scores: Floats, num_kv_heads: int, shared: bool) -> Floats:
 
 
 def kept(scores: Floats, num: int, pool: int) -> npt.NDArray[np.int64]:
-    """The candidates that each head keeps, [heads, num], best first, the lower index on ties.
+    """Candidates kept by each head, [heads, num], best first, ties by lower index.
 
-    scores [heads, candidates]: all before the block, then all after it. Each counts as the highest within pool // 2
-    candidates; pool is odd.
+    scores [heads, candidates]: before the block, then after it. Each counts as the highest within pool // 2 candidates;
+    pool is odd.
     """
     if not scores.shape[1]:
         return np.zeros(scores.shape, np.int64)

@@ -1,14 +1,14 @@
 """Prefix caching: requests share KV pages, which stay in the pool until room is needed.
 
 A page is identified by all tokens up to its end (vLLM chains block hashes; SGLang and LMDeploy keep a tree). A held
-page counts once. A page without holders is idle: reusable, and evicted when a page is needed, the longest idle first. A
-request's last page becomes idle first, so that a prefix outlives its extensions; pages of layers with a window before
-the others, as in vLLM.
+page counts once. A page without holders is idle: reusable, and the first to be evicted when idle longest. A request's
+last page becomes idle first, so that prefixes outlive extensions; pages of layers with a window before the others, as
+in vLLM.
 
 In vLLM each group of layers with a window shares its own pages of the same tokens (windows.py). A prefix is found as
 far as all groups have it: layers without a window need all its pages, a group with a window those in sight of its end.
-Such a group keeps only pages in sight of a place where a later request may begin (`_findable`); others are free as soon
-as none holds them.
+Such a group keeps only pages in sight of places where later requests may begin (`_findable`); others are free when no
+one holds them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,10 +36,10 @@ class SharedFields(Protocol):
 
 
 class SharedColumns(Record):
-    shared: I4  # first pages that other requests may hold too
+    shared: I4  # first pages that other requests may also hold
     gone: I4  # first pages of each group with a window that left it or were never taken
-    found: I4  # first pages in the pool at its admission
-    junction: I4  # ... of layers without a window alone, if more; else 0
+    found: I4  # first pages found at admission
+    junction: I4  # ... in layers without a window alone, if more; else 0
 
 
 SharedState = PolicyState[SharedFields, SharedColumns, Any]
@@ -55,9 +55,9 @@ class Entry(Record):
 
     key: I8  # see `_key`
     refs: I4  # sequences that hold it; 0: idle
-    owner: I4  # slot that computed it, while it holds it
-    next: I4  # in its bucket's chain, or of unused entries
-    older: I4  # the one idle before it
+    owner: I4  # slot that computed and still holds it
+    next: I4  # in its bucket's chain, or among unused entries
+    older: I4  # idle page before it
     newer: I4  # ... and after it
     group: I4  # 0: layers without a window; from 1: with one
 
@@ -69,9 +69,9 @@ class Pool(Record):
     oldest: I8  # idle page
     newest: I8  # idle page
     idle: I8  # idle pages
-    junction: I8  # pages that layers without a window had at the last lookup, if others lacked some; else 0
+    junction: I8  # pages found in layers without a window at the last lookup, if others lacked some; else 0
     queries: I8  # prompt tokens looked up
-    hits: I8  # ... and found
+    hits: I8  # ... found
     logged: I8  # rows of `Cache.log`
     evicted: I8  # pages, ever
 
@@ -80,10 +80,10 @@ ENTRY, POOL = dtype_of(Entry), dtype_of(Pool)
 
 
 class Prefixes:
-    """The prefixes of a run's requests: a name for each `block` tokens, equal where all tokens up to there are.
+    """Prefixes of a run's requests: a name for each `block` tokens, equal if all tokens up to there are.
 
-    names: a list a request. named [requests]: first tokens with a name: the prompt, and an answer that later requests
-    repeat. cached [requests], written by the engine: prompt tokens in the pool at first admission.
+    names: a list per request. named [requests]: first tokens with a name: the prompt, and an answer that later requests
+    repeat. cached [requests], set by the engine: prompt tokens in the pool at first admission.
     """
 
     def __init__(self, block: int, names: Sequence[Sequence[int]], named: Sequence[int]) -> None:
@@ -93,7 +93,7 @@ class Prefixes:
     def flat(
         cls, block: int, names: Sequence[int] | Ints, counts: Sequence[int] | Ints, named: Sequence[int] | Ints
     ) -> "Prefixes":
-        """From all requests' names, concatenated, and the number of each."""
+        """From all requests' names, concatenated, with counts."""
         made = cls.__new__(cls)
         made._set(block, names, counts, named)
         return made
@@ -102,7 +102,7 @@ class Prefixes:
         self, block: int, names: Sequence[int] | Ints, counts: Sequence[int] | Ints, named: Sequence[int] | Ints
     ) -> None:
         self.block = block
-        self.offsets = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])  # where each request's names begin
+        self.offsets = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])  # first name of each request
         self.names = np.array(names, np.int64)
         self.named = np.array(named, np.int64)
         self.cached = np.zeros(len(named), np.int64)
@@ -113,14 +113,14 @@ class Prefixes:
 
     @property
     def num_names(self) -> int:
-        """Names are below this."""
+        """An upper bound of names."""
         return int(self.names.max(initial=-1)) + 1
 
 
 class ToldPrefixes(Prefixes):
     """A server's prefixes, added as requests arrive: a name for each page of a prompt.
 
-    num_requests: for the server's lifetime. `names` is replaced when it grows.
+    num_requests: in the server's lifetime. `names` is replaced when it grows.
     """
 
     def __init__(self, page: int, num_requests: int) -> None:
@@ -149,21 +149,21 @@ class ToldPrefixes(Prefixes):
 
 
 class Cache(NamedTuple):
-    """A replica's pages, found by their content."""
+    """A replica's pages, found by content."""
 
-    offsets: Ints  # of Prefixes, like the next three
+    offsets: Ints  # of Prefixes, with the next three
     names: Ints
     named: Ints
     cached: Ints
     entries: Table[Entry]  # [pages]
     buckets: npt.NDArray[np.int32]  # [a power of two] first entry of each chain, by the key's last bits
     pool: Table[Pool]  # [1]
-    # [changes, 4] entry, key, group, and 1: came or 0: evicted; [0, 4]: not watched.
+    # [changes, 4] entry, key, group, and 1: came or 0: evicted; [0, 4] if not watched.
     log: npt.NDArray[np.int64]
 
 
 def empty(num_pages: int, page: int, prefixes: Prefixes) -> Cache:
-    """An unused pool's cache."""
+    """The cache of an unused pool."""
     per_block, room = -(-prefixes.block // page), max(1, num_pages)
     entries, pool = np.zeros(room, ENTRY), np.zeros(1, POOL)
     entries["next"] = np.arange(1, room + 1)
@@ -204,7 +204,7 @@ class PrefixMemory(PagedMemory):
         }  # fmt: skip
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        # Others say themselves whether they drop one.
+        # The others set it themselves.
         own = {} if policy.batching.hashes_all else {"drops_page": False}
         return {"hashes_all": policy.batching.hashes_all, "retention": 0, **own}
 
@@ -216,7 +216,7 @@ class PrefixMemory(PagedMemory):
 
 @dataclass(frozen=True)
 class RetainedMemory(PrefixMemory):
-    """vLLM's prefix cache: layers with a window keep only pages that a later request may begin with."""
+    """vLLM's prefix cache: layers with a window keep only pages where a later request may begin."""
 
     prefix_cache_retention_interval: Annotated[
         int,
@@ -244,9 +244,9 @@ def caches_prefixes(policy: Policy) -> bool:
 
 @rule
 def _key(replica: Replica, policy: AnyPolicy, request: int, page: int) -> int:
-    """A page's key: the name of its last tokens, and its place among the pages of that name.
+    """A page's key: the name of its last tokens, and its place among pages of that name.
 
-    It identifies all tokens up to the page's end. Pages of unnamed tokens are the request's own.
+    It identifies all tokens up to the page's end. Unnamed pages are the request's own.
     """
     at, size = policy.cache.pool[0], int(replica.fixed.page)
     if (page + 1) * size > _num_named(policy, request):
@@ -267,7 +267,7 @@ def _find(policy: AnyPolicy, key: int, group: int) -> int:
 
 @rule
 def _held(policy: AnyPolicy, key: int, group: int, slot: int) -> int:
-    """The page that a sequence holds: the one it computed, else the oldest."""
+    """The page held by a sequence: the one it computed, else the oldest."""
     at = int(policy.cache.buckets[(key + group) & (len(policy.cache.buckets) - 1)])
     while at >= 0:
         entry = policy.cache.entries[at]
@@ -285,13 +285,13 @@ def _groups(replica: Replica, policy: SharedState) -> int:
 
 @rule
 def _num_named(policy: AnyPolicy, request: int) -> int:
-    """First tokens of a request that have names."""
+    """First tokens of a request with names."""
     return int(policy.cache.named[request]) if request < len(policy.cache.named) else 0
 
 
 @rule
 def _shareable(replica: Replica, policy: SharedState, request: int, tokens: int) -> int:
-    """Full pages of the first `tokens` that the pool keeps: all in vLLM, else named ones."""
+    """Full pages of the first `tokens` that the pool keeps: vLLM keeps all, others named ones."""
     most = int(tokens) if policy.fields.hashes_all else min(int(tokens), _num_named(policy, request))
     return most // int(replica.fixed.page)
 
@@ -300,7 +300,7 @@ def _shareable(replica: Replica, policy: SharedState, request: int, tokens: int)
 def pages_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) -> tuple[int, int]:
     """How many of the first `tokens` are in the pool, and how many of their pages are held.
 
-    Tokens that came over a link have reserved pages (`hooks.reusable`).
+    Tokens from a link have reserved pages (`hooks.reusable`).
     """
     if num_arrived(replica, request) > 0:
         return min(int(tokens), num_arrived(replica, request)), int(replica.requests[request].reserved)
@@ -319,20 +319,20 @@ def pages_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) 
 
 @rule
 def pages_found_by_groups(replica: Replica, policy: SharedState, request: int, tokens: int) -> tuple[int, int]:
-    """`pages_found` in vLLM with windows; for EAGLE's drafts the last page found is computed again.
+    """`pages_found` for vLLM with windows; EAGLE's drafts compute the last page found again.
 
     vllm/v1/core/kv_cache_coordinator.py of 0.32.0, `find_longest_cache_hit`.
     """
     size, groups, again = int(replica.fixed.page), _groups(replica, policy), int(policy.fields.drops_page)
     if num_arrived(replica, request) > 0:
-        policy.cache.pool[0].junction = 0  # of layers with a window only the prompt's end travels
+        policy.cache.pool[0].junction = 0  # layers with a window receive only the prompt's end
         return pages_found(replica, policy, request, tokens)
     if groups == 0:
         there, held = pages_found(replica, policy, request, tokens)
         if again > 0 and there > 0:
             there, held = pages_found(replica, policy, request, there - size)
         return there, held
-    # With windows, EAGLE's page is searched beyond the limit.
+    # With windows, EAGLE's extra page is searched beyond the limit.
     there, held = pages_found(replica, policy, request, tokens + again)
     last = there // size
     longest = max(0, last - again)
@@ -351,9 +351,9 @@ def pages_found_by_groups(replica: Replica, policy: SharedState, request: int, t
 
 @rule
 def _last_lacking(replica: Replica, policy: AnyPolicy, request: int, last: int, again: int) -> int:
-    """The latest page in sight of a prefix's end that a group with a window lacks, or NONE.
+    """The last page in sight of a prefix's end that a group with a window lacks, or NONE.
 
-    again: pages at its end that are found but computed again.
+    again: last pages that are found but computed again.
     """
     first = num_left(replica.fixed, max(0, last - again) * int(replica.fixed.page))
     for page in range(last - 1, first - 1, -1):
@@ -367,7 +367,7 @@ def _last_lacking(replica: Replica, policy: AnyPolicy, request: int, last: int, 
 def _findable(replica: Replica, policy: SharedState, slot: int, page: int) -> bool:
     """Whether a group with a window keeps a sequence's page for later requests.
 
-    Those in sight of the prompt's end, of where it parted from earlier prompts, and of multiples of the retention
+    Pages in sight of the prompt's end, of its junction with earlier prompts, and of multiples of the retention
     interval (vllm/v1/core/single_type_kv_cache_manager.py of 0.32.0, `reachable_block_mask`).
     """
     fixed, sequence, own, again = (
@@ -382,7 +382,7 @@ def _findable(replica: Replica, policy: SharedState, slot: int, page: int) -> bo
     seen, interval = -(-(int(fixed.keeps) - 1) // size) + again, int(policy.fields.retention) // size
     if interval > 0 and (seen >= interval or (page >= again and (page - again) % interval >= interval - seen)):
         return True
-    # The same prompt computes its last token again; a longer one may find all of it.
+    # An equal prompt recomputes its last token; a longer one may find all.
     same, longer = (int(sequence.prompt) - 1) // size, int(sequence.prompt) // size
     ends = (max(same, again), max(longer, again) if again > 0 else 0, int(own.junction) + again if own.junction else 0)
     for end in ends:
@@ -393,9 +393,9 @@ def _findable(replica: Replica, policy: SharedState, slot: int, page: int) -> bo
 
 @rule
 def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) -> None:
-    """An admitted sequence shares the pages of its first `tokens`.
+    """Have an admitted sequence share the pages of its first `tokens`.
 
-    A request that arrived with its KV holds its pages; it shares those found.
+    A request that arrived with KV already holds its pages, and shares those found.
     """
     counters, sequence, own, counts = (
         replica.counters,
@@ -431,7 +431,7 @@ def refresh_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int
     """Make found but unused idle pages the newest, the last page first."""
     for i in range(int(tokens) // int(replica.fixed.page) - 1, -1, -1):
         at = _find(policy, _key(replica, policy, request, i), 0)
-        if at >= 0 and policy.cache.entries[at].refs == 0:  # pages that arrived have no entry yet
+        if at >= 0 and policy.cache.entries[at].refs == 0:  # arrived pages have no entry yet
             _unlink(policy, at)
             _link(policy, at)
 
@@ -443,9 +443,9 @@ def count_idle(replica: Replica, policy: AnyPolicy) -> int:
 
 @rule
 def share_pages(replica: Replica, policy: SharedState, slot: int, tokens: int) -> None:
-    """Evict idle pages as needed for held ones, and share the pages of a sequence's first `tokens`.
+    """Evict idle pages as needed for held ones; share the pages of a sequence's first `tokens`.
 
-    SGLang and LMDeploy keep one copy of a page computed twice; vLLM keeps both and hits the older.
+    Of a page computed twice SGLang and LMDeploy keep one copy; vLLM keeps both and hits the older.
     """
     counters, sequence, own = replica.counters, replica.sequences[slot], policy.columns[slot]
     make_room(replica, policy)
@@ -475,9 +475,9 @@ def make_room(replica: Replica, policy: AnyPolicy) -> None:
 
 @rule
 def find_ahead(replica: Replica, policy: SharedState, request: int, tokens: int, found: int, entries: Ints) -> int:
-    """How many of the first `tokens` the pool has, for a request that will come with its KV.
+    """How many of the first `tokens` the pool has, for a request that will come with KV.
 
-    found: this number, or -1: look it up. entries: receives their pages' entries; the rest stays NONE.
+    found: this number, or -1 to look it up. entries: filled with their pages' entries, then NONE.
     """
     if found < 0:
         found = int(reusable(replica, policy, request, tokens)[0])
@@ -491,7 +491,7 @@ def find_ahead(replica: Replica, policy: SharedState, request: int, tokens: int,
 
 @rule
 def pin(replica: Replica, policy: AnyPolicy, pages: Ints) -> None:
-    """Add a holder to these entries: a load extends their prefix, or an expected request shares them."""
+    """Add a holder to these entries: a load of what follows them, or an expected request."""
     for i in range(len(pages)):
         if _join(policy, pages[i]):
             replica.counters.pages_held += 1
@@ -499,7 +499,7 @@ def pin(replica: Replica, policy: AnyPolicy, pages: Ints) -> None:
 
 @rule
 def unpin(replica: Replica, policy: AnyPolicy, pages: Ints) -> None:
-    """Remove that holder; pages without another become idle, the last first."""
+    """Remove a holder; pages without holders become idle, the last first."""
     for i in range(len(pages) - 1, -1, -1):
         entry = policy.cache.entries[pages[i]]
         entry.refs -= 1
@@ -521,7 +521,7 @@ def insert(replica: Replica, policy: AnyPolicy, keys: Ints, groups: Ints) -> Non
 
 @rule
 def let_go(replica: Replica, policy: SharedState, slot: int) -> None:
-    """Free a sequence's pages; shared ones without other holders become idle, the last first."""
+    """Free a sequence's pages; shared ones without holders become idle, the last first."""
     counters, sequence, own, groups = (
         replica.counters,
         replica.sequences[slot],
@@ -532,7 +532,7 @@ def let_go(replica: Replica, policy: SharedState, slot: int) -> None:
         sequence.pages - own.shared + sequence.window_pages - groups * max(0, int(own.shared) - int(own.gone))
     )
     for k in range(1, groups + 2):
-        # The models with windows begin with such a layer.
+        # Models with windows begin with such a layer.
         group = k if k <= groups else 0
         _let_go_pages(replica, policy, slot, group, int(own.gone) if group > 0 else 0, int(own.shared))
     own.shared = 0
@@ -580,7 +580,7 @@ def _let_go_pages(replica: Replica, policy: SharedState, slot: int, group: int, 
 
 @rule
 def _join(policy: AnyPolicy, at: int) -> bool:
-    """Add a holder to a page; whether it was idle."""
+    """Add a holder to a page; returns whether it was idle."""
     entry = policy.cache.entries[at]
     entry.refs += 1
     if entry.refs == 1:
@@ -590,7 +590,7 @@ def _join(policy: AnyPolicy, at: int) -> bool:
 
 @rule
 def _add(policy: AnyPolicy, key: int, group: int, slot: int) -> None:
-    """Add a page with one holder, after older ones of its key."""
+    """Add a page with one holder, after older copies."""
     counts, bucket = policy.cache.pool[0], (key + group) & (len(policy.cache.buckets) - 1)
     at = int(counts.unused)
     entry = policy.cache.entries[at]
@@ -612,7 +612,7 @@ def _add(policy: AnyPolicy, key: int, group: int, slot: int) -> None:
 
 @rule
 def _evict(policy: AnyPolicy) -> None:
-    """Evict the page that has been idle longest."""
+    """Evict the page idle longest."""
     counts = policy.cache.pool[0]
     at = int(counts.oldest)
     _unlink(policy, at)
@@ -633,7 +633,7 @@ def _evict(policy: AnyPolicy) -> None:
 
 @rule
 def _note(policy: AnyPolicy, at: int, came: int) -> None:
-    """Log a page that came or is evicted, if the cache is watched."""
+    """Log a page that came (1) or is evicted (0), if the cache is watched."""
     counts, entry, log = policy.cache.pool[0], policy.cache.entries[at], policy.cache.log
     if counts.logged < len(log):
         log[counts.logged, 0] = at
@@ -645,7 +645,7 @@ def _note(policy: AnyPolicy, at: int, came: int) -> None:
 
 @rule
 def _link(policy: AnyPolicy, at: int) -> None:
-    """Make a page idle, as the newest."""
+    """Make a page idle, the newest."""
     counts, entry = policy.cache.pool[0], policy.cache.entries[at]
     entry.older = counts.newest
     entry.newer = NONE

@@ -1,4 +1,4 @@
-"""Replicas of one setting side by side, so that one compiled call runs all of them that are due."""
+"""Replicas of one setting side by side: one compiled call runs all that are due."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,13 +16,13 @@ from .numba_parts import states
 from .route import Choosing, nothing_sent
 from .state import COUNTERS, GAP_BINS, STEP_BINS, Inbox, read_only
 
-FIGURES = 2  # least number of figures added up: routers of one or two figures then share one compiled loop
+FIGURES = 2  # padded to this number, so that routers of one or two figures share a compiled loop
 
 
 class Replicas:
-    """The engines of replicas that are alike. Their counters lie in one array, their histograms of times are one.
+    """The engines of equal replicas. Their counters share an array, their time histograms are one.
 
-    due: [places] when each is to be run again (s): a step ends, or a request came while it was idle; else infinity.
+    due: [places] when each runs again (s): a step ends, or a request came while idle; else infinity.
     """
 
     def __init__(self) -> None:
@@ -32,13 +32,13 @@ class Replicas:
         self._zeros: npt.NDArray[Any] = np.zeros(0, COUNTERS)
         self.bins: npt.NDArray[np.int64] = np.zeros((2, NUM_BINS), np.int64)  # as Replica.bins
         self._states: Any = states(0)
-        # Places, how one is chosen, inbox, and as core._serve's taken.
+        # Places, how one is chosen, inbox, taken (core._serve).
         self._source: tuple[npt.NDArray[np.int64], Choosing, Inbox, npt.NDArray[np.int64]] | None = None
-        self._run: Any = None  # compiled: core.run_due or core.serve, and core.keep_state
+        self._run: Any = None  # compiled core.run_due or core.serve; below core.keep_state
         self._keep: Any = None
 
     def add(self, engine: Engine) -> int:
-        """Take an engine in; its place."""
+        """Add an engine; returns its place."""
         if None in self.engines:
             at = self.engines.index(None)
             self.engines[at] = engine
@@ -58,7 +58,7 @@ class Replicas:
         self.engines[at], self.counters[at], self.due[at] = None, np.zeros((), COUNTERS), np.inf
 
     def take(self, inbox: Inbox, choosing: Choosing) -> None:
-        """Have `run` hand these requests of the table to the replicas as they come; the driver submits none of them.
+        """Have `run`, not the driver, hand these requests of the table to replicas as they come.
 
         choosing: with which `route.choose` chooses the replica.
         """
@@ -68,12 +68,12 @@ class Replicas:
         self._source = places, choosing, Inbox(*(read_only(column) for column in inbox)), taken
 
     def take_by(self, engines: Sequence[Engine]) -> None:
-        """Have these replicas take the requests from now on, in this order; without any, requests wait."""
+        """Have these replicas take requests from now on, in this order; without any, requests wait."""
         assert self._source is not None, "no requests were handed over"
         self._source = self.places(engines), *self._source[1:]
 
     def hold(self, now: float) -> list[int]:
-        """Take back the requests that have come by now and that no replica took, in their order."""
+        """Take back the requests that came by now and were not taken, in order."""
         assert self._source is not None, "no requests were handed over"
         _, _, inbox, taken = self._source
         come = int(np.searchsorted(inbox.times, now, "right"))
@@ -83,18 +83,18 @@ class Replicas:
 
     @property
     def num_taken(self) -> int:
-        """Requests handed over that have come."""
+        """Requests taken so far."""
         return 0 if self._source is None else int(self._source[-1][0])
 
     @property
     def more_come(self) -> bool:
-        """Whether requests that were handed over are still to come, or wait."""
+        """Whether requests are still to come or wait."""
         return self._source is not None and self.num_taken < len(self._source[-2].times)
 
     def run(
         self, now: float, horizon: float, draws: Draws | tuple[Draws, ...], cost: Cost, recorder: StepRecorder | None
     ) -> bool:  # fmt: skip
-        """`Engine.run` for every replica that is due before the horizon, or now; False: call again, to go on."""
+        """`Engine.run` for each replica due before the horizon, or now; False: call again to continue."""
         first = next((engine for engine in self.engines if engine is not None), None)
         if first is None:
             return True
@@ -125,27 +125,26 @@ class Replicas:
                 return False
 
     def add_bins(self, totals: StepTotals) -> None:
-        """Add the times of all steps and gaps, released engines included; each engine's totals have the rest."""
+        """Add times of all steps and gaps, of released engines too; engines' own totals have the rest."""
         totals.step_latency.counts += self.bins[STEP_BINS]
         totals.itl.counts += self.bins[GAP_BINS]
 
     def close(self) -> None:
-        """Release all engines, so that their memory is free at once."""
+        """Release all engines and their memory."""
         self.engines.clear()
 
     def places(self, engines: Sequence[Engine]) -> npt.NDArray[np.int64]:
-        """The places of these engines."""
         at = {id(engine): place for place, engine in enumerate(self.engines)}
         return np.array([at[id(engine)] for engine in engines], np.int64)
 
     @property
     def num_completed(self) -> int:
-        """Requests that the replicas that are there have finished."""
+        """Requests finished by current replicas."""
         return int(self.counters["completed"].sum())
 
     @property
     def clock(self) -> float:
-        """The latest time up to which one of them has been run (s)."""
+        """The latest time reached by a replica (s)."""
         return float(self.counters["clock"].max())
 
     def _make_places(self, count: int) -> None:

@@ -1,4 +1,4 @@
-"""The replica that takes a request, where compiled code chooses it and not `Router.route`."""
+"""The replica for a request, where compiled code and not `Router.route` chooses it."""
 
 from typing import Any, NamedTuple
 
@@ -13,28 +13,28 @@ MOST_MARKS = 1 << 24  # in `Sent.last`, 64 MiB
 
 
 class SentTo(Record):
-    """What a replica was sent."""
+    """What was sent to a replica."""
 
-    first: I4  # its oldest request with names still remembered; -1: none
-    forgotten: I4  # names of that request, its last ones, that are forgotten or were sent again
-    newest: I4  # its last request
-    names: I4  # that are not forgotten
+    first: I4  # oldest request with remembered names; -1: none
+    forgotten: I4  # last names of that request that are forgotten or were sent again
+    newest: I4  # last request
+    names: I4  # remembered
     known: I4  # scratch: blocks of a request's prompt
 
 
 class Sent(NamedTuple):
-    """A router's memory of the prompts that it sent to each replica; the names sent longest ago are forgotten first.
+    """A router's memory of prompts sent to each replica; names sent longest ago are forgotten first.
 
-    A prompt's last name counts as sent first, so that a prefix outlives what follows it.
+    A prompt's last name counts as sent first, so that prefixes outlive what follows.
     """
 
-    last: npt.NDArray[np.int32]  # [replicas, names] 1 + the request that came with a name last; 0: never, or forgotten
-    following: npt.NDArray[np.int32]  # [requests] the next request sent to the same replica
+    last: npt.NDArray[np.int32]  # [replicas, names] 1 + the last request with the name; 0: never, or forgotten
+    following: npt.NDArray[np.int32]  # [requests] the next request to the same replica
     replicas: Table[SentTo]  # [replicas]
     offsets: npt.NDArray[np.int64]  # [requests + 1] where each request's names begin
     counts: npt.NDArray[np.int64]  # [requests] names of its prompt
     names: npt.NDArray[np.int64]
-    # [5] tokens of a block, names remembered of a replica, and of LongestPrefix: the share of a prompt that a replica
+    # [5] tokens of a block, names remembered per replica, and of LongestPrefix: the share of a prompt that a replica
     # must have been sent, and the difference and the ratio of queues above which the shortest is joined.
     numbers: npt.NDArray[np.float64]
 
@@ -48,14 +48,14 @@ class Choosing(NamedTuple):
 
 
 def nothing_sent() -> Sent:
-    """The memory of a router that has none."""
+    """The memory of a router without one."""
     return sent_of(Prefixes(1, [], []), np.zeros(0, np.int64), 0, 0, (0.0, 0.0, 0.0))
 
 
 def sent_of(
     prefixes: Prefixes, input_length: npt.NDArray[np.int64], replicas: int, most: int, bounds: tuple[float, ...]
 ) -> Sent:
-    """An empty memory of a run's requests; most, bounds: as in `Sent.numbers`."""
+    """An empty memory for a run; most, bounds: as in `Sent.numbers`."""
     of_replica = np.zeros(replicas, dtype_of(SentTo))
     of_replica["first"] = -1
     counts = np.minimum(np.diff(prefixes.offsets), -(-input_length // prefixes.block))
@@ -68,7 +68,7 @@ def sent_of(
 
 @rule
 def load(replica: Any, tokens: int) -> float:
-    """How loaded a replica is for a request with `tokens` in its prompt; a router of a user's answers it.
+    """How loaded a replica is for a request with `tokens` in its prompt; a user's router answers it.
 
     replica: its state.Counters.
     """
@@ -79,10 +79,10 @@ def load(replica: Any, tokens: int) -> float:
 def choose(
     places: Any, figures: Any, queues: Any, counters: Any, sent: Sent, request: int, tokens: int
 ) -> int:  # fmt: skip
-    """The place of the replica that takes a request with `tokens` in its prompt.
+    """The place of the replica for a request with `tokens` in its prompt.
 
-    places: of the replicas that take requests. counters: of all replicas; figures, queues: columns of them, to be added
-    up. Without a memory the replica with the least load and figures takes it, the first of equals.
+    places: of available replicas. counters: of all replicas; figures, queues: columns of them, to be summed. Without a
+    memory: the least sum of load and figures, the first of equals.
     """
     if len(sent.replicas) == 0:
         return least(places, figures, counters, tokens)
@@ -113,7 +113,7 @@ def least(places: Any, figures: Any, counters: Any, tokens: int) -> int:
 
 @rule
 def _sent_most(places: Any, figures: Any, sent: Sent, request: int, tokens: int) -> int:
-    """The replica that was sent most of a prompt's beginning; of equals, or without enough, that with the least."""
+    """The replica that was sent most of a prompt's beginning; of equals, or without enough, the least loaded."""
     block, most = int(sent.numbers[0]), 0
     for k in range(len(places)):
         known = _known(sent, int(places[k]), request)
@@ -135,7 +135,7 @@ def _sent_most(places: Any, figures: Any, sent: Sent, request: int, tokens: int)
 
 @rule
 def _known(sent: Sent, at: int, request: int) -> int:
-    """Blocks of a prompt's beginning that a replica was sent."""
+    """Blocks of a prompt's beginning that were sent to a replica."""
     begin = sent.offsets[request]
     for i in range(sent.counts[request]):
         if sent.last[at, sent.names[begin + i]] == 0:
@@ -145,7 +145,7 @@ def _known(sent: Sent, at: int, request: int) -> int:
 
 @rule
 def _note(sent: Sent, at: int, request: int) -> None:
-    """Note that a prompt is sent to a replica, and forget what is too much."""
+    """Note that a prompt goes to a replica; forget what exceeds the limit."""
     own, begin, count = sent.replicas[at], sent.offsets[request], sent.counts[request]
     if count == 0:
         return

@@ -1,9 +1,8 @@
-"""A replica's state as arrays, which rules read and write, compiled or not.
+"""A replica's state as arrays, read and written by rules, compiled or not.
 
 `replica.counters.pages_held` is the replica's, `replica.sequences[slot].start` a running sequence's,
-`replica.requests[index].finish` a request's; [slots, width] arrays hold each sequence's window.
-`policy.fields.max_chunk` is a policy's field, `policy.columns[slot]` its columns of a sequence, `policy.record` what it
-remembers of the replica.
+`replica.requests[index].finish` a request's; [slots, width] arrays hold sequences' windows. `policy.fields.max_chunk`
+is a policy's field, `policy.columns[slot]` its columns of a sequence, `policy.record` its memory of the replica.
 """
 
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -15,16 +14,16 @@ from .histogram import NUM_BINS
 from .jit import rule
 from .records import F8, I2, I4, I8, U1, Bool, Record, Table, dtype_of, table
 
-MASKED, PENDING, CACHED = 0, 1, 2  # a mask; committed with stale KV; committed with right KV
-COMPLETED, REJECTED, UNFINISHED, CANCELLED = 0, 1, 2, 3  # a request's status: its place in journal.STATUSES
-EMIT_BLOCK, EMIT_STEP, EMIT_END = 0, 1, 2  # when tokens reach the client: its place in EMIT
+MASKED, PENDING, CACHED = 0, 1, 2  # a mask; committed, KV stale; committed, KV right
+COMPLETED, REJECTED, UNFINISHED, CANCELLED = 0, 1, 2, 3  # status; places in journal.STATUSES
+EMIT_BLOCK, EMIT_STEP, EMIT_END = 0, 1, 2  # when clients get tokens; places in EMIT
 NOTHING, PREFILL_STEP, DECODE_STEP = 0, 1, 2  # what runs next
-AT_BLOCK, AT_TOKEN, IGNORED = 0, 1, 2  # where an EOS ends a request: its place in unmasking.EOS
-NO, UNTIL_A_REQUEST, WHATEVER = 0, 1, 2  # how long a step is decided again (hooks.steady)
-# A row's part in a step: the numbers of step.Phase.
+AT_BLOCK, AT_TOKEN, IGNORED = 0, 1, 2  # where an EOS ends a request; places in unmasking.EOS
+NO, UNTIL_A_REQUEST, WHATEVER = 0, 1, 2  # how long a decision stays the same (hooks.steady)
+# A row's part in a step; step.Phase.
 PREFILL, DENOISE, FLUSH, IDLE, FULL, PACK, REUSE, REFRESH_RESPONSE, REFRESH_PROMPT, PARTIAL = range(10)
 
-# Rows of Replica.lists: slots, but requests in PREEMPTED, FREED and DONE.
+# Rows of Replica.lists: slots; requests in PREEMPTED, FREED, DONE.
 RUNNING, ROWS, GROUP, NEXT, FREE, PREEMPTED, FREED, DONE, SCRATCH = range(9)
 NUM_LISTS = 9
 
@@ -33,36 +32,35 @@ class Sequence(Record):
     """A running sequence."""
 
     request: I4  # index in the trace
-    prompt: I4  # prompt tokens
-    end: I4  # prompt + limit, which the scheduler knows before the EOS
+    prompt: I4  # tokens
+    end: I4  # prompt + limit, as the scheduler knows before the EOS
     answer: I4  # prompt + tokens of the true answer
-    stop: I4  # where it ends: at its answer's end, or at its limit if an EOS is ignored
-    start: I4  # first position of the current block; all before it has KV
-    block: I4  # positions of its blocks: the policy's, or fewer if it asks for narrower canvases
+    stop: I4  # the answer's end, or the limit if an EOS is ignored
+    start: I4  # first position of the current block; all before have KV
+    block: I4  # positions: the policy's, or of a narrower canvas
     pages: I4  # KV pages held
     window_pages: I4  # ... of layers with a window (windows.py)
     emitted: I4  # tokens returned
-    expected: I4  # estimated tokens of its answer
+    expected: I4  # estimated answer tokens
     steps: I4  # of a full-sequence model: steps taken
     block_steps: I4  # ... in the current block
     num_tokens: I4  # of the step in flight: positions computed
-    num_keys: I4  # ... keys visible
-    num_retained: I4  # ... positions that went through all layers
-    fruitless: I4  # decode steps in a row that computed it and committed none of its positions
-    left: I4  # of the step in flight: prompt positions that later steps compute
-    phase: U1  # ... the row's phase
-    seen_commit: Bool  # a position was committed
-    unpublished: Bool  # the current block's tokens are not returned yet
+    num_keys: I4  # ... visible keys
+    num_retained: I4  # ... positions through all layers
+    fruitless: I4  # decode steps in a row that computed it and committed nothing of it
+    left: I4  # of the step in flight: prompt positions left to later steps
+    phase: U1
+    seen_commit: Bool  # has committed a position
+    unpublished: Bool  # the current block's tokens are not yet returned
     finished: Bool
     prefilled: Bool  # at least once
-    lost: Bool  # preempted while the step in flight computes it, whose outcome is dropped
+    lost: Bool  # preempted during the step in flight, whose outcome is dropped for it
     in_flight: Bool  # scratch
 
 
 class Counters(Record):
-    """The numbers of a replica that change."""
+    """A replica's changing numbers."""
 
-    # The queue and the lists.
     queue_head: I8
     num_waiting: I8
     num_running: I8
@@ -76,24 +74,24 @@ class Counters(Record):
     next_kind: I8  # decided ahead
     loops_left: I8  # steps of the frozen group
     pages_held: I8
-    outstanding_tokens: I8  # still to prefill or to return, of all unfinished requests
-    expected_tokens: I8  # ... by estimated answer lengths
+    outstanding_tokens: I8  # still to prefill or return, of unfinished requests
+    expected_tokens: I8  # ... by estimate
     submitted: I8
-    entered: I8  # requests of the inbox that have come
+    entered: I8  # requests taken from the inbox
     num_steps: I8
-    completed: I8  # requests
-    clock: F8  # s, the time that the replica has reached
-    # Since the last commit or completion: steps that prefilled nothing or preempted, and tokens that others prefilled
-    # since a preemption or a prompt's end.
+    completed: I8
+    clock: F8  # s, reached
+    # Since the last commit or completion: steps without prefill or with preemption; tokens that others prefilled since
+    # a preemption or a prompt's end.
     fruitless: I8
     fruitless_tokens: I8
-    stalled: Bool  # the steps, or one of their rows, will never make progress
+    stalled: Bool  # steps or a row will never make progress
     # The step in flight.
     kind: I8
     now: F8
     latency: F8
     chunk: I8
-    threshold: I8  # its place among the policy's thresholds
+    threshold: I8  # index into the policy's
     waiting: I8
     running: I8
     pages: I8
@@ -110,16 +108,16 @@ class Counters(Record):
     window_kv: I8
     continues: Bool
     evicting: Bool
-    # Of a first layer that computes more than the others, or 0.
+    # A first layer that computes more than the others, or 0.
     first_tokens: I8
     first_q_kv: I8
     first_kv: I8
-    # What an eviction left of the features.
+    # Features after an eviction.
     left_tokens: I8
     left_q_kv: I8
     left_kv: I8
     left_sampled: I8
-    # Totals of a run's steps (journal.StepTotals).
+    # Totals (journal.StepTotals).
     num_decode_steps: I8
     num_prefill_steps: I8
     prefill_time: F8
@@ -144,28 +142,28 @@ class Counters(Record):
 
 
 class Fixed(Record):
-    """The numbers of a replica that its policy and its memory fix."""
+    """A replica's numbers that policy and memory fix."""
 
-    block: I8  # tokens of a block
+    block: I8  # tokens
     width: I8  # columns of a window
-    page: I8  # tokens of a KV page
-    num_pages: I8  # of the pool
+    page: I8  # tokens of KV
+    num_pages: I8
     max_batch: I8  # running sequences
-    max_prefill: I8  # tokens of one prefill
+    max_prefill: I8  # tokens
     emit: I8  # EMIT_BLOCK, EMIT_STEP or EMIT_END
     state_tokens: I8  # a token's attention and feed-forward outputs, in tokens of KV
     replica: I8  # its number in the fleet
-    eos: I8  # whether requests end at an EOS
-    window: I8  # tokens that a layer with a window sees; 0: none, or not modelled
-    keeps: I8  # tokens that keep their pages in such layers; 0: all do
-    window_bytes: I8  # of a token in such layers
+    eos: I8  # requests end at an EOS
+    window: I8  # tokens seen by a layer with a window; 0: none, or not modelled
+    keeps: I8  # tokens with pages in such layers; 0: all
+    window_bytes: I8  # a token in such layers
     kv_bytes: I8  # ... in all others
     window_pool: I8  # pages of num_pages reserved for such layers; 0: one pool
-    stops: I8  # at an EOS: AT_BLOCK, AT_TOKEN or IGNORED
-    num_thresholds: I8  # that a step may have
-    most_fruitless: I8  # steps in a row without a commit that end a run
+    stops: I8  # AT_BLOCK, AT_TOKEN or IGNORED
+    num_thresholds: I8  # to choose from
+    most_fruitless: I8  # steps in a row without a commit; more end a run
     most_admitted: I8  # requests that one decision may admit
-    pace: F8  # times the predicted time of each step that begins
+    pace: F8  # factor of predicted times
 
 
 SEQUENCE, COUNTERS, REPLICA = dtype_of(Sequence), dtype_of(Counters), dtype_of(Fixed)
@@ -175,37 +173,37 @@ BATCHES, CHUNKS = 0, 1  # rows of Replica.counts
 
 
 class RequestRow(Record):
-    """The outcome of a request, a row of requests.parquet in the trace's order; NaN: did not happen."""
+    """A request's outcome, a row of requests.parquet in trace order; NaN: did not happen."""
 
     request: I4  # index in the trace
-    replica: I2  # -1 where none was chosen
+    replica: I2  # -1: none chosen
     status: U1  # index into journal.STATUSES
     arrival: F8
     input_length: I4
-    output_length: I4  # tokens of the answer
-    max_tokens: I4  # tokens asked for at most
-    limited: Bool  # the request sets max_tokens; otherwise it is the true length, hidden from schedulers
-    estimate: I4  # tokens of the answer that routers and users' policies expect
-    canvas_length: I4  # positions of its canvases, if narrower than the policy's; 0: the policy's; -N: reads one of N
-    priority: I4  # lower is sooner
-    deadline: F8  # s after its arrival; NaN: none
+    output_length: I4  # answer tokens
+    max_tokens: I4
+    limited: Bool  # the request sets max_tokens; else it is the true length, hidden from schedulers
+    estimate: I4  # answer tokens, for routers and users' policies
+    canvas_length: I4  # if narrower than the policy's; 0: the policy's; -N: reads one canvas of N
+    priority: I4  # lower first
+    deadline: F8  # s after arrival; NaN: none
     scheduled: F8  # start of its first prefill
-    first_commit: F8  # end of the step that first committed one of its positions
-    first_block: F8  # first whole block ready
+    first_commit: F8  # end of the first step that committed one of its positions
+    first_block: F8  # first whole block
     first_emission: F8
     last_emission: F8
-    finish: F8  # or when it was cancelled
+    finish: F8  # or cancellation
     num_first: I4  # tokens in the first emission
     num_tokens: I4  # tokens returned
     num_emissions: I4
-    num_forwards: I4  # decode steps with it, prefilling rows excluded
-    num_committed: I4  # positions committed, prefill's and the trimmed tail's included
+    num_forwards: I4  # decode steps, prefilling rows excluded
+    num_committed: I4  # positions, with prefill's and the trimmed tail's
     num_computed: I8  # positions through all layers in decode steps
     num_preemptions: I4
     arrived: I4  # tokens with KV from a link
     reserved: I4  # KV pages reserved for them until admission
-    found: I4  # ... tokens on those pages that the prefix cache had
-    upto: I4  # tokens of its answer after which it leaves this replica; 0: it stays
+    found: I4  # ... tokens on them from the prefix cache
+    upto: I4  # answer tokens after which it leaves this replica; 0: it stays
 
 
 Status = npt.NDArray[np.uint8]  # [width] MASKED, PENDING or CACHED
@@ -214,24 +212,24 @@ Marks = npt.NDArray[np.bool_]  # [width]
 
 
 class Asked(NamedTuple):
-    """The tokens that each request asks for, [requests], read-only."""
+    """Tokens of each request, [requests], read-only."""
 
-    input_length: npt.NDArray[np.int64]  # of the prompt
-    output_length: npt.NDArray[np.int64]  # of the answer
-    max_tokens: npt.NDArray[np.int64]  # the answer's limit; its true length if there is none
+    input_length: npt.NDArray[np.int64]
+    output_length: npt.NDArray[np.int64]  # the true answer
+    max_tokens: npt.NDArray[np.int64]  # limit; without one the true length
     estimate: npt.NDArray[np.int64]  # of the answer, for routers and users' policies
 
 
 class Inbox(NamedTuple):
-    """Requests that come at times known in advance, in that order; read-only."""
+    """Requests with known arrival times, in order; read-only."""
 
     requests: npt.NDArray[np.int32]  # indices
     times: npt.NDArray[np.float64]  # s, at the engine
-    fits: npt.NDArray[np.bool_]  # whether it could ever serve them
+    fits: npt.NDArray[np.bool_]  # could ever be served
 
 
 def read_only(column: Any) -> Any:
-    """A read-only view: rules are compiled for that one type of array."""
+    """A read-only view, the only array type that rules are compiled for."""
     column = column.view()
     column.setflags(write=False)
     return column
@@ -243,8 +241,7 @@ NO_INBOX = Inbox(*(read_only(np.zeros(0, kind)) for kind in (np.int32, np.float6
 class Replica(NamedTuple):
     """One replica, as rules see it.
 
-    Python keeps `counters` and `fixed` as arrays of one record, which numba accepts several times faster; `core.opened`
-    takes the records out.
+    In Python `counters` and `fixed` are arrays of one record, which numba accepts several times faster (`core.opened`).
     """
 
     counters: Counters
@@ -260,11 +257,11 @@ class Replica(NamedTuple):
     arrival: npt.NDArray[np.float64]  # [requests] s, read-only
     inbox: Inbox
     lists: npt.NDArray[np.int32]  # [NUM_LISTS, slots]
-    # [a power of two, 3] request, slot of a preempted one's progress or -1, scratch.
+    # [a power of two, 3] request; slot of a preempted one's progress, or -1; scratch.
     queue: npt.NDArray[np.int32]
     bins: npt.NDArray[np.int64]  # [2, NUM_BINS] step latencies and gaps between emissions
     counts: npt.NDArray[np.int64]  # [2, most] decode steps by batch and by chunk
-    growth: npt.NDArray[np.int32]  # [page] scratch: rows that take a page more in each of the next steps
+    growth: npt.NDArray[np.int32]  # [page] scratch: rows that take another page in each of the next steps
 
 
 @rule
@@ -280,23 +277,23 @@ Memory = TypeVar("Memory", covariant=True)
 
 
 class PolicyState(NamedTuple, Generic[Fields, Columns, Memory]):
-    """A policy's state, as its rules see it; `fields` and `record` as in Replica."""
+    """A policy's state as its rules see it; `fields` and `record` as `counters` in Replica."""
 
-    fields: Fields  # numeric fields of its parts, and `Part.numbers`
+    fields: Fields  # numeric fields of its parts, and Part.numbers
     columns: Table[Columns]  # [slots] Part.columns
-    record: Memory  # Part.record: its memory of the replica
+    record: Memory  # Part.record: memory of the replica
     cost: Any  # latency.Cost
-    cache: Any = ()  # prefix.Cache, or () for none
+    cache: Any = ()  # prefix.Cache; (): none
 
 
-AnyPolicy = PolicyState[Any, Any, Any]  # for rules that read no field of the policy
+AnyPolicy = PolicyState[Any, Any, Any]  # for rules that read no policy field
 
 
 S = TypeVar("S", bound=tuple[Any, ...])
 
 
 def named(state: S) -> S:
-    """The same memory with records' fields as attributes, as rules take it."""
+    """The same memory with records' fields as attributes."""
     fields: Any = state
     return fields._replace(
         **{
@@ -308,7 +305,7 @@ def named(state: S) -> S:
 
 
 def new_replica(fixed: Any, requests: Any, asked: Asked, arrival: Any) -> Replica:
-    """A replica without sequences; fixed: an array of one REPLICA."""
+    """A replica without sequences; fixed: one REPLICA in an array."""
     counters = np.zeros(1, COUNTERS)
     counters["num_group"] = -1
     counters["step_min"] = counters["gap_min"] = np.inf
@@ -325,7 +322,7 @@ def new_replica(fixed: Any, requests: Any, asked: Asked, arrival: Any) -> Replic
 
 
 def with_slots(replica: Replica, capacity: int) -> Replica:
-    """The same replica with room for `capacity` sequences; the lowest free slot is taken first."""
+    """The replica with room for `capacity` sequences; the lowest free slot is taken first."""
     old = len(replica.sequences)
 
     def longer(array: Any, axis: int = 0, size: int = capacity) -> Any:
@@ -349,7 +346,7 @@ def with_slots(replica: Replica, capacity: int) -> Replica:
 
 
 def with_queue(replica: Replica, room: int) -> Replica:
-    """The same replica with room for `room` more queue entries."""
+    """The replica with room for `room` more queue entries."""
     counters: Any = replica.counters
     size = len(replica.queue)
     waiting, head = int(counters["num_waiting"][0]), int(counters["queue_head"][0])

@@ -1,4 +1,4 @@
-"""A step's plan and its outcome: all that passes between the engine and its driver."""
+"""A step's plan and outcome: all that passes between the engine and its driver."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -17,14 +17,14 @@ from .state import MASKED
 class Phase(IntEnum):
     """A row's part in a step."""
 
-    PREFILL = state.PREFILL  # its prompt, and the first denoising step of the block that it ends in
+    PREFILL = state.PREFILL  # the prompt, and the first denoising step of the block where it ends
     DENOISE = state.DENOISE  # positions of its block, at least one a mask
-    FLUSH = state.FLUSH  # committed positions only: writes their KV
-    IDLE = state.IDLE  # computed because the batch is frozen; its outcome is ignored
-    # Of full-sequence models, all denoising (engine/rows/passes.py):
+    FLUSH = state.FLUSH  # committed positions only: writes KV
+    IDLE = state.IDLE  # computed as the batch is frozen; outcome ignored
+    # Full-sequence models, all denoising (engine/rows/passes.py):
     FULL = state.FULL  # the whole sequence
-    PACK = state.PACK  # ... choosing the keys that the next steps see
-    REUSE = state.REUSE  # the block, and with a prefix cache all after it
+    PACK = state.PACK  # ... choosing keys for the next steps
+    REUSE = state.REUSE  # the block; with a prefix cache all after it too
     REFRESH_RESPONSE = state.REFRESH_RESPONSE
     REFRESH_PROMPT = state.REFRESH_PROMPT  # and the response's most changed tokens
     PARTIAL = state.PARTIAL  # the response's most changed tokens
@@ -32,56 +32,56 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evicting:
-    """A step's eviction input, an entry a row."""
+    """A step's input to eviction, an entry a row."""
 
     rule: Any
-    num_decoded: npt.NDArray[np.int32]  # tokens decoded, in the mean's scope
-    num_steps: npt.NDArray[np.int32]  # steps that decoded any
-    progress: npt.NDArray[np.int32]  # rightmost column of the block that went through all layers, or -1
+    num_decoded: npt.NDArray[np.int32]  # in the mean's scope
+    num_steps: npt.NDArray[np.int32]  # that decoded any
+    progress: npt.NDArray[np.int32]  # rightmost block column that went through all layers, or -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """The next step: arrays have a row a sequence, and columns for its window of blocks."""
+    """The next step. Arrays have a row a sequence, and columns for its window of blocks."""
 
-    now: float  # s, when it was planned
-    step: int  # of this engine
+    now: float  # s, when planned
+    step: int
     prefill: bool
     requests: npt.NDArray[np.int32]
     phases: npt.NDArray[np.uint8]
     num_tokens: npt.NDArray[np.int32]  # positions computed; see `first`
-    num_keys: npt.NDArray[np.int32]  # keys visible
+    num_keys: npt.NDArray[np.int32]  # visible
     window: npt.NDArray[np.bool_]  # [rows, width] positions computed
     status: npt.NDArray[np.uint8]  # [rows, width] MASKED, PENDING or CACHED before the step
     evaluations: npt.NDArray[np.uint16]  # [rows, width] steps that computed the position as a mask
     block_start: npt.NDArray[np.int32]  # absolute position of column 0
     prompt: npt.NDArray[np.int32]  # prompt tokens
     end: npt.NDArray[np.int32]  # prompt + output tokens
-    chunk: int  # most positions a row may compute; 0 in prefill
+    chunk: int  # most positions of a row; 0 in prefill
     features: Features
-    slots: npt.NDArray[np.int32]  # rows of the engine's state
+    slots: npt.NDArray[np.int32]  # in the engine's state
     waiting: int
     running: int
     pages: int  # KV pages held
-    submitted: int  # requests submitted before
-    preempted: tuple[int, ...] = ()  # requests that lost their pages to it
-    freed: tuple[int, ...] = ()  # requests that freed pages since the last plan, preempted ones included
+    submitted: int  # requests so far
+    preempted: tuple[int, ...] = ()  # requests that lost pages to it
+    freed: tuple[int, ...] = ()  # requests that freed pages since the last plan, with preempted ones
     evicting: Evicting | None = None  # None: all positions go through all layers
-    first: Features | None = None  # what the first layer computes; None: as the others
-    threshold: float | None = None  # confidence at which its masks commit; None: the policy's
+    first: Features | None = None  # the first layer's; None: as the others
+    threshold: float | None = None  # confidence at which masks commit; None: the policy's
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutcome:
     latency: float  # s
-    committed: npt.NDArray[np.bool_]  # [rows, width] masks committed
-    device: float = float("nan")  # s of `latency` that the device was busy; NaN: not measured
-    retained: npt.NDArray[np.bool_] | None = None  # [rows, width] of the window, in all layers; None: all
-    ends: npt.NDArray[np.int32] | None = None  # [rows] where requests end, after an EOS; None: as planned
+    committed: npt.NDArray[np.bool_]  # [rows, width]
+    device: float = float("nan")  # s of `latency` with the device busy; NaN: not measured
+    retained: npt.NDArray[np.bool_] | None = None  # [rows, width] in all layers; None: the whole window
+    ends: npt.NDArray[np.int32] | None = None  # [rows] ends after an EOS; None: as planned
 
 
 def reached(policy: Policy, plan: StepPlan, committed: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """End of each row's known prefix after a step, within its window, [rows]."""
+    """End of each row's known prefix after a step, [rows], within its window."""
     start = plan.block_start.astype(np.int64)
     if policy.rows.commits == "tokens":
         return start + 2  # a position's row predicts the next token
@@ -90,7 +90,7 @@ def reached(policy: Policy, plan: StepPlan, committed: npt.NDArray[np.bool_]) ->
 
 
 def features_left(plan: StepPlan, retained: npt.NDArray[np.bool_]) -> Features:
-    """The plan's features with `retained` [rows, width] for the window: of the layers after an eviction."""
+    """The plan's features for layers after an eviction that left `retained` [rows, width]."""
     assert plan.evicting is not None
     rule = plan.evicting.rule
     num, beyond, qk_pairs = visible_rows(plan.status, retained, plan.window.shape[1], rule.visible == "listed")

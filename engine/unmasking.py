@@ -15,7 +15,7 @@ from .rows.passes import leap_passes
 
 EOS = ("block", "token", "ignored")
 STRATEGIES = ("low_confidence_dynamic", "low_confidence_static", "sequential", "entropy", "law")
-# A fixed number each step in full-sequence models.
+# Full-sequence models commit a fixed number each step.
 SCHEDULED = ("low_confidence_static", "entropy")
 
 
@@ -23,10 +23,10 @@ SCHEDULED = ("low_confidence_static", "entropy")
 class Unmasking(Part):
     """Which computed masks commit; always at least one.
 
-    low_confidence_dynamic: masks whose confidence reaches the threshold (strict: exceeds it), and the best mask. law:
-    all of a block in its last step; the profile's law gives the number of steps. low_confidence_static: the n most
-    confident. sequential: the masks among the n positions from the first mask on. entropy: the lowest entropies, as
-    many as Dream's schedule says, possibly none; with cached keys a block's first step commits only its first position.
+    low_confidence_dynamic: confidences that reach the threshold (strict: exceed it), and the best. law: a whole block
+    in its last step; the profile's law gives the number of steps. low_confidence_static: the n most confident.
+    sequential: masks among the n positions from the first mask on. entropy: the lowest entropies, by Dream's schedule,
+    possibly none; with cached keys a block's first step commits only its first position.
 
     n = max(1, block_length // denoising_steps), or 1. Full-sequence models commit one more in the first block_length %
     denoising_steps steps, so that the last step completes the block. sub_block: length of a block's parts; only the
@@ -34,29 +34,29 @@ class Unmasking(Part):
     """
 
     threshold: Annotated[float, Range(0, 1, above=True), "confidence at which a mask commits"] = 0.9
-    temperature: Annotated[float | None, Range(0), "none: whatever the profile's commit model was fitted at, or 1"] = (
-        None
-    )
+    temperature: Annotated[float | None, Range(0), "none: that of the profile's commit model, or 1"] = None
     strategy: Annotated[str, Choice(STRATEGIES), "which computed masks commit"] = "low_confidence_dynamic"
-    denoising_steps: Annotated[int | None, Range(1), "steps of a block; none: as many as it has tokens"] = None
-    strict: Annotated[bool, "exceed the threshold (SDAR's script, SGLang), not reach it (LMDeploy)"] = False
+    denoising_steps: Annotated[int | None, Range(1), "steps of a block; none: one per token"] = None
+    strict: Annotated[bool, "masks must exceed the threshold (SDAR's script, SGLang), not only reach it (LMDeploy)"] = (
+        False
+    )
     sub_block: Annotated[
         int | None, Range(1), "positions of a block's parts that commit one after another; none: all"
     ] = None
     head: Annotated[
-        str, Choice(HEADS), "computed rows that go through the LM head: all, as engines have it, or masks alone"
+        str, Choice(HEADS), "computed rows that go through the LM head: all, as in engines, or masks only"
     ] = "all"
-    eos: Annotated[
-        str, Choice(EOS), "what an EOS ends a request with: its block, at once, or nothing before its limit"
-    ] = "block"
+    eos: Annotated[str, Choice(EOS), "when an EOS ends a request: with its block, at once, or not before its limit"] = (
+        "block"
+    )
 
     neutral = frozenset({"eos", "head"})
-    # The engine's default: a run at it may use a profile's nearest yield, with a warning.
+    # The engine's default: runs at it may use a profile's nearest yield, with a warning.
     own_threshold: ClassVar[float | None] = None
 
     @property
     def thresholds(self) -> tuple[float, ...]:
-        """Every threshold that a step may have; the profile needs a yield at each."""
+        """All thresholds that a step may have; the profile needs a yield at each."""
         return (self.threshold,)
 
     def threshold_now(self, waiting: Waiting, running: int, now: float) -> float:
@@ -70,7 +70,7 @@ class Unmasking(Part):
 
     @property
     def varies(self) -> bool:
-        """Whether steps choose among thresholds, by `threshold_now` or a rule for `threshold`."""
+        """Whether steps choose among thresholds, by `threshold_now` or `hooks.threshold`."""
         return len(self.thresholds) > 1
 
     def __post_init__(self) -> None:
@@ -85,11 +85,11 @@ class Unmasking(Part):
             policy.family != "block-diffusion" or policy.eviction.by_importance or policy.batching.pieces
             or self.strategy == "law"
         ):  # fmt: skip
-            raise PolicyError(f"{policy.name}: head is masks, expected all where a step's other rows are asked, too")
+            raise PolicyError(f"{policy.name}: head is masks, expected all: this policy uses other rows' logits, too")
         if self.varies and (policy.rows.commits == "tokens" or self.strategy != "low_confidence_dynamic"):
             goes_by = "autoregressive" if policy.rows.commits == "tokens" else f"strategy {self.strategy}"
             raise PolicyError(
-                f"{policy.name}: {type(self).__name__} has thresholds, and {goes_by} goes by none: expected "
+                f"{policy.name}: {type(self).__name__} has thresholds, and {goes_by} uses none: expected "
                 "low_confidence_dynamic"
             )
         if self.threshold not in self.thresholds:
@@ -101,10 +101,7 @@ class Unmasking(Part):
                 f"{policy.block_length}"
             )
         if self.strategy == "entropy" and not policy.cache.family:
-            raise PolicyError(
-                f"{policy.name}: strategy is entropy, Dream's schedule, and the policy decodes blocks: expected a "
-                "full-sequence policy"
-            )
+            raise PolicyError(f"{policy.name}: strategy is entropy, Dream's schedule: expected a full-sequence policy")
 
     def answers(self, policy: Policy) -> Answers:
         """How the twin draws commits."""
@@ -118,7 +115,7 @@ class Unmasking(Part):
         return {draw_rows: draw_block, **own}
 
     def most_steps(self, block_length: int) -> int | None:
-        """A limit on a block's steps in addition to a law's, or None."""
+        """A limit on a block's steps besides a law's, or None."""
         return self.denoising_steps
 
     def scheduled(self, policy: Policy) -> bool:
@@ -128,7 +125,7 @@ class Unmasking(Part):
     def quotas(self, policy: Policy) -> list[int]:
         """Masks that each step of a block commits, if scheduled."""
         block = policy.block_length
-        cache: Any = policy.cache  # an ApproximateCache, as it is scheduled
+        cache: Any = policy.cache  # an ApproximateCache
         if self.strategy == "entropy":
             alone = cache.packs or (cache.in_place and not cache.keeps_outputs)
             return dreams_quotas(block, self.denoising_steps or block, alone)
@@ -136,13 +133,13 @@ class Unmasking(Part):
 
 
 def linear_quotas(block_length: int, steps: int) -> list[int]:
-    """LLaDA's schedule: equal numbers, the remainder in the first steps (1.1)."""
+    """LLaDA's schedule: equal numbers, the remainder first (1.1)."""
     least, more = divmod(block_length, steps)
     return [least + 1] * more + [least] * (min(steps, block_length) - more)
 
 
 def dreams_quotas(block_length: int, steps: int, first_alone: bool) -> list[int]:
-    """Dream's schedule; its last step commits all masks left. first_alone: the first commits one position."""
+    """Dream's schedule; the last step commits the rest. first_alone: the first commits one position."""
     left, found = block_length, []
     for step in range(steps):
         share = int(dreams_share(np.array([left]), np.array([step]), steps)[0])
@@ -156,7 +153,7 @@ def dreams_share(
 ) -> npt.NDArray[np.int64]:  # fmt: skip
     """Masks of a block that a step commits, [rows]: Dream's times run evenly from 1 to 0.001 (1.2).
 
-    Rounded down, possibly to 0; the caller's last step commits all that remain.
+    Rounded down, possibly to 0; callers commit the rest in the last step.
     """
     time = np.linspace(1.0, 1e-3, steps + 1)
     now = np.minimum(step, steps - 1)
@@ -173,10 +170,10 @@ def unmask(
     first_token: bool = False,
     threshold: float | None = None,
 ) -> npt.NDArray[np.bool_]:
-    """Which of the computed masks `masked` [rows, width] commit; of equal confidences the leftmost.
+    """Which computed masks `masked` [rows, width] commit; of equal confidences the leftmost.
 
     step [rows]: earlier steps of each row's block, for LLaDA's schedule; None: n is constant. first_token: a block's
-    first step commits its first token, and more up to n. threshold: None: the rule's.
+    first step commits its first token, then more up to n. threshold: None: the rule's.
     """
     if not masked.size:
         return masked.copy()

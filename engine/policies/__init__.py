@@ -1,17 +1,17 @@
-"""One file a system: fields and ranges, rules, and presets, in the order of `dsim policies`."""
+"""One file per system: fields, ranges, rules and presets, in the order of `dsim policies`."""
 
 SHIPPED = (
     "ar", "lmdeploy", "look_ahead", "sglang", "chunk", "optimus", "delayed_cache", "focus", "llada", "fast_dllm",
     "dllm_cache", "sparse_dllm", "maskkv", "dllm_serve", "sangam", "vllm",
 )  # fmt: skip
 
-# Parts that a policy leaves out: file and name.
+# Default parts: file and name.
 DEFAULTS = {
     "batching": ("lmdeploy", "Continuous"), "granularity": ("whole_block", "FixedBlock"),
     "eviction": ("whole_block", "NoEviction"),
 }  # fmt: skip
 
-# Each family's preset that others are compared with: the full cache in use today, or the only published server.
+# Each family's baseline: the full cache in use today, or the only published server.
 BASELINES = {
     "block-diffusion": "lmdeploy-bd32", "full-sequence": "dllm-serve", "canvas": "vllm-diffusion",
     "autoregressive": "ar",

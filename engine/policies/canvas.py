@@ -1,6 +1,6 @@
 """A canvas: tokens after the committed text, decoded together, all computed every step (DiffusionGemma).
 
-Positions may change until the whole canvas commits: only the number of steps matters for time, by the profile's law
+Positions may change until the canvas commits: time depends only on the number of steps, by the profile's law
 (production-dllm-serving.md 1.2).
 """
 
@@ -25,7 +25,7 @@ class Canvas(Granularity):
     """A canvas computed whole every step, then a causal pass that stores its KV."""
 
     canvas_length: Annotated[int, Range(1, MAX_CANVAS), "tokens of a canvas"] = 256
-    late: Annotated[bool, "tokens leave with the pass that leaves their keys and values, not before it"] = True
+    late: Annotated[bool, "return tokens with the pass that stores their keys and values, not before it"] = True
 
     rows = CANVAS
     family = "canvas"
@@ -40,12 +40,12 @@ class Canvas(Granularity):
 
     def check(self, policy: Policy) -> None:
         if policy.unmasking.strategy != "law":
-            raise PolicyError(f"{policy.name}: strategy is {policy.unmasking.strategy}, and a canvas commits by law")
+            raise PolicyError(f"{policy.name}: strategy is {policy.unmasking.strategy}, expected law for a canvas")
         if policy.eviction.evicts:
-            raise PolicyError(f"{policy.name}: a canvas is computed whole, without eviction inside it")
+            raise PolicyError(f"{policy.name}: a canvas is computed whole, expected no eviction")
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        # A step decided ahead needs room for the canvas after the one in flight.
+        # A step decided ahead needs room for the next canvas.
         scratch = self.canvas_length if policy.batching.hides_host else 0
         return {"drafts": 0, "canvases": True, "scratch": scratch, "look_ahead": 0, "slots": 0, "drops_page": False}
 

@@ -1,4 +1,4 @@
-"""A fixed chunk of the block, streaming as its prefix is cached."""
+"""A fixed chunk of the block, which streams as its prefix is cached."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
@@ -24,15 +24,15 @@ WINDOWS = ("pending-first", "in-order")
 
 
 class Streaming(Granularity):
-    """At most a chunk of the block, over a delayed cache; with `obs` it may reach into the next block."""
+    """At most a chunk of the block, over a delayed cache; with `obs` also of the next block."""
 
     window: str
 
     def check(self, policy: Policy) -> None:
         if not policy.eviction.delayed:
-            raise PolicyError(f"{policy.name}: a chunk streams only over a delayed cache, and eviction is none")
+            raise PolicyError(f"{policy.name}: eviction is none, expected a delayed cache, over which a chunk streams")
         if self.obs and policy.eviction.neighbour_aware:
-            raise PolicyError(f"{policy.name}: obs=true needs a plain delayed cache, and neighbour_aware is true")
+            raise PolicyError(f"{policy.name}: neighbour_aware is true and obs is true: expected one of them")
 
     def answers(self, policy: Policy) -> Answers:
         which = select_in_order
@@ -45,8 +45,8 @@ class Streaming(Granularity):
 class FixedChunk(Streaming):
     """At most `chunk` positions of the block (elastic-chunking.md 6.2)."""
 
-    # A token is computed twice: one position a step commits half a token.
-    chunk: Annotated[int, Range(2, MAX_BLOCK), "positions of a sequence computed a step, at most the block"] = 8
+    # Tokens are computed twice: one position a step commits half a token.
+    chunk: Annotated[int, Range(2, MAX_BLOCK), "positions computed per sequence and step, at most the block"] = 8
     block_length: Annotated[int, Range(1, MAX_BLOCK), "tokens of a block, as the checkpoint was trained"] = 32
     obs: Annotated[bool, "out-of-block streaming: the window may reach into the next block"] = False
     window: Annotated[str, Choice(WINDOWS), "committed positions first (W2), or in order (W1, 6.4 a)"] = "pending-first"
@@ -69,7 +69,7 @@ def fixed_chunk(replica: Replica, policy: ChunkState) -> int:
 
 @rule
 def select_in_order(status: Status, reach: int, chunk: int, fields: ChunkFields, window: Marks) -> None:
-    """The leftmost positions that are not cached (W1)."""
+    """The leftmost uncached positions (W1)."""
     room = chunk
     for k in range(reach):
         if room == 0:
@@ -83,7 +83,7 @@ def select_in_order(status: Status, reach: int, chunk: int, fields: ChunkFields,
 def select_a_mask_too(status: Status, reach: int, chunk: int, fields: ChunkFields, window: Marks) -> None:
     """W2 over a neighbour-aware cache: the last position gives way to a mask if no other would be cached.
 
-    A committed position is cached only after its right neighbour commits: else a window of positions before masks would
+    A committed position is cached only after its right neighbour commits: a window of positions before masks would
     never change.
     """
     select_pending_first(status, reach, chunk, fields, window)

@@ -1,4 +1,4 @@
-"""A delayed cache: a committed token leaves the computation once computed as itself."""
+"""A delayed cache: a committed token is no longer computed once computed as itself."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,19 +19,21 @@ class DelayedFields(Protocol):
 
 @dataclass(frozen=True)
 class DelayedCache(Eviction):
-    """A committed token leaves the computation once computed as itself (elastic-chunking.md 6.1).
+    """A committed token is no longer computed once computed as itself (elastic-chunking.md 6.1).
 
-    neighbour_aware: only when its right neighbour was committed too (FOCUS's DC+, focus.md 3.6).
+    neighbour_aware: only if its right neighbour was committed too (FOCUS's DC+, focus.md 3.6).
     """
 
-    neighbour_aware: Annotated[bool, "... and its right neighbour was committed too (FOCUS's DC+)"] = False
-    prefill_counts: Annotated[
-        bool, "prompt tokens of the first, partial block are right after prefill (FOCUS: not)"
-    ] = True
+    neighbour_aware: Annotated[bool, "cache a token only once its right neighbour is committed, too (FOCUS's DC+)"] = (
+        False
+    )
+    prefill_counts: Annotated[bool, "prefill leaves final KV in the prompt's part of the first block (FOCUS: not)"] = (
+        True
+    )
     visible: Annotated[
         str,
         Choice(("listed", "prefix")),
-        "a query sees of its block: what is cached or computed, or all before the last",
+        "what a query sees of its block: cached or computed positions, or all up to the last one",
     ] = "listed"
     sample_block: Annotated[bool, "soft-max and sampling run on the whole block (FOCUS, focus.md 3.2)"] = False
 
@@ -50,7 +52,7 @@ class DelayedCache(Eviction):
 def settle_delayed(
     status: Status, evaluations: Evaluations, window: Marks, block: int, fields: DelayedFields, prefill: bool
 ) -> None:
-    """KV is final once a position is computed as a committed token (neighbour_aware: before another committed one)."""
+    """KV is final once a position is computed as a committed token (neighbour_aware: before a committed one)."""
     if prefill and not fields.prefill_counts:
         settle_block_pass(status, evaluations, window, block, fields, prefill)
         return
@@ -61,7 +63,7 @@ def settle_delayed(
         for k in range(width):
             status[k] = CACHED if window[k] & (status[k] == PENDING) else status[k]
         return
-    # Left to right: position k + 1 still has its old status.
+    # From the left: position k + 1 still has its old status.
     for k in range(width):
         if window[k] and status[k] == PENDING and (k == width - 1 or status[k + 1] != MASKED):
             status[k] = CACHED

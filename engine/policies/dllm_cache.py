@@ -1,4 +1,4 @@
-"""dLLM-Cache: prompt and response refreshed at their own periods."""
+"""dLLM-Cache: prompt and response, each refreshed at its own period."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
@@ -20,12 +20,12 @@ class PeriodicFields(Protocol):
     transfer: float
 
 
-RUN = 16  # keys: heads that keep different keys store them in runs
+RUN = 16  # keys; heads that keep different keys store runs
 
 
 @rule
 def runs(tokens: int) -> int:
-    """Rounded up to whole runs."""
+    """In whole runs."""
     return -(-tokens // RUN) * RUN
 
 
@@ -33,7 +33,7 @@ def runs(tokens: int) -> int:
 def periodic(
     prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: PeriodicFields
 ) -> tuple[int, int, int]:
-    """Prompt and response, each whole where it is due; else the response's most changed tokens."""
+    """Prompt and response, each whole when due; else the response's most changed tokens."""
     response = length - prompt
     changed = int(np.floor(fields.transfer * response))
     seen = min(prompt, int(fields.prompt_keys)) if fields.prompt_keys >= 0 else prompt
@@ -48,21 +48,21 @@ def periodic(
 
 @rule
 def rows_of_response(prompt: int, length: int, start: int, tokens: int, block: int, fields: PeriodicFields) -> int:
-    """All positions in the published code; in MaskKV those from the current block on."""
+    """All positions in the published code; in MaskKV from the current block on."""
     return length if fields.all_logits else length - start
 
 
 @rule
 def outputs_held(prompt: int, length: int, state: int, fields: PeriodicFields) -> int:
-    """Keys, values, and the outputs of attention and feed-forward."""
+    """Keys, values, outputs of attention and feed-forward."""
     return runs(prompt) + runs(length - prompt) + runs(state * length)
 
 
 @dataclass(frozen=True)
 class PeriodicCache(NoCache):
-    """dLLM-Cache: refresh periods for prompt and response; other steps take the most changed `transfer` share (3.1).
+    """dLLM-Cache: refresh periods of prompt and response; other steps take the most changed `transfer` share (3.1).
 
-    They find it by new values of the whole response; that projection is not counted, nor the first layer's extra work
+    New values of the whole response show the changes; that projection is not counted, nor the first layer's extra work
     (latency.LatencyModel).
     """
 
@@ -74,7 +74,7 @@ class PeriodicCache(NoCache):
     in_place = True
     keeps_outputs = True
     rules: ClassVar[dict[Any, Any]] = {work: periodic, head_rows: rows_of_response, held: outputs_held}
-    prompt_keys = -1  # keys of the prompt that steps between its refreshes see; -1: all
+    prompt_keys = -1  # prompt keys seen by steps between refreshes; -1: all
 
     def numbers(self, policy: Any) -> dict[str, bool | int | float]:
         return {**super().numbers(policy), "transfer": float(self.transfer), "prompt_keys": self.prompt_keys}

@@ -46,15 +46,15 @@ MultiplexedState = PolicyState[MultiplexedFields, Any, MultiplexedRecord]
 
 @dataclass(frozen=True)
 class PhaseMultiplexed(PassScheduler):
-    """dLLM-Serve's scheduler, step for step; each boolean field repairs one of its faults (4.3)."""
+    """dLLM-Serve's scheduler, step for step; each boolean field repairs a fault (4.3)."""
 
     max_batched_tokens: Annotated[int, Range(1), "query tokens of a step"] = 16384
-    max_batch: Annotated[int | None, Range(1), "requests running; none: the device's default"] = 512
-    max_num_logits: Annotated[int, Range(1), "rows of logits that may exist at once (logit decomposition)"] = 1024
-    hold_behind_stalled: Annotated[bool, "who stands behind a refresh that does not fit is not run either"] = True
-    admit_past_stalled: Annotated[bool, "a waiting request may take the budget that a stalled one could not use"] = True
-    newcomers_first: Annotated[bool, "... and stands before the stalled one from then on"] = True
-    look_ahead: Annotated[bool, "admit only whom every step of the next block has room for"] = False
+    max_batch: Annotated[int | None, Range(1), "running requests; none: the device's default"] = 512
+    max_num_logits: Annotated[int, Range(1), "most rows of logits at once (logit decomposition)"] = 1024
+    hold_behind_stalled: Annotated[bool, "requests behind a refresh that does not fit do not run either"] = True
+    admit_past_stalled: Annotated[bool, "a waiting request may use budget that a stalled one cannot"] = True
+    newcomers_first: Annotated[bool, "... and then stays ahead of the stalled one"] = True
+    look_ahead: Annotated[bool, "admit only requests that fit every step of the next block"] = False
     first_token: Annotated[bool, "a block's first step commits its first token, as the code does (not the paper)"] = (
         True
     )
@@ -71,7 +71,7 @@ class PhaseMultiplexed(PassScheduler):
         return self.max_batched_tokens
 
     def fits(self, policy: Policy, length: int) -> bool:
-        # The published scheduler would wait forever.
+        # Longer ones would wait forever in the published scheduler.
         return length <= self.max_batched_tokens
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
@@ -136,7 +136,7 @@ def decide_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
 
 @rule
 def steady_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
-    """All running requests run again; a waiting one waits on if the budget or the pages have no room for it."""
+    """All running requests run again; waiting ones wait if budget or pages lack room for the first."""
     counters = replica.counters
     if counters.num_rows != counters.num_running:
         return NO
@@ -165,7 +165,7 @@ def _length_of_head(replica: Replica) -> int:
 
 @rule
 def _let_in(replica: Replica, policy: MultiplexedState, num: int, used: int, budget: int, most: int) -> int:
-    """Admit waiting requests next to `num` rows of `used` tokens; lists them in SCRATCH."""
+    """Admit waiting requests after `num` rows of `used` tokens; lists them in SCRATCH."""
     counters, fields, record = replica.counters, policy.fields, policy.record
     loads = record.loads[: record.num_loads]
     new = 0
@@ -186,7 +186,7 @@ def _let_in(replica: Replica, policy: MultiplexedState, num: int, used: int, bud
 
 @rule
 def _count_loads(replica: Replica, policy: MultiplexedState, loads: npt.NDArray[np.int64]) -> None:
-    """Running requests' query tokens in each of the next block's steps, if none stalls."""
+    """Running requests' query tokens in each step of the next block, if none stalls."""
     block, each = int(replica.fixed.block), len(loads)
     loads[:] = 0
     for i in range(replica.counters.num_running):
@@ -208,7 +208,7 @@ def _has_room(
 ) -> bool:
     """Whether every step has room for a request admitted now; if so, adds its tokens to the loads."""
     prompt = int(replica.asked.input_length[request])
-    # A request for no tokens ends with its first step.
+    # A request for no tokens has one step.
     lasts = 1 if replica.asked.max_tokens[request] == 0 else len(loads)
     for add in (False, True):
         for h in range(len(loads)):

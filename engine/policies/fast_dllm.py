@@ -21,7 +21,7 @@ REUSES = ("dual", "prefix")
 def first_whole(
     prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: FastDllmFields
 ) -> tuple[int, int, int]:
-    """A full pass as a block begins; then the block, or with a prefix cache also all after it."""
+    """A full pass as a block begins; then the block, with a prefix cache also all after it."""
     if block_step == 0:
         return FULL, length, length
     return REUSE, block if fields.dual else length - start, length
@@ -29,7 +29,7 @@ def first_whole(
 
 @rule
 def all_held(prompt: int, length: int, state: int, fields: FastDllmFields) -> int:
-    """Of all positions."""
+    """All positions."""
     return length
 
 
@@ -37,7 +37,7 @@ def all_held(prompt: int, length: int, state: int, fields: FastDllmFields) -> in
 class FastCache(NoCache):
     """Fast-dLLM: a full pass as a block begins, then the block against all cached keys (1.4).
 
-    reuse: "dual" computes the block; "prefix" also all after it, which stays cached for one step.
+    reuse: "dual" computes the block; "prefix" also all after it, cached for one step.
     """
 
     reuse: Annotated[str, Choice(REUSES), "compute the block, or the block and all after it"] = "dual"
@@ -50,7 +50,7 @@ class FastCache(NoCache):
         return self.reuse == "dual"
 
     def numbers(self, policy: Any) -> dict[str, bool | int | float]:
-        # With a threshold, a block that its full pass finishes is computed once more, as in Fast-dLLM's code.
+        # With a threshold, Fast-dLLM computes a block finished by its full pass once more.
         by_threshold = not policy.unmasking.scheduled(policy)
         return {**super().numbers(policy), "dual": self.dual, "once_more": by_threshold}
 

@@ -1,4 +1,4 @@
-"""FOCUS: DC+, with masks evicted after the second layer unless their importance grew most."""
+"""FOCUS: DC+, and after the second layer only masks whose importance grew most."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,10 +29,10 @@ class FocusFields(BlockFields, Protocol):
 
 
 class FocusColumns(Record):
-    decoded: I4  # tokens decoded, in the mean's scope
+    decoded: I4  # tokens in the mean's scope
     decode_steps: I4  # steps that decoded any
-    progress: I4  # rightmost column of the block that went through all layers, or -1
-    budget: I4  # masks to keep at least in this step
+    progress: I4  # rightmost column of the block through all layers, or -1
+    budget: I4  # least masks to keep in this step
     carried: Bool  # the mean is the previous block's until this one decodes
 
 
@@ -52,41 +52,41 @@ SCOPE_BLOCK, _, SCOPE_CARRY = range(3)
 
 @dataclass(frozen=True)
 class Focus(DelayedCache):
-    """FOCUS: keeps the masks whose importance grows most from the first layer to the second, over DC+ (focus.md 3).
+    """FOCUS: keeps masks whose importance grows most from the first layer to the second, over DC+ (focus.md 3).
 
-    Where published codes differ (3.11), the defaults are LMDeploy's.
+    Where published codes differ (3.11), defaults are LMDeploy's.
     """
 
     neighbour_aware: Annotated[bool, "must be true: FOCUS evicts from DC+"] = True
-    prefill_counts: Annotated[bool, "prompt tokens of the first, partial block are right after prefill"] = False
+    prefill_counts: Annotated[bool, "prefill leaves final KV in the prompt's part of the first block"] = False
     visible: Annotated[
         str,
         Choice(("listed", "prefix")),
-        "a query sees of its block: what is cached or computed, or all before the last",
+        "what a query sees of its block: cached or computed positions, or all up to the last one",
     ] = "prefix"
     sample_block: Annotated[bool, "soft-max and sampling run on the whole block (focus.md 3.2)"] = True
-    alpha: Annotated[float, Range(1.0), "the budget is the mean of the tokens decoded a step, times this"] = 1.5
-    # carry: the previous block's until this block decodes (Hugging Face); request: the paper's E.3.1.
-    scope: Annotated[
-        str, Choice(SCOPES), "the steps of that mean: this block's, all the request's, or carried over"
-    ] = "block"
+    alpha: Annotated[float, Range(1.0), "budget, as a multiple of the mean tokens decoded per step"] = 1.5
+    # carry: the previous block's until this one decodes (Hugging Face); request: the paper's E.3.1.
+    scope: Annotated[str, Choice(SCOPES), "steps in that mean: this block's, the whole request's, or carried over"] = (
+        "block"
+    )
     sample_deviation: Annotated[bool, "divide by n - 1, as the Hugging Face code does"] = False
     exact_block: Annotated[bool, "compute a complete block once more as a whole (Hugging Face)"] = False
     second_layer_sees: Annotated[
-        str, Choice(("retained", "computed")), "how far the second layer's queries see in the block"
+        str, Choice(("retained", "computed")), "what the second layer's queries see of the block"
     ] = "retained"
 
     columns = columns_of(FocusColumns)
-    by_importance = True  # commits are drawn with ImportanceDeltas
+    by_importance = True
 
     def check(self, policy: Policy) -> None:
         if not policy.granularity.whole_block:
-            raise PolicyError(f"{policy.name}: FOCUS evicts from the whole block, and a chunk leaves its own out")
+            raise PolicyError(f"{policy.name}: FOCUS evicts from whole blocks, expected no chunk")
         if not self.neighbour_aware:
-            raise PolicyError(f"{policy.name}: FOCUS evicts from DC+, and neighbour_aware is false")
+            raise PolicyError(f"{policy.name}: neighbour_aware is false, expected true: FOCUS evicts from DC+")
         if policy.batching.group_steps(1, 1) != 1:
             raise PolicyError(
-                f"{policy.name}: FOCUS decides anew every step: it needs continuous batching, num_loops=1"
+                f"{policy.name}: FOCUS decides every step anew: expected continuous batching with num_loops=1"
             )
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
@@ -124,7 +124,7 @@ def retained_rows(
     status: Statuses, evaluations: Counts, window: Windows, decodable: Windows, start: Indices, requests: Indices,
     num_decoded: Indices, num_steps: Indices, progress: Indices, alpha: float, sample_deviation: bool, draws: Draws,
 ) -> Any:  # fmt: skip
-    """Positions that a plan's rows retain, [rows, width] bool."""
+    """Positions retained by a plan's rows, [rows, width] bool."""
     keep = np.zeros(window.shape, np.bool_)
     width = window.shape[1]
     delta, spots, selected = np.zeros(width, np.float32), np.zeros(width, np.int64), np.zeros(width, np.uint8)
@@ -137,7 +137,7 @@ def retained_rows(
 
 @rule
 def select_focus(status: Status, reach: int, chunk: int, fields: FocusFields, window: Marks) -> None:
-    """Uncached positions; with exact_block all of a complete block once more."""
+    """Uncached positions; with exact_block also a complete block once more."""
     if fields.exact_block:
         whole = True
         for k in range(len(status)):
@@ -153,14 +153,14 @@ def select_focus(status: Status, reach: int, chunk: int, fields: FocusFields, wi
 
 @rule
 def budget(num_decoded: int, num_steps: int, alpha: float) -> int:
-    """Masks of a sequence to keep at least; with no more masks nothing is evicted."""
+    """Least masks of a sequence to keep; with no more, nothing is evicted."""
     mean = num_decoded / num_steps if num_steps > 0 else 1.0
     return max(1, int(np.ceil(max(mean, 1.0) * alpha)))
 
 
 @rule
 def plan_focus(replica: Replica, policy: FocusState) -> None:
-    """Plan a step over uncached positions; it evicts if any sequence has more masks than its budget."""
+    """Plan a step over uncached positions; it evicts if a sequence has more masks than its budget."""
     plan_block(replica, policy)
     counters, fields = replica.counters, policy.fields
     for i in range(counters.num_rows):
@@ -178,9 +178,9 @@ def plan_focus(replica: Replica, policy: FocusState) -> None:
 
 @rule
 def draw_focus(replica: Replica, policy: FocusState, draws: Draws) -> None:
-    """Draw the retained positions, and the masks among them that commit.
+    """Draw retained positions, and masks among them that commit.
 
-    Deltas are drawn by whether a mask is decodable: would commit without eviction.
+    Deltas depend on whether a mask is decodable: would commit without eviction.
     """
     counters, fields = replica.counters, policy.fields
     if not counters.evicting:
@@ -221,7 +221,7 @@ def draw_focus(replica: Replica, policy: FocusState, draws: Draws) -> None:
 
 @rule
 def count_left(replica: Replica, policy: FocusState) -> None:
-    """The step's features after its eviction."""
+    """The step's features after eviction."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     tokens = 0
     qk_pairs = 0
@@ -246,13 +246,12 @@ def retain(
     status: Status, window: Marks, delta: npt.NDArray[np.float32], budgeted: int, progress: int,
     sample_deviation: bool, keep: Marks, spots: npt.NDArray[np.int64], selected: npt.NDArray[np.uint8],
 ) -> None:  # fmt: skip
-    """Mark the positions of a row's `window` that go on [width] (focus.md 3.4).
+    """Mark the positions of a row's `window` that go on, [width] (focus.md 3.4).
 
-    delta: importance in the second layer minus that in the first. progress: rightmost position retained in this block
-    so far, or -1. Kept are tokens a standard deviation above the mean, or if fewer the budget's most important (ties:
-    the lower index); the left neighbour of each; and all between progress and the rightmost kept one, whose keys were
-    never computed. Double-precision sums from left to right agree bit for bit across implementations. spots, selected:
-    [width], scratch.
+    delta: importance in the second layer minus the first. progress: rightmost position retained in this block, or -1.
+    Kept: tokens a standard deviation above the mean, or if fewer the budget's most important (ties: lower index); each
+    one's left neighbour; all between progress and the rightmost kept one, whose keys were never computed. Sums in
+    double precision from the left agree bit for bit across implementations. spots, selected: [width], scratch.
     """
     width = len(window)
     num = 0
@@ -279,7 +278,7 @@ def retain(
     wanted = max(wanted, int(budgeted))
     for j in range(num):
         own = delta[spots[j]]
-        before = 0  # of higher rank: greater, or equal and further left
+        before = 0  # of higher rank: greater, or equal and to the left
         for k in range(num):
             other = delta[spots[k]]
             if other > own or (other == own and k < j):

@@ -1,4 +1,4 @@
-"""LLaDA's and Dream's own loop as a script: the whole sequence every step, a static batch at a time."""
+"""LLaDA's and Dream's own loop as a script: the whole sequence every step, in static batches."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ class PlainFields(Protocol):
 
 @dataclass(frozen=True)
 class Static(PassScheduler):
-    """A research script's server: a batch is padded to its longest, runs in lock-step and ends together."""
+    """A research script's server: a batch is padded to its longest, runs in lock-step, ends together."""
 
     max_batch: Annotated[
-        int | None, Range(1), "requests at once; none: the device's default; public codes of cached loops take one"
+        int | None, Range(1), "running requests; none: the device's default; published cached loops take one"
     ] = 1
-    max_num_logits: Annotated[int, Range(1), "rows of logits that may exist at once"] = 4096
+    max_num_logits: Annotated[int, Range(1), "most rows of logits at once"] = 4096
 
     pads = True
     neutral = frozenset({"max_batch", "max_num_logits"})
@@ -35,7 +35,7 @@ class Static(PassScheduler):
 
 @rule
 def decide_static(replica: Replica, policy: AnyPolicy) -> int:
-    """Continue the batch, or begin one with the first waiting requests."""
+    """Continue the batch, or start one with the first waiting requests."""
     counters = replica.counters
     if counters.num_group < 0:
         counters.num_running = 0
@@ -80,7 +80,7 @@ def nothing_held(prompt: int, length: int, state: int, fields: PlainFields) -> i
 
 @dataclass(frozen=True)
 class NoCache(ApproximateCache):
-    """Every step computes the whole sequence (LLaDA's and Dream's own loop, 1.1)."""
+    """The whole sequence, every step (LLaDA's and Dream's own loop, 1.1)."""
 
     logits: Annotated[str, Choice(LOGITS), "rows through the LM head in a pass over more than the block"] = "all"
 
@@ -95,7 +95,7 @@ class NoCache(ApproximateCache):
         return {"all_logits": self.all_logits}
 
 
-# One token a step, dLLM-Serve's page size. No published loop looks for an EOS (full-sequence-diffusion.md 1).
+# One token a step, dLLM-Serve's page size. Published loops ignore EOS (full-sequence-diffusion.md 1).
 ONE_A_STEP = Unmasking(strategy="low_confidence_static", eos="ignored")
 PAGES = PagedMemory(page_size=256)
 

@@ -1,4 +1,4 @@
-"""LMDeploy's scheduler of 2025: groups of steps in which the batch is frozen."""
+"""LMDeploy's scheduler of 2025: groups of steps with a frozen batch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Protocol
 from ..admission import (
     canvas,
     copy_list,
+    count_rows,
     head,
     let_in,
     place,
@@ -63,7 +64,7 @@ class GroupFields(Protocol):
 GroupState = PolicyState[GroupFields, Any, Any]
 
 
-MAX_LOOPS = MOST_STEPS  # of a frozen batch: more is a mistake
+MAX_LOOPS = MOST_STEPS  # more steps of a frozen batch are a mistake
 
 
 PREEMPTS = ("updated", "admitted")
@@ -75,20 +76,18 @@ class Continuous(Scheduler):
     """LMDeploy: prefill first; decode in groups of steps with a frozen batch (block-diffusion.md 2.1)."""
 
     max_batch: Annotated[
-        int | None, Range(1), "sequences running; none: the device's default, at most a prefill's block rows"
+        int | None, Range(1), "running sequences; none: the device's default, at most a prefill's block rows"
     ] = None
     max_prefill_tokens: Annotated[int, Range(1), "padded prompt tokens of one prefill"] = 4096
     num_loops: Annotated[
         int | None, Range(1, MAX_LOOPS), "steps of a group; none: min(prefill_interval, 2 * (page // block_length))"
     ] = None
     prefill_interval: Annotated[int, Range(1), "bounds the steps of a group and the pages it reserves"] = 16
-    decide_ahead: Annotated[bool, "decide on the next batch as a group's last step begins (LMDeploy's prefetch)"] = (
-        False
-    )
+    decide_ahead: Annotated[bool, "decide the next batch when a group's last step begins (LMDeploy's prefetch)"] = False
 
     reserve_past_end: Annotated[bool, "a group reserves pages beyond the end of the output"] = True
     preempts: Annotated[
-        str, Choice(PREEMPTS), "who loses its pages: the sequence that was updated last, or admitted last"
+        str, Choice(PREEMPTS), "which sequence loses its pages: the last updated, or the last admitted"
     ] = "updated"
 
     neutral = frozenset(
@@ -100,7 +99,7 @@ class Continuous(Scheduler):
 
     def check(self, policy: Policy) -> None:
         if policy.commits_by == "acceptance" and self.num_loops not in (None, 1):
-            raise PolicyError(f"{policy.name}: num_loops is {self.num_loops}, expected 1 where every step is a token")
+            raise PolicyError(f"{policy.name}: num_loops is {self.num_loops}, expected 1 for one token a step")
 
     def group_steps(self, page_size: int, block_length: int) -> int:
         if self.num_loops is not None:
@@ -110,7 +109,7 @@ class Continuous(Scheduler):
     def reserved(self, policy: Policy, prompt: Any, output: Any, state_tokens: int = 1) -> Any:
         block = policy.block_length
         tokens = -(-(prompt + output) // block) * block
-        if self.reserve_past_end:  # as its last block begins
+        if self.reserve_past_end:  # when its last block begins
             tokens = tokens - block + policy.width + self._prealloc(policy)
         return tokens
 
@@ -120,11 +119,11 @@ class Continuous(Scheduler):
         return self.group_steps(policy.memory.page_size, policy.block_length)
 
     def _prealloc(self, policy: Policy) -> int:
-        """Reserved tokens beyond the window: blocks that a group may enter (block-diffusion.md 2.1)."""
+        """Tokens reserved beyond the window: blocks that a group may enter (block-diffusion.md 2.1)."""
         page, block, steps = policy.memory.page_size, policy.block_length, self._steps(policy)
         if steps == 1:
             return 0
-        # A block takes at least two steps, one if streaming runs ahead.
+        # A block takes at least two steps, or one if streaming ran ahead.
         entered = steps if policy.obs else (steps + 1) // 2
         return max(min(self.prefill_interval // 2, page // block), entered) * block
 
@@ -151,7 +150,7 @@ def decide_continuous(replica: Replica, policy: GroupState) -> int:
         kind = DECODE_STEP
     else:
         kind = take_next(replica)
-    while True:  # `_decide` stands here once: each call of it is compiled for itself
+    while True:  # `_decide` stands here once, since each call compiles it again
         ahead = kind != NOTHING
         if kind == DECODE_STEP and counters.num_group < 0:
             copy_list(replica, ROWS, GROUP, counters.num_rows)
@@ -169,7 +168,7 @@ def decide_continuous(replica: Replica, policy: GroupState) -> int:
 
 @rule
 def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> int:
-    """Choose prefill or decode, and the sequences, without rows of a step `in_flight`."""
+    """Choose prefill or decode and its sequences, without rows of a step `in_flight`."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     if in_flight != NOTHING:
         for i in range(counters.num_rows):
@@ -187,10 +186,10 @@ def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> in
         num = admit(replica, policy, to)
         if num > 0:
             kind = PREFILL_STEP
-        elif in_flight != NOTHING:  # LMDeploy then fetches no decode batch either (`enable_empty`)
+        elif in_flight != NOTHING:  # then LMDeploy fetches no decode batch either (`enable_empty`)
             ready = -1
     if kind == NOTHING:
-        # LMDeploy prefetches a decode batch only with enough sequences outside the one in flight.
+        # LMDeploy prefetches a decode batch only if enough sequences are not in flight.
         least = 0
         if in_flight == PREFILL_STEP:
             least = 1
@@ -204,18 +203,15 @@ def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> in
         for i in range(counters.num_rows):
             slot = replica.lists[ROWS, i]
             replica.sequences[slot].in_flight = False
-    if to == ROWS:
-        counters.num_rows = num
-    else:
-        counters.num_next = num
+    count_rows(replica, to, num)
     return kind
 
 
 @rule
 def _prefers_prefill(waiting: int, ready: int, max_batch: int, ahead: bool) -> bool:
-    """Whether to prefill next, with `ready` sequences that could decode.
+    """Whether to prefill next, if `ready` sequences could decode.
 
-    Deciding ahead, few are ready, so waiting requests are nearly always admitted.
+    When deciding ahead few are ready, so waiting requests are nearly always admitted.
     """
     if not ahead:
         return waiting > 0
@@ -242,7 +238,7 @@ def _has_arrived(replica: Replica) -> bool:
 
 @rule
 def admit(replica: Replica, policy: AnyPolicy, to: int) -> int:
-    """Admit the next prefill's requests, first come, first served; their number."""
+    """Admit the next prefill's requests, first come, first served; returns their number."""
     counters, fixed = replica.counters, replica.fixed
     num = 0
     tokens = 0
@@ -257,7 +253,7 @@ def admit(replica: Replica, policy: AnyPolicy, to: int) -> int:
 
 @rule
 def admit_one(replica: Replica, policy: AnyPolicy, to: int, num: int, tokens: int) -> int:
-    """Admit the next request as row `num` of a prefill of `tokens`; its tokens, or 0 if it must wait."""
+    """Admit the next request as row `num` of a prefill of `tokens`; returns its tokens, or 0 if it must wait."""
     fixed = replica.fixed
     request, slot = head(replica)
     length = prefill_length(replica, request, slot)
@@ -274,7 +270,7 @@ def admit_one(replica: Replica, policy: AnyPolicy, to: int, num: int, tokens: in
 
 @rule
 def _seat(replica: Replica, policy: AnyPolicy, length: int, there: int, held: int) -> int:
-    """Give the queue's first request pages and a slot; the slot, or -1 without pages."""
+    """Give the queue's first request pages and a slot; returns the slot, or -1 without pages."""
     counters, fixed = replica.counters, replica.fixed
     request, slot = head(replica)
     pages = pages_to_admit(replica, policy, request, slot, length)
@@ -301,7 +297,7 @@ def pages_of_prefill(replica: Replica, policy: AnyPolicy, request: int, slot: in
 
 @rule
 def _make_room(replica: Replica, policy: AnyPolicy, to: int) -> int:
-    """Grow the running sequences' pages for the coming group; preempt the last ones until the rest fit."""
+    """Grow running sequences' pages for the coming group; preempt the last until the rest fit."""
     counters, fixed = replica.counters, replica.fixed
     num = 0
     total = 0
@@ -329,7 +325,7 @@ def _make_room(replica: Replica, policy: AnyPolicy, to: int) -> int:
 
 @rule
 def _pages_needed(replica: Replica, policy: GroupState, slot: int) -> int:
-    """Pages for a sequence's tokens and the next group's growth; never fewer than it holds."""
+    """Pages for a sequence's tokens and the next group's growth; at least those it holds."""
     sequence, fixed, fields = replica.sequences[slot], replica.fixed, policy.fields
     tokens = int(sequence.start) + fixed.width + fields.prealloc
     if not fields.reserve_past_end:
@@ -339,7 +335,7 @@ def _pages_needed(replica: Replica, policy: GroupState, slot: int) -> int:
 
 @rule
 def order_by_update(replica: Replica, policy: GroupState) -> None:
-    """Move the step's rows behind all others: LMDeploy orders by last update (block-diffusion.md 2.1)."""
+    """Move the step's rows to the end: LMDeploy orders by last update (block-diffusion.md 2.1)."""
     counters = replica.counters
     if policy.fields.preempts != UPDATED:
         return
@@ -370,9 +366,9 @@ def order_by_update(replica: Replica, policy: GroupState) -> None:
 
 @rule
 def steady_batch(replica: Replica, policy: AnyPolicy) -> int:
-    """A batch only takes more pages: requests that had to wait wait until a sequence ends.
+    """A batch only takes more pages: requests that had to wait do so until a sequence ends.
 
-    Unless pages were given back from outside since the step began.
+    Unless pages came back from outside since the step began.
     """
     counters = replica.counters
     if counters.num_preempted > 0 or counters.pages_held < counters.pages:
@@ -390,7 +386,7 @@ def paged_ahead_of_batch(replica: Replica, policy: GroupState) -> int:
 
 @rule
 def group_step_over(replica: Replica, policy: AnyPolicy) -> None:
-    """End a frozen group after its last step; finished sequences leave then."""
+    """End a frozen group after its last step; finished sequences then leave."""
     counters = replica.counters
     counters.loops_left -= 1
     if counters.loops_left == 0:
@@ -405,7 +401,7 @@ def end_group(replica: Replica, policy: AnyPolicy) -> None:
 
 
 EVERY_STEP = Continuous(num_loops=1)  # no frozen groups
-EVERY_STEP_AHEAD = Continuous(num_loops=1, decide_ahead=True)  # ... decided a step ahead
+EVERY_STEP_AHEAD = Continuous(num_loops=1, decide_ahead=True)
 
 # LMDeploy's flag for each field (lmdeploy/cli/utils.py).
 FLAGS = {

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Protocol
 
 from ..admission import (
     copy_list,
+    count_rows,
     keep_rows,
     let_in,
     place,
@@ -65,10 +66,10 @@ class LookAheadFields(Protocol):
 
 class LookAheadColumns(Record):
     updated: F8  # s, end of its last step with an outcome
-    turn: I8  # the replica's preemptions before its last
-    rank: I4  # its row in that step
-    computed: I4  # positions with KV after all decided steps
-    goal: I4  # positions that its prefill computes in all
+    turn: I8  # the replica's preemptions before its own last
+    rank: I4  # row in that step
+    computed: I4  # positions with KV after decided steps
+    goal: I4  # positions of its whole prefill
     wanted: I4  # positions of the decided prefill
 
 
@@ -87,8 +88,8 @@ BY_SIZE = ORDERS.index("size")
 
 # A prefill's order (_PrefillTurnPolicy): arrival; shortest first, no long prompts; one long, then shortest first.
 FIRST_COME, SHORT, LONG, NO_TURN = range(4)
-SHORTS, LONGS = 1 << 28, 1 << 30  # sort keys begin here: int32
-TAKEN = -2  # in place of an entry's slot
+SHORTS, LONGS = 1 << 28, 1 << 30  # first sort keys: int32
+TAKEN = -2  # in place of a slot
 
 
 @dataclass(frozen=True)
@@ -97,22 +98,24 @@ class LookAhead(Scheduler):
 
     A prompt longer than a prefill is computed in chunks, one such prompt at a time. After a chunk come decoding rows,
     then up to `opt_ttft_short_turns` prefills of prompts that fit, then the next chunk (InputsMakerAsync). A sequence
-    takes more pages when its next block does not fit; without any it waits with its pages, and later computes only its
-    block unless another took them (Scheduler).
+    takes pages when its next block does not fit; without free pages it waits with its own, and later computes only its
+    block unless another sequence took them (Scheduler).
     """
 
     max_batch: Annotated[
-        int | None, Range(1), "sequences running; none: the device's default, at most a prefill's block rows"
+        int | None, Range(1), "running sequences; none: the device's default, at most a prefill's block rows"
     ] = None
     max_prefill_tokens: Annotated[int, Range(1), "padded prompt tokens of one prefill"] = 8192
     prefill_interval: Annotated[int, Range(1), "decode forwards in a row, with requests waiting, before a prefill"] = 16
     opt_ttft_short_turns: Annotated[
-        int | None, Range(1), "prefills of short prompts between two chunks of a long one; none: it is one step, alone"
+        int | None,
+        Range(1),
+        "prefills of short prompts between two chunks of a long one; none: a long one takes one step, alone",
     ] = 3
-    opt_ttft_policy: Annotated[
-        str, Choice(ORDERS), "which long prompt goes first: the one of fewest chunks, or the first come"
-    ] = "size"
-    opt_ttft_aging_sec: Annotated[float, Range(0), "seconds of waiting that count as a chunk less (s)"] = 2.0
+    opt_ttft_policy: Annotated[str, Choice(ORDERS), "which long prompt goes first: fewest chunks, or first come"] = (
+        "size"
+    )
+    opt_ttft_aging_sec: Annotated[float, Range(0), "waiting time that counts as one chunk less (s)"] = 2.0
 
     neutral = frozenset(
         {
@@ -125,7 +128,7 @@ class LookAhead(Scheduler):
     columns = columns_of(LookAheadColumns)
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        # The engine takes no aging below a millisecond.
+        # The engine allows no aging below a millisecond.
         return {
             "prealloc": self._prealloc(policy),
             "aging": max(0.001, float(self.opt_ttft_aging_sec)),
@@ -134,7 +137,7 @@ class LookAhead(Scheduler):
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
         # streak: decode steps with requests waiting; short_turns: prefills since the last chunk; after_chunk: the last
-        # step decided was a chunk, not its prompt's last.
+        # decided step was a chunk, not its prompt's last.
         return {"streak": 0, "short_turns": 0, "after_chunk": False, "preemptions": 0}
 
     def shares_prefixes(self, policy: Policy) -> bool:
@@ -145,7 +148,7 @@ class LookAhead(Scheduler):
         return -(-(prompt + output) // block) * block - block + policy.width + self._prealloc(policy)
 
     def _prealloc(self, policy: Policy) -> int:
-        """Tokens beyond the block that pages are taken for (DLLMEngineStrategy.get_prealloc_size).
+        """Tokens beyond the block with pages (DLLMEngineStrategy.get_prealloc_size).
 
         At least a block, as a step decided ahead may be one further; LMDeploy takes none at a prefill_interval of 1.
         """
@@ -159,12 +162,12 @@ class LookAhead(Scheduler):
 
 @rule
 def decide_look_ahead(replica: Replica, policy: AnyPolicy) -> int:
-    """Run the step decided ahead, or decide; then decide ahead as if every row in flight continued."""
+    """Run the step decided ahead, or decide; then decide ahead as if all rows in flight continued."""
     counters = replica.counters
     kind = take_next(replica)
-    while True:  # `_look` stands here once: each call of it is compiled for itself
+    while True:  # `_look` stands here once, since each call compiles it again
         ahead = kind != NOTHING
-        if kind == PREFILL_STEP:  # the next chunk may be decided before this one is planned
+        if kind == PREFILL_STEP:  # before the next chunk may be decided
             _note_prompts(replica, policy, ROWS, counters.num_rows)
         found = _look(replica, policy, NEXT if ahead else ROWS)
         if ahead:
@@ -189,13 +192,13 @@ def _note_prompts(replica: Replica, policy: LookAheadState, which: int, num: int
 @rule
 def _look(replica: Replica, policy: LookAheadState, to: int) -> int:
     """Choose a step's rows: prompts, a long prompt's chunk, or all decoding rows (_ForwardInputsTask.run)."""
-    counters, record, fields = replica.counters, policy.record, policy.fields
+    record, fields = policy.record, policy.fields
     _seat_arrived(replica, policy)
     long = _half_prefilled(replica, policy)
     last = long >= 0 and policy.columns[long].goal - policy.columns[long].computed <= _chunk(replica)
     prefers_prompts = _prefers_prompts(replica, policy, last)
     due = record.short_turns >= fields.opt_ttft_short_turns
-    put_off = long >= 0 and not last and record.after_chunk  # decoding rows come before the next chunk
+    put_off = long >= 0 and not last and record.after_chunk  # decoding rows before the next chunk
     first, then = NO_TURN, NO_TURN
     if long >= 0 and not last and not due:
         first = SHORT
@@ -217,10 +220,7 @@ def _look(replica: Replica, policy: LookAheadState, to: int) -> int:
         if num == 0 and long >= 0:
             num = _next_chunk(replica, policy, to, long)
         prefills = num > 0
-    if to == ROWS:
-        counters.num_rows = num
-    else:
-        counters.num_next = num
+    count_rows(replica, to, num)
     if num == 0:
         return NOTHING
     slot = replica.lists[to, 0]
@@ -286,7 +286,7 @@ def _is_long(replica: Replica, policy: LookAheadState, length: int) -> bool:
 
 @rule
 def _half_prefilled(replica: Replica, policy: LookAheadState) -> int:
-    """The sequence with chunks left to decide, or -1."""
+    """The sequence with undecided chunks, or -1."""
     for i in range(replica.counters.num_running):
         slot = replica.lists[RUNNING, i]
         if policy.columns[slot].computed < policy.columns[slot].goal:
@@ -294,25 +294,25 @@ def _half_prefilled(replica: Replica, policy: LookAheadState) -> int:
     return -1
 
 
-# ---- the queue: in order of arrival; a preempted sequence counts from its last outcome ------------------------------
+# ---- the queue: by arrival; preempted sequences by their last outcome ------------------------------------------------
 
 
 @rule
 def _place(replica: Replica, at: int) -> int:
-    """A queue place's row in `replica.queue`."""
+    """The row in `replica.queue` of a queue place."""
     return (int(replica.counters.queue_head) + at) & (len(replica.queue) - 1)
 
 
 @rule
 def _entry(replica: Replica, at: int) -> tuple[int, int]:
-    """A place's request, and its slot: -1 for none, TAKEN if admitted."""
+    """A place's request, and slot: -1 for none, TAKEN if admitted."""
     row = _place(replica, at)
     return int(replica.queue[row, 0]), int(replica.queue[row, 1])
 
 
 @rule
 def _length(replica: Replica, policy: LookAheadState, at: int) -> int:
-    """Positions that the prefill at a place computes."""
+    """Positions of the prefill at a place."""
     request, slot = _entry(replica, at)
     return prefill_length(replica, request, slot) - (int(policy.columns[slot].computed) if slot >= 0 else 0)
 
@@ -326,7 +326,7 @@ def _came(replica: Replica, policy: LookAheadState, at: int) -> float:
 
 @rule
 def _preempt(replica: Replica, policy: LookAheadState, slot: int, to: int) -> None:
-    """Queue a sequence again with its pages; its outcome in flight is dropped."""
+    """Requeue a sequence with its pages; its outcome in flight is dropped."""
     counters, record, own = replica.counters, policy.record, policy.columns[slot]
     if to == NEXT:
         for i in range(counters.num_rows):
@@ -359,7 +359,7 @@ def _move(replica: Replica, at: int, to: int) -> None:
 
 @rule
 def _take(replica: Replica, num: int) -> None:
-    """Remove the `num` TAKEN entries from the queue, in order."""
+    """Remove the `num` TAKEN entries; the order stays."""
     counters = replica.counters
     at = int(counters.num_waiting) - 1
     while _entry(replica, at)[1] != TAKEN:
@@ -406,7 +406,7 @@ def _key(replica: Replica, at: int, turn: int) -> int:
 
 @rule
 def _after(replica: Replica, at: int, turn: int) -> int:
-    """The place after `at` in the order of keys (-1: the first); -1 at the end."""
+    """The place after `at` by keys (-1: the first); -1 at the end."""
     num = int(replica.counters.num_waiting)
     if turn == FIRST_COME:
         return at + 1 if at + 1 < num else -1
@@ -424,7 +424,7 @@ def _after(replica: Replica, at: int, turn: int) -> int:
 
 @rule
 def _admit(replica: Replica, policy: LookAheadState, to: int, turn: int) -> int:
-    """Admit the next prefill's requests; their number (_PrefillScheduler.schedule)."""
+    """Admit the next prefill's requests; returns their number (_PrefillScheduler.schedule)."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     num_waiting = int(counters.num_waiting)
     if num_waiting == 0 or counters.num_running >= fixed.max_batch:
@@ -446,15 +446,15 @@ def _admit(replica: Replica, policy: LookAheadState, to: int, turn: int) -> int:
             there = reusable(replica, policy, request, known - 1)[0]
         left = whole - before - there
         cost = min(left, _chunk(replica)) if _is_long(replica, policy, left) else left
-        # A turn of short prompts skips those that do not fit; another turn ends there.
+        # A turn of short prompts skips those that do not fit; other turns end there.
         if turn == SHORT and _is_long(replica, policy, left):
             put_back(replica, policy, request, there)
             continue
         if num > 0 and tokens + cost > fixed.max_prefill:
             put_back(replica, policy, request, there)
             if kept and fields.shares:
-                _reclaim(replica, policy, slot)  # undo the match of its prefix too
-            if turn == SHORT and fields.shares:  # most of a longer one may be in the pool
+                _reclaim(replica, policy, slot)  # undo its prefix's match too
+            if turn == SHORT and fields.shares:  # a longer one may be mostly cached
                 continue
             break
         pages = -(-(before + there + cost + (fields.prealloc if cost == left else 0)) // int(fixed.page))
@@ -463,7 +463,7 @@ def _admit(replica: Replica, policy: LookAheadState, to: int, turn: int) -> int:
                 _reclaim(replica, policy, slot)
             fitted = num > 0 and tokens + whole - before > fixed.max_prefill
             if turn == SHORT and (fitted or _is_long(replica, policy, whole - before)):
-                continue  # it fits only thanks to cached pages
+                continue  # it fits only with cached pages
             break
         if kept:
             counters.pages_held += max(0, pages - int(replica.sequences[slot].pages))
@@ -524,9 +524,9 @@ def _seat_arrived(replica: Replica, policy: LookAheadState) -> None:
 
 @rule
 def _pass_over_early_end(replica: Replica, slot: int) -> None:
-    """Move an EOS in the prompt's last block to the next block, where LMDeploy begins to look for one.
+    """Move an EOS in the prompt's last block to the next block, where LMDeploy starts to look for one.
 
-    It takes the output to begin after that block (DLLM sequences' output_start_pos).
+    LMDeploy assumes that the output begins after that block (DLLM sequences' output_start_pos).
     """
     sequence, fixed = replica.sequences[slot], replica.fixed
     first_end = int(sequence.start) + int(fixed.block)
@@ -541,7 +541,7 @@ def _pass_over_early_end(replica: Replica, slot: int) -> None:
 
 @rule
 def _known(replica: Replica, request: int, slot: int) -> int:
-    """A request's known tokens: its prompt, or its complete blocks."""
+    """A request's known tokens: prompt, or complete blocks."""
     if slot < 0:
         return max(int(replica.asked.input_length[request]), num_arrived(replica, request) + 1)
     sequence = replica.sequences[slot]
@@ -552,7 +552,7 @@ def _known(replica: Replica, request: int, slot: int) -> int:
 
 @rule
 def _next_chunk(replica: Replica, policy: LookAheadState, to: int, slot: int) -> int:
-    """Decide a prompt's next chunk; the number of rows, 0 without pages."""
+    """Decide a prompt's next chunk; returns the number of rows, 0 without pages."""
     counters, sequence, own = replica.counters, replica.sequences[slot], policy.columns[slot]
     wanted = min(_chunk(replica), int(own.goal) - int(own.computed))
     last = own.computed + wanted == own.goal
@@ -577,7 +577,7 @@ def _next_chunk(replica: Replica, policy: LookAheadState, to: int, slot: int) ->
 
 @rule
 def plan_chunks(replica: Replica, policy: AnyPolicy) -> None:
-    """Plan a prefill of whole prompts or of a chunk, as decided."""
+    """Plan a prefill of whole prompts or a chunk, as decided."""
     plan_pieces(replica, _chunk(replica))
 
 
@@ -625,7 +625,7 @@ def _add_pages(replica: Replica, slot: int, pages: int) -> None:
 
 @rule
 def _make_room(replica: Replica, policy: LookAheadState, more: int) -> bool:
-    """Whether the pool gets `more` free pages; preempted sequences lose theirs, the first preempted first."""
+    """Whether the pool gets `more` free pages; preempted sequences lose theirs, the earliest preempted first."""
     counters, fixed = replica.counters, replica.fixed
     if fixed.num_pages - counters.pages_held - idle_pages(replica, policy) >= more:
         return True
@@ -652,7 +652,7 @@ def _make_room(replica: Replica, policy: LookAheadState, more: int) -> bool:
 def _make_room_for(
     replica: Replica, policy: AnyPolicy, request: int, slot: int, pages: int, there: int, turn: int
 ) -> bool:
-    """The same for a request to admit: other waiting sequences lose their pages, the last in order first."""
+    """`_make_room` for an admission: other waiting sequences lose pages, the last in order first."""
     counters, fixed = replica.counters, replica.fixed
     own = int(replica.sequences[slot].pages) if slot >= 0 else 0
     more = pages - own - there // int(fixed.page)
@@ -680,17 +680,17 @@ def _make_room_for(
 
 @rule
 def _drop_idle(replica: Replica, policy: AnyPolicy, spared: int) -> None:
-    """Evict all idle pages but the newest `spared`, as LMDeploy's search for room does even in vain."""
+    """Evict all idle pages but the newest `spared`: LMDeploy's search for room does so even in vain."""
     counters = replica.counters
     held = int(counters.pages_held)
     counters.pages_held = replica.fixed.num_pages - spared
-    hold(replica, policy, 0, 0)  # evicts idle pages
+    hold(replica, policy, 0, 0)  # evicts
     counters.pages_held = held
 
 
 @rule
 def _reclaim(replica: Replica, policy: LookAheadState, slot: int) -> None:
-    """Free a waiting sequence's pages; it will recompute its tokens."""
+    """Free a waiting sequence's pages; its tokens are recomputed later."""
     counters = replica.counters
     give_back(replica, policy, slot)
     policy.columns[slot].computed = 0
@@ -703,7 +703,7 @@ def _reclaim(replica: Replica, policy: LookAheadState, slot: int) -> None:
 
 @rule
 def take_in(replica: Replica, policy: LookAheadState) -> None:
-    """Free finished rows' pages, and their slots unless the next step computes them."""
+    """Free finished rows' pages, and slots that the next step does not compute."""
     counters = replica.counters
     ahead = counters.num_next if counters.next_kind != NOTHING else 0
     for i in range(ahead):

@@ -1,4 +1,4 @@
-"""MaskKV: dLLM-Cache with the prompt's keys that masks vote for."""
+"""MaskKV: dLLM-Cache with the prompt keys that masks vote for."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
@@ -24,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 
 @rule
 def voted_held(prompt: int, length: int, state: int, fields: VotingFields) -> int:
-    """Kept prompt keys of heads, their last runs partly filled, and all of the response."""
+    """Kept prompt keys of heads, last runs partly filled, and the whole response."""
     kept = runs(prompt) if prompt <= fields.budget else fields.budget + RUN - 1
     response = length - prompt
     return kept + runs(response) + runs(state * response)
@@ -32,20 +32,20 @@ def voted_held(prompt: int, length: int, state: int, fields: VotingFields) -> in
 
 @dataclass(frozen=True)
 class MaskKV(PeriodicCache):
-    """MaskKV on dLLM-Cache: each head keeps the prompt's keys that masks vote for, `budget` on average (3.3, 3.4).
+    """MaskKV on dLLM-Cache: each head keeps prompt keys that masks vote for, `budget` on average (3.3, 3.4).
 
     Votes are cast in the first step. Layers' budgets (beta, boundary) and heads' (alpha) have a fixed sum: time depends
-    only on `budget`, and so does memory but for partly filled runs.
+    only on `budget`, as does memory but for partly filled runs.
     """
 
     response_refresh: Annotated[int, Range(1), "steps between refreshes of the response, K_r"] = 5
-    budget: Annotated[int, Range(1), "prompt keys of a head, the mean over heads and layers"] = 256
-    alpha: Annotated[float, Range(0, 1), "of a layer's budget, the share that its heads divide equally"] = 0.1
-    beta: Annotated[float, Range(0, 1), "of the whole budget, the share that layers divide equally"] = 0.4
-    first_layer_whole: Annotated[bool, "no choice: MaskKV carries no prompt along"] = False
-    boundary: Annotated[tuple[int, ...], "the layers whose importance is weighed apart"] = (0, -1)
+    budget: Annotated[int, Range(1), "prompt keys per head, averaged over heads and layers"] = 256
+    alpha: Annotated[float, Range(0, 1), "share of a layer's budget that its heads divide equally"] = 0.1
+    beta: Annotated[float, Range(0, 1), "share of the whole budget that layers divide equally"] = 0.4
+    first_layer_whole: Annotated[bool, "always false: MaskKV carries no prompt along"] = False
+    boundary: Annotated[tuple[int, ...], "layers that share their importance as a group of their own"] = (0, -1)
 
-    in_place = False  # the prompt is computed elsewhere, and its kept keys have places
+    in_place = False  # prompts are computed elsewhere; kept keys have own places
     votes = True
     rules: ClassVar[dict[Any, Any]] = {held: voted_held}
 
@@ -63,14 +63,14 @@ class MaskKV(PeriodicCache):
 
 
 # Prompt keys kept by each layer and head (3.3, 3.4). Ours: a head keeps at most the prompt, its excess goes to others
-# in proportion, rounding goes out one each; the mean is the budget, or a shorter prompt.
+# in proportion, rounding adds one each; the mean is the budget, or a shorter prompt.
 
 
 def layer_budgets(rule: MaskKV, importance: Floats, prompt: int) -> Ints:
-    """Prompt keys that a head of each layer keeps in the mean, [layers].
+    """Mean prompt keys kept by a head of each layer, [layers].
 
-    importance [layers]: the change of a layer's input by its attention, 1 - cos (eq. 8). Boundary layers share equally
-    by their total importance, and so do the others.
+    importance [layers]: change of a layer's input by attention, 1 - cos (eq. 8). Boundary layers share their total
+    importance equally, and so do the others.
     """
     n = len(importance)
     if prompt <= rule.budget:
@@ -85,9 +85,9 @@ def layer_budgets(rule: MaskKV, importance: Floats, prompt: int) -> Ints:
 
 
 def head_budgets(rule: MaskKV, preference: Floats, mean: int, prompt: int) -> Ints:
-    """Prompt keys that each head of a layer keeps, [heads], `mean` in the mean.
+    """Prompt keys kept by each head of a layer, [heads], with this `mean`.
 
-    preference [heads]: the prompt's share of the masks' attention to prompt and masks (eq. 14).
+    preference [heads]: the prompt's share of masks' attention to prompt and masks (eq. 14).
     """
     n = len(preference)
     apart = preference / preference.sum() if preference.sum() > 0 else np.full(n, 1 / n)
@@ -95,7 +95,7 @@ def head_budgets(rule: MaskKV, preference: Floats, mean: int, prompt: int) -> In
 
 
 def divided(total: int, shares: Floats, most: int) -> Ints:
-    """`total` divided by shares into whole numbers of at most `most`."""
+    """`total` divided by shares into whole numbers up to `most`."""
     wanted = np.full(len(shares), float(most))
     open_ = np.ones(len(shares), np.bool_)  # below the limit
     while open_.any():

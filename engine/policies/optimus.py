@@ -50,10 +50,10 @@ TINY = 1e-12
 
 @dataclass(frozen=True)
 class ElasticChunk(Streaming):
-    """c* = argmax over the candidates of N_commit(c) b / T(c, b), each step (Optimus, elastic-chunking.md 6.3).
+    """c* = argmax over candidates of N_commit(c) b / T(c, b), each step (Optimus, elastic-chunking.md 6.3).
 
-    robust: learns f(m), the commits when the m leftmost masks are computed; N_commit(c) solves N = f(c - N), since
-    committed tokens take a slot once more. literal: learns n(c), the commits among a window's first c positions.
+    robust: learns f(m), the commits if the m leftmost masks are computed; N_commit(c) solves N = f(c - N), as committed
+    tokens take a slot once more. literal: learns n(c), the commits among a window's first c positions.
     """
 
     max_chunk: Annotated[int, Range(2, MAX_BLOCK), "the largest chunk, at most the block"] = 32
@@ -61,10 +61,12 @@ class ElasticChunk(Streaming):
     candidates: Annotated[tuple[int, ...], "chunks to choose from; empty: every even number up to max_chunk"] = ()
     obs: Annotated[bool, "out-of-block streaming: the window may reach into the next block"] = False
     window: Annotated[str, Choice(WINDOWS), "committed positions first (W2), or in order (W1, 6.4 a)"] = "pending-first"
-    estimator: Annotated[str, Choice(("robust", "literal")), "... or as the paper words it (6.3)"] = "robust"
-    memory: Annotated[int, Range(1), "steps that the running average of commits remembers"] = 300
+    estimator: Annotated[
+        str, Choice(("robust", "literal")), "how commits are estimated: robust, or as in the paper's text (6.3)"
+    ] = "robust"
+    memory: Annotated[int, Range(1), "steps in the running average of commits"] = 300
     cold_start: Annotated[int, Range(0), "observed steps at the largest chunk before choosing"] = 16
-    probe_every: Annotated[int, Range(0), "run the largest chunk once in so many steps; 0: never"] = 0
+    probe_every: Annotated[int, Range(0), "steps between runs of the largest chunk; 0: never"] = 0
     hysteresis: Annotated[float, Range(0), "relative gain needed to change the chunk"] = 0.0
 
     sized_by_block = "max_chunk"
@@ -86,11 +88,11 @@ class ElasticChunk(Streaming):
         return {"robust": self.estimator == "robust", "hysteresis": float(self.hysteresis)}
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
-        # Fixed lengths: one compilation serves all settings.
+        # Fixed lengths: one compilation for all settings.
         most = 2 * MAX_BLOCK + 1
         chunks = np.zeros(MAX_BLOCK, np.int64)
         chunks[: len(self.chunks())] = self.chunks()
-        curve = np.ones(most)  # one commit a step at first
+        curve = np.ones(most)  # one commit a step to start with
         curve[0] = 0.0
         whole = np.zeros(most, np.int64)
         return {
@@ -105,7 +107,7 @@ class ElasticChunk(Streaming):
 
 @rule
 def elastic_chunk(replica: Replica, policy: ElasticState) -> int:
-    """The candidate with the highest rate of commits; ties go to the smallest."""
+    """The candidate with most commits per second; ties go to the smallest."""
     counters, record = replica.counters, policy.record
     batch = counters.num_rows
     if record.latency_batch != batch:
@@ -117,9 +119,9 @@ def elastic_chunk(replica: Replica, policy: ElasticState) -> int:
 
 @rule
 def _latencies(replica: Replica, policy: ElasticState, batch: int) -> None:
-    """T(c, b) of every candidate without attention (section 5.1); every token is a head row."""
+    """T(c, b) of each candidate without attention (section 5.1); every token is a head row."""
     counters, record = replica.counters, policy.record
-    # The planned step's features are not set yet: their place serves candidates.
+    # The planned step's features are not set yet: candidates use their place.
     counters.sum_q_kv = 0
     counters.sum_kv = 0
     counters.window_q_kv = 0
@@ -149,7 +151,7 @@ def _best(fields: ElasticFields, record: ElasticRecord, step: int) -> int:
     for k in range(n):
         chunk = chunks[k]
         if fields.robust:
-            # Masks that fill the chunk, interpolated; at most the window.
+            # Masks that fill the chunk, interpolated, at most the window.
             while below < size - 1 and slots[below + 1] <= chunk:
                 below += 1
             masks = below + (chunk - slots[below]) / max(slots[below + 1] - slots[below], TINY)
@@ -199,7 +201,7 @@ def _observe(
     robust: bool,
     memory: int,
 ) -> int:
-    """Add a step: counts[m] rows computed at least m positions, whose first m committed sums[m] in all."""
+    """Add a step: counts[m] rows computed at least m positions, and their first m committed sums[m] in total."""
     size = len(curve) - 1
     top = 0
     for m in range(size, 0, -1):
@@ -209,7 +211,7 @@ def _observe(
     if top == 0:
         return int(observed)
     before = curve[top]
-    # A plain mean at first, then an exponential one.
+    # First a plain mean, then an exponential one.
     weight = 1.0 / min(observed + 1, memory)
     for m in range(1, top + 1):
         curve[m] += weight * (sums[m] / counts[m] - curve[m])

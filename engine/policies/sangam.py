@@ -1,7 +1,7 @@
 """Sangam: each block begins with a pass over the whole sequence; unused budget is saved for it (fleet.md 2.4).
 
-A pass that begins a block fills the cache and commits; the block is then decoded against all cached keys, as in
-Fast-dLLM. A request with a complete block gives its pages back and waits for the next block's pass.
+The pass fills the cache and commits; the block is then decoded against all cached keys, as in Fast-dLLM. A request with
+a complete block frees its pages and waits for the next block's pass.
 """
 
 from collections.abc import Mapping
@@ -34,6 +34,7 @@ from .llada import ONE_A_STEP
 class DeficitFields(Protocol):
     max_batched_tokens: int
     saves: bool
+    scheduled: bool
 
 
 class DeficitRecord(Protocol):
@@ -45,30 +46,29 @@ DeficitState = PolicyState[DeficitFields, Any, DeficitRecord]
 
 @dataclass(frozen=True)
 class SeparableCache(FastCache):
-    """Fast-dLLM's cache, whose passes another replica may run (2.4)."""
+    """Fast-dLLM's cache, with passes that another replica may run (2.4)."""
 
     separable = True
 
     def numbers(self, policy: Any) -> dict[str, bool | int | float]:
-        return {**super().numbers(policy), "once_more": False}
+        return {**super().numbers(policy), "once_more": False, "scheduled": policy.unmasking.scheduled(policy)}
 
     def answers(self, policy: Any) -> dict[Any, Any]:
-        drawn = draw_scheduled_passed if policy.unmasking.scheduled(policy) else draw_passed
-        return {**super().answers(policy), draw_rows: drawn}
+        return {**super().answers(policy), draw_rows: draw_passed}
 
 
 @dataclass(frozen=True)
 class DeficitBudget(PassScheduler):
-    """Sangam's worker: rows in decode come first; passes over whole sequences take what the budget leaves (2.4).
+    """Sangam's worker: decode rows first; passes over whole sequences take the remaining budget (2.4).
 
-    A pass is never cut in chunks, since its keys depend on the whole sequence: budget that is left while requests wait
-    is saved for the next step. Requests past their pass wait with their pages where `max_batch` rows decode.
+    Passes are never chunked, since keys depend on the whole sequence: budget left while requests wait is saved for the
+    next step. Requests past their pass wait with their pages while `max_batch` rows decode.
     """
 
     max_batched_tokens: Annotated[int, Range(1), "tokens of a step: blocks in decode and whole sequences"] = 4096
-    saves: Annotated[bool, "budget that a long pass could not use is saved; false: as on a prefill worker"] = True
+    saves: Annotated[bool, "save budget that a long pass could not use; false: as on a prefill worker"] = True
     max_batch: Annotated[int | None, Range(1), "rows in decode; none: the device's default"] = 128
-    max_num_logits: Annotated[int, Range(1), "rows of logits that may exist at once"] = 4096
+    max_num_logits: Annotated[int, Range(1), "most rows of logits at once"] = 4096
 
     neutral = frozenset({"max_batched_tokens", "saves", "max_batch", "max_num_logits"})
     admits_past_rows = True
@@ -83,11 +83,11 @@ class DeficitBudget(PassScheduler):
 
 @rule
 def decide_by_deficit(replica: Replica, policy: DeficitState) -> int:
-    """Run the rows in decode, and the waiting passes, in order, that the budget and the pages allow."""
+    """Run decode rows, and the waiting passes, in order, that budget and pages allow."""
     counters, fields, record = replica.counters, policy.fields, policy.record
     if counters.num_running == 0 and counters.num_waiting == 0:
         return NOTHING
-    # Requests passed elsewhere stand first: their pages are reserved, and they only decode.
+    # Requests passed elsewhere come first: their pages are reserved, and they only decode.
     while (
         counters.num_waiting > 0
         and counters.num_running < replica.fixed.max_batch
@@ -95,7 +95,7 @@ def decide_by_deficit(replica: Replica, policy: DeficitState) -> int:
     ):
         replica.lists[RUNNING, counters.num_running] = let_head_in(replica, policy)
         counters.num_running += 1
-    # The first ones to have run their pass.
+    # The first to have run their pass.
     decoding = min(int(counters.num_running), int(replica.fixed.max_batch))
     copy_list(replica, RUNNING, ROWS, decoding)
     fresh = fields.max_batched_tokens
@@ -112,7 +112,7 @@ def decide_by_deficit(replica: Replica, policy: DeficitState) -> int:
             int(replica.asked.max_tokens[request]), int(replica.fixed.block)
         )
         passed = replica.requests[request].arrived > 0
-        # A worker without rows takes one pass of any length.
+        # Without rows one pass of any length is taken.
         if not passed and admitted + length > budget and counters.num_rows > 0:
             break
         if passed or not can_let_in(replica, policy):
@@ -135,25 +135,22 @@ def decide_by_deficit(replica: Replica, policy: DeficitState) -> int:
 
 @rule
 def draw_passed(replica: Replica, policy: DeficitState, draws: Draws) -> None:
-    """`draw_block`, with the commits of passes that other replicas ran: draws are keyed, and so the same here."""
+    """Draw the step's commits, with those of passes that other replicas ran: draws are keyed, so they are the same."""
     for i in range(replica.counters.num_rows):
         slot = int(replica.lists[ROWS, i])
-        draw_slot(replica, slot, replica.window[slot], replica.committed[slot], draws)
+        _draw(replica, policy, slot, draws)
         if _passed_elsewhere(replica, slot):
-            draw_slot(replica, slot, replica.window[slot], replica.committed[slot], draws)
+            _draw(replica, policy, slot, draws)
             _join_pass(replica, slot)
 
 
 @rule
-def draw_scheduled_passed(replica: Replica, policy: DeficitState, draws: Draws) -> None:
-    """`draw_scheduled` in the same way."""
-    for i in range(replica.counters.num_rows):
-        slot = int(replica.lists[ROWS, i])
-        status, evaluations, window = replica.status[slot], replica.evaluations[slot], replica.window[slot]
-        scheduled_row(status, evaluations, window, replica.committed[slot], draws)
-        if _passed_elsewhere(replica, slot):
-            scheduled_row(status, evaluations, window, replica.committed[slot], draws)
-            _join_pass(replica, slot)
+def _draw(replica: Replica, policy: DeficitState, slot: int, draws: Draws) -> None:
+    window, committed = replica.window[slot], replica.committed[slot]
+    if policy.fields.scheduled:
+        scheduled_row(replica.status[slot], replica.evaluations[slot], window, committed, draws)
+    else:
+        draw_slot(replica, slot, window, committed, draws)
 
 
 @rule
@@ -181,7 +178,7 @@ def _join_pass(replica: Replica, slot: int) -> None:
 
 @rule
 def steady_deficit(replica: Replica, policy: DeficitState) -> int:
-    """All rows run again as long as none waits; a waiting pass changes the saved budget in each step."""
+    """All rows run again while none waits; a waiting pass changes the saved budget each step."""
     counters = replica.counters
     if counters.num_rows != counters.num_running or policy.record.deficit > 0:
         return NO
@@ -190,7 +187,7 @@ def steady_deficit(replica: Replica, policy: DeficitState) -> int:
 
 @rule
 def wait_for_pass(replica: Replica, policy: DeficitState) -> None:
-    """Queue rows that begin a new block before requests that have not begun, in order of arrival."""
+    """Queue rows that begin a block before requests that have not begun, by arrival."""
     counters = replica.counters
     left = 0
     for i in range(counters.num_running):

@@ -1,4 +1,4 @@
-"""SGLang's scheduler for diffusion models: rounds of prefill or of decode, one block a row and round.
+"""SGLang's scheduler for diffusion models: rounds of prefill or decode, one block a row and round.
 
 `Rounds` is release 0.5.23 (production-dllm-serving.md 3); `BlockSynchronous` its first port, a year older.
 """
@@ -72,7 +72,7 @@ class RoundFields(Protocol):
 
 
 class RoundColumns(Record):
-    computed: I4  # prompt tokens prefilled after this step
+    computed: I4  # prompt tokens with KV after this step
     goal: I4  # prompt tokens to prefill
     wanted: I4  # positions of the coming step
     entry: U1  # NEW, PASSED_OVER or ENTERED
@@ -81,39 +81,39 @@ class RoundColumns(Record):
 class RoundRecord(Protocol):
     """Mostly of the round being chosen."""
 
-    as_before: bool  # its rows had all entered, and took no page
+    as_before: bool  # its rows had all entered and took no page
     budget: int  # tokens left to compute
-    goes_on: bool  # the step in flight continues the last one's round
+    goes_on: bool  # the step in flight continues the last step's round
     promised: int  # tokens promised to its rows
     prompts: int  # prompt tokens left to compute
-    room: int  # tokens free in the pool
+    room: int  # free tokens of the pool
     taken: int  # tokens taken at once
     to_the_last: bool
     window_held: int  # pages of layers with a window
-    window_room: int  # tokens free in their pool beyond all promises
+    window_room: int  # free tokens of their pool beyond all promises
 
 
 RoundState = PolicyState[RoundFields, RoundColumns, RoundRecord]
 
 
 SOURCE = "SGLang 0.5.23 (production-dllm-serving.md 3)"
-CLIP_MAX_NEW_TOKENS = 4096  # of an answer, that room is promised for
+CLIP_MAX_NEW_TOKENS = 4096  # most answer tokens that room is promised for
 UNBOUNDED = 1 << 40  # tokens: layers with a window share the pool
 
-# A running request: no round has considered it, one has passed it over, or it is in.
+# A running request: not yet considered by a round, passed over by one, or in.
 NEW, PASSED_OVER, ENTERED = range(3)
 
-_PAGES = PrefixMemory(page_size=32)  # one block a page, as with its radix cache
+_PAGES = PrefixMemory(page_size=32)  # a block a page, as with its radix cache
 
 
 @dataclass(frozen=True)
 class TwoPools(PagedMemory):
-    """Two fixed pools: for layers with a window, and for the others (HybridSWAPoolConfigurator)."""
+    """Two fixed pools: for layers with a window, and for others (HybridSWAPoolConfigurator)."""
 
     swa_full_tokens_ratio: Annotated[
         float,
         Range(0, 1, above=True),
-        "tokens that layers with a window have room for, for each token of the other layers",
+        "tokens in the pool of layers with a window, per token in that of the others",
     ] = 0.8
 
     neutral = PagedMemory.neutral | {"swa_full_tokens_ratio"}
@@ -129,14 +129,16 @@ class TwoPools(PagedMemory):
 class BlockSynchronous(Scheduler):
     """SGLang's sync mode: the batch changes between blocks, each as slow as its slowest (block-diffusion.md 2.3)."""
 
-    max_batch: Annotated[int | None, Range(1), "sequences running; none: the device's default"] = None
+    max_batch: Annotated[int | None, Range(1), "running sequences; none: the device's default"] = None
     max_prefill_tokens: Annotated[int, Range(1), "padded prompt tokens of one prefill"] = 4096
 
     neutral = frozenset({"max_batch", "max_prefill_tokens"})
 
     def check(self, policy: Policy) -> None:
         if policy.eviction.evicts or not policy.granularity.whole_block:
-            raise PolicyError(f"{policy.name}: block-synchronous batching computes whole blocks, without eviction")
+            raise PolicyError(
+                f"{policy.name}: block-synchronous batching computes whole blocks, expected no chunk and no eviction"
+            )
 
     def numbers(self, policy: Policy) -> dict[str, bool | int | float]:
         return {
@@ -168,19 +170,21 @@ def round_step_over(replica: Replica, policy: AnyPolicy) -> None:
 
 @dataclass(frozen=True)
 class Rounds(Scheduler):
-    """SGLang 0.5.23: rounds of prefill while any prompt is left, else of decode, one block a row (3.2).
+    """SGLang 0.5.23: rounds of prefill while any prompt is left, else of decode, a block a row (3.2).
 
     A prompt's whole blocks are prefilled one a round; its tail begins the first decode block. A canvas model prefills
     its prompt in one forward, and each decoded canvas again; its layers with a window have their own pool.
     """
 
-    max_running_requests: Annotated[int, Range(1), "requests running (the engine's own default is 1)"] = 64
-    dllm_fdfo: Annotated[bool, "a row whose block is done goes on; false: rounds last until all blocks are done"] = True
+    max_running_requests: Annotated[int, Range(1), "running requests (the engine's default is 1)"] = 64
+    dllm_fdfo: Annotated[bool, "rows go on when their block is done; false: rounds last until all blocks are done"] = (
+        True
+    )
     max_prefill_tokens: Annotated[int, Range(1), "tokens of a prefill; a canvas model's prompt is cut there"] = 16384
-    prefill_blocks_per_round: Annotated[int, Range(1, 4096), "blocks of a prompt a round (proposed: PR 31586)"] = 1
+    prefill_blocks_per_round: Annotated[int, Range(1, 4096), "blocks of a prompt per round (proposed: PR 31586)"] = 1
     mixed: Annotated[bool, "prefill and decode in one forward (proposed: PR 33196)"] = False
     steps_per_round: Annotated[int, Range(1, 4096), "forwards that the host plans at once (proposed: PR 33190)"] = 1
-    ignore_eos: Annotated[bool, "a canvas model's requests set ignore_eos, as in benchmarks: a shorter admission"] = (
+    ignore_eos: Annotated[bool, "canvas models: requests set ignore_eos, as in benchmarks; prompts alone need room"] = (
         False
     )
 
@@ -207,17 +211,17 @@ class Rounds(Scheduler):
 
     def check(self, policy: Policy) -> None:
         if policy.commits_by == "acceptance" or policy.eviction.evicts or not policy.granularity.whole_block:
-            raise PolicyError(f"{policy.name}: SGLang's rounds compute whole blocks, without eviction")
+            raise PolicyError(f"{policy.name}: SGLang's rounds decode whole blocks, expected no chunk and no eviction")
         if self.ignore_eos and policy.granularity.on_a_grid:
-            raise PolicyError(f"{policy.name}: ignore_eos is true, expected false: it is a field of canvas models")
+            raise PolicyError(f"{policy.name}: ignore_eos is true, expected false but for canvas models")
         if not policy.granularity.on_a_grid and self.max_prefill_tokens < policy.block_length:
             raise PolicyError(
                 f"{policy.name}: max_prefill_tokens is {self.max_prefill_tokens} and canvas_length "
-                f"{policy.block_length}: expected at least a canvas, no part of which is denoised alone"
+                f"{policy.block_length}: expected at least a canvas, which is denoised whole"
             )
 
     def reserved(self, policy: Policy, prompt: Any, output: Any, state_tokens: int = 1) -> Any:
-        # A request of no tokens decodes a block, too.
+        # A request for no tokens decodes a block, too.
         return super().reserved(policy, prompt, output + (prompt + output == 0))
 
     def at_once(self, policy: Policy, prompt: int, output: int) -> int:
@@ -253,7 +257,7 @@ class Rounds(Scheduler):
 
 @rule
 def enter_round(replica: Replica, policy: RoundState, slot: int) -> None:
-    """A new request: its whole blocks are to be prefilled, or a canvas model's whole prompt."""
+    """A new request: prefill its whole blocks, or a canvas model's whole prompt."""
     sequence, own, block = replica.sequences[slot], policy.columns[slot], int(replica.fixed.block)
     own.computed = 0
     own.goal = int(sequence.prompt) // block * block if policy.fields.grid else sequence.prompt
@@ -267,7 +271,7 @@ def stay(replica: Replica, policy: AnyPolicy, slot: int) -> None:
 
 @rule
 def decide_round(replica: Replica, policy: RoundState) -> int:
-    """Continue the round, or begin one: of prefilling rows if there are any, else of all (_process_dllm_batches)."""
+    """Continue the round, or begin one: of prefilling rows if any, else of all (_process_dllm_batches)."""
     counters, fields, record = replica.counters, policy.fields, policy.record
     record.goes_on = counters.num_group >= 0
     record.as_before = True
@@ -280,7 +284,7 @@ def decide_round(replica: Replica, policy: RoundState) -> int:
     counters.num_rows = 0
     tries = 0
     while counters.num_rows == 0 and tries < 3:
-        if counters.num_preempted == 0 or counters.num_running == 0:  # one preempted now joins a later round
+        if counters.num_preempted == 0 or counters.num_running == 0:  # one preempted now must wait a round
             _take_on(replica, policy)
         _settle_pages(replica, policy)
         some_prefill = False
@@ -288,11 +292,11 @@ def decide_round(replica: Replica, policy: RoundState) -> int:
             slot = replica.lists[RUNNING, i]
             if _prefills(replica, policy, slot):
                 some_prefill = True
-        # SGLang would wait forever: let the last row use the page kept free, and decode.
+        # SGLang would wait forever: let the last row take the spare page, and decode.
         record.to_the_last = tries == 2
         some_prefill = some_prefill and not record.to_the_last
         decodes = _choose(replica, policy, some_prefill)
-        # The next round follows an empty one at once, with the passed-over requests.
+        # A round after an empty one follows at once, with the requests passed over.
         if counters.num_rows == 0 and (tries != 1 or not _preempt_last(replica, policy)):
             tries += 1
     num = int(counters.num_rows)
@@ -302,14 +306,14 @@ def decide_round(replica: Replica, policy: RoundState) -> int:
         return PREFILL_STEP
     copy_list(replica, ROWS, GROUP, num)
     counters.num_group = num
-    # A round with prompts is one forward: their next blocks need pages first.
+    # A round with prompts is one forward, as their next blocks need pages.
     counters.loops_left = 1 if some_prefill else fields.steps_per_round
     return DECODE_STEP
 
 
 @rule
 def _take_on(replica: Replica, policy: RoundState) -> None:
-    """Let waiting requests run, up to the limit; they hold no pages until a round admits them."""
+    """Let waiting requests run, up to the limit; they get pages when a round admits them."""
     counters, fixed = replica.counters, replica.fixed
     block = int(fixed.block)
     while counters.num_waiting > 0 and counters.num_running < fixed.max_batch:
@@ -329,7 +333,7 @@ def _take_on(replica: Replica, policy: RoundState) -> None:
 def _has_room_to_the_end(replica: Replica, policy: RoundState, request: int, slot: int) -> bool:
     """Whether the pool has room for all that a preempted request and the running ones may need.
 
-    Only then is it readmitted. SGLang would have ended with an error.
+    Only then is it readmitted; SGLang would have ended with an error.
     """
     counters, fixed = replica.counters, replica.fixed
     block = int(fixed.block)
@@ -346,20 +350,20 @@ def _has_room_to_the_end(replica: Replica, policy: RoundState, request: int, slo
     start = prompt // block * block if policy.fields.grid else prompt
     end = start + canvas(max(1, prompt + int(replica.asked.max_tokens[request])) - start, block)
     piece = min(max(start, int(replica.sequences[slot].start)), _largest_piece(fixed, prompt))
-    if not policy.fields.grid and counters.num_running > 0:  # a round counts a row's own pages among those it asks for
+    if not policy.fields.grid and counters.num_running > 0:  # a round counts a row's pages among those it asks for
         pages += (counters.num_running + 1) * (-(-block // int(fixed.page)) + 1)
     return have_room(fixed, pages + -(-end // int(fixed.page)), seen + most_in_sight(fixed, end, max(decoded, piece)))
 
 
 @rule
 def _largest_piece(fixed: Fixed, prompt: int) -> int:
-    """Most tokens of a sequence in one prefill, so that a window's pool has room."""
+    """Most tokens of a sequence per prefill, so that a window's pool has room."""
     return max(int(prompt), int(fixed.block)) if fixed.keeps > 0 else UNBOUNDED
 
 
 @rule
 def _settle_pages(replica: Replica, policy: RoundState) -> None:
-    """Share the last round's pages; a decoded canvas frees its pages until it is encoded."""
+    """Share the last round's pages; a decoded canvas frees its pages until encoded."""
     counters, fixed = replica.counters, replica.fixed
     for i in range(counters.num_running):
         slot = replica.lists[RUNNING, i]
@@ -419,7 +423,7 @@ def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
 
 @rule
 def _go_on(replica: Replica, policy: RoundState, slot: int, prefills: bool) -> bool:
-    """Add a row of an earlier round; whether others may follow (add_dllm_staging_req)."""
+    """Add a row of an earlier round; returns whether others may follow (add_dllm_staging_req)."""
     fixed, fields, sequence, own = replica.fixed, policy.fields, replica.sequences[slot], policy.columns[slot]
     block = int(fixed.block)
     most = _most(replica, policy, prefills)
@@ -442,7 +446,7 @@ def _go_on(replica: Replica, policy: RoundState, slot: int, prefills: bool) -> b
         cut = True
     else:
         begun = _is_begun(replica, slot)
-        cut = not begun and sequence.prompt > sequence.start  # the prompt's tail counts in addition to a block
+        cut = not begun and sequence.prompt > sequence.start  # the prompt's tail counts on top of a block
         if begun and block > most:
             return False
     there = 0
@@ -457,9 +461,9 @@ def _go_on(replica: Replica, policy: RoundState, slot: int, prefills: bool) -> b
 
 @rule
 def _most(replica: Replica, policy: RoundState, prefills: bool) -> int:
-    """Most tokens of an earlier round's row (_get_dllm_remain_tokens)."""
+    """Most tokens for an earlier round's row (_get_dllm_remain_tokens)."""
     fixed, fields, record = replica.fixed, policy.fields, policy.record
-    if record.to_the_last:  # room is in whole pages, but a row may have part of one left
+    if record.to_the_last:  # room counts whole pages; a row may have part of one
         return int(record.budget)
     most = min(int(record.budget), int(record.room) - int(record.promised))
     if fields.grid or not prefills:
@@ -475,7 +479,7 @@ def _most(replica: Replica, policy: RoundState, prefills: bool) -> int:
 
 @rule
 def _is_begun(replica: Replica, slot: int) -> bool:
-    """Whether a forward has computed the masks of a sequence's block."""
+    """Whether a forward has computed masks of a sequence's block."""
     for k in range(replica.fixed.block):
         if replica.evaluations[slot, k] > 0:
             return True
@@ -484,9 +488,9 @@ def _is_begun(replica: Replica, slot: int) -> bool:
 
 @rule
 def _enter(replica: Replica, policy: RoundState, slot: int) -> bool:
-    """Admit a request if the pool has room for all it asks for; True if others may follow (add_one_req).
+    """Admit a request if the pool has room for all it asks; True if others may follow (add_one_req).
 
-    With `ignore_eos` room for its prompt is enough, and a round's last prompt may be cut (add_one_req_ignore_eos). A
+    With `ignore_eos` room for the prompt is enough, and a round's last prompt may be cut (add_one_req_ignore_eos). A
     skipped request joins the next round unchecked, as in SGLang.
     """
     fixed, fields, record, sequence, own = (
@@ -499,7 +503,7 @@ def _enter(replica: Replica, policy: RoundState, slot: int) -> bool:
     block, page = int(fixed.block), int(fixed.page)
     known = max(int(sequence.prompt), int(own.goal))
     there, held = reusable(replica, policy, int(sequence.request), int(own.goal))
-    touched = (there // page - held) * page  # idle pages that it would take up are no room
+    touched = (there // page - held) * page  # idle pages that it would take are no room
     limit = min(int(sequence.end) - int(sequence.prompt) - int(sequence.emitted), CLIP_MAX_NEW_TOKENS)
     asks = known - there + (block if fields.grid else 0)
     own.entry = PASSED_OVER
@@ -542,7 +546,7 @@ def _charge(replica: Replica, policy: RoundState, tokens: int, limit: int) -> No
 
 @rule
 def _in_window(fixed: Fixed, tokens: int, limit: int) -> int:
-    """Tokens that a row is promised in a window's own pool (estimate_swa_kv_tokens)."""
+    """Tokens promised to a row in a window's own pool (estimate_swa_kv_tokens)."""
     if fixed.window_pool == 0:
         return 0
     before = int(fixed.keeps) - 1
@@ -596,7 +600,7 @@ def _seat(replica: Replica, policy: RoundState, slot: int, wanted: int, there: i
 
 @rule
 def _preempt_last(replica: Replica, policy: RoundState) -> bool:
-    """Preempt the last of several admitted rows; False if there are none. SGLang would have ended."""
+    """Preempt the last of several admitted rows; False if fewer. SGLang would have ended."""
     counters = replica.counters
     entered = 0
     for i in range(counters.num_running):
@@ -627,7 +631,7 @@ def _canvas_end(replica: Replica, policy: AnyPolicy, slot: int) -> int:
 def _prefills(replica: Replica, policy: RoundState, slot: int) -> bool:
     """Whether a sequence prefills: its prompt, or a decoded canvas."""
     own = policy.columns[slot]
-    if own.entry == NEW:  # also if part of it is cached
+    if own.entry == NEW:  # even if partly cached
         return own.goal > 0 or not policy.fields.grid
     return own.computed < own.goal or _is_decoded(replica, policy, slot)
 
@@ -660,9 +664,9 @@ def plan_round(replica: Replica, policy: RoundState) -> None:
         sequence, own = replica.sequences[slot], policy.columns[slot]
         n, before = int(own.wanted), int(sequence.start)
         sequence.left = 0
-        first = 0  # position of the block that the step computes
+        first = 0  # first computed position of the block
         computed = True
-        seen = 0  # query-key pairs among the row's own positions
+        seen = 0  # query-key pairs among its own positions
         sampled = 0
         # Rows done within the round are computed without effect until it ends.
         prefilled = goes_on and (sequence.phase == PREFILL or sequence.phase == IDLE)
@@ -687,7 +691,7 @@ def plan_round(replica: Replica, policy: RoundState) -> None:
             first = _num_encoded(replica, slot)
             before += first
             seen = n * (n + 1) // 2
-            if counters.num_group < 0:  # a mixed round counts it among its decodes
+            if counters.num_group < 0:  # mixed rounds count it as decode
                 encoded += n
         else:
             n = block
@@ -700,7 +704,7 @@ def plan_round(replica: Replica, policy: RoundState) -> None:
         for k in range(block):
             replica.window[slot, k] = computed and first <= k and k < first + n
         note_row(sequence, phase, n, before + n)
-        # A masked model's prefill runs a decode round's graph, with its LM head.
+        # A masked model's prefill runs decode's graph, with its LM head.
         sums = add_row(sums, sequence, n * before + seen, n if fields.grid else sampled, sampled)
         decoded += sampled
     set_features(replica, sums, block if decoded > 0 else 0)
@@ -718,9 +722,9 @@ Rounds.rows = ROUND
 
 @rule
 def round_is_open(replica: Replica, policy: RoundState) -> bool:
-    """Whether a sync round continues: until all its blocks are done.
+    """Whether a sync round continues: until all blocks are done.
 
-    With a law a block is done when it commits, else after one more forward.
+    By law a block is done when it commits, else after one more forward.
     """
     if policy.fields.dllm_fdfo:
         return False
@@ -744,14 +748,14 @@ def steady_rounds(replica: Replica, policy: RoundState) -> int:
 
 @rule
 def step_of_round(replica: Replica, policy: RoundState) -> None:
-    """End the round after its last forward; a sync round when all its blocks are done."""
+    """End the round after its last forward; a sync round when its blocks are done."""
     counters = replica.counters
     policy.record.goes_on = holds_back(replica, policy)
     if policy.record.goes_on:
         return
     counters.loops_left -= 1
     if counters.loops_left <= 0:
-        for i in range(counters.num_rows):  # an answer's last block is stored too
+        for i in range(counters.num_rows):  # an answer's last block is stored, too
             slot = replica.lists[ROWS, i]
             if replica.sequences[slot].finished:
                 hold(replica, policy, slot, int(replica.sequences[slot].stop))
@@ -767,19 +771,19 @@ class LowConfidence(Unmasking):
 
 @dataclass(frozen=True)
 class JointThreshold(Unmasking):
-    """A block's tokens may change until a forward changes none; its KV is then final.
+    """A block's tokens may change until a forward changes none; then its KV is final.
 
     Masks above `threshold` commit, at least the most confident; a token gives way to another above `edit_threshold`.
     The twin takes the number of forwards from a law, at its fitted thresholds.
     """
 
     edit_threshold: Annotated[float, Range(0, 1), "probability above which a token gives way to another"] = 0.0
-    max_post_edit_steps: Annotated[int, Range(0, 4096), "forwards of a block without a mask, at most"] = 16
+    max_post_edit_steps: Annotated[int, Range(0, 4096), "most forwards of a block without masks"] = 16
 
     own_threshold: ClassVar[float | None] = 0.5
 
     def most_steps(self, block_length: int) -> int:
-        # One forward a mask, the edits, and the last, which changes nothing.
+        # One forward per mask, the edits, and a last one that changes nothing.
         most = block_length + self.max_post_edit_steps + 1
         return most if self.denoising_steps is None else min(most, self.denoising_steps)
 
@@ -789,7 +793,7 @@ class JointThreshold(Unmasking):
 
 _CONFIDENT = LowConfidence(threshold=0.95, strict=True)
 
-# SGLang's flag for each field (sglang/srt/server_args.py); `config:` is a key of its algorithm's file.
+# SGLang's flags of fields (sglang/srt/server_args.py); `config:` is a key of its algorithm's file.
 SERVE = "--trust-remote-code --dllm-algorithm {}"
 FLAGS = {
     "gpus": "--tp-size", "max_running_requests": "--max-running-requests", "dllm_fdfo": "--dllm-fdfo/--no-dllm-fdfo",

@@ -1,4 +1,4 @@
-"""Sparse-dLLM: full passes of each block, the last of which chooses keys; then the block against these."""
+"""Sparse-dLLM: full passes of each block, the last of which chooses keys; then the block against them."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
@@ -23,7 +23,7 @@ class SparseFields(Protocol):
 
 @rule
 def kept(length: int, start: int, block: int, fields: SparseFields) -> int:
-    """Keys outside the block that reuse steps see."""
+    """Keys outside the block seen by reuse steps."""
     outside = length - block
     candidates = start if fields.prefix_only else outside
     chosen = min(candidates, max(int(fields.at_least), int(np.floor(candidates * fields.retention))))
@@ -34,7 +34,7 @@ def kept(length: int, start: int, block: int, fields: SparseFields) -> int:
 def delayed_then_kept(
     prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: SparseFields
 ) -> tuple[int, int, int]:  # fmt: skip
-    """Full passes, one that packs, then the block against the kept keys."""
+    """Full passes, a packing one, then the block against the kept keys."""
     if block_step < fields.delay:
         return FULL, length, length
     if block_step == fields.delay:
@@ -44,7 +44,7 @@ def delayed_then_kept(
 
 @rule
 def kept_held(prompt: int, length: int, state: int, fields: SparseFields) -> int:
-    """The kept share of the keys for the first block, which keeps the most."""
+    """The share of keys kept for the first block, the largest."""
     tokens = max(max(1, int(fields.at_least)), int(np.ceil(length * fields.retention)))
     if fields.prefix_only:
         tokens = max(tokens, int(np.floor(prompt * fields.retention)) + length - prompt)
@@ -53,18 +53,18 @@ def kept_held(prompt: int, length: int, state: int, fields: SparseFields) -> int
 
 @dataclass(frozen=True)
 class SparseCache(NoCache):
-    """Sparse-dLLM and dLLM-Serve: delay + 1 full passes a block, the last of which chooses the keys (2.1, 4.2).
+    """Sparse-dLLM and dLLM-Serve: delay + 1 full passes a block, the last of which chooses keys (2.1, 4.2).
 
     Other steps compute the block against the `retention` share of keys outside it, by pooled scores of the block's mean
-    query: for all heads alike, or each its own (`head_centric`).
+    query: the same for all heads, or each its own (`head_centric`).
     """
 
     retention: Annotated[float, Range(0, 1), "share of the keys outside the block that is kept"] = 0.5
-    pool_width: Annotated[int, Range(1), "positions that a score is pooled over, an odd number"] = 3
+    pool_width: Annotated[int, Range(1), "positions over which a score is pooled, an odd number"] = 3
     delay: Annotated[int, Range(0), "full passes of a block before the one that chooses"] = 1
     prefix_only: Annotated[bool, "choose among the keys before the block, and keep all after it (Alg. 5)"] = False
     head_centric: Annotated[bool, "each head keeps its own keys"] = False
-    at_least: Annotated[int, Range(0), "keys kept: dLLM-Serve never keeps none"] = 0
+    at_least: Annotated[int, Range(0), "least number of keys kept (dLLM-Serve: 1)"] = 0
 
     packs = True
     rules: ClassVar[dict[Any, Any]] = {work: delayed_then_kept, held: kept_held}
@@ -78,7 +78,7 @@ class SparseCache(NoCache):
         return {**super().numbers(policy), "retention": float(self.retention)}
 
     def kept(self, at: RowPosition) -> Ints:
-        """Keys outside the block that reuse steps see, [requests]."""
+        """Keys outside the block seen by reuse steps, [requests]."""
         count = plain(kept)
         rows = zip(at.length.tolist(), at.start.tolist(), strict=True)
         return np.array([count(length, start, at.block, self) for length, start in rows], np.int64)

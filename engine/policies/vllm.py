@@ -1,14 +1,14 @@
-"""vLLM's v1 scheduler: each step has a token budget, which running requests draw on first.
+"""vLLM's v1 scheduler: each step has a token budget; running requests draw on it first.
 
-There are no phases: a request computes tokens that it knows and has not computed. A chunk of a prompt and others' next
-tokens share a forward (production-dllm-serving.md 2.3; vllm/v1/core/sched/scheduler.py of 0.32.0).
+There are no phases: a request computes known tokens not yet computed. Prompt chunks and others' next tokens share a
+forward (production-dllm-serving.md 2.3; vllm/v1/core/sched/scheduler.py of 0.32.0).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol
 
-from ..admission import head, keep_rows, leave_early, let_in, place, pop, push_front, take_next, unseat
+from ..admission import count_rows, head, keep_rows, leave, let_in, place, pop, push_front, take_next, unseat
 from ..errors import PolicyError
 from ..hooks import (
     begin_row,
@@ -67,11 +67,11 @@ class BudgetFields(Protocol):
 
 
 class BudgetRecord(Protocol):
-    """Where prompts have an interval."""
+    """Used if prompts have an interval."""
 
     num_steps: int  # with rows
-    last_prefill: int  # the latest of them with a prompt
-    backed_up: bool  # the last step free to take prompts left some waiting
+    last_prefill: int  # the latest with a prompt
+    backed_up: bool  # the last step that could take prompts left some waiting
 
 
 BudgetState = PolicyState[BudgetFields, ChunkColumns, BudgetRecord]
@@ -79,28 +79,28 @@ BudgetState = PolicyState[BudgetFields, ChunkColumns, BudgetRecord]
 
 DRAFTERS = ("ngram", "eagle", "draft_model")
 SOURCE = "vLLM 0.32.0 and 0.33.0 (production-dllm-serving.md 2.3)"
-LARGE = 70 * 2**30  # bytes of a GPU on which more sequences run
+LARGE = 70 * 2**30  # bytes of GPUs with more sequences
 A100 = "8.0"  # its compute capability
 
 
 @dataclass(frozen=True)
 class TokenBudget(Scheduler):
     max_num_seqs: Annotated[
-        int | None, Range(1), "sequences running; none: 1024 on GPUs of 70 GiB and more but A100s, else 256"
+        int | None, Range(1), "running sequences; none: 1024 on GPUs of at least 70 GiB except A100s, else 256"
     ] = None
-    max_num_batched_tokens: Annotated[int, Range(1), "tokens of a step, prompts' and others' together"] = 8192
+    max_num_batched_tokens: Annotated[int, Range(1), "tokens per step, prompts included"] = 8192
     long_prefill_token_threshold: Annotated[
-        int, Range(0), "most tokens of one prompt a step, beside other requests; 0: as many as the budget has"
+        int, Range(0), "most tokens of a prompt per step when there are other requests; 0: the budget"
     ] = 0
-    enable_chunked_prefill: Annotated[bool, "a prompt that the budget cannot take whole is computed in chunks"] = True
-    scheduler_reserve_full_isl: Annotated[bool, "let a request in only where pages are free for all of its prompt"] = (
-        True
+    enable_chunked_prefill: Annotated[bool, "compute prompts that exceed the budget in chunks"] = True
+    scheduler_reserve_full_isl: Annotated[bool, "admit a request only if pages are free for its whole prompt"] = True
+    watermark: Annotated[float, Range(0, 1), "share of the pool that stays free when a request joins running ones"] = (
+        0.0
     )
-    watermark: Annotated[float, Range(0, 1), "share of the pool left free by who joins others that run"] = 0.0
     prefill_schedule_interval: Annotated[
         int, Range(1), "steps from one with prompts to the next, while others decode (vLLM 0.33)"
     ] = 1
-    async_scheduling: Annotated[bool, "decide on a step as the one before it begins, its outcome unknown"] = True
+    async_scheduling: Annotated[bool, "decide a step when the previous one begins, before its outcome is known"] = True
 
     neutral = frozenset(
         {
@@ -151,7 +151,9 @@ class TokenBudget(Scheduler):
     def check(self, policy: Policy) -> None:
         if not policy.granularity.under_budget:
             kind = type(policy.granularity).__name__
-            raise PolicyError(f"{policy.name}: a token budget schedules no {kind}, expected Autoregressive or Canvas")
+            raise PolicyError(
+                f"{policy.name}: granularity is {kind}, expected Autoregressive or Canvas under a token budget"
+            )
         block, threshold = policy.block_length, self.long_prefill_token_threshold
         if self.max_num_batched_tokens < block:
             raise PolicyError(
@@ -167,7 +169,7 @@ class TokenBudget(Scheduler):
     def reserved(self, policy: Policy, prompt: Any, output: Any, state_tokens: int = 1) -> Any:
         numbers = policy.granularity.numbers(policy)
         ahead = numbers["drafts"] + numbers["scratch"] + numbers["look_ahead"]
-        if self._cuts_canvases(policy):  # canvases end anywhere; one may begin at the last token
+        if self._cuts_canvases(policy):  # canvases then end anywhere; one may begin at the last token
             return prompt + output + policy.block_length - 1 + ahead
         return super().reserved(policy, prompt, output) + ahead
 
@@ -206,14 +208,14 @@ class TokenBudget(Scheduler):
 
 @rule
 def start_over(replica: Replica, policy: BudgetState, slot: int) -> None:
-    """A new request: its whole prompt is to be computed."""
+    """A new request: compute its whole prompt."""
     start_again(replica, policy, slot)
     policy.columns[slot].goal = max(1, int(replica.sequences[slot].prompt))
 
 
 @rule
 def start_again(replica: Replica, policy: BudgetState, slot: int) -> None:
-    """A preempted sequence: all known tokens are to be computed again."""
+    """A preempted sequence: recompute all known tokens."""
     own = policy.columns[slot]
     own.computed = 0
     own.settled = 0
@@ -245,7 +247,7 @@ def decide_budget(replica: Replica, policy: BudgetState) -> int:
 
 @rule
 def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
-    """Choose a step's rows and tokens: running requests, then waiting ones, within the budget."""
+    """Choose a step's rows and tokens within the budget: running requests, then waiting ones."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     budget = int(fields.max_num_batched_tokens) - int(fields.slots)
     alone = counters.num_running + counters.num_waiting == 1
@@ -303,7 +305,7 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
         if holds and wanted > 1:
             break
         if fields.drafts > 0 and wanted == 1 and not some_prefill and num_ran + there > 0:
-            wanted = 1 + int(fields.drafts)  # padded: all rows of the step are alike
+            wanted = 1 + int(fields.drafts)  # padded: all rows of a step are alike
             if wanted > budget:
                 break
         n = _most(wanted, budget, alone, fields)
@@ -318,7 +320,7 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
             break
         pop(replica)
         new = slot < 0
-        # A next token is computed from the last known one; a canvas begins behind it.
+        # A next token is computed from the last known one; a canvas begins after it.
         slot = place(replica, request, slot, known + (int(fixed.block) if fixed.block > 1 else 0), pages)
         if new:
             placed(replica, policy, slot)
@@ -343,10 +345,7 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
         record.num_steps += num > 0
         if some_prefill or some_admitted:
             record.last_prefill = record.num_steps
-    if to == ROWS:
-        counters.num_rows = num
-    else:
-        counters.num_next = num
+    count_rows(replica, to, num)
     if num == 0:
         return NOTHING
     return DECODE_STEP if decodes > 0 else PREFILL_STEP
@@ -354,26 +353,26 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
 
 @rule
 def _known_of_head(replica: Replica, policy: BudgetState) -> int:
-    """The first waiting request's known tokens: its prompt, or all that it had when preempted."""
+    """The first waiting request's known tokens: its prompt, or all it had when preempted."""
     request, slot = head(replica)
     return max(1, int(replica.asked.input_length[request])) if slot < 0 else int(policy.columns[slot].goal)
 
 
 @rule
 def _free_for_head(replica: Replica, policy: BudgetState, held: int) -> int:
-    """Pages that the first waiting request may take; others hold `held` of its pages."""
+    """Pages available to the first waiting request, of whose pages others hold `held`."""
     counters, num_pages = replica.counters, int(replica.fixed.num_pages)
     free = num_pages - int(counters.pages_held) + held
     if counters.num_running > 0:
-        free -= int(policy.fields.watermark * (num_pages + 1))  # vLLM counts the null block, which holds nothing
+        free -= int(policy.fields.watermark * (num_pages + 1))  # vLLM counts the empty null block
     return free
 
 
 @rule
 def _pages_of_known(fixed: Fixed, fields: BudgetFields, known: int, there: int) -> int:
-    """Pages of `known` tokens; the first `there` are in the cache."""
+    """Pages of `known` tokens, of which the first `there` are cached."""
     at_once = fields.max_num_batched_tokens * (2 if fields.async_scheduling else 1)
-    # Of a cached prefix, windows hold only the part in sight.
+    # Windows hold only the part of a cached prefix in sight.
     found = in_sight(fixed, 0, there)
     whole = -(-known // int(fixed.page)) + max(most_in_sight(fixed, known, at_once), found)
     return whole - found + in_sight(fixed, there, there)
@@ -395,7 +394,7 @@ def _head_waits(replica: Replica, policy: BudgetState) -> bool:
 
 @rule
 def _holds_prefills(replica: Replica, policy: BudgetState) -> bool:
-    """Whether a step leaves prompts for later: others decode, and the interval is not over."""
+    """Whether a step postpones prompts: others decode, and the interval is not over."""
     record, interval = policy.record, policy.fields.prefill_schedule_interval
     if interval == 1 or record.backed_up or record.num_steps + 1 - record.last_prefill >= interval:
         return False
@@ -427,27 +426,27 @@ def steady_budget(replica: Replica, policy: BudgetState) -> int:
 
 @rule
 def paged_ahead_of_tokens(replica: Replica, policy: BudgetState) -> int:
-    """The next token, and the one after it if steps are decided ahead."""
+    """The next token, and the one after if steps are decided ahead."""
     return 2 if policy.fields.async_scheduling else 1
 
 
 @rule
 def end_budget(replica: Replica, policy: BudgetState) -> None:
-    """Settle the step's rows, and free finished requests."""
+    """Settle the step's rows; free finished requests."""
     for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence, own = replica.sequences[slot], policy.columns[slot]
         own.settled = own.computed
         own.unsure = 0
         if policy.fields.async_scheduling and sequence.pages > 0 and sequence.phase != IDLE:
-            # Of a finished request, only the returned tokens of its last canvas.
+            # Of a finished request, only returned tokens of its last canvas.
             hold(
                 replica,
                 policy,
                 slot,
                 int(sequence.stop) if sequence.finished and replica.fixed.block > 1 else int(own.computed),
             )
-    leave_early(replica, policy, True)
+    leave(replica, policy)
 
 
 @rule
@@ -460,21 +459,21 @@ def _most(wanted: int, budget: int, alone: bool, fields: BudgetFields) -> int:
 
 @rule
 def _known(sequence: Sequence, fixed: Fixed) -> int:
-    """A sequence's known tokens: its prompt, and tokens sampled in finished steps."""
+    """A sequence's known tokens: prompt, and tokens sampled in finished steps."""
     return int(sequence.start) + (1 if fixed.block == 1 else 0)
 
 
 @dataclass(frozen=True)
 class Tokens(Autoregressive):
-    """The next token, and drafts of further tokens that the same forward verifies."""
+    """The next token, and drafts of further ones verified in the same forward."""
 
-    num_speculative_tokens: Annotated[int, Range(0, 63), "drafts a step, as a proposer makes them for nothing"] = 0
+    num_speculative_tokens: Annotated[int, Range(0, 63), "drafts per step, from a proposer that costs nothing"] = 0
     drafter: Annotated[
-        str, Choice(DRAFTERS), "what proposes drafts: the latter two write keys and values behind them"
+        str, Choice(DRAFTERS), "source of the drafts; the last two also write keys and values for them"
     ] = "eagle"
-    acceptance: Annotated[float, Range(0, 1), "probability that a draft is accepted, those before it being"] = 0.7
+    acceptance: Annotated[float, Range(0, 1), "probability that a draft is accepted if all before it are"] = 0.7
     lookahead_hashes: Annotated[
-        bool, "EAGLE reuses a found prefix whole (vLLM 0.33); false: it computes the last page again"
+        bool, "EAGLE reuses a found prefix whole (vLLM 0.33); false: it recomputes the last page"
     ] = False
 
     rows = CHUNKED
@@ -488,14 +487,14 @@ class Tokens(Autoregressive):
         super().check(policy)
         if not isinstance(policy.batching, TokenBudget):
             kind = type(policy.batching).__name__
-            raise PolicyError(f"{policy.name}: chunks of prompts need a token budget, and batching is {kind}")
+            raise PolicyError(f"{policy.name}: batching is {kind}, expected TokenBudget for chunks of prompts")
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         drafts = self.num_speculative_tokens
         return {
             "drafts": drafts,
             "canvases": False,
-            # A step decided ahead needs room in case all drafts are accepted.
+            # If decided ahead, room in case all drafts are accepted.
             "scratch": drafts if policy.batching.hides_host else 0,
             "look_ahead": 0 if self.drafter == "ngram" else drafts,
             "slots": int(drafts > 0 and self.drafter == "draft_model"),  # extra budget tokens a row
@@ -516,7 +515,7 @@ PAGES = RetainedMemory(page_size=16)
 _DIFFUSION = TokenBudget(max_num_seqs=8)
 _AR = Policy("vllm-ar", batching=TokenBudget(), granularity=Tokens(), memory=PAGES)
 
-# vLLM's flag for each field (vllm/engine/arg_utils.py).
+# vLLM's flags of fields (vllm/engine/arg_utils.py).
 FLAGS = {
     "gpus": "--tensor-parallel-size", "max_num_seqs": "--max-num-seqs",
     "max_num_batched_tokens": "--max-num-batched-tokens", "page_size": "--block-size",

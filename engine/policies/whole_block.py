@@ -18,7 +18,7 @@ class FixedBlock(Granularity):
     whole_block = True
 
     def answers(self, policy: Policy) -> Answers:
-        # With a delayed cache only uncached positions are computed.
+        # A delayed cache leaves out cached positions.
         which = select_pending_first if policy.eviction.delayed else select_whole
         return {select: which} if select in policy.rows.asks else {}
 
@@ -43,7 +43,7 @@ def select_pending_first(status: Status, reach: int, chunk: int, fields: object,
         for k in range(reach):
             if room == 0:
                 break
-            taken = status[k] == kind  # no branch: it would be unpredictable
+            taken = status[k] == kind  # branch-free: a branch would be unpredictable
             window[k] |= taken
             room -= taken
 
@@ -56,7 +56,7 @@ def settle_block_pass(
 
     Only the pass over a decoded canvas may be cut and continued (sglang.py).
     """
-    computed = False  # without branches: compiles to wide instructions
+    computed = False  # branch-free: vectorises
     for k in range(len(status)):
         computed |= window[k]
         evaluations[k] += window[k] & (status[k] == MASKED)

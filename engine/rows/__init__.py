@@ -1,1 +1,1 @@
-"""Rows of a step, by kind: what each computes and sees, and what becomes of it."""
+"""Rows of a step, by kind: what each computes and sees, and how it is committed."""

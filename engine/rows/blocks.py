@@ -1,7 +1,7 @@
-"""Rows of a block-diffusion model: prefill, denoising steps over a window of the block, completed blocks.
+"""Rows of a block-diffusion model: prefill, denoising over a window of the block, completed blocks.
 
-A row is a running sequence, a column a position of its current block (and the next, with `obs`). The policy says which
-positions a step computes and when their KV is final.
+A row is a running sequence, a column a position of its current block (with `obs` also the next). The policy chooses
+which positions a step computes and when their KV is final.
 """
 
 from typing import Any, Protocol
@@ -57,13 +57,13 @@ class BlockFields(Protocol):
 BlockState = PolicyState[BlockFields, Any, Any]
 
 
-HEADS = ("all", "masks")  # computed rows through the LM head
+HEADS = ("all", "masks")  # computed rows that go through the LM head
 MASKS = HEADS.index("masks")
 
 
 @rule
 def plan_prefill(replica: Replica, policy: AnyPolicy) -> None:
-    """Plan a prefill: each row computes its whole prompt, block-causal (1.2)."""
+    """Plan a prefill: each row computes its prompt, block-causal (1.2)."""
     for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
@@ -75,9 +75,9 @@ def plan_prefill(replica: Replica, policy: AnyPolicy) -> None:
 
 @rule
 def plan_pieces(replica: Replica, most: int) -> None:
-    """Plan a prefill from each row's num_tokens, num_keys and left (0: the prompt is complete).
+    """Plan a prefill from rows' num_tokens, num_keys and left (0: the prompt is complete).
 
-    A prompt's last block is a denoising step (1.2). A prompt of more than `most` tokens takes several forwards.
+    A prompt's last block is a denoising step (1.2). Prompts of more than `most` tokens take several forwards.
     """
     block, longest, sums = int(replica.fixed.block), 0, no_rows()
     for i in range(replica.counters.num_rows):
@@ -90,7 +90,7 @@ def plan_pieces(replica: Replica, most: int) -> None:
             replica.window[slot, p] = whole and p < block
         note_row(sequence, PREFILL, computed, length)
         rows = block if whole else 0
-        # Block-causal: a position sees its own block and all before it.
+        # Block-causal: positions see their own and earlier blocks.
         sums = add_row(sums, sequence, (length * (length + block) - before * (before + block)) // 2, rows, rows)
         longest = max(longest, computed)
     set_features(replica, sums, 0)
@@ -99,10 +99,10 @@ def plan_pieces(replica: Replica, most: int) -> None:
 
 @rule
 def visible_keys(status: Status, window: Marks, block: int, listed: bool) -> tuple[int, int, int]:
-    """Positions that a row computes, and keys and query-key pairs beyond its history.
+    """A row's computed positions, and its keys and query-key pairs after its history.
 
-    listed: a query sees the cached and computed positions of its block and earlier ones; else all up to the last
-    computed one (a kernel that takes only a KV length).
+    listed: queries see cached and computed positions of their block and earlier ones; else all up to the last computed
+    one (kernels that take only a KV length).
     """
     if not listed:
         num = 0
@@ -123,17 +123,17 @@ def visible_keys(status: Status, window: Marks, block: int, listed: bool) -> tup
         next_queries += window[p]
         next_keys += window[p] | (status[p] == CACHED)
     num = first_queries + next_queries
-    # Only queries of the next block read its cached positions.
+    # Only the next block's queries read its cached positions.
     keys = first_keys + next_keys if next_queries > 0 else first_keys
     return num, keys, first_queries * first_keys + next_queries * (first_keys + next_keys)
 
 
 def visible(status: npt.NDArray[np.uint8], window: npt.NDArray[np.bool_], listed: bool) -> npt.NDArray[np.bool_]:
-    """Positions counted by `visible_keys`, [rows, width], for a device."""
+    """Positions counted by `visible_keys`, [rows, width], for devices."""
     if listed:
         cached: npt.NDArray[np.bool_] = window | (status == CACHED)
         return cached
-    # From the first column to the last one computed.
+    # Up to the last computed column.
     upto: npt.NDArray[np.bool_] = np.logical_or.accumulate(window[:, ::-1], axis=1)[:, ::-1]
     return upto
 
@@ -157,9 +157,9 @@ def count_prefixes(
     counts: npt.NDArray[np.int64],
     sums: npt.NDArray[np.int64],
 ) -> None:
-    """Add a row: 1 to counts[m] if it computed m positions or more, the commits of its first m to sums[m].
+    """Add a row: counts[m] += 1 if it computed at least m positions, sums[m] += the commits of its first m.
 
-    Positions are the window's masks, or all of it with `pending_counts`, from the left; m counts from 1. A part with a
+    Positions are the window's masks, or with `pending_counts` all of it, from the left; m counts from 1. A part with a
     mask adds at least one commit.
     """
     width = len(window)
@@ -215,7 +215,7 @@ def plan_block(replica: Replica, policy: BlockState) -> None:
         for k in range(width):
             masks += window[k] and status[k] == MASKED
         phase = DENOISE if masks > 0 else FLUSH
-        if sequence.finished or sequence.lost:  # computed only because the batch is frozen
+        if sequence.finished or sequence.lost:  # computed only as the batch is frozen
             phase = IDLE
             window[:] = False
             masks = 0
@@ -228,7 +228,7 @@ def plan_block(replica: Replica, policy: BlockState) -> None:
 
 @rule
 def commit_block(replica: Replica, policy: BlockState, now: float) -> None:
-    """Update the step's rows: settle, return complete blocks, open the next ones."""
+    """Update the step's rows: settle, return complete blocks, open next ones."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     block, width = int(fixed.block), int(fixed.width)
     prefill = counters.kind == PREFILL_STEP
@@ -254,27 +254,27 @@ def commit_block(replica: Replica, policy: BlockState, now: float) -> None:
         return
     if fixed.emit == EMIT_STEP and not fields.late:
         emit_prefixes(replica, now)
-    if counters.prefill_tokens > 0:  # a request for no tokens ends with its prefill
+    if counters.prefill_tokens > 0:  # requests for no tokens end with their prefill
         for i in range(counters.num_rows):
             slot = replica.lists[ROWS, i]
             sequence = replica.sequences[slot]
             if sequence.phase == PREFILL and sequence.left == 0 and sequence.stop == sequence.prompt:
                 finish(replica, slot, now)
     moved = True
-    while moved:  # with streaming the next block may be complete too
+    while moved:  # streaming may have completed the next block too
         moved = _advance(replica, policy, now) and width > block
 
 
 @rule
 def _advance(replica: Replica, policy: BlockState, now: float) -> bool:
-    """Return complete blocks, and open the next block of rows with final KV; True if any row moved on."""
+    """Return complete blocks; open the next block of rows with final KV. True if any row moved on."""
     counters, fixed = replica.counters, replica.fixed
     block, width = int(fixed.block), int(fixed.width)
     gaps = 0.0
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
-        # A prompt with chunks left has not reached its last block.
+        # A prompt with chunks left is not at its last block.
         if (
             not sequence.unpublished
             or sequence.finished
@@ -300,7 +300,7 @@ def _advance(replica: Replica, policy: BlockState, now: float) -> bool:
                 or has_masks(replica, slot, width)
             ):
                 continue
-            # Streaming has decoded the last block too: no flush is needed.
+            # Streaming has decoded the last block, too: no flush.
             if fixed.emit != EMIT_END and sequence.answer - sequence.prompt - sequence.emitted > 0:
                 gaps += emit(replica, slot, int(sequence.answer) - sequence.prompt - sequence.emitted, now)
             finish(replica, slot, now)

@@ -1,4 +1,4 @@
-"""Rows of a canvas model under a token budget: prompt chunks, denoising steps, and the committing pass."""
+"""Rows of a canvas model under a token budget: prompt chunks, denoising steps, committing passes."""
 
 from typing import Protocol
 
@@ -43,8 +43,8 @@ def next_of_canvas(replica: Replica, policy: CanvasState, slot: int) -> int:
     sequence, own = replica.sequences[slot], policy.columns[slot]
     if own.computed < own.goal:
         return int(own.goal) - int(own.computed)
-    # vLLM counts any pass in flight as two tokens: it computes a useless last canvas, and skips every other step of a
-    # request that lacks two tokens.
+    # vLLM counts any pass in flight as two tokens: it computes a useless last canvas, and skips every other step of
+    # requests that lack two tokens.
     if own.unsure > 0 and sequence.start + 2 >= sequence.end and knows_limit(replica, sequence):
         return 0
     if own.unsure > 0 and reads_only(replica, sequence):  # its only step is in flight
@@ -54,12 +54,12 @@ def next_of_canvas(replica: Replica, policy: CanvasState, slot: int) -> int:
 
 @rule
 def begin_canvas(replica: Replica, policy: CanvasState, slot: int) -> None:
-    """A step with this sequence begins: a prompt's chunk, a denoising step, or the committing pass."""
+    """Begin a sequence's step: a prompt chunk, a denoising step, or the committing pass."""
     sequence, own = replica.sequences[slot], policy.columns[slot]
     n, before = int(own.wanted), int(own.computed)
     sequence.left = 0
     computed = False
-    if sequence.finished:  # a canvas after its last one, already decided
+    if sequence.finished:  # one canvas too many, already decided
         last = int(sequence.block) if whole(replica.status[slot]) else 0
         note_row(sequence, IDLE, n, int(sequence.start) + n + last)
     elif before < own.goal:
@@ -73,7 +73,7 @@ def begin_canvas(replica: Replica, policy: CanvasState, slot: int) -> None:
         note_row(sequence, FLUSH if whole(replica.status[slot]) else DENOISE, n, int(sequence.start) + n)
         own.unsure = n
         computed = True
-        if sequence.phase == FLUSH:  # the budget may cut this pass, which then commits a part
+        if sequence.phase == FLUSH:  # a budget may cut it: it then commits a part
             sequence.block = n
             for p in range(n):
                 replica.status[slot, p] = PENDING
@@ -83,7 +83,7 @@ def begin_canvas(replica: Replica, policy: CanvasState, slot: int) -> None:
 
 @rule
 def plan_canvases(replica: Replica, policy: CanvasState) -> None:
-    """Plan prompt chunks and passes over canvases; only denoising is bidirectional."""
+    """Plan prompt chunks and canvas passes; only denoising is bidirectional."""
     sums = no_rows()
     for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
@@ -92,7 +92,7 @@ def plan_canvases(replica: Replica, policy: CanvasState) -> None:
         over_canvas = sequence.phase == DENOISE or sequence.phase == IDLE
         own_pairs = n * n if over_canvas else n * (n + 1) // 2
         sampled = n if over_canvas else 0
-        # vLLM computes the committing pass's logits, and drops them.
+        # vLLM computes the committing pass's logits and drops them.
         heads = n if sequence.phase == FLUSH and policy.fields.late else sampled
         sums = add_row(sums, sequence, n * (int(sequence.num_keys) - n) + own_pairs, heads, sampled)
     set_features(replica, sums, 0 if sums.prompt_tokens == sums.tokens else int(replica.fixed.block))
@@ -100,7 +100,7 @@ def plan_canvases(replica: Replica, policy: CanvasState) -> None:
 
 @rule
 def canvas_entered(replica: Replica, policy: CanvasState, slot: int) -> None:
-    """A canvas is committed; its KV is stored unless it was preempted."""
+    """A canvas is committed; its KV is stored unless preempted."""
     sequence, own = replica.sequences[slot], policy.columns[slot]
     own.goal += sequence.block
     if sequence.pages > 0:

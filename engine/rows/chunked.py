@@ -24,13 +24,13 @@ class ChunkFields(Protocol):
 class ChunkColumns(Record):
     """A sequence's columns under a token budget."""
 
-    computed: I4  # tokens with KV after all decided steps
+    computed: I4  # tokens with KV after decided steps
     settled: I4  # ... after finished steps
     goal: I4  # tokens known by then; once computed, the next is sampled
     wanted: I4  # positions of the decided step
-    drafts: I4  # ... of those, drafts
+    drafts: I4  # ... that are drafts
     unsure: I4  # positions in flight that may be taken back: drafts, or a canvas
-    sampled: Bool  # its last row was sampled: next come a token and its drafts
+    sampled: Bool  # its last row was sampled: a token and its drafts come next
 
 
 ChunkState = PolicyState[ChunkFields, ChunkColumns, object]
@@ -38,13 +38,13 @@ ChunkState = PolicyState[ChunkFields, ChunkColumns, object]
 
 @rule
 def prefills(own: ChunkColumns, fields: ChunkFields) -> bool:
-    """Whether the next positions are prompt tokens, or tokens with lost KV."""
+    """Whether the next positions are prompt tokens, or tokens whose KV is lost."""
     return own.goal > own.computed if fields.canvases else not own.sampled
 
 
 @rule
 def next_of_chunked(replica: Replica, policy: ChunkState, slot: int) -> int:
-    """The rest of a prompt, or the last token and its drafts."""
+    """The rest of a prompt, or the last token and drafts."""
     sequence, own = replica.sequences[slot], policy.columns[slot]
     output = max(1, int(sequence.end) - int(sequence.prompt))
     if own.goal - sequence.prompt >= output and knows_limit(replica, sequence):  # the step in flight reaches the limit
@@ -55,12 +55,12 @@ def next_of_chunked(replica: Replica, policy: ChunkState, slot: int) -> int:
 
 @rule
 def begin_chunked(replica: Replica, policy: ChunkState, slot: int) -> None:
-    """A step with this sequence begins: count its positions as computed."""
+    """Begin a sequence's step: count its positions as computed."""
     sequence, own = replica.sequences[slot], policy.columns[slot]
     n, before = int(own.wanted), int(own.computed)
     sequence.left = 0
     sampled = 0
-    if sequence.finished:  # it ended after the decision
+    if sequence.finished:  # after the decision
         note_row(sequence, IDLE, n, before + n)
     else:
         note_row(sequence, PREFILL if prefills(own, policy.fields) else DENOISE, n, before + n)
@@ -77,7 +77,7 @@ def begin_chunked(replica: Replica, policy: ChunkState, slot: int) -> None:
 
 @rule
 def plan_chunked(replica: Replica, policy: AnyPolicy) -> None:
-    """Plan a causal step of prompt chunks and next tokens; only sampled positions reach the LM head."""
+    """Plan a causal step of prompt chunks and next tokens; only sampled positions need the LM head."""
     width = replica.window.shape[1]
     sums = no_rows()
     for i in range(replica.counters.num_rows):
@@ -93,7 +93,7 @@ def plan_chunked(replica: Replica, policy: AnyPolicy) -> None:
 
 @rule
 def draw_chunked(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
-    """Commit each sampled row's token, and its drafts up to the first rejected one."""
+    """Commit each sampled row's token, and drafts up to the first rejected one."""
     for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
@@ -102,7 +102,7 @@ def draw_chunked(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
 
 @rule
 def commit_chunked(replica: Replica, policy: ChunkState, now: float) -> None:
-    """Add committed tokens to the rows; preempted sequences will compute them again."""
+    """Add committed tokens to the rows; preempted sequences recompute them."""
     counters, emits = replica.counters, replica.fixed.emit != EMIT_END
     gaps = 0.0
     for i in range(counters.num_rows):
@@ -134,7 +134,7 @@ def commit_chunked(replica: Replica, policy: ChunkState, now: float) -> None:
 def leap_chunked(
     replica: Replica, policy: ChunkState, draws: Draws, cost: Cost, journal: Journal, horizon: float
 ) -> None:  # fmt: skip
-    """Leap over steps in which all running requests compute their next token, without drafts."""
+    """Leap over steps in which all running requests compute the next token, without drafts."""
     counters = replica.counters
     if counters.prefill_tokens > 0 or counters.num_rows != counters.num_running or replica.fixed.window > 0:
         return

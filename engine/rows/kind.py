@@ -1,4 +1,4 @@
-"""A kind of rows: the rules that plan, draw and commit them, and the questions that these ask."""
+"""A kind of rows: rules that plan, draw and commit them, and the questions these ask."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Kind:
-    """Rows of a step that are planned and committed alike."""
+    """Rows planned and committed alike."""
 
     name: str
-    rules: Mapping[Any, Callable[..., Any]]  # question of hooks.py -> its answer for such rows
-    asks: tuple[Any, ...]  # questions that these rules ask in turn
-    commits: str = "masks"  # of a row: masks of its block, or next tokens
+    rules: Mapping[Any, Callable[..., Any]]  # question of hooks.py -> answer for these rows
+    asks: tuple[Any, ...]  # questions that the rules ask in turn
+    commits: str = "masks"  # a row commits masks of its block, or next tokens
 
     def __str__(self) -> str:
         return self.name

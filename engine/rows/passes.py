@@ -1,8 +1,8 @@
 """Rows of a full-sequence model: every step denoises, by a full pass or a cheaper partial one.
 
-A canvas is a request's output in whole blocks from the end of its prompt. Its length and pages are fixed at admission;
-none is preempted. Such models (LLaDA, Dream) attend both ways, so keys change as tokens commit: cached keys are
-approximate, refreshed by full passes (full-sequence-diffusion.md 1 to 4).
+A canvas is a request's output in whole blocks from the prompt's end. Length and pages are fixed at admission; nothing
+is preempted. Such models (LLaDA, Dream) attend both ways, so keys change as tokens commit: cached keys are approximate,
+refreshed by full passes (full-sequence-diffusion.md 1 to 4).
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ LOGITS = ("block", "all")
 
 
 class RowPosition(NamedTuple):
-    """What `work` depends on, an entry a row."""
+    """What `work` depends on, an entry per row."""
 
     prompt: Ints  # tokens
     length: Ints  # prompt and canvas
@@ -69,21 +69,21 @@ class Work(NamedTuple):
 
 
 class PassScheduler(Scheduler):
-    """A scheduler of passes: a request holds its whole canvas's memory from admission to its end."""
+    """A scheduler of passes: a request holds its canvas's memory from admission to end."""
 
     families = ("full-sequence",)
     max_num_logits: int
 
     @property
     def max_prefill_tokens(self) -> int:  # type: ignore[override]
-        """A prefill that needs as much memory as a step."""
+        """As much memory as a step needs."""
         return self.max_num_logits
 
     def length(self, policy: Policy, prompt: int, output: int) -> int:
         return prompt + -(-output // policy.block_length) * policy.block_length
 
     def reserved(self, policy: Policy, prompt: Any, output: Any, state_tokens: int = 1) -> Any:
-        cache: Any = policy.cache  # an ApproximateCache: only it has such rows
+        cache: Any = policy.cache  # an ApproximateCache
         held: Ints = cache.held(prompt, self.length(policy, prompt, output), state_tokens)
         return held.reshape(np.shape(prompt))
 
@@ -92,15 +92,15 @@ class PassScheduler(Scheduler):
 
 
 class ApproximateCache(Cache):
-    """A full-sequence model's cache; its rules give each step's work and a request's memory."""
+    """A full-sequence model's cache; its rules give steps' work and requests' memory."""
 
     family = "full-sequence"
-    rules: ClassVar[dict[Any, Any]] = {}  # for hooks.work, hooks.head_rows and hooks.held
+    rules: ClassVar[dict[Any, Any]] = {}  # hooks.work, hooks.head_rows, hooks.held
     # For executors:
     in_place = False  # keeps KV of every position
-    packs = False  # PACK passes choose the keys that later passes see
-    keeps_outputs = False  # also keeps outputs of attention and feed-forward
-    votes = False  # masks vote for the prompt keys to keep
+    packs = False  # PACK passes choose keys for later passes
+    keeps_outputs = False  # also of attention and feed-forward
+    votes = False  # masks vote for prompt keys to keep
 
     def check(self, policy: Policy) -> None:
         if policy.eviction.evicts or not policy.granularity.whole_block:
@@ -115,7 +115,7 @@ class ApproximateCache(Cache):
             if work not in rules:
                 continue
             said = f"{policy.name}: {kind.__name__} answers work"
-            if held not in rules:  # an inherited `held` belongs to other work
+            if held not in rules:  # an inherited `held` suits other work
                 raise PolicyError(f"{said} and not held, the memory of a request: expected an answer to both")
             if self.overhead is None and not is_ours(rules[work]):
                 raise PolicyError(
@@ -128,7 +128,7 @@ class ApproximateCache(Cache):
         return self._rules()
 
     def work(self, at: RowPosition) -> Work:
-        """The work of each request's next step."""
+        """Work of each request's next step."""
         step = plain(self._rules()[work])
         columns = zip(at.prompt.tolist(), at.length.tolist(), at.start.tolist(), at.step.tolist(),
                       at.block_step.tolist(), strict=True)  # fmt: skip
@@ -137,13 +137,13 @@ class ApproximateCache(Cache):
         return Work(phases.astype(np.uint8), tokens, keys)
 
     def head_rows(self, at: RowPosition, tokens: Ints) -> Ints:
-        """LM-head rows of a step that computes `tokens`."""
+        """LM-head rows of steps that compute `tokens`."""
         count = plain(self._rules()[head_rows])
         columns = zip(at.prompt.tolist(), at.length.tolist(), at.start.tolist(), tokens.tolist(), strict=True)
         return np.array([count(*row, at.block, self) for row in columns], np.int64)
 
     def held(self, prompt: Ints, length: Ints, state: int = 1) -> Ints:
-        """Tokens' worth of KV that requests hold while they run (hooks.held)."""
+        """Tokens' worth of KV of running requests (hooks.held)."""
         count = plain(self._rules()[held])
         rows = zip(np.atleast_1d(prompt).tolist(), np.atleast_1d(length).tolist(), strict=True)
         return np.array([count(*row, state, self) for row in rows], np.int64)
@@ -172,7 +172,7 @@ def first_layers(policy: Policy, prompt: npt.NDArray[Any], end: npt.NDArray[Any]
 
 @rule
 def pages_of_canvas(replica: Replica, policy: PassState, request: int, slot: int, length: int) -> int:
-    """A request's pages, from beginning to end."""
+    """A request's pages for its whole stay."""
     fixed, prompt = replica.fixed, int(replica.asked.input_length[request])
     tokens = held(
         prompt,
@@ -185,7 +185,7 @@ def pages_of_canvas(replica: Replica, policy: PassState, request: int, slot: int
 
 @rule
 def can_let_in(replica: Replica, policy: AnyPolicy) -> bool:
-    """Whether there are pages for the first waiting request."""
+    """Whether the first waiting request's pages are free."""
     request, slot = head(replica)
     pages = pages_to_admit(replica, policy, request, slot, 0) - replica.requests[request].reserved
     return pages <= replica.fixed.num_pages - replica.counters.pages_held
@@ -193,7 +193,7 @@ def can_let_in(replica: Replica, policy: AnyPolicy) -> bool:
 
 @rule
 def let_head_in(replica: Replica, policy: AnyPolicy) -> int:
-    """Admit the first waiting request; its first block begins where its prompt or its last stay ended."""
+    """Admit the first waiting request; its first block begins where its prompt or last stay ended."""
     request, slot = head(replica)
     new, block, row = slot < 0, int(replica.fixed.block), replica.requests[request]
     pages = pages_to_admit(replica, policy, request, slot, 0)
@@ -206,7 +206,7 @@ def let_head_in(replica: Replica, policy: AnyPolicy) -> int:
         sequence = replica.sequences[slot]
         sequence.emitted = row.num_tokens
         sequence.seen_commit = end > block
-        # Its block's first pass was run elsewhere.
+        # The block's first pass ran elsewhere.
         sequence.block_steps = 1 if row.arrived > 0 else 0
     placed(replica, policy, slot)
     return slot
@@ -214,7 +214,7 @@ def let_head_in(replica: Replica, policy: AnyPolicy) -> int:
 
 @rule
 def tokens_of_row(replica: Replica, policy: AnyPolicy, slot: int) -> int:
-    """Query positions of a request's next step, without padding."""
+    """Query positions of a request's next step, unpadded."""
     sequence, block = replica.sequences[slot], int(replica.fixed.block)
     prompt, length, start = _extent(sequence, block)
     _, tokens, _ = work(prompt, length, start, int(sequence.steps), int(sequence.block_steps), block, policy.fields)
@@ -223,14 +223,14 @@ def tokens_of_row(replica: Replica, policy: AnyPolicy, slot: int) -> int:
 
 @rule
 def _extent(sequence: Sequence, block: int) -> tuple[int, int, int]:
-    """A request's prompt, its prompt and canvas, and the first position of its block, in tokens."""
+    """A request's prompt, prompt and canvas, and first position of its block."""
     prompt = int(sequence.prompt)
     return prompt, prompt + canvas(int(sequence.end) - prompt, block), int(sequence.start)
 
 
 @rule
 def _longest(replica: Replica) -> tuple[int, int, int]:
-    """The same of a row in a padded batch: all rows are at the same block, including finished rows."""
+    """The same for a padded batch, whose rows are at the same block, finished ones included."""
     prompt = canvases = furthest = 0
     for i in range(replica.counters.num_rows):
         own, length, start = _extent(replica.sequences[replica.lists[ROWS, i]], int(replica.fixed.block))
@@ -254,7 +254,7 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
         sequence = replica.sequences[slot]
         prompt, length, start = longest if fields.pads else _extent(sequence, block)
         phase, tokens, keys = work(prompt, length, start, int(sequence.steps), int(sequence.block_steps), block, fields)
-        # Requests for 0 tokens, and finished requests of a static batch.
+        # Requests for no tokens, and finished ones of a static batch.
         over = sequence.start >= sequence.stop
         for k in range(block):
             replica.window[slot, k] = not over
@@ -272,7 +272,7 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
 
 @rule
 def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
-    """Apply each row's commits; return complete blocks, or a static batch's answers at its end."""
+    """Apply rows' commits; return complete blocks, or a static batch's answers at its end."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
@@ -318,7 +318,7 @@ def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
 
 @rule
 def _end_together(replica: Replica, policy: PassState, now: float) -> None:
-    """Move a static batch to its next block; return its answers when its longest request is done."""
+    """Move a static batch to its next block; return answers when its longest request is done."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
@@ -354,7 +354,7 @@ def _end_together(replica: Replica, policy: PassState, now: float) -> None:
 
 @rule
 def _once_more(block_steps: int, fields: PassFields) -> bool:
-    """Whether a block that its first pass finished is computed again (Fast-dLLM's loop with a threshold)."""
+    """Whether a block finished by its first pass is computed again (Fast-dLLM's loop with a threshold)."""
     return fields.once_more and block_steps == 1
 
 
@@ -362,7 +362,7 @@ def _once_more(block_steps: int, fields: PassFields) -> bool:
 def leap_passes(
     replica: Replica, policy: PassState, draws: Draws, cost: Cost, journal: Journal, horizon: float
 ) -> None:  # fmt: skip
-    """A leap over steps with the same work, in which every row commits masks by a schedule and none ends its block.
+    """Leap over steps of equal work in which every row commits masks by a schedule and none ends its block.
 
     None with a journal, which says which masks each step commits.
     """
@@ -391,14 +391,14 @@ def leap_passes(
 
 @rule
 def _steps_alike(replica: Replica, policy: PassState, draws: Draws) -> int:
-    """Steps with the work of the one that is over, up to one that ends a row's block or commits none of its masks."""
+    """Steps with the last one's work, until one ends a row's block or commits none of its masks."""
     block, fields = int(replica.fixed.block), policy.fields
     longest = _longest(replica)
     most = block
     for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
-        if sequence.block_steps == 0:  # a block has just ended
+        if sequence.block_steps == 0:  # a block just ended
             return 0
         if sequence.start < sequence.stop:
             if not replica.window[slot, 0] or not sequence.seen_commit:

@@ -1,4 +1,4 @@
-"""A step's rows, and the features that they add up to."""
+"""A step's rows, and the features they add up to."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ class Sums(NamedTuple):
     prompt_tokens: int  # of rows that prefill
     qk_pairs: int
     keys: int
-    head_rows: int  # positions through the LM head
+    head_rows: int  # through the LM head
     sampled_rows: int  # ... through soft-max and sampling
 
 
@@ -43,7 +43,7 @@ def add_row(sums: Sums, sequence: Sequence, qk_pairs: int, head_rows: int, sampl
 
 @rule
 def set_features(replica: Replica, sums: Sums, chunk: int) -> None:
-    """Set the step's features: one forward without eviction, unless changed later."""
+    """Set the step's features: one forward, no eviction, unless changed later."""
     counters = replica.counters
     counters.tokens = sums.tokens
     counters.prefill_tokens = sums.prompt_tokens

@@ -36,13 +36,13 @@ def draw_tokens(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
 @rule
 def commit_tokens(replica: Replica, policy: AnyPolicy, now: float) -> None:
     counters, emits = replica.counters, replica.fixed.emit != EMIT_END
-    last, times = 0.0, 0  # a gap, and rows in succession with it: a leap multiplies, too
+    last, times = 0.0, 0  # a gap, and rows in succession with it: leaps multiply, too
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         sequence.start += 1
         if counters.kind == PREFILL_STEP and sequence.stop == sequence.prompt:
-            continue  # a request for no tokens is over once its prompt is in
+            continue  # a request for no tokens ends with its prompt
         if not sequence.prefilled:
             outcome = replica.requests[sequence.request]
             if np.isnan(outcome.first_block):

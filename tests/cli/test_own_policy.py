@@ -57,7 +57,7 @@ def test_the_fields_of_a_policy_are_listed_with_what_each_may_be_and_means() -> 
     assert (as_json["name"], as_json["main"]) == ("chunk:16", "chunk")
     assert next(field for field in as_json["fields"] if field["name"] == "chunk") == {
         "axis": "granularity", "name": "chunk", "default": 16, "bounds": "2 to 64",
-        "meaning": "positions of a sequence computed a step, at most the block",
+        "meaning": "positions computed per sequence and step, at most the block",
     }  # fmt: skip
     from dsim.engine.policy import PRESETS
 

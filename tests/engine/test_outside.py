@@ -178,7 +178,7 @@ def test_two_files_of_one_name_are_two_policies() -> None:
         ("POLICY = Policy('x', granularity=DelayedCache())\n", "granularity is DelayedCache("),
         (
             "class Bare(FixedChunk):\n    pass\nPOLICY = Policy('x', EVERY_STEP, Bare(), DelayedCache())\n",
-            "x: Bare is no frozen dataclass, expected @dataclass(frozen=True)",
+            "x: Bare is not a frozen dataclass, expected @dataclass(frozen=True)",
         ),
         (
             POLICY.replace("Mine()", "replace(Mine(), chunk=99)"),

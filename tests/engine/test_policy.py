@@ -86,7 +86,7 @@ def test_a_policy_describes_itself_in_plain_values() -> None:
     ("spec", "says"),
     [
         ("optimu", "no preset is named 'optimu' (did you mean optimus?); there are " + ", ".join(PRESETS)),
-        ("./b.py", "it is './b.py' alone, expected the policy's name in that file too: ./b.py:POLICY"),
+        ("./b.py", "'./b.py' names no policy in the file, expected one: ./b.py:POLICY"),
         ("none.toml", "no such policy file"),
         ("ar,max_bath=4", "there is no field 'max_bath' (did you mean max_batch?); its fields are max_batch, "),
         ("ar,chunk=4", "there is no field 'chunk'; its fields are max_batch, "),
@@ -101,13 +101,13 @@ def test_a_policy_describes_itself_in_plain_values() -> None:
         ("optimus,max_chunk=64", "max_chunk is 64, expected at most the block length 32"),
         ("lmdeploy-bd32:48", "page_size is 64, expected a multiple of the block length 48"),
         ("ar,threshold=0", "threshold is 0.0, expected more than 0 and at most 1"),
-        ("chunk,obs=true,neighbour_aware=true", "obs=true needs a plain delayed cache, and neighbour_aware is true"),
-        ("focus,num_loops=2", "FOCUS decides anew every step: it needs continuous batching, num_loops=1"),
+        ("chunk,obs=true,neighbour_aware=true", "neighbour_aware is true and obs is true: expected one of them"),
+        ("focus,num_loops=2", "FOCUS decides every step anew: expected continuous batching with num_loops=1"),
         ("sparse-dllm,denoising_steps=33", "denoising_steps is 33, expected at most the block length 32"),
         ("sparse-dllm,pool_width=2", "pool_width is 2, expected an odd number"),
         ("maskkv,first_layer_whole=true", "first_layer_whole is true, and MaskKV carries no prompt"),
         ("sglang-sync,mixed=true", "dllm_fdfo is false and mixed=true, steps_per_round=1: expected mixed=false"),
-        ("sglang-fdfo,ignore_eos=true", "ignore_eos is true, expected false: it is a field of canvas models"),
+        ("sglang-fdfo,ignore_eos=true", "ignore_eos is true, expected false but for canvas models"),
         ("sglang-gemma,max_prefill_tokens=255", "max_prefill_tokens is 255 and canvas_length 256: expected at least a"),
         ("sglang-gemma,swa_full_tokens_ratio=0", "swa_full_tokens_ratio is 0.0, expected more than 0 and at most 1"),
         ("vllm-diffusion,max_num_batched_tokens=255", "is 255, expected at least the canvas length 256"),
@@ -117,7 +117,7 @@ def test_a_policy_describes_itself_in_plain_values() -> None:
         ("vllm-ar,prefix_cache_retention_interval=24", "is 24, expected a multiple of page_size, 16"),
         (
             "vllm-diffusion,strategy=low_confidence_dynamic",
-            "and a canvas commits by law",
+            "expected law for a canvas",
         ),
     ],
 )
@@ -170,7 +170,7 @@ def test_a_mistake_in_a_file_names_the_file(text: str, says: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("axes", "says"),
     [
-        ({"granularity": FixedChunk()}, "a chunk streams only over a delayed cache, and eviction is none"),
+        ({"granularity": FixedChunk()}, "eviction is none, expected a delayed cache, over which a chunk streams"),
         ({"batching": BlockSynchronous(), "granularity": FixedChunk(), "eviction": DelayedCache()}, "computes whole"),
         (
             {"granularity": Autoregressive(), "eviction": DelayedCache()},

@@ -110,9 +110,9 @@ def test_a_server_ends_with_the_request_of_which_nothing_commits() -> None:
     with pytest.raises(PolicyError) as caught:
         single_steps(engine_of(HELD))
     assert str(caught.value) == (
-        "policy held: replica 0 at 51 s: request 0 committed nothing in 50 steps that computed it: it stands at "
-        "position 4 of 12, with 4 masks and 0 committed positions whose KV is not right, and the last step computed 2 "
-        "of those masks and 0 other positions"
+        "policy held: replica 0 at 51 s: request 0 committed nothing in 50 steps that computed it: it is at "
+        "position 4 of 12, with 4 masks and 0 committed positions without final KV; the last step computed 2 of the "
+        "masks and 0 other positions"
     )
 
 

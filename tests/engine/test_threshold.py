@@ -224,8 +224,8 @@ def test_an_answer_that_is_none_of_its_thresholds_is_refused_with_both() -> None
 
 def test_a_policy_that_goes_by_no_threshold_can_have_none_of_each_step() -> None:
     with pytest.raises(
-        PolicyError, match="Chosen has thresholds, and autoregressive goes by none: expected low_confidence"
+        PolicyError, match="Chosen has thresholds, and autoregressive uses none: expected low_confidence"
     ):
         replace(parse("ar"), unmasking=Chosen())
-    with pytest.raises(PolicyError, match="and strategy sequential goes by none: expected low_confidence"):
+    with pytest.raises(PolicyError, match="and strategy sequential uses none: expected low_confidence"):
         replace(chosen(), unmasking=Chosen(strategy="sequential"))
