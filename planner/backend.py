@@ -1,4 +1,4 @@
-"""Run a function over many cells on one core, all cores or a Ray cluster: the results are the same."""
+"""Run a function over many cells on one core, all cores or a Ray cluster, with the same results."""
 
 import atexit
 import importlib
@@ -26,16 +26,16 @@ C = TypeVar("C")
 R = TypeVar("R")
 
 BACKENDS = ("local", "ray")
-# A terminal sends these to all processes; only the parent handles them.
+# A terminal signals all processes; only the parent handles these.
 DEAF_TO = {getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name)}
 MAX_CRASHES = 3  # in a row without a finished cell
 MAX_RETRIES = 5  # of a cell whose Ray worker was lost
 CONNECT_TIMEOUT = 5.0  # s, for any answer
 JOIN_TIMEOUT = 30.0  # s, for a Ray cluster's answer
 STARVED = 60.0  # s without a CPU in the cluster
-LOOKS = 2.0  # s between checks of the cluster
+LOOKS = 2.0  # s between cluster checks
 HEAD_LOST = 15.0  # s without its answer; after 60 s Ray ends the process
-BATCH_SECONDS, MOST_IN_BATCH = 0.25, 256  # of cells sent together
+BATCH_SECONDS, MOST_IN_BATCH = 0.25, 256  # cells sent together
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,15 @@ class Outcome(Generic[R]):
     key: str
     value: R | None = None
     error: str | None = None
-    refused: bool = False  # a DsimError: a second try would fail too
-    trace: str | None = None  # of any other exception
+    refused: bool = False  # a DsimError: a retry would fail too
+    trace: str | None = None  # of other exceptions
 
 
 class Pool:
-    """Where cells run: in this process, on all cores or on a Ray cluster. A `with` block leaves the cluster.
+    """Where cells run: this process, all cores or a Ray cluster. A `with` block leaves the cluster.
 
-    `jobs` is the number of cells at once, by default all cores or the cluster's CPUs. DsimError for a wrong setting at
-    once, and for an unreachable cluster before the first cell.
+    `jobs`: cells at once, by default all cores or the cluster's CPUs. DsimError at once for a wrong setting, and before
+    the first cell for an unreachable cluster.
     """
 
     def __init__(self, backend: str = "local", jobs: int | None = None, address: str | None = None) -> None:
@@ -64,7 +64,7 @@ class Pool:
         if backend == "local" and address is not None:
             raise DsimError(f"address is {cut(address)} and backend is local, expected ray")
         self._backend, self._jobs, self._address = backend, jobs, address
-        self._workers = 1  # local processes: never fewer, since a change costs seconds
+        self._workers = 1  # local processes; never reduced, as a change costs seconds
         self._leave: Callable[[], None] | None = None  # leaves the cluster
         self._last: Generator[Any, None, None] | None = None
 
@@ -79,29 +79,28 @@ class Pool:
         self._leave = None
 
     def join(self) -> None:
-        """Join the cluster now instead of with the first cells."""
+        """Join the cluster before the first cells do."""
         if self.is_distant and self._leave is None:
             self._leave = _join(self._address)
 
     def leave(self) -> None:
-        """The next cells join it again."""
+        """Leave the cluster; the next cells join it again."""
         if self._leave is not None:
             self._leave()
         self._leave = None
 
     def run(self, function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
-        """Yield outcomes as cells finish. A failed cell does not stop the others.
+        """Yield outcomes as cells finish; a failed cell does not stop the others.
 
-        `function` and cells travel by pickle. A lost worker's cells are run again. Close the generator to stop early.
+        `function` and cells are pickled. Cells of a lost worker run again. Close the generator to stop early.
         """
         self._last = outcomes = self._begin(function, cells)
         return outcomes
 
     def map(self, function: Callable[[C], R], cells: Iterable[C]) -> Generator[R, None, None]:
-        """Yield the values in the cells' order, until the first failure.
+        """Yield values in the cells' order, until the first failure.
 
-        DsimError for a cell that dsim refuses, and for a worker lost for good; RuntimeError with the traceback for a
-        bug.
+        DsimError for a cell that dsim refuses or a worker lost for good; RuntimeError with the traceback for a bug.
         """
         return in_order(self.run(function, {str(i): cell for i, cell in enumerate(cells)}))
 
@@ -116,7 +115,7 @@ class Pool:
         if self._backend == "ray":
             self.join()
             return _on_ray(function, cells, self._jobs)
-        from joblib import cpu_count  # most commands run nothing in parallel
+        from joblib import cpu_count  # most commands run no cells in parallel
 
         wanted = min(self._jobs or cpu_count(), len(cells))
         if wanted == 1:
@@ -157,11 +156,11 @@ def attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Outc
 
 
 def _deaf_attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Outcome[R]:
-    """In a process of this machine, which ignores Ctrl-C."""
+    """For a local process, which ignores Ctrl-C."""
     for number in DEAF_TO:
         signal.signal(number, signal.SIG_IGN)
     if not sys.warnoptions:
-        warnings.simplefilter("ignore")  # a user can do nothing about them
+        warnings.simplefilter("ignore")  # users can do nothing about them
     return attempt(function, version, key, cell)
 
 
@@ -172,13 +171,13 @@ def _in_process(function: Callable[[C], R], cells: Mapping[str, C]) -> Generator
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """Processes started here, and their replacements, ignore Ctrl-C: their parent ends them."""
+    """Have processes started here, and their replacements, ignore Ctrl-C; the parent ends them."""
     from multiprocessing import resource_tracker
 
     from joblib.externals.loky.backend import resource_tracker as of_loky
 
     with uninterrupted():
-        for tracker in (resource_tracker, of_loky):  # a tracker that starts later would remove the mask
+        for tracker in (resource_tracker, of_loky):  # one started later would reset the mask
             tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF_TO)
         try:
@@ -212,7 +211,7 @@ def _on_loky(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> G
     crashes = 0
     with _quiet_as_work_is_thrown_away():
         while left:
-            # A batch would hold finished cells back, and lose them with the worker.
+            # A batch would delay finished cells, and lose them with the worker.
             parallel = Parallel(jobs, backend="loky", return_as="generator_unordered", batch_size=1)
             outcomes = None
             try:
@@ -239,7 +238,7 @@ def _on_loky(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> G
 
 
 def _join(address: str | None) -> Callable[[], None]:
-    """Returns the function that leaves. A probe comes first: Ray waits minutes, or ends the process."""
+    """Join a cluster; returns the function that leaves. A probe first: Ray waits minutes, or ends the process."""
     ray = _ray()
     if ray.is_initialized():  # by a notebook
         _check_cpus(ray)
@@ -293,15 +292,15 @@ def _check_cpus(ray: Any) -> None:
 
 
 def _on_ray(function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None) -> Generator[Outcome[R], None, None]:
-    """Short cells travel in batches; a scenario's files travel once a machine."""
+    """Send short cells in batches, and scenarios' files once per machine."""
     ray = _ray()
     from .travel import as_named, packed
 
-    # A cell's exception comes back as a value, so only a lost worker or node is retried.
+    # A cell's exception returns as a value: only lost workers or nodes are retried.
     task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, scheduling_strategy="SPREAD")(_attempt_all)
     waiting = list(cells.items())[::-1]
     flying: dict[Any, list[tuple[str, C]]] = {}
-    stored: dict[str, Any] = {}  # references to files' contents, by place
+    stored: dict[str, Any] = {}  # references to file contents, by place
     names: dict[str, str] = {}  # of the files, by place
     alone: set[str] = set()  # cells of a lost batch
     seconds: list[float] = []
@@ -335,7 +334,7 @@ def _on_ray(function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None
                 try:
                     outcomes, took = ray.get(ref)
                 except ray.exceptions.RayError as error:
-                    if len(batch) > 1:  # any of these cells may have killed the worker
+                    if len(batch) > 1:  # any of them may have killed the worker
                         waiting += batch
                         alone.update(key for key, _ in batch)
                         continue
@@ -353,10 +352,10 @@ def _on_ray(function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None
 def _attempt_all(
     work: bytes, keys: list[str], cells: bytes, files: Mapping[str, Any], version: str
 ) -> tuple[list[Outcome[Any]], float]:
-    """On a machine of the cluster: outcomes, and the seconds that they took."""
+    """On a cluster machine: outcomes, and the seconds they took."""
     from .travel import as_placed, place, unpacked
 
-    if version != __version__:  # another version's pickle may be unreadable
+    if version != __version__:  # its pickles may be unreadable
         return [attempt(str, version, key, "") for key in keys], 0.0
     ray = _ray()
     place({name: partial(ray.get, ref) for name, ref in files.items()})

@@ -1,6 +1,6 @@
-"""The highest rate at which a fleet meets every SLO, with an interval, and the fewest replicas for a rate.
+"""The highest rate at which a fleet meets all SLOs, with an interval, and the fewest replicas for a rate.
 
-A replication has the same requests and luck at every rate: bisection finds its capacity. Replications are added until
+A replication has the same requests and luck at all rates: bisection finds its capacity. Replications are added until
 Student's interval is narrow.
 """
 
@@ -34,33 +34,33 @@ from .replicate import Criterion, Interval, Reading, criteria_of, interval, judg
 if TYPE_CHECKING:
     import pandas as pd
 
-FEWEST = 6000  # requests of a replay; this and the next line grow below USUAL_PRECISION
-MANY, WHOLE = 10_000, 24_000  # at most: with an arrival process, with the trace's times
-USUAL_PRECISION = 0.02  # the bias of a run's ends falls with its length and must stay below the interval
-PER_REPLICA = 1000  # requests, at least
+FEWEST = 6000  # requests of a replay; with the next line, grows below USUAL_PRECISION
+MANY, WHOLE = 10_000, 24_000  # most: with an arrival process, with the trace's times
+USUAL_PRECISION = 0.02  # run ends bias by less than the interval; the bias falls with length
+PER_REPLICA = 1000  # least requests
 PARTS = 4  # blocks in the trace, or in the judged requests
-FIRST = 8  # replications before the first check; half of them if they agree
-TO_LEARN = 2  # replications that give the others their start and slope
-BY_FAR = 0.25  # of the precision: what an early check accepts; more would stop too early too often
+FIRST = 8  # replications before the first check; half if they agree
+TO_LEARN = 2  # replications that give the others start and slope
+BY_FAR = 0.25  # of the precision, accepted by an early check; more would stop too early too often
 MOST = 64  # replications
 MAX_REPLICAS_TRIED = 64
 PILOT_DOUBT = 0.5  # relative, of a pilot's slope
 SHARPNESS = 0.5  # width of a capacity's bracket, by the precision or the spread
 IDLE = 1e-3  # of saturation
-BEYOND = 4.0  # times saturation: an SLO that holds there never binds
+BEYOND = 4.0  # times saturation: an SLO met there never binds
 FLOOD = 1e9  # req/s, all at once
 PILOT, PILOT_GUESS, PILOT_WIDTH, PILOT_SHARPNESS = 2**20, 0.8, 0.2, 0.03  # index; of the flood's rate; log rates
-PILOT_SHARE, PILOT_FEWEST, PILOT_BLOCKS = 8, 500, 20  # its requests: a share, at least; blocks
+PILOT_SHARE, PILOT_FEWEST, PILOT_BLOCKS = 8, 500, 20  # share of requests, at least; blocks
 GRID = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)  # of the capacity, for the curve
 STABILITY = "stability"
-SEEN = ("ttft", "tpot_chunk")  # by clients, at capacity
+SEEN = ("ttft", "tpot_chunk")  # latencies of clients at capacity
 
 Latency = dict[str, dict[str, float] | None]
 
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the curve; values in ms or share of arrivals: mean and extremes."""
+    """A point of the curve: mean and extremes, in ms or share of arrivals."""
 
     rate: float  # req/s
     values: dict[str, float]
@@ -92,7 +92,7 @@ class PoolPart:
     shares: Mapping[str, float] = field(default_factory=dict)  # of the busy time
     limited_by: str = ""
     limiting_setting: str = ""
-    one_less: Mapping[str, float] = field(default_factory=dict)  # by criterion: value with one replica less
+    one_less: Mapping[str, float] = field(default_factory=dict)  # criterion -> value with one replica less
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,13 +101,13 @@ class Capacity(Showable):
 
     rate: Interval  # req/s
     replicas: int
-    binding_slo: str  # the one broken above capacity, or "stability": the queue grows first
+    binding_slo: str  # the SLO broken above capacity; "stability": the queue grows first
     binding_share: float  # share of replications
     limited_by: str  # compute, KV memory, activation budget or host overhead
-    limiting_setting: str  # of a limiting pool: what decides its size
-    binds: str  # of a limiting pool: the largest part of memory, or the bounding setting (memory.py)
+    limiting_setting: str  # what sets a limiting pool's size
+    binds: str  # a limiting pool's largest part of memory, or bounding setting (memory.py)
     memory: dict[str, int]  # bytes, by content
-    shares: dict[str, float]  # of the busy time at capacity (limits.py)
+    shares: dict[str, float]  # of busy time at capacity (limits.py)
     criteria: tuple[str, ...]
     bounds: dict[str, float]  # ms, or share of arrivals
     share_criteria: tuple[str, ...]
@@ -116,15 +116,15 @@ class Capacity(Showable):
     num_replays: int
     num_requests: int  # of a replay
     block: int  # requests resampled together
-    precision: float  # asked half-width, relative
+    precision: float  # relative half-width asked for
     confidence: float
-    rejected: float  # share of requests that never fit
+    rejected: float  # share of requests, which never fit
     policy: str
     profile: str
     estimated: bool  # profile not measured
     latency_ms: dict[str, dict[str, float] | None]  # at capacity: p50, p90, p99; None: no values
     cost: Cost | None = None
-    asked_rate: float | None = None  # req/s that the replicas were sized for
+    asked_rate: float | None = None  # req/s to size replicas for
     one_fewer: Interval | None = None  # capacity with one replica less
     pools: tuple[PoolPart, ...] = ()  # shares and limits are the busiest pool's
     interrupted: bool = False
@@ -160,10 +160,10 @@ class Interrupted(Exception):  # noqa: N818  (as KeyboardInterrupt)
 
 @dataclass(frozen=True)
 class CapacityOptions:
-    """How precise a capacity search is, what a GPU costs, and where it runs.
+    """Precision of a capacity search, price of a GPU, and where to run.
 
-    SLOs of a class without a statistic must hold together for a share `attainment` of arrivals. `num_requests` (of a
-    replay) and `block` (requests resampled together) have defaults. For `jobs`, `backend`, `address` see `Pool`.
+    SLOs of a class without a statistic must be met together by a share `attainment` of arrivals. `num_requests` (per
+    replay) and `block` (requests resampled together) have defaults. `jobs`, `backend`, `address`: see `Pool`.
     """
 
     precision: float = 0.02
@@ -205,7 +205,7 @@ class CapacityOptions:
 
 @dataclass(frozen=True)
 class CapacitySearch:
-    """A search's input, which can be pickled."""
+    """A search's picklable input."""
 
     scenario: Scenario
     policy: str  # as given
@@ -227,7 +227,7 @@ class CapacitySearch:
         return read
 
     def asked(self, index: int, rate: float, of: str) -> Json:
-        """A replay's inputs; of: the kind of answer."""
+        """A replay's inputs; of: kind of answer."""
         return self._asked | {"index": index, "at": rate, "of": of}
 
     @cached_property
@@ -241,7 +241,7 @@ class CapacitySearch:
 def question_of(
     scenario: Scenario, rate: float | None, replicas: int | None, max_replicas: int | None
 ) -> Callable[..., Capacity]:
-    """A function of CapacityOptions' fields: a fleet's capacity, or with a rate (req/s) the fewest replicas.
+    """A function of CapacityOptions' fields: a fleet's capacity, or for a rate (req/s) the fewest replicas.
 
     replicas: by default the policy file's, or 1.
     """
@@ -263,10 +263,9 @@ def question_of(
 
 
 def capacity(scenario: Scenario, **how: Any) -> Capacity:
-    """The highest rate at which the scenario's fleet meets all of its `slos`, within `precision` at `confidence`.
+    """The highest rate at which the scenario's fleet meets all its `slos`, within `precision` at `confidence`.
 
-    how: fields of CapacityOptions. DsimError for an SLO that holds at no rate or at every rate. Ctrl-C raises
-    Interrupted.
+    how: fields of CapacityOptions. DsimError for an SLO met at no rate or at every rate. Ctrl-C raises Interrupted.
     """
     options = CapacityOptions(**how)
     search = options.search(scenario)
@@ -275,9 +274,9 @@ def capacity(scenario: Scenario, **how: Any) -> Capacity:
 
 
 def fewest_replicas(scenario: Scenario, rate: float, *, max_replicas: int = MAX_REPLICAS_TRIED, **how: Any) -> Capacity:
-    """The fewest replicas whose capacity's low end is at least `rate` (req/s).
+    """The fewest replicas with a capacity of at least `rate` (req/s), by its interval's low end.
 
-    `one_fewer` is the interval with one replica less. how: fields of CapacityOptions.
+    `one_fewer`: interval with one replica less. how: fields of CapacityOptions.
     """
     options = CapacityOptions(**how)
     check_rate(rate, max_replicas)
@@ -289,7 +288,7 @@ def fewest_replicas(scenario: Scenario, rate: float, *, max_replicas: int = MAX_
             done = max((run.num_replays for run in runs.values()), default=0)
             run = Run(search, pool, options, rate, done)
             runs[size.at] = run
-            # Capacity is nearly proportional to replicas.
+            # Capacity is nearly proportional.
             size.decide(run.interval.low >= rate, math.ceil(size.at * rate / run.interval.value))
         if size.replicas is None:
             most = runs[max_replicas].interval
@@ -314,7 +313,7 @@ def check_rate(rate: float, max_replicas: int) -> None:
 
 
 class Run:
-    """One fleet's search: a pilot finds the range, replications the value."""
+    """A fleet's search: a pilot finds the range, replications the value."""
 
     def __init__(
         self,
@@ -326,7 +325,7 @@ class Run:
     ) -> None:
         self.search, self.pool, self.options = search, pool, options
         self.memo, self.precision, self.most = options.memo, options.precision, options.max_replications
-        self.target = target  # a rate: the search only decides on which side the capacity lies
+        self.target = target  # a rate: only find out on which side the capacity lies
         self.found: list[Found] = []
         self.num_replays = num_replays
         try:
@@ -336,7 +335,7 @@ class Run:
             self.centre = pilot.rate
             self.slope = None if pilot.slope is None else Slope(pilot.slope, PILOT_DOUBT, pilot.binding)
             self.width = 2 * PILOT_SHARPNESS
-            # Later replications begin at the earlier ones' capacity, with their slope: most take one replay.
+            # Later replications start at earlier ones' capacity and slope: most take one replay.
             self._add(min(TO_LEARN, self.most))
             self._add(min(FIRST // 2, self.most) - len(self.found))
             if len(self.found) == self.most or self.interval.half_width > BY_FAR * self.precision:
@@ -350,7 +349,7 @@ class Run:
         return interval([found.rate for found in self.found], self.options.confidence)
 
     def sharpen(self) -> None:
-        """Add replications until the interval is narrow, or on one side of the target."""
+        """Add replications until the interval is narrow, or beside the target."""
         try:
             while len(self.found) < self.most:
                 now, n = self.interval, len(self.found)
@@ -423,11 +422,11 @@ def _pilot(memo: Memo, search: CapacitySearch) -> Found:
 
 
 def finish(run: Run, asked: float | None = None) -> Capacity:
-    """The result, with the limit at capacity, the curve and the cost."""
+    """The result, with its limit, curve and cost."""
     search, rate = run.search, run.interval.value
     gpu_hour, curve = run.options.gpu_hour, run.options.curve
     try:
-        # The first replay at capacity also gives the limit.
+        # The first replay, at capacity, also gives the limit.
         grid = [(share, k) for share in GRID for k in range(CURVE_REPLICATIONS if share >= CURVE_NEAR else 1)]
         work = [(share * rate, k) for share, k in grid if curve and (share, k) != (1.0, 0)]
         answers: list[Any] = []
@@ -486,7 +485,7 @@ def _result(run: Run, shares: dict[str, float], limit: Limit, points: tuple[Poin
 
 
 def _at_capacity(search: CapacitySearch, rate: float) -> tuple[Any, ...]:
-    """Shares of the busy time, their limit, latencies (ms) and the reading's fields; then each pool's part.
+    """Shares of busy time, their limit, latencies (ms) and the reading's fields; then each pool's part.
 
     With pools, shares and limit are the busiest one's.
     """
@@ -526,7 +525,7 @@ def _reading(fields: Sequence[Any]) -> Reading:
 
 
 def latency_ms(requests: Columns, metrics: Sequence[str]) -> Latency:
-    """p50, p90 and p99 of these latency metrics; None if no request has one."""
+    """p50, p90, p99 of latency metrics; None if no request has one."""
     known = {name: 1e3 * values[~np.isnan(values)] for name, values in latencies(requests).items() if name in metrics}
     return {
         name: {stat: statistic(known[name], stat) for stat in ("p50", "p90", "p99")} if len(known[name]) else None
@@ -535,7 +534,7 @@ def latency_ms(requests: Columns, metrics: Sequence[str]) -> Latency:
 
 
 def _last(search: CapacitySearch, memo: Memo, at: tuple[float, int | None]) -> Any:
-    """A rate's reading in replication `index`; without an index, `_at_capacity`."""
+    """A rate's reading in replication `index`; without an index `_at_capacity`."""
     rate, index = at
     if index is not None:
         return search.requests(index, memo)(rate)
@@ -553,7 +552,7 @@ def _point(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> Point:
         low={name: min(v) for name, v in columns.items()},
         high={name: max(v) for name, v in columns.items()},
         stable=all(r.stable for r in readings),
-        holds=2 * sum(r.holds for r in readings) > len(readings),  # by majority, like the capacity
+        holds=2 * sum(r.holds for r in readings) > len(readings),  # majority, like the capacity
     )
 
 

@@ -1,4 +1,4 @@
-"""The output folder of a capacity: its stored replays and its results."""
+"""The output folder of a capacity: stored replays and results."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ CAPACITY = FolderKind("a capacity", (*FILES, *STORE_FILES), FILES[0], IS_CAPACIT
 
 
 class CapacityFolder(StoreFolder):
-    """Without a folder nothing is written."""
+    """Writes nothing without a folder."""
 
     def __init__(self, folder: Path | None, *, force: bool) -> None:
         super().__init__(folder, CAPACITY, force=force)

@@ -1,4 +1,4 @@
-"""The fewest replicas of each pool that sustain a rate."""
+"""The fewest replicas of each pool for a rate."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ from .pool_counts import Counts, PoolCounts, fewest_of_pools, with_counts
 def fewest_of_each_pool(
     scenario: Scenario, rate: float, *, max_replicas: int = MAX_REPLICAS_TRIED, **how: Any
 ) -> Capacity:
-    """The fewest GPUs in the scenario's pools whose capacity's low end is at least `rate` (req/s).
+    """The fewest GPUs in the scenario's pools with a capacity of at least `rate` (req/s), by its interval's low end.
 
     The scenario's counts are a first guess. how: fields of CapacityOptions.
     """

@@ -1,4 +1,4 @@
-"""A capacity from the question to the files, for `dsim capacity`."""
+"""`dsim capacity`, from question to files."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -36,7 +36,7 @@ def write_capacity(
     asking: Callable[[int, int], None],
     **pool: Any,
 ) -> tuple[Capacity, Json, Page]:
-    """The capacity, the object of `--json`, and the page; the folder holds both.
+    """The capacity, the object of `--json`, and the page; the folder gets both.
 
     how: fields of CapacityOptions. points: measured runs. asking: called with the ensemble's finished and total draws.
     Interrupted if nothing is known yet.

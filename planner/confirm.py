@@ -12,12 +12,12 @@ from .search import Judge, Search
 from .tuned import Finalist
 
 CONFIDENCE = 0.95
-NUM_RERANKED, NUM_RERANKS = 4, 4  # settings ranked again; replays of each
+NUM_RERANKED, NUM_RERANKS = 4, 4  # settings, and replays of each
 NUM_CONFIRMED = 8  # of a Pareto front
 
 
 def chosen(search: Search) -> list[Tried]:
-    """The settings to confirm, best first: the best two, or settings spread over the front."""
+    """Settings to confirm, best first: the best two, or spread over the front."""
     if len(search.objectives) == 1:
         return _rerank(search, [c for c, outcome in search.ranked() if outcome.violation <= 0][:NUM_RERANKED])
     front = search.front()
@@ -80,7 +80,7 @@ def estimate(values: Sequence[float], scale: float = 1.0) -> Interval:
 
 
 def gain(values: Sequence[float], base: Sequence[float], sign: float) -> Interval:
-    """A mean's relative gain over the default's, paired by replication (a ratio estimator); sign -1: less is better."""
+    """A mean's relative gain over the default's, paired by replication (ratio estimator); sign -1: less is better."""
     mine, other = np.asarray(values, float), np.asarray(base, float)
     mean = float(other.mean())
     if not mean > 0:
@@ -92,7 +92,7 @@ def gain(values: Sequence[float], base: Sequence[float], sign: float) -> Interva
 
 
 def _rerank(search: Search, few: list[Tried]) -> list[Tried]:
-    """The best two under fresh luck, on the part that the search saw."""
+    """The best two under fresh luck, on the search's part of the trace."""
     if len(few) < 2:
         return few
     scores: dict[Tried, tuple[float, float]] = dict.fromkeys(few, (0.0, 0.0))

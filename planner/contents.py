@@ -1,4 +1,4 @@
-"""The inputs of a replay: a scenario's fields, with files' contents for their names."""
+"""A replay's inputs: a scenario's fields, with files' contents for names."""
 
 import hashlib
 import json
@@ -25,15 +25,15 @@ Json = dict[str, Any]
 
 FILES = ("trace", "profile", "yields", "fit", "lengths")  # may name a file
 NOT_ASKED = ("allow_code", "sent_from")
-PROFILE = ("profile", "given_profile", "machine")  # a profile is made from these
+PROFILE = ("profile", "given_profile", "machine")  # which make a profile
 NAMING = (*FILES, "policy", "router", "scaler", "decider", "pools")  # may name files
 Found = dict[Any, tuple[dict[str, str], Json]]
-# Files of scenarios, by the fields that name them; None: nothing is remembered.
+# Files of scenarios, by fields that name them; None: not remembered.
 _FOUND: ContextVar[Found | None] = ContextVar("_FOUND", default=None)
 
 
 def asked_of(scenario: Scenario, **more: Any) -> Json:
-    """A replay's inputs in plain values, and `more`. A file counts by its contents and suffixes (its format)."""
+    """A replay's inputs as plain values, and `more`. Files count by contents and suffixes (formats)."""
     contents, named = _files_of(scenario)
     asked = {f.name: getattr(scenario, f.name) for f in fields(scenario) if f.name not in (*NOT_ASKED, *PROFILE)}
     found = dict(contents)
@@ -53,7 +53,7 @@ def looked_at_once(found: Found) -> Iterator[None]:
 
 
 def _files_of(scenario: Scenario) -> tuple[dict[str, str], Json]:
-    """The files' contents, and the fields that name files without their paths."""
+    """Files' contents, and fields that name files, without paths."""
     known = _FOUND.get()
     if known is None:
         return _contents(scenario), _named(scenario)
@@ -81,14 +81,14 @@ def digest(value: Any) -> str:
 
 
 def contents_of(scenario: Scenario) -> dict[str, str]:
-    """The SHA-256 of each file that a scenario names, by use. Imports of a policy's code are not followed."""
+    """SHA-256 of each file that a scenario names, by use. Imports in a policy's code are not followed."""
     return dict(_files_of(scenario)[0])
 
 
 def _contents(scenario: Scenario) -> dict[str, str]:
     policy, profile = placed(scenario.policy)
     named = {name: getattr(scenario, name) for name in FILES} | ({} if profile is None else {"profile": profile})
-    if getattr(scenario, "given_profile", None) is not None:  # then `asked_of` hashes the profile itself
+    if getattr(scenario, "given_profile", None) is not None:  # `asked_of` then hashes the profile
         named["profile"] = None
     found = {name: digest_of(path) for name, value in named.items() if (path := _file_of(name, value)) is not None}
     if named["profile"] is not None and (implementation := located(str(named["profile"]))[1]):
@@ -121,7 +121,7 @@ def _file_of(field: str, name: str | None) -> Path | None:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256, taken again if the file's size or time has changed."""
+    """SHA-256, taken again when size or time changes."""
     stat = path.stat()
     return _digest_of(str(path), stat.st_size, stat.st_mtime_ns)
 

@@ -1,4 +1,4 @@
-"""The rate at which a replication's SLOs stop holding, found with few replays."""
+"""The rate at which a replication's SLOs stop being met, found with few replays."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,17 +10,17 @@ from ..engine.errors import DsimError
 from ..files.read import quoted
 from .replicate import Criterion, Reading
 
-LOWEST = 20.0  # log rate below the first guess: give up
-ERROR = 0.25  # of a straight line to the bound, by the precision
+LOWEST = 20.0  # log rate below the first guess at which to give up
+ERROR = 0.25  # of a straight line to the bound, in precisions
 BENT = 3.0  # precisions between two readings that add 100 % to their slope's doubt
-LEAST_DOUBT, MOST_DOUBT = 0.1, 0.5  # relative; a more doubtful slope is not passed on
-NEAR = 0.15  # log rate around a capacity in which severities rise along a line
+LEAST_DOUBT, MOST_DOUBT = 0.1, 0.5  # relative; more doubtful slopes are not passed on
+NEAR = 0.15  # log rate around a capacity with severities on a line
 FEWEST_FREE = 2  # degrees of freedom of a common slope
 
 
 @dataclass(frozen=True)
 class Slope:
-    """How fast a criterion's severity rises with the log rate, near its zero."""
+    """Rise of a criterion's severity with the log rate, near zero."""
 
     value: float
     doubt: float  # relative
@@ -35,8 +35,8 @@ class Found:
     binding: int  # criterion broken just above; -1: the queue grows
     num_replays: int
     rejected: float  # share
-    slope: float | None = None  # of the binding criterion's severity; None: unknown
-    near: tuple[tuple[float, float], ...] = ()  # log rates near the capacity, and that severity
+    slope: float | None = None  # of the binding criterion's severity
+    near: tuple[tuple[float, float], ...] = ()  # log rates near the capacity, and severities
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class _At:
 
     @property
     def severity(self) -> float:
-        """Of that criterion; infinite where the queue grows."""
+        """Of that criterion; infinite if the queue grows."""
         return max(self.reading.severities) if self.reading.stable else math.inf
 
     def root(self, slope: Slope) -> float:
-        """The log rate at which a line of this slope meets the bound; NaN if unknown."""
+        """Log rate at which a line of this slope meets the bound; NaN if unknown."""
         fits = slope.criterion == self.criterion and math.isfinite(self.severity)
         return self.log_rate - self.severity / slope.value if fits else math.nan
 
@@ -64,12 +64,12 @@ def find(
     read: Callable[[float], Reading], criteria: Sequence[Criterion], centre: float, width: float, sharp: float,
     slope: Slope | None = None,
 ) -> Found:  # fmt: skip
-    """The rate at which readings stop holding, to a relative `sharp`.
+    """The rate at which readings stop holding, within a relative `sharp`.
 
     From `centre` the search steps towards the bound along a line: `slope` of other replications, or one through two
     readings. Without a line it steps by `width` in log rate, doubled each time. It ends when the nearest reading's line
-    errs by at most ERROR of `sharp`, or when readings on both sides are within `sharp`. Only `slope` leads upward past
-    the last reading, since a queue may begin to grow.
+    errs by at most ERROR of `sharp`, or readings on both sides are within `sharp`. Only `slope` leads above the last
+    reading, as a queue may begin to grow.
     """
     readings: list[Reading] = []
     below = above = before = None
@@ -97,14 +97,14 @@ def find(
                 raise never(criteria, above.reading)
             step = width
             if (distance := _distance(now, own or slope)) is not None:
-                step = min(max(distance + ERROR * sharp, sharp / 2), 2 * width)  # a little beyond, for a bracket
+                step = min(max(distance + ERROR * sharp, sharp / 2), 2 * width)  # slightly beyond, for a bracket
             log_rate += step if below else -step
             width *= 2
         before = now
 
 
 def never(criteria: Sequence[Criterion], idle: Reading) -> DsimError:
-    """A criterion that an idle server violates."""
+    """Error for a criterion that an idle server violates."""
     worst = max(0, idle.worst)
     criterion, value = criteria[worst], idle.values[worst]
     if criterion.share is None:
@@ -128,7 +128,7 @@ def _found(log_rate: float, binding: int, readings: Sequence[Reading], own: Slop
 
 
 def common_slope(found: Sequence[Found]) -> Slope | None:
-    """Of parallel lines through each replication's readings, by least squares; None if doubtful or if SLOs differ."""
+    """Slope of parallel lines through replications' readings, by least squares; None if doubtful or SLOs differ."""
     binding = found[0].binding
     if binding < 0 or any(own.binding != binding for own in found):
         return None
@@ -147,7 +147,7 @@ def common_slope(found: Sequence[Found]) -> Slope | None:
 
 
 def _line(a: _At | None, b: _At, sharp: float) -> Slope | None:
-    """None if the readings are too near, or the line does not lead to the bound."""
+    """None if readings are too near, or the line leads away from the bound."""
     if a is None or a.criterion != b.criterion or not math.isfinite(a.severity + b.severity):
         return None
     run, rise = b.log_rate - a.log_rate, b.severity - a.severity
@@ -159,14 +159,14 @@ def _line(a: _At | None, b: _At, sharp: float) -> Slope | None:
 def _distance(end: _At, line: Slope | None) -> float | None:
     """From a reading to the bound, in log rate; None if unknown."""
     if end.reading.worst < 0 and not end.reading.holds:
-        # The queue grows: the sustained rate is the rate at which requests leave.
+        # The queue grows: the sustained rate is that of requests leaving.
         return end.log_rate - math.log(end.reading.sustained) if end.reading.sustained > 0 else None
     root = math.nan if line is None else end.root(line)
     return None if math.isnan(root) else abs(end.log_rate - root)
 
 
 def _crossing(below: _At, above: _At) -> float:
-    """The log rate between two readings at which the SLOs probably stop holding."""
+    """Log rate between two readings at which the SLOs probably stop being met."""
     low, high = below.log_rate, above.log_rate
     if above.reading.worst < 0:
         sustained = above.reading.sustained
@@ -178,6 +178,6 @@ def _crossing(below: _At, above: _At) -> float:
 
 
 def _milliseconds(seconds: float) -> str:
-    """Four digits, or all before the point."""
+    """With four digits, or all before the point."""
     value = 1e3 * seconds
     return f"{value:,.0f}" if value >= 1e3 else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""A fleet as its engine's launch command, compose file and Kubernetes manifest."""
+"""A fleet as an engine's launch command, compose file and Kubernetes manifest."""
 
 import json
 import shlex
@@ -13,25 +13,25 @@ from ..profiler.models import BYTES, CHECKPOINTS
 from ..profiler.profile import Profile
 from ..report.fleet import count_of
 
-IN_FILE, IN_JSON = "config:", "json:"  # prefixes of a flag: a key of the engine's file, or of a JSON object
+IN_FILE, IN_JSON = "config:", "json:"  # flag prefixes: a key of the engine's file, or of a JSON object
 CONFIG = "dllm.yaml"
-HOST_GPUS = 8  # of the compose file's host
-FREE, ALL = "free", "all"  # a share is of the memory without the weights, or of all
+HOST_GPUS = 8  # of a compose file's host
+FREE, ALL = "free", "all"  # shares of memory without weights, or of all
 
 
 @dataclass(frozen=True)
 class Engine:
-    """How a release of a serving engine starts a replica."""
+    """How an engine's release starts a replica."""
 
     name: str
     version: str
     image: str
     command: tuple[str, ...]  # before the model's name
-    port: str  # a flag, like the next ones
+    port: str  # flag, like the next ones
     memory: str
     memory_of: str  # FREE or ALL
     weights: Mapping[str, str]  # the profile's weights -> arguments
-    config: str = ""  # the flag for CONFIG
+    config: str = ""  # flag of CONFIG
     everywhere: str = ""  # arguments to listen outside the container
 
 
@@ -50,7 +50,7 @@ ENGINES = {
         "LMDeploy", "0.18.0", "openmmlab/lmdeploy:v0.18.0", ("lmdeploy", "serve", "api_server"), "--server-port",
         "--cache-max-entry-count", FREE, {"bf16": "--dtype bfloat16"},
     ),
-    # The last release before 0.12.0, which dropped the groups of frozen steps.
+    # The last release before 0.12.0, which dropped frozen groups.
     "lmdeploy-0.11": Engine(
         "LMDeploy", "0.11.1", "openmmlab/lmdeploy:v0.11.1", ("lmdeploy", "serve", "api_server"), "--server-port",
         "--cache-max-entry-count", FREE, {"bf16": "--dtype bfloat16"},
@@ -59,36 +59,36 @@ ENGINES = {
 
 
 def engine_of_preset(preset: Preset) -> str:
-    """The engine of a preset, in any release; empty if none serves it."""
+    """A preset's engine, of any release; empty: none."""
     return preset.engine.partition("-")[0]
 
 
 def engine_of_profile(profile: Profile) -> str:
-    """The engine that a profile's step times are of; empty for another implementation."""
+    """The engine behind a profile's step times; empty: another implementation."""
     first = profile.implementation.partition(" ")[0].strip(",").lower()
     return first if first in ENGINES else ""
 
 
 def times_another(profile: Profile, preset: Preset) -> bool:
-    """Whether the preset and the step times are of different engines."""
+    """Whether preset and step times are of different engines."""
     mine, timed = engine_of_preset(preset), engine_of_profile(profile)
     return bool(mine and timed) and mine != timed
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """Equal replicas of an engine, with their start command."""
+    """Equal replicas of an engine, and their start command."""
 
     engine: str  # and version
     image: str
     model: str  # on Hugging Face
-    weights: str  # bf16, fp8, or bytes a parameter
+    weights: str  # bf16, fp8, or bytes per parameter
     replicas: int  # with spare
     gpus: int  # of a replica
     command: tuple[str, ...]  # without the port
     port_flag: str
     everywhere: str
-    config: Mapping[str, Any]  # of CONFIG; empty: no such file
+    config: Mapping[str, Any]  # of CONFIG; empty: no file
     unsaid: tuple[str, ...]  # fields without a flag
     spare: int = 0
 
@@ -104,7 +104,7 @@ class Deployment:
         return {**asdict(self), "command": list(self.command), "unsaid": list(self.unsaid), "shell": self.shell}
 
     def files(self) -> dict[str, str]:
-        """By name: script, compose file, manifest, and the engine's file if it has one."""
+        """By name: script, compose file, manifest, and the engine's file, if any."""
         found = {"launch.sh": self._script(), "compose.yaml": self._compose(), "kubernetes.yaml": self._kubernetes()}
         return found | ({CONFIG: self._config()} if self.config else {})
 
@@ -125,7 +125,7 @@ class Deployment:
         lines = [f"{self.engine}, {self.model} ({self.weights}): {self.replicas} replicas of {count_of(self.gpus)}"]
         lines += [f"the SLOs are met without the spare: {self.spare} of the replicas"] if self.spare else []
         lines += [f"not said by a flag: {text}" for text in self.unsaid]
-        # One line each: these files are executed, and a model's name may hold line breaks.
+        # One line each: these files are executed, and model names may hold line breaks.
         return "".join(f"# {' '.join(line.split())}\n" for line in lines)
 
     def _script(self) -> str:
@@ -219,7 +219,7 @@ def deployment_of(
 ) -> Deployment | None:
     """The launch of a SPEC's policy on a profile's device; None if no released engine is known to serve it.
 
-    A field without a value keeps the engine's default. spare: standby replicas.
+    Fields without a value keep the engine's default. spare: standby replicas.
     """
     preset = preset_of(name_of(spec), spec, allow_code)
     engine = ENGINES.get(preset.engine)  # a preset from outside may name any engine
@@ -250,7 +250,7 @@ def deployment_of(
 
 
 def weights_of(profile: Profile) -> str:
-    """bf16, fp8, or the bytes of a parameter."""
+    """bf16, fp8, or bytes per parameter."""
     of_a_parameter = profile.memory.weight_bytes / profile.model.total_params
     for name, num_bytes in (("bf16", BYTES), ("fp8", 1)):
         if abs(of_a_parameter / num_bytes - 1) < 0.02:
@@ -268,7 +268,7 @@ def _share(profile: Profile, of: str) -> float:
 
 
 def _arguments(preset: Preset, chosen: Mapping[str, Any], gpus: int) -> tuple[list[str], dict[str, Any], list[str]]:
-    """Arguments, the engine's file, and fields without a flag."""
+    """Arguments, the engine's file, fields without a flag."""
     usual = settings_of(preset.policy)
     words: list[str] = []
     config: dict[str, Any] = {}

@@ -27,11 +27,11 @@ from .memo import Memo
 DRAW = 213  # purpose of draws
 MAX_DRAWS = 1000
 LEVEL = 0.9
-EOS = "ends at an EOS"  # of the scenario, not of its profile
+EOS = "ends at an EOS"  # the scenario's, not its profile's
 CAPACITY = "capacity (req/s)"
 A_REPLICA = "goodput of a replica (req/s)"  # the inverse of the cost of good requests
 ROUGH = 0.05  # precision of a drawn capacity
-# Of every run.
+# Reported of every run.
 TOLD = ("output_throughput", "ttft_ms.p50", "ttft_ms.p90", "e2el_ms.p90", "norm_latency_ms.p90", "slo_attainment")
 
 Scores = tuple[tuple[str, float], ...]
@@ -41,7 +41,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Effect:
-    """A cause's effect: the metric one standard deviation below and above."""
+    """A cause's effect: the metric at one standard deviation below and above."""
 
     cause: str
     why: str
@@ -56,7 +56,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Spread:
-    """The prediction, and its interval over the draws."""
+    """A prediction, and its interval over the draws."""
 
     value: float
     low: float
@@ -81,7 +81,7 @@ class Uncertain:
 
 
 def drawn(known: Sequence[Cause], index: int, seed: int) -> Scores:
-    """Draw `index`: independent normal scores, keyed by the causes' names."""
+    """Draw `index`: independent normal scores, keyed by causes' names."""
     return tuple(
         (cause.name, float(ndtri(chance.uniform(chance.key(seed, DRAW, index, *cause.name.encode()))[0])))
         for cause in known
@@ -89,7 +89,7 @@ def drawn(known: Sequence[Cause], index: int, seed: int) -> Scores:
 
 
 def known_causes(scenario: Scenario) -> tuple[Cause, ...]:
-    """The unknowns of scenario and profile that the policy depends on."""
+    """Unknowns of scenario and profile that the policy depends on."""
     setting = scenario.setting()
     stated = {FRONT_END} if scenario.frontend is not None or scenario.frontend_service is not None else set()
     found = tuple(c for c in causes(setting.profile, setting.drawn) if c.name not in stated)
@@ -116,9 +116,9 @@ def ensemble(
 ) -> Uncertain:
     """Replay each scenario under `num` drawn profiles, and with each cause at ±1 standard deviation.
 
-    Scenarios differ in policy and replicas only; all share a draw's luck and profile. judged: the deciding metric, and
-    whether more is better; default: `deciding`. recommended: ask whether the first scenario stays best, not the
-    predicted best. Ctrl-C is passed on.
+    Scenarios differ in policy and replicas only, and share each draw's luck and profile. judged: the deciding metric,
+    and whether more is better; default: `deciding`. recommended: ask whether the first scenario stays best, not the
+    predicted best. Ctrl-C passes through.
     """
     metric, higher = judged or deciding(scenarios[0])
     drawn_values, effects = ask(
@@ -148,7 +148,7 @@ def _compared(
     num: int, judged: tuple[str, bool], values: dict[str, list[Values]], effects: dict[str, tuple[Effect, ...]],
     recommended: bool = False,
 ) -> Uncertain:  # fmt: skip
-    """How often the predicted best, or the recommended first policy, is the best."""
+    """How often the predicted best, or the recommended first policy, is best."""
     metric, higher = judged
     winners = [_best({p: v[i][metric] for p, v in values.items()}, higher) for i in range(num + 1)]
     several = len(values) > 1
@@ -172,9 +172,9 @@ def capacities(
     progress: Progress | None = None,
     memo: Memo | None = None,
 ) -> Uncertain:
-    """A fleet's capacity under drawn profiles, each to about 5 %; rate: req/s to sustain.
+    """A fleet's capacity under drawn profiles, each within about 5 %; rate: req/s to sustain.
 
-    0 if an SLO holds at no rate; if all hold until the queue grows, the rate at which it begins to.
+    0 if an SLO is met at no rate; if all are met until the queue grows, the rate at which it starts to.
     """
     of = partial(_capacity, attainment, num_requests)
     values, effects = ask(of, _called([scenario]), num, CAPACITY, pool, progress, memo)
@@ -188,11 +188,11 @@ def capacities(
 
 
 def sustained(scenario: Scenario, **how: Any) -> float:
-    """As `capacities` for one scenario, in this process; how: options of `capacity`."""
+    """`capacities` of one scenario, in this process; how: options of `capacity`."""
     try:
         return capacity(scenario, precision=ROUGH, jobs=1, curve=False, **how).rate.value
     except DsimError as error:
-        # A pool passes on only an error's text.
+        # Pools pass on only an error's text.
         never, grows = "holds at no rate" in str(error), re.search(r"the (\S+) req/s at which the queue", str(error))
         if not never and grows is None:
             raise
@@ -200,7 +200,7 @@ def sustained(scenario: Scenario, **how: Any) -> float:
 
 
 def _called(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
-    """By policy, and by replicas where a policy occurs twice."""
+    """By policy, and by replicas if a policy occurs twice."""
     policies = [s.policy for s in scenarios]
     return {
         s.policy if policies.count(s.policy) == 1 else f"{s.policy}, replicas={s.replicas}": s for s in scenarios
@@ -212,7 +212,7 @@ def ask(
     pool: Pool | None, progress: Progress | None, memo: Memo | None = None,
     luck: Callable[[Scenario, int], Scenario] = lambda scenario, _: scenario,
 ) -> tuple[dict[str, list[Values]], dict[str, tuple[Effect, ...]]]:  # fmt: skip
-    """By policy: values as predicted and by draw, and each cause's effect on the metric.
+    """By policy: predicted and drawn values, and each cause's effect on the metric.
 
     luck: the scenario of draw i, if more than the profile differs.
     """
@@ -263,7 +263,7 @@ def level(num: int) -> float:
 
 
 def interval(values: Sequence[float]) -> Spread:
-    """The first value, and an interval of the n others by quantiles k / (n + 1)."""
+    """The first value, with an interval of the n others by quantiles k / (n + 1)."""
     draws = np.array(values[1:])
     draws = draws[~np.isnan(draws)]
     if len(draws) < 2:
@@ -274,7 +274,7 @@ def interval(values: Sequence[float]) -> Spread:
 
 
 def deciding(scenario: Scenario) -> tuple[str, bool]:
-    """The metric that decides, and whether more is better."""
+    """The deciding metric, and whether more is better."""
     slos = [Slo.parse(text) for text in scenario.slos]
     for slo in slos:
         if slo.stat is not None and slo.share is None and slo.slo_class is None:
@@ -285,7 +285,7 @@ def deciding(scenario: Scenario) -> tuple[str, bool]:
 
 
 def of_objective(objective: str, latency: tuple[str, str]) -> tuple[str, bool]:
-    """As `deciding`, for an objective of `tune`; latency: statistic and metric."""
+    """`deciding` for an objective of `tune`; latency: statistic and metric."""
     stat, metric = latency
     return {
         "goodput": ("goodput", True), "throughput": ("output_throughput", True), "cost": (A_REPLICA, True),
@@ -294,12 +294,12 @@ def of_objective(objective: str, latency: tuple[str, str]) -> tuple[str, bool]:
 
 
 def _replay(requests: Trace | None, metric: str, memo: Memo, scenario: Scenario) -> Values:
-    """requests: default the scenario's. A module function, so that it can be pickled."""
+    """requests: by default the scenario's. At module level, for pickling."""
     return replayed(scenario, list(dict.fromkeys((metric, *TOLD))), memo, requests)
 
 
 def replayed(scenario: Scenario, metrics: Sequence[str], memo: Memo, requests: Trace | None = None) -> Values:
-    """A replay's metrics by name; requests: default the scenario's."""
+    """A replay's metrics by name; requests: by default the scenario's."""
 
     def values() -> Values:
         summary = scenario.run(requests)

@@ -1,11 +1,11 @@
-"""The search for the fewest replicas that are enough, by any test of a fleet."""
+"""The search for the fewest replicas that pass any test of a fleet."""
 
 from dataclasses import dataclass
 
 
 @dataclass(kw_only=True)
 class Fewest:
-    """Without a guess, steps grow by `stride` until a size is too small and one is enough; then the range is halved."""
+    """Without a guess, steps grow by `stride` until one size is too small and one enough; then the range is halved."""
 
     most: int  # replicas
     at: int = 1  # to try next

@@ -1,4 +1,4 @@
-"""The space of a search over a fleet of pools: `POOL.FIELD`, `replicas`, `decider` and `link.FIELD`."""
+"""The space of a search over pools: `POOL.FIELD`, `replicas`, `decider`, `link.FIELD`."""
 
 import dataclasses
 import itertools
@@ -29,19 +29,19 @@ from .space import (
     spelt,
 )
 
-FLEET = ""  # takes the place of the preset's name in a space
+FLEET = ""  # in place of a preset's name
 DECIDER, LINK = "decider", "link"
 DECIDERS = ("always", "uncached,tokens=512", "uncached,tokens=2048", "overflow,tokens=4096", "overflow,tokens=16384")
-LINK_FIELDS = ("sharing", "overlap", "reserve", "lease")  # flags of engines; bandwidth is bought
-MOST_FLEETS = 1024  # replica counts to choose from
-Counts = tuple[int, ...]  # replicas, by pool
+LINK_FIELDS = ("sharing", "overlap", "reserve", "lease")  # engines' flags; bandwidth is bought
+MOST_FLEETS = 1024  # counts to choose from
+Counts = tuple[int, ...]  # replicas by pool
 
 
 @dataclass(frozen=True)
 class FleetCandidate:
     words: FleetWords
-    policies: tuple[Policy, ...] = field(repr=False, compare=False)  # of the pools that decode
-    columns: Mapping[str, str] = field(repr=False, compare=False)  # chosen values, by name
+    policies: tuple[Policy, ...] = field(repr=False, compare=False)  # of decoding pools
+    columns: Mapping[str, str] = field(repr=False, compare=False)  # chosen values by name
     preset: ClassVar[str] = FLEET
     file: ClassVar[str] = "fleet.toml"  # holds `toml`
 
@@ -87,7 +87,7 @@ class FleetCandidate:
 
 @dataclass(frozen=True)
 class FleetSpace:
-    """The values that each field of a fleet may take; the rest stays as given."""
+    """Values that each field of a fleet may take; other fields stay as given."""
 
     words: FleetWords  # as given
     fields: Mapping[str, Dimension]  # `POOL.FIELD`, `replicas` (of all pools: 1+3), `decider`, `link.FIELD`
@@ -100,7 +100,7 @@ class FleetSpace:
         return {FLEET: self.fields}
 
     def candidate(self, preset: str, values: Mapping[str, Any], replicas: int = 1) -> FleetCandidate:
-        """preset, replicas: not used."""
+        """preset, replicas: unused."""
         specs = PoolSpec.parse_all(self.words.pools)
         counts = [str(spec.count) for spec in specs]
         if REPLICAS in values:
@@ -125,11 +125,11 @@ class FleetSpace:
         return FleetCandidate(words, parsed, {name: spelt(has[name]) for name in self.fields})
 
     def values_of(self, candidate: FleetCandidate) -> dict[str, Any]:
-        """The candidate's values, where the dimension holds them."""
+        """The candidate's values that the dimensions hold."""
         return held(self.fields, self._fields_of(candidate.words))
 
     def _fields_of(self, words: FleetWords) -> dict[str, Any]:
-        """All fields that a space can move."""
+        """Fields that a space can move."""
         fields: dict[str, Any] = {
             REPLICAS: in_words([spec.count for spec in PoolSpec.parse_all(words.pools)]), DECIDER: words.decider
         }  # fmt: skip
@@ -150,10 +150,10 @@ def fleet_space(
     scenario: Scenario, table: Mapping[str, Any] | str | Path | None = None, gpus: int | None = None,
     by_cost: bool = False,
 ) -> FleetSpace:  # fmt: skip
-    """The space of a scenario's pools; without a table, the values worth trying on any traffic.
+    """The space of a scenario's pools; without a table, values worth trying on any traffic.
 
-    gpus: the budget; by default the pools' GPUs. by_cost: include fleets that leave GPUs free. DsimError for a field
-    that no pool has, and for a budget below the given fleet.
+    gpus: the budget, by default the pools'. by_cost: include fleets that leave GPUs free. DsimError for a field that no
+    pool has, and for a budget below the given fleet.
     """
     words = FleetWords(
         scenario.pools, scenario.links, scenario.router, scenario.decider, tiers=scenario.tiers
@@ -200,7 +200,7 @@ def fleet_space(
 
 
 def with_parts(words: FleetWords, values: Mapping[str, Any], allow_code: AllowedCode = NO_CODE) -> FleetWords:
-    """The fleet with values of `POOL.FIELD`, `POOL.replicas` and `link.FIELD`; DsimError for a part it lacks."""
+    """The fleet with values of `POOL.FIELD`, `POOL.replicas` and `link.FIELD`; DsimError for a missing part."""
     known = [spec.name for spec in PoolSpec.parse_all(words.pools)]
     for name, value in values.items():
         part, _, of = name.partition(".")
@@ -214,12 +214,12 @@ def with_parts(words: FleetWords, values: Mapping[str, Any], allow_code: Allowed
 
 
 def in_words(counts: Sequence[int]) -> str:
-    """As the scaler `schedule` reads it: 1+3."""
+    """As in the scaler `schedule`: 1+3."""
     return "+".join(map(str, counts))
 
 
 def _sources(words: FleetWords) -> set[str]:
-    """The pools that only prefill."""
+    """Pools that only prefill."""
     names = [spec.name for spec in PoolSpec.parse_all(words.pools)]
     return {with_ends(Link.parse(text), names).source for text in words.links}
 
@@ -235,7 +235,7 @@ def _with_fields(text: str, chosen: Mapping[str, Any]) -> str:
 
 
 def _moves(policy: Policy, name: str, prefills: bool, words: FleetWords) -> bool:
-    """Whether to vary a field: linked pools share a block length, and decoding fields do nothing in a prefill pool."""
+    """Whether to vary a field: linked pools share a block length; decoding fields do nothing in prefill pools."""
     if words.links and name == "block_length":
         return False
     parts: tuple[Any, ...] = (policy.batching, policy.memory)
@@ -295,7 +295,7 @@ def _fleets(
     specs: Sequence[PoolSpec], every: Sequence[Sequence[int] | None], gpus: Sequence[int], budget: int | None,
     small: bool,
 ) -> list[Counts]:  # fmt: skip
-    """small: include counts that leave GPUs for one more replica."""
+    """small: include counts that leave GPUs for another replica."""
     if budget is not None and budget > MAX_REPLICAS:
         raise DsimError(f"gpus is {budget}, expected at most {MAX_REPLICAS}")
     if all(own is None for own in every):

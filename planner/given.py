@@ -1,4 +1,4 @@
-"""What `import dsim` takes in place of a name: frames, traces, profiles and policies."""
+"""What `import dsim` takes instead of names: frames, traces, profiles, policies."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ READING = ("time_unit", "skip_bad", "keep_failed", "columns", "only")  # options
 
 
 def trace_of(trace: TraceLike, options: Mapping[str, Any]) -> Trace | None:
-    """A frame, read with the options of READING, or the object; None for a name or path."""
+    """A frame, read with options of READING, or the object; None for a name or path."""
     asked = {name: options[name] for name in READING if options.get(name)}
     if isinstance(trace, pd.DataFrame):
         return load(trace, **asked)
@@ -39,7 +39,7 @@ def trace_of(trace: TraceLike, options: Mapping[str, Any]) -> Trace | None:
 
 
 def name_of_trace(trace: Trace | str | Path) -> str:
-    """The name; an object becomes a file that lasts as long as this process."""
+    """The name; an object becomes a file that lasts as long as the process."""
     if not isinstance(trace, Trace):
         return str(trace)
     columns = {
@@ -53,7 +53,7 @@ def name_of_trace(trace: Trace | str | Path) -> str:
 
 
 def name_of_profile(profile: ProfileLike) -> str:
-    """As `name_of_trace`."""
+    """Like `name_of_trace`."""
     if not isinstance(profile, Profile):
         return str(profile)
     key = hashlib.sha256(json.dumps(to_json(profile), sort_keys=True).encode()).hexdigest()[:16]
@@ -65,7 +65,7 @@ def name_of_profile(profile: ProfileLike) -> str:
 
 
 def spec_of(policy: PolicyLike) -> str:
-    """PolicyError if the object was changed after it was parsed."""
+    """PolicyError if the object was changed after parsing."""
     if isinstance(policy, str):
         return policy
     if repr(parse(policy.name, named_code([policy.name]))) != repr(policy):

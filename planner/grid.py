@@ -35,8 +35,8 @@ from .space import spelt
 MOST_CELLS = 100_000  # all are checked, stored and drawn
 POLICY = "policy."  # of `policy.chunk`, a field of the SPEC
 NOT_VARIED = ("allow_code", "sent_from", "pools", "links", "decider")
-LISTS: dict[str, Any] = {"failures": Failure.parse, "tiers": Tier.parse}  # an item's parser
-# How requests are served; which requests (seed aside).
+LISTS: dict[str, Any] = {"failures": Failure.parse, "tiers": Tier.parse}  # parsers of items
+# How requests are served; which requests, apart from the seed.
 OF_SERVICE = (
     "policy", "profile", "workload", "yields", "frontend", "frontend_service", "replicas", "router", "pools", "links",
     "decider", "scaler", "startup", "failures", "tiers",
@@ -52,14 +52,14 @@ TYPES[FLEET] = str | None
 
 @dataclass(frozen=True)
 class Cell:
-    key: str  # of scenario, trace, profile, policy file and dsim's version
+    key: str  # of scenario, trace, profile, policy file, dsim's version
     varied: Mapping[str, Any]  # in the table's order
     scenario: Scenario
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A checked configuration; cells in the table's order."""
+    """A checked configuration; cells in table order."""
 
     title: str
     varied: tuple[str, ...]
@@ -113,7 +113,7 @@ def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = 
 
 
 def key_of(scenario: Scenario) -> str:
-    """By the scenario's fields and its files' contents."""
+    """By the scenario's fields and files' contents."""
     text = json.dumps({"dsim": __version__, **scenario.question(), **contents_of(scenario)}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -125,7 +125,7 @@ def _read_toml(path: Path) -> Json:
 
 
 def _flat(table: FileObject) -> Json:
-    """`policy.chunk = 4` without quotes is a table in TOML, as is `decode.chunk = 4`."""
+    """`policy.chunk = 4` without quotes is a TOML table, as is `decode.chunk = 4`."""
     flat: Json = {}
     for name, value in table.values.items():
         if isinstance(value, Mapping) and (name == "policy" or name not in TYPES):
@@ -218,7 +218,7 @@ def _check(
 
 
 def scenario_of(folder: Path, given: Json, allow_code: AllowedCode = NO_CODE) -> Scenario:
-    """`policy.*` are appended to the SPEC; files get absolute paths."""
+    """`policy.*` join the SPEC; files get absolute paths."""
     plain = {name: value for name, value in given.items() if "." not in name and name != FLEET}
     if "trace" not in plain:
         raise DsimError("there is no trace, expected one in [base], [grid] or [[list]]")
@@ -262,7 +262,7 @@ def _of_a_pool(name: str) -> bool:
 
 
 def check_values(scenario: Scenario) -> None:
-    """Fields that no policy, profile or trace checks before the simulation."""
+    """Check fields that neither policy, profile nor trace checks before the simulation."""
     _ = scenario.routing()
     if scenario.emit not in EMIT:
         raise DsimError(f"emit is {cut(scenario.emit)}, expected one of: {', '.join(EMIT)}")
@@ -276,7 +276,7 @@ def check_values(scenario: Scenario) -> None:
 
 
 def check_together(scenario: Scenario) -> None:
-    """Fields that exclude each other."""
+    """Check fields that exclude each other."""
     if scenario.fit is not None and scenario.arrival != "burstgpt-like":
         raise DsimError(f"fit is {cut(scenario.fit)} and arrival is {cut(scenario.arrival)}, expected burstgpt-like")
     closed = scenario.concurrency is not None
@@ -288,7 +288,7 @@ def check_together(scenario: Scenario) -> None:
 
 def _found(folder: Path, name: str) -> str:
     """The file next to the configuration or in the current folder, else the name."""
-    path, _ = without_limit(name)  # a limit that lengths may end in
+    path, _ = without_limit(name)  # lengths may end in a limit
     near = [found for found in (folder / path, Path(path).absolute()) if os.path.isfile(found)]
     return str(near[0]) + name[len(path) :] if near else name
 

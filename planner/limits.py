@@ -1,4 +1,4 @@
-"""What limits a replica: the pool that requests wait for, else the largest part of its busy time."""
+"""What limits a replica: a pool that requests wait for, else the largest part of its busy time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,13 +15,13 @@ from .memory import PAGES, ROWS, TOKENS, WINDOWED, largest, parts
 
 COMPUTE, KV_MEMORY, ACTIVATION, HOST = "compute", "KV memory", "activation budget", "host overhead"
 
-FULL = 0.9  # of the KV pool: above it, waiting requests wait for pages
-WAITED = 0.25  # of the busy time spent waiting for a pool: it limits
-THRASH = 0.01  # preemptions a request
+FULL = 0.9  # of the KV pool; above it, requests wait for pages
+WAITED = 0.25  # share of busy time spent waiting for a pool that limits
+THRASH = 0.01  # preemptions per request
 
 
 JOURNALED = (*(name for name in Features._fields if name != "prefill_tokens"), "evicting")
-# What an eviction leaves of a feature: feature, and the journal's evicted column.
+# A feature after an eviction: the feature, and the journal's evicted column.
 LEFT = {
     "left_tokens": ("tokens", "evicted"), "left_q_kv": ("sum_q_kv", "evicted_q_kv"),
     "left_kv": ("sum_kv", "evicted_kv"), "left_sampled": ("sampled_rows", "evicted_sampled"),
@@ -30,9 +30,9 @@ LEFT = {
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit; of a pool also what decides its size."""
+    """A limit, and what sets a pool's size."""
 
-    name: str  # one of the four
+    name: str
     setting: str = ""
     binds: str = ""  # the largest part of memory, or the bounding setting (memory.py)
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes, by content
@@ -45,17 +45,17 @@ class Shares:
     setting: Setting
     busy: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
-    kv: float = 0.0  # byte seconds of keys and values
+    kv: float = 0.0  # byte seconds of KV
     windowed: float = 0.0  # ... in layers with a window
 
     def append(self, steps: Mapping[str, npt.NDArray[Any]], _lists: Mapping[str, Any]) -> None:
         took, prefill = steps["latency"], steps["prefill"]
-        # The rest is launch floor and host.
+        # The rest: launch floor and host.
         device = np.minimum(device_time(self.setting.profile.latency, steps), took)
         waiting = steps["waiting"] > 0
         full = waiting & (steps["pages"] >= FULL * self.setting.limits.num_pages)
         crowded = waiting & (steps["running"] >= self.setting.limits.max_batch) & ~full
-        # The token budget cut these prefills; a larger one would save their fixed cost.
+        # The token budget cut these prefills; a larger one saves their fixed cost.
         cut = prefill & (waiting & ~full & ~crowded | (steps["num_forwards"] > 1))
         fixed = np.clip(took - token_time(self.setting.profile.latency, steps), 0.0, None)
         self.busy += float(took.sum())
@@ -74,16 +74,16 @@ class Shares:
 
     @property
     def in_windows(self) -> float:
-        """The share of held pages of layers with a window, which share the pool."""
+        """Share of held pages in layers with a window that share the pool."""
         return self.windowed / self.kv if self.kv > 0 else 0.0
 
     def shares(self) -> dict[str, float]:
-        """Of the busy time: device in decode and prefill, host, and waiting for each pool."""
+        """Shares of busy time: device in decode and prefill, host, waiting for each pool."""
         return {name: total / self.busy if self.busy > 0 else 0.0 for name, total in self.sums.items()}
 
 
 class PoolShares:
-    """Shares by pool, for fixed counts; replicas are numbered pool by pool."""
+    """Shares by pool, for fixed counts; replicas are numbered by pool."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet, self.pools = fleet, fleet.pools
@@ -100,7 +100,7 @@ class PoolShares:
             shares.append({name: column[mine] for name, column in steps.items()}, lists)
 
     def limits(self, preemptions: float) -> list[Limit]:
-        """By pool. preemptions: a request, in decoding pools."""
+        """By pool. preemptions: per request, in decoding pools."""
         return [
             limited_by(own.shares(), 0.0 if self._fleet.prefills(pool) else preemptions, pool.setting, own.in_windows)
             for pool, own in zip(self.pools, self.of, strict=True)
@@ -115,7 +115,7 @@ class PoolShares:
 
 
 def limited_by(shares: Mapping[str, float], preemptions: float, setting: Setting, in_windows: float = 0.0) -> Limit:
-    """preemptions: a request. in_windows: see Shares."""
+    """preemptions: per request. in_windows: see Shares."""
     policy, limits = setting.policy, setting.limits
     memory = parts(setting, in_windows)
     pages, rows, tokens = (shares[name] for name in ("waiting for pages", "waiting for rows", "cut prefills"))

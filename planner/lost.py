@@ -1,4 +1,4 @@
-"""A test of a plan's spare replicas: the fleet with and without them while a replica is down at the busiest time."""
+"""A test of spare replicas: the fleet with and without them while a replica is down at the busiest time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,14 +12,14 @@ from ..traces import Trace
 from .contents import asked_of
 from .memo import Memo
 
-OUTAGE = 900.0  # s; a quarter of a shorter trace
+OUTAGE = 900.0  # s; at most a quarter of the trace
 SHORTEST = 0.001  # s
 
 
 def lost_replica(scenario: Scenario, spare: int, memo: Memo) -> dict[str, float] | None:
-    """The share of requests that meet the SLOs while a replica is lost: `with_spare` and `without`.
+    """Share of requests that meet the SLOs while a replica is lost, `with_spare` and `without`.
 
-    `at` and `for` (s) are the outage. None if no SLO judges requests, or if all come at once.
+    `at` and `for` (s): the outage. None if no SLO judges requests, or all come at once.
     """
     slos = [slo for slo in map(Slo.parse, scenario.slos) if slo.stat is None]
     requests = scenario.requests()
@@ -47,7 +47,7 @@ def _attainment(scenario: Scenario, requests: Trace, slos: Sequence[Slo]) -> flo
 
 
 def busiest(requests: Trace) -> tuple[float, float]:
-    """Begin and length (s) of the stretch with the most arriving tokens."""
+    """Begin and length (s) of the stretch in which most tokens arrive."""
     arrival = requests.arrival
     length = min(OUTAGE, float(arrival[-1] - arrival[0]) / 4)
     before = np.append(0, np.cumsum(requests.input_length + requests.output_length))

@@ -16,9 +16,9 @@ from .replicate import Criterion, criteria_of
 def measured_points(
     folders: Sequence[str | Path], slos: Sequence[str], attainment: float, missing_passes: bool = True
 ) -> list[dict[str, Any]]:
-    """One point per run: name, rate (req/s), each criterion's value (ms, or share of arrivals).
+    """A point per run: name, rate (req/s), each criterion's value (ms, or share of arrivals).
 
-    DsimError for a run of several policies or without a duration, and for an SLO of a class: run files hold none.
+    DsimError for a run of several policies or without a duration, and for a class's SLO: run files hold no classes.
     """
     if not folders:
         return []
@@ -53,7 +53,7 @@ def _point(run: Run, criteria: Sequence[Criterion], missing_passes: bool) -> dic
             good = good_requests(requests, bare, missing_passes=missing_passes)
             assert good is not None
             values[criterion.text] = float(good.mean())
-        elif slo.metric == "itl":  # pooled over requests: the file has only its statistics
+        elif slo.metric == "itl":  # pooled over requests, of which the file has statistics only
             values[criterion.text] = float(summary["itl_ms"][slo.stat] or math.nan)
         else:
             assert slo.stat is not None

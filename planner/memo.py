@@ -1,6 +1,6 @@
-"""The memo of replays: a SQLite file that answers a replay done before, whichever command asks.
+"""The memo of replays: a SQLite file that answers replays done before, by any command.
 
-The key is a hash of the replay's inputs (contents.py), the answer JSON with a checksum: nothing is executed, damaged or
+The key is a hash of a replay's inputs (contents.py), the answer JSON with a checksum: nothing is executed; damaged or
 foreign files are refused. Processes may share a file.
 """
 
@@ -28,7 +28,7 @@ C = TypeVar("C")
 R = TypeVar("R")
 
 STORE = "replays.db"
-FILES = (STORE, f"{STORE}-wal", f"{STORE}-shm")  # the last two during a write, or after a kill
+FILES = (STORE, f"{STORE}-wal", f"{STORE}-shm")  # the last two during a write or after a kill
 VERSION = 2
 OF_THE_MACHINE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_BUSY)
 OF_THE_PATH = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
@@ -45,24 +45,24 @@ Answered = tuple[R, int, int, list[Row]]  # value, replays, stored replays, new 
 
 
 class NotStored(BaseException):
-    """A missing replay. No Exception, so that a pool passes it on."""
+    """A missing replay. Not an Exception, so that pools pass it on."""
 
 
 class Memo:
-    """Answers replays from a file, else computes them. May be sent to another process, which uses the same file."""
+    """Answers replays from a file, else computes them. Can be sent to another process, which uses the same file."""
 
     def __init__(self, path: Path | None = None, *, only_stored: bool = False, keep_rows: bool = False) -> None:
         self.path = path
         self.num_replays = 0  # asked
-        self.num_stored = 0  # answered by the store
+        self.num_stored = 0  # answered from the store
         self.only_stored = only_stored  # else NotStored
-        self._rows: list[Row] | None = [] if keep_rows else None  # new ones, for the process with the file
+        self._rows: list[Row] | None = [] if keep_rows else None  # new, for the process with the file
         self._database: sqlite3.Connection | None = None
-        self._words = b""  # the file's compression dictionary: a text like its rows
+        self._words = b""  # compression dictionary: a text like the rows
         self._goes_on = False  # the file held replays at first
 
     def open(self, path: Path) -> None:
-        """Use or create this file; DsimError if it is not a store of dsim."""
+        """Use or create this file; DsimError if it is not dsim's store."""
         self.path = path
         if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
             raise DsimError(f"{path}: is {described(path.lstat().st_mode)}, expected a file to keep replays in")
@@ -73,7 +73,7 @@ class Memo:
         self._goes_on = self._holds_any
 
     def replay(self, asked: Callable[[], Json], compute: Callable[[], Any]) -> Any:
-        """The answer (plain values) of `compute`, or its DsimError, computed once a question."""
+        """The answer (plain values) of `compute`, or its DsimError, computed once per question."""
         self.num_replays += 1
         if self.path is None and self._rows is None:
             return compute()
@@ -100,7 +100,7 @@ class Memo:
     def run(
         self, pool: Pool, function: Callable[["Memo", C], R], cells: Mapping[str, C]
     ) -> Generator[Outcome[R], None, None]:
-        """As `Pool.run`; function takes a memo. Stored cells come first."""
+        """Like `Pool.run`; function takes a memo. Stored cells come first."""
         left = dict(cells)
         for outcome in self.stored(function, cells):
             del left[outcome.key]
@@ -130,7 +130,7 @@ class Memo:
     def rest(
         self, pool: Pool, function: Callable[["Memo", C], R], cells: Mapping[str, C]
     ) -> Generator[Outcome[R], None, None]:
-        distant = pool.is_distant and self.path is not None  # which cannot reach the file
+        distant = pool.is_distant and self.path is not None  # without access to the file
         memo = Memo(keep_rows=True) if distant else self
         return self._taken(pool.run(partial(_with_memo, function, memo), cells))
 
@@ -147,16 +147,16 @@ class Memo:
                 yield Outcome(outcome.key, value)
 
     def map(self, pool: Pool, function: Callable[["Memo", C], R], cells: Iterable[C]) -> Generator[R, None, None]:
-        """As `Pool.map`."""
+        """Like `Pool.map`."""
         return in_order(self.run(pool, function, {str(i): cell for i, cell in enumerate(cells)}))
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Store the rows of another store (`rows_of`)."""
+        """Store another store's rows (`rows_of`)."""
         self._write(rows)
         self._goes_on = self._goes_on or bool(rows)
 
     def claim(self, place: str, what: str, asked: Json, mend: str) -> None:
-        """Reserve the store for a search; DsimError names the difference to its own."""
+        """Reserve the store for a search; DsimError names the difference to the one it holds."""
         wanted = json.loads(json.dumps(asked, default=repr))
         with _named(self.path):
             row = self._connection.execute("SELECT asked FROM searches WHERE place = ?", (place,)).fetchone()
@@ -180,7 +180,7 @@ class Memo:
 
     def close(self) -> None:
         if self._database is not None:
-            with suppress(sqlite3.Error):  # a full disk has been reported by the write
+            with suppress(sqlite3.Error):  # the write has reported a full disk
                 self._database.close()
             self._database = None
 
@@ -200,7 +200,7 @@ class Memo:
             return self._connection.execute("SELECT 1 FROM replays LIMIT 1").fetchone() is not None
 
     def _fork(self, *, only_stored: bool = False) -> "Memo":
-        """The same file, counts at 0."""
+        """The same file, with counts at 0."""
         keep_rows = self.path is not None or self._rows is not None
         own = Memo(self.path, only_stored=only_stored or self.only_stored, keep_rows=keep_rows)
         own._database, own._words = self._database, self._words
@@ -211,7 +211,7 @@ class Memo:
         self.num_stored += num_stored
 
     def _answer(self, key: str) -> str | None:
-        """A damaged file is an error only in the process that opened it."""
+        """Only the process that opened a damaged file raises an error."""
         if self.path is None:
             return None
         try:
@@ -265,7 +265,7 @@ class Finished(Generic[R]):
 class StoreFolder:
     """An output folder with a store, extended by one run at a time; without a folder there is no store.
 
-    A folder that `force` replaces is put back if nothing is finished. storage: a store elsewhere.
+    A folder replaced by `force` is put back if nothing finishes. storage: a store elsewhere.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class StoreFolder:
             self.memo.open(storage)
 
     def begin(self, what: str = "", asked: Json | None = None) -> None:
-        """Make the folder; asked: the only search that it may hold."""
+        """Make the folder; asked: the only search it may hold."""
         if self.folder is None:
             return
         if self._taken is None:
@@ -298,10 +298,9 @@ class StoreFolder:
         self, pool: Pool, function: Callable[[Memo, C], R], cells: Mapping[str, C], *,
         begin: Callable[[], object] = lambda: None, progress: Callable[[int, int, str], object] = lambda *_: None,
     ) -> Finished[R]:  # fmt: skip
-        """Run the cells that the store lacks; Ctrl-C returns the finished ones.
+        """Run cells that the store lacks; Ctrl-C returns the finished ones.
 
-        begin: called once the folder exists. progress: finished and all cells, the one finished last (at first: the
-        next).
+        begin: called once the folder exists. progress: finished and all cells, and the last finished (first: the next).
         """
         done = {outcome.key: outcome for outcome in self.memo.stored(function, cells)}
         reused, interrupted = len(done), False
@@ -329,7 +328,7 @@ class StoreFolder:
         return Finished(done, reused, interrupted)
 
     def settle(self) -> None:
-        """Something is finished: a replaced folder is not put back."""
+        """Something finished: do not put a replaced folder back."""
         if self._taken is not None:
             self._taken.settle()
 
@@ -392,7 +391,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         if version < VERSION:
             database.execute(f"PRAGMA application_id = {APPLICATION}")
             database.execute(f"PRAGMA user_version = {VERSION}")
-        # With WAL a commit does not wait for the disk, so a crash of the machine may lose the last answers.
+        # With WAL, commits do not wait for the disk: a machine's crash may lose the last answers.
         [(journal,)] = database.execute("PRAGMA journal_mode = WAL")
         if journal == "wal":
             database.execute("PRAGMA synchronous = NORMAL")
@@ -427,7 +426,7 @@ def _packed(text: str, words: bytes) -> bytes:
 
 
 def _unpacked(path: Path | None, data: object, words: bytes) -> str:
-    """Older stores are not packed."""
+    """A row's text; older stores are not packed."""
     if not isinstance(data, bytes):
         return str(data)
     unpacker = zlib.decompressobj(-zlib.MAX_WBITS, words)
@@ -441,7 +440,7 @@ def _unpacked(path: Path | None, data: object, words: bytes) -> str:
 
 
 def _words_of(database: sqlite3.Connection) -> bytes:
-    """The compression dictionary: question and answer of the first row."""
+    """Compression dictionary: question and answer of the first row."""
     if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'words'").fetchone() is None:
         return b""  # older store
     row = database.execute("SELECT text FROM words").fetchone()

@@ -12,10 +12,10 @@ ROWS, TOKENS = "max rows", "tokens of a prefill"  # settings that may bind inste
 
 
 def parts(setting: Setting, in_windows: float = 0.0) -> dict[str, int]:
-    """Bytes by part, at the most rows; empty parts are left out.
+    """Bytes by part at most rows, without empty parts.
 
-    in_windows: the share of pages that layers with a window hold (Shares.in_windows), unless the policy gives them a
-    pool. Scratch slots hold what follows a row's committed tokens. The workspace includes a step's logits.
+    in_windows: share of pages in layers with a window (Shares.in_windows), unless they have a pool. Scratch slots hold
+    what follows a row's committed tokens. The workspace includes a step's logits.
     """
     policy, memory, limits = setting.policy, setting.memory, setting.limits
     pool = limits.num_pages * policy.memory.page_size * memory.kv_bytes_per_token
@@ -39,7 +39,7 @@ def parts(setting: Setting, in_windows: float = 0.0) -> dict[str, int]:
 
 
 def scratch_tokens(policy: Policy) -> int:
-    """A row's tokens beyond its committed ones: a block or drafts, and lookahead."""
+    """A row's tokens after its committed ones: a block or drafts, and lookahead."""
     if policy.family == "full-sequence":
         return 0
     numbers = policy.granularity.numbers(policy)

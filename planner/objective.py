@@ -1,4 +1,4 @@
-"""A setting's outcome on a part of the trace: the objectives, and the SLOs that it missed."""
+"""A setting's outcome on a part of the trace: objectives and missed SLOs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -34,14 +34,14 @@ RERANK, CONFIRM = 231, 232  # purposes of draws
 class Part:
     """The traffic of a replay."""
 
-    kind: str  # search, rerank (same part, other luck) or confirm (held-out part)
+    kind: str  # search; rerank: same part, other luck; confirm: held-out part
     index: int = 0  # replication
-    share: float = 1.0  # of the requests, from the first
+    share: float = 1.0  # of requests, from the first
 
 
 @dataclass(frozen=True)
 class ReplayOutcome:
-    """The objectives' values, and how far the worst SLO on the run was missed."""
+    """The objectives' values, and by how much the worst SLO on the run was missed."""
 
     values: tuple[float, ...]
     violation: float = 0.0  # relative to the bound; 0: all hold
@@ -56,7 +56,7 @@ Asked = Callable[[Tried, Part], Json]  # an outcome's inputs
 
 
 class Measure:
-    """Measures settings in a pool, and counts the replays."""
+    """Measures settings in a pool; counts replays."""
 
     def __init__(self, evaluate: Evaluate, pool: Pool, memo: Memo, asked: Asked | None) -> None:
         self.num_replays = 0
@@ -64,13 +64,13 @@ class Measure:
         self._pool, self._memo = pool, memo
 
     def __call__(self, work: Sequence[tuple[Tried, Part]]) -> list[ReplayOutcome]:
-        """In the order of the work."""
+        """In the work's order."""
         self.num_replays += len(work)
         return list(self._memo.map(self._pool, self._evaluate, work))
 
 
 class Evaluator:
-    """Replays a candidate on the part that the search sees, or on the held-out part."""
+    """Replays a candidate on the search's part of the trace, or the held-out part."""
 
     def __init__(
         self, scenario: Scenario, objectives: tuple[str, ...], gpu_hour: float | None, latency: str, train: float
@@ -101,11 +101,11 @@ class Evaluator:
         own = candidate.posed(self.scenario)
         if part.kind == "search":
             return own
-        purpose = RERANK if part.kind == "rerank" else CONFIRM  # other luck than the search's
+        purpose = RERANK if part.kind == "rerank" else CONFIRM  # other luck than the search
         return replace(own, seed=int(chance.key(own.seed, purpose, part.index)[0] >> np.uint64(2)))
 
     def outcome(self, gpus: int, summary: Summary, offered: float) -> ReplayOutcome:
-        """The objectives and missed SLOs of a run; offered: req/s."""
+        """Objectives and missed SLOs of a run; offered: req/s."""
         misses = [(_miss(slo, verdict), str(slo)) for slo, verdict in zip(self.slos, summary.slos, strict=True)]
         violation, missed = max(misses, default=(0.0, ""))
         values = tuple(self._value(name, gpus, summary, offered) for name in self.objectives)
@@ -113,9 +113,9 @@ class Evaluator:
         return ReplayOutcome(values, violation, missed if violation > 0 else "", summary.slo_attainment, latency)
 
     def _value(self, name: str, gpus: int, summary: Summary, offered: float) -> float:
-        # By time of arrivals: by time of the run, a shorter tail alone would gain.
+        # Per time of arrivals: per run time, a shorter tail alone would gain.
         rate = summary.slo_attainment * offered
-        # Without an SLO on requests, completed ones are good, and SLOs on the run are constraints.
+        # Without SLOs on requests, completed ones are good; SLOs on the run are constraints.
         if math.isnan(rate):
             rate = summary.request_throughput
         if name == "throughput":
@@ -124,7 +124,7 @@ class Evaluator:
             return _number(rate, 0.0)
         if name == "cost":
             assert self.gpu_hour is not None
-            # No good request is priced as half a request.
+            # Without good requests, price half a request.
             least = 0.5 / summary.duration_s if summary.duration_s > 0 else 1e-9
             hourly = gpus * self.gpu_hour
             return 1000 * hourly / (3600 * max(_number(rate, 0.0), least))
@@ -133,7 +133,7 @@ class Evaluator:
 
 
 def traffic(scenario: Scenario, held_out: bool, train: float) -> Trace:
-    """Unchanged for the search; held out, it is redrawn by the seed."""
+    """Unchanged for the search; held out, redrawn by the seed."""
     return _traffic(replace(scenario, policy="", replicas=1, pools=(), links=(), decider="always"), held_out, train)
 
 
@@ -168,7 +168,7 @@ def _evaluate(evaluate: Evaluate, asked: Asked | None, memo: Memo, work: tuple[T
 
 
 def _miss(slo: Slo, verdict: SloVerdict) -> float:
-    """Relative to the bound; 0 if the SLO holds, or judges requests."""
+    """Relative to the bound; 0 if the SLO is met or judges requests."""
     if verdict.met is None or verdict.met:
         return 0.0
     if slo.share is not None:
@@ -183,7 +183,7 @@ def _traffic(scenario: Scenario, held_out: bool, train: float) -> Trace:
     requests = split(scenario.requests(), train)[int(held_out)]
     if not held_out or scenario.arrival != "trace":
         return requests  # an arrival process draws by the seed anyway
-    # Independent blocks: the gain's interval must cover how other traffic would differ.
+    # Independent blocks: the gain's interval must cover other traffic.
     n = len(requests)
     return in_order(requests, resample(n, n, max(1, n // BLOCKS), scenario.seed, evenly=False))
 

@@ -1,11 +1,11 @@
 """A plan: which policy on which GPUs, how many, at what cost, and how sure that is.
 
-0. Search the settings that an engine has flags for (settings.py).
-1. A pilot of short replays drops the candidates that cost far too much.
+0. Search settings that an engine has flags for (settings.py).
+1. A pilot of short replays drops candidates that cost far too much.
 2. A race (race.py) finds the fewest replicas of the others.
-3. Fleets of equal cost are ranked by their distance from the SLOs' bounds, paired by replication.
-4. If the replays were shorter than the trace, the best two race again on the whole trace.
-5. The headroom of the best is its capacity, by bisection over the rate.
+3. Fleets of equal cost are ranked by distance from the SLOs' bounds, paired by replication.
+4. If replays were shorter than the trace, the best two race again on the whole trace.
+5. The best one's headroom is its capacity, by bisection over the rate.
 6. The best two face more traffic and a slower profile.
 """
 
@@ -40,10 +40,10 @@ from .replicate import Criterion, Interval, interval, judged, student, to_judge
 from .settings import Tried, changing_answers, halve, settings_to_try
 from .space import candidate_of, searchable
 
-DOUBT = 1.25  # factor by which a pilot may be wrong
+DOUBT = 1.25  # possible error factor of a pilot
 MORE_TRAFFIC, SLOWER = 1.3, 1.2
 HEADROOM = 4  # replications of the capacity search
-# Expected replays, for the progress.
+# Expected replays, for progress.
 SETTLED, SEARCHED, RISKS = 7, 3, 8
 
 Progress = Callable[[str, int, int], None]  # phase, replays done, replays expected
@@ -60,10 +60,10 @@ def candidates_of(
     as_given: bool = False,
     change_answers: bool = False,
 ) -> tuple[list[PlanCandidate], list[Fleet]]:
-    """The policies on the profiles that can run them, and the policies left out, with the reason.
+    """Policies on the profiles that can run them, and policies left out, with reasons.
 
-    POLICY@PROFILE runs on that profile only. Without policies: every shipped preset of a profile's family. An engine's
-    preset is left out on another engine's profile, unless it is named and its own engine has no profile here. as_given:
+    POLICY@PROFILE runs on that profile only. Without policies: all shipped presets of a profile's family. An engine's
+    preset is left out on another engine's profile, unless named and without a profile of its own engine. as_given:
     search no settings. change_answers: also search settings that change answers. DsimError if no candidate remains.
     """
     found: list[PlanCandidate] = []
@@ -136,7 +136,7 @@ def _named(row: Fleet) -> str:
 
 
 def _on_profiles(policies: Sequence[str], profiles: Sequence[Profile]) -> list[tuple[Profile, list[str]]]:
-    """The policies to try on each profile, and on the profiles that policies name."""
+    """Policies to try on each profile, including profiles named by policies."""
     asked: dict[str, tuple[Profile, list[str]]] = {}
     for profile in profiles:
         if profile.name in asked:
@@ -174,12 +174,12 @@ def plan(
     memo: Memo | None = None,
     progress: Progress | None = None,
 ) -> Planned:
-    """Rank the candidates by the cost of the smallest fleet that meets the scenario's `slos` at `rate` (req/s).
+    """Rank candidates by the cost of the smallest fleet that meets the scenario's `slos` at `rate` (req/s).
 
-    The default rate is the trace's. An SLO without a statistic must be met by a share `attainment` of arrivals. `spare`
-    standby replicas cost, but serve nothing. `growth` (30%/year) asks how long the recommendation lasts. The scenario's
-    policy, profile and replicas are not used. `jobs`, `backend`, `address` (see `Pool`) and `memo` change no result.
-    DsimError if no candidate meets the SLOs.
+    rate: by default the trace's. A share `attainment` of arrivals must meet SLOs without a statistic. `spare` standby
+    replicas cost, but serve nothing. `growth` (30%/year) asks how long the recommendation lasts. The scenario's policy,
+    profile and replicas are unused. `jobs`, `backend`, `address` (see `Pool`) and `memo` change no result. DsimError if
+    no candidate meets the SLOs.
     """
     if not 1 <= max_replicas <= MAX_REPLICAS:
         raise DsimError(f"max replicas is {max_replicas}, expected 1 to {MAX_REPLICAS}")
@@ -231,7 +231,7 @@ def plan(
 
 
 def _spread_out(candidates: Sequence[PlanCandidate]) -> tuple[list[list[int]], list[PlanCandidate]]:
-    """The indices of each candidate's settings, and the settings as candidates."""
+    """Indices of each candidate's settings, and the settings as candidates."""
     groups: list[list[int]] = []
     found: list[PlanCandidate] = []
     for one in candidates:
@@ -273,7 +273,7 @@ def _missed(search: CapacitySearch, whole: CapacitySearch, num_settled: int) -> 
 
 
 def _of_answers(candidates: Sequence[PlanCandidate], best: PlanCandidate, allow_code: AllowedCode) -> list[str]:
-    """Notes on settings that change answers: the recommended ones, and those that were not searched."""
+    """Notes on settings that change answers: recommended, or not searched."""
     notes = [
         f"{name}={value} changes the model's answers, and replays do not judge their quality: compare answers first"
         for name, value in candidate_of(best.policy, allow_code=allow_code).settings
@@ -338,7 +338,7 @@ class _Run:
         self.candidates, self.searches, self.rate, self.most, self.spare = candidates, searches, rate, most, spare
         self.replays = Replays(searches, whole, pool, memo, self._tell)
         self.shortened = searches[0] is not whole[0]
-        self.whole: set[int] = set()  # candidates that now replay the whole trace
+        self.whole: set[int] = set()  # candidates that replay the whole trace now
         self._groups = groups
         self.chosen = [group[0] for group in groups]  # each policy's setting
         self.tried: dict[int, Tried] = {}  # by the chosen setting

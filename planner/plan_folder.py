@@ -1,4 +1,4 @@
-"""The output folder of a plan: its stored replays and its results."""
+"""The output folder of a plan: stored replays and results."""
 
 import json
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from .memo import STORE, StoreFolder
 from .planned import Planned
 
 FILES = ("plan.toml", "plan.json", "report.html")
-FLEET = "fleet.toml"  # where a split fleet was found
+FLEET = "fleet.toml"  # of a split fleet
 DEPLOY = "deploy"  # a folder
-OLD = "replays.jsonl"  # of dsim 0.1: can be replaced, not continued
+OLD = "replays.jsonl"  # of dsim 0.1: replaceable, not continued
 SCHEMA = "dsim-plan"
 PLAN = FolderKind(
     "a plan", (*FILES, FLEET, DEPLOY, "profile-*.json", *STORE_FILES, OLD), "plan.json", has_schema(SCHEMA), (DEPLOY,),
@@ -26,13 +26,13 @@ PLAN = FolderKind(
 
 
 class PlanFolder(StoreFolder):
-    """Without a folder nothing is written."""
+    """Writes nothing without a folder."""
 
     def __init__(self, folder: Path | None, *, force: bool) -> None:
         super().__init__(folder, PLAN, force=force)
 
     def write(self, planned: Planned, info: dict[str, Any], page: Page, sheets: Sequence[Profile]) -> list[str]:
-        """Write the results and return their names. sheets: profiles made from data sheets, saved too."""
+        """Write the results; returns their names. sheets: profiles made from data sheets, saved too."""
         if self.folder is None:
             return []
         self.settle()

@@ -24,16 +24,16 @@ from .pool_counts import PILOT_PER_REPLICA, severity_of
 from .replicate import Reading, judge, judged, replication
 from .settings import score
 
-SEEN = ("ttft", "norm_latency", "tpot_chunk")  # by clients: percentiles in ms
-OWN_WIDTH, OWN_SHARPNESS = 0.15, 0.04  # log rate: the search for a fleet's capacity
-NEXT_WIDTH = 0.04  # ... where another replication's is known
+SEEN = ("ttft", "norm_latency", "tpot_chunk")  # clients' percentiles in ms
+OWN_WIDTH, OWN_SHARPNESS = 0.15, 0.04  # log rate, of the search for a fleet's capacity
+NEXT_WIDTH = 0.04  # ... if another replication's is known
 
 
 @dataclass(frozen=True)
 class Posed(Scenario):
-    """A scenario with a profile object, whose steps take `slower` times as long.
+    """A scenario with a profile object, and steps `slower` times as long.
 
-    A policy without a prefix cache leaves KV tiers unused, so that a plan can compare it with others.
+    Policies without a prefix cache ignore KV tiers, so that a plan can compare them with others.
     """
 
     given_profile: Profile | None = None
@@ -63,11 +63,11 @@ class Task:
     index: int = 0  # replication; try: rung
     known: float | None = None  # own: severity at the rate, already replayed
     start: float | None = None  # own, try: first rate; None: the plan's
-    whole: bool = False  # the whole trace, even if --num-requests is less
+    whole: bool = False  # trace, even if --num-requests is less
 
     @property
     def key(self) -> str:
-        """Unique in its plan."""
+        """Unique in a plan."""
         kind = f"{self.kind} whole" if self.whole else self.kind
         return f"{kind} {self.candidate} {self.rate!r} {self.replicas} {self.slower!r} {self.index}"
 
@@ -83,13 +83,13 @@ class Replays:
         memo: Memo,
         on_progress: Callable[[], object],
     ) -> None:
-        self.num_replays = 0  # behind all answers, stored ones too
+        self.num_replays = 0  # stored ones included
         self._searches = {False: searches, True: whole}
         self._pool, self._memo, self._on_progress = pool, memo, on_progress
         self._known: dict[str, Json] = {}
 
     def __call__(self, tasks: Iterable[Task]) -> list[Json]:
-        """The findings in the tasks' order; `error` where dsim refuses the task."""
+        """Findings in the tasks' order; `error` if dsim refuses a task."""
         tasks = list(tasks)
         new = {t.key: (self._searches[t.whole][t.candidate], t) for t in tasks if t.key not in self._known}
         with closing(self._memo.run(self._pool, _do, new)) as outcomes:
@@ -120,7 +120,7 @@ def _do(memo: Memo, work: tuple[CapacitySearch, Task]) -> Json:
 
 
 def _pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
-    """The approximate replicas that the rate needs; null above `task.replicas`."""
+    """Approximate replicas for the rate; null above `task.replicas`."""
     used = 0
     value = math.nan
     size = Fewest(most=task.replicas, stride=2.0)
@@ -132,14 +132,14 @@ def _pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
         reading = short.requests(PILOT, memo)(task.rate)
         used += 1
         value = reading.values[int(np.argmax(reading.severities))]
-        # A growing queue shows how much one replica serves.
+        # A growing queue shows what one replica serves.
         growing = size.high is None and not reading.stable and reading.sustained > 0
         size.decide(reading.holds, math.ceil(size.at * task.rate / reading.sustained) if growing else None)
     return {"replicas": size.replicas, "value": None if math.isnan(value) else value, "replays": used}
 
 
 def _replay(memo: Memo, search: CapacitySearch, task: Task) -> Json:
-    """A fleet's criteria, what limits it, and what clients see."""
+    """A fleet's criteria, limit, and what clients see."""
     own = fleet(search, task.replicas, task.slower)
     found: Json = memo.replay(lambda: own.asked(task.index, task.rate, "fleet"), lambda: _of_fleet(own, task))
     return found
@@ -179,7 +179,7 @@ def _of_fleet(search: CapacitySearch, task: Task) -> Json:
 
 
 def _own(memo: Memo, search: CapacitySearch, task: Task) -> Json:
-    """The highest rate that meets the SLOs, and the criterion that breaks above it."""
+    """The highest rate that meets the SLOs, and the criterion broken above it."""
     own = fleet(search, task.replicas, task.slower)
     ask = own.requests(task.index, memo)
     replays = 0
@@ -197,7 +197,7 @@ def _own(memo: Memo, search: CapacitySearch, task: Task) -> Json:
 
 
 def _try(memo: Memo, search: CapacitySearch, task: Task) -> Json:
-    """The rate that one replica serves, on replays of the rung's length."""
+    """The rate that a replica serves, on replays of the rung's length."""
     rate, replays = score(search, task.index, task.start or task.rate, memo)
     return {"rate": rate, "replays": replays}
 

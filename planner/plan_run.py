@@ -1,4 +1,4 @@
-"""A plan from the question to the files, for `dsim plan` and `dsim.plan`."""
+"""A plan, from question to files, for `dsim plan` and `dsim.plan`."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -54,7 +54,7 @@ class Options:
     scalers: bool | Sequence[str] = False  # also replay with each scaler, or with these
     startup: float | str = 0.0  # s, or named parts: from decision to serving
     links: Sequence[str] = ()  # also find the cheapest fleet with a prefill pool
-    pools: Sequence[str] = ()  # ... of these pools; default: of the recommended policy
+    pools: Sequence[str] = ()  # ... of these pools; default: with the recommended policy
     decider: str = Scenario.decider
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class Question:
 
     @property
     def asked(self) -> Json:
-        """The inputs of the plan's replays."""
+        """Inputs of the plan's replays."""
         own, traffic = self.options, asked_of(replace(self.scenario, policy=Scenario.policy))
         files = [asked_of(posed(self.scenario, c))["files"] for c in self.candidates]
         candidates = [(str(c), c.price, c.settings, f) for c, f in zip(self.candidates, files, strict=True)]
@@ -116,7 +116,7 @@ def question_of(
     prices: Callable[[Profile], float | None],
     options: Options,
 ) -> Question:
-    """profiles: by default the commands' default profile, or none if each policy names its profile.
+    """profiles: by default the commands' default, or none if each policy names its own.
 
     DsimError if no candidate can run.
     """
@@ -191,7 +191,7 @@ def answer(
 
 
 def whole_trace(scenario: Posed) -> Posed:
-    """With an arrival process: its number of requests instead."""
+    """With an arrival process: its number of requests."""
     return replace(scenario, num_requests=None) if scenario.arrival == "trace" else scenario
 
 
@@ -199,7 +199,7 @@ def write_plan(
     question: Question, folder: PlanFolder, command: str, *, sheets: Sequence[Profile] = (),
     gpu_hour: str | None = None, currency: str = "USD", progress: Progress, **pool: Any,
 ) -> tuple[Json, Page, list[str]]:  # fmt: skip
-    """Answer the question: the object of `--json`, the page, and the files written to the folder.
+    """Answer the question: the object of `--json`, the page, and the files written.
 
     sheets: profiles made from data sheets, saved too. pool: jobs, backend, address.
     """

@@ -26,17 +26,17 @@ MEETS, MISSES, UNSURE = "meets", "misses", "unsure"  # the SLOs
 
 @dataclass(frozen=True)
 class PlanCandidate:
-    """A policy on a profile, and what it costs."""
+    """A policy on a profile, with its cost."""
 
     policy: str  # as given
     profile: Profile
     place: str  # as in Fleet
     quality: Quality
-    price: float | None  # of a GPU for an hour
+    price: float | None  # of a GPU per hour
     settings: tuple[str, ...] = ()  # SPECs to try, the given one first
     qualities: tuple[Quality, ...] = ()  # of `settings`
-    changing: tuple[str, ...] = ()  # flags that change answers and that the SPEC leaves open
-    searches_changing: bool = False  # whether `settings` change answers
+    changing: tuple[str, ...] = ()  # flags that change answers, left open by the SPEC
+    searches_changing: bool = False  # `settings` change answers
 
     def __str__(self) -> str:
         return f"{self.policy} on {self.place}" if self.place else self.policy
@@ -47,13 +47,13 @@ class PlanCandidate:
 
     @property
     def weight(self) -> float:
-        """What ranks fleets, by replica: price, or GPUs without one."""
+        """Ranks fleets, per replica: price, or GPUs without prices."""
         return self.gpus * (1.0 if self.price is None else self.price)
 
 
 @dataclass(frozen=True)
 class Size:
-    """A fleet size that the race tried, with a stable queue in the first replication."""
+    """A fleet size tried by the race, with a stable queue in the first replication."""
 
     replicas: int
     gpus: int  # with spare
@@ -67,7 +67,7 @@ class Fleet:
     """A row of the ranking: the fewest replicas that meet the SLOs, or why there are none."""
 
     policy: str
-    place: str  # GPU or profile, where several are ranked
+    place: str  # GPU or profile, if several are ranked
     profile: str
     device: str
     model: str
@@ -76,13 +76,13 @@ class Fleet:
     gpus_per_replica: int
     replicas: int | None = None
     spare: int = 0  # standby replicas
-    gpus: int | None = None  # with spare, as the costs
+    gpus: int | None = None  # with spare, like the costs
     per_hour: float | None = None  # in the price's currency
     per_million_requests: float | None = None
-    values: Mapping[str, Interval] = field(default_factory=dict)  # by criterion: s, or share of arrivals
-    attained: Mapping[str, float] = field(default_factory=dict)  # share of arrivals, by SLO without a statistic
+    values: Mapping[str, Interval] = field(default_factory=dict)  # criterion -> s, or share of arrivals
+    attained: Mapping[str, float] = field(default_factory=dict)  # SLO without statistic -> share of arrivals
     replications: int = 0
-    judged: int = 0  # requests, over all replications
+    judged: int = 0  # requests in all replications
     headroom: Interval | None = None  # growth until an SLO breaks, share of the rate; None: not searched
     breaks_first: str = ""  # that criterion or "stability"; without headroom the worst criterion
     limited_by: str = ""
@@ -90,7 +90,7 @@ class Fleet:
     latency_ms: Mapping[str, Any] = field(default_factory=dict)
     sizes: tuple[Size, ...] = ()  # by replicas
     tried: Tried | None = None  # None: settings not searched
-    price: float | None = None  # of a GPU for an hour
+    price: float | None = None  # of a GPU per hour
     about: int | None = None  # the pilot's estimate, if it dropped the candidate
     least: int | None = None  # lower bound, if the race dropped it
     dropped: str = ""
@@ -98,37 +98,37 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Risk:
-    """The effect of more traffic, a lost replica or a slower profile."""
+    """Effect of more traffic, a lost replica or a slower profile."""
 
     change: str
-    values: Mapping[str, Interval]  # by criterion, on the planned fleet; empty if no replica is left
+    values: Mapping[str, Interval]  # by criterion, on the planned fleet; empty without replicas
     judged: int  # requests
     verdict: str  # MEETS, MISSES or UNSURE
-    stable: bool  # bounded queue in every replay
+    stable: bool  # in every replay
     needs: int | None  # replicas; None: more than allowed
     per_hour: float | None
-    best: str  # then the cheaper of the best two
+    best: str  # cheaper one of the best two then
 
 
 @dataclass(frozen=True)
 class Growth:
-    """How long the fleet lasts as traffic grows, by its headroom, without spare replicas."""
+    """How long the fleet lasts as traffic grows, by headroom, without spare replicas."""
 
     text: str  # as given
-    share: float  # of the traffic, each `per`
+    share: float  # of the traffic, per `per`
     per: str  # year, month or week
     low: float  # years, by the headroom's low end
     high: float  # years, by its high end
-    replicas_ahead: tuple[int, ...]  # after 1, 2 and 3 years, estimated
+    replicas_ahead: tuple[int, ...]  # after 1, 2, 3 years, estimated
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The trace's busiest hour or minute, and the replicas it would need."""
+    """The trace's busiest hour or minute, and replicas for it."""
 
     window: str  # hour or minute
     times: float  # the mean rate
-    rate: float  # req/s, at the plan's rate
+    rate: float  # req/s, at the plan's
     replicas: int
 
 
@@ -139,7 +139,7 @@ class Planned(Showable):
     rate: float  # req/s
     ranking: tuple[Fleet, ...]
     left_out: tuple[Fleet, ...]  # dropped or refused
-    tied: tuple[str, ...]  # policies not told apart from the recommendation
+    tied: tuple[str, ...]  # policies not distinguished from the recommendation
     risks: tuple[Risk, ...]
     criteria: tuple[str, ...]
     bounds: Mapping[str, float]  # s, or share of arrivals
@@ -151,7 +151,7 @@ class Planned(Showable):
     block: int
     confidence: float = CONFIDENCE
     notes: tuple[str, ...] = ()
-    peak: Peak | None = None  # None: not the trace's times, or too short
+    peak: Peak | None = None  # None: other times than the trace's, or too short
     growth: Growth | None = None  # None: not asked for
     deployment: Deployment | None = None  # None: no released engine is known to serve it
     ensemble: Uncertain | None = None  # None: not asked for

@@ -1,7 +1,7 @@
 """The fewest replicas of each pool: the cheapest fleet that surely meets the SLOs at a rate.
 
-A fleet that is too small rules out all fleets with no more replicas in any pool. Short replays find each pool's fewest
-replicas while the others have plenty. Larger fleets are then tried by cost, with a race's replications (race.py).
+A fleet that is too small rules out all with no more replicas in any pool. Short replays find each pool's fewest
+replicas while the others have plenty; larger fleets are then tried by cost, with a race's replications (race.py).
 """
 
 import heapq
@@ -40,7 +40,7 @@ def with_counts(scenario: Scenario, counts: Sequence[int]) -> Scenario:
 
 
 def severity_of(reading: Reading) -> float:
-    """The worst log distance beyond a bound; LIMIT where the queue grows without end."""
+    """Worst log distance beyond a bound; LIMIT if the queue grows without end."""
     return LIMIT if not reading.stable else float(np.clip(max(reading.severities), -LIMIT, LIMIT))
 
 
@@ -49,10 +49,10 @@ def fewest_of_pools(
     pool: Pool, memo: Memo, *, surely: Callable[[Counts], bool] = lambda counts: True, limit: float = np.inf,
     progress: Progress = lambda counts, replays: None,
 ) -> PoolCounts | None:  # fmt: skip
-    """The cheapest counts, at most `most` of a pool, that meet the SLOs at a rate.
+    """The cheapest counts, at most `most` per pool, that meet the SLOs at a rate.
 
-    start: a guess. prices: of a replica, by pool. surely: a last test. limit: a cost; None is returned if all cheaper
-    fleets are too small. DsimError if `most` of each pool are too few.
+    start: a guess. prices: of a replica, by pool. surely: a last test. limit: a cost; returns None if all cheaper
+    fleets are too small. DsimError if `most` per pool are too few.
     """
     return _Search(search_of, prices, rate, most, pool, memo, progress)(start, surely, limit)
 
@@ -102,7 +102,7 @@ class _Search:
         return sum(n * price for n, price in zip(counts, self._prices, strict=True))
 
     def _by_cost(self, least: Counts) -> Iterator[Counts]:
-        """Fleets that may be enough, by cost, then by replicas of the first pool."""
+        """Possible fleets by cost, then by replicas of the first pool."""
         heap, seen = [(self._cost(least), least)], {least}
         while heap:
             _, counts = heapq.heappop(heap)
@@ -115,7 +115,7 @@ class _Search:
                     heapq.heappush(heap, (self._cost(more), more))
 
     def _fewest(self, ample: Counts, k: int) -> int:
-        """A pool's fewest replicas by short replays, while the others have plenty."""
+        """A pool's fewest replicas by short replays, others having plenty."""
         low, high = 0, ample[k]
         while high - low > 1:
             middle = (low + high) // 2
@@ -145,7 +145,7 @@ class _Search:
         return said
 
     def _replay(self, counts: Counts, many: int) -> None:
-        """Replay until there are `many` replications."""
+        """Replay up to `many` replications."""
         own = self._readings.setdefault(counts, [])
         self._progress(counts, self._num_replays)
         new = range(len(own), many)
@@ -156,7 +156,7 @@ class _Search:
 
 
 def _one_less(counts: Counts) -> list[Counts]:
-    """Fleets with one replica less of a pool that has more than one."""
+    """Fleets with one replica less of a pool that has several."""
     return [tuple(n - (i == k) for i, n in enumerate(counts)) for k, many in enumerate(counts) if many > 1]
 
 

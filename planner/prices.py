@@ -26,7 +26,7 @@ def from_sheets(gpus: Sequence[str], model: str, tp: int, yields: str | None) ->
 
 
 def prices(text: str | None) -> Callable[[Profile], float | None]:
-    """A GPU's price an hour: one for all, or by the start of its name."""
+    """A GPU's price per hour: one for all, or by the start of its name."""
     if text is None:
         return lambda profile: None
     named: dict[str, float] = {}

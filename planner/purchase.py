@@ -1,4 +1,4 @@
-"""How long a plan's fleet lasts as traffic grows, and what the busiest time needs, from its headroom alone."""
+"""How long a plan's fleet lasts as traffic grows, and what the busiest time needs, by headroom alone."""
 
 import math
 import re
@@ -29,7 +29,7 @@ def check_growth(text: str) -> None:
 
 
 def peak_of(trace: Trace, rate: float, fleet: Fleet) -> Peak | None:
-    """The busiest hour, or minute below two hours; None below two minutes."""
+    """The busiest hour, or below two hours minute; None below two minutes."""
     if not trace.notes.has_arrivals:
         return None
     for name, window in (("hour", HOUR), ("minute", MINUTE)):

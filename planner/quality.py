@@ -1,4 +1,4 @@
-"""The quality of a policy's answers relative to the full cache: published scores and a user's own, no guesses."""
+"""Quality of a policy's answers relative to the full cache: published scores and a user's own, no guesses."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ from ..engine.hooks import decide, holds_back, pages_to_admit, placed, preempted
 from ..engine.policy import AXES, PRESETS, Policy, is_shipped, name_of, parse, settings_of
 from ..files.read import cut, float_of, parsing, quoted, read_text, uncovered
 
-# Questions of scheduling: answers change when and where a token is computed, never the token.
+# Questions of scheduling: they change when and where tokens are computed, never the tokens.
 SCHEDULING = frozenset({decide, step_over, rows_updated, holds_back, pages_to_admit, placed, preempted})
 TEXT = ("system", "model", "benchmark", "policy", "source")  # columns, not parameters
 SCORES = ("score", "baseline")
@@ -52,7 +52,7 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class QualityTable:
-    """Scores by policy parameters. Compared by identity, which the caches below need."""
+    """Scores by policy parameters. Compared by identity, as the caches below need."""
 
     name: str
     scores: tuple[Score, ...]
@@ -62,9 +62,9 @@ class QualityTable:
 
 @dataclass(frozen=True)
 class _Point:
-    """A setting of a table, over its benchmarks."""
+    """A table's setting, over its benchmarks."""
 
-    factors: Mapping[str, Any]  # by field; a missing field may have any value
+    factors: Mapping[str, Any]  # by field; missing fields may have any value
     relative: float
     worst: tuple[str, float]
     benchmarks: tuple[str, ...]
@@ -100,7 +100,7 @@ def load_table(path: str | Path, allow_code: AllowedCode = NO_CODE) -> QualityTa
 
 
 def quality_of(policy: Policy, model: str, table: QualityTable | None = None) -> Quality:
-    """Relative to the full cache on this model; None with a reason if there is no score."""
+    """Relative to the full cache on this model; None, with the reason, without a score."""
     factors = quality_factors(policy)
     reference = reference_of(policy.family)
     if _family(policy) == _family(reference) and factors == quality_factors(reference):
@@ -129,7 +129,7 @@ def quality_of(policy: Policy, model: str, table: QualityTable | None = None) ->
 
 
 def quality_factors(policy: Policy) -> dict[str, Any]:
-    """The fields that may change tokens."""
+    """Fields that may change tokens."""
     factors = {name: value for name, value in settings_of(policy).items() if name not in policy.neutral}
     # None: the temperature of the profile's fit.
     if factors.get("temperature") == PUBLISHED_TEMPERATURE:
@@ -147,7 +147,7 @@ def parse_share(text: str | float) -> float:
 
 
 def factors_of_row(score: Score, where: str, allow_code: AllowedCode) -> dict[str, Any]:
-    """The preset's fields, replaced by the row's cells. A blank cell means any value."""
+    """The preset's fields, replaced by the row's cells; blank cells mean any value."""
     spec = ",".join([score.preset, *(f"{name}={value}" for name, value in score.parameters.items() if value)])
     try:
         factors = quality_factors(parse(spec, allow_code))
@@ -218,7 +218,7 @@ def _points(table: QualityTable, model: str) -> tuple[_Point, ...]:
         except DsimError:
             if table.strict:
                 raise
-            continue  # a system that dsim models with other fields
+            continue  # a system modelled with other fields
         groups.setdefault(tuple(factors.items()), []).append(score)
     # A ratio to a zero score is undefined.
     full = {s.benchmark: s.score for key, g in groups.items() if _is_reference(dict(key)) for s in g if s.score}
@@ -236,7 +236,7 @@ def _points(table: QualityTable, model: str) -> tuple[_Point, ...]:
 
 
 def _between(line: list[_Point], name: str, value: float, where: str) -> Quality:
-    """On the line between the two nearest settings."""
+    """On the line between the nearest two settings."""
     line = sorted(line, key=lambda p: float(p.factors[name]))
     values = [float(p.factors[name]) for p in line]
     if not values[0] < value < values[-1]:
@@ -257,7 +257,7 @@ def _notes(point: _Point) -> tuple[str, ...]:
 
 
 def _distance(point: _Point, factors: Mapping[str, Any]) -> set[str]:
-    """The fields that differ."""
+    """Fields that differ."""
     return {name for name, value in point.factors.items() if not _equal(value, factors[name])}
 
 
@@ -280,9 +280,9 @@ def _family(policy: Policy) -> str:
 
 
 def reference_of(family: str) -> Policy:
-    """The full cache, of quality 1 by definition: whole blocks, no eviction, the default threshold.
+    """The full cache, of quality 1 by definition: whole blocks, no eviction, default threshold.
 
-    On a full-sequence model: the whole sequence in every step, one token committed.
+    Full-sequence models: the whole sequence every step, one token committed.
     """
     exact = family if family == "full-sequence" else "block-diffusion"
     return next(p.policy for p in PRESETS.values() if p.reference and p.policy.family == exact)

@@ -1,9 +1,9 @@
-"""A race of fleets: each candidate's fewest replicas that meet the SLOs, with replays only where it matters.
+"""A race of fleets: each candidate's fewest replicas that meet the SLOs, with replays only where they matter.
 
-Candidates see the same replications in turn, and a fleet is decided once its interval lies on one side of the SLOs
-(Maron and Moore, 1994; F-Race, Birattari et al., 2002). Feasibility comes before cost (Andradottir and Kim, Fully
-sequential procedures for comparing constrained systems via simulation, 2010): a candidate that can be neither first nor
-second is dropped.
+Candidates see the same replications in turn; a fleet is decided once its interval lies on one side of the SLOs (Maron
+and Moore, 1994; F-Race, Birattari et al., 2002). Feasibility comes before cost (Andradottir and Kim, Fully sequential
+procedures for comparing constrained systems via simulation, 2010): candidates that can be neither first nor second are
+dropped.
 """
 
 import math
@@ -17,16 +17,16 @@ from .replicate import student
 
 FIRST = 3  # replications before the first interval
 MOST = 8  # replications of a fleet
-CLEAR = math.log(2)  # severity of twice a bound, or of twice the allowed misses: one replay decides
-LIMIT = math.log(1000)  # severity of a queue that grows without end
+CLEAR = math.log(2)  # severity of twice a bound or the allowed misses: one replay decides
+LIMIT = math.log(1000)  # severity of an endlessly growing queue
 CONFIDENCE = 0.95
-NORMAL = 1.96  # standard deviations in half the interval
-STRIDE = 1.5  # growth of the steps away from the first guess
+NORMAL = 1.96  # standard deviations in half an interval
+STRIDE = 1.5  # growth of steps away from the first guess
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A replay that a race asks for."""
+    """A replay asked for by a race."""
 
     candidate: int
     replicas: int
@@ -41,7 +41,7 @@ class Lane(Fewest):
     candidate: int
     price: float  # of a replica, like each standby
     spare: int = 0  # standby replicas
-    severities: dict[int, list[float]] = field(default_factory=dict)  # by replicas, in the replications' order
+    severities: dict[int, list[float]] = field(default_factory=dict)  # by replicas, then replication
     dropped: bool = False  # neither first nor second
 
     def cost(self, replicas: int) -> float:
@@ -50,7 +50,7 @@ class Lane(Fewest):
 
     @property
     def settled(self) -> list[float]:
-        """The severities of `high` replicas."""
+        """Severities of `high` replicas."""
         return self.severities[self.high or 0]
 
     @property
@@ -120,7 +120,7 @@ def half_width(severities: Sequence[float], spread: float | None = None) -> floa
 
 
 def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
-    """The fleet of least mean severity, and those it does not surely beat, paired by their common replications."""
+    """The fleet of least mean severity and those it does not surely beat, paired by common replications."""
     n = min(map(len, severities))
     values = [np.array(own[:n]) for own in severities]
     leader = min(range(len(values)), key=lambda i: float(values[i].mean()))
@@ -129,6 +129,6 @@ def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
 
 
 def _second_price(lanes: Sequence[Lane]) -> float:
-    """The second cheapest fleet known to be enough; infinite if fewer than two are."""
+    """The second cheapest cost known to be enough; infinite if there is none."""
     known = sorted(lane.cost(lane.high) for lane in lanes if lane.high is not None)
     return known[1] if len(known) > 1 else math.inf

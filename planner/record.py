@@ -22,9 +22,9 @@ from ..traces import Trace
 if TYPE_CHECKING:
     from ..report.run_folder import RunWriter
 
-# Serves a scenario; returns the result, and the exception that ended the run early.
+# Serves a scenario; returns the result, and the exception that ended it early.
 Serve = Callable[[Scenario, Trace, Append | None, Progress | None], tuple[Result, Exception | None]]
-Watch = Callable[[str], AbstractContextManager[Progress | None]]  # a policy's name -> its progress callback
+Watch = Callable[[str], AbstractContextManager[Progress | None]]  # policy's name -> progress callback
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def record(
     watch: Watch = lambda name: nullcontext(),
     keeps: bool = False,
 ) -> Record:
-    """Serve scenarios that differ in policy alone, and write a run's folder, whole or not at all.
+    """Serve scenarios that differ only in policy, and write a run's folder, whole or not at all.
 
     about: more manifest entries; None removes a key. keeps: the run cannot be repeated, so space is reserved against a
     full disk, and later steps may be left out.
@@ -88,7 +88,7 @@ def record(
             summaries.append(scenario.summarize(result))
             if writer is not None:
                 columns = arrived(result)
-                none = {column: np.zeros(len(columns["request"])) for column in more}  # of a policy without a cache
+                none = {column: np.zeros(len(columns["request"])) for column in more}  # without a cache
                 writer.requests(name, {**none, **columns})
                 if result.attempts is not None:
                     writer.attempts(name, result.attempts)
@@ -123,7 +123,7 @@ def memory_told(scenarios: Sequence[Scenario], requests: Trace, results: Sequenc
 
 
 def profile_notes(scenarios: Sequence[Scenario]) -> list[str]:
-    """The profiles' limits: a yield that is not the calibration's, unknown host terms."""
+    """Limits of profiles: a yield other than the calibration's, unknown host terms."""
     lines: list[str] = []
     for scenario in scenarios:
         setting = scenario.setting()

@@ -46,17 +46,17 @@ class OfRun(Showable):
         return list(self.run.info["policies"])
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per policy: metrics named as in a sweep's table (`ttft_ms_p50`)."""
+        """A row per policy; metrics named as in a sweep's table (`ttft_ms_p50`)."""
         return pd.DataFrame([{"policy": summary["policy"], **flat(summary)} for summary in self.to_json()])
 
     @property
     def requests(self) -> pd.DataFrame:
-        """One row per request and policy: requests.parquet."""
+        """A row per request and policy: requests.parquet."""
         return pd.read_parquet(self.run.folder / "requests.parquet")
 
     @property
     def steps(self) -> pd.DataFrame:
-        """A row a step and policy: the scalar columns of steps.parquet."""
+        """A row per step and policy: scalar columns of steps.parquet."""
         run = self.run
         return _joined([pd.DataFrame({"policy": name, **run.steps(name)}) for name in run.policies])
 
@@ -74,7 +74,7 @@ class Recorded(OfRun):
 
 
 class _InMemory(OfRun):
-    """A run in memory; its files are written when needed."""
+    """A run in memory; files are written when needed."""
 
     folder: Path | None
 
@@ -84,7 +84,7 @@ class _InMemory(OfRun):
 
     @cached_property
     def run(self) -> Run:
-        """Without a folder, in a temporary one that is removed with this object."""
+        """Without a folder, in a temporary one, removed with this object."""
         folder = self.folder or Path(self._kept.name) / "run"
         if self.folder is None:
             self._write(folder)
@@ -101,7 +101,7 @@ class _InMemory(OfRun):
 
 @dataclass(frozen=True, repr=False)
 class Replay(_InMemory):
-    """A replay: one entry per policy, in the given order."""
+    """A replay: an entry per policy, in the given order."""
 
     results: list[Result]
     summaries: list[Summary]
@@ -121,7 +121,7 @@ class Replay(_InMemory):
 
     @property
     def requests(self) -> pd.DataFrame:
-        """One row per request and policy: requests.parquet."""
+        """A row per request and policy: requests.parquet."""
         frames = []
         for result in self.results:
             columns = arrived(result)

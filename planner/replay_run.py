@@ -1,4 +1,4 @@
-"""A replay from its scenarios to its files, for `dsim replay` and `dsim.replay`."""
+"""A replay, from scenarios to files, for `dsim replay` and `dsim.replay`."""
 
 import math
 import os
@@ -19,10 +19,9 @@ def write_replay(
     scenarios: Sequence[Scenario], requests: Trace, about: Mapping[str, Any], *, out: Path | None, force: bool = False,
     step_by_step: bool = False, jobs: int | None = None, watch: Watch = lambda name: nullcontext(),
 ) -> Record:  # fmt: skip
-    """Replay scenarios that differ in policy alone.
+    """Replay scenarios that differ only in policy.
 
-    about: more entries of the manifest. jobs: threads of a replay whose replicas take requests in turn; None: one a
-    core.
+    about: more manifest entries. jobs: threads of a replay whose replicas take requests in turn; None: one a core.
     """
     first = scenarios[0]
     known = dict(about)
@@ -53,7 +52,7 @@ def check_place(ensemble: int | None, jobs: int | None, backend: str, address: s
 
 
 def fleet_cost(scenarios: Sequence[Scenario], gpu_hour: float, currency: str) -> dict[str, Any]:
-    """The manifest's cost; gpu_hour: price of a GPU for an hour."""
+    """The manifest's cost; gpu_hour: price of a GPU per hour."""
     first = scenarios[0]
     if not 0 <= gpu_hour < math.inf:
         raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price of 0 or more")

@@ -1,4 +1,4 @@
-"""Replications: the same traffic with other luck, replayed at any rate and judged by the SLOs."""
+"""Replications: the same traffic with other luck, replayed at any rate and judged by SLOs."""
 
 import math
 from collections import Counter
@@ -21,16 +21,16 @@ from ..traces.estimates import with_estimates
 from ..traces.prefixes import COPY
 
 BLOCKS, LUCK = 211, 212  # purposes of draws
-WARMUP = 0.10  # share of arrivals not judged: the run begins empty
-COOLDOWN = 0.05  # ... and none follow the last ones
-MIN_GROWTH = 0.02  # share of arrivals that pile up in a growing queue
+WARMUP = 0.10  # share of arrivals not judged, as runs begin empty
+COOLDOWN = 0.05  # ... as none follow the last ones
+MIN_GROWTH = 0.02  # share of arrivals that stay, in a growing queue
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """A statistic within its bound, or a share of arrivals that meet all of several bounds."""
+    """A statistic within a bound, or a share of arrivals that meet several bounds together."""
 
-    slos: tuple[Slo, ...]  # one, if it has a statistic
+    slos: tuple[Slo, ...]  # with a statistic: one
     share: float | None  # of arrivals; None: a statistic
     text: str
 
@@ -42,19 +42,19 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Reading:
-    """One judged replay. A severity is a criterion's log distance from its bound; above 0 violates it."""
+    """A judged replay. Severity: a criterion's log distance from its bound; above 0 violates it."""
 
     rate: float  # req/s
     values: tuple[float, ...]  # by criterion: s, or share of arrivals
     severities: tuple[float, ...]
     growth: float  # share of arrivals that stay, see `growth`
     stable: bool
-    throughput: float  # req/s completed over the whole run
+    throughput: float  # req/s completed, over the whole run
     rejected: float  # share of requests that never fit
 
     @property
     def holds(self) -> bool:
-        """Every criterion holds, and the queue stays bounded."""
+        """All criteria hold, and the queue stays bounded."""
         return self.stable and max(self.severities) <= 0
 
     @property
@@ -99,9 +99,9 @@ def criteria_of(slos: Sequence[Slo], attainment: float) -> tuple[Criterion, ...]
 def replication(scenario: Scenario, index: int, num_requests: int, block: int) -> tuple[Scenario, Trace]:
     """Replication `index`: the scenario with its seed, and requests whose judged part has 1 req/s.
 
-    Judged requests are blocks of the trace's (`resample`), with class, lengths and gaps. The trace is a ring: warm-up
-    and cool-down are its requests before and after them. A scenario's arrival process or lengths replace the trace's.
-    One index has the same requests and luck at every rate.
+    Judged requests are blocks of the trace's (`resample`), with class, lengths, gaps. The trace is a ring: warm-up and
+    cool-down are requests before and after. The scenario's arrival process or lengths replace the trace's. An index has
+    the same requests and luck at all rates.
     """
     seed = int(chance.key(scenario.seed, LUCK, index)[0] >> np.uint64(2))
     own = replace(scenario, seed=seed)
@@ -129,7 +129,7 @@ def replication(scenario: Scenario, index: int, num_requests: int, block: int) -
     ready = with_estimates(ready, seed, scenario.oracle_lengths)
     if scenario.arrival != "trace":
         return own, ready
-    # Warm-up and cool-down are other minutes of the trace, so scale by the judged part.
+    # Warm-up and cool-down are other minutes of the trace: scale by the judged part.
     span = float(ready.arrival[seen.stop - 1] - ready.arrival[seen.start])
     if not span > 0:
         raise TraceError(f"{source.name}: the {seen.stop - seen.start} requests to judge come all at once")
@@ -147,14 +147,14 @@ def to_judge(num_requests: int) -> int:
 
 
 def in_order(trace: Trace, rows: npt.NDArray[np.int64]) -> Trace:
-    """Rows of a trace in this order, each with its lengths, class and gap."""
+    """Rows of a trace in this order, with lengths, class and gap."""
     gaps = np.ones(len(trace))
     if trace.notes.has_arrivals and len(trace) > 1:
         gaps = np.diff(trace.arrival, prepend=-trace.duration / (len(trace) - 1))
     drawn = trace.take(rows, np.cumsum(gaps[rows]))
     if not {"hash_ids", "session_id"} & drawn.extras.keys():
         return drawn
-    # A request drawn twice is two requests: second copies share prefixes with each other only.
+    # A request drawn twice is two requests: second copies share prefixes only with each other.
     seen: Counter[int] = Counter()
     copies = []
     for row in rows.tolist():
@@ -164,10 +164,10 @@ def in_order(trace: Trace, rows: npt.NDArray[np.int64]) -> Trace:
 
 
 def resample(num_rows: int, num_requests: int, block: int, seed: int, *, evenly: bool = True) -> npt.NDArray[np.int64]:
-    """Blocks of consecutive rows of a ring, in random order; every row is equally likely.
+    """Blocks of consecutive rows of a ring, in random order; all rows are equally likely.
 
-    evenly: blocks start at equal distances (systematic sampling), so a replication covers the whole trace. Else they
-    start anywhere (circular block bootstrap), so replications differ as the traffic may.
+    evenly: blocks start at equal distances (systematic sampling), so that a replication covers the whole trace. Else
+    anywhere (circular block bootstrap), so that replications differ as traffic may.
     """
     num_blocks = -(-num_requests // block)
     if evenly:
@@ -183,13 +183,13 @@ def resample(num_rows: int, num_requests: int, block: int, seed: int, *, evenly:
 def measure(
     scenario: Scenario, criteria: Sequence[Criterion], requests: Trace, rate: float, append: Append | None = None
 ) -> Reading:
-    """Replay at a rate and judge. requests: at 1 req/s. An interrupt is passed on."""
+    """Replay at a rate and judge. requests: at 1 req/s. Interrupts pass through."""
     timed = requests.time_scaled(1 / rate)
     return judge(criteria, timed, scenario.simulate_whole(timed, append), rate, scenario.missing_passes)
 
 
 def judge(criteria: Sequence[Criterion], requests: Trace, result: Result, rate: float, missing_passes: bool) -> Reading:
-    """Judge the requests between warm-up and cool-down; itl covers the whole run."""
+    """Judge requests between warm-up and cool-down; itl covers the whole run."""
     columns = result.table.columns
     n = len(requests)
     seen = judged(n)
@@ -208,7 +208,7 @@ def judge(criteria: Sequence[Criterion], requests: Trace, result: Result, rate: 
 
 
 def growth(columns: Columns) -> float:
-    """The share of arrivals that stay in the system, between the middles of the run's second and last quarters.
+    """Share of arrivals that stay in the system, between the middles of the run's second and last quarters.
 
     1 - 1/load above saturation; 0 unless the number in the system rises by half.
     """
@@ -224,14 +224,14 @@ def growth(columns: Columns) -> float:
 
 
 def interval(values: Sequence[float], confidence: float) -> Interval:
-    """Geometric mean and Student's interval of the logs; infinite for a single value."""
+    """Geometric mean and Student's interval of the logs; infinite for one value."""
     logs = np.log(values)
     mean, half = float(logs.mean()), student(logs, confidence)
     return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half) if half < math.inf else math.inf)
 
 
 def student(values: npt.NDArray[np.float64], confidence: float) -> float:
-    """Half of Student's interval of the mean; infinite for a single value."""
+    """Half of Student's interval of the mean; infinite for one value."""
     n = len(values)
     if n < 2:
         return math.inf
@@ -248,7 +248,7 @@ def _judge(criterion: Criterion, requests: Columns, result: Result, missing_pass
         good = good_requests(requests, bare, missing_passes=missing_passes)
         assert good is not None
         missed, allowed = n - int(good.sum()), (1 - criterion.share) * n * ROUNDING
-        # Half a request keeps the severity finite; it is above 0 exactly when too many miss.
+        # Half a request keeps the severity finite; above 0 exactly if too many miss.
         return 1 - missed / n, math.log(max(missed, 0.5) / max(allowed, 0.5))
     slo = criterion.slos[0]
     value = _statistic(slo, requests, result)

@@ -20,10 +20,10 @@ from .contents import Json, asked_of
 from .fewest import Fewest
 from .memo import Memo
 
-INTERVAL = 900.0  # s, for attainment over time
-FEW = 20  # arrivals that an interval needs to be judged
+INTERVAL = 900.0  # s, of attainment over time
+FEW = 20  # arrivals needed to judge an interval
 ORACLE = "oracle"
-LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # tried by the oracle
+LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of the oracle
 FIRST_LOADS = (0.7, 0.9)  # in parallel
 
 Progress = Callable[[str, int, int], object]  # fleet, replays done, replays expected
@@ -31,16 +31,16 @@ Progress = Callable[[str, int, int], object]  # fleet, replays done, replays exp
 
 @dataclass(frozen=True)
 class Scaled:
-    """A run with a fixed fleet or one scaler."""
+    """A run of a fixed fleet or a scaler."""
 
     scaler: str  # SPEC
     replicas: int  # at the start
-    attainment: float  # share of arrivals that meet every SLO
-    worst: float  # ... in the worst interval; NaN: too few arrivals in all
+    attainment: float  # share of arrivals that meet all SLOs
+    worst: float  # ... in the worst interval; NaN: too few arrivals
     gpu_hours: float  # paid
     flaps: int
     rises: int  # of the load
-    answered: int  # rises after which a new replica served before the next rise
+    answered: int  # rises followed by a new serving replica before the next rise
     reaction: float  # s, mean time until then; NaN: none
     intervals: tuple[float, ...] = ()  # attainment; NaN: too few arrivals
     changes: tuple[tuple[float, int, int], ...] = ()  # s, serving replicas, paid replicas
@@ -62,7 +62,7 @@ class Comparison:
 
     @property
     def best(self) -> Scaled:
-        """The cheapest run that meets the goal, the oracle left out: it knows the future."""
+        """The cheapest run that meets the goal, without the oracle, which knows the future."""
         real = [one for one in self.scaled if not one.scaler.startswith(ORACLE)]
         good = [one for one in (self.fixed, *real) if one.attainment >= self.goal]
         return min(good, key=lambda one: one.gpu_hours, default=self.fixed)
@@ -82,9 +82,9 @@ def compare_scalers(
 ) -> Comparison:  # fmt: skip
     """Replay a scenario of one pool with each scaler, by default the shipped ones.
 
-    Runs begin with the fewest fixed replicas, at most `most`, that reach the goal. guess: an estimate of them. startup:
-    of a replica. The oracle is added at the highest of LOADS that meets the goal. DsimError if no SLO judges requests,
-    or `most` replicas miss the goal.
+    Runs begin with the fewest fixed replicas, at most `most`, that reach the goal; guess: their number. startup: of a
+    replica. The oracle is added at the highest of LOADS that meets the goal. DsimError if no SLO judges requests, or
+    `most` replicas miss the goal.
     """
     slos = [slo for slo in map(Slo.parse, scenario.slos) if slo.stat is None]
     if not slos:
@@ -108,9 +108,9 @@ def compare_scalers(
 
 
 def defaults(slos: Sequence[Slo], most: int, busy: float, gpus: int) -> list[str]:
-    """The shipped scalers without the oracle, bounded by the SLOs.
+    """Shipped scalers without the oracle, bounded by the SLOs.
 
-    busy: mean requests at a fixed replica, hpa's target. gpus: of a replica.
+    busy: mean requests at a fixed replica, hpa's target. gpus: per replica.
     """
     bounds, budget = bounds_of(slos), most * gpus
     return [
@@ -134,7 +134,7 @@ def _oracle(load: float, most: int) -> str:
 
 
 def _best_oracle(runs: "_Runs", replicas: int, most: int, goal: float) -> Scaled:
-    """The oracle at the highest load that meets the goal, by bisection; else at the lowest load."""
+    """The oracle at the highest load that meets the goal, by bisection; else at the lowest."""
     good, bad = -1, len(LOADS)
     tried = [LOADS.index(load) for load in FIRST_LOADS]
     while bad - good > 1:
