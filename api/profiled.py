@@ -222,7 +222,7 @@ def _workloads(loaded: "Opened", prompts: Sequence[str], of_decoders: Mapping[st
     if isinstance(loaded, LoadedCanvas):
         for option, value in of_decoders.items():
             if value:
-                raise DsimError(f"{loaded.name}: denoises canvases, and {option} is of decoders: expected none")
+                raise DsimError(f"{loaded.name}: {option} is given, expected none for a model that denoises canvases")
     elif not prompts and not of_decoders["--full-sequence"]:
         return default_workloads(loaded)
     workloads = {}

@@ -43,7 +43,7 @@ def as_logged(context: "typer.Context", log: str, policies: Sequence[str] | None
     if not specs:
         spec, left_out = policy_of(held.header)
         specs = [spec]
-    lines = [f"As logged: {', '.join(specs)}" + ("" if policies is None else " (given; the log's own is not asked)")]
+    lines = [f"As logged: {', '.join(specs)}" + ("" if policies is None else " (given; not the log's own)")]
     if left_out:
         lines.append(f"Not in the policy: the log's {', '.join(left_out)}")
     if is_given("profile"):
@@ -55,8 +55,8 @@ def as_logged(context: "typer.Context", log: str, policies: Sequence[str] | None
         profile = str(Path(folder) / "fitted.json")
         save(fitted, profile)
         origin, about = "fitted to the same log", {"fitted_profile": to_json(fitted)}
-        lines.append(f"Profile: fitted to the same log, so that steps' prices are no prediction ({name})")
+        lines.append(f"Profile: fitted to the same log, so step prices are not a prediction ({name})")
         doubts = [*fitted.fit.doubts, *(line for fit in fitted.commit_fits for line in fit.doubts)]
-        lines += [f"The fit doubts itself: {line}" for line in doubts]
+        lines += [f"The fit may be wrong: {line}" for line in doubts]
     told = {"log": Path(log).name, "profile": origin, "not_in_policy": left_out}
     return AsLogged(specs, profile, {"as_logged": told, **about}, lines)

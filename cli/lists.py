@@ -88,7 +88,7 @@ def _print_questions(spec: str, as_json: bool, allow_code: list[Path]) -> None:
         return
     typer.echo(f"{policy.name}, rows: {policy.rows}")
     for question in found:
-        answer = f"{question.answer} ({question.by or 'engine'})" if question.answer else "nobody, the default holds"
+        answer = f"{question.answer} ({question.by or 'engine'})" if question.answer else "none: the default"
         typer.echo(f"\n{question.name}: {answer}\n  {question.meaning}")
 
 

@@ -449,7 +449,7 @@ def warn_of_runs(screen: "Screen", runs: Iterable[tuple["Setting", "Trace | None
 
     found = list(dict.fromkeys(line for run in runs for line in warnings_of(*run)))
     if len(found) > MOST_SAID:
-        found[MOST_SAID:] = [f"{len(found) - MOST_SAID} more policies ask for what their profiles know nothing of"]
+        found[MOST_SAID:] = [f"{len(found) - MOST_SAID} more policies need data that their profiles lack"]
     screen.warn(found)
 
 

@@ -131,7 +131,7 @@ def plan_command(
                 progress=lambda doing, done, of: bar.update(done, of, doing, ""),
             )  # fmt: skip
     except KeyboardInterrupt:
-        kept = f"the replays are kept in {out}/: the same command goes on from them" if out else "nothing was kept"
+        kept = f"the replays are kept in {out}/: the same command continues" if out else "nothing was kept"
         screen.alarm(f"Interrupted: {kept}")
         raise typer.Exit(INTERRUPTED) from None
     say(lambda: page, info, as_json)

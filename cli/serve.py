@@ -27,7 +27,7 @@ def serve_command(
     speed: Annotated[float, option("X", "With --twin: speed of time relative to the clock.")] = 1.0,
     metrics_as: Annotated[
         str | None,
-        option("E", "Publish the metrics of vllm, sglang or lmdeploy, whatever --policy is.", "--metrics-as"),
+        option("E", "Publish the metrics of vllm, sglang or lmdeploy, for any --policy.", "--metrics-as"),
     ] = None,
     workload: options.Workload = None,
     profile: Annotated[
@@ -152,7 +152,9 @@ def serve_command(
     )  # fmt: skip
     say(lambda: words(served.manifest["policies"], served.manifest), {}, False)
     if served.num_refused:
-        screen.print(f"{served.num_refused:,} requests were told to come again", style="yellow", markup=False)
+        screen.print(
+            f"{served.num_refused:,} requests were refused with 503 (Retry-After)", style="yellow", markup=False
+        )
     if served.speed is not None:
         screen.print(f"Times are simulated: they passed {served.speed:.3g} times as fast as the clock", markup=False)
     screen.wrote(out, FILES)

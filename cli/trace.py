@@ -33,7 +33,7 @@ def traces() -> None:
 FormatOption = Annotated[
     str | None,
     typer.Option(
-        "--format", metavar="NAME", help=f"Told by the keys unless given: {', '.join(choices.TRACE_FORMATS)}."
+        "--format", metavar="NAME", help=f"Detected from the keys by default: {', '.join(choices.TRACE_FORMATS)}."
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]

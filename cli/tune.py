@@ -61,7 +61,7 @@ def tune_command(
     fleet: options.FleetFile = None,
     tier: options.Tiers = None,
     gpus: Annotated[
-        int | None, option("N", "GPUs that the pools may have together; by default those that they have.")
+        int | None, option("N", "GPUs that the pools may have together; by default their current number.")
     ] = None,
     out: Annotated[
         Path | None, option("DIR", "Write policy.toml or fleet.toml, the trials and report.html.", "-o", "--out")
@@ -106,7 +106,7 @@ def tune_command(
             )  # fmt: skip
     except KeyboardInterrupt:
         store = folder.memo.path
-        where = f"the replays are kept in {store}: the same command goes on from them" if store else "nothing was kept"
+        where = f"the replays are kept in {store}: the same command continues" if store else "nothing was kept"
         screen.alarm(f"Interrupted: {where}")
         raise typer.Exit(INTERRUPTED) from None
     say(lambda: page, info, as_json)

@@ -93,7 +93,7 @@ def live_run(
     for name in NOT_ON_A_DEVICE:
         value, default = getattr(first, name), getattr(Scenario, name)
         if value != default:
-            raise DsimError(f"{name} is {quoted(value)}, expected {quoted(default)}: a device's run knows no other")
+            raise DsimError(f"{name} is {quoted(value)}, expected {quoted(default)}: a device supports no other")
     for scenario in scenarios:
         scenario.parsed_policy()
     requests = first.requests()
@@ -124,7 +124,7 @@ def live_run(
     if commits == "model" and prompts is None and loaded.trained and name in WITH_RECORDS:
         prompts = "records"
     if commits == "model" and prompts is None:
-        raise DsimError(f"commits is model and no prompts are given: {name} has nothing to answer (--prompts FILE)")
+        raise DsimError(f"commits is model and no prompts are given: expected --prompts FILE for {name}")
     for scenario in scenarios:  # mistakes first
         check_live(scenario, loaded, held, commits)
     return LiveRun(scenarios, requests, loaded, held, commits, prompts, answers)

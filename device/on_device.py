@@ -211,7 +211,7 @@ def check_live(scenario: Scenario, loaded: Opened, profile: Profile | None, comm
     if commits not in COMMITS:
         raise DsimError(f"commits is {cut(commits)}, expected one of: {', '.join(COMMITS)}")
     if commits == "twin" and profile is None:
-        raise DsimError("commits is twin and no profile is given: its draws decide what commits (--profile)")
+        raise DsimError("commits is twin and no profile is given: expected one, whose draws decide commits (--profile)")
     if commits == "model" and not loaded.trained:
         raise DsimError(f"commits is model, and the weights of {loaded.name} are random: expected twin")
     if scenario.replicas != 1:
@@ -255,7 +255,7 @@ def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, 
     if loaded.device.count > 1:
         _check_parallel(policy, loaded)
     if policy.granularity.needs_latency and profile is None:
-        raise PolicyError(f"{policy.name} chooses by T(c, b): give it the profile that says it (--profile)")
+        raise PolicyError(f"{policy.name} chooses by T(c, b): expected a profile with it (--profile)")
     # Full-sequence models have no trained block length.
     decodes_blocks = policy.family == "block-diffusion"
     if commits == "model" and decodes_blocks and config.both_ways:
@@ -303,4 +303,4 @@ def _check_parallel(policy: Policy, loaded: Loaded) -> None:
     """DsimError unless processes can share the run."""
     size = loaded.device.count
     if policy.family == "full-sequence" or policy.eviction.by_importance:
-        raise DsimError(f"--tp is {size}, and {policy.name} goes by what one device has: expected 1")
+        raise DsimError(f"--tp is {size}, and {policy.name} measures one device: expected 1")

@@ -70,7 +70,7 @@ def check_folder(folder: str | Path, kind: FolderKind, *, force: bool, add: bool
         held = sorted(entry.name for entry in place.iterdir())
         for part in [place / name for name in held if _is_part(place / name)]:
             part.unlink()
-            tell(f"Removed {part}, which a run that was killed left behind")
+            tell(f"Removed {part}, left by a killed run")
             held.remove(part.name)
         foreign = [name for name in held if not _may_hold(place / name, kind)]
     except (OSError, ValueError) as error:
@@ -176,7 +176,7 @@ class Staged:
         held = sorted(os.listdir(self.folder)) if self.folder.is_dir() and not self.folder.is_symlink() else ["a file"]
         if held and not self._force:
             raise DsimError(
-                f"{self._shown}: exists and holds {held[0]}, which was not there as this run began: choose another "
+                f"{self._shown}: exists and holds {held[0]}, which was not there when this run began: choose another "
                 "folder or pass --force"
             )
         if any(not _may_hold(self.folder / name, self._kind) for name in held) or is_held(self.folder):
@@ -258,16 +258,16 @@ def _recover(place: Path, kind: FolderKind) -> None:
     if _is_folder(old):
         if os.path.lexists(place):  # the new one is in place
             shutil.rmtree(old, ignore_errors=True)
-            tell(f"Removed {old}, which a run that was killed left behind")
+            tell(f"Removed {old}, left by a killed run")
         else:
             os.rename(old, place)
-            tell(f"Found {place} again, which a run that was killed had set aside")
+            tell(f"Found {place} again, set aside by a killed run")
     if _is_folder(_hidden(place, ASIDE)) and not is_held(place) and _put_back(place, kind):
-        tell(f"Found {place} again, which a run that was killed had set aside")
+        tell(f"Found {place} again, set aside by a killed run")
     for entry in leftovers(place):
         if _is_folder(entry):
             shutil.rmtree(entry, ignore_errors=True)
-            tell(f"Removed {entry}, which a run that was killed left behind")
+            tell(f"Removed {entry}, left by a killed run")
 
 
 def _put_back(place: Path, kind: FolderKind) -> bool:

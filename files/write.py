@@ -91,7 +91,7 @@ def check_file(path: str | Path, *, force: bool) -> Path:
     if mode is not None and not force:
         raise DsimError(f"{path} exists: choose another name, or pass --force to replace it")
     if not path.name:
-        raise DsimError(f"{path}: is no name of a file, expected one to write")
+        raise DsimError(f"{path}: is not a file name, expected one to write")
     check_parent(path)
     remove_leftovers(path)
     return path
@@ -128,7 +128,7 @@ def remove_leftovers(path: Path) -> None:
         if not entry.is_symlink() and entry.is_file() and not is_held(entry):
             with suppress(OSError):
                 entry.unlink()
-                tell(f"Removed {entry}, which a run that was killed left behind")
+                tell(f"Removed {entry}, left by a killed run")
 
 
 def tell(line: str) -> None:

@@ -123,8 +123,8 @@ class Deployment:
 
     def _head(self) -> str:
         lines = [f"{self.engine}, {self.model} ({self.weights}): {self.replicas} replicas of {count_of(self.gpus)}"]
-        lines += [f"the SLOs are met without the spare: {self.spare} of the replicas"] if self.spare else []
-        lines += [f"not said by a flag: {text}" for text in self.unsaid]
+        lines += [f"spare replicas: {self.spare}; the SLOs are met without them"] if self.spare else []
+        lines += [f"no flag sets: {text}" for text in self.unsaid]
         # One line each: these files are executed, and model names may hold line breaks.
         return "".join(f"# {' '.join(line.split())}\n" for line in lines)
 
@@ -228,12 +228,12 @@ def deployment_of(
     words, config, unsaid = _arguments(preset, settings_of(parse(spec, allow_code)), profile.device.count)
     model = CHECKPOINTS.get(profile.model.name)
     if model is None:
-        unsaid.append(f"the checkpoint of {profile.model.name}: put its name or path for MODEL")
+        unsaid.append(f"the checkpoint of {profile.model.name}: replace MODEL by its name or path")
     weights = weights_of(profile)
     if weights in engine.weights:
         words += engine.weights[weights].split()
     else:
-        unsaid.append(f"weights of {weights}, which {engine.name} {engine.version} is not known to take by a flag")
+        unsaid.append(f"weights of {weights}, for which no flag of {engine.name} {engine.version} is known")
     if profile.memory.fixed_num_pages is None:
         words += [engine.memory, f"{_share(profile, engine.memory_of):.2g}"]
     if config:
@@ -241,7 +241,7 @@ def deployment_of(
     if "drafter" in preset.flags and settings_of(parse(spec, allow_code))["drafter"] != "ngram":
         unsaid.append("the draft model: `model` of --speculative-config")
     if router and replicas > 1:
-        unsaid.append(f"the router in front of the replicas: the plan's sends each request by {router}")
+        unsaid.append(f"the router in front of the replicas: the plan uses {router}")
     return Deployment(
         f"{engine.name} {engine.version}", engine.image, model or "MODEL", weights, replicas, profile.device.count,
         (*engine.command, model or "MODEL", *preset.serve.split(), *words), engine.port, engine.everywhere, config,

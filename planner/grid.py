@@ -281,7 +281,7 @@ def check_together(scenario: Scenario) -> None:
         raise DsimError(f"fit is {cut(scenario.fit)} and arrival is {cut(scenario.arrival)}, expected burstgpt-like")
     closed = scenario.concurrency is not None
     if closed and (scenario.arrival != "trace" or scenario.rate is not None or not scenario.drain):
-        raise DsimError(f"concurrency is {scenario.concurrency}: a closed loop takes no arrival, rate or drain = false")
+        raise DsimError(f"concurrency is {scenario.concurrency}: a closed loop has no arrival, rate or drain = false")
     if closed and scenario.sessions:
         raise DsimError(f"concurrency is {scenario.concurrency} and sessions is true, expected one of them")
 

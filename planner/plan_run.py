@@ -132,8 +132,8 @@ def question_of(
         tried = dict.fromkeys(spec for c in candidates for spec in (c.policy, *c.settings))
         if not any(caches_prefixes(parse(spec, scenario.allow_code)) for spec in tried):
             raise DsimError(
-                f"tier {scenario.tiers[0].partition(':')[0]} is given and none of {len(tried)} settings caches "
-                "prefixes, expected one with prefix_caching=true"
+                f"tier {scenario.tiers[0].partition(':')[0]} is given, but none of {len(tried)} settings caches "
+                "prefixes: expected one with prefix_caching=true"
             )
     rate = own_rate(scenario) if options.rate is None else options.rate
     return Question(scenario, candidates, left_out, rate, options, prices)

@@ -19,8 +19,8 @@ def from_sheets(gpus: Sequence[str], model: str, tp: int, yields: str | None) ->
     found = [roofline(hardware.gpu(name), shape, tp, generates=kind, yields=commits) for name in gpus]
     if kind == "block-diffusion" and not found[0].commits:
         raise DsimError(
-            f"nobody published what {shape.name} commits a step, expected --yields P: a profile whose commit models "
-            "are taken over, such as a100-sdar-8b"
+            f"no yields of {shape.name} are published, expected --yields P: a profile with commit models, such as "
+            "a100-sdar-8b"
         )
     return found
 

@@ -414,7 +414,7 @@ def dimension_of(name: str, value: Any, where: str) -> Dimension:
                 f"{where}: {name} is {quoted(value)}, expected numbers with low below high and a step above 0"
             )
         if log and ("step" in value or value["low"] <= 0):
-            raise DsimError(f"{where}: {name} is {quoted(value)}: log takes no step and a low above 0")
+            raise DsimError(f"{where}: {name} is {quoted(value)}: expected a low above 0 and no step with log")
         return Range(value["low"], value["high"], value.get("step"), log)
     if isinstance(value, str | int | float):
         return Choice((value,))

@@ -9,7 +9,7 @@ from .page import Block, Figure, Row, Section, Table, Words
 from .table import number
 
 Json = Mapping[str, Any]  # Uncertain.to_json()
-TITLE = "What the answer hangs on"
+TITLE = "What the answer depends on"
 
 
 def of_ensemble(found: Mapping[str, Any]) -> tuple[Section, ...]:
@@ -29,9 +29,9 @@ def sentences(found: Json) -> list[str]:
         moved = [e for e in effects if _known(e)]
         if moved:
             first = moved[0]
-            assumed = ", a width that is assumed" if first["assumed"] else ""
+            assumed = ", an assumed width" if first["assumed"] else ""
             lines.append(
-                f"{policy}: {found['metric']} hangs most on {first['cause']} ({number(first['low'])} to "
+                f"{policy}: {found['metric']} depends most on {first['cause']} ({number(first['low'])} to "
                 f"{number(first['high'])}{assumed})."
             )
             lines.append(measure_next(moved, found["level"]))

@@ -225,7 +225,9 @@ def _deploy(info: Json) -> list[Block]:
     intro = _loud("plan.toml, for every dsim command that takes a policy:")
     blocks: list[Block] = [intro, Code(tuple(policy.splitlines()))]
     if info.get("split") and info["split"]["pays"]:
-        blocks.append(_loud("The split fleet is cheaper: fleet.toml, above. What follows starts replicas of one kind."))
+        blocks.append(
+            _loud("The split fleet is cheaper: fleet.toml, above. The commands below are for one kind of replica.")
+        )
     found = info["deploy"]
     if not found:
         return [*blocks, _loud("No released engine is known to run this policy: the file is for dsim's own engine.")]
@@ -239,7 +241,7 @@ def _deploy(info: Json) -> list[Block]:
     if found["config"]:
         fields = tuple(f"{name}: {value}" for name, value in found["config"].items())
         blocks += [_loud("  with a file dllm.yaml of"), Code(fields, indent="    ")]
-    return [*blocks, _loud(*(f"Not said by a flag: {text}." for text in found["unsaid"]))]
+    return [*blocks, _loud(*(f"No flag sets: {text}." for text in found["unsaid"]))]
 
 
 def _loud(*lines: str) -> Words:

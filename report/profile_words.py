@@ -114,7 +114,7 @@ def fitted_lines(profile: Profile) -> list[str]:
             "512, 768 ... and wait for no launch"
         )
     if fit.unidentified:
-        lines.append(f"not told  {', '.join(fit.unidentified)}: these steps cannot identify them; stored as 0")
+        lines.append(f"unknown   {', '.join(fit.unidentified)}: these steps cannot identify them; stored as 0")
     for found in profile.commit_fits:
         mean = found.predictions[0]
         lines.append(

@@ -60,7 +60,7 @@ def events(run: Run, begin: float = 0.0, end: float = math.inf, rows: bool = Fal
             numbers = {int(name): i for i, name in enumerate(requests["request"])}
             for row in step_rows(run, policy, [(begin, end)]):
                 if numbers.get(row.request) not in lanes:
-                    raise DsimError(f"{run.folder}: step {row.step} serves request {row.request}, of which none began")
+                    raise DsimError(f"{run.folder}: step {row.step} serves request {row.request}, which never began")
                 yield {
                     "ph": "X", "name": PHASES[row.phase][0], "cat": "row", "pid": first + row.replica,
                     "tid": lanes[numbers[row.request]], **_span(row.start, row.end),

@@ -65,7 +65,7 @@ def shortage(run: str, sizes: Sizes, capacity: int) -> str | None:
         return None
     tensor = max((name for name in found if name != "weights"), key=lambda name: found[name])
     others = ", ".join(f"{name} {gb(size)}" for name, size in found.items() if name != tensor)
-    return f"out of memory by {gb(more)} of {gb(capacity)}: {tensor} take {gb(found[tensor])} beside {others}"
+    return f"out of memory by {gb(more)} of {gb(capacity)}: {tensor} take {gb(found[tensor])} in addition to {others}"
 
 
 def _vanilla(s: Sizes) -> Held:

@@ -475,8 +475,8 @@ METRICS: dict[str, Metric] = {
     "completed": Metric("requests", "all tokens returned"),
     "rejected": Metric("requests", "can never fit the KV pool or the context limit"),
     "unfinished": Metric("requests", "in flight when the run ended"),
-    "cancelled": Metric("requests", "dropped, for their clients went away", "in no latency"),
-    "duration_s": Metric("s", "last completion - first arrival", "less the warm-up that was dropped"),
+    "cancelled": Metric("requests", "dropped as their clients left", "in no latency"),
+    "duration_s": Metric("s", "last completion - first arrival", "without the dropped warm-up"),
     "request_throughput": Metric("req/s", "completed / duration"),
     "output_throughput": Metric("tok/s", "output tokens of completed requests / duration"),
     "total_token_throughput": Metric("tok/s", "input and output tokens of completed requests / duration"),
@@ -495,13 +495,13 @@ METRICS: dict[str, Metric] = {
     "e2el": Metric("ms", "finish - arrival"),
     "itl": Metric(
         "ms", "gaps between a request's emissions, pooled over requests",
-        "one a gap, never repeated a token; percentiles to 0.05 %",
+        "one per gap, not repeated per token; percentiles to 0.05 %",
     ),
     "queue_time": Metric("ms", "start of the first prefill - arrival"),
-    "tokens_per_emission": Metric("tok", "output tokens / emissions, over completed requests", "read it beside itl"),
+    "tokens_per_emission": Metric("tok", "output tokens / emissions, over completed requests", "compare it with itl"),
     "goodput": Metric(
         "req/s", "requests that complete and meet every per-request SLO / duration",
-        "null without such an SLO; an SLO of a class judges no other's requests",
+        "null without such an SLO; an SLO of a class judges only its requests",
     ),
     "slo_attainment": Metric(
         "share", "requests that meet every per-request SLO / arrivals",
@@ -510,7 +510,7 @@ METRICS: dict[str, Metric] = {
     "slos": Metric(
         "", "each SLO: the share of arrivals that meet it, or with a statistic the run's value and whether it is met",
         "a bound on the run is judged over completed requests and is not met while requests are unfinished; an SLO of "
-        "a class is over that class alone",
+        "a class covers only that class",
     ),
     "batch": Metric("rows", "sequences in a decode step"),
     "chunk": Metric("positions", "most positions that a sequence may compute in a decode step"),
@@ -524,7 +524,7 @@ METRICS: dict[str, Metric] = {
     "computed_per_token": Metric(
         "positions",
         "positions computed in all layers, over the rows of decode steps that do not prefill / tokens returned",
-        "FOCUS's processed / decoded: prefill is not in it; what is committed and trimmed is computed and not returned",
+        "FOCUS's processed / decoded: without prefill; committed and trimmed positions are computed, not returned",
     ),
     "wasted_canvas_tokens": Metric("tok", "positions committed - tokens returned, over completed requests"),
     "step_latency": Metric("ms", "decode step's end - start", "percentiles to 0.05 %"),
@@ -541,7 +541,7 @@ METRICS: dict[str, Metric] = {
     "kv_pages": Metric("pages", "the KV pool, summed over replicas"),
     "preemptions": Metric("", "requests sent back to the queue because the KV pool was full"),
     "prefix_cache": Metric(
-        "tok", "queries: tokens of the prompts let in; hits: those found in the prefix cache; hit_rate: hits / queries",
+        "tok", "queries: tokens of admitted prompts; hits: those found in the prefix cache; hit_rate: hits / queries",
         "only where the policy has prefix_caching; a request that was preempted counts once",
     ),
     "kv_tiers": Metric(
@@ -549,7 +549,7 @@ METRICS: dict[str, Metric] = {
         "only where there are tiers (docs/tiers.md)",
     ),
     "stable": Metric(
-        "", "false when the queueing delay keeps growing, or requests wait on and on as the run ends",
+        "", "false when the queueing delay keeps growing, or requests still pile up at the end",
         "delay rises over the run and its second half, by more than luck explains, and 90 % of its last quarter "
         "exceeds the second quarter's mean, 1 s and the median time in service",
     ),

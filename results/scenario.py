@@ -395,7 +395,7 @@ def asked(scenario: Scenario, command: str, gpu_hour: float | None, currency: st
     if scenario.lengths is not None:
         trace += f", lengths: {scenario.lengths}"
     if scenario.oracle_lengths:
-        trace += ", true lengths of answers told (--oracle-lengths)"
+        trace += ", schedulers know true lengths (--oracle-lengths)"
     return {
         "dsim": __version__,
         "command": command,

@@ -158,8 +158,8 @@ def _check_pair(source: Pool, to: Pool) -> None:
     for pool, policy in zip((source, to), policies, strict=True):
         if policy.family == "full-sequence" and not policy.cache.separable:
             raise PolicyError(
-                f"pool {pool.name} has {cut(policy.name)}, whose passes over the whole sequence run where it decodes: "
-                "expected a full-sequence policy whose passes another replica may run, such as sangam"
+                f"pool {pool.name} has {cut(policy.name)}, whose passes run where it decodes: expected a "
+                "full-sequence policy with passes that another replica may run, such as sangam"
             )
     memories = [pool.setting.profile.memory for pool in (source, to)]
     for what, values in (

@@ -69,7 +69,7 @@ class StepMemory:
         held = ", ".join(f"{name} {gb(size)}" for name, size in self.standing.items())
         return (
             f"out of memory by {gb(more)} of {gb(self.capacity)}: {tensor} of a forward of {forward.tokens} tokens and "
-            f"{forward.head_rows} rows of logits take {gb(own[tensor])} beside {held}"
+            f"{forward.head_rows} rows of logits take {gb(own[tensor])} in addition to {held}"
         )
 
     def to_json(self, requests: Trace) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class Setting:
         if unmasking.strategy != "low_confidence_dynamic":
             raise PolicyError(
                 f"{cut(policy.name)}: strategy is {unmasking.strategy}, and commit models are of "
-                "low_confidence_dynamic: the twin draws no other (dsim live runs it)"
+                "low_confidence_dynamic, the only one the twin draws (dsim live runs it)"
             )
         _ = self.deltas
         found = self._fitted_at(self._fitted_threshold())
@@ -124,7 +124,7 @@ class Setting:
             return None
         if self.profile.focus is None:
             raise ProfileError(
-                f"profile {self.profile.name} says nothing of importance deltas (focus is null), and "
+                f"profile {self.profile.name} has no importance deltas (focus is null), and "
                 f"{cut(self.policy.name)} evicts by them: expected a profile that does"
             )
         return self.profile.focus

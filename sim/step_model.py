@@ -29,7 +29,7 @@ class StepModel:
     ) -> None:  # fmt: skip
         if cache is not None and cache.first_layer_whole and not latency.layers:
             raise ProfileError(
-                "first_layer_whole is true, and the latency model says 0 layers: expected a profile's, or "
+                "first_layer_whole is true and the latency model has 0 layers: expected a profile's, or "
                 "first_layer_whole=false"
             )
         self.latency = latency = latency if hides_host else latency.exposed()

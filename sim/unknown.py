@@ -14,22 +14,21 @@ def warnings_of(setting: Setting, requests: Trace | None) -> list[str]:
     found, unmasking = [], policy.unmasking
     if commits is not None and commits.threshold != unmasking.threshold:
         found.append(
-            f"{policy.name}: its threshold is {unmasking.threshold:g}, the engine's own, and {profile.name} holds "
-            f"yields for {commits.workload} at {commits.threshold:g}: blocks commit as they do there"
+            f"{policy.name}: threshold is {unmasking.threshold:g}, the engine's own, but {profile.name} holds yields "
+            f"for {commits.workload} at {commits.threshold:g}: these are used"
         )
     if law is not None and unmasking.own_threshold is not None:
         asked = [f"{name} {given:g}" for name, given, own in _thresholds(unmasking) if given != own]
         if asked:
             found.append(
-                f"{policy.name}: {' and '.join(asked)} change nothing here: the law of {profile.name} for "
-                f"{law.workload} says how many forwards a block takes"
+                f"{policy.name}: {' and '.join(asked)} have no effect: the law of {profile.name} for "
+                f"{law.workload} sets the forwards of a block"
             )
     if law is not None and (counted := profile.counted_length(law.workload, law.canvas_length)) != law.canvas_length:
-        times = law.canvas_length / counted
-        more = f"{times:g} times as many" if times > 1 else "as many"
+        times = max(1.0, law.canvas_length / counted)
         found.append(
-            f"{policy.name}: the forwards of canvases of {law.canvas_length} were not counted; they take {more} here "
-            f"as those of {counted}, by which {profile.name} knows {law.workload}"
+            f"{policy.name}: forwards of canvases of {law.canvas_length} are not known: assumed {times:g} times those "
+            f"of {counted}, counted by {profile.name} for {law.workload}"
         )
     if requests is None:
         return found
@@ -37,15 +36,15 @@ def warnings_of(setting: Setting, requests: Trace | None) -> list[str]:
     if reads and not policy.batching.narrows_canvases:
         found.append(
             f"{policy.name}: {reads} of {len(requests)} requests read a canvas (diffusion_read_only): this policy "
-            "commits them as all others"
+            "commits them like others"
         )
     narrow = requests.canvas_length
     narrow = narrow[(narrow > 0) & (narrow < policy.block_length)]
     if len(narrow) and law is not None and not policy.granularity.on_a_grid:
         if policy.batching.narrows_canvases:
-            does = f"take as many steps as those of {policy.block_length}: no law of narrower ones is known"
+            does = f"take the steps of {policy.block_length}: no law is known for narrower ones"
         else:
-            does = f"are as wide as all others, {policy.block_length}: this policy narrows none"
+            does = f"are {policy.block_length} wide: this policy cannot narrow them"
         found.append(
             f"{policy.name}: canvases of {len(narrow)} of {len(requests)} requests (diffusion_canvas_length) {does}"
         )

@@ -37,7 +37,7 @@ def rows_of_spans(found: Rows) -> tuple[Rows, list[str]]:
             if row is not None:
                 numbers.append(number)
                 rows.append(row)
-    warnings = [f"{others} spans without counts of tokens are no requests, and left out"] if others else []
+    warnings = [f"{others} spans without token counts are left out"] if others else []
     return Rows(found.path, numbers, rows, found.form), warnings
 
 

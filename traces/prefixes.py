@@ -43,7 +43,7 @@ def warning(trace: Trace, router: str, caches: bool) -> str | None:
     count = num_named(trace)
     if count == len(trace) or not (caches or router == "prefix"):
         return None
-    user = "prefix caching is on" if caches else "the router goes by prefix"
+    user = "prefix caching is on" if caches else "the router uses prefixes"
     last = ": nothing can hit" if count == 0 else ""
     return f"{user} and {count} of {len(trace)} requests have hash_ids or a session_id{last}"
 

@@ -101,7 +101,7 @@ def table(path: str, whole: dict[str, Seen], guessed: int) -> tuple[Rows, list[s
     warnings = ["times of a vLLM log are whole seconds: a replay may want --jitter 1"]
     unanswered = sum(request.num_output is None for request in whole.values())
     if unanswered:
-        warnings.append(f"{unanswered} requests have no response line: their max_tokens stands in, which is the most")
+        warnings.append(f"{unanswered} requests have no response line: max_tokens, the upper limit, is used")
     if guessed:
         warnings.append(f"{guessed} lengths are estimates from the text ({BYTES_PER_TOKEN} bytes a token)")
     return Rows(path, [request.line for request in whole.values()], rows), warnings

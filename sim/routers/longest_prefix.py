@@ -33,7 +33,7 @@ class LongestPrefix(Router):
     def __init__(self, prefixes: Prefixes | None = None) -> None:
         super().__init__(prefixes)
         if prefixes is None:
-            raise PolicyError("router is prefix, and nothing says what requests begin with: expected a trace")
+            raise PolicyError("router is prefix, and the requests have no known prefixes: expected a trace")
         self._sent = SentNames(prefixes, MAX_TREE_TOKENS)
 
     def compiled(self, num_replicas: int, input_length: npt.NDArray[np.int64], scales: bool) -> Choosing | None:

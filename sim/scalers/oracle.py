@@ -57,7 +57,7 @@ class Oracle(Scaler):
         if len(pools) != 1:
             raise PolicyError(f"the oracle knows the replicas of one pool, and the fleet has {len(pools)} pools")
         if not self._needed:
-            raise PolicyError("the oracle knows no trace: expected requests that come at times of their own")
+            raise PolicyError("the oracle has no trace, expected requests with arrival times")
         first, last = math.floor(now / self.every + 1e-9), math.ceil((now + self._ahead) / self.every - 1e-9)
         # Keep a replica wanted again within its start-up: another would start at once.
         return [max(self._needed[first : last + 1], default=self.least)]

@@ -228,7 +228,7 @@ def test_a_frame_is_served_live() -> None:
     assert measured.run.info["driver"] == "live"
     assert measured.requests["status"].tolist() == ["completed"] * 3
     assert measured.requests["input_length"].tolist() == [16, 16, 16]
-    with pytest.raises(DsimError, match=r"^concurrency is 2, expected None: a device's run knows no other$"):
+    with pytest.raises(DsimError, match=r"^concurrency is 2, expected None: a device supports no other$"):
         dsim.run_live(few, concurrency=2)
 
 

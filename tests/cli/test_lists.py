@@ -42,7 +42,7 @@ def test_the_questions_of_a_policy_are_listed_with_who_answers_them() -> None:
     assert text.startswith("optimus, rows: blocks\n")
     assert "\nchoose: elastic_chunk (ElasticChunk)\n  The most positions that a row" in text
     assert "\nplan_rows: plan_block (rows: blocks)\n" in text
-    assert "\npreempted: nobody, the default holds\n" in text
+    assert "\npreempted: none: the default\n" in text
     assert dsim("policies", "--questions", "ar", "--json").json["rows"] == "tokens"
 
 

@@ -131,7 +131,7 @@ def test_ctrl_c_keeps_the_replays_and_ends_with_130() -> None:
     with mock.patch.object(plan_replays, "_do", stopped):
         ran = dsim(*QUEUE, "--jobs", 1, "-o", "out")
     assert (ran.code, ran.out) == (130, "")
-    assert ran.err == "Interrupted: the replays are kept in out/: the same command goes on from them\n"
+    assert ran.err == "Interrupted: the replays are kept in out/: the same command continues\n"
     assert len(rows(Path("out/replays.db"))) >= 3
     assert dsim(*QUEUE, "--jobs", 1, "-o", "out").code == 0
 
@@ -184,7 +184,7 @@ def test_an_ensemble_says_under_which_share_of_the_profiles_the_fleet_holds(plai
     page = Path("out/report.html").read_text(encoding="utf-8")
     said = f"meets the SLOs at 30 req/s under {100 * told['survives']:.0f} % of 3 drawn profiles."
     assert said.replace("meets", "meet") in page or said in page
-    assert "What the answer hangs on" in page
+    assert "What the answer depends on" in page
 
 
 def test_a_policy_that_the_checkpoint_cannot_run_is_left_out_by_name_and_the_others_go_on() -> None:

@@ -96,10 +96,10 @@ policy.max_batch = {rows}
 """)
     told = dsim("sweep", "c.toml", "-o", "out", "--jobs", 1).err.splitlines()
     assert told[0] == (
-        "Warning: lmdeploy-0.18,max_batch=1: its threshold is 0.85, the engine's own, and a100-sdar-8b holds yields "
-        "for sharegpt-focus at 0.9: blocks commit as they do there"
+        "Warning: lmdeploy-0.18,max_batch=1: threshold is 0.85, the engine's own, but a100-sdar-8b holds yields "
+        "for sharegpt-focus at 0.9: these are used"
     )
-    assert told[8] == "Warning: 2 more policies ask for what their profiles know nothing of"
+    assert told[8] == "Warning: 2 more policies need data that their profiles lack"
     assert len(told) == 10
 
 

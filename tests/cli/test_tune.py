@@ -71,9 +71,8 @@ def test_json_is_one_object_and_the_same_seed_gives_the_same_bytes() -> None:
     other = tune("--json", "--seed", 1, "--policy", "lmdeploy-0.18")
     assert other.json["seed"] == 1
     assert other.err == (
-        "Warning: lmdeploy-0.18: its threshold is 0.85, the engine's own, and a100-sdar-8b holds yields for "
-        "sharegpt-focus "
-        "at 0.9: blocks commit as they do there\n"
+        "Warning: lmdeploy-0.18: threshold is 0.85, the engine's own, but a100-sdar-8b holds yields for "
+        "sharegpt-focus at 0.9: these are used\n"
     )
 
 
@@ -120,7 +119,7 @@ def test_ctrl_c_keeps_the_replays_and_says_how_to_go_on() -> None:
     os.killpg(running.pid, signal.SIGINT)
     out, err = running.communicate(timeout=PATIENCE)
     assert (running.returncode, out) == (130, "")
-    assert err == "Interrupted: the replays are kept in tuned/replays.db: the same command goes on from them\n"
+    assert err == "Interrupted: the replays are kept in tuned/replays.db: the same command continues\n"
     assert len(stored(store)) == 5
     # Gone on with, it ends as one that was never stopped.
     again = dsim("tune", "trace.jsonl", *command, 2, "-o", "tuned")

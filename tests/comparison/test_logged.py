@@ -102,7 +102,7 @@ def test_an_error_is_the_steps_prices_the_rules_or_the_front_ends() -> None:
 def test_without_a_profile_the_logs_own_is_fitted_kept_and_told() -> None:
     log_of(poisson(150, 6.0, 0))
     ran = succeed("replay", "log.jsonl", "--as-logged", "-o", "predicted")
-    assert "Profile: fitted to the same log, so that steps' prices are no prediction (log)" in ran.err
+    assert "Profile: fitted to the same log, so step prices are not a prediction (log)" in ran.err
     assert dsim("import", "log.jsonl", "-o", "engine").code == 0
     cell = parts("predicted", "engine")  # run.json holds the profile
     assert abs(cell["metrics"]["e2el"]["error"]["mean"]) < 0.02

@@ -164,7 +164,7 @@ def test_in_a_padded_batch_the_first_layer_computes_what_is_padded_too() -> None
 
 def test_a_first_layer_cannot_be_charged_apart_where_nobody_says_how_many_there_are() -> None:
     one = LatencyModel(((0.0, 1.0),), 0.0)
-    with pytest.raises(ProfileError, match="first_layer_whole is true, and the latency model says 0 layers"):
+    with pytest.raises(ProfileError, match="first_layer_whole is true and the latency model has 0 layers"):
         StepModel(one, None, parse("dllm-cache").cache)
     StepModel(one, None, parse("dllm-cache,first_layer_whole=false").cache)
     with pytest.raises(PolicyError, match="first_layer_whole is true, and MaskKV carries no prompt"):

@@ -109,7 +109,7 @@ def test_a_kill_at_either_rename_loses_neither_folder(
     assert tree(tmp_path) == {f"out/{name}": text for name, text in OURS.items()}
     said = capfd.readouterr().err
     assert ("Found " in said) == (at == 1)
-    assert said.count("which a run that was killed left behind") == 1
+    assert said.count("left by a killed run") == 1
     write_folder(place, KIND, new, force=True)
     assert tree(tmp_path) == {f"out/{name}": text for name, text in new.items()}
 
@@ -237,7 +237,7 @@ def test_leftovers_of_a_killed_write_are_named_and_removed(tmp_path: Path, capfd
     left.write_text("half")
     write_whole(tmp_path / "p.json", "whole")
     assert tree(tmp_path) == {"p.json": "whole"}
-    assert capfd.readouterr().err == f"Removed {left}, which a run that was killed left behind\n"
+    assert capfd.readouterr().err == f"Removed {left}, left by a killed run\n"
 
 
 def test_an_interrupt_while_a_place_is_made_leaves_nothing_hidden(

@@ -151,7 +151,7 @@ def test_the_files_start_the_spare_replicas_too_and_say_that_they_are_spare() ->
     found = deployment_of("vllm-diffusion", load("h200x2-diffusiongemma-vllm"), 5, spare=1)
     assert found is not None
     for name, text in found.files().items():
-        assert "# the SLOs are met without the spare: 1 of the replicas\n" in text, name
+        assert "# spare replicas: 1; the SLOs are met without them\n" in text, name
     assert "  replicas: 5\n" in found.files()["kubernetes.yaml"]
     plain = deployment_of("vllm-diffusion", load("h200x2-diffusiongemma-vllm"), 5)
     assert plain is not None

@@ -300,9 +300,9 @@ def test_a_replay_tells_what_its_answer_hangs_on(tmp_path: Path, monkeypatch: py
     assert found["num"] == 3
     assert set(found["effects"]) == {"chunk:8", "ar"}
     page = Path("run/report.html").read_text()
-    assert "What the answer hangs on" in page
+    assert "What the answer depends on" in page
     assert "tornado" in page
     assert dsim(*args, "--policy", "chunk:8", "--policy", "ar", "--json").json["ensemble"] == found
     spoken = dsim(*args, "--policy", "chunk:8").out
-    assert "hangs most on" in spoken
+    assert "depends most on" in spoken
     assert "does not know" not in spoken

@@ -282,5 +282,5 @@ def test_tiers_are_for_settings_that_cache_prefixes() -> None:
     with pytest.raises(DsimError) as refused:
         question_of(scenario, both[1:], [server], lambda profile: None, options)
     assert str(refused.value) == (
-        "tier host is given and none of 1 settings caches prefixes, expected one with prefix_caching=true"
+        "tier host is given, but none of 1 settings caches prefixes: expected one with prefix_caching=true"
     )

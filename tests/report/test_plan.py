@@ -137,7 +137,7 @@ def test_the_launch_is_said_with_what_it_cannot_say() -> None:
     at = lines.index("vLLM 0.32.0 (vllm:v0), fp8 weights, 2 GPUs a replica; 4 times, one for each replica:")
     assert lines[at - 2 : at] == ['policy = "vllm"', "replicas = 4"]
     assert lines[at + 1 : at + 5] == [
-        "serve M --x 1", "with a file dllm.yaml of", "threshold: 0.9", "Not said by a flag: num_loops=4.",
+        "serve M --x 1", "with a file dllm.yaml of", "threshold: 0.9", "No flag sets: num_loops=4.",
     ]  # fmt: skip
     assert "no released engine" not in lines[0]
     assert "No released engine is known to run this policy: the file is for dsim's own engine." in text(info())

@@ -108,7 +108,7 @@ def test_a_profile_without_importance_is_refused_by_name() -> None:
     with pytest.raises(ProfileError) as e:
         simulate(crowd(), Setting(parse("focus" + SMALL), bare))
     assert str(e.value) == (
-        f"profile {PROFILE.name} says nothing of importance deltas (focus is null), and focus{SMALL} evicts "
+        f"profile {PROFILE.name} has no importance deltas (focus is null), and focus{SMALL} evicts "
         "by them: expected a profile that does"
     )
     assert simulate(crowd(), Setting(parse("delayed-cache-plus" + SMALL), bare)).totals.committed > 0

@@ -234,7 +234,7 @@ def test_a_queue_s_prompt_tokens_are_those_that_no_step_has_begun() -> None:
 def test_a_server_without_a_trace_routes_by_no_prefix() -> None:
     with pytest.raises(PolicyError) as error:
         routing("prefix").new()
-    assert str(error.value) == "router is prefix, and nothing says what requests begin with: expected a trace"
+    assert str(error.value) == "router is prefix, and the requests have no known prefixes: expected a trace"
 
 
 # One server a replica: a prompt's prefill is 1 s, and each token after the first is another.

@@ -377,20 +377,20 @@ def test_a_request_s_narrower_canvases_compute_less_in_as_many_steps_and_the_run
     assert (narrow["num_forwards"].tolist(), narrow["num_computed"].tolist()) == ([16, 9], [32, 36])
     assert warnings_of(Setting(policy, profile), bare) == []
     assert warnings_of(Setting(policy, profile), asked) == [
-        "vllm-diffusion,canvas_length=4,page_size=4: canvases of 1 of 2 requests (diffusion_canvas_length) take as "
-        "many steps as those of 4: no law of narrower ones is known"
+        "vllm-diffusion,canvas_length=4,page_size=4: canvases of 1 of 2 requests (diffusion_canvas_length) take the "
+        "steps of 4: no law is known for narrower ones"
     ]
     gemma = parse("sglang-gemma,canvas_length=4,page_size=4")
     reads = replace(bare, extras={"diffusion_read_only": [True, None]})
     assert warnings_of(Setting(gemma, profile), reads) == [
         "sglang-gemma,canvas_length=4,page_size=4: 1 of 2 requests read a canvas (diffusion_read_only): this policy "
-        "commits them as all others"
+        "commits them like others"
     ]
     assert table_bytes(simulate(asked, Setting(gemma, profile)).table) == table_bytes(
         simulate(bare, Setting(gemma, profile)).table
     )
     (line,) = warnings_of(Setting(gemma, profile), asked)
-    assert "are as wide as all others, 4: this policy narrows none" in line
+    assert "are 4 wide: this policy cannot narrow them" in line
 
 
 def test_an_engine_s_own_threshold_takes_the_nearest_yield_and_says_so_and_another_is_refused() -> None:
@@ -403,8 +403,8 @@ def test_an_engine_s_own_threshold_takes_the_nearest_yield_and_says_so_and_anoth
         assert model is not None
         assert model.threshold == 0.9
         assert warnings_of(Setting(policy, held), requests) == [
-            f"{spec}: its threshold is {own}, the engine's own, and h100-sdar-8b holds yields for {model.workload} at "
-            "0.9: blocks commit as they do there"
+            f"{spec}: threshold is {own}, the engine's own, but h100-sdar-8b holds yields for {model.workload} at "
+            "0.9: these are used"
         ]
         assert warnings_of(Setting(parse(spec + ",threshold=0.9"), held), requests) == []
         with pytest.raises(ProfileError, match=r"this run asks for 0\.70"):

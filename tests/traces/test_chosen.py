@@ -138,7 +138,7 @@ def test_spans_of_requests_are_a_trace_with_its_times(tmp_path: Path, lines: int
     assert rows_of(found) == [(0, 20, 10), (2, 30, 5)]
     assert waits(found) == [(0.25, 1.0), (0.5, 2.0)]
     assert found.extras["model"] == ["sdar-8b"] * 2
-    assert found.notes.warnings == ("1 spans without counts of tokens are no requests, and left out",)
+    assert found.notes.warnings == ("1 spans without token counts are left out",)
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_vllms_log_gives_its_requests_and_says_what_it_guessed(tmp_path: Path) -
     assert rows_of(found) == [(0, 4, 2), (2, 3, 64)]
     assert found.notes.warnings == (
         "times of a vLLM log are whole seconds: a replay may want --jitter 1",
-        "1 requests have no response line: their max_tokens stands in, which is the most",
+        "1 requests have no response line: max_tokens, the upper limit, is used",
     )
     newer = load(save(tmp_path, SERVER + ACCESS + NEW_VLLM))  # over new year
     assert rows_of(newer) == [(0, 4, 100), (3, 2, 1)]

@@ -67,6 +67,6 @@ def test_a_trace_without_prefixes_is_warned_of_with_the_count() -> None:
     half = trace([600, 600], [1, 1], hash_ids=[[1], None])
     assert num_named(half) == 1
     assert warning(half, "prefix", caches=False) == (
-        "the router goes by prefix and 1 of 2 requests have hash_ids or a session_id"
+        "the router uses prefixes and 1 of 2 requests have hash_ids or a session_id"
     )
     assert warning(load("mooncake-conv"), "prefix", caches=True) is None
