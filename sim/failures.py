@@ -1,4 +1,4 @@
-"""Failures: replicas that die and come back, slow ones, and a zone that is lost."""
+"""Failures: replicas that die and return, slow replicas, a lost zone."""
 
 import heapq
 import math
@@ -12,10 +12,10 @@ import numpy as np
 from ..engine.errors import PolicyError, quoted
 from .clock import DECISION, Clock
 
-REQUESTS = ("retry", "lost")  # of a dead replica: sent again from the start, or cancelled
-_PURPOSE = 0xFA11  # one stream of draws
+REQUESTS = ("retry", "lost")  # a dead replica's: sent again from the start, or cancelled
+_PURPOSE = 0xFA11  # of draws
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
-# Fields of each kind of failure, by the field that names it: required ones, then optional ones.
+# Fields of each kind, by the field that names it: required, then optional ones.
 _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "mtbf": (("repair",), ("pool", "requests")),
     "replica": (("at", "for"), ("requests",)),
@@ -27,15 +27,15 @@ _EXAMPLES = "mtbf=6h,repair=10m or at=30m,replica=3,for=10m or zone=2,zones=3,at
 
 @dataclass(frozen=True)
 class Failure:
-    """One cause of failures. A replica that comes back has its old place, from 0 on."""
+    """A cause of failures. A replica that returns gets its old place, from 0 on."""
 
     kind: str  # mtbf, replica, zone or slow
-    mtbf: float = math.inf  # s up until it dies: mean of an exponential
+    mtbf: float = math.inf  # s, mean of an exponential time until it dies
     repair: float = 0.0  # s down before it starts again
-    at: float = 0.0  # s, begin of the outage or the slow stretch
+    at: float = 0.0  # s, begin of the outage or slow stretch
     length: float = math.inf  # s (`for`)
     replica: int = 0  # place
-    zone: int = 1  # that is lost, from 1
+    zone: int = 1  # lost, from 1
     zones: int = 1  # replicas are dealt to them in turn
     slow: float = 1.0  # factor on each step's time
     share: float = 0.0  # probability that a replica is slow
@@ -44,7 +44,7 @@ class Failure:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `field=value,...`; PolicyError if it is no failure."""
+        """Read `field=value,...`, or raise PolicyError."""
         asker = f"failure {quoted(text)}"
         found: dict[str, str] = {}
         for item in text.split(","):
@@ -77,7 +77,7 @@ class Failure:
         return self
 
     def hits(self, place: int, pool: str) -> bool:
-        """Whether it may affect a place's replica."""
+        """Whether it may affect the replica at a place."""
         if self.kind == "replica":
             return place == self.replica
         if self.kind == "zone":
@@ -91,7 +91,7 @@ _LEAST = {"replica": 0, "zone": 1, "zones": 1}
 
 
 def _value(name: str, text: str, asker: str) -> float | int | str:
-    """A field's value; PolicyError if it is not valid."""
+    """A field's value; PolicyError if invalid."""
     if name == "requests":
         if text not in REQUESTS:
             raise PolicyError(f"{asker}: requests is {quoted(text)}, expected one of {', '.join(REQUESTS)}")
@@ -120,7 +120,7 @@ def _value(name: str, text: str, asker: str) -> float | int | str:
 
 
 class Outage(NamedTuple):
-    """A replica that was down."""
+    """A replica's downtime."""
 
     start: float  # s
     end: float  # s, when the place took requests again; infinity: not in the run
@@ -130,18 +130,18 @@ class Outage(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """What failures did to a run."""
+    """Effects of failures on a run."""
 
     outages: tuple[Outage, ...] = ()
-    retried: int = 0  # requests sent again, each time counted
+    retried: int = 0  # resent requests, each time counted
     lost: int = 0  # requests
 
 
 class Failing:
-    """The failures while a run lasts: when replicas die, how long their places are down, and how slow each is.
+    """Failures during a run: when replicas die, how long places are down, how slow each is.
 
-    die: called with the places of replicas that die now, and whether their requests are lost. pace: called as the
-    factor of a replica that is up may have changed.
+    die: called with places of replicas that die now, and whether their requests are lost. pace: called when the factor
+    of a running replica may have changed.
     """
 
     def __init__(
@@ -150,10 +150,10 @@ class Failing:
     ) -> None:  # fmt: skip
         self._env, self._failures, self._seed = env, tuple(failures), seed
         self._die, self._pace = die, pace
-        self._times: list[float] = []  # a heap: when something happens next
-        self._pools: dict[int, str] = {}  # by place, of replicas that are up
-        self._until: dict[int, float] = {}  # s, by place, of outages that hit it
-        self._lives: dict[int, int] = {}  # how often a place's replica came up
+        self._times: list[float] = []  # a heap of next events
+        self._pools: dict[int, str] = {}  # by place, of running replicas
+        self._until: dict[int, float] = {}  # s, by place, ends of outages
+        self._lives: dict[int, int] = {}  # by place, how often a replica came up
         for failure in self._failures:
             if failure.kind in ("replica", "zone"):
                 self._call(failure.at, lambda failure=failure: self._strike(failure))  # type: ignore[misc]
@@ -163,13 +163,13 @@ class Failing:
 
     @property
     def next_time(self) -> float:
-        """When a failure may touch a replica next (s), after now: a step sees the failures of its moment."""
+        """When a failure may next affect a replica (s), after now: a step sees its moment's failures."""
         while self._times and self._times[0] <= self._env.now:
             heapq.heappop(self._times)
         return self._times[0] if self._times else math.inf
 
     def expect(self, time: float) -> None:
-        """Note that a replica may come up then: it may die soon after."""
+        """Note that a replica may come up then, and die soon after."""
         heapq.heappush(self._times, time)
 
     def up(self, place: int, pool: str) -> None:
@@ -185,11 +185,11 @@ class Failing:
                 )
 
     def gone(self, place: int) -> None:
-        """Note that a place has no replica any more."""
+        """Note that a place has no replica."""
         self._pools.pop(place, None)
 
     def down_until(self, place: int, pool: str) -> float:
-        """The end of a place's outages (s); in the past if there is none."""
+        """End of a place's outages (s); in the past if none."""
         now, found = self._env.now, [self._until.get(place, 0.0)]
         for failure in self._failures:
             end = failure.at + failure.length
@@ -198,7 +198,7 @@ class Failing:
         return max(found)
 
     def factor(self, place: int, pool: str) -> float:
-        """Factor on a step that begins now on a place's replica."""
+        """Factor of a step that begins now on a place's replica."""
         factor = 1.0
         for number, failure in enumerate(self._failures):
             begun = failure.at <= self._env.now < failure.at + failure.length

@@ -32,7 +32,7 @@ class PoolSpec:
 
     @classmethod
     def parse(cls, text: str, index: int) -> "PoolSpec":
-        """Read a pool; PolicyError if the text is none. index: names one without a name."""
+        """Read a pool, or raise PolicyError; index: for a default name."""
         found = re.fullmatch(r"(?:([\w-]+):)?(\d{1,9})@([^,]+),(.+)", text)
         if found is None:
             example = "2@a100-sdar-8b,ar"
@@ -49,28 +49,28 @@ class PoolSpec:
 
 @dataclass(frozen=True)
 class Pool:
-    """Replicas of one setting, and so of one kind of hardware."""
+    """Replicas of one setting and hardware."""
 
     setting: Setting
-    count: int = 1  # when the run begins, all ready
+    count: int = 1  # ready when the run begins
     name: str = "pool"
-    startup: Startup = AT_ONCE  # from the decision to start one until it takes requests
+    startup: Startup = AT_ONCE  # from decision to serving
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """Pools of replicas behind one router."""
+    """Pools of replicas behind a router."""
 
     pools: tuple[Pool, ...]
     routing: Routing = IN_TURN
-    scaling: Scaling | None = None  # None: the number stays
+    scaling: Scaling | None = None  # None: fixed number
     links: tuple[Link, ...] = ()  # a link's first pool only prefills
-    deciding: Deciding = ALWAYS  # which requests are prefilled there
+    deciding: Deciding = ALWAYS  # which requests it prefills
     failures: tuple[Failure, ...] = ()
     tiers: tuple[Tier, ...] = ()  # under the prefix caches
 
     def check(self) -> Self:
-        """Itself; PolicyError or ProfileError if it cannot run."""
+        """Self; PolicyError or ProfileError if it cannot run."""
         for pool in self.pools:
             if not 1 <= pool.count <= MAX_REPLICAS:
                 limit = "at least 1" if pool.count < 1 else f"at most {MAX_REPLICAS}"
@@ -123,7 +123,7 @@ class Fleet:
 
     @property
     def shares_where_decoded(self) -> bool:
-        """Whether KV travels and a decoding pool has a prefix cache."""
+        """Whether KV travels to a pool with a prefix cache."""
         decoding = (pool for pool in self.pools if not self.prefills(pool))
         return bool(self.links) and any(caches_prefixes(pool.setting.policy) for pool in decoding)
 
@@ -133,7 +133,7 @@ class Fleet:
         return bool(self.links) and self.pools[0].setting.policy.cache.separable
 
     def with_ends(self) -> Self:
-        """The same, with each link's pools named."""
+        """The fleet with each link's pools named."""
         names = [pool.name for pool in self.pools]
         return replace(self, links=tuple(with_ends(link, names) for link in self.links))
 
@@ -143,7 +143,7 @@ class Fleet:
 
 
 def with_ends(link: Link, names: Sequence[str]) -> Link:
-    """Name a link's pools; PolicyError if there are not two to choose from."""
+    """Name a link's pools; PolicyError without exactly two to choose from."""
     if link.source and link.to:
         return link
     if len(names) != 2:
@@ -153,7 +153,7 @@ def with_ends(link: Link, names: Sequence[str]) -> Link:
 
 
 def _check_pair(source: Pool, to: Pool) -> None:
-    """PolicyError unless a pool can decode what another prefilled."""
+    """PolicyError unless `to` can decode what `source` prefilled."""
     policies = [pool.setting.policy for pool in (source, to)]
     for pool, policy in zip((source, to), policies, strict=True):
         if policy.family == "full-sequence" and not policy.cache.separable:

@@ -18,7 +18,7 @@ from .clock import Clock
 from .replica import Finished, Horizon
 from .step_model import StepModel
 
-MANY = 32  # replicas from which figures are read as one column
+MANY = 32  # from this number on, figures are read as one column
 
 
 class Member:
@@ -26,7 +26,7 @@ class Member:
 
     def __init__(self, group: "Group", engine: Engine, at: int, stopped: simpy.Event) -> None:
         self.engine = engine
-        self.stopped = stopped  # after `drain`, its last request has ended
+        self.stopped = stopped  # after `drain`, when its last request has ended
         self.at = at
         self._group = group
 
@@ -37,11 +37,11 @@ class Member:
         return taken
 
     def drain(self) -> None:
-        """End once all its requests have ended; no more may come."""
+        """End after its last request; no more may come."""
         self._group.drain(self)
 
     def die(self) -> None:
-        """End at once: the step in flight is lost, and no step comes after it."""
+        """End at once, losing the step in flight."""
         self._group.release(self)
 
 
@@ -70,10 +70,10 @@ class Serving(list[Engine]):
 
 
 class Group:
-    """Replicas of one setting with known arrival times, touched by nothing else.
+    """Replicas of one setting with known arrival times and no other influence.
 
-    The same result as one `Replica` process each. horizon: when a request, a decision about the
-    fleet or a failure may come first. asleep: called as no replica has anything to do.
+    The same result as a `Replica` process each. horizon: when a request, a fleet decision or a failure may come first.
+    asleep: called when no replica has anything to do.
     """
 
     def __init__(
@@ -89,24 +89,24 @@ class Group:
         self.replicas = Replicas()
         self._draining: list[Member] = []
         self._done = 0  # finished requests
-        self._alarm = math.nan  # s, when it is to be run again
+        self._alarm = math.nan  # s, of the next run
         self._woken = False
 
     def add(self, engine: Engine) -> Member:
         return Member(self, engine, self.replicas.add(engine), self._env.event())
 
     def take(self, inbox: Inbox, choosing: Choosing) -> None:
-        """Hand these requests to the replicas as they come (Replicas.take)."""
+        """Hand these requests to replicas as they come (Replicas.take)."""
         self.replicas.take(inbox, choosing)
         self._wake()
 
     def take_by(self, engines: Sequence[Engine]) -> None:
-        """Have these replicas take the requests handed over, and run all again."""
+        """Have these replicas take the requests handed over; run all again."""
         self.replicas.take_by(engines)
         self._wake()
 
     def catch_up(self) -> None:
-        """Hand out what has come, and begin the steps that began before."""
+        """Hand out what has come; begin steps that began before."""
         while not self.replicas.run(-math.inf, self._env.now, self._model.arrays, self._model.cost, self._recorder):
             pass
 
@@ -121,7 +121,7 @@ class Group:
         self._wake()
 
     def release(self, member: Member) -> None:
-        """Release a replica with what it has in flight."""
+        """Release a replica with its work in flight."""
         if member in self._draining:
             self._draining.remove(member)
         self._done -= member.engine.num_completed
@@ -136,7 +136,7 @@ class Group:
         self._env.at(time).callbacks.append(self._on_time)
 
     def _on_time(self, _event: simpy.Event) -> None:
-        # Mostly all steps that end now ran with an earlier arrival.
+        # Usually all steps that end now ran with an earlier arrival.
         if self._woken or self._draining or self.replicas.due.min() in (math.inf, self._env.now):
             self._advance()
 

@@ -1,4 +1,4 @@
-"""A link carries keys and values from a prefill pool to a decoding pool."""
+"""A link carries KV from a prefill pool to a decoding pool."""
 
 import heapq
 import math
@@ -14,7 +14,7 @@ from ..profiler.profile import Profile
 from .by_name import values
 from .clock import Clock
 
-SHARING = ("sender", "pool", "none")  # what shares its bandwidth: a replica's transfers, all of the link, nothing
+SHARING = ("sender", "pool", "none")  # what shares the bandwidth: a replica's transfers, the link's, nothing
 RESERVE = ("late", "early")  # decoding pages are reserved at the prefill's end, or at arrival
 _BANDWIDTH = {"TB/s": "1e12", "GB/s": "1e9", "MB/s": "1e6", "Gb/s": "125e6"}  # bytes/s
 _LATENCY = {"us": "1e-6", "ms": "1e-3", "s": "1"}
@@ -25,10 +25,10 @@ _EXAMPLE = "450GB/s,10us"
 class Link:
     """A link from a prefilling pool to a decoding one."""
 
-    bandwidth: float  # bytes/s; infinity: a transfer takes its latency alone
+    bandwidth: float  # bytes/s; infinity: latency only
     latency: float = 0.0  # s before the first byte
-    source: str = ""  # a pool's name; empty: the first pool
-    to: str = ""  # ... the second of two pools
+    source: str = ""  # pool; empty: the first
+    to: str = ""  # ... the second of two
     sharing: str = "sender"
     overlap: bool = False  # layers travel while later ones are computed
     reserve: str = "late"
@@ -47,7 +47,7 @@ class Link:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `BANDWIDTH[,LATENCY][,field=value...]`; PolicyError if the text is none."""
+        """Read `BANDWIDTH[,LATENCY][,field=value...]`, or raise PolicyError."""
         asker = f"link {quoted(text)}"
         first, *rest = text.split(",")
         found: dict[str, Any] = {"bandwidth": _quantity(first, _BANDWIDTH, asker, "a bandwidth")}
@@ -67,7 +67,7 @@ class Link:
         return tokens * memory.kv_bytes_per_token + seen * memory.window_bytes_per_token
 
     def left(self, profile: Profile, size: float, prefill: float) -> float:
-        """Bytes still to send after a prefill of `prefill` seconds.
+        """Bytes to send after a prefill of `prefill` seconds.
 
         With `overlap` each layer is sent while the next are computed; the last follows the prefill.
         """
@@ -85,14 +85,14 @@ class Transfer:
 
 
 class Wire:
-    """A link during a run: transfers share its bandwidth alike (processor sharing)."""
+    """A link during a run: transfers share its bandwidth equally (processor sharing)."""
 
     def __init__(self, env: Clock, link: Link) -> None:
         self._env, self._link = env, link
         self._shares = link.sharing != "none" and math.isfinite(link.bandwidth)
-        self._served = 0.0  # bytes sent to a transfer in flight since the wire was last idle
+        self._served = 0.0  # bytes sent to each transfer in flight since the wire was last idle
         self._since = 0.0  # s, of `_served`
-        self._ends: list[tuple[float, int, Transfer]] = []  # a heap: `_served` at each transfer's end
+        self._ends: list[tuple[float, int, Transfer]] = []  # a heap by `_served` at each end
         self._order, self._version = count(), 0
 
     def send(self, size: float, then: Callable[[], None]) -> Transfer:
@@ -107,7 +107,7 @@ class Wire:
         return transfer
 
     def cancel(self, transfer: Transfer) -> None:
-        """Stop a transfer; the others share its bandwidth."""
+        """Stop a transfer; others share its bandwidth."""
         transfer.cancelled = True
         left = [entry for entry in self._ends if entry[2] is not transfer]
         if len(left) < len(self._ends):
@@ -128,7 +128,7 @@ class Wire:
         self._expect()
 
     def _progress(self) -> None:
-        """Count what was sent up to now."""
+        """Count bytes sent up to now."""
         if self._ends:
             self._served += (self._env.now - self._since) * self._link.bandwidth / len(self._ends)
         else:
@@ -136,7 +136,7 @@ class Wire:
         self._since = self._env.now
 
     def _expect(self) -> None:
-        """Schedule the next end of a transfer; a transfer that begins or ends before reschedules it."""
+        """Schedule the next transfer's end; any begin or end reschedules it."""
         self._version += 1
         if self._ends:
             left = max(0.0, self._ends[0][0] - self._served)

@@ -1,6 +1,6 @@
 """A replica's memory: weights, KV pages and a step's tensors, and whether they fit.
 
-Engines size the page pool beforehand (profiler/profile.py); this adds a step's tensors (profiler/footprint.py) and
+Engines size the page pool beforehand (profiler/profile.py); this adds a step's tensors (profiler/footprint.py), and
 names the largest if the sum does not fit.
 """
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..engine.engine import Limits
 from ..engine.part import Policy
@@ -17,8 +16,6 @@ from ..profiler.footprint import of_forward
 from ..profiler.profile import gb
 from ..traces import Trace
 from .setting import Setting
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class StepMemory:
 
     @property
     def standing(self) -> dict[str, int]:
-        """Bytes held from the first step to the last, by name."""
+        """Permanently held bytes, by name."""
         memory = self.setting.memory
         pages = (self.setting.limits.num_pages + 1) * self.setting.policy.memory.page_size * memory.kv_bytes_per_token
         rows = self.setting.limits.max_batch * memory.workspace_bytes
@@ -49,7 +46,7 @@ class StepMemory:
         return {name: size for name, size in held.items() if size}
 
     def of(self, forward: Forward) -> dict[str, int]:
-        """Bytes of a forward's tensors: each GPU holds the whole residual stream and the logits."""
+        """Bytes of a forward's tensors: each GPU holds the whole residual stream and logits."""
         cap = getattr(self.setting.policy.batching, "max_num_logits", None)
         found = of_forward(self.setting.profile.model, forward.tokens, forward.head_rows, max_num_logits=cap)
         return {name: self.setting.profile.device.count * size for name, size in found.items()}
@@ -60,7 +57,7 @@ class StepMemory:
         return max(found, key=lambda forward: sum(self.of(forward).values()))
 
     def shortage(self, forward: Forward) -> str | None:
-        """The tensor of a forward that exceeds the memory, and by how much; None: it fits."""
+        """The tensor of a forward that exceeds the memory, and by how much; None if it fits."""
         own = self.of(forward)
         more = sum(self.standing.values()) + sum(own.values()) - self.capacity
         if more <= 0:
@@ -87,7 +84,7 @@ class StepMemory:
 
 
 def _forwards(policy: Policy, limits: Limits, requests: Trace) -> list[Forward]:
-    """Upper bounds: each forward of these requests is at most one of these."""
+    """Upper bounds of these requests' forwards."""
     block, batching = policy.block_length, policy.batching
     rows = min(limits.max_batch, len(requests))
     budget = limits.max_prefill_tokens or batching.max_prefill_tokens
@@ -96,7 +93,7 @@ def _forwards(policy: Policy, limits: Limits, requests: Trace) -> list[Forward]:
         if batching.pads:
             prompt, canvas = np.array([prompt.max()]).repeat(rows), np.array([canvas.max()]).repeat(rows)
         length = prompt + canvas
-        cache: Any = policy.cache  # an ApproximateCache in this family
+        cache: Any = policy.cache  # an ApproximateCache
         head = cache.head_rows(RowPosition(prompt, length, prompt, 0 * prompt, 0 * prompt, block), length)
         most = int(np.sort(length)[-rows:].sum())
         if batching.most_tokens is not None:

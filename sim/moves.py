@@ -1,4 +1,4 @@
-"""A run's moves: when and where requests were prefilled and sent, and the attempts that failures cut short."""
+"""A run's moves: when and where requests were prefilled and sent, and attempts cut short by failures."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..engine.journal import (
 from ..engine.request import Request
 from ..engine.state import CANCELLED
 
-# Times that its client has seen: they outlast a failed replica.
+# Times that clients saw: they outlast a failed replica.
 SEEN = ("first_commit", "first_block", "first_emission")
 OF_PREFILL = {"prefill_replica": "replica", "prefill_scheduled": "scheduled", "prefill_finish": "finish"}
 _KINDS = MOVE_COLUMNS | SENT_COLUMNS | BLOCK_COLUMNS
@@ -42,16 +42,16 @@ _FRESH_ROW = RequestTable(1).rows[0]
 
 
 class Moves:
-    """Fills MOVE_COLUMNS, and holds the prefill pools' request table, where each prefill is a request.
+    """Fills MOVE_COLUMNS, and holds the prefill pools' table, where each prefill is a request.
 
-    links: False: TURN_COLUMNS alone. shares: a decoding pool has a prefix cache (SENT_COLUMNS). by_block: requests move
+    links: False: only TURN_COLUMNS. shares: a decoding pool has a prefix cache (SENT_COLUMNS). by_block: requests move
     once a block (BLOCK_COLUMNS).
     """
 
     def __init__(self, requests: RequestTable, links: bool, shares: bool = False, by_block: bool = False) -> None:
         num = len(requests.rows)
         self.table = RequestTable(num if links else 0)
-        self.cut_short: list[dict[str, Any]] = []  # columns of each attempt that a failure ended
+        self.cut_short: list[dict[str, Any]] = []  # columns of attempts ended by failures
         self._requests, self._links = requests, links
         self._names = (
             *(MOVE_COLUMNS if links else TURN_COLUMNS), *(SENT_COLUMNS if shares else ()),
@@ -60,8 +60,8 @@ class Moves:
         self._filled = {
             name: np.full(num, _FRESH[name], _KINDS[name]) for name in self._names if name not in OF_PREFILL
         }
-        self._seen: dict[int, tuple[float, ...]] = {}  # SEEN of requests that are sent again
-        self._starts: dict[int, Any] = {}  # a request's row as its block began to wait
+        self._seen: dict[int, tuple[float, ...]] = {}  # SEEN of resent requests
+        self._starts: dict[int, Any] = {}  # a request's row when its block began to wait
         self._scheduled: dict[int, float] = {}  # of requests with a complete first block
         self._turns = 0
 
@@ -70,24 +70,24 @@ class Moves:
             self._filled[name][request] = value
 
     def note_pages(self, request: int, name: str, in_step: bool) -> None:
-        """Set when a prefix cache's pages were `reserved` or `returned`, in the order of changes."""
+        """Set when a prefix cache's pages were `reserved` or `returned`, in order of changes."""
         if f"{name}_turn" in self._filled:
             self.note(request, **{f"{name}_turn": self.next_turn(), f"{name}_in_step": in_step})
 
     def next_turn(self) -> int:
-        """The turn of a request handed to a replica now."""
+        """Turn of a request handed to a replica now."""
         self._turns += 1
         return self._turns - 1
 
     def take_turns(self, requests: range) -> None:
-        """Note that these requests were handed to replicas now, in this order."""
+        """Note that these requests went to replicas now, in this order."""
         if requests:
             self._filled["turn"][requests.start : requests.stop] = np.arange(self._turns, self._turns + len(requests))
             self._turns += len(requests)
 
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The current MOVE_COLUMNS or TURN_COLUMNS."""
+        """Current MOVE_COLUMNS or TURN_COLUMNS."""
         return {
             name: self.table[OF_PREFILL[name]] if name in OF_PREFILL else self._filled[name] for name in self._names
         }
@@ -95,7 +95,7 @@ class Moves:
     # ---- requests that move once a block ----------------------------------------------------------------------
 
     def begin_block(self, request: Request, upto: int) -> None:
-        """A request's block waits for its pass: the first, the next, or one that a failure cut short."""
+        """A request's block waits for its pass: the first, the next, or one cut short by a failure."""
         index, rows = request.index, self._requests.rows
         if index not in self._starts:
             self._starts[index] = rows[index].copy()
@@ -104,7 +104,7 @@ class Moves:
         self.note(index, upto=upto)
 
     def leave(self, request: int, now: float) -> None:
-        """A request's block is complete, and the next waits."""
+        """A request's block is complete; the next waits."""
         row = self._requests.rows[request]
         self._scheduled.setdefault(request, float(row["scheduled"]))
         self.cut_short.append(self._row(request) | {"begun": row["scheduled"], "left": now})
@@ -122,7 +122,7 @@ class Moves:
     # ---- attempts that failures cut short --------------------------------------------------------------------
 
     def cut(self, request: int, now: float) -> None:
-        """Record an attempt that a failure ends; the request begins again."""
+        """Record an attempt ended by a failure; the request begins again."""
         table = self._requests
         times = tuple(float(table[name][request]) for name in SEEN)
         self._seen[request] = tuple(np.fmin(self._seen.get(request, times), times).tolist())
@@ -152,7 +152,7 @@ class Moves:
         return own | moved
 
     def restore_seen(self) -> None:
-        """Restore the first times of requests that were sent again or move once a block."""
+        """Restore first times of requests that were resent or move once a block."""
         if "begun" in self._filled:
             self._filled["begun"][:] = self._requests["scheduled"]
         for request, time in self._scheduled.items():
@@ -163,6 +163,6 @@ class Moves:
 
     @property
     def attempts(self) -> dict[str, npt.NDArray[Any]]:
-        """Attempts cut short, in the order of their ends."""
+        """Attempts cut short, by end."""
         kinds = REQUEST_COLUMNS | {name: _KINDS[name] for name in self._names}
         return {name: np.array([row[name] for row in self.cut_short], kind) for name, kind in kinds.items()}

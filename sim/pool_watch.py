@@ -22,10 +22,9 @@ _ZERO = np.zeros(len(_TOTALS))
 
 
 class PoolWatch:
-    """Watches one pool.
+    """Watches a pool.
 
-    table: requests as the pool has them. cached: each request's prompt tokens in a prefix cache, or None. role: of
-    PoolView.
+    table: its requests. cached: each request's prefix-cached prompt tokens, or None. role: of PoolView.
     """
 
     def __init__(
@@ -33,7 +32,7 @@ class PoolWatch:
     ) -> None:  # fmt: skip
         self._pool, self._table, self._cached, self._role = pool, table, cached, role
         self._new: list[int] = []  # sent since the last tick
-        self._open = np.zeros(0, np.int64)  # not ended at the last tick
+        self._open = np.zeros(0, np.int64)  # unfinished at the last tick
         self._before: dict[int, npt.NDArray[np.float64]] = {}  # _TOTALS by replica at the last tick
         self._last = 0.0  # s, the last tick
         self._forwards = self._committed = 0.0  # since the run began
@@ -46,11 +45,11 @@ class PoolWatch:
         self._open = self._open[~np.isin(self._open, requests)]
 
     def view(self, now: float, engines: Sequence[Engine], starting: int, draining: Sequence[Engine]) -> PoolView:
-        """The pool now; engines: of the ready replicas."""
+        """The pool now; engines: of ready replicas."""
         pool = self._pool
         policy, limits = pool.setting.policy, pool.setting.limits
         every = [*engines, *draining]
-        # np.concatenate would compare the records' fields once for each replica.
+        # np.concatenate would compare the records' fields for each replica.
         counters = np.frombuffer(b"".join(engine.counters.tobytes() for engine in every), COUNTERS)
         steps = self._steps(counters, [engine.replica for engine in every])
         counters = counters[: len(engines)]
@@ -69,7 +68,7 @@ class PoolWatch:
         )  # fmt: skip
 
     def _requests(self, now: float) -> dict[str, Any]:
-        """PoolView's fields about requests."""
+        """PoolView's fields on requests."""
         table, asked = self._table, self._table.asked
         new = np.array(self._new, np.int64)
         mine = np.concatenate([self._open, new])
@@ -82,7 +81,7 @@ class PoolWatch:
         more = done & (rows["num_tokens"] > rows["num_first"])
         left = np.maximum(asked.estimate[mine] - rows["num_tokens"], 1)
         blocks = -(-left // self._pool.setting.policy.block_length)
-        queued = going & waits & (rows["replica"] >= 0)  # not those that left and come again for their next block
+        queued = going & waits & (rows["replica"] >= 0)  # without those that left and return for their next block
         looked_up = ~waits & (rows["scheduled"] > self._last) & (rows["arrived"] == 0)
         prompts = asked.input_length[mine] - rows["arrived"]
         found = {

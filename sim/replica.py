@@ -12,13 +12,13 @@ from .clock import Clock
 from .step_model import StepModel
 
 Finished = Callable[[int, float], None]
-Horizon = Callable[[], float]  # when the outside may touch this replica first
+Horizon = Callable[[], float]  # when the outside may first affect this replica
 
 
 class Replica:
-    """One engine and its process, which runs to the next outside event and sleeps while idle.
+    """An engine and its process, which runs to the next outside event and sleeps while idle.
 
-    until_finish: `finished` is called as each request ends, for a closed loop.
+    until_finish: call `finished` as each request ends, for closed loops.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Replica:
         self.env = env
         self.engine = engine
         self.step_model = step_model
-        self.stopped: simpy.Event = env.event()  # after `drain`, its last request has ended
+        self.stopped: simpy.Event = env.event()  # after `drain`, when its last request has ended
         self._recorder = recorder
         self._finished = finished
         self._horizon = horizon
@@ -43,8 +43,8 @@ class Replica:
         self._asleep = False
         self._draining = False
         self._dead = False
-        self.watch: Callable[[], None] | None = None  # called as a step ends, before the next begins
-        self.asleep: Callable[[], None] | None = None  # called as it has nothing to do
+        self.watch: Callable[[], None] | None = None  # called between steps
+        self.asleep: Callable[[], None] | None = None  # called when it has nothing to do
         self.awaited: Callable[[], bool] = lambda: False  # requests are on their way to or from it
         self._done = 0  # requests reported as finished
 
@@ -61,12 +61,12 @@ class Replica:
         return taken
 
     def drain(self) -> None:
-        """End once all its requests have ended; only requests underway may come."""
+        """End after its last request; only requests on their way may come."""
         self._draining = True
         self.wake()
 
     def die(self) -> None:
-        """End at once; the step in flight is lost."""
+        """End at once, losing the step in flight."""
         self._dead = True
         self.wake()
 

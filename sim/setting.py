@@ -28,11 +28,11 @@ from ..traces import Trace
 from ..traces.trace import READ_ONLY
 from .step_model import StepModel
 
-MAX_STEPS = "diffusion_max_steps"  # a trace's column: most denoising steps of a request's canvas or block
+MAX_STEPS = "diffusion_max_steps"  # trace column: most denoising steps of a canvas or block
 
 
 class Sized(Protocol):
-    """What limits depend on: a profile's model, or a loaded one's configuration."""
+    """What limits depend on: a profile's model, or a loaded configuration."""
 
     @property
     def context_limit(self) -> int: ...
@@ -42,14 +42,14 @@ class Sized(Protocol):
 
 @dataclass(frozen=True)
 class Setting:
-    """A policy on a profile; a property raises ProfileError if the profile lacks its data."""
+    """A policy on a profile; properties raise ProfileError if the profile lacks data."""
 
     policy: Policy
     profile: Profile
-    workload: str | None = None  # of the profile's commit models or laws; None: the first
+    workload: str | None = None  # of commit models or laws; None: the first
 
     def check(self) -> Self:
-        """Itself; ProfileError if the profile lacks what decides commits."""
+        """Self; ProfileError if the profile lacks what decides commits."""
         _ = self.commits
         return self
 
@@ -71,7 +71,7 @@ class Setting:
 
     @cached_property
     def law(self) -> CanvasLaw | None:
-        """The law of each block's number of steps, or None."""
+        """The law of steps per block, or None."""
         policy = self.policy
         if policy.commits_by != "law":
             return None
@@ -80,9 +80,9 @@ class Setting:
 
     @cached_property
     def commits(self) -> CommitModel | None:
-        """The commit model, or None for autoregressive models, laws and schedules.
+        """The commit model; None for autoregressive models, laws and schedules.
 
-        ProfileError if the profile lacks it, or other data that the policy draws from.
+        ProfileError if the profile lacks it or other data that the policy draws from.
         """
         policy, profile, unmasking = self.policy, self.profile, self.policy.unmasking
         both_ways = policy.family == "full-sequence"
@@ -109,17 +109,17 @@ class Setting:
 
     @property
     def drawn(self) -> CommitModel | CanvasLaw | None:
-        """What sets how fast blocks are done, or None."""
+        """What sets the pace of blocks, or None."""
         return self.commits or self.law
 
     @cached_property
     def by_threshold(self) -> dict[float, CommitModel]:
-        """The commit model of each threshold; empty if all steps share one."""
+        """Commit models by threshold; empty if all steps share one."""
         return {} if self.commits is None else self._of_thresholds(self.commits)
 
     @cached_property
     def deltas(self) -> ImportanceDeltas | None:
-        """The law of importance, or None if the policy does not evict by it."""
+        """The law of importance; None if the policy does not evict by it."""
         if not self.policy.eviction.by_importance:
             return None
         if self.profile.focus is None:
@@ -130,7 +130,7 @@ class Setting:
         return self.profile.focus
 
     def draws(self, seed: int, requests: Trace) -> Commits | None:
-        """The source of a run's commits; None if one token follows another."""
+        """Source of a run's commits; None if tokens come one by one."""
         policy, unmasking = self.policy, self.policy.unmasking
         if policy.commits_by == "acceptance":
             return TokenDraws(policy.granularity.acceptances, seed) if policy.width > 1 else None
@@ -145,7 +145,7 @@ class Setting:
         )  # fmt: skip
 
     def step_model(self, draws: Commits | None) -> StepModel:
-        """Predicts steps' outcomes."""
+        """Predicts outcomes of steps."""
         policy = self.policy
         return StepModel(
             self.profile.latency, draws, policy.cache, policy.batching.hides_host, policy.block_length
@@ -155,7 +155,7 @@ class Setting:
         self, table: RequestTable, *, replica: int = 0, emit: str = "block", eos: bool = False,
         prefixes: Prefixes | None = None, limits: Limits | None = None, like: Engine | None = None,
     ) -> Engine:  # fmt: skip
-        """A replica's engine; limits: a recorded run's, in place of the setting's. like: another one."""
+        """A replica's engine; limits: a recorded run's, instead of the setting's. like: another replica."""
         return Engine(
             self.policy, limits or self.limits, table, replica=replica, latency=self.profile.latency, emit=emit,
             eos=eos, prefixes=prefixes, like=like,
@@ -189,7 +189,7 @@ class Setting:
 
 
 def limits_on(policy: Policy, memory: MemoryModel, device: Device, model: Sized) -> Limits:
-    """A replica's limits in this memory, on the device."""
+    """A replica's limits in this memory on the device."""
     batching, memory = policy.batching, memory_of(policy, memory)
     max_batch = batching.max_batch
     if max_batch is None:
@@ -197,7 +197,7 @@ def limits_on(policy: Policy, memory: MemoryModel, device: Device, model: Sized)
         max_batch = memory.usual_rows(usual)
     num_pages, budget = policy.memory.num_pages, batching.max_prefill_tokens
     if num_pages is None:
-        # A prefill whose logits leave no room for pages is made smaller.
+        # Shrink a prefill whose logits leave no room for pages.
         rows = batching.logit_rows(policy, max_batch)
         num_pages, budget = memory.fit(policy.memory.page_size, max_batch, budget, rows)
     return Limits(num_pages, model.context_limit, max_batch, budget, model.state_tokens)
@@ -206,8 +206,8 @@ def limits_on(policy: Policy, memory: MemoryModel, device: Device, model: Sized)
 def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:
     """The memory as the policy uses it.
 
-    Without canvases no sampling workspace; a policy that keeps all layers' pages alike also holds every token in layers
-    with a window.
+    No sampling workspace without canvases. A policy that treats all layers alike also keeps every token in layers with
+    a window.
     """
     if policy.rows.commits == "tokens":
         memory = replace(memory, workspace_bytes=0)
@@ -218,7 +218,7 @@ def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:
 
 
 def caps_of(most_steps: int | None, requests: Trace) -> "npt.NDArray[np.int64] | int | None":
-    """Most steps of a block: the policy's, or by request if the trace allows fewer."""
+    """Most steps of a block: the policy's, or per request if the trace allows fewer."""
     nothing = [None] * len(requests)
     asked, reads = (requests.extras.get(name) for name in (MAX_STEPS, READ_ONLY))
     if asked is None and reads is None:

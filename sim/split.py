@@ -1,15 +1,15 @@
-"""Split prefill: a request is prefilled in one pool, its keys and values travel over a link, another pool decodes it.
+"""Split prefill: one pool prefills a request, its KV travels over a link, another pool decodes it.
 
     decide -> queue and prefill (P) -> reserve pages (D) -> transfer -> queue and decode (D)
 
-P holds its pages until the transfer ends or the lease runs out, D from the reservation on. No first token comes from P:
-the tail of a prompt, less than a block, is the head of the first block that D decodes (fleet.md 1).
+P holds its pages until the transfer or the lease ends, D from the reservation on. P returns no first token: a prompt's
+tail, less than a block, is the head of the first block that D decodes (fleet.md 1).
 
-A replica that drains gets no new requests, sends what it prefilled, and decodes what is on its way to it. One that
-dies takes its keys and values along: its prefills begin again elsewhere, and moves to it go to another replica.
+A draining replica gets no new requests, sends what it prefilled, and decodes what is on its way to it. One that dies
+loses its KV: its prefills begin again elsewhere, and moves to it go to another replica.
 
-A request of most kinds of rows goes that way once. One of a full-sequence model goes once a block, with the keys and
-values of its whole sequence, and waits in between at the head of one queue for all replicas (fleet.md 2.4).
+Most requests move once. Full-sequence requests move once a block, with the KV of their whole sequence; in between they
+wait at the head of one queue for all replicas (fleet.md 2.4).
 """
 
 import heapq
@@ -32,16 +32,16 @@ from .pool_watch import PoolWatch
 from .replica import Replica
 from .routers.router import RequestView, Router
 
-# Tokens per request kept free on a decoding replica when pages are reserved for a new one, so that decoding requests
-# can grow (SGLang: num_reserved_decode_tokens).
+# Free tokens per request of a decoding replica when pages are reserved for a new one, so that the others can grow
+# (SGLang: num_reserved_decode_tokens).
 SPARE_TOKENS = 512
 
 
 def leaves(policy: Policy, prompt: int, output: int) -> int:
-    """Tokens of a request that leave the prefill pool with keys and values, by the kind of rows.
+    """Tokens of a request whose KV leaves the prefill pool, by kind of rows.
 
     Masked blocks: the prompt's whole blocks. Canvases: the whole prompt. Next tokens: all but the prompt's last token,
-    which is computed where the next one is sampled. Full-sequence: the prompt and all blocks, masks included.
+    from which the next is sampled. Full-sequence: prompt and all blocks, masks included.
     """
     if policy.cache.separable:
         return policy.batching.length(policy, prompt, output)
@@ -52,16 +52,16 @@ def leaves(policy: Policy, prompt: int, output: int) -> int:
 
 @dataclass(eq=False)
 class _Seat:
-    """A replica as a router sees it: requests on their way count as waiting."""
+    """A replica as routers see it: requests on their way count as waiting."""
 
     server: Replica
     pool: Pool
     watch: PoolWatch | None  # None: nothing scales
-    coming: int = 0  # requests to decode here that are prefilled or sent
-    coming_tokens: int = 0  # ... tokens they are expected to return
-    leaving: int = 0  # requests prefilled here, or whose keys and values are still here
-    promised: int = 0  # ... pages they take, if they wait for some elsewhere until then
-    asking: "deque[_Move]" = field(default_factory=deque)  # wait for pages to be reserved
+    coming: int = 0  # requests being prefilled or sent, to decode here
+    coming_tokens: int = 0  # ... tokens they should return
+    leaving: int = 0  # requests prefilled here, or with KV still here
+    promised: int = 0  # ... their pages, if they wait for some elsewhere until then
+    asking: "deque[_Move]" = field(default_factory=deque)  # wait for reserved pages
 
     @property
     def engine(self) -> Engine:
@@ -109,20 +109,20 @@ class _Move:
     """A request on its way."""
 
     request: Request
-    tokens: int  # leave the prefill pool
+    tokens: int  # that leave the prefill pool
     source: _Seat
-    to: _Seat | None = None  # None: not chosen yet
+    to: _Seat | None = None  # None: not chosen
     kept: int = 0  # pages of the source since the prefill's end
     reserved: int = 0  # pages of the destination
     found: int = 0  # tokens in the destination's prefix cache
     prefilled: bool = False
     transfer: Transfer | None = None  # under way
-    lease: int = 0  # the number of the lease that runs
-    over: bool = False  # the request goes another way, or is lost
+    lease: int = 0  # number of the current lease
+    over: bool = False  # goes another way, or is lost
 
 
 class Split:
-    """The requests of a fleet with links while a run lasts."""
+    """A run's requests in a fleet with links."""
 
     def __init__(
         self, env: Clock, fleet: Fleet, table: RequestTable, moves: Moves, new_router: Callable[..., Router],
@@ -141,27 +141,27 @@ class Split:
         self._moving: dict[int, _Move] = {}  # by request
         self._homeless: list[_Move] = []  # without a destination
         self._by_block = fleet.moves_by_block
-        # Requests that move once a block: requests that wait for a replica, a heap by arrival, and requests in decode.
+        # Requests that move once a block: waiting for a replica (a heap by arrival), and decoding.
         self._pending: list[tuple[float, int, Request]] = []
         self._decoding: dict[int, tuple[_Seat, Request]] = {}
-        self._done: dict[int, int] = {}  # tokens of their answers in complete blocks
+        self._done: dict[int, int] = {}  # answer tokens in complete blocks
 
     def prefills(self, pool: Pool) -> bool:
         """Whether a pool only prefills."""
         return bool(self._links[pool.name])
 
     def table_of(self, pool: Pool) -> RequestTable:
-        """The table that the engines of a pool write."""
+        """The table that a pool's engines write."""
         return self._moves.table if self.prefills(pool) else self._table
 
     @property
     def takes_requests(self) -> bool:
-        """Whether a replica is there that decodes."""
+        """Whether a decoding replica exists."""
         return bool(self._destinations)
 
     @property
     def moving(self) -> list[int]:
-        """The requests that are on their way."""
+        """Requests on their way."""
         return [*self._moving, *(index for _, index, _ in self._pending)]
 
     @property
@@ -170,7 +170,7 @@ class Split:
         return not (self._moving or self._pending)
 
     def add(self, replica: Replica, pool: Pool, watch: PoolWatch | None) -> None:
-        """Add a replica that has taken no requests yet."""
+        """Add a new replica."""
         seat = self._seats[replica] = _Seat(replica, pool, watch)
         replica.awaited = lambda: seat.coming + seat.leaving > 0
         self._engines.setdefault(pool.name, replica.engine)
@@ -184,14 +184,14 @@ class Split:
         self._send_pending()
 
     def retire(self, replica: Replica) -> None:
-        """Have a replica take only requests already on their way."""
+        """Let a replica take only requests already on their way."""
         seat = self._seats[replica]
         for seats in (self._sources, self._destinations):
             if seat in seats:
                 seats.remove(seat)
 
     def submit(self, request: Request) -> bool:
-        """Take a request as it arrives; False if no replica can ever serve it."""
+        """Take an arriving request; False if no replica can ever serve it."""
         pools = {seat.pool.name for seat in self._destinations}
         if not self._by_block or not any(self._fits(pool, request) for pool in pools):
             return self._send(request, self._able(request))
@@ -199,7 +199,7 @@ class Split:
         return True
 
     def _send(self, request: Request, able: list[_Seat]) -> bool:
-        """Send a request to a replica that can prefill it; without one, the decoder does."""
+        """Send a request to a replica that can prefill it, or else to a decoder."""
         if not able:
             seats = self._destinations
             return self._hand_over(seats[self._to_decode.route(seats, request)], request)
@@ -223,7 +223,7 @@ class Split:
     # ---- requests that move once a block -----------------------------------------------------------------------
 
     def _wait(self, request: Request) -> None:
-        """Queue a request's next block before all requests that arrived later."""
+        """Queue a request's next block before later arrivals."""
         block = self._pools[0].setting.policy.block_length
         request = replace(request, arrived=0, upto=self._done.get(request.index, 0) + block)
         self._moves.begin_block(request, request.upto)
@@ -231,7 +231,7 @@ class Split:
         self._send_pending()
 
     def _send_pending(self) -> None:
-        """Send waiting requests, in order, until no prefill replica has pages for the first one."""
+        """Send waiting requests, in order, until no prefill replica has pages for the first."""
         while self._pending and self._destinations:
             request = self._pending[0][2]
             able = self._able(request)
@@ -242,7 +242,7 @@ class Split:
             self._send(request, roomy)
 
     def _decoded(self, to: _Seat) -> None:
-        """Note the blocks that a replica's last step completed, and reserve the pages that are free."""
+        """Note blocks completed by a replica's last step; reserve free pages."""
         if self._by_block:
             status = self._table["status"]
             for index in to.engine.take_done():
@@ -261,7 +261,7 @@ class Split:
     # ---- the replicas that serve it --------------------------------------------------------------------------
 
     def _able(self, request: Request) -> list[_Seat]:
-        """The replicas that can prefill a request; empty if the decoding replica prefills it."""
+        """Replicas that can prefill a request; empty if the decoder prefills."""
         if not request.limit or not self._splits(request):
             return []
         pools = {pool.name for pool in self._pools if self._links[pool.name] and self._can(pool, request)}
@@ -273,7 +273,7 @@ class Split:
             return bool(decider.splits(request, self._sources, self._destinations))
 
     def _can(self, pool: Pool, request: Request) -> bool:
-        """Whether a pool can prefill a request for one that can decode it; a prompt below a block never travels."""
+        """Whether a pool can prefill a request for a decoder; prompts below a block never travel."""
         tokens = _tokens(pool, request)
         return tokens >= 1 and self._fits(pool.name, _leg(request, tokens)) and bool(self._places(pool, request))
 
@@ -281,7 +281,7 @@ class Split:
         return self._engines[pool].fits(request)
 
     def _places(self, source: Pool, request: Request) -> list[_Seat]:
-        """The replicas that may decode a request that this pool prefills."""
+        """Replicas that may decode a request prefilled by this pool."""
         pools = {link.to for link in self._links[source.name] if self._fits(link.to, request)}
         return [seat for seat in self._destinations if seat.pool.name in pools]
 
@@ -290,7 +290,7 @@ class Split:
         return links[0] if to is None else next(link for link in links if link.to == to.pool.name)
 
     def _choose(self, move: _Move) -> None:
-        """Choose the replica that decodes a request; its pages are to be reserved."""
+        """Choose a request's decoder and ask it for pages."""
         places = self._places(move.source.pool, move.request)
         if not places:
             self._homeless.append(move)
@@ -302,7 +302,7 @@ class Split:
         to.asking.append(move)
 
     def _find_homes(self) -> None:
-        """Choose replicas for the moves that had none."""
+        """Choose decoders for moves without one."""
         moves, self._homeless = self._homeless, []
         for move in moves:
             if not move.over:
@@ -312,11 +312,11 @@ class Split:
     # ---- its life --------------------------------------------------------------------------------------------
 
     def _prefilled(self, source: _Seat) -> None:
-        """Note the prefills that a replica's last step ended: keep their pages, let their transfers begin."""
+        """Note prefills ended by a replica's last step: keep their pages, begin transfers."""
         engine, status = source.engine, self._moves.table["status"]
         for index in engine.take_done():
             move = self._moving.get(index)
-            # A request that begins again may have been prefilled here before.
+            # A request that begins again may have been here before.
             if move is None or move.prefilled or status[index] != COMPLETED:
                 continue
             if move.over:  # lost
@@ -334,7 +334,7 @@ class Split:
             self._await_pages(move)
 
     def _await_pages(self, move: _Move) -> None:
-        """Reserve pages where a request is decoded; the lease of its pages in the prefill pool begins."""
+        """Reserve pages at the decoder; start the lease of the prefill pool's pages."""
         if move.prefilled:
             move.lease += 1
             lease = self._link(move.source, move.to).lease
@@ -343,7 +343,7 @@ class Split:
             self._reserve(move.to)
 
     def _reserve(self, to: _Seat) -> None:
-        """Reserve pages for the moves that ask for them, first come, first served."""
+        """Reserve pages for moves that ask, first come, first served."""
         while to.asking:
             move, engine = to.asking[0], to.engine
             index, prompt, page = move.request.index, move.request.input_length, engine.policy.memory.page_size
@@ -375,17 +375,17 @@ class Split:
         return self._wires.setdefault((sender, id(link)), Wire(self._env, link))
 
     def _received(self, move: _Move) -> None:
-        """A request's keys and values have reached its decoder."""
+        """A request's KV has reached its decoder."""
         self._moves.note(move.request.index, arrived=move.tokens)
         if self._shares:
             self._moves.note(move.request.index, sent=move.tokens - move.found)
         self._end(move, replace(move.request, arrived=move.tokens))
 
     def _expire(self, move: _Move, lease: int) -> None:
-        """A lease runs out before the transfer began: the decoder prefills, too."""
+        """A lease ended before the transfer began: the decoder also prefills."""
         if move.over or move.reserved or move.lease != lease:
             return
-        if move.to is None and self._destinations:  # of none of its links: any one
+        if move.to is None and self._destinations:  # no link's end: any
             move.to = self._destinations[self._to_decode.route(self._destinations, move.request)]
             move.to.coming += 1
             move.to.coming_tokens += move.request.expected
@@ -397,7 +397,7 @@ class Split:
         self._end(move, move.request)
 
     def _release(self, move: _Move) -> None:
-        """Give back the pages of the replica that prefilled a request."""
+        """Free the prefill replica's pages."""
         source = move.source
         source.leaving -= 1
         source.promised -= source.engine.pages_of(move.tokens)
@@ -427,9 +427,9 @@ class Split:
     # ---- failures --------------------------------------------------------------------------------------------
 
     def lose(self, dead: Collection[Replica], lost: bool) -> set[int]:
-        """Forget replicas that died; returns the requests on their way that begin again, or are lost.
+        """Forget dead replicas; returns requests on their way that begin again or are lost.
 
-        lost: whether requests on their way to them are lost; otherwise each gets another replica.
+        lost: whether requests on their way to them are lost; else each gets another replica.
         """
         for replica in dead:
             self.retire(replica)
@@ -466,7 +466,7 @@ class Split:
         return ended
 
     def _leave(self, move: _Move, to: _Seat) -> None:
-        """Give back the pages that were reserved for a move."""
+        """Free the pages reserved for a move."""
         index = move.request.index
         to.coming -= 1
         to.coming_tokens -= move.request.expected
@@ -486,17 +486,17 @@ class Split:
 
 
 def _tokens(pool: Pool, request: Request) -> int:
-    """Tokens that leave a prefill pool."""
+    """Tokens that leave the prefill pool."""
     return leaves(pool.setting.policy, request.input_length, request.limit)
 
 
 def _has_room(seat: _Seat, request: Request) -> bool:
-    """Whether a replica has pages for one more request to prefill."""
+    """Whether a replica has pages to prefill another request."""
     return seat.promised + seat.engine.pages_of(_tokens(seat.pool, request)) <= seat.num_pages
 
 
 def _leg(request: Request, tokens: int) -> Request:
-    """The prefill of a request: a request for no tokens."""
+    """A request's prefill: a request for no tokens."""
     return replace(
         request, input_length=tokens, output_length=0, max_tokens=0, canvas_length=0, estimate=0, read_only=False,
         upto=0,

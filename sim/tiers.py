@@ -1,9 +1,9 @@
-"""KV tiers under the prefix cache: the host's memory, disks, and a store that replicas share.
+"""KV tiers below the prefix cache: host memory, disks, and a store shared by replicas.
 
-    a page is full (write=through) or evicted (write=evict) -> the first tier -> the next one
-    admission -> lookup in the GPU and the tiers -> the request waits while missing pages are loaded -> queue
+    a page is full (write=through) or evicted (write=evict) -> first tier -> next one
+    admission -> lookup in GPU and tiers -> the request waits while missing pages are loaded -> queue
 
-Transfers share each direction of a tier alike (processor sharing); a lower tier's pages pass through the host. A
+Transfers share each direction of a tier equally (processor sharing); lower tiers' pages pass through the host. A
 waiting request blocks no others (fleet.md 5).
 """
 
@@ -31,25 +31,25 @@ from .setting import Setting
 
 WRITES = ("through", "evict")
 _SIZES = {"MB": "1e6", "GB": "1e9", "TB": "1e12", "MiB": "1048576", "GiB": "1073741824", "TiB": "1099511627776"}
-# Default bandwidth each way and latency, the nearest tier first: AISimulate 0.13 (fleet.md 5).
+# Default bandwidth each way and latency, nearest tier first: AISimulate 0.13 (fleet.md 5).
 DEFAULTS = {"host": "32GB/s", "disk": "10GB/s,100us", "shared": "50GB/s,1ms"}
 _EXAMPLE = "host:64GB@50GB/s,10us"
 
 
 @dataclass(frozen=True)
 class Tier:
-    """`shared` is one store for a pool's replicas; each replica has its own host and disk."""
+    """`shared` is one store per pool; each replica has its own host and disk."""
 
     name: str  # host, disk or shared
-    capacity: float  # bytes; infinity: nothing is dropped
-    bandwidth: float  # bytes/s, each way; infinity: a transfer takes its latency alone
+    capacity: float  # bytes; infinity: drops nothing
+    bandwidth: float  # bytes/s, each way; infinity: latency only
     latency: float = 0.0  # s before the first byte
-    write: str = "through"  # a page comes when full in the tier above, or when evicted there
-    pool: str = ""  # empty: all pools that cache prefixes
+    write: str = "through"  # pages come when full in the tier above, or when evicted there
+    pool: str = ""  # empty: all pools with prefix caches
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `NAME:CAPACITY[@BANDWIDTH[,LATENCY]][,field=value...]`; PolicyError if the text is none."""
+        """Read `NAME:CAPACITY[@BANDWIDTH[,LATENCY]][,field=value...]`, or raise PolicyError."""
         asker = f"tier {quoted(text)}"
         name, colon, rest = text.partition(":")
         if name not in DEFAULTS or not colon:
@@ -84,7 +84,7 @@ def _capacity(text: str, asker: str) -> float:
 
 
 def tiers_of(tiers: Sequence[Tier], pool: str) -> tuple[Tier, ...]:
-    """A pool's tiers, nearest first; PolicyError for one given twice."""
+    """A pool's tiers, nearest first; PolicyError for duplicates."""
     own = [tier for tier in tiers if tier.pool in ("", pool)]
     for name in DEFAULTS:
         if (times := sum(tier.name == name for tier in own)) > 1:
@@ -94,31 +94,31 @@ def tiers_of(tiers: Sequence[Tier], pool: str) -> tuple[Tier, ...]:
 
 @dataclass
 class TierUse:
-    """What a run did with a tier, over its stores."""
+    """A run's use of a tier, over its stores."""
 
     tier: Tier
     pool: str
     page_bytes: int
     stores: int = 0
-    seconds: float = 0.0  # that its stores existed, summed
+    seconds: float = 0.0  # summed lifetimes of its stores
     loaded_tokens: int = 0  # of prompts, found here and not above
     read_bytes: int = 0  # sent up
     written_bytes: int = 0
     dropped_bytes: int = 0  # least recently used, to make room
-    held_bytes: int = 0  # as the run ends
-    most_bytes: int = 0  # most that one store held
+    held_bytes: int = 0  # at the end
+    most_bytes: int = 0  # held by a store
 
 
 @dataclass(frozen=True)
 class Tiered:
     uses: tuple[TierUse, ...]
-    deferred: npt.NDArray[np.float64]  # [requests] s of waiting for loads
-    loaded: npt.NDArray[np.int64]  # [requests] tokens that tiers held and the GPU did not
-    changes: dict[int, list[Change]] = field(default_factory=dict)  # by replica, with a journal
+    deferred: npt.NDArray[np.float64]  # [requests] s waited for loads
+    loaded: npt.NDArray[np.int64]  # [requests] tokens in tiers but not on the GPU
+    changes: dict[int, list[Change]] = field(default_factory=dict)  # by replica, for a journal
 
 
 class Store:
-    """A tier's pages in one place, the longest unused first, and its wires."""
+    """A tier's pages in one place, least recently used first, and its wires."""
 
     def __init__(self, env: Clock, use: TierUse) -> None:
         self.tier, self.use = use.tier, use
@@ -142,7 +142,7 @@ class Store:
         return list(self._pages)
 
     def touch(self, pages: Sequence[int]) -> None:
-        """Use pages; the last counts as used first, so that a prefix outlives what follows it."""
+        """Use pages; the last counts as used first, so that prefixes outlive what follows."""
         for page in reversed(pages):
             self._pages.move_to_end(page)
 
@@ -151,7 +151,7 @@ class Store:
         self._send(self._up, len(pages), then)
 
     def write(self, pages: Iterable[int]) -> None:
-        """Write pages that it lacks; each is there once its transfer ends."""
+        """Write missing pages; each is there once its transfer ends."""
         new = [page for page in pages if page not in self._pages and page not in self._coming]
         if new:
             self._coming.update(new)
@@ -159,7 +159,7 @@ class Store:
             self._send(self._down, len(new), partial(self.put, new))
 
     def put(self, pages: Sequence[int]) -> None:
-        """Store pages as the newest; pass on what the next tier gets."""
+        """Store pages as the newest; pass on the next tier's."""
         self._coming.difference_update(pages)
         new = [page for page in pages if page not in self._pages]
         for page in reversed(pages):
@@ -174,7 +174,7 @@ class Store:
             below.write(new if below.tier.write == "through" else gone)
 
     def close(self) -> None:
-        """Count bytes and time, at the end of the run or the replica."""
+        """Count bytes and time at the end of run or replica."""
         self.use.held_bytes += len(self._pages) * self.use.page_bytes
         self.use.seconds += self._env.now - self._since
 
@@ -187,17 +187,17 @@ class Store:
 
 @dataclass(eq=False)
 class _Load:
-    """Pages on their way to a replica for a request."""
+    """Pages on their way to a replica, for a request."""
 
     request: int
     pages: list[int]
     pinned: npt.NDArray[np.int64]
-    left: int = 0  # transfers that have not ended
-    waiting: list[int] = field(default_factory=list)  # requests that wait for these pages, too
+    left: int = 0  # unfinished transfers
+    waiting: list[int] = field(default_factory=list)  # other requests that wait for these pages
 
 
 class Hierarchy:
-    """One replica's tiers: pages that its prefix cache gains or loses move between them."""
+    """A replica's tiers: pages that its prefix cache gains or loses move between them."""
 
     def __init__(
         self, env: Clock, engine: Engine, prefixes: Prefixes, stores: Sequence[Store], wake: Callable[[], None],
@@ -208,7 +208,7 @@ class Hierarchy:
         self._loading: dict[int, _Load] = {}  # by page
         self._since: dict[int, float] = {}  # request -> s
         self._seen: set[int] = set()  # requests looked up
-        self._for_room: list[int] = []  # deferred until their pages have room
+        self._for_room: list[int] = []  # deferred until pages have room
         self._unwritten: list[int] = []  # pages of a step decided ahead
 
     def _before_step(self, now: float) -> None:
@@ -216,7 +216,7 @@ class Hierarchy:
         self._offload.decides(now)
 
     def before_step(self) -> None:
-        """Write what the last step computed; begin to load what the next decision could admit."""
+        """Write what the last step computed; start loading what the next decision could admit."""
         self._note_changes()
         for request in self._for_room:
             self._put_back(request)
@@ -243,7 +243,7 @@ class Hierarchy:
                 load.waiting.append(request)
             elif not full and min(room, self._offload.room - len(found.cached) - len(found.lacking)) >= 0:
                 self._load(request, found)
-            elif skips:  # it would leave the queue without them
+            elif skips:  # it would be admitted without them
                 full = True
                 self._defer(request)
                 self._for_room.append(request)
@@ -251,7 +251,7 @@ class Hierarchy:
                 return
 
     def _use(self, request: int, cached: list[int]) -> None:
-        """A request's first lookup: its pages count as used, and missing ones are written."""
+        """At a request's first lookup: its pages count as used, missing ones are written."""
         if request in self._seen:
             return
         self._seen.add(request)
@@ -264,7 +264,7 @@ class Hierarchy:
         return any(page in store for store in self._stores)
 
     def places(self, request: int) -> dict[str, int]:
-        """Pages of the longest prefix in GPU and tiers, by each one's nearest place."""
+        """Pages of the longest prefix in GPU and tiers, by nearest place."""
         found: dict[str, int] = {}
         for page in self._offload.pages(request):
             at = "gpu" if page in self._offload else next((s.tier.name for s in self._stores if page in s), None)
@@ -274,7 +274,7 @@ class Hierarchy:
         return found
 
     def _load_of(self, pages: Sequence[int]) -> "_Load | None":
-        """A load in flight of one of these pages."""
+        """A load in flight of any of these pages."""
         return next((self._loading[page] for page in pages if page in self._loading), None)
 
     # ---- down ------------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ class Hierarchy:
     # ---- up --------------------------------------------------------------------------------------------------
 
     def _load(self, request: int, prefix: Found) -> None:
-        """Load what the GPU lacks from the nearest tiers, while the request waits."""
+        """Load what the GPU lacks from the nearest tiers while the request waits."""
         first, left = self._stores[0], prefix.lacking
         load = _Load(request, left, self._offload.pin(request, prefix.cached, len(left)))
         self._loading.update(dict.fromkeys(left, load))
@@ -324,7 +324,7 @@ class Hierarchy:
         first.read(pages, partial(self._landed, load))
 
     def _landed(self, load: _Load) -> None:
-        """A transfer has ended; after a load's last one its requests are queued again."""
+        """A transfer ended; after a load's last one its requests are queued again."""
         load.left -= 1
         if load.left:
             return
@@ -345,7 +345,7 @@ class Hierarchy:
 
 
 class Hierarchies:
-    """All pools' tiers during a run."""
+    """All pools' tiers in a run."""
 
     def __init__(
         self, env: Clock, tiers: Sequence[Tier], prefixes: Prefixes | None, num_requests: int, journal: bool = False
@@ -359,7 +359,7 @@ class Hierarchies:
         self._deferred, self._loaded = np.zeros(num_requests), np.zeros(num_requests, np.int64)
 
     def attach(self, pool: str, setting: Setting, engine: Engine, wake: Callable[[], None]) -> bool:
-        """Give a replica its pool's tiers; whether it has any."""
+        """Give a replica its pool's tiers; returns whether it has any."""
         own = tiers_of(self._tiers, pool)
         if not own or self._prefixes is None or engine.prefix_cache is None:
             return False
@@ -382,12 +382,12 @@ class Hierarchies:
         return True
 
     def pages(self, replica: int, request: int) -> dict[str, int] | None:
-        """Where a replica has a prompt's pages; None: no tiers."""
+        """Where a replica's pages of a prompt are; None: no tiers."""
         found = self._of.get(replica)
         return None if found is None else found.places(request)
 
     def detach(self, replica: int) -> None:
-        """Remove a replica with its host's and disk's pages."""
+        """Remove a replica with its host and disk pages."""
         self._of.pop(replica, None)
         for store in self._open.pop(replica, []):
             store.close()
@@ -397,7 +397,7 @@ class Hierarchies:
         return Tiered((), self._deferred, self._loaded, self._changes or {})
 
     def end(self) -> Tiered:
-        """What the tiers did, at the run's end."""
+        """Results at the run's end."""
         for replica in list(self._open):
             self.detach(replica)
         for store in self._shared.values():
@@ -411,7 +411,7 @@ def page_bytes(setting: Setting) -> int:
 
 
 def check_tiers(tiers: Sequence[Tier], pools: dict[str, Setting]) -> None:
-    """PolicyError for tiers that no pool can have."""
+    """PolicyError for impossible tiers."""
     for tier in tiers:
         if tier.pool and tier.pool not in pools:
             raise PolicyError(f"tier names the pool {quoted(tier.pool)}, expected one of {', '.join(pools)}")

@@ -1,4 +1,4 @@
-"""Dynamo's capacity of a replica: requests a second of the best batch within its SLAs, and the budget of GPUs.
+"""Dynamo's capacity of a replica: requests/s of the best batch within its SLAs, and the budget of GPUs.
 
 `perf_model/engine_query.py` and `core/budget.py` of Dynamo 1.6.1.
 """
@@ -13,7 +13,7 @@ from .scaler import PoolView
 
 
 class Work(NamedTuple):
-    """The requests expected, in whole tokens."""
+    """Expected requests, in whole tokens."""
 
     prompt: int
     answer: int
@@ -21,7 +21,7 @@ class Work(NamedTuple):
 
     @property
     def prefill(self) -> int:
-        """Prompt tokens computed."""
+        """Computed prompt tokens."""
         return max(1, math.ceil(self.prompt * (1 - clamped(self.hit_rate))))
 
     @property
@@ -31,9 +31,9 @@ class Work(NamedTuple):
 
 
 def capacity(model: PerfModel, pool: PoolView, work: Work, ttft: float, itl: float) -> float:
-    """Requests a second of a replica within both SLAs (s), or its most if none is; NaN: unknown.
+    """Requests/s of a replica within both SLAs (s), or its most if none is; NaN: unknown.
 
-    A forward of a pool that only prefills holds only prompts, of one that only decodes only answers.
+    Forwards of a prefill-only pool hold only prompts, those of a decode-only pool only answers.
     """
     best, best_ok = nan, False
     for rps, ok in _batches(model, pool, work, ttft, itl):
@@ -43,7 +43,7 @@ def capacity(model: PerfModel, pool: PoolView, work: Work, ttft: float, itl: flo
 
 
 def _batches(model: PerfModel, pool: PoolView, work: Work, ttft: float, itl: float) -> Iterator[tuple[float, bool]]:
-    """Each batch's requests a second, and whether it meets the SLAs."""
+    """Each batch's requests/s, and whether it meets the SLAs."""
     accepted = max(1.0, pool.tokens_per_forward) if pool.tokens_per_forward == pool.tokens_per_forward else 1.0
     most, kv_tokens = pool.max_prefill, pool.num_pages // max(1, pool.ready) * pool.page_size
     if pool.role == "prefill":

@@ -11,17 +11,17 @@ from .dynamo_throughput import DynamoThroughput, check_slas
 from .perf_model import PerfModel
 from .scaler import PoolView, Scaler
 
-THRESHOLDS = {"throughput": (1.0, 0.6), "latency": (0.4, 0.1)}  # share of KV: above it up, below it down
-QUEUES = {"throughput": (1.0, 0.1), "latency": (0.1, 0.0)}  # queued prompt tokens over the context's: likewise
+THRESHOLDS = {"throughput": (1.0, 0.6), "latency": (0.4, 0.1)}  # share of KV: up above, down below
+QUEUES = {"throughput": (1.0, 0.1), "latency": (0.1, 0.0)}  # queued prompt tokens over the context: likewise
 
 
 @dataclass(frozen=True)
 class DynamoLoad(Scaler):
-    """Adds a replica if all are above an SLA; removes one if the others can take its load.
+    """Adds a replica if all exceed an SLA; removes one if the others can take its load.
 
-    mode sla: by reported step times; throughput, latency: by thresholds. While replicas start it only removes.
-    throughput_every: interval of the slow loop (DynamoThroughput), which sets minima. Nothing is decided at the first
-    tick, before replicas have reported ("No FPM data", load_scaling.py); idle ones later report each second as empty
+    mode sla: by reported step times; throughput, latency: by thresholds. While replicas start, it only removes.
+    throughput_every: interval of the slow loop (DynamoThroughput), which sets minima. It decides nothing at the first
+    tick, before replicas report ("No FPM data", load_scaling.py); idle ones later report each second as empty
     (instrumented_scheduler.py).
     """
 
@@ -95,7 +95,7 @@ class DynamoLoad(Scaler):
         return -1 if fits else 0
 
     def _by_thresholds(self, pool: PoolView) -> int:
-        """The same by queue length if the pool only prefills, else by KV use."""
+        """By queue length if the pool only prefills, else by KV use."""
         loads = pool.loads
         up, down = (QUEUES if pool.role == "prefill" else THRESHOLDS)[self.mode]
         values = loads.queued_tokens / pool.context_limit
@@ -110,7 +110,7 @@ class DynamoLoad(Scaler):
 
 
 class SlowLoop:
-    """The throughput loop inside the load loop: it has its own ticks, and sees all requests since its last."""
+    """The throughput loop inside the load loop: with own ticks, seeing all requests since the last."""
 
     def __init__(self, scaler: DynamoThroughput) -> None:
         self._scaler = scaler
@@ -119,7 +119,7 @@ class SlowLoop:
         self._bounds: Sequence[int] = ()
 
     def bounds(self, now: float, pools: Sequence[PoolView]) -> Sequence[int]:
-        """Least replicas of each pool."""
+        """Each pool's minimum."""
         self._seen.append(pools)
         if now >= self._next:
             self._bounds = self._scaler.decide([_joined(views) for views in zip(*self._seen, strict=True)])
@@ -128,7 +128,7 @@ class SlowLoop:
 
 
 def _joined(views: Sequence[PoolView]) -> PoolView:
-    """One pool's views merged: the last one's counts, totals and means of all."""
+    """A pool's views merged: the last one's counts, totals and means of all."""
     sent, done = sum(view.submitted for view in views), sum(view.completed for view in views)
 
     def mean(name: str, counts: str, total: int) -> float:

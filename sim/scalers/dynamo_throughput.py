@@ -13,9 +13,9 @@ from .scaler import PoolView, Scaler
 
 @dataclass(frozen=True)
 class DynamoThroughput(Scaler):
-    """ceil(predicted requests a second / a replica's), at most 8 up or down.
+    """ceil(predicted requests/s / a replica's), at most 8 up or down.
 
-    Without step times a pool keeps its number. Dynamo's default predictor is arima.
+    A pool without step times keeps its number. Dynamo's default predictor is arima.
     """
 
     every: float = 180.0  # s between decisions
@@ -24,7 +24,7 @@ class DynamoThroughput(Scaler):
     predictor: str = "kalman"  # constant, trend, kalman or arima
     least: int = 1  # replicas of a pool
     budget: int = 8  # GPUs of the fleet
-    most_change: int = 8  # replicas of a decision
+    most_change: int = 8  # replicas per decision
     _models: dict[str, PerfModel] = field(default_factory=dict, repr=False, compare=False)
     _loads: dict[str, list[Predictor]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -41,7 +41,7 @@ class DynamoThroughput(Scaler):
         return self.decide(pools)
 
     def decide(self, pools: Sequence[PoolView]) -> list[int]:
-        """The targets by known step times."""
+        """Targets by known step times."""
         return within_budget([self._target(pool) for pool in pools], pools, self.budget, self.least)
 
     def _target(self, pool: PoolView) -> int:
@@ -61,7 +61,7 @@ class DynamoThroughput(Scaler):
 
 
 def check_slas(ttft: float, itl: float, least: int, budget: int) -> None:
-    """PolicyError if one of Dynamo's settings is out of range."""
+    """PolicyError if a setting is out of range."""
     for name, value in (("ttft", ttft), ("itl", itl)):
         if not 0 < value < math.inf:
             raise PolicyError(f"{name} is {value} s, expected above 0 and finite")

@@ -13,17 +13,17 @@ METRICS = ("requests", "waiting", "running", "tokens", "kv")
 
 @dataclass(frozen=True)
 class Hpa(Scaler):
-    """ceil(replicas x value / target), the value being the metric's mean over ready replicas.
+    """ceil(replicas x value / target) for a metric's mean over ready replicas.
 
-    Kubernetes' defaults: 10 % tolerance; down follows the highest wish of the last 300 s. The replicas at the first
-    tick count as a wish (recordInitialRecommendation in horizontal.go): none is removed in the first 300 s.
+    Kubernetes' defaults: 10 % tolerance; downwards it follows the highest wish of the last 300 s. The replicas at the
+    first tick count as a wish (recordInitialRecommendation in horizontal.go): none is removed in the first 300 s.
     """
 
     metric: str = "requests"  # waiting and running; or waiting, running, tokens, kv (share of pages held)
-    target: float = 8.0  # of a replica
+    target: float = 8.0  # per replica
     least: int = 1  # replicas of a pool
     most: int = 64  # replicas of a pool
-    tolerance: float = 0.1  # relative distance from the target that changes nothing
+    tolerance: float = 0.1  # relative distance from the target without effect
     down_window: float = 300.0  # s
     _wishes: dict[int, Wishes] = field(default_factory=dict, repr=False, compare=False)
 

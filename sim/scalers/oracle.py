@@ -1,4 +1,4 @@
-"""The oracle knows the trace, each request's work and the start-up: it bounds what a scaler can reach."""
+"""The oracle knows the trace, each request's work and the start-up: an upper bound for scalers."""
 
 import math
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ from .scaler import PoolView, Scaler
 class Oracle(Scaler):
     """The fewest replicas that do each interval's work in time, started ahead; for one pool.
 
-    Work is in seconds of a full replica, of which `load` is planned with: at 1, queues form. Work is due `within`
+    Work is in seconds of a full replica, of whose time `load` is planned; at 1, queues form. Work is due `within`
     seconds after it came, at the end of that interval.
     """
 
-    load: float = 0.8  # share of a full replica's time that is planned with
+    load: float = 0.8  # planned share of a full replica's time
     within: float = 5.0  # s
     least: int = 1  # replicas
     most: int = 64  # replicas
-    _ahead: float = 0.0  # s that a replica takes to start
+    _ahead: float = 0.0  # s of start-up
     _needed: tuple[int, ...] = ()  # replicas by interval
 
     def __post_init__(self) -> None:
@@ -34,12 +34,12 @@ class Oracle(Scaler):
             raise PolicyError(f"least is {self.least} and most is {self.most}, expected 1 <= least <= most")
 
     def knowing(self, arrival: npt.NDArray[np.float64], work: npt.NDArray[np.float64], startup: float) -> "Oracle":
-        """The oracle of a trace; arrival [requests] s; work [requests]: seconds of a full replica."""
+        """The oracle of a trace; arrival [requests] s; work [requests] seconds of a full replica."""
         order = np.argsort(arrival, kind="stable")
         times, total = arrival[order], np.concatenate([[0.0], np.cumsum(work[order])])
 
         def come(until: float) -> float:
-            """The work that has come by a time."""
+            """Work that came by a time."""
             return float(total[np.searchsorted(times, until, side="right")])
 
         needed, done, each = [], 0.0, self.every * self.load
@@ -59,5 +59,5 @@ class Oracle(Scaler):
         if not self._needed:
             raise PolicyError("the oracle has no trace, expected requests with arrival times")
         first, last = math.floor(now / self.every + 1e-9), math.ceil((now + self._ahead) / self.every - 1e-9)
-        # Keep a replica wanted again within its start-up: another would start at once.
+        # Keep a replica needed again within its start-up: another would start at once.
         return [max(self._needed[first : last + 1], default=self.least)]

@@ -1,6 +1,6 @@
 """A step's time by prompt and KV tokens, learnt from replicas' reports: Dynamo's model.
 
-Dynamo samples every forward; here a sample is the mean of a replica's steps between ticks.
+Dynamo samples each forward; here a sample is the mean of a replica's steps between ticks.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ MOST_SAMPLES = 64
 BUCKETS = 4  # of each axis
 LEAST_SAMPLES = 5
 MOST_HITS = 0.95  # share of a prompt that a prefix cache may save
-MOST_CANDIDATES = 128  # batches that a search tries
+MOST_CANDIDATES = 128  # batches of a search
 
 Sample = tuple[float, float, float]  # a step's prompt tokens, KV tokens and time (s)
 
@@ -43,7 +43,7 @@ class PerfModel:
             self.add((prefill, kv, float(loads.step_time[i])))
 
     def add(self, sample: Sample) -> None:
-        """Add a sample; of too many, the oldest of the fullest bucket goes, so that rare loads stay known."""
+        """Add a sample; if there are too many, drop the oldest of the fullest bucket, so that rare loads stay known."""
         self._samples.append(sample)
         self._low, self._high = np.fmin(self._low, sample[:2]), np.fmax(self._high, sample[:2])
         self._fit = None
@@ -71,12 +71,12 @@ class PerfModel:
         return (nan, nan, nan) if b < 0 or c < 0 else (float(mean[2] - b * mean[0] - c * mean[1]), b, c)
 
     def ttft(self, queued: float, kv: float, most: float, hit_rate: float = 0.0) -> float:
-        """Time (s) to prefill `queued` and one more prompt in chunks of `most`, rows decoding on."""
+        """Time (s) to prefill `queued` and another prompt in chunks of `most` while rows decode."""
         full, rest = divmod((queued + _mean(self._prompts)) * (1 - clamped(hit_rate)), most)
         return full * self.time(most, kv) + (self.time(rest, kv) if rest else 0.0)
 
     def itl(self, kv: float, accepted: float) -> float:
-        """Time a token (s) of a replica with `kv` KV tokens and one more request."""
+        """Time per token (s) of a replica with `kv` KV tokens and another request."""
         return self.time(_mean(self._prefills), kv + _mean(self._contexts)) / accepted
 
 

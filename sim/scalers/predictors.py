@@ -12,7 +12,7 @@ import numpy as np
 
 from ...engine.errors import PolicyError, quoted
 
-LEAST_POINTS = 5  # below them the last value is the answer
+LEAST_POINTS = 5  # with fewer, the last value is the answer
 
 
 class Predictor(Protocol):
@@ -56,7 +56,7 @@ class Trend(Constant):
 
 
 class Kalman(Constant):
-    """A local linear trend: the level grows by the trend, and both wander."""
+    """A local linear trend: the level grows by the trend; both wander."""
 
     Q = np.diag([1.0, 0.1])  # variances of level and trend an interval
     R = 10.0  # variance of a value
@@ -81,7 +81,7 @@ class Kalman(Constant):
 
 
 class Arima(Constant):
-    """An ARIMA model, whose order of least AIC is chosen once; needs statsmodels.
+    """An ARIMA model of the order with least AIC, chosen once; needs statsmodels.
 
     An order without AR and MA terms is chosen anew for log(1 + value).
     """

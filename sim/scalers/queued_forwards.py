@@ -1,6 +1,6 @@
-"""Ours: the forwards that requests still need, over a full replica's forwards a second.
+"""Ours: the forwards that requests still need, over a full replica's forwards/s.
 
-A model of blocks works in forwards: blocks left times forwards a block. Tokens, KV use and latencies say less: tokens
+Models of blocks work in forwards: blocks left times forwards per block. Tokens, KV use and latencies say less: tokens
 come by block, and a cap on rows keeps KV use low while the queue grows.
 """
 
@@ -22,14 +22,14 @@ LEAST_SAMPLES = 5
 
 @dataclass(frozen=True)
 class QueuedForwards(Scaler):
-    """ceil((forwards that come a second + forwards that wait / drain) / (load x a full replica's forwards a second)).
+    """ceil((forwards arriving per second + waiting forwards / drain) / (load x a full replica's forwards/s)).
 
-    A replica's rate is learnt from busy seconds a forward, a + b / rows; with too few samples a pool keeps its number.
+    A replica's rate is learnt from busy seconds per forward, a + b / rows; with too few samples the number stays.
     """
 
-    drain: float = 60.0  # s to admit waiting requests in: a shorter queue is gone before a start
-    load: float = 0.8  # share of a full replica's rate that is planned with
-    window: float = 60.0  # s over which arrivals are averaged
+    drain: float = 60.0  # s in which to admit waiting requests: a shorter queue is gone before a start
+    load: float = 0.8  # planned share of a full replica's rate
+    window: float = 60.0  # s to average arrivals over
     rows: int = 0  # sequences of a full replica; 0: its most
     least: int = 1  # replicas of a pool
     most: int = 64  # replicas of a pool
