@@ -140,7 +140,7 @@ def test_the_page_draws_the_distance_to_every_bound_and_the_rate_asked_for() -> 
     quick.append("--oracle-lengths")
     found = dsim(*quick).json
     page = Path("out/report.html").read_text(encoding="utf-8")
-    oracle = "true lengths of answers told (--oracle-lengths)"
+    oracle = "schedulers know true lengths (--oracle-lengths)"
     assert found["traffic"].endswith(oracle)
     assert oracle in html.unescape(page)
     text = re.search(r'<script type="application/json" id="figures">(.*)</script>', page)

@@ -113,7 +113,7 @@ def test_the_twins_draws_commit_what_the_twin_commits_and_requests_are_compared_
     ("arguments", "says"),
     [
         (["--commits", "twin"], "commits is twin and no profile is given"),
-        (["--prompts", "prompts.jsonl", "--policy", "optimus"], "optimus chooses by T(c, b): give it the profile"),
+        (["--prompts", "prompts.jsonl", "--policy", "optimus"], "optimus chooses by T(c, b): expected a profile"),
         (["--prompts", "prompts.jsonl", "--policy", "chunk:8"], "chunk:8: block_length is 32, and small was trained"),
         (["--prompts", "prompts.jsonl", "--policy", "ar,num_pages=1,page_size=4"], "trace: none of its 8"),
     ],

@@ -50,7 +50,7 @@ def test_a_placeholder_stands_for_its_answer_however_deep_it_is_called() -> None
 
 
 def test_a_rule_that_answers_a_question_by_asking_it_is_refused() -> None:
-    with pytest.raises(PolicyError, match="rule between calls itself, by way of what answers its questions"):
+    with pytest.raises(PolicyError, match="rule between calls itself through the answers to its questions"):
         bind(top, {ask: asks_itself})
 
 

@@ -81,7 +81,7 @@ def test_a_log_is_fitted_and_shown(tmp_path: Path) -> None:
     shown = run("profile", "--from-log", str(EXAMPLE), "-o", str(path), "--samples", str(steps)).splitlines()
     assert shown[0].endswith("from a step log (synthetic log, no device ran it): estimated, not measured")
     heads = [line.split()[0] for line in shown[1:-1]]
-    assert heads == ["points", "noise", "pieces", "floor", "not", "commits", "front"]
+    assert heads == ["points", "noise", "pieces", "floor", "unknown", "commits", "front"]
     assert shown[-1] == f"Wrote {path} and {page} and {steps}"
     table = pd.read_csv(steps)
     assert len(table) > load(path).fit.num_points

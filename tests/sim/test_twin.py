@@ -428,7 +428,7 @@ def test_joint_threshold_s_settings_bound_the_law_and_its_thresholds_are_the_tex
     assert forwards[0] <= forwards[1] <= 2 * 49
     assert warnings_of(Setting(parse("sglang-joint"), profile), requests) == []
     (line,) = warnings_of(Setting(parse("sglang-joint,threshold=0.7,edit_threshold=0.1"), profile), requests)
-    assert "threshold 0.7 and edit_threshold 0.1 change nothing here: the law of h20-llada2.1-mini-sglang" in line
+    assert "threshold 0.7 and edit_threshold 0.1 have no effect: the law of h20-llada2.1-mini-sglang" in line
 
 
 @pytest.mark.parametrize("concurrency", [None, 2])
