@@ -74,7 +74,7 @@ def test_caching_is_said_as_it_was_simulated() -> None:
 def test_what_no_flag_says_is_named() -> None:
     assert deployed("lmdeploy-bd32,num_loops=4").unsaid == ("num_loops=4",)
     (router,) = deployed("lmdeploy-0.18", SDAR, 2, "least-tokens").unsaid
-    assert router.endswith("by least-tokens")
+    assert router.endswith("uses least-tokens")
 
 
 def test_a_truth_is_one_flag_or_the_other_and_a_file_holds_what_has_none() -> None:
