@@ -563,7 +563,7 @@ PRESETS = {
         "num_speculative_tokens",
         "vLLM 0.33 with speculative decoding: EAGLE reuses found prefixes whole",
         SOURCE,
-        SPACE,
+        None,  # searched as vllm-ar-spec
         engine="vllm",
         flags={**FLAGS, **DRAFTS},
     ),
