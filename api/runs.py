@@ -76,8 +76,9 @@ def replay(
     replicas. links, decider: prefill pools, and which requests they take. fleet: a TOML file of these. scaler: changes
     the number of replicas; startup: s until a new one serves. failures, tiers: as `--fail` and `--tier`
     (docs/failures.md, docs/tiers.md). ensemble: number of profiles drawn from this one's uncertainty; 19 or more give
-    intervals. jobs, backend, address: where they are replayed, as in `dsim.sweep`. step_by_step: slower, with the same
-    result. out: a folder as of `dsim replay -o`. Raises DsimError.
+    intervals. jobs, backend, address: where they are replayed, as in `dsim.sweep`; without them jobs are the threads of
+    a replay, by default one a core. step_by_step: slower, with the same result. out: a folder as of `dsim replay -o`.
+    Raises DsimError.
     """
     check_place(ensemble, jobs, backend, address)
     if ensemble is not None:
