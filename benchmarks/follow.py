@@ -85,13 +85,14 @@ NOTHING = Factors()
 
 @dataclass(frozen=True)
 class Change:
-    """At a known minute, with the right alarm."""
+    """At a known minute, with the right alarm; "": none is right."""
 
     name: str
     cause: str
     factors: Factors = NOTHING
     rate: float = 1.0
     flag: bool = False
+    replicas: int = 1
     engines: tuple[str, ...] = ("vllm", "sglang", "forwards")
 
 
@@ -101,6 +102,7 @@ CHANGES = (
     Change("15 % more steps a token", "yield", Factors(steps=1.15), engines=("vllm", "forwards")),
     Change("40 % more traffic", "traffic", rate=1.4),
     Change("fewer rows at once, by a flag", "rule", flag=True),
+    Change("a replica more", "", replicas=2),
 )
 
 
@@ -125,7 +127,13 @@ def pages(server: Server, scenario: Scenario, rate: float, begin: float, seconds
     found = samples_of(result, trace, steps, at, ENDS, server.page)
     heard = heard_of(steps, at, setting.policy.width) if server.forwards else [SILENT] * len(at)
     return [
-        replace(s, time=begin + s.time - RUN_IN, counters={n: s.counters[n] for n in PAGES[server.page]}, heard=h)
+        replace(
+            s,
+            time=begin + s.time - RUN_IN,
+            num_engines=scenario.replicas,
+            counters={n: s.counters[n] for n in PAGES[server.page]},
+            heard=h,
+        )
         for s, h in zip(found, heard, strict=True)
     ]
 
@@ -180,7 +188,7 @@ def follow(follower: Follower, samples: Iterable[Sample]) -> list[dict[str, Any]
 def changed(server: Server, change: Change, seed: int = 7) -> dict[str, Any]:
     """A change at minute CHANGE: when alarms came, which parameters were found."""
     setting = server.scenario.setting()
-    after = server.scenario
+    after = replace(server.scenario, replicas=change.replicas)
     if change.factors != NOTHING:
         profile = scaled(setting, change.factors)
         after = replace(after, profile=name_of_profile(replace(profile, name="changed")))
@@ -208,6 +216,10 @@ def changed(server: Server, change: Change, seed: int = 7) -> dict[str, Any]:
         "server": server.name, "change": change.name, "cause": change.cause, "alarms": alarms, "found": product,
         "wanted": {"price": change.factors.price, "steps": change.factors.steps},
         "versions": [v.to_json() for v in follower.versions],
+        "replicas": [
+            ((now["end"] - zero) / 60 - CHANGE, now["replicas"])
+            for then, now in pairwise(records) if now["replicas"] != then["replicas"]
+        ],
         "adopted": [(v.time - zero) / 60 - CHANGE for v in follower.versions],
     }  # fmt: skip
 

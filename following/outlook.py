@@ -185,7 +185,9 @@ class Ahead:
         spelt = [candidate_of(spec, allow_code=scenario.allow_code).spec for spec in (best.policy, scenario.policy)]
         policy = scenario.policy if spelt[0] == spelt[1] else best.policy
         shares = [best.values[name] for name in planned.share_criteria if name in best.values]
-        room = "" if best.headroom is None else f"; it takes {best.headroom.low - 1:.0%} more before an SLO breaks"
+        room = (
+            "" if best.headroom is None else f"; it takes {max(0.0, best.headroom.low):.0%} more before an SLO breaks"
+        )
         evidence = (
             f"{planned.num_replays} replays of {planned.num_requests:,} requests at {self.rate:.3g} req/s, the busiest "
             f"window of the last day, on profile version {self.version}{room}"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -228,7 +229,11 @@ def test_a_plan_is_the_cheapest_fleet_for_the_traffic_and_goes_on_from_its_repla
         "chunk:8", 2.0 * plan["gpus"], 1.5, 4,
     )  # fmt: skip
     assert plan["attained"][0] >= 0.9
-    assert "on profile version 4" in plan["evidence"]
+    said = re.search(r"on profile version 4; it takes (\d+)% more before an SLO breaks", plan["evidence"])
+    assert said is not None
+    # The cheapest fleet of the plan and the fleet in force take about as much a replica.
+    own, in_force = 1.5 * (1 + int(said[1]) / 100) / plan["replicas"], room["headroom"]["capacity"] / 3
+    assert 0.6 * in_force < own < 1.3 * in_force
     assert {"traffic.jsonl", "replays.db"} <= {path.name for path in tmp_path.iterdir()}
 
 
