@@ -259,8 +259,9 @@ def _shadow(windows: Sequence[dict[str, Any]]) -> Section | None:
     agree = sum(own["policy"] == settings for _, own in known) / len(known)
     more, missed = (sum(own[name] for _, own in known) for name in ("gpu_hours", "attainment"))
     line = (
-        f"In {len(known)} windows the twin would have run as many replicas as served in {fleets:.0%}, and the same "
-        f"settings in {agree:.0%}. By its replays the fleet in force took {number(more)} GPU-hours more, and "
+        f"In {len(known)} window{'' if len(known) == 1 else 's'} the twin would have run as many replicas as served in "
+        f"{fleets:.0%}, and the same settings in {agree:.0%}. By its replays the fleet in force took {number(more)} "
+        "GPU-hours more, and "
         f"{number(100 * missed / len(known))} points fewer requests met the SLOs."
     )
     return Section("What the twin would have done", (Words((line,), loud=True),))
