@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import DsimError
@@ -76,7 +77,6 @@ class _Collector:
 
     def _family(self, metric: Metric) -> Family:
         from prometheus_client import metrics_core
-        from prometheus_client.utils import floatToGoString
 
         replicas, face = self._fleet.replicas, self._fleet.face
         each = [face.scopes[metric.scope](self._model, i, len(replicas)) for i in range(len(replicas))]
@@ -92,8 +92,7 @@ class _Collector:
                 elif metric.kind == "summary":
                     family.add_metric(series, shown.cumulative[-1], shown.sum)
                 else:
-                    ends = [*map(floatToGoString, shown.edges), "+Inf"]
-                    family.add_metric(series, list(zip(ends, shown.cumulative, strict=True)), shown.sum)
+                    family.add_metric(series, list(zip(_ends(shown.edges), shown.cumulative, strict=True)), shown.sum)
                 if face.dated and metric.kind != "gauge":
                     begun = dict(zip(names, series, strict=True))
                     family.add_sample(f"{family.name}_created", begun, self._fleet.clock.opened)
@@ -109,6 +108,14 @@ class _Collector:
             return _sum(each.of(metric) for each in tallies)
         asked = [metric.value(self._fleet, replica) for replica in group]
         return _sum(shown if isinstance(shown, Mapping) else {(): shown} for shown in asked)
+
+
+@cache
+def _ends(edges: tuple[float, ...]) -> tuple[str, ...]:
+    """The labels of a histogram's buckets."""
+    from prometheus_client.utils import floatToGoString
+
+    return (*map(floatToGoString, edges), "+Inf")
 
 
 def _sum(parts: Iterable[Mapping[Values, float | Buckets]]) -> dict[Values, float | Buckets]:
