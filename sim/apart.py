@@ -1,16 +1,18 @@
 """Replicas that nothing from outside touches: each runs the requests that it will take, several at once in threads."""
 
+import heapq
 import math
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import repeat
 from typing import Any
 
 import simpy
 
 from .clock import Clock
 from .replica import Replica
+
+AT_ONCE = 16  # replicas, between two looks at whether the run is to stop: some tenths of a second
 
 
 def run_apart(
@@ -20,23 +22,23 @@ def run_apart(
 
     horizon: the run's end (s), if it does not wait for all requests.
     """
-    going = list(replicas)
-    until = [replica.advance(env.now, -math.inf) for replica in going]  # compiles, in this thread
+    going = [(replica.advance(env.now, -math.inf), i) for i, replica in enumerate(replicas)]  # compiles, in this thread
+    heapq.heapify(going)
     with ExitStack() as stack:
         run_all: Callable[..., Any] = map
-        if threads > 1 and not any(replica.engine.is_young for replica in going):
-            run_all = stack.enter_context(ThreadPoolExecutor(min(threads, len(going)))).map
+        if threads > 1 and not any(replica.engine.is_young for replica in replicas):
+            run_all = stack.enter_context(ThreadPoolExecutor(min(threads, len(replicas)))).map
         while going:
+            due: list[tuple[float, int]] = []
             # Beyond the horizon a step may never end.
-            due = [i for i, time in enumerate(until) if time < horizon or time <= env.now]
-            ends = run_all(Replica.advance, [going[i] for i in due], [until[i] for i in due], repeat(horizon))
-            for i, end in zip(due, list(ends), strict=True):
-                until[i] = end
-            for replica in going:
-                replica.report()
-            left = [i for i, replica in enumerate(going) if not replica.engine.idle]
-            going, until = [going[i] for i in left], [until[i] for i in left]
-            if going and min(until) > env.now:
-                yield env.at(min(until))
+            while going and len(due) < AT_ONCE and (going[0][0] < horizon or going[0][0] <= env.now):
+                due.append(heapq.heappop(going))
+            ends = run_all(lambda one: replicas[one[1]].advance(one[0], horizon), due)
+            for (_, i), end in zip(due, list(ends), strict=True):
+                replicas[i].report()
+                if not replicas[i].engine.idle:
+                    heapq.heappush(going, (end, i))
+            if going:
+                yield env.at(max(env.now, going[0][0]))
     if (end := max(replica.engine.clock for replica in replicas)) > env.now:
         yield env.at(end)
