@@ -260,6 +260,12 @@ ASKED: dict[str, list[dict[str, Any]]] = {
 class _Busy:
     """A fleet that takes no request: what was understood of one is what is tried here."""
 
+    def __init__(self) -> None:
+        from dsim.serve.clock import Clock
+        from dsim.serve.tallies import Tallies
+
+        self.clock, self.tallies = Clock(), Tallies((), 1)
+
     def submit(self, _prompt: list[int], _most: int, streamed: bool = False) -> None:
         from dsim.serve.fleet import RefusedError
 

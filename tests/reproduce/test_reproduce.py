@@ -229,8 +229,8 @@ def test_a_peak_that_does_not_fit_names_the_tensor_that_is_too_many() -> None:
     assert row.predicted is not None
     assert row.predicted * GIB == pytest.approx(85899345920 + 46.6e9, rel=1e-3)
     assert row.shortage == (
-        "out of memory by 46.6 GB of 85.9 GB: keys and values take 33.6 GB beside weights 16 GB, logits 32.4 GB, "
-        "cached outputs 33.6 GB, activations 16.8 GB"
+        "out of memory by 46.6 GB of 85.9 GB: keys and values take 33.6 GB in addition to weights 16 GB, "
+        "logits 32.4 GB, cached outputs 33.6 GB, activations 16.8 GB"
     )
     told = to_csv(reproduce([part("maskkv-memory", ["dLLM-Cache"], ("64000",))], jobs=1)).splitlines()
     assert row.shortage in told[1]

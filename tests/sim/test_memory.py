@@ -59,7 +59,7 @@ def test_engines_whose_pages_leave_room_fit_and_pages_that_take_all_do_not() -> 
     said = tight.shortage(tight.largest(requests))
     assert said is not None
     assert said.startswith("out of memory by ")
-    assert "logits of a forward of 8192 tokens and 8192 rows of logits take 12.4 GB beside weights 16.4 GB" in said
+    assert "logits of a forward of 8192 tokens and 8192 rows of logits take 12.4 GB in addition to weights" in said
 
 
 def test_a_full_sequence_of_long_prompts_runs_out_of_memory_on_all_rows_of_logits_and_not_on_the_blocks() -> None:
