@@ -41,7 +41,7 @@ INSTEAD = {
     r"p90:tpot_chunk=50ms": "p90:norm_latency=50ms",  # which a few requests are enough to miss
     r"\.venv/bin/dsim": "dsim",
     r"(validate .*?--policy \S+)( --policy \S+)+": r"\1",  # one of several
-    r"--budget 5s": "--budget 1s",
+    r"--budget 5s": "--budget 2s",
     r"--ensemble 19": "--ensemble 3",
     r"--budget 12m": "--policy lmdeploy-bd32",
     r" --load [\d.]+": "",

@@ -51,7 +51,7 @@ def test_profile_logs_commits_with_the_mask_the_block_and_the_eos_that_are_given
 
     monkeypatch.setattr(measure, "run", listen)
     monkeypatch.setattr(measure, "measure_eviction", lambda *_: 0.0)
-    given = ("--block-length", 4, "--mask-token-id", 95, "--budget", "1s", "--prompts", folder / "ids.jsonl")
+    given = ("--block-length", 4, "--mask-token-id", 95, "--budget", "2s", "--prompts", folder / "ids.jsonl")
     with pytest.raises(StoppedError):
         dsim("profile", "--model", folder / "model", "--device", "cpu", "-o", folder / "p.json", *given, "--eos")
     assert seen == [(4, 95, (7,))]
@@ -80,7 +80,7 @@ def test_validate_serves_with_the_tokens_drawn_as_they_are_asked_for(
 
 def test_an_eos_that_the_checkpoint_does_not_name_ends_nothing(folder: Path) -> None:
     checkpoints.rewrite(folder / "model", eos_token_id=None)
-    given = ("--block-length", 4, "--mask-token-id", 95, "--budget", "1s", "--prompts", folder / "ids.jsonl")
+    given = ("--block-length", 4, "--mask-token-id", 95, "--budget", "2s", "--prompts", folder / "ids.jsonl")
     ran = dsim("profile", "--model", folder / "model", "--device", "cpu", "-o", folder / "p.json", *given, "--eos")
     assert ran.code == 2
     assert "names EOS [] and 1 workloads: expected some of both" in ran.err

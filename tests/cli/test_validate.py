@@ -34,7 +34,7 @@ def full_sequence(shared: Path) -> Path:
     """A profile of the model under full-sequence policies, measured by the first test that asks for it."""
     file = shared / "p.json"
     if not file.exists():
-        measured = ("--full-sequence", "--budget", "1s", "--max-batch", 4, "-o", file)
+        measured = ("--full-sequence", "--budget", "2s", "--max-batch", 4, "-o", file)
         ran = dsim("profile", "--model", shared / "model", *measured)
         assert ran.code in (0, 1), ran.err  # 1: this machine's noise makes the fit doubt itself
     return file
@@ -48,7 +48,7 @@ def _with_the_model(shared: Path) -> None:
 
 def test_a_profile_is_measured_and_then_validated() -> None:
     ran = dsim(
-        "profile", "--model", "model", "--budget", "1s", "--prompts", "ids=ids.jsonl", "--thresholds", "0.9",
+        "profile", "--model", "model", "--budget", "3s", "--prompts", "ids=ids.jsonl", "--thresholds", "0.9",
         "--max-batch", 4, "-o", "p.json",
     )  # fmt: skip
     assert ran.code in (0, 1), ran.err  # 1: this machine's noise makes the fit doubt itself
