@@ -118,6 +118,7 @@ class _Routes:
         self._words = words
         self._settings = settings
         self._headers = {"x-dsim": settings.about}
+        self._page = metrics.Page(fleet, settings.model)
         key = settings.api_key
         self._keys = [] if key is None else [sha256(b"Bearer " + form).digest() for form in _encodings(key)]
 
@@ -171,7 +172,7 @@ class _Routes:
         return PlainTextResponse("" if closed is None else closed + "\n", 200 if closed is None else 503)
 
     async def metrics(self, request: Request) -> Response:
-        text, kind = metrics.exposition(self._fleet, self._settings.model, request.headers.get("accept", ""))
+        text, kind = self._page.text(request.headers.get("accept", ""))
         return Response(text, headers={**self._headers, "content-type": kind})
 
     def _check_key(self, request: Request) -> None:

@@ -31,16 +31,38 @@ def face_of(policy: str, asked: str | None = None) -> Face:
     return {"vllm": VLLM, "sglang": SGLANG, "lmdeploy": LMDEPLOY}[name]
 
 
-def exposition(fleet: Fleet, model: str, accept: str = "") -> tuple[bytes, str]:
-    """Text and content type, by the client's Accept header."""
-    from prometheus_client.exposition import choose_encoder  # other commands do not need it
+class Page:
+    """The text of /metrics. A family that is as it was when last asked for is not encoded again."""
 
-    encoder, kind = choose_encoder(accept)
-    return encoder(_Collector(fleet, model)), kind
+    def __init__(self, fleet: Fleet, model: str) -> None:
+        self._collector = _Collector(fleet, model)
+        self._encoded: dict[tuple[str, str], tuple[list[Any], bytes]] = {}  # by content type and name: samples, text
+
+    def text(self, accept: str = "") -> tuple[bytes, str]:
+        """Text and content type, by the client's Accept header."""
+        from prometheus_client.exposition import choose_encoder  # other commands do not need it
+
+        encoder, kind = choose_encoder(accept)
+        end = encoder(_Families(()))  # OpenMetrics' last line
+        parts = []
+        for family in self._collector.collect():
+            samples, part = self._encoded.get((kind, family.name), ([], b""))
+            if not part or samples != family.samples:
+                part = encoder(_Families((family,))).removesuffix(end)
+                self._encoded[kind, family.name] = family.samples, part
+            parts.append(part)
+        return b"".join([*parts, end]), kind
+
+
+class _Families(tuple[Any, ...]):
+    """What prometheus_client's encoders read."""
+
+    def collect(self) -> Iterator[Family]:
+        return iter(self)
 
 
 class _Collector:
-    """What prometheus_client's encoders read."""
+    """What a page shows now."""
 
     def __init__(self, fleet: Fleet, model: str) -> None:
         self._fleet = fleet
