@@ -359,7 +359,7 @@ def _kind(value: Any) -> Any:
 
 
 class Core:
-    """A policy's compiled step: the rules above with the policy's answers as placeholders.
+    """A policy's compiled step: the rules above with the policy's answers in place of the placeholders.
 
     Each rule compiles on first call: the twin needs only `run`, a live executor the others.
     """
@@ -452,7 +452,7 @@ class Core:
         return self._entries[key]
 
     def routing_by(self, answer: Any) -> "Core":
-        """The same for replicas of which the one with the least load is chosen; answer: a rule for route.load."""
+        """The same core for a router that chooses the least loaded replica; answer: its rule for route.load."""
         if answer not in self._routing:
             self._routing[answer] = Core({**self._answers, load: answer}, self._kinds, self._name)
         return self._routing[answer]

@@ -1,4 +1,4 @@
-"""Replicas that nothing from outside touches: each runs the requests that it will take, several at once in threads."""
+"""Independent replicas: each runs its own requests to the end, several at once in threads."""
 
 import heapq
 import math
@@ -12,7 +12,7 @@ import simpy
 from .clock import Clock
 from .replica import Replica
 
-AT_ONCE = 16  # replicas, between two looks at whether the run is to stop: some tenths of a second
+AT_ONCE = 16  # replicas a batch; Ctrl-C takes effect between batches, tenths of a second apart
 
 
 def run_apart(
