@@ -91,22 +91,26 @@ def test_workers_hear_no_ctrl_c_even_as_they_start() -> None:
 
 
 def test_results_come_as_they_finish_and_a_map_s_in_order(tmp_path: Path) -> None:
-    others = tmp_path / "others"
+    go_on = tmp_path / "go-on"
 
-    def last(cell: int) -> int:
-        """The first cell ends after another has."""
+    def first_waits(cell: int) -> int:
         until = time.monotonic() + PATIENCE
-        while cell == 0 and not others.exists():
+        while cell == 0 and not go_on.exists():
             assert time.monotonic() < until
             time.sleep(0.01)
-        others.touch()
+        if cell == 6:
+            go_on.touch()
         return cell
 
     with Pool(jobs=2) as pool:
-        assert next(pool.run(last, CELLS)).key != "cell 0"
-    others.unlink()
+        outcomes = pool.run(first_waits, {key: cell for key, cell in CELLS.items() if cell != 6})
+        early = next(outcomes).key
+        go_on.touch()  # the first cell can end only after another has been seen here
+        assert early != "cell 0"
+        assert {outcome.key for outcome in outcomes} == set(CELLS) - {"cell 6", early}
+    go_on.unlink()
     with Pool(jobs=2) as pool:
-        assert list(pool.map(last, range(7))) == list(range(7))
+        assert list(pool.map(first_waits, range(7))) == list(range(7))
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
