@@ -36,6 +36,7 @@ class Log:
     def __init__(self, path: Path) -> None:
         read = read_log(path)
         self.spec = policy_of(read.header)[0]
+        self.started: float = read.header.started or 0.0  # s since 1970
         self.setting = Setting(parse(self.spec), profile_of_log(read, "logged", path.name))
         self.is_async = self.setting.policy.batching.hides_host
         lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]

@@ -8,7 +8,7 @@ profile of other traffic, under several seeds of the law of steps a canvas.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -110,8 +110,17 @@ def woken(start: Floats, latency: Floats, arrival: Floats) -> Floats:
     return np.where((start > before + SAME_TIME) & (came < start), start - came, 0.0)
 
 
-def row(case: str, loads: list[list[Measured]]) -> tuple[str, float]:
-    """A case's row with a value for each load, and the largest error of the rule. A load has one or two runs."""
+@dataclass
+class Found:
+    """The cases' values, a load each: of the mean e2el, but for the rules."""
+
+    rules: list[float] = field(default_factory=list)  # error of the rule alone, of the worse run
+    # Of loads served twice, by whether a law draws their steps: errors of the mean over seeds, and of the second run.
+    beside: dict[bool, list[tuple[float, float]]] = field(default_factory=dict)
+
+
+def row(case: str, loads: list[list[Measured]], found: Found) -> str:
+    """A case's row with a value for each load, which are added to `found`. A load has one or two runs."""
     means, floors, rules, ranges, alike, of = [], [], [], [], 0, 0
     for first, *again in loads:
         means.append(f"{first.e2el.mean():.2f}")
@@ -127,11 +136,24 @@ def row(case: str, loads: list[list[Measured]]) -> tuple[str, float]:
         low, high = 100 * np.quantile(errors, (LOW, HIGH))
         spread = f"({low:+.0f}..{high:+.0f})" if low < high else ""  # none where requests' limits decide the steps
         ranges.append(f"{100 * np.mean(errors):+.0f}{spread}")
+        if again:
+            found.beside.setdefault(bool(low < high), []).append((float(np.mean(errors)), float(shift)))
+    found.rules += rules
     cells = [
         f"`{case}`", ", ".join(means), ", ".join(floors), ", ".join(f"{100 * share:+.2f}" for share in rules),
         f"{alike}/{of}", ", ".join(ranges),
     ]  # fmt: skip
-    return f"| {' | '.join(cells)} |", max(map(abs, rules))
+    return f"| {' | '.join(cells)} |"
+
+
+def beside_the_floor(found: Found) -> str:
+    """What predictions are off by, beside what second runs are: a single pair of runs says little."""
+    said = []
+    for drawn, pairs in sorted(found.beside.items()):
+        prediction, again = (percent(float(np.median(np.abs(errors)))) for errors in zip(*pairs, strict=True))
+        steps = "with a law of steps" if drawn else "whose requests set their steps"
+        said.append(f"over the {len(pairs)} loads {steps} a prediction is off by {prediction}, a second run by {again}")
+    return f"Median errors of the mean e2el: {'; '.join(said)}."
 
 
 def requests_a_load(counts: dict[int, list[str]]) -> str:
@@ -144,7 +166,7 @@ def requests_a_load(counts: dict[int, list[str]]) -> str:
 
 def main() -> None:
     out, docs, clock, rates, *cases = sys.argv[1:]
-    rows, worst = [], 0.0
+    rows, found, started = [], Found(), 0.0
     counts: dict[int, list[str]] = {}
     for case in cases:
         folder = Path(out) / case
@@ -155,13 +177,13 @@ def main() -> None:
             runs = [Measured(path, profile) for path in paths if path.exists()]
             loads.append([run for run in runs if not np.isnan(run.e2el).any()])  # without runs that were cut short
         counts.setdefault(len(loads[0][0].trace), []).append(f"`{case}`")
-        line, largest = row(case, loads)
-        rows.append(line)
-        worst = max(worst, largest)
-        print(line, flush=True)
+        rows.append(row(case, loads, found))
+        started = max(started, *(run.log.started for runs in loads for run in runs))
+        print(rows[-1], flush=True)
+    worst = max(map(abs, found.rules))
     seeds = f"prediction: mean ({100 * LOW:.0f}..{100 * HIGH:.0f} % of seeds)"
     text = "\n".join([
-        f"{date.today().isoformat()}, two cores of {processor()}, {requests_a_load(counts)} at {rates} req/s, "
+        f"{date.fromtimestamp(started)}, two cores of {processor()}, {requests_a_load(counts)} at {rates} req/s, "
         f"{SEEDS} seeds of the law of steps, where requests do not set them. Values: each load in turn, errors in %."
         + (" The engine ran on the clock of its CPU time." if clock == "cpu" else ""),
         "",
@@ -171,6 +193,7 @@ def main() -> None:
         *rows,
         "",
         f"Asked was a rule less than {percent(OWN)} off at a run's own prices of steps: {100 * worst:.2f} % at worst.",
+        *([beside_the_floor(found)] if found.beside else []),
     ])  # fmt: skip
     print(text)
     put(docs, BEGIN, END, text)
