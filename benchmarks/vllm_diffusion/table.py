@@ -150,10 +150,10 @@ def beside_the_floor(found: Found) -> str:
     """What predictions are off by, beside what second runs are: a single pair of runs says little."""
     said = []
     for drawn, pairs in sorted(found.beside.items()):
-        prediction, again = (percent(float(np.median(np.abs(errors)))) for errors in zip(*pairs, strict=True))
-        steps = "with a law of steps" if drawn else "whose requests set their steps"
-        said.append(f"over the {len(pairs)} loads {steps} a prediction is off by {prediction}, a second run by {again}")
-    return f"Median errors of the mean e2el: {'; '.join(said)}."
+        sizes = [percent(float(np.median(np.abs(errors)))) for errors in zip(*pairs, strict=True)]
+        steps = "with a law" if drawn else "whose requests set their steps"
+        said.append(f"{sizes[0]} and {sizes[1]} over the {len(pairs)} loads {steps}")
+    return f"Median errors of the mean e2el, of predictions and of second runs: {'; '.join(said)}."
 
 
 def requests_a_load(counts: dict[int, list[str]]) -> str:
