@@ -92,6 +92,7 @@ class Change:
     factors: Factors = NOTHING
     rate: float = 1.0
     flag: bool = False
+    flag_after: float = 0.0  # minutes after the other changes
     replicas: int = 1
     engines: tuple[str, ...] = ("vllm", "sglang", "forwards")
 
@@ -103,7 +104,12 @@ CHANGES = (
     Change("40 % more traffic", "traffic", rate=1.4),
     Change("fewer rows at once, by a flag", "rule", flag=True),
     Change("a replica more", "", replicas=2),
-)
+    Change("steps take 22 % longer", "prices", Factors(price=1.22)),
+    Change(
+        "steps take 22 % longer, and 30 minutes later fewer rows at once, by a flag", "prices, rule",
+        Factors(price=1.22), flag=True, flag_after=30.0,
+    ),
+)  # fmt: skip
 
 
 def traffic(rate: float, seconds: float, seed: int) -> Trace:
@@ -192,13 +198,17 @@ def changed(server: Server, change: Change, seed: int = 7) -> dict[str, Any]:
     if change.factors != NOTHING:
         profile = scaled(setting, change.factors)
         after = replace(after, profile=name_of_profile(replace(profile, name="changed")))
-    if change.flag:
-        after = replace(after, policy=server.flag)
     zero, seconds = 1.8e9, CHANGE * 60
+    stages = [(0.0, server.scenario, 1.0), (seconds, after, change.rate)]
+    if change.flag:
+        stages[1 if not change.flag_after else 2 :] = [
+            (seconds + 60 * change.flag_after, replace(after, policy=server.flag), change.rate)
+        ]
+    ends = [*(begin for begin, *_ in stages[1:]), HOURS * 3600]
     parts = [
-        pages(server, server.scenario, server.rate, zero, seconds, seed),
-        pages(server, after, server.rate * change.rate, zero + seconds, HOURS * 3600 - seconds, seed + 1),
-    ]  # fmt: skip
+        pages(server, scenario, server.rate * rate, zero + begin, end - begin, seed + index)
+        for index, ((begin, scenario, rate), end) in enumerate(zip(stages, ends, strict=True))
+    ]
     # Syncing a disk would take most of the time.
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:

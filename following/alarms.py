@@ -13,7 +13,7 @@ is WINDOWS_A_MONTH times the number of one-sided charts.
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,8 @@ FLOOR = 0.005  # the least standard deviation of a logarithm
 RECENT = 2  # windows whose mean residual is an alarm's shift: no alarm needs fewer
 SMOOTH = 0.2  # weight of a new window in the moving average
 FAR = 3.0  # standard deviations of that average, beyond which prices or yield explain a queue
+LEVEL = 6  # windows whose mean is the measured factor of prices or yield, at most
+AGREE = 3.0  # standard deviations by which a window may differ from those after it and still count in this mean
 
 
 def threshold(k: float, windows: float) -> float:
@@ -49,13 +51,18 @@ def threshold(k: float, windows: float) -> float:
     return max(FEWEST_H, high)
 
 
-def learnt_band(num_requests: int) -> float:
-    """The band of traffic if the plan's traffic is the mean over `num_requests` requests.
+def widened(cause: str, band: float, error: float) -> float:
+    """The band of a quantity whose prediction has this standard error in all windows.
 
-    This mean has an error of one or two standard errors, which shifts every later window by the same amount. So the
-    error is added to the shift that matters, on both sides.
+    The error shifts every window by the same amount, of one or two standard errors. So it is added to the shift that
+    matters, on both sides.
     """
-    return MATTERS[TRAFFIC] + 2 * LEARNT_ERRORS / math.sqrt(max(1, num_requests))
+    return max(MATTERS[cause], band) + 2 * LEARNT_ERRORS * error
+
+
+def learnt_band(num_requests: int) -> float:
+    """The band of traffic if the plan's traffic is the mean over `num_requests` requests."""
+    return widened(TRAFFIC, 0.0, 1 / math.sqrt(max(1, num_requests)))
 
 
 @dataclass
@@ -115,6 +122,16 @@ class Chart:
         """Whether the moving average is further from 0 than chance explains."""
         return abs(self.mean) > FAR * self.deviation() * math.sqrt(SMOOTH / (2 - SMOOTH))
 
+    def level(self, newest: float) -> tuple[float, float] | None:
+        """The mean of the newest residuals that agree, and its standard error; None if `newest` agrees with none."""
+        earlier = list(self.residuals)[-min(self.seen, LEVEL - 1) :] if self.seen else []
+        found, deviation = [newest], self.deviation()
+        for residual in reversed(earlier):
+            if abs(residual - float(np.mean(found))) > AGREE * deviation * math.sqrt(1 + 1 / len(found)):
+                break
+            found.append(residual)
+        return (float(np.mean(found)), deviation / math.sqrt(len(found))) if len(found) > 1 else None
+
     def state(self) -> list[float]:
         """The values that `restore` needs in addition to the residuals."""
         return [self.up, self.down, self.mean, self.seen, self.since]
@@ -165,27 +182,32 @@ class Alarms:
         self.charts = {name: Chart(name, len(CAUSE_OF)) for name in CAUSE_OF}
         self.open: dict[str, Alarm] = {}
 
+    def explain(self, residuals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float] | None]:
+        """The quantities of prices and yield that are off in this window, and so explain a queue.
+
+        For each the logarithm of its factor and its standard error; None if too few windows have measured it.
+        """
+        found: dict[str, tuple[float, float] | None] = {}
+        for name in ("step_time", "steps_per_token"):
+            own = self.charts[name]
+            residual = residuals[name][0] if name in residuals else None
+            beyond = residual is not None and own.seen > 1 and abs(residual) > 2 * FAR * own.deviation()
+            if own.cause in self.open or (residual is not None and (own.far() or beyond)):
+                found[name] = None if residual is None else own.level(residual)
+        return found
+
     def add(
         self, now: float, residuals: Mapping[str, tuple[float, float]], bands: Mapping[str, float],
-        prices_wait: bool = False,
+        waiting: Collection[str] = (),
     ) -> list[Alarm]:  # fmt: skip
         """Add a window's residuals and return the alarms that it raises.
 
-        If prices or yield are off, they explain the queue, so the charts of the rule wait. prices_wait: the profile
-        does not know the prices at this load.
+        waiting: the causes whose charts keep their sums, since the twin cannot predict their quantities in this window.
         """
-        explained = {PRICES, YIELD} & self.open.keys()
-        for name in ("step_time", "steps_per_token"):
-            if name in residuals:
-                residual = residuals[name][0]
-                own = self.charts[name]
-                beyond = own.seen > 1 and abs(residual) > 2 * FAR * own.deviation()
-                if own.far() or beyond:
-                    explained.add(own.cause)
         raised = []
         for name, (residual, spread) in residuals.items():
             chart = self.charts[name]
-            frozen = (chart.cause == RULE and bool(explained)) or (chart.cause == PRICES and prices_wait)
+            frozen = chart.cause in waiting
             if (
                 chart.add(residual, spread, bands.get(name, 0.0), frozen)
                 and not frozen

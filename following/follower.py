@@ -21,7 +21,7 @@ from ..results.slo import Slo
 from ..sim.setting import Setting
 from ..traces import Trace
 from . import refit
-from .alarms import MEMORY, Alarm, Alarms, learnt_band
+from .alarms import MEMORY, Alarm, Alarms, learnt_band, widened
 from .background import Background, Inline
 from .outlook import Ahead, Headroom, Plan, WhatIf, advice, growth, shadow, what_ifs
 from .predicted import Prediction, Seen, bands_of, predict
@@ -174,7 +174,16 @@ class Follower:
         residuals, bands = dict(prediction.residuals), self._bands | self._usual_bands
         if self._usual:
             residuals |= of_traffic(window, self._usual)
-        raised = self.alarms.add(window.end, residuals, bands, prediction.extrapolating or self.unmeasured is not None)
+        waiting = {PRICES} if prediction.extrapolating or self.unmeasured is not None else set()
+        explained = self.alarms.explain(residuals)
+        measured = {name: of for name, of in explained.items() if of is not None}
+        if measured.keys() != explained.keys():
+            waiting.add(RULE)
+        elif measured:
+            others, errors = refit.at_measured(self._scenario, self._setting, seen, shape, prediction, measured)
+            residuals |= others
+            bands |= {name: widened(RULE, bands.get(name, 0.0), error) for name, error in errors.items()}
+        raised = self.alarms.add(window.end, residuals, bands, waiting)
         settled = self.alarms.settle(bands)
         self._seen.append((seen, residuals))
         self._since += 1
@@ -331,7 +340,7 @@ class Follower:
         self.versions.append(version)
         self._known = version.errors
         self._use(trial.scenario, trial.setting)
-        self.alarms.close((PRICES, YIELD, RULE))
+        self.alarms.close((PRICES, YIELD))
         self.tell(f"Profile version {version.number} is in force: {version.factors.words} ({version.reason})")
 
     def _confirm(self, errors: Mapping[str, float]) -> None:
@@ -494,7 +503,7 @@ class Follower:
         if last["version"] != self.version:  # a kill came after the adoption and before the window's record
             self._known = dict(self.versions[-1].errors)
             self._bands, self._since = None, 0
-            self.alarms.close((PRICES, YIELD, RULE))
+            self.alarms.close((PRICES, YIELD))
             return
         if state.get("fit") is not None:
             self._fit = refit.Version.from_json(state["fit"])

@@ -12,6 +12,7 @@ from ..profiler.profile import Profile, to_json
 from ..results.scenario import Scenario
 from ..sim.setting import Setting
 from ..traces import Trace
+from .alarms import FLOOR
 from .predicted import Prediction, Seen, predict
 from .residuals import CAUSE_OF, PRICES, RULE, YIELD, Residuals
 
@@ -126,6 +127,26 @@ def fit(
             break
         known = [predict(scenario, replace(setting, profile=profile), seen, shape).residuals for seen in evidence]
     return profile, Factors(*(round(math.exp(logs[name]), 6) for name in FITTED)), errors
+
+
+def at_measured(
+    scenario: Scenario, setting: Setting, seen: Seen, shape: Trace | None, prediction: Prediction,
+    measured: Mapping[str, tuple[float, float]],
+) -> tuple[Residuals, dict[str, float]]:  # fmt: skip
+    """The rule's residuals against a twin at measured prices and yield, and by quantity the standard error from these.
+
+    measured: by quantity, the logarithm of its factor and its standard error. prediction: that of the setting itself.
+    """
+    logs = {name: measured[quantity][0] for name, quantity in FITTED.items() if quantity in measured}
+    profile = scaled(setting, Factors(**{name: math.exp(log) for name, log in logs.items()}))
+    other = predict(scenario, replace(setting, profile=profile), seen, shape)
+    residuals = {name: of for name, of in other.residuals.items() if CAUSE_OF[name] == RULE}
+    # The shift between the two twins, for each unit of the factors' logarithm.
+    share = math.hypot(*(error for _, error in measured.values())) / math.hypot(FLOOR, *logs.values())
+    return residuals, {
+        name: abs(residual - prediction.residuals[name][0]) * share
+        for name, (residual, _) in residuals.items() if name in prediction.residuals
+    }  # fmt: skip
 
 
 def candidate(

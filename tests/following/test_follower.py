@@ -107,6 +107,24 @@ def test_longer_steps_are_prices_and_the_candidate_is_adopted_once_it_predicts_b
     assert again.scenario.profile == version.profile
 
 
+def test_a_flag_that_changes_while_prices_are_open_is_named_before_the_refit_and_once(tmp_path: Path) -> None:
+    slow = name_of_profile(replace(scaled(SGLANG.scenario.setting(), Factors(price=1.22)), name="changed"))
+    flag = 30.0  # minutes
+    parts = [
+        pages(SGLANG, replace(SGLANG.scenario, profile=slow, policy=policy), SGLANG.rate, ZERO + begin, seconds, seed)
+        for policy, begin, seconds, seed in
+        ((SGLANG.scenario.policy, 0.0, 60 * flag, 1), (SGLANG.flag, 60 * flag, 3900.0, 2))
+    ]  # fmt: skip
+    follower = Follower(followed(SGLANG), tmp_path)
+    records = feed(follower, [*joined(parts)])
+    raised = [(a["cause"], (record["end"] - ZERO) / 60) for record in records for a in record["raised"]]
+    assert [cause for cause, _ in raised] == ["prices", "rule"]
+    [version] = follower.versions
+    assert raised[0][1] < flag < raised[1][1] <= flag + 10 < (version.time - ZERO) / 60
+    assert version.factors.price == pytest.approx(1.22, rel=0.02)
+    assert follower.alarms.open.keys() == {"rule"}
+
+
 def test_no_reading_waits_for_a_fit_and_a_kill_makes_it_again(tmp_path: Path) -> None:
     found = samples(SGLANG, Factors(price=1.2), 1.7)
     at_once = Follower(followed(SGLANG), tmp_path / "at_once")
