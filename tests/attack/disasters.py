@@ -25,6 +25,7 @@ from types import SimpleNamespace
 
 import dsim
 from dsim.__main__ import main
+from dsim.files import interrupt
 from dsim.planner.memo import FILES as STORE_FILES
 from dsim.planner.memo import STORE
 from dsim.results.run import read_run
@@ -331,6 +332,20 @@ def read_only(folder: Path) -> None:
     os.chdir(folder)
 
 
+def _announced() -> None:
+    """Have the command of this process say when it takes signals up, and ignore them once it no longer does."""
+
+    @contextlib.contextmanager
+    def ready() -> Iterator[None]:
+        with interrupt.as_ctrl_c():
+            said_by(os.getpid(), "ready").touch()
+            yield
+        for number in interrupt.SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    dsim.cli.as_ctrl_c = ready
+
+
 def killed(
     writer: Writer, folder: Path, share: float, number: signal.Signals = signal.SIGKILL, first: bool = False
 ) -> str:
@@ -345,11 +360,12 @@ def killed(
     whole = tree(folder, writer.places)
     if first:
         _clear(folder, writer)
-    child = begun(writer, folder)
-    while not said_by(child, "stderr").exists():  # until then it is a fork of this process
+    child = begun(writer, folder, _announced)
+    while not said_by(child, "ready").exists():
         assert time.monotonic() - begin < 10 * ENDED, "no command began"
         time.sleep(0.001)
-    time.sleep(0.02 + share * took)  # and until it takes signals up
+    said_by(child, "ready").unlink()
+    time.sleep(share * took)
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, number)
     code, said = ended(child)

@@ -65,7 +65,9 @@ def test_what_is_left_of_several_runs_is_of_them_all(clock: Clock) -> None:
         assert bar.line() == "optimus: 1,000 of 1,000 requests, 1,234 s simulated; 10 s, about 0 s left"
 
 
-def test_a_pipe_gets_a_line_every_so_often_even_of_work_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_gets_a_line_every_so_often_even_of_work_that_tells_nothing(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert EVERY == 30.0
     monkeypatch.setattr(module, "EVERY", 0.001)
     screen, text = pipe()
@@ -75,7 +77,7 @@ def test_a_pipe_gets_a_line_every_so_often_even_of_work_that_tells_nothing(monke
     assert set(text.getvalue().splitlines()) == {"work: 0 steps, compiling; 0 s"}
 
 
-def test_a_line_in_a_pipe_says_that_a_policy_is_compiled_until_its_run_goes_on() -> None:
+def test_a_line_in_a_pipe_says_that_a_policy_is_compiled_until_its_run_goes_on(clock: Clock) -> None:
     with Bar(pipe()[0], "replay", "requests") as bar, watch_runs(bar, 1, 80, "starting")("optimus") as told:
         logging.getLogger("dsim").info("Compiling %s, once: about ten seconds", "optimus")
         assert bar.line() == "optimus: 0 of 80 requests, compiling optimus, once; 0 s"

@@ -21,6 +21,7 @@ from dsim.profiler.profile import load
 from dsim.traces import load as load_trace
 from dsim.traces import write
 
+from ..held_up import PATIENCE
 from ..logged import poisson, write_client, write_log
 from . import pages, said
 from .command import Ran, dsim, rows, succeed
@@ -79,7 +80,7 @@ def served(words: list[str]) -> Ran:
     well: list[int] = []
 
     def ask_and_end() -> None:
-        until = time.monotonic() + 300
+        until = time.monotonic() + PATIENCE
         while time.monotonic() < until and not well:
             with contextlib.suppress(OSError):
                 well.append(urllib.request.urlopen(f"http://127.0.0.1:{port}/health").status)

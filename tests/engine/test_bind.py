@@ -4,6 +4,7 @@ import dis
 import fcntl
 import io
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from dsim.engine.errors import PolicyError
 from dsim.engine.jit import JIT, _say_waiting, bind, is_rule, rule
 from dsim.engine.numba_parts import _type_of
 from dsim.engine.policy import PRESETS, parse
+
+from ..held_up import PATIENCE
 
 compiled = pytest.mark.skipif(not JIT, reason="rules run as plain Python: nothing is compiled")
 
@@ -120,7 +123,10 @@ def test_what_another_process_compiles_is_waited_for(tmp_path: Path, monkeypatch
     with lock.open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         second.start()
-        second.join(0.5)
+        until = time.monotonic() + PATIENCE
+        while not said.getvalue():
+            assert time.monotonic() < until
+            time.sleep(0.01)
         assert found == []
     second.join()
     assert found == [91]

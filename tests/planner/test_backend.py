@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -25,7 +24,7 @@ from dsim.reproduce.run import reproduce
 from dsim.results.scenario import Scenario
 from dsim.traces import synth, write
 
-from ..held_up import PATIENCE
+from ..held_up import PATIENCE, SWEEP, kill, start, wait_until
 from ..ray_cluster import TwoWorkers, cluster, shared_cluster
 from ..stored import rows
 
@@ -246,17 +245,12 @@ def test_a_sweep_on_a_cluster_goes_on_where_its_process_was_killed(cluster: TwoW
     )
     out, store = tmp_path / "ray", tmp_path / "ray" / "replays.db"
     where = ["--backend", "ray", "--address", cluster.address, "-o", str(out)]
-    driver = subprocess.Popen([sys.executable, "-m", "dsim", "sweep", "sweep.toml", *where], cwd=tmp_path)
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while not (store.is_file() and rows(store)):
-            assert driver.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    finally:
-        driver.kill()
-        driver.wait()
+    config = str(tmp_path / "sweep.toml")
+    driver = start(SWEEP, "sweep", config, *where, folder=tmp_path / "gate", num_passes=3)
+    wait_until(lambda: store.is_file() and len(rows(store)) > 0, driver)
+    kill(driver)
     finished = len(rows(store))
+    assert finished <= 3
     done = sweep(tmp_path / "sweep.toml", out, backend="ray", address=cluster.address)
     assert 1 <= done.num_reused <= finished
     assert (done.num_reused + done.num_run, done.num_cells) == (10, 10)

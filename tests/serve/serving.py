@@ -52,7 +52,7 @@ class Running:
         self.thread: threading.Thread
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
 
     def ask(self, method: str, path: str, body: object = None, **headers: str) -> Reply:
         """One request and its whole reply."""
@@ -96,7 +96,7 @@ def serving(
     running.thread = thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        assert up.wait(60)
+        assert up.wait(PATIENCE)
         yield running
     finally:
         server.should_exit = True

@@ -16,6 +16,7 @@ from dsim.serve.protocol import ConnectionLimits
 from dsim.serve.server import most_connections
 
 from ..attack.clients import request
+from ..held_up import PATIENCE
 from .serving import Running, serving, until
 from .twins import SLOW
 
@@ -24,7 +25,7 @@ BODY = json.dumps({"prompt": [0], "max_tokens": 6}).encode()
 
 def sent(server: Running, data: bytes) -> socket.socket:
     """A connection on which these bytes were sent."""
-    client = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    client = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
     client.sendall(data)
     return client
 
@@ -58,7 +59,7 @@ def test_a_request_that_does_not_come_in_time_gets_408(twin: Callable[..., Behin
 
 
 def test_a_trickle_of_bytes_does_not_hold_a_connection(twin: Callable[..., Behind]) -> None:
-    with serving(twin(), limits=ConnectionLimits(8, patience=0.3), api_key="secret") as server:
+    with serving(twin(), limits=ConnectionLimits(8, patience=2.0), api_key="secret") as server:
         client = sent(server, request(b"", length=10**6))  # refused for its key, before its body
         assert client.recv(1000).startswith(b"HTTP/1.1 401 ")
 
@@ -72,7 +73,7 @@ def test_a_trickle_of_bytes_does_not_hold_a_connection(twin: Callable[..., Behin
 
 
 def test_a_client_that_does_not_read_is_disconnected(twin: Callable[..., Behind]) -> None:
-    with serving(twin(SLOW), limits=ConnectionLimits(8, patience=0.3)) as server:
+    with serving(twin(SLOW), limits=ConnectionLimits(8, patience=2.0)) as server:
         client = server.begin(prompt=[0], max_tokens=200, stream=True)
         until(lambda: server.behind.fleet.engines[0].num_running == 1)
         (connection,) = server.server.server_state.connections

@@ -32,6 +32,7 @@ from dsim.serve.open import Behind
 from dsim.sim.routers import Router
 
 from ..cli.command import dsim
+from ..held_up import PATIENCE
 from .serving import Running, serving, until
 from .twins import CHUNK, SLOW
 
@@ -165,18 +166,18 @@ def test_a_request_handed_in_as_a_replica_fails_is_answered(twin: Callable[..., 
     def late(replica: int) -> None:
         end(replica)
         told.set()
-        leave.wait(60)  # the thread lives on
+        leave.wait(PATIENCE)  # the thread lives on
 
     class Fails:
         def step(self, plan: Any) -> Any:
-            go.wait(60)
+            go.wait(PATIENCE)
             raise ValueError("a fault")
 
     class Waits(Router):
         def route(self, replicas: Any, request: Any) -> int:
             if request.index == 1:
                 go.set()
-                assert told.wait(60)
+                assert told.wait(PATIENCE)
             return 0
 
     fleet._end = late  # type: ignore[method-assign]
@@ -335,7 +336,7 @@ def begun(folder: Path, *more: str) -> tuple[subprocess.Popen[str], Running]:
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
     """Stop a server: its exit code, output and errors."""
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE)
     return process.returncode, out, err
 
 

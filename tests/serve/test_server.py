@@ -35,6 +35,7 @@ from dsim.serve.protocol import ConnectionLimits
 from dsim.serve.replica import Replica
 from dsim.serve.server import Server
 
+from ..held_up import PATIENCE
 from ..worlds import Collector
 from .serving import Running, serving, until
 from .twins import CHUNK, FAST, SLOW
@@ -398,7 +399,7 @@ def test_the_command_serves_until_it_is_told_to_stop_and_writes_its_journal(tmp_
     server.port = int(line.rsplit(":", 1)[1])
     assert server.complete(prompt="hello", max_tokens=40).json["usage"]["completion_tokens"] == 40
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     assert "SLO attainment" in out
     speed, wrote = err.splitlines()
@@ -446,7 +447,7 @@ def test_a_stop_comes_after_the_rows_of_requests_that_are_over() -> None:
     replica = Replica(engine, AllAtOnce(), clock, tell, over.set)
     replica.submit(Request(0, clock(), 4, 8), 0.0)
     replica.start()
-    assert over.wait(60)
+    assert over.wait(PATIENCE)
     assert idle[-2:] == [False, True]
 
 
