@@ -23,17 +23,24 @@ from dsim.results.scenario import Scenario
 from dsim.serve.open import Bounds, Outputs, open_twin
 
 from ..held_up import PATIENCE
+from ..serve.gate import Gate
 from ..serve.serving import Running, serving
 
 RECORDED = Path(__file__).parent / "recorded" / "kv_events.jsonl"
 SGLANG = Scenario(trace="", policy="sglang-fdfo", profile="h100-sdar-8b/sglang")
 
 
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """Of the publishers that the test opens."""
+    return Gate(monkeypatch)
+
+
 @contextmanager
 def publishing(path: Path) -> Iterator[Any]:
-    """A publisher's socket."""
-    socket = zmq.Context.instance().socket(zmq.PUB)
-    socket.bind(f"ipc://{path}")
+    """A publisher's socket, in this process: what it sends has come, once a subscriber has joined."""
+    socket = zmq.Context.instance().socket(zmq.XPUB)
+    socket.bind(f"inproc://{path}")
     try:
         yield socket
     finally:
@@ -41,12 +48,17 @@ def publishing(path: Path) -> Iterator[Any]:
 
 
 def heard(streams: Streams, socket: Any, *messages: tuple[int, Any]) -> Any:
-    """What the streams say once the last of these messages has come: a number and a content each."""
+    """What the streams say of these messages: a number and a content each."""
     for number, content in messages:
         payload = content if isinstance(content, bytes) else msgspec.msgpack.encode(content)
         socket.send_multipart((b"", number.to_bytes(8, "big"), payload))
-    time.sleep(0.2)
     return streams.read()
+
+
+def joined(socket: Any) -> None:
+    """Wait for a subscriber."""
+    assert socket.poll(1000 * PATIENCE)
+    socket.recv()
 
 
 def forward(rows: int, seconds: float, version: int = 1) -> dict[str, Any]:
@@ -57,8 +69,8 @@ def forward(rows: int, seconds: float, version: int = 1) -> dict[str, Any]:
 
 def test_forwards_are_counted_by_rows_and_a_gap_is_a_loss(tmp_path: Path) -> None:
     with publishing(tmp_path / "x") as socket:
-        streams = Streams([f"ipc://{tmp_path}/x"], [], 4)
-        time.sleep(0.2)
+        streams = Streams([f"inproc://{tmp_path}/x"], [], 4)
+        joined(socket)
         assert "is read anew" in heard(streams, socket, (7, forward(0, 0.0))).lost
         prompt = forward(1, 9.0)
         prompt["scheduled_requests"]["sum_prefill_tokens"] = 500
@@ -77,8 +89,8 @@ def test_kv_events_are_counted_by_hashes_alone(tmp_path: Path) -> None:
         return {"type": "BlockStored", "block_hashes": names, "token_ids": [5, 6], "block_size": 2, "lora_id": None}
 
     with publishing(tmp_path / "x") as socket:
-        streams = Streams([], [f"ipc://{tmp_path}/x"], None)
-        time.sleep(0.2)
+        streams = Streams([], [f"inproc://{tmp_path}/x"], None)
+        joined(socket)
         batches: list[list[Any]] = [
             [1.0, [stored(1, 2)], 0],
             [2.0, [stored(b"long"), {"type": "BlockRemoved", "block_hashes": [2], "medium": "GPU"}]],
@@ -95,8 +107,8 @@ def test_an_emptied_cache_is_emptied_here_too_by_the_bytes_that_vllm_sends(tmp_p
     head, *sent = map(json.loads, RECORDED.read_text().splitlines())
     found = []
     with publishing(tmp_path / "x") as socket:
-        streams = Streams([], [f"ipc://{tmp_path}/x"], None)
-        time.sleep(0.2)
+        streams = Streams([], [f"inproc://{tmp_path}/x"], None)
+        joined(socket)
         for message in sent:
             _, number, payload = map(bytes.fromhex, message["frames"])
             found.append(heard(streams, socket, (int.from_bytes(number, "big"), payload)))
@@ -116,8 +128,8 @@ def test_a_block_is_held_while_a_tier_holds_it(tmp_path: Path) -> None:
         return [1.0, [*events], 0]
 
     with publishing(tmp_path / "x") as socket:
-        streams = Streams([], [f"ipc://{tmp_path}/x"], None)
-        time.sleep(0.2)
+        streams = Streams([], [f"inproc://{tmp_path}/x"], None)
+        joined(socket)
         both = of(event("BlockStored", "GPU"), event("BlockStored", "CPU"), event("BlockRemoved", "GPU"))
         assert heard(streams, socket, (0, both)).blocks["held"] == 1
         back = heard(streams, socket, (1, of(event("BlockStored", "GPU"))))  # fetched, not computed
@@ -143,7 +155,8 @@ def ask(server: Running, count: int, watcher: Watcher) -> None:
     watcher.once()
 
 
-def test_a_served_twins_forwards_tell_prices_and_yield_at_the_grade_of_steps(tmp_path: Path) -> None:
+def test_a_served_twins_forwards_tell_prices_and_yield_at_the_grade_of_steps(gate: Gate, tmp_path: Path) -> None:
+    gate.subscribers = 1
     base = f"ipc://{tmp_path}/fpm"
     behind = open_twin(SGLANG, Bounds(1000), speed=10.0, outputs=Outputs(forward_pass_metrics=base))
     with serving(behind) as server:
@@ -162,7 +175,8 @@ def test_a_served_twins_forwards_tell_prices_and_yield_at_the_grade_of_steps(tmp
     assert [record["end"] for record in again.windows] == [record["end"] for record in records]
 
 
-def test_a_served_twins_kv_events_tell_what_its_cache_holds(tmp_path: Path) -> None:
+def test_a_served_twins_kv_events_tell_what_its_cache_holds(gate: Gate, tmp_path: Path) -> None:
+    gate.subscribers = 1
     base = f"ipc://{tmp_path}/kv"
     scenario = Scenario(
         trace="", policy="vllm-diffusion,prefix_caching=true,num_pages=4000", profile="h200x2-diffusiongemma/vllm"
@@ -181,7 +195,8 @@ def test_a_served_twins_kv_events_tell_what_its_cache_holds(tmp_path: Path) -> N
     assert 0 <= cache["reused"] < 1
 
 
-def test_an_emptied_cache_of_a_served_twin_is_emptied_here_too(tmp_path: Path) -> None:
+def test_an_emptied_cache_of_a_served_twin_is_emptied_here_too(gate: Gate, tmp_path: Path) -> None:
+    gate.subscribers = 1
     policy = "vllm-diffusion,canvas_length=8,max_num_seqs=2,num_pages=40,prefix_caching=true"
     scenario = Scenario(trace="", policy=policy, profile="h200x2-diffusiongemma/vllm")
     base = f"ipc://{tmp_path}/kv"
@@ -190,7 +205,6 @@ def test_an_emptied_cache_of_a_served_twin_is_emptied_here_too(tmp_path: Path) -
     page = engine.policy.memory.page_size
     with serving(behind) as server:
         streams = Streams([], [f"{base}.0"], 8)
-        time.sleep(0.2)  # a subscriber hears what is sent after it has joined
 
         def complete(name: int) -> None:
             assert server.complete(prompt=[name] * (2 * page), max_tokens=4).status == 200
@@ -202,13 +216,13 @@ def test_an_emptied_cache_of_a_served_twin_is_emptied_here_too(tmp_path: Path) -
         complete(1)
         held = engine.idle_pages
         assert held > 0
-        before = arrived(streams, lambda of: of["held"] == held)
+        before, _ = arrived(streams, lambda of: of["held"] == held)
         assert before["cleared"] == 0
         assert server.ask("POST", "/reset_prefix_cache").json == {"success": True}
         assert engine.idle_pages == 0
         complete(1)  # with its step vLLM sends the event
         assert cached() == 0
-        after = arrived(streams, lambda of: of["cleared"] > 0 and of["held"] == engine.idle_pages)
+        after, _ = arrived(streams, lambda of: of["cleared"] > 0 and of["held"] == engine.idle_pages)
         assert (after["cleared"], after["removed"]) == (held, 0)
         assert after["again"] > 0
         complete(1)  # the emptied cache caches
@@ -216,19 +230,25 @@ def test_an_emptied_cache_of_a_served_twin_is_emptied_here_too(tmp_path: Path) -
         streams.close()
 
 
-def arrived(streams: Streams, true: Callable[[dict[str, float]], bool]) -> dict[str, float]:
-    """The counts of the messages that come until the last count is so."""
+def arrived(streams: Streams, true: Callable[[dict[str, float]], bool]) -> tuple[dict[str, float], set[str]]:
+    """The counts of the messages that come until the last count is so, and what was lost."""
     total: dict[str, float] = defaultdict(float)
+    lost = set()
     end = time.monotonic() + PATIENCE
     while not total or not true(total):
         assert time.monotonic() < end, total
-        for name, count in streams.read().blocks.items():
+        found = streams.read()
+        lost |= {found.lost} - {""}
+        for name, count in found.blocks.items():
             total[name] = count if name == "held" else total[name] + count
         time.sleep(0.01)
-    return total
+    return total, lost
 
 
-def test_lost_events_are_asked_for_at_the_replay_socket(tmp_path: Path) -> None:
+def test_lost_events_are_asked_for_at_the_replay_socket(
+    gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsim.following.sources.streams.PATIENCE", 1000 * PATIENCE)
     policy = "vllm-diffusion,canvas_length=8,max_num_seqs=2,num_pages=40,prefix_caching=true"
     scenario = Scenario(trace="", policy=policy, profile="h200x2-diffusiongemma/vllm")
     base, again = f"ipc://{tmp_path}/kv", f"ipc://{tmp_path}/again"
@@ -239,12 +259,12 @@ def test_lost_events_are_asked_for_at_the_replay_socket(tmp_path: Path) -> None:
             assert server.complete(prompt=[i] * (2 * page), max_tokens=4).status == 200
         whole = Streams([], [f"{base}.0"], 8, [f"{again}.0"])
         short = Streams([], [f"{base}.0"], 8)
-        time.sleep(0.2)  # a subscriber hears what is sent after it has joined
+        gate.subscribers = 2
         assert server.complete(prompt=[3] * (2 * page), max_tokens=4).status == 200
-        time.sleep(0.3)
-        found, lacking = whole.read(), short.read()
+        held = behind.fleet.engines[0].idle_pages
+        found, told = arrived(whole, lambda of: of["held"] == held)
+        lacking, missed = arrived(short, lambda of: of["stored"] > 0)
     whole.close()
     short.close()
-    assert (found.lost, lacking.lost) == ("", f"--kv-events {base}.0 is read anew")
-    assert found.blocks["stored"] > lacking.blocks["stored"] > 0
-    assert found.blocks["held"] == behind.fleet.engines[0].idle_pages
+    assert (told, missed) == (set(), {f"--kv-events {base}.0 is read anew"})
+    assert found["stored"] > lacking["stored"] > 0

@@ -1,7 +1,6 @@
 """What a server writes while it runs: step logs, access logs, message streams, and its settings."""
 
 import json
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,8 @@ from dsim.serve.access import AccessLog
 from dsim.serve.open import Behind, Outputs
 from dsim.traces import load
 
+from ..held_up import PATIENCE
+from .gate import Gate
 from .serving import Running, serving, until
 from .twins import CHUNK, SLOW
 
@@ -178,10 +179,11 @@ def heard(address: str) -> Any:
     return socket
 
 
-def messages(socket: Any, kind: Any, wait: int = 500) -> list[tuple[int, Any]]:
-    """The number and the content of each message, until none comes for `wait` ms."""
+def messages(socket: Any, kind: Any, count: int) -> list[tuple[int, Any]]:
+    """The number and the content of each of the next messages."""
     found = []
-    while socket.poll(wait):
+    for _ in range(count):
+        assert socket.poll(1000 * PATIENCE)
         topic, number, payload = socket.recv_multipart()
         assert topic == b""
         found.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(payload, type=kind)))
@@ -189,14 +191,17 @@ def messages(socket: Any, kind: Any, wait: int = 500) -> list[tuple[int, Any]]:
 
 
 @pytest.mark.parametrize("policy", ["sglang-fdfo,max_running_requests=4,block_length=4,num_pages=64", "ar:4"])
-def test_a_forward_pass_is_a_message_as_sglangs(twin: Callable[..., Behind], tmp_path: Path, policy: str) -> None:
+def test_a_forward_pass_is_a_message_as_sglangs(
+    twin: Callable[..., Behind], gate: Gate, tmp_path: Path, policy: str
+) -> None:
+    gate.subscribers = 1
     base = f"ipc://{tmp_path}/fpm"
     behind = twin(policy=policy, outputs=Outputs(forward_pass_metrics=base))
     socket = heard(f"{base}.0")
     with serving(behind) as server:
-        assert socket.poll(5000)  # an idle engine's, once a second
+        assert socket.poll(1000 * PATIENCE)  # an idle engine's, once a second
         ask_many(server)
-        sent = messages(socket, Forward)
+    sent = messages(socket, Forward, gate.sent)
     socket.close(0)
     totals = server.totals
     assert totals is not None
@@ -214,19 +219,19 @@ def test_a_forward_pass_is_a_message_as_sglangs(twin: Callable[..., Behind], tmp
     assert max(m.queued_requests.num_prefill_requests for m in busy) > 0
 
 
-def test_kv_events_are_what_the_prefix_cache_holds(twin: Callable[..., Behind], tmp_path: Path) -> None:
+def test_kv_events_are_what_the_prefix_cache_holds(twin: Callable[..., Behind], gate: Gate, tmp_path: Path) -> None:
+    gate.subscribers = 1
     base = f"ipc://{tmp_path}/kv"
     policy = "vllm-diffusion,canvas_length=8,max_num_seqs=2,num_pages=40,prefix_caching=true"
     behind = twin(policy=policy, outputs=Outputs(kv_events=base))
     socket = heard(f"{base}.0")
     page = behind.fleet.engines[0].policy.memory.page_size
     with serving(behind) as server:
-        time.sleep(0.2)  # a subscriber hears what is sent after it has joined
         for i in range(24):  # 4 pages each, of which the first two are the same
             prompt = [1] * (2 * page) + [i] * (2 * page)
             assert server.complete(prompt=prompt, max_tokens=4).status == 200
         assert server.complete(prompt=prompt, max_tokens=4).status == 200
-        sent = messages(socket, Batch)
+    sent = messages(socket, Batch, gate.sent)
     socket.close(0)
     assert [number for number, _ in sent] == list(range(len(sent)))
     assert behind.fleet.engines[0].limits.num_pages == 40
@@ -256,15 +261,15 @@ def test_kv_events_are_what_the_prefix_cache_holds(twin: Callable[..., Behind], 
 
 
 def test_a_cache_is_emptied_as_the_release_does_unless_its_pages_are_held(
-    twin: Callable[..., Behind], tmp_path: Path
+    twin: Callable[..., Behind], gate: Gate, tmp_path: Path
 ) -> None:
+    gate.subscribers = 1
     base = f"ipc://{tmp_path}/kv"
     policy = "sglang-fdfo,max_running_requests=4,block_length=4,num_pages=64,prefix_caching=true"
     behind = twin(SLOW, policy=policy, outputs=Outputs(kv_events=base))
     socket = heard(f"{base}.0")
     engine = behind.fleet.engines[0]
     with serving(behind) as server:
-        time.sleep(0.2)  # a subscriber hears what is sent after it has joined
         connection = server.begin(prompt=[1] * 64, max_tokens=48)
         until(lambda: engine.pages_held > 0)
         refused = server.ask("POST", "/flush_cache")
@@ -275,10 +280,10 @@ def test_a_cache_is_emptied_as_the_release_does_unless_its_pages_are_held(
         done = server.ask("GET", "/flush_cache")
         assert (done.status, done.body[:15]) == (200, b"Cache flushed.\n")
         assert engine.idle_pages == 0
-        sent = [batch for _, batch in messages(socket, SglangBatch)]
-        last = sent[-1]  # no step is awaited
         assert server.ask("POST", "/flush_cache", sec_fetch_site="cross-site").status == 403
         assert server.ask("POST", "/reset_prefix_cache").status == 404
+    sent = [batch for _, batch in messages(socket, SglangBatch, gate.sent)]
+    last = sent[-1]  # no step is awaited
     socket.close(0)
     assert (last.events, last.attn_dp_rank) == ([AllBlocksCleared()], 0)
     assert {type(event) for batch in sent[:-1] for event in batch.events} == {SglangStored}
