@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from dsim.engine.errors import DsimError
 from dsim.following.replayed import handles_of
 from dsim.serve.metric import Face
-from dsim.serve.metrics import FACES, face_of
+from dsim.serve.metrics import FACES, Encoded, Families, face_of
 from dsim.serve.open import Behind
 from dsim.serve.tallies import Buckets
 from dsim.serve.watch import Handles
@@ -52,6 +54,32 @@ def test_names_types_labels_and_buckets_are_the_releases(engine: str) -> None:
             edges = theirs["edges"]
             assert metric.edges == (None if edges == "1-2-5" else pytest.approx(edges, rel=1e-12)), metric.name
     assert face.release.split()[1] == record(face)["version"]
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text;version=1.0.0"])
+def test_new_values_are_written_into_the_text_as_the_encoder_writes_them(accept: str) -> None:
+    encoder, _ = choose_encoder(accept)
+
+    def made(values: list[float]) -> list[Any]:
+        found: list[Any] = [
+            CounterMetricFamily("one:asked", "How many\nwere asked.", labels=["of"]),
+            HistogramMetricFamily("one:waited", "s", labels=["of"]),
+            GaugeMetricFamily("empty", "Without a series."),
+        ]
+        for name in ("a b", 'c "1"\u2028\n# d 2'):
+            found[0].add_metric([name], values[0])
+            found[0].add_sample("one:asked_created", {"of": name}, values[1])
+            found[1].add_metric([name], [("1.0", values[2]), ("+Inf", values[3])], values[4])
+        return found
+
+    rng = np.random.default_rng(1)
+    first = made([0.0] * 5)
+    encoded = [Encoded(encoder, [], family) for family in first]
+    drawn = rng.random((5, 5)) * 10.0 ** np.arange(-3, 12, 3)
+    for values in [*drawn.tolist(), [math.inf, math.nan, 1.0, 2e6, -1.0]]:
+        for family, of in zip(made(values), encoded, strict=True):
+            whole = encoder(Families((family,))).removesuffix(encoder(Families(())))
+            assert of.text([sample.value for sample in family.samples]) == whole
 
 
 @pytest.mark.parametrize("engine", FACES)
