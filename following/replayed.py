@@ -175,7 +175,7 @@ def _handed_out(times: Floats, first: Floats, last: Floats, tokens: Floats) -> F
     found = _by(times, first[begun & ~long], tokens[begun & ~long])
     for moment, sign in ((first[long], 1.0), (last[long], -1.0)):
         found += sign * (times * _by(times, moment, pace[long]) - _by(times, moment, pace[long] * moment))
-    return np.round(found, 3)
+    return np.maximum.accumulate(np.round(found, 3))  # sums of large numbers may end a thousandth lower
 
 
 def _counted(when: Floats, values: Floats, times: Floats, ends: Sequence[float]) -> list[Buckets]:
