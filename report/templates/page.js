@@ -151,6 +151,10 @@ function stack() {
     scroll.classList.remove("stacked");
     if (innerWidth <= 700 && scroll.scrollWidth > scroll.clientWidth) scroll.classList.add("stacked");
   }
+  // A stacked table or an open fold is longer and may bring a scrollbar: charts that are drawn have less room then.
+  for (const plot of all(".plot")) {
+    if (plot.data && plot.checkVisibility() && plot.querySelector("svg").clientWidth !== plot.clientWidth) Plotly.Plots.resize(plot);
+  }
 }
 stack();
 addEventListener("resize", stack);
