@@ -1,9 +1,11 @@
 """A follower of simulated servers: what it names, what it fits, and that a kill costs nothing."""
 
+import copy
 import json
 import math
 import re
-from dataclasses import replace
+import shutil
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import sleep
@@ -56,8 +58,34 @@ def feed(follower: Follower, found: list[Sample]) -> list[dict[str, Any]]:
     return [record for record in records if record is not None]
 
 
-def test_a_twin_of_the_same_engine_predicts_its_page(as_it_is: list[Sample], tmp_path: Path) -> None:
-    records = feed(Follower(followed(SGLANG), tmp_path), as_it_is)
+@dataclass(frozen=True)
+class Whole:
+    """Samples, and what a follower that is never stopped makes of them."""
+
+    found: list[Sample]
+    folder: Path
+    follower: Follower
+    records: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, found: list[Sample], folder: Path) -> "Whole":
+        follower = Follower(followed(SGLANG), folder)
+        return cls(found, folder, follower, feed(follower, found))
+
+
+@pytest.fixture(scope="module")
+def plain(as_it_is: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    return Whole.of(as_it_is, tmp_path_factory.mktemp("plain") / "followed")
+
+
+@pytest.fixture(scope="module")
+def slower(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """Of a server whose steps take 1.2 times as long."""
+    return Whole.of(samples(SGLANG, Factors(price=1.2), 1.7), tmp_path_factory.mktemp("slower") / "followed")
+
+
+def test_a_twin_of_the_same_engine_predicts_its_page(plain: Whole) -> None:
+    records = plain.records
     assert len(records) == 7  # of nine windows: the first runs in the second, the last is not whole
     for name in ("step_time", "e2el", "running"):
         own = [record["residuals"][name][0] for record in records]
@@ -73,10 +101,11 @@ def in_parts(folder: Path, found: list[Sample], size: int) -> list[dict[str, Any
 
 
 def test_a_kill_costs_at_most_an_interval_and_a_restart_goes_on_as_if_there_was_none(
-    as_it_is: list[Sample], tmp_path: Path
+    plain: Whole, tmp_path: Path
 ) -> None:
-    whole = feed(Follower(followed(SGLANG), tmp_path / "whole"), as_it_is)
-    assert in_parts(tmp_path / "cut", as_it_is, 47) == whole
+    whole = plain.records
+    assert in_parts(tmp_path / "cut", plain.found, 47) == whole
+    shutil.copytree(plain.folder, tmp_path / "whole")
     last = tmp_path / "whole" / "windows" / "00000001.jsonl"  # killed between a sample and its window's record
     last.write_text(last.read_text().rpartition("\n{")[0] + "\n")
     again = Follower(followed(SGLANG), tmp_path / "whole")
@@ -87,13 +116,10 @@ def test_a_kill_costs_at_most_an_interval_and_a_restart_goes_on_as_if_there_was_
         Follower(followed(SGLANG), tmp_path / "whole")
 
 
-def test_longer_steps_are_prices_and_the_candidate_is_adopted_once_it_predicts_better(tmp_path: Path) -> None:
-    found = samples(SGLANG, Factors(price=1.2), 1.7)
-    folder = tmp_path / "followed"
-    follower = Follower(followed(SGLANG), folder)
-    records = feed(follower, found)
-    folder.rename(tmp_path / "whole")
-    assert in_parts(folder, found, 31) == records  # evidence and trial included
+def test_longer_steps_are_prices_and_the_candidate_is_adopted_once_it_predicts_better(slower: Whole) -> None:
+    follower, folder, records = slower.follower, slower.folder, slower.records
+    shutil.rmtree(folder)  # records name it
+    assert in_parts(folder, slower.found, 31) == records  # evidence and trial included
     raised = [alarm["cause"] for record in records for alarm in record["raised"]]
     assert set(raised) <= {"prices"}
     [version] = follower.versions
@@ -125,10 +151,8 @@ def test_a_flag_that_changes_while_prices_are_open_is_named_before_the_refit_and
     assert follower.alarms.open.keys() == {"rule"}
 
 
-def test_no_reading_waits_for_a_fit_and_a_kill_makes_it_again(tmp_path: Path) -> None:
-    found = samples(SGLANG, Factors(price=1.2), 1.7)
-    at_once = Follower(followed(SGLANG), tmp_path / "at_once")
-    expected = feed(at_once, found)
+def test_no_reading_waits_for_a_fit_and_a_kill_makes_it_again(slower: Whole, tmp_path: Path) -> None:
+    found, at_once, expected = slower.found, slower.follower, copy.deepcopy(slower.records)
     folder, fits = tmp_path / "followed", Later()
     follower = Follower(followed(SGLANG), folder, background=lambda: fits)
     records = []
