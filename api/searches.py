@@ -171,7 +171,7 @@ def tune(
         trace, slos, Scenario.policy, profile, [] if spec is None else [spec], traffic,
         rate=rate, num_requests=num_requests, replicas=replicas_of([spec or ""], replicas),
     )  # fmt: skip
-    [scenario] = on_fleet([scenario], words, named=fleet is None, searched=policy is None)
+    [scenario] = on_fleet([scenario], words, named=fleet is None, searched=True)
     options = TuneOptions(
         spec, space, objectives, trials, min_quality, quality_table, allow_unknown_quality, gpu_hour, latency_metric,
         train, replications, sampler, prune, jobs, None, gpus,

@@ -91,7 +91,7 @@ def tune_command(
     replicas = replicas_of([policy or ""], given["replicas"])
     named = [] if policy is None else [policy]
     scenario = options.scenario(given, named, trace=trace, policy=Scenario.policy, replicas=replicas)
-    [scenario] = on_fleet([scenario], words, named=fleet is None, searched=policy is None)
+    [scenario] = on_fleet([scenario], words, named=fleet is None, searched=True)
     question = question_of(scenario, asked)
     tiers = [word for text in words.tiers for word in ("--tier", text)]
     folder = TuneFolder(out, force=force, storage=storage)

@@ -93,7 +93,9 @@ def choose(
 ) -> CommitModel:
     """The profile's commit model for a run; ProfileError lists what it holds."""
     if not models:
-        raise ProfileError(f"{where} holds no commit model: it can run `ar` only")
+        raise ProfileError(
+            f"{where} holds no commit model (commits is empty): it runs policies that need none, such as `ar`"
+        )
     wanted = workload or models[0].workload
     of_workload = [m for m in models if m.workload == wanted]
     if not of_workload:

@@ -346,8 +346,8 @@ def on_fleet(
 ) -> list[Scenario]:
     """Put scenarios on a fleet; with pools there is one.
 
-    named: by the caller, not a file, so the code may be loaded. searched: the policy is a placeholder that need not
-    run, unless pools have their own.
+    named: by the caller, not a file, so the code may be loaded. searched: the scenario's policy is a placeholder,
+    replaced by those that a search tries; pools have their own.
     """
     specs = [words.scaler, words.decider, *(spec.policy for spec in PoolSpec.parse_all(words.pools))]
     code = named_code(specs if named else ())

@@ -103,6 +103,15 @@ def test_more_trials_go_on_from_the_replays_that_are_kept_and_no_mistake_loses_t
     assert tune("-o", "tuned", "--seed", 1, "--force").code == 0
 
 
+def test_a_search_begins_with_a_policy_of_the_profile_s_kind() -> None:
+    ran = dsim(
+        "tune", "trace.jsonl", "--profile", "h100-qwen3-8b-ar", "--policy", "vllm-ar", "--slo", "ttft=9s",
+        "--trials", 2, "--replications", 2, "--jobs", 1, "--json",
+    )  # fmt: skip
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.json["default"]["policy"] == "vllm-ar"
+
+
 def test_searches_share_the_replays_of_a_storage() -> None:
     assert tune("--storage", "mine.db").code == 0
     num = len(stored(Path("mine.db")))
