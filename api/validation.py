@@ -105,7 +105,7 @@ def validate(
     if isinstance(loaded, LoadedCanvas):
         if temperature or yields:
             option = f"--yields is {yields}" if yields else f"--temperature is {temperature:g}"
-            raise DsimError(f"{name}: {option} is given, expected none: the checkpoint's own rule decides canvases")
+            raise DsimError(f"{name}: {option}, expected none: the checkpoint's own rule decides canvases")
         if not policies:
             specs = canvas_policies(loaded.model.config.canvas_length)
     if eos:

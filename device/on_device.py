@@ -303,4 +303,4 @@ def _check_parallel(policy: Policy, loaded: Loaded) -> None:
     """DsimError unless processes can share the run."""
     size = loaded.device.count
     if policy.family == "full-sequence" or policy.eviction.by_importance:
-        raise DsimError(f"--tp is {size}, and {policy.name} measures one device: expected 1")
+        raise DsimError(f"--tp is {size}, and {policy.name} runs on one device: expected 1")
