@@ -38,7 +38,7 @@ def canvas(length: int, block: int) -> int:
 
 @rule
 def push(replica: Replica, request: int, slot: int) -> None:
-    """Queue a request last; slot: a preempted request's progress, else -1."""
+    """Queue a request last; slot: where a preempted request's progress is, else -1."""
     counters = replica.counters
     at = (counters.queue_head + counters.num_waiting) & (len(replica.queue) - 1)
     replica.queue[at, 0] = request
@@ -266,7 +266,10 @@ def release(replica: Replica, policy: AnyPolicy, which: int, num: int) -> None:
 
 @rule
 def leave(replica: Replica, policy: AnyPolicy) -> None:
-    """Release finished rows; a row of the next step, if decided, keeps its slot, and its pages are written first."""
+    """Release finished rows.
+
+    A row of a next step that is already decided keeps its slot; its pages are free: it writes them before a new owner.
+    """
     counters = replica.counters
     ahead = counters.num_next if counters.next_kind != NOTHING else 0
     for i in range(ahead):

@@ -1,4 +1,4 @@
-"""Measured costs of full-sequence caches that features lack: choosing and packing keys, finding changes, votes."""
+"""Measured costs of full-sequence caches on top of the features: choosing and packing keys, finding changes, votes."""
 
 from typing import Any
 

@@ -910,9 +910,9 @@ class Engine:
         self._moved(self._state)
 
     def join(self, counters: Any, bins: Any, moved: Callable[[tuple[Any, Any]], None]) -> None:
-        """Use these counters [1] and bins, shared with other replicas (Replicas).
+        """Use these counters [1], and bins that other replicas share (Replicas).
 
-        moved: called whenever the state's arrays are replaced.
+        moved: called with the state's arrays whenever they are replaced.
         """
         counters[:] = self._arrays.counters
         self._moved, self._shares_bins = moved, True

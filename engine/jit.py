@@ -1,8 +1,8 @@
 """Compile rules, and keep machine code on disk under a hash of the sources.
 
 A rule is a plain function over arrays; with NUMBA_DISABLE_JIT=1 it stays Python, with the same results. `bind` copies a
-rule with a policy's answers as placeholders, so that all compile into one loop; `in_python` makes that copy uncompiled,
-for short runs.
+rule with a policy's answers in place of placeholders, so that all compile into one loop; `in_python` makes that copy
+uncompiled, for short runs.
 """
 
 import dis
@@ -78,7 +78,7 @@ def bind(
     function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]],
     on_new: Callable[[], None] = lambda: None, kinds: str = "", nogil: bool = False,
 ) -> Callable[..., Any]:  # fmt: skip
-    """A compiled copy of a rule and the rules it calls, with answers as placeholders.
+    """A compiled copy of a rule and the rules it calls, with answers in place of placeholders.
 
     on_new: called if it is not on disk and takes seconds. kinds: its arguments' types, if they vary. nogil: other
     threads go on while it runs.
@@ -236,7 +236,7 @@ def entry(function: Any, *arguments: Any) -> Any:
 
 @contextmanager
 def _compiling(folder: str) -> Iterator[None]:
-    """Compile without the garbage collector, a fifth of the time, and one process per folder at a time."""
+    """Compile without the garbage collector, which takes a fifth of the time; one process per folder at a time."""
     with ExitStack() as stack:
         if folder and fcntl is not None:
             with suppress(OSError):  # no file locks: each process compiles

@@ -38,7 +38,7 @@ class Change(NamedTuple):
     step: int  # steps planned before
     in_step: bool  # while the last one ran
     submitted: int  # requests submitted before
-    request: int = -1  # none
+    request: int = -1  # -1: none
     time: float = 0.0  # s
     pages: tuple[int, ...] = ()  # names
     coming: int = 0  # pages of room held in addition
@@ -150,7 +150,7 @@ class Offload:
         return rows
 
     def _reach(self, rows: list[list[int]], here: Container[int], tiers: Container[int]) -> int:
-        """Pages of the longest prefix in both."""
+        """Pages of the longest prefix in cache and tiers together."""
         last = 0
         for row in rows:
             if row[0] not in here and row[0] not in tiers:
@@ -169,12 +169,12 @@ class Offload:
 
     @property
     def room(self) -> int:
-        """Pages without requests."""
+        """Pages that no request holds."""
         return self.engine.limits.num_pages - self.engine.pages_held
 
     @property
     def budget(self) -> int:
-        """Prompt tokens per step."""
+        """Most prompt tokens of a step."""
         return int(self._fixed.max_prefill)
 
     @property

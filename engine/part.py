@@ -186,7 +186,7 @@ class Rows(NamedTuple):
 class Granularity(Part):
     """Which positions a sequence computes in a step.
 
-    Block diffusion answers `hooks.select`, or `select_rows` in plain NumPy.
+    For block diffusion it answers `hooks.select`, or `select_rows` in plain NumPy.
     """
 
     rows: ClassVar[Kind] = blocks.BLOCKS
@@ -230,7 +230,7 @@ class Cache(Part):
     rows: ClassVar[Kind | None] = None  # overrides the other parts' kind
     family: ClassVar[str | None] = None  # of its checkpoints; None: the granularity's
     first_layer_whole = False  # the first layer always computes all positions
-    # A block's first pass may run on another replica; its pages are freed as it ends.
+    # Another replica may run a block's first pass; a request's pages are freed when a block ends.
     separable = False
     # For a user's cache: the shipped cache with measured overhead, or "none" (cache_overhead.py).
     overhead: ClassVar[str | None] = None

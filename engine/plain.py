@@ -33,7 +33,7 @@ class Range:
         return self.holds(value)
 
     def holds(self, number: Any) -> bool:
-        """For finite numbers."""
+        """Whether a finite number is in the range."""
         if self.low is not None and (number < self.low or (self.above and number == self.low)):
             return False
         return self.high is None or bool(number <= self.high)

@@ -1,7 +1,7 @@
 """Prefix caching: requests share KV pages, which stay in the pool until room is needed.
 
 A page is identified by all tokens up to its end (vLLM chains block hashes; SGLang and LMDeploy keep a tree). A held
-page counts once. A page without holders is idle: reusable, and the first to be evicted when idle longest. A request's
+page counts once. A page without holders is idle: reusable, and the longest idle is evicted first. A request's
 last page becomes idle first, so that prefixes outlive extensions; pages of layers with a window before the others, as
 in vLLM.
 

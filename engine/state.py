@@ -156,12 +156,12 @@ class Fixed(Record):
     eos: I8  # requests end at an EOS
     window: I8  # tokens seen by a layer with a window; 0: none, or not modelled
     keeps: I8  # tokens with pages in such layers; 0: all
-    window_bytes: I8  # a token in such layers
+    window_bytes: I8  # of a token in such layers
     kv_bytes: I8  # ... in all others
     window_pool: I8  # pages of num_pages reserved for such layers; 0: one pool
     stops: I8  # AT_BLOCK, AT_TOKEN or IGNORED
     num_thresholds: I8  # to choose from
-    most_fruitless: I8  # steps in a row without a commit; more end a run
+    most_fruitless: I8  # this many steps in a row without a commit end a run
     most_admitted: I8  # requests that one decision may admit
     pace: F8  # factor of predicted times
 

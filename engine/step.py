@@ -45,7 +45,7 @@ class StepPlan:
     """The next step. Arrays have a row a sequence, and columns for its window of blocks."""
 
     now: float  # s, when planned
-    step: int
+    step: int  # of this engine
     prefill: bool
     requests: npt.NDArray[np.int32]
     phases: npt.NDArray[np.uint8]

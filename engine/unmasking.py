@@ -15,7 +15,7 @@ from .rows.passes import leap_passes
 
 EOS = ("block", "token", "ignored")
 STRATEGIES = ("low_confidence_dynamic", "low_confidence_static", "sequential", "entropy", "law")
-# Full-sequence models commit a fixed number each step.
+# With these, full-sequence models commit a fixed number each step.
 SCHEDULED = ("low_confidence_static", "entropy")
 
 

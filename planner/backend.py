@@ -35,7 +35,7 @@ JOIN_TIMEOUT = 30.0  # s, for a Ray cluster's answer
 STARVED = 60.0  # s without a CPU in the cluster
 LOOKS = 2.0  # s between cluster checks
 HEAD_LOST = 15.0  # s without its answer; after 60 s Ray ends the process
-BATCH_SECONDS, MOST_IN_BATCH = 0.25, 256  # cells sent together
+BATCH_SECONDS, MOST_IN_BATCH = 0.25, 256  # s, and number, of cells sent together
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 FEWEST = 6000  # requests of a replay; with the next line, grows below USUAL_PRECISION
 MANY, WHOLE = 10_000, 24_000  # most: with an arrival process, with the trace's times
-USUAL_PRECISION = 0.02  # run ends bias by less than the interval; the bias falls with length
+USUAL_PRECISION = 0.02  # a run's ends bias it, a longer run less; must stay below the interval
 PER_REPLICA = 1000  # least requests
 PARTS = 4  # blocks in the trace, or in the judged requests
 FIRST = 8  # replications before the first check; half if they agree
@@ -118,7 +118,7 @@ class Capacity(Showable):
     block: int  # requests resampled together
     precision: float  # relative half-width asked for
     confidence: float
-    rejected: float  # share of requests, which never fit
+    rejected: float  # share of requests that never fit
     policy: str
     profile: str
     estimated: bool  # profile not measured
@@ -288,7 +288,7 @@ def fewest_replicas(scenario: Scenario, rate: float, *, max_replicas: int = MAX_
             done = max((run.num_replays for run in runs.values()), default=0)
             run = Run(search, pool, options, rate, done)
             runs[size.at] = run
-            # Capacity is nearly proportional.
+            # Capacity is nearly proportional to replicas.
             size.decide(run.interval.low >= rate, math.ceil(size.at * rate / run.interval.value))
         if size.replicas is None:
             most = runs[max_replicas].interval
@@ -349,7 +349,7 @@ class Run:
         return interval([found.rate for found in self.found], self.options.confidence)
 
     def sharpen(self) -> None:
-        """Add replications until the interval is narrow, or beside the target."""
+        """Add replications until the interval is narrow, or on one side of the target."""
         try:
             while len(self.found) < self.most:
                 now, n = self.interval, len(self.found)

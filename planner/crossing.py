@@ -14,13 +14,13 @@ LOWEST = 20.0  # log rate below the first guess at which to give up
 ERROR = 0.25  # of a straight line to the bound, in precisions
 BENT = 3.0  # precisions between two readings that add 100 % to their slope's doubt
 LEAST_DOUBT, MOST_DOUBT = 0.1, 0.5  # relative; more doubtful slopes are not passed on
-NEAR = 0.15  # log rate around a capacity with severities on a line
+NEAR = 0.15  # log rate around a capacity within which severities rise along a line
 FEWEST_FREE = 2  # degrees of freedom of a common slope
 
 
 @dataclass(frozen=True)
 class Slope:
-    """Rise of a criterion's severity with the log rate, near zero."""
+    """Rise of a criterion's severity with the log rate, where the severity is near 0."""
 
     value: float
     doubt: float  # relative

@@ -1,4 +1,4 @@
-"""The search for the fewest replicas that pass any test of a fleet."""
+"""The search for the fewest replicas that pass a given test."""
 
 from dataclasses import dataclass
 

@@ -12,7 +12,7 @@ ROWS, TOKENS = "max rows", "tokens of a prefill"  # settings that may bind inste
 
 
 def parts(setting: Setting, in_windows: float = 0.0) -> dict[str, int]:
-    """Bytes by part at most rows, without empty parts.
+    """Bytes by part with max_batch rows, without empty parts.
 
     in_windows: share of pages in layers with a window (Shares.in_windows), unless they have a pool. Scratch slots hold
     what follows a row's committed tokens. The workspace includes a step's logits.

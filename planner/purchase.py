@@ -29,7 +29,7 @@ def check_growth(text: str) -> None:
 
 
 def peak_of(trace: Trace, rate: float, fleet: Fleet) -> Peak | None:
-    """The busiest hour, or below two hours minute; None below two minutes."""
+    """The busiest hour, or minute of a trace below two hours; None below two minutes."""
     if not trace.notes.has_arrivals:
         return None
     for name, window in (("hour", HOUR), ("minute", MINUTE)):

@@ -13,7 +13,7 @@ from ..engine.errors import PolicyError, quoted
 from .clock import DECISION, Clock
 
 REQUESTS = ("retry", "lost")  # a dead replica's: sent again from the start, or cancelled
-_PURPOSE = 0xFA11  # of draws
+_PURPOSE = 0xFA11  # key of the draws
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 # Fields of each kind, by the field that names it: required, then optional ones.
 _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -198,7 +198,7 @@ class Failing:
         return max(found)
 
     def factor(self, place: int, pool: str) -> float:
-        """Factor of a step that begins now on a place's replica."""
+        """Factor on the time of a step that begins now on a place's replica."""
         factor = 1.0
         for number, failure in enumerate(self._failures):
             begun = failure.at <= self._env.now < failure.at + failure.length

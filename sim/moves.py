@@ -163,6 +163,6 @@ class Moves:
 
     @property
     def attempts(self) -> dict[str, npt.NDArray[Any]]:
-        """Attempts cut short, by end."""
+        """Attempts cut short, in the order of their ends."""
         kinds = REQUEST_COLUMNS | {name: _KINDS[name] for name in self._names}
         return {name: np.array([row[name] for row in self.cut_short], kind) for name, kind in kinds.items()}

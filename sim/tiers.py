@@ -159,7 +159,7 @@ class Store:
             self._send(self._down, len(new), partial(self.put, new))
 
     def put(self, pages: Sequence[int]) -> None:
-        """Store pages as the newest; pass on the next tier's."""
+        """Store pages as the newest; pass on what the next tier gets."""
         self._coming.difference_update(pages)
         new = [page for page in pages if page not in self._pages]
         for page in reversed(pages):
@@ -411,7 +411,7 @@ def page_bytes(setting: Setting) -> int:
 
 
 def check_tiers(tiers: Sequence[Tier], pools: dict[str, Setting]) -> None:
-    """PolicyError for impossible tiers."""
+    """PolicyError for tiers that no pool can have."""
     for tier in tiers:
         if tier.pool and tier.pool not in pools:
             raise PolicyError(f"tier names the pool {quoted(tier.pool)}, expected one of {', '.join(pools)}")

@@ -83,8 +83,8 @@ def select_in_order(status: Status, reach: int, chunk: int, fields: ChunkFields,
 def select_a_mask_too(status: Status, reach: int, chunk: int, fields: ChunkFields, window: Marks) -> None:
     """W2 over a neighbour-aware cache: the last position gives way to a mask if no other would be cached.
 
-    A committed position is cached only after its right neighbour commits: a window of positions before masks would
-    never change.
+    A committed position is cached only after its right neighbour commits: a window of committed positions before
+    masks would otherwise never change.
     """
     select_pending_first(status, reach, chunk, fields, window)
     last = -1

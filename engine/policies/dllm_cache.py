@@ -25,7 +25,7 @@ RUN = 16  # keys; heads that keep different keys store runs
 
 @rule
 def runs(tokens: int) -> int:
-    """In whole runs."""
+    """Tokens, rounded up to whole runs."""
     return -(-tokens // RUN) * RUN
 
 

@@ -76,7 +76,7 @@ class PassScheduler(Scheduler):
 
     @property
     def max_prefill_tokens(self) -> int:  # type: ignore[override]
-        """As much memory as a step needs."""
+        """Tokens of a prefill that needs as much memory as a step."""
         return self.max_num_logits
 
     def length(self, policy: Policy, prompt: int, output: int) -> int:

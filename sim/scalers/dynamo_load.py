@@ -20,7 +20,7 @@ class DynamoLoad(Scaler):
     """Adds a replica if all exceed an SLA; removes one if the others can take its load.
 
     mode sla: by reported step times; throughput, latency: by thresholds. While replicas start, it only removes.
-    throughput_every: interval of the slow loop (DynamoThroughput), which sets minima. It decides nothing at the first
+    throughput_every: interval of the slow loop (DynamoThroughput), which sets minima. Nothing is decided at the first
     tick, before replicas report ("No FPM data", load_scaling.py); idle ones later report each second as empty
     (instrumented_scheduler.py).
     """

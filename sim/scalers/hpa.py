@@ -13,7 +13,7 @@ METRICS = ("requests", "waiting", "running", "tokens", "kv")
 
 @dataclass(frozen=True)
 class Hpa(Scaler):
-    """ceil(replicas x value / target) for a metric's mean over ready replicas.
+    """ceil(replicas x value / target); value: the metric's mean over ready replicas.
 
     Kubernetes' defaults: 10 % tolerance; downwards it follows the highest wish of the last 300 s. The replicas at the
     first tick count as a wish (recordInitialRecommendation in horizontal.go): none is removed in the first 300 s.

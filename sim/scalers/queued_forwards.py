@@ -24,7 +24,7 @@ LEAST_SAMPLES = 5
 class QueuedForwards(Scaler):
     """ceil((forwards arriving per second + waiting forwards / drain) / (load x a full replica's forwards/s)).
 
-    A replica's rate is learnt from busy seconds per forward, a + b / rows; with too few samples the number stays.
+    A replica's rate is learnt from busy seconds per forward, a + b / rows; with too few samples a pool stays.
     """
 
     drain: float = 60.0  # s in which to admit waiting requests: a shorter queue is gone before a start
