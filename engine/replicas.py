@@ -119,6 +119,8 @@ class Replicas:
             if code < 0:
                 return True
             at, why = divmod(int(code), core.REASONS)
+            if why == core.PAUSED:
+                return False  # by `core._serve` as place 0, where no replica need be
             engine = self.engines[at]
             assert engine is not None
             if not engine.goes_on(why, recorder):

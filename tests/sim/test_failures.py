@@ -134,6 +134,16 @@ def differences(setting: Setting, result: Result, journal: Collector) -> list[st
     return found
 
 
+def test_compiled_calls_pause_while_the_first_replica_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsim.engine.replicas.STEPS_A_CALL", 7)
+    setting = Setting(parse("ar,max_batch=3"), toy_profile(latency=SECOND))
+    fleet = Fleet((Pool(setting, 3),), routing("jsq"))
+    fast, slow = (
+        run("at=20,replica=0,for=400", trace=busy(600), fleet=fleet, step_by_step=by_step) for by_step in (False, True)
+    )
+    assert fast.table.rows.tobytes() == slow.table.rows.tobytes()
+
+
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("policy", ["ar,max_batch=3", "lmdeploy-bd32,max_batch=3", "optimus,max_batch=3"])
 @pytest.mark.parametrize("router", ["round-robin", "jsq"])
