@@ -41,7 +41,7 @@ def rows_updated(replica: Replica, policy: AnyPolicy) -> None:
 def steady(replica: Replica, policy: AnyPolicy) -> int:
     """Whether the decode step that ended would be decided again: NO, UNTIL_A_REQUEST comes, or WHATEVER comes.
 
-    With the same rows in the same order, until one ends or does other work, or pages run out.
+    With the same rows in the same order, until one ends or does other work, or pages run out. NO if it preempted.
     """
     return NO
 

@@ -276,7 +276,7 @@ def has_room(replica: Replica, journal: Journal) -> bool:
 
 @rule
 def record_again(replica: Replica, journal: Journal, start: float, waiting: int, submitted: int) -> None:
-    """Record the last recorded step once more, at another time and sums (leap.py); there is room for it."""
+    """Record the last recorded step, which preempted none, at another time and sums (leap.py); there is room for it."""
     if len(journal.steps) == 0:
         return
     counters, filled = replica.counters, journal.filled[0]
@@ -296,7 +296,6 @@ def record_again(replica: Replica, journal: Journal, start: float, waiting: int,
     step.waiting = waiting
     step.pages = counters.pages_held
     step.submitted = submitted
-    step.preempted = 0
     filled.steps += 1
     filled.rows += counters.num_rows
 

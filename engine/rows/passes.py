@@ -364,7 +364,7 @@ def leap_passes(
 ) -> None:  # fmt: skip
     """Leap over steps of equal work in which every row commits masks by a schedule and none ends its block.
 
-    None with a journal, which says which masks each step commits.
+    None with a journal: recording each step's commits costs what a leap saves (benchmarks/speed.md).
     """
     counters, fixed = replica.counters, replica.fixed
     if len(journal.steps) > 0:
