@@ -1,6 +1,5 @@
 """What every test may count on, and how the tests share the cores."""
 
-import contextlib
 import gc
 import importlib
 import importlib.util
@@ -8,10 +7,8 @@ import os
 import signal
 import sys
 from collections.abc import Generator
-from pathlib import Path
 
 import pytest
-from _pytest.assertion import rewrite
 
 # Compiled modules are kept, or each of the many processes that tests start would compile them all again.
 sys.dont_write_bytecode = False
@@ -102,28 +99,12 @@ def uncompiled(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dsim.engine.core._CORES", {})
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """As a worker of several, import first what the others do not, and rewrite the asserts of a share of the tests."""
+def pytest_configure() -> None:
+    """As a worker of several, import first what the others do not."""
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-        own = int(worker.removeprefix("gw"))
-        library = LIBRARIES[own % len(LIBRARIES)]
+        library = LIBRARIES[int(worker.removeprefix("gw")) % len(LIBRARIES)]
         if HAS_TORCH or library != "torch":
             importlib.import_module(library)
-        with contextlib.suppress(AttributeError):  # another pytest: each worker rewrites them all
-            for path in TESTS[own :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]:
-                _keep_rewritten(path, config)
-
-
-TESTS = sorted(Path(__file__).parent.rglob("test_*.py"))
-
-
-def _keep_rewritten(path: Path, config: pytest.Config) -> None:
-    """Rewrite the asserts of a module as pytest does when it collects it, and keep the bytecode for all workers."""
-    folder = rewrite.get_cache_dir(path)
-    kept = folder / (path.stem + rewrite.PYC_TAIL)
-    if rewrite._read_pyc(path, kept) is None and rewrite.try_makedirs(folder):
-        stat, code = rewrite._rewrite_test(path, config)
-        rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, stat, kept)
 
 
 def pytest_xdist_auto_num_workers() -> int:
