@@ -8,23 +8,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-# The names that a sample may hold; a server need not have all of them.
-COUNTERS = (
-    "requests",  # finished
-    "prompt_tokens",  # of requests with a prefill that has begun
-    "cached_tokens",  # of these, found in the prefix cache
-    "generation_tokens",  # emitted
-    "preemptions",
-    "steps",  # denoising row forwards
-    "positions",  # canvas positions evaluated
-    "forward_seconds",  # device time
-    "forwards",  # of batches
-    "host_seconds",
-    "idle_seconds",
-)
-GAUGES = ("running", "waiting", "kv_usage")
 MEAN_GAUGES = ("kv_usage",)  # over engines; the others are sums
-HISTOGRAMS = ("ttft", "e2el", "queue", "input_length", "output_length")
 
 
 @dataclass(frozen=True)
@@ -85,7 +69,13 @@ SILENT = Heard()
 
 @dataclass(frozen=True)
 class Sample:
-    """One page of metrics."""
+    """One page of metrics; a server need not have all of them.
+
+    Counters: requests (finished), prompt_tokens (of requests with a prefill that has begun), cached_tokens (of these,
+    found in the prefix cache), generation_tokens (emitted), preemptions, steps (denoising row forwards), positions
+    (canvas positions evaluated), forward_seconds (device time), forwards (of batches), host_seconds, idle_seconds.
+    Gauges: running, waiting, kv_usage. Histograms: ttft, e2el, queue, input_length, output_length.
+    """
 
     time: float  # s since 1970
     engine: str  # by the metric names on the page
