@@ -68,7 +68,7 @@ def served(
 
 
 def baselines(found: Sequence[Served | None]) -> list[Baseline | None]:
-    """Fitted to other measured runs of the server if there are any, else to the run itself."""
+    """Each pair's baseline, fitted to other measured runs of its server if there are any, else to the run itself."""
     return [None if own is None else _baseline(own, [other for other in found if other is not None]) for own in found]
 
 

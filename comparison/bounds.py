@@ -60,7 +60,7 @@ class Judged:
 
 
 def judge(bound: Bound, cell: str, metrics: Mapping[str, Any], unpaired: str) -> Judged:
-    """DsimError for a bound on unpaired requests."""
+    """Judge a bound; DsimError if it is on unpaired requests."""
     metric = metrics[bound.metric]
     if bound.stat is not None:
         value = abs(metric.error[bound.stat])

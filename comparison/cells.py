@@ -179,7 +179,7 @@ def compare_runs(
 
 
 def side(run: Run) -> Side:
-    """From a run's manifest."""
+    """A run's side, from its manifest."""
     info = run.info
     profile, live = info.get("profile", {}), info.get("live", {})
     driver = info.get("driver", "twin")
@@ -213,7 +213,7 @@ def not_paired(predicted: Run, measured: Run, policy: str) -> str:
 
 
 def _commits_tokens(run: Run, policy: str) -> bool:
-    """False for a client's unknown policy."""
+    """Whether a policy commits next tokens; False for a client's unknown one."""
     try:
         return run.policy(policy).rows.commits == "tokens"
     except PolicyError:
@@ -323,7 +323,7 @@ def _shared_requests(
 
 
 def _returned(requests: Columns, rows: Any) -> Floats:
-    """Tokens returned; if unfinished, requested."""
+    """Tokens returned by each request; if it is unfinished, requested."""
     done = requests["status"][rows] == COMPLETED
     return np.asarray(np.where(done, requests["num_tokens"][rows], requests["output_length"][rows]), np.float64)
 

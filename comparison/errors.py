@@ -34,7 +34,7 @@ class Errors:
 
 
 def errors(predicted: Floats, measured: Floats) -> Errors:
-    """NaN marks a missing value."""
+    """Relative errors of pairs; NaN marks a missing value."""
     known = ~(np.isnan(predicted) | np.isnan(measured))
     some = known & (measured > LEAST)
     relative = (predicted[some] - measured[some]) / measured[some]
@@ -47,14 +47,14 @@ def errors(predicted: Floats, measured: Floats) -> Errors:
 
 
 def relative_error(predicted: float | None, measured: float | None) -> float:
-    """NaN if a value is missing or the measured one is zero."""
+    """(predicted - measured) / measured; NaN if a value is missing or the measured one is zero."""
     if predicted is None or measured is None or abs(measured) <= LEAST:
         return math.nan
     return (predicted - measured) / measured
 
 
 def ks_distance(a: Floats, b: Floats) -> float:
-    """Ignores NaN."""
+    """Kolmogorov-Smirnov distance of two samples, without NaN."""
     a, b = np.sort(a[~np.isnan(a)]), np.sort(b[~np.isnan(b)])
     if not len(a) or not len(b):
         return math.nan

@@ -17,5 +17,5 @@ COMPARISON = FolderKind("a comparison", FILES, FILES[0], has_keys("definitions",
 def write(
     folder: str | Path, found: Comparison, pairs: Sequence[tuple[Run, Run]], *, force: bool = False, command: str = ""
 ) -> None:
-    """The same comparison gives the same bytes."""
+    """Write the folder; the same comparison gives the same bytes."""
     write_findings(folder, COMPARISON, found.to_json(), compare_page(found, pairs, command, __version__), force=force)

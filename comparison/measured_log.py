@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 def measured_log(scenario: Scenario, predicted: Mapping[str, Columns] | None = None) -> Json | None:
-    """None if the trace's log has no times.
+    """Latencies in the trace's own log; None if it has no times.
 
     predicted: request columns by policy, compared if the replay is of the log's traffic.
     """

@@ -67,7 +67,7 @@ def parts(
     index: Indices,
     progress: Progress | None = None,
 ) -> Parts:
-    """DsimError if a journal does not replay, or its profile gives other latencies."""
+    """Divide a policy's errors; DsimError if a journal does not replay, or its profile gives other latencies."""
     runs = (predicted, measured)
     logged = is_client(measured)  # it has no plans
     worlds = [world_of(predicted, policy, p_profile)]
@@ -133,7 +133,7 @@ def per_request(requests: Columns, index: Indices) -> dict[str, Floats]:
 
 
 def at_engine(run: Run, policy: str, requests: Columns) -> Columns:
-    """With the times in the engine's log."""
+    """Request columns with the times in the engine's log."""
     names = ("scheduled", "first_emission", "last_emission")
     own = run.requests(policy, [f"engine_{name}" for name in names])
     times = {name: requests["arrival"] + own[f"engine_{name}"] for name in names}

@@ -57,7 +57,7 @@ class World:
 
 
 def world_of(run: Run, name: str, profile: Profile) -> World:
-    """Older runs recorded only the pool's size; the setting gives the other limits."""
+    """The world of a recorded run. Older runs recorded only the pool's size; the setting gives the other limits."""
     policy = run.policy(name)
     if caches_prefixes(policy):
         raise DsimError(
@@ -111,12 +111,12 @@ def rerun(world: World, requests: Columns, price: Price, commits: Commits, tick:
 
 
 def front_of(info: Mapping[str, Any]) -> FrontEnd:
-    """In a run's profile information."""
+    """The front end in a run's profile information."""
     return FrontEnd(info.get("frontend", 0.0), info.get("frontend_service", 0.0))
 
 
 def reach_of(front: FrontEnd, requests: Columns) -> Floats:
-    """s, at the engine."""
+    """When requests reach the engine (s)."""
     order = np.lexsort((requests["request"], requests["arrival"]))
     found = np.empty(len(order))
     found[order] = front.reach(requests["arrival"][order])

@@ -125,7 +125,7 @@ def features_of(steps: Columns, lists: Lists, policy: Policy) -> list[Features]:
 
 
 def left_of(steps: Columns) -> list[Features | None]:
-    """After eviction; None without."""
+    """Features left after each step's eviction; None without one."""
     left: list[Features | None] = [None] * len(steps["evicting"])
     for i in np.flatnonzero(steps["evicting"]).tolist():
         num, pairs, keys, sampled = (int(steps[f"evicted{of}"][i]) for of in ("", "_q_kv", "_kv", "_sampled"))

@@ -23,7 +23,7 @@ OF_REQUESTS = (
 
 
 def summary(run: Run, policy: str) -> dict[str, Any]:
-    """DsimError if requests or steps contradict the summary in run.json.
+    """A policy's summary; DsimError if requests or steps contradict the one in run.json.
 
     What an older run lacks is computed, or null.
     """

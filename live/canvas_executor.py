@@ -83,7 +83,7 @@ class CanvasExecutor(Texts):
         self._device = cache.model.embedding.device
 
     def step(self, plan: StepPlan) -> StepOutcome:
-        """ModelError when the device is out of memory."""
+        """Run a plan; ModelError when the device is out of memory."""
         begin = time.perf_counter()
         # Planning may have freed a row of this step: compute it, then free its pages.
         rows = {*plan.requests.tolist()}

@@ -255,7 +255,7 @@ def read_canvas_config(folder: Path) -> CanvasConfig:
 
 
 def canvas_config(source: ConfigJson, given: Given = AS_IT_SAYS) -> CanvasConfig:
-    """Raises ModelError."""
+    """A canvas model's dimensions. Raises ModelError."""
     with parsing(source.path, "a DiffusionGemma's configuration", ModelError):
         return _canvas_config(source, given)
 
@@ -367,7 +367,7 @@ def num_params(config: CanvasConfig) -> int:
 def random_canvas_model(
     source: ConfigJson, device: str, dtype: torch.dtype, seed: int = 0, given: Given = AS_IT_SAYS
 ) -> CanvasModel:
-    """Weights are random, and so are the experts of each row."""
+    """A model with random weights, whose rows draw their experts."""
     config = canvas_config(source, given)
     generator, found = torch.Generator(device=device).manual_seed(seed), {}
     for name, shape in shapes(config).items():
@@ -379,7 +379,7 @@ def random_canvas_model(
 
 
 def read_canvas_model(folder: Path, device: str, dtype: torch.dtype) -> CanvasModel:
-    """Without the vision part. Raises ModelError as `read_model` does."""
+    """Read a model without its vision part. Raises ModelError as `read_model` does."""
     source = config_json(folder)
     config = canvas_config(source)
     return CanvasModel(config, _read(source, config, device, dtype)[0])

@@ -18,7 +18,7 @@ CHARACTERS = 10_000_000  # of output, and ten more a character of a conversation
 
 
 def chat_template(folder: Path) -> str | None:
-    """From chat_template.jinja or tokenizer_config.json, or None."""
+    """The template in chat_template.jinja or tokenizer_config.json, or None."""
     path = folder / "chat_template.jinja"
     if os.path.lexists(path):
         return read_text(path, kind=ModelError)

@@ -24,7 +24,7 @@ class Experts:
     scale: float = 1.0  # ... then multiplied by this
 
     def params(self, hidden: int) -> int:
-        """Of one layer."""
+        """Parameters of one layer's experts and router."""
         return self.num * (hidden + self.bias) + 3 * hidden * self.ffn * (self.num + self.shared)
 
 
@@ -91,7 +91,7 @@ class ModelConfig:
 
     @property
     def num_params(self) -> int:
-        """Norms included."""
+        """Parameters, norms included."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
         attention = 2 * self.hidden * (q + kv) + norms + (q + 2 * kv if self.qkv_bias else 0)

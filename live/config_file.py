@@ -75,7 +75,7 @@ class ConfigJson:
 
 
 def config_json(path: Path) -> ConfigJson:
-    """From a model's folder, or a file of any name. Raises ModelError."""
+    """The config.json in a model's folder, or a file of any name. Raises ModelError."""
     folder = path if path.is_dir() else path.parent
     file = folder / "config.json" if path.is_dir() else path
     found = read_json(file)
@@ -86,7 +86,7 @@ def config_json(path: Path) -> ConfigJson:
 
 
 def fp8_of(source: ConfigJson) -> Fp8 | None:
-    """None: plain weights. ModelError if they do not load."""
+    """The format of a checkpoint's FP8 weights; None: plain weights. ModelError if they do not load."""
     text = source.found.get("text_config")
     return quantisation(source.path, {**(text if isinstance(text, dict) else {}), **source.found})
 
@@ -165,7 +165,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _values(given: FileObject, family: Family) -> dict[str, Any]:
-    """Our fields' values, experts' as "experts.NAME"."""
+    """Values of our fields, experts' as "experts.NAME"."""
     values: dict[str, Any] = dict(family.defaults)
     rope = FileObject(given.path, "", _rope(given), error=ModelError)
     for ours, theirs in family.keys.items():
@@ -222,7 +222,7 @@ def _check_block(path: Path, values: dict[str, Any], given: Given) -> None:
 
 
 def _rope(given: FileObject) -> dict[str, Any]:
-    """Of the file and of its tables for RoPE."""
+    """The settings of RoPE, from the file and its tables for it."""
     keys = ("rope_theta", "partial_rotary_factor")
     found = {key: given.values[key] for key in keys if given.values.get(key) is not None}
     for key in ("rope_scaling", "rope_parameters"):
@@ -232,7 +232,7 @@ def _rope(given: FileObject) -> dict[str, Any]:
 
 
 def _scaling(given: FileObject) -> RopeScaling | None:
-    """None: RoPE is not stretched."""
+    """The scaling of RoPE; None: it is not stretched."""
     rope = _rope(given)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
@@ -270,7 +270,7 @@ def _rotary(given: FileObject, head_dim: int, default: float) -> int:
 
 
 def expert_skew(source: ConfigJson, given: Given) -> float:
-    """The user's, config.json's, or 0."""
+    """The skew of random experts: the user's, config.json's, or 0."""
     if given.expert_skew is not None:
         return given.expert_skew
     keys = FileObject(str(source.path), "", {"expert_skew": 0.0, **source.found}, error=ModelError)

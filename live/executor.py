@@ -105,7 +105,7 @@ class ModelExecutor(Texts):
         self._expected: tuple[StepPlan, _Prepared] | None = None  # the running step, as prepared
 
     def step(self, plan: StepPlan) -> StepOutcome:
-        """ModelError when the device is out of memory."""
+        """Run a plan; ModelError when the device is out of memory."""
         begin = time.perf_counter()
         self._expected, self._coming = self._coming, None
         for request in plan.freed:
@@ -157,7 +157,7 @@ class ModelExecutor(Texts):
         return [*facts, plan.phases, plan.status, plan.evaluations]
 
     def _make(self, plan: StepPlan) -> _Prepared:
-        """Also reserves pages."""
+        """Make a step's batch and reserve its pages."""
         if not plan.prefill:
             return self._decode_batch(plan)
         ends = plan.num_keys.astype(np.int64)
@@ -249,7 +249,7 @@ class ModelExecutor(Texts):
         return _Prepared(batch, rows, columns)
 
     def _order(self, plan: StepPlan) -> Index:
-        """By keys, since attention starts with the last; as planned if rows are evicted."""
+        """The order of rows: by keys, since attention starts with the last; as planned if rows are evicted."""
         if self._watch is not None or self._policy.eviction.by_importance:
             return np.arange(len(plan.slots))
         return np.argsort(plan.block_start, kind="stable")

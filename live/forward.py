@@ -142,7 +142,7 @@ class Forward:
         return self._sample(hidden[inputs["sampled"]], inputs.get("keys"))
 
     def _hidden(self, inputs: Inputs, block_length: int) -> Tensor:
-        """Of all rows, normed."""
+        """Final hidden states of all rows, normed."""
         x, cos, sin = self.model.enter(inputs["tokens"], inputs["positions"])
         added = None
         for layer in cast(Iterable[Layer], self.model.layers):
@@ -173,7 +173,7 @@ class Forward:
         return confidence_of_hidden(hidden, self.model.head_weight, self.temperature, self.max_num_logits)
 
     def _upload(self, batch: Batch) -> Inputs:
-        """By a single copy."""
+        """Copy a batch to the device, at once."""
         flat, shapes = self._flatten(batch)
         held = torch.from_numpy(flat)
         if self.device.type == "cuda":

@@ -54,7 +54,7 @@ PASSES: Mapping[type, frozenset[Phase]] = {
 
 
 def passes_of(policy: Policy) -> frozenset[Phase]:
-    """PolicyError for an unknown cache."""
+    """The passes of a policy's cache; PolicyError for an unknown one."""
     kind = next((kind for kind in type(policy.cache).__mro__ if kind in PASSES), None)
     if kind is None:
         known = ", ".join(kind.__name__ for kind in PASSES)
@@ -115,13 +115,13 @@ def pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) ->
 
 
 def lengths(prompt: Array, end: Array, block: int) -> Array:
-    """The prompt, and the output in whole blocks."""
+    """Tokens of the prompt, and of the output in whole blocks."""
     whole: Array = prompt + -(-(end - prompt) // block) * block
     return whole
 
 
 def cache_of(policy: Policy) -> Any:
-    """One of the kinds in PASSES, each with its own fields."""
+    """The policy's cache: one of the kinds in PASSES, each with its own fields."""
     return policy.cache
 
 

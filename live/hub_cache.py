@@ -12,7 +12,7 @@ FOLDER = "models--"  # then owner--model; inside: refs/main, and snapshots/REVIS
 
 
 def hub() -> Path:
-    """Where huggingface_hub puts it."""
+    """The local cache's folder, where huggingface_hub puts it."""
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
 

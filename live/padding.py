@@ -25,20 +25,20 @@ def shape_of(batch: Batch) -> Shape:
 
 
 def padded_shape(rows: int, sequences: int) -> Shape:
-    """Padding rows need their own sequence."""
+    """The shape that a step is padded to; padding rows need their own sequence."""
     padded = bucket(rows)
     return padded, bucket(sequences + (padded > rows))
 
 
 def prefill_shape(rows: int, sequences: int) -> Shape | None:
-    """None: eager."""
+    """The shape that a prefill is padded to; None: it runs eagerly."""
     padded = max(LEAST_PREFILL_ROWS, bucket(rows))
     enough = [size for size in PREFILL_SEQUENCES if size >= sequences + (padded > rows)]
     return (padded, enough[0]) if padded <= MOST_PREFILL_ROWS and enough else None
 
 
 def reachable_prefills(policy: Policy, max_batch: int, longest: int) -> list[Shape]:
-    """Of prefills of at most `max_batch` sequences of `longest` tokens, largest first."""
+    """Padded shapes of prefills of at most `max_batch` sequences of `longest` tokens, largest first."""
     most = min(MOST_PREFILL_ROWS, policy.batching.max_prefill_tokens)
     found = {
         prefill_shape(rows, n)
@@ -49,7 +49,7 @@ def reachable_prefills(policy: Policy, max_batch: int, longest: int) -> list[Sha
 
 
 def _prefill_sizes(least: int, most: int) -> list[int]:
-    """Where the padded size changes: a full bucket, one row less, and the most."""
+    """Sizes where the padded size changes: a full bucket, one row less, and the most."""
     full = {max(LEAST_PREFILL_ROWS, bucket(rows)) for rows in range(1, most + 1)}
     return [rows for edge in full for rows in (edge - 1, min(edge, most)) if least <= rows <= most]
 
@@ -60,7 +60,7 @@ def computes_whole_blocks(policy: Policy) -> bool:
 
 
 def reachable(policy: Policy, max_batch: int) -> list[Shape]:
-    """Of decode steps of at most `max_batch` sequences and MAX_ROWS rows, largest first."""
+    """Padded shapes of decode steps of at most `max_batch` sequences and MAX_ROWS rows, largest first."""
     found = set()
     whole = computes_whole_blocks(policy)
     for n in range(1, max_batch + 1):
@@ -76,7 +76,7 @@ def reachable(policy: Policy, max_batch: int) -> list[Shape]:
 
 
 def reachable_after(shapes: Iterable[Shape]) -> list[Shape]:
-    """After an eviction, largest first: fewer rows of the same sequences."""
+    """Padded shapes after an eviction, largest first: fewer rows of the same sequences."""
     found = set()
     for rows, sequences in shapes:
         found |= {(bucket(left), sequences) for left in range(1, rows + 1)}

@@ -82,7 +82,7 @@ class Ranks:
         self.processes = []
 
     def send_message(self, what: int, numbers: Sequence[int] | Array = ()) -> None:
-        """From rank 0; ModelError if another has ended."""
+        """Send a message from rank 0; ModelError if another process has ended."""
         message = np.concatenate([[what], numbers]).astype(np.int64).tobytes()
         try:
             for pipe in self.pipes:
@@ -92,7 +92,7 @@ class Ranks:
             raise
 
     def receive(self) -> tuple[int, Array]:
-        """EOFError if rank 0 has ended."""
+        """The next message; EOFError if rank 0 has ended."""
         found = np.frombuffer(bytearray(self.pipes[0].recv_bytes()), np.int64)  # writable
         return int(found[0]), found[1:]
 
@@ -120,7 +120,7 @@ class Ranks:
                 raise EOFError
 
     def sum(self, x: Tensor) -> Tensor:
-        """Over all processes."""
+        """Sum x over all processes."""
         self.traffic.reduces += 1
         self.traffic.reduced += x.numel() * x.element_size()
         dist.all_reduce(x)
@@ -184,7 +184,7 @@ class Shared(Forward):
         self._number = self._ranks.num_opened
 
     def run(self, batch: Batch) -> Sampled:
-        """ModelError if a process has ended."""
+        """Run a batch on all processes; ModelError if one has ended."""
         assert batch.evict is None, "no process has all heads"
         assert self.is_open, "the other processes hold another forward, with other graphs"
         if self._ranks.rank == 0:
@@ -236,7 +236,7 @@ class Shared(Forward):
 
 
 def cache_of_share(model: Decoder, num_pages: int, page_size: int) -> PagedCache:
-    """For this process's KV heads."""
+    """A cache for this process's KV heads."""
     weight, ranks = model.embedding.weight, model.ranks
     config = model.config if ranks is None else ranks.config
     return PagedCache(config, num_pages, page_size, str(weight.device), weight.dtype)
@@ -297,7 +297,7 @@ class Source:
 
     @property
     def share(self) -> ModelConfig:
-        """ModelError if the model cannot be cut."""
+        """The dimensions of a share; ModelError if the model cannot be cut."""
         return Share(weights.config_of(self.name, self.given), 0, self.size).config
 
 

@@ -27,7 +27,7 @@ WORKLOADS = ("source", "records")  # of the tiny model
 
 
 def random_prompts(config: Vocabulary, seed: int) -> Prompts:
-    """Drawn by request and position, never the mask."""
+    """Random prompts, drawn by request and position, without the mask token."""
 
     def prompt(request: int, length: int) -> Tokens:
         mask = config.mask_token
@@ -39,7 +39,7 @@ def random_prompts(config: Vocabulary, seed: int) -> Prompts:
 
 
 def prompts_from(tokens: Tokens, seed: int) -> Prompts:
-    """Each begins at a random place of a stream, which repeats."""
+    """Prompts that each begin at a random place of a stream, which repeats."""
 
     def prompt(request: int, length: int) -> Tokens:
         begin = int(key(seed, PROMPT, request)[0] % np.uint64(len(tokens)))
@@ -76,7 +76,7 @@ def prompts_of(asked: list[Tokens]) -> Prompts:
 
 
 def tokenizer_folder(named: str) -> Path:
-    """Of --tokenizer or --model."""
+    """The folder with the tokenizer of --tokenizer or --model."""
     path = Path(in_cache(named))
     return path.parent if path.is_file() else path
 

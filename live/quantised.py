@@ -33,7 +33,7 @@ class Fp8:
 
 
 def quantisation(path: Path, found: Mapping[str, Any]) -> Fp8 | None:
-    """None: plain weights. ModelError if they do not load."""
+    """The format of FP8 weights; None: plain weights. ModelError if they do not load."""
     for key in KEYS:
         if not (settings := found.get(key)):
             continue
@@ -53,7 +53,7 @@ def quantisation(path: Path, found: Mapping[str, Any]) -> Fp8 | None:
 
 
 def _compressed(settings: Mapping[str, Any]) -> Fp8 | None:
-    """None: integers, fewer bits, or packed."""
+    """The format of compressed-tensors' FP8; None: integers, fewer bits, or packed."""
     groups = settings.get("config_groups")
     if settings.get("format") not in FORMATS or not isinstance(groups, dict) or not groups:
         return None
@@ -72,7 +72,7 @@ def _is_block(value: Any) -> bool:
 
 
 def scale_name(name: str, stored: Mapping[str, Any]) -> str | None:
-    """Among the stored tensors; None without one."""
+    """The name of a weight's scale among the stored tensors; None without one."""
     return next((name + end for end in SCALES if name + end in stored), None)
 
 

@@ -60,7 +60,7 @@ class Kept:
         self._forward = forward
 
     def seconds_to_capture(self, policies: Sequence[Policy], max_batch: int) -> float:
-        """Estimated by past captures; 0 without any."""
+        """Seconds that missing captures will take, by past ones; 0 without any."""
         found = self._forward
         if found is None or not found.num_captures:
             return 0.0
@@ -68,7 +68,7 @@ class Kept:
         return len(missing) * found.capture_seconds / found.num_captures
 
     def canvases(self, model: CanvasModel, num_pages: int, page: int, longest: int) -> GraphCanvasCache:
-        """With `num_pages` or more free pages of each kind, for sequences of at most `longest` tokens."""
+        """A captured cache with `num_pages` or more free pages of each kind, for sequences up to `longest` tokens."""
         found = self._canvases
         if (
             found is None
@@ -86,7 +86,7 @@ class Kept:
     def forward(
         self, model: Decoder, policy: Policy, num_pages: int, longest: int, max_num_logits: int
     ) -> GraphForward:  # fmt: skip
-        """With `num_pages` or more free pages, for sequences of at most `longest` tokens."""
+        """A captured forward with at least `num_pages` free pages, for sequences of at most `longest` tokens."""
         page, temperature = policy.memory.page_size, policy.unmasking.temperature or 1.0
         found = self._forward
         if (
@@ -160,7 +160,7 @@ class Serving:
         )
 
     def executor(self, forward: Computes) -> ModelExecutor | CanvasExecutor:
-        """PolicyError if no executor runs it."""
+        """The policy's executor; PolicyError if none runs it."""
         policy, draws = self.policy, self.draws
         if isinstance(forward, CanvasCache):
             assert draws is None or isinstance(draws, LawDraws), "canvases commit by law"

@@ -33,7 +33,7 @@ class Share:
 
     @cached_property
     def config(self) -> ModelConfig:
-        """ModelError if the model cannot be cut."""
+        """The dimensions of a share; ModelError if the model cannot be cut."""
         config, size = self.whole, self.size
         ffn = config.ffn if config.experts is None else config.experts.ffn
         for name, number in (("heads", config.heads), ("ffn", config.ffn), ("the experts' ffn", ffn)):

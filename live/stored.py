@@ -103,7 +103,7 @@ def held_in(folder: Path, device: str, fp8: Fp8 | None = None) -> Iterator[Held]
 
 @contextmanager
 def _opened(path: Path, device: str) -> Iterator[Any]:
-    """Raises ModelError."""
+    """Open a safetensors file. Raises ModelError."""
     try:
         with safe_open(path, framework="pt", device=device) as shard:
             yield shard
@@ -116,7 +116,7 @@ def _opened(path: Path, device: str) -> Iterator[Any]:
 
 
 def _scales_of(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """Of FP8 weights, by name, from any file."""
+    """Scales of FP8 weights, by name, from any file."""
     found = dict[str, Tensor]()
     for path in paths:
         with _opened(path, "cpu") as shard:
@@ -125,7 +125,7 @@ def _scales_of(paths: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def _scale_of(path: Path, name: str, shape: list[int], scales: Mapping[str, Tensor], fp8: Fp8 | None) -> Tensor:
-    """Of an FP8 weight. Raises ModelError."""
+    """The scale of an FP8 weight. Raises ModelError."""
     if fp8 is None:
         raise ModelError(f"{path}: {cut(name)} is FP8, and config.json has no quantization_config: expected one")
     found = scale_name(name, scales)

@@ -44,7 +44,7 @@ def warm_kernels(forward: Forward, policy: Policy, most_tokens: int) -> None:
 
 @torch.inference_mode()
 def warm_experts(gate_up: Tensor, down: Tensor, top_k: int, activation: str, most_tokens: int) -> None:
-    """For steps of up to `most_tokens` rows."""
+    """Launch the experts' kernels in every variant of steps of up to `most_tokens` rows."""
     for rows in (1, *(int(mean * len(gate_up) / top_k) + 1 for mean in EXPERT_ROWS)):
         if rows <= max(1, most_tokens):
             x = torch.zeros(rows, gate_up.shape[2], dtype=gate_up.dtype, device=gate_up.device)

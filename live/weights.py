@@ -57,7 +57,7 @@ def load(
 
 
 def folder_of(model: str, given: Given = AS_IT_SAYS) -> Path:
-    """Raises ModelError."""
+    """The folder of a model's weights. Raises ModelError."""
     if Path(model).is_dir():
         return Path(model)
     if model not in FOLDERS:
@@ -68,7 +68,7 @@ def folder_of(model: str, given: Given = AS_IT_SAYS) -> Path:
 
 
 def source_of(model: str, given: Given = AS_IT_SAYS) -> ConfigJson:
-    """Of a directory, a shipped model, or random weights. Raises ModelError."""
+    """The config.json of a directory, a shipped model, or random weights. Raises ModelError."""
     if is_trained(model, given):
         return config_json(folder_of(model, given))
     path = FOLDERS.get(model, Path(model))
@@ -90,7 +90,7 @@ def shipped(model: str) -> Path:
 
 
 def is_trained(model: str, given: Given = AS_IT_SAYS) -> bool:
-    """Weights are random for names in CONFIGS, and with --random-weights."""
+    """Whether weights are read: they are random for names in CONFIGS, and with --random-weights."""
     return not given.random_weights and (model not in CONFIGS or Path(model).is_dir())
 
 
@@ -111,7 +111,7 @@ def is_canvas(model: str, given: Given = AS_IT_SAYS) -> bool:
 
 
 def config_of(model: str, given: Given = AS_IT_SAYS) -> ModelConfig:
-    """Read without weights."""
+    """A decoder's dimensions, read without weights."""
     return decoder_config(source_of(model, given), given)
 
 
@@ -142,7 +142,7 @@ def draw_experts(model: Decoder, skew: float, seed: int) -> None:
 
 
 def read_model(folder: Path, device: str, dtype: torch.dtype, given: Given = AS_IT_SAYS) -> Decoder:
-    """ModelError if a shard or weight is missing or of another shape."""
+    """Read a decoder's weights; ModelError if a shard or weight is missing or of another shape."""
     source = config_json(folder)
     return _read(source, folder, decoder_config(source, given), device, dtype)
 
@@ -211,7 +211,7 @@ def _fill(model: Decoder, folder: Path, device: str, fp8: Fp8 | None = None, sha
 
 
 def save_model(model: Decoder, folder: Path, dtype: torch.dtype) -> None:
-    """By the names of the model's family."""
+    """Write a decoder's weights, by the names of its family, and its config.json."""
     config = model.config
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: weight.detach().to("cpu", dtype) for name, weight in model.state_dict().items()}
@@ -262,7 +262,7 @@ class _Uninitialised(TorchFunctionMode):
 
 
 def _empty(config: ModelConfig, device: str, dtype: torch.dtype) -> Decoder:
-    """With uninitialised weights; nothing passes host memory."""
+    """A decoder with uninitialised weights; nothing passes host memory."""
     with torch.device(NOWHERE), _Uninitialised():
         model = Decoder(config)
     for part in model.modules():

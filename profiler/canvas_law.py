@@ -24,7 +24,7 @@ def _quantiles() -> npt.NDArray[np.float64]:
 
 @lru_cache(maxsize=512)
 def mean_forwards(law: CanvasLaw) -> float:
-    """Of requests' first canvases; with a histogram, of their last."""
+    """Mean forwards of requests' first canvases; with a histogram, of their later ones."""
     at = law.request_spread * _quantiles()[:, None] + law.canvas_spread * _quantiles()
     if law.histogram:
         return mean_at(law, law.by_canvas[-1] if law.by_canvas else 0.0)
@@ -32,7 +32,7 @@ def mean_forwards(law: CanvasLaw) -> float:
 
 
 def mean_at(law: CanvasLaw, moved: float) -> float:
-    """Of a histogram's canvases, moved by `moved` standard deviations."""
+    """Mean forwards of a histogram's canvases, moved by `moved` standard deviations."""
     at = law.request_spread * _quantiles()[:, None] + law.canvas_spread * _quantiles() + moved
     cells = np.floor(at * CELLS_PER_STD).astype(np.int64) + CELLS // 2
     return float(law.forwards()[cells.clip(0, CELLS - 1)].mean())

@@ -84,7 +84,7 @@ class Clocks:
         return ", ".join(words)
 
     def __str__(self) -> str:
-        """As a profile stores it."""
+        """The state as a profile stores it."""
         return self.words()
 
     def doubts(self) -> list[str]:
@@ -123,7 +123,7 @@ def clocks_of(uuid: str | None, load: Callable[[str], Any] = ctypes.CDLL) -> Clo
 
 
 def clocks_of_first(load: Callable[[str], Any] = ctypes.CDLL) -> Clocks:
-    """Of the machine's first GPU, for a process that opens no device."""
+    """The clocks of the machine's first GPU, for a process that opens no device."""
     return _clocks(load, lambda library, handle: library.nvmlDeviceGetHandleByIndex_v2(0, handle))
 
 
@@ -176,7 +176,7 @@ _QUESTIONS: dict[str, Callable[[Any, Any], float | None]] = {
 
 
 def _answer(question: Callable[[Any, Any], float | None], library: Any, handle: Any) -> float | None:
-    """None if the driver refuses or lacks the function."""
+    """The driver's answer; None if it refuses or lacks the function."""
     try:
         return question(library, handle)
     except AttributeError:

@@ -29,7 +29,7 @@ class CommitLog:
         return CommitLog(self.block_length, *(getattr(self, f.name)[keep] for f in fields(self)[1:]))
 
     def sorted(self) -> "CommitLog":
-        """By request and block, in order of time."""
+        """The log by request and block, in order of time."""
         return self[np.lexsort((np.arange(len(self)), self.block_start, self.request))]
 
 

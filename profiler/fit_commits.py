@@ -146,7 +146,7 @@ class _Shape:
         return -value + ROUGH * float((bend**2).sum()), -by
 
     def standard_errors(self, x: Floats) -> dict[str, float]:
-        """Of the gain, the spreads and the first log-odds, from the likelihood's curvature."""
+        """Standard errors of the gain, the spreads and the first log-odds, from the likelihood's curvature."""
         num = len(self.marks)
         step = 1e-3
         here = self.loss(x)[1]
@@ -212,7 +212,7 @@ def _few(log: CommitLog) -> CommitLog:
 
 
 def _many(found: Blocks) -> Blocks:
-    """Repeated until the scatter of draws is small."""
+    """The blocks, repeated until the scatter of draws is small."""
     return repeated(found, -(-NUM_BLOCKS // len(found.request)))
 
 

@@ -48,7 +48,7 @@ def of_forward(
 
 
 def _width(model: ModelShape) -> int:
-    """Of the widest feed-forward for a token."""
+    """Width of the widest feed-forward for a token."""
     mixed = model.experts
     return max(model.ffn, (mixed.top_k + mixed.shared) * mixed.ffn if mixed else 0)
 

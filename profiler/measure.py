@@ -242,7 +242,7 @@ def processor() -> str:
 
 
 def uuid_of(device: torch.device) -> str | None:
-    """None for a CPU, or if PyTorch does not report it."""
+    """A device's UUID; None for a CPU, or if PyTorch does not report it."""
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     uuid = getattr(properties, "uuid", None)
     return None if uuid is None else str(uuid)

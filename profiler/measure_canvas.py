@@ -269,7 +269,7 @@ def _heat(loaded: LoadedCanvas, budget: float, law: CanvasLaw, latency: LatencyM
 
 
 def free_bytes(loaded: LoadedCanvas) -> int:
-    """After the model's weights."""
+    """Free bytes of the device, after the model's weights."""
     if loaded.on_gpu:
         return int(torch.cuda.mem_get_info(loaded.model.embedding.device)[0])
     return free_memory()

@@ -75,7 +75,7 @@ class ModelShape:
 
     @property
     def total_params(self) -> int:
-        """Norms included."""
+        """Parameters, norms included."""
         return layer_params(self) + embedding_params(self)
 
     @property
@@ -91,12 +91,12 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """In layers without a window."""
+        """KV bytes of a token in layers without a window."""
         return 2 * BYTES * self.full_layers * self.kv_heads * self.head_dim
 
 
 def attention_params(m: ModelShape) -> int:
-    """In all layers: four projections, biases and head norms if any."""
+    """Attention's parameters in all layers: four projections, biases and head norms if any."""
     full = m.full_layers * _attention_params(m, m.kv_heads, m.head_dim, 1 if m.value_is_key else 2)
     w = m.windowed
     return full + (w.layers * _attention_params(m, w.kv_heads, w.head_dim, 2) if w else 0)
@@ -110,19 +110,19 @@ def _attention_params(m: ModelShape, kv_heads: int, head_dim: int, matrices: int
 
 
 def layer_params(m: ModelShape) -> int:
-    """All but the embeddings."""
+    """Parameters without the embeddings."""
     shared = attention_params(m) + 2 * m.layers * m.hidden + m.hidden
     return shared + _feed_forward_params(m, active=False)
 
 
 def active_layer_params(m: ModelShape) -> int:
-    """In all layers: those that one token is multiplied with."""
+    """Parameters in all layers that one token is multiplied with."""
     shared = attention_params(m) + 2 * m.layers * m.hidden + m.hidden
     return shared + _feed_forward_params(m, active=True)
 
 
 def expert_params(m: ModelShape) -> int:
-    """In all routed experts; a step reads those that its tokens reach."""
+    """Parameters in all routed experts; a step reads those that its tokens reach."""
     if m.experts is None:
         return 0
     return (m.layers - m.experts.dense_layers) * m.experts.num * 3 * m.hidden * m.experts.ffn
@@ -133,22 +133,22 @@ def head_params(m: ModelShape) -> int:
 
 
 def embedding_params(m: ModelShape) -> int:
-    """Embedding and LM head; one if tied."""
+    """Parameters of embedding and LM head; of one if tied."""
     return head_params(m) * (1 if m.tied else 2)
 
 
 def flops_per_token(m: ModelShape) -> int:
-    """The layers' matrices, without attention scores and LM head."""
+    """FLOPs of the layers' matrices, without attention scores and LM head."""
     return 2 * active_layer_params(m)
 
 
 def head_flops(m: ModelShape) -> int:
-    """Of the LM head for one row."""
+    """FLOPs of the LM head for one row."""
     return 2 * head_params(m)
 
 
 def attention_flops(m: ModelShape) -> int:
-    """One query-key pair in layers without a window: scores and weighted sum."""
+    """FLOPs of one query-key pair in layers without a window: scores and weighted sum."""
     return 4 * m.heads * m.head_dim * m.full_layers
 
 

@@ -75,7 +75,7 @@ class Problem:
         return self.forwards, self.forwards[:, None] * rising
 
     def thinned(self) -> "Problem":
-        """With at most SEARCHED points."""
+        """The problem with at most SEARCHED points."""
         keep = np.unique(np.linspace(0, len(self.points) - 1, SEARCHED).astype(np.int64))
         target = (self.target / self.weight)[keep]
         few = Problem(self.points[keep], target, self.with_host, self.graph_tokens)
@@ -170,7 +170,7 @@ class Solution:
         )
 
     def jacobian(self) -> Floats:
-        """By the coefficients, then by the bends but the first."""
+        """Derivatives by the coefficients, then by the bends but the first."""
         table = self.problem.columns(self.bends, self.names, floor := self.floor)
         slopes = self.values[1 : 1 + len(self.bends)]
         beyond = (self.problem.tokens[:, None] > self.bends[1:]) & ~floor[:, None]
@@ -178,7 +178,7 @@ class Solution:
         return np.column_stack([table, turns])
 
     def standard_errors(self) -> dict[str, float]:
-        """Of each coefficient by profile name, from the linearised fit and its residuals."""
+        """Standard errors by the coefficients' profile names, from the linearised fit and its residuals."""
         table = self.jacobian()
         norms = np.linalg.norm(table, axis=0)
         free, scale = norms > 0.0, np.where(norms > 0.0, norms, 1.0)

@@ -636,12 +636,12 @@ def of_family(family: str) -> list[str]:
 
 
 def _named() -> dict[str, Profile]:
-    """Without NAME/IMPLEMENTATION."""
+    """Shipped profiles by name, without NAME/IMPLEMENTATION."""
     return {name: profile for name, profile in _shipped().items() if "/" not in name}
 
 
 def _shipped() -> dict[str, Profile]:
-    """With implementations, by name, the default first."""
+    """Shipped profiles by name, with NAME/IMPLEMENTATION, the default first."""
     found = [load(path) for path in _shipped_files().values()]
     found += [implemented(profile, own.name) for profile in found for own in profile.implementations]
     return {p.name: p for p in sorted(found, key=lambda p: (p.name != DEFAULT, p.name))}

@@ -187,7 +187,7 @@ def memory_model(gpu: Gpu, model: ModelShape, tp: int) -> MemoryModel:
 
 
 def _kv_bytes(model: ModelShape, tp: int) -> int:
-    """Over all GPUs; fewer KV heads than GPUs are copied."""
+    """KV bytes of a token over all GPUs; KV heads are copied if there are more GPUs."""
     return model.kv_bytes_per_token * max(1, tp // model.kv_heads)
 
 

@@ -62,7 +62,7 @@ class Stairs(Problem):
             self.linear["sequence"] = sequences(fitted.features, graph_tokens)
 
     def bound(self, by_pairs: Bools) -> "Stairs":
-        """With another split into attention by pairs and by keys."""
+        """The problem with another split into attention by pairs and by keys."""
         return Stairs(*self._given, by_pairs)
 
     def _layers(self, bends: Floats) -> tuple[Floats, Floats]:

@@ -39,7 +39,7 @@ def block_of(log: CommitLog) -> Ints:
 
 
 def blocks(log: CommitLog) -> Blocks:
-    """Of a complete log."""
+    """The blocks of a complete log."""
     block = block_of(log)
     first = np.flatnonzero(np.diff(block, prepend=-1))
     step = np.arange(len(log)) - first[block]

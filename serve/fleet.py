@@ -168,7 +168,7 @@ class Fleet:
         return np.zeros(length, np.int32) if stream is None else stream.prompt
 
     def submit(self, prompt: Sequence[int], output_length: int, *, streamed: bool = False, **wishes: Any) -> Stream:
-        """May raise RefusedError. wishes: priority, deadline and slo_class of Request."""
+        """Take a request, or raise RefusedError. wishes: priority, deadline and slo_class of Request."""
         index = self.num_requests
         request = Request(index, self.clock(), len(prompt), output_length, output_length, **wishes)
         if not self.engines[0].fits(request):
@@ -247,7 +247,7 @@ class Fleet:
             self._end_streams(list(self._streams.values()), why)
 
     def stop(self) -> StepTotals:
-        """After each replica's current step; returns the sum of their totals."""
+        """Stop after each replica's current step; returns the sum of their totals."""
         self._stopping = self._stopping or STOPPING
         totals = StepTotals()
         for replica in self.replicas:

@@ -22,7 +22,7 @@ _ByLabels = Mapping[Values, float | Buckets]
 
 
 def face_of(policy: str, asked: str | None = None) -> Face:
-    """The one asked for, or that of the engine in the policy's name; vLLM's for other policies."""
+    """The face asked for, or that of the engine in the policy's name; vLLM's for other policies."""
     if asked is not None and asked not in FACES:
         raise DsimError(f"--metrics-as is {asked}, expected one of {', '.join(FACES)}")
     name = asked or next((name for name in FACES if policy.startswith(name)), FACES[0])

@@ -56,7 +56,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Of each replica of a twin; None: not written."""
+    """Files and streams of each replica of a twin; None: not written."""
 
     step_log: str | None = None  # file; {replica} becomes its number
     forward_pass_metrics: str | None = None  # ZMQ address

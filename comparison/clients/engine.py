@@ -101,7 +101,7 @@ def _marks(log: StepLog) -> tuple[Bools, Bools]:
 
 
 def frontend_of(log: StepLog, client: ClientLog) -> FrontEnd:
-    """Fitted to the requests' ttft at the client minus that at the engine."""
+    """The front end fitted to the requests' ttft at the client minus that at the engine."""
     r = log.requests
     place = places(client, Requested("the log", r.arrival, r.input_length, r.output_length))
     inside = (r.first_emission - r.arrival)[place]

@@ -14,7 +14,7 @@ NEIGHBOURS = 0.05  # s: closer requests may be sent in another order
 
 @dataclass(frozen=True, eq=False)
 class Requested:
-    """In order of arrival."""
+    """Requests to match, in order of arrival."""
 
     name: str
     arrival: Floats  # s
@@ -59,7 +59,7 @@ def _by_time(log: ClientLog, trace: Requested, due: Floats) -> npt.NDArray[np.in
 def _assign(
     asked: npt.NDArray[np.int64], got: npt.NDArray[np.int64], known: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int64]:
-    """By the least sum of length differences."""
+    """Assign requests by the least sum of length differences."""
     # SciPy loads slowly.
     from scipy.optimize import linear_sum_assignment
 

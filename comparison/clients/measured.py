@@ -256,7 +256,7 @@ def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> dict[str, A
 
 
 def write_measured(run: MeasuredRun, folder: Path, *, force: bool = False) -> None:
-    """Without an engine's log steps.parquet is empty."""
+    """Write a run's folder; without an engine's log steps.parquet is empty."""
     with RunWriter(folder, force=force, more=CLIENT_COLUMNS) as writer:
         writer.requests(run.policies[0], run.columns)
         if run.journal is not None:

@@ -77,7 +77,7 @@ def summary_of(after: dict[str, float], before: dict[str, float] | None = None) 
 
 
 def differences(server: dict[str, float], columns: Columns, info: Manifest) -> list[str]:
-    """Server's metrics against the client's file, a line each."""
+    """The server's metrics against the client's file, a line each."""
     done = columns["status"] == COMPLETED
     summary: dict[str, Any] = info["policies"][0]
     mine = {

@@ -44,7 +44,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class ClientLog:
-    """Requests are in the trace's order if the file has it."""
+    """A client's file; requests are in the trace's order if the file has it."""
 
     path: str
     tool: str  # and version
@@ -54,7 +54,7 @@ class ClientLog:
 
 
 def read_client(path: str | Path) -> ClientLog:
-    """DsimError names file, request and both values."""
+    """Read a client's file; DsimError names file, request and both values."""
     text = read_text(path, most=MOST)
     return _reader(str(path), text)(str(path), text)
 
@@ -66,7 +66,7 @@ def is_client(data: bytes) -> bool:
 
 
 def _reader(path: str, text: str) -> Callable[[str, str], ClientLog]:
-    """By the first object's keys."""
+    """The reader of a file, by its first object's keys."""
     whole = _first(text)
     if whole is None:
         raise DsimError(f"{path}: is no JSON object, expected {_expected()}")
@@ -268,7 +268,7 @@ def _count(of: FileObject, key: str) -> int:
 
 
 def _seconds(of: FileObject, key: str) -> float:
-    """From ms; NaN for null, as the pace of a single token."""
+    """Seconds from ms; NaN for null, as the pace of a single token."""
     return math.nan if of.values.get(key) is None else 1e-3 * of.number(key, TIME)
 
 
