@@ -29,7 +29,6 @@ Progress = Callable[[Counts, int], object]  # fleet, replays done
 @dataclass(frozen=True)
 class PoolCounts:
     counts: Counts
-    readings: tuple[Reading, ...]  # of its replications
     fewer: dict[Counts, tuple[Reading, ...]]  # fleets one replica smaller
     num_replays: int
 
@@ -88,7 +87,7 @@ class _Search:
         while (other := next((one for one in _one_less(counts) if self._is(one, surely)), None)) is not None:
             counts = other
         fewer = {one: tuple(self._readings[one]) for one in _one_less(counts)}
-        return PoolCounts(counts, tuple(self._readings[counts]), fewer, self._num_replays)
+        return PoolCounts(counts, fewer, self._num_replays)
 
     def _is(self, counts: Counts, surely: Callable[[Counts], bool]) -> bool:
         if counts in self._too_few:
