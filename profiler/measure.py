@@ -504,6 +504,7 @@ def _words(shape: Shape) -> str:
 
 # ---- commits --------------------------------------------------------------------------------------------------
 
+FEWEST_LOGGED = 8  # completed requests of a commit log, even over budget: of fewer, perhaps none is held out
 MOST_LOGGED = 400  # requests of a commit log
 
 
@@ -513,8 +514,9 @@ def log_commits(
 ) -> CommitLog:  # fmt: skip
     """Log commits for `budget` s: whole blocks every step, on prompts cut from a text.
 
-    Every step computes every mask, so all distances from the frontier occur. collected: receives importance deltas.
-    tokenizer: the text's, if not the model's. eos: requests end at an EOS.
+    Over budget it goes on until FEWEST_LOGGED requests have completed. Every step computes every mask, so all distances
+    from the frontier occur. collected: receives importance deltas. tokenizer: the text's, if not the model's. eos:
+    requests end at an EOS.
     """
     config = loaded.model.config
     block = config.block_length
@@ -535,8 +537,14 @@ def log_commits(
             deltas(g.row, g.column, g.delta, g.confidence, threshold)
         ),
     )  # fmt: skip
+    over, completed = after(budget), 0
+
+    def count(num: int, _: float) -> None:
+        nonlocal completed
+        completed = num
+
     done = run(
-        serving, requests, stop=after(budget),
+        serving, requests, stop=lambda: over() and completed >= FEWEST_LOGGED, progress=count,
         append=lambda columns, lists: parts.append({name: values for name, (values, _) in lists.items()}),
     )  # fmt: skip
     check_whole(done)

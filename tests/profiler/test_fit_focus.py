@@ -8,8 +8,9 @@ import pytest
 
 from dsim.engine.latency import LatencyModel
 from dsim.profiler import measure
+from dsim.profiler.fit_commits import split
 from dsim.profiler.fit_focus import Deltas, deltas, fit_focus
-from dsim.profiler.measure import Loaded, log_commits, measure_eviction, open_model
+from dsim.profiler.measure import FEWEST_LOGGED, Loaded, log_commits, measure_eviction, open_model
 
 
 def test_a_steps_masks_are_standardised_sequence_by_sequence() -> None:
@@ -72,6 +73,13 @@ def test_the_tiny_models_importance_tells_what_it_can_decode(tiny: Loaded, monke
     # What is decodable commits, and nothing else does; the log counts blocks of fewer than three masks too.
     decodable = sum(int(d.decodable.sum()) for d in told)
     assert 0.8 * log.committed.sum() < decodable <= log.committed.sum()
+
+
+def test_a_commit_log_goes_on_over_its_budget_until_requests_have_completed(tiny: Loaded) -> None:
+    log = log_commits(tiny, "records", 0.9, 1.0, 0.0)
+    fitted, held_out = split(log)
+    assert len(held_out)
+    assert len(np.unique(np.concatenate([fitted.request, held_out.request]))) >= FEWEST_LOGGED
 
 
 def test_an_eviction_costs_what_the_steps_took_beyond_the_model(tiny: Loaded) -> None:
