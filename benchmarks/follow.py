@@ -323,7 +323,7 @@ def told_by(window: Window) -> list[float]:
     return [float(x) for x in found]
 
 
-# Twins whose pages are read, by engine: profile and policy.
+# Profile and policy of the twin for each engine's page.
 READ = {
     "vllm": ("h200x2-diffusiongemma/vllm", "vllm-diffusion"),
     "sglang": ("h100-sdar-8b/sglang", "sglang-fdfo"),
@@ -382,7 +382,7 @@ CLIENTS = 50  # threads, each of which waits for its answer
 
 
 def _ask(url: str, over: threading.Event, first: float, every: float) -> None:
-    """Ask for a completion every so often (s), until it is over."""
+    """Ask for a completion every `every` s from `first` s on, until `over` is set."""
     begin, body = time.monotonic() + first, json.dumps(ASKED).encode()
     for index in count():
         if over.wait(max(0.0, begin + index * every - time.monotonic())):

@@ -122,7 +122,7 @@ def active_layer_params(m: ModelShape) -> int:
 
 
 def expert_params(m: ModelShape) -> int:
-    """Parameters in all routed experts; a step reads those that its tokens reach."""
+    """Parameters in all routed experts; a step reads the experts of its tokens only."""
     if m.experts is None:
         return 0
     return (m.layers - m.experts.dense_layers) * m.experts.num * 3 * m.hidden * m.experts.ffn

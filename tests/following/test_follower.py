@@ -60,7 +60,7 @@ def feed(follower: Follower, found: list[Sample]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Whole:
-    """Samples, and what a follower that is never stopped makes of them."""
+    """Samples, and the windows of a follower that runs without a stop."""
 
     found: list[Sample]
     folder: Path

@@ -38,7 +38,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 @contextmanager
 def publishing(path: Path) -> Iterator[Any]:
-    """A publisher's socket, in this process: what it sends has come, once a subscriber has joined."""
+    """A publisher's socket in this process; it sends after a subscriber has joined, so nothing is lost."""
     socket = zmq.Context.instance().socket(zmq.XPUB)
     socket.bind(f"inproc://{path}")
     try:
