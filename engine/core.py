@@ -4,7 +4,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import cache, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +30,20 @@ from .hooks import (
     step_over,
     threshold,
 )
-from .jit import bind, called_by, entry, fields_read, in_python, inlined, is_kept, is_ours, is_rule, rule, uncompiled
+from .jit import (
+    bind,
+    called_by,
+    entry,
+    fields_read,
+    in_python,
+    inlined,
+    is_kept,
+    is_ours,
+    is_rule,
+    rule,
+    uncompiled,
+    wrong_parameters,
+)
 from .journal import Journal, record_step
 from .latency import Cost, price
 from .numba_parts import JIT, NumbaError, save, saved
@@ -560,7 +573,10 @@ def _answers(policy: "Policy") -> tuple[dict[Any, Any], dict[Any, Any]]:
                     f"policy {policy.name}: {type(part).__name__} answers {placeholder.__name__} with "
                     f"{answer!r}, expected a rule (dsim.engine.jit.rule)"
                 )
-            _check_arity(policy.name, type(part).__name__, placeholder, answer)
+            if wrong := wrong_parameters(answer, placeholder):
+                raise PolicyError(
+                    f"policy {policy.name}: {type(part).__name__} answers {placeholder.__name__} with {wrong}"
+                )
             answering[placeholder] = part
         answers.update(given)
     questions = questions_of(answers)
@@ -623,20 +639,6 @@ def _check_lengths(policy: "Policy", answers: Mapping[Any, Any]) -> None:
                 f"policy {policy.name}: rule {found.__name__} reads {', '.join(sorted(read))}, the true length of an "
                 "answer: expected replica.asked.estimate, which a scheduler may know"
             )
-
-
-@cache
-def _parameters(function: Any) -> list[str]:
-    return list(inspect.signature(getattr(function, "py_func", function)).parameters)
-
-
-def _check_arity(policy: str, part: str, placeholder: Any, answer: Any) -> None:
-    wanted, given = _parameters(placeholder), _parameters(answer)
-    if len(wanted) != len(given):
-        raise PolicyError(
-            f"policy {policy}: {part} answers {placeholder.__name__} with {answer.__name__}({', '.join(given)}), "
-            f"expected {len(wanted)} parameters: {', '.join(wanted)}"
-        )
 
 
 _QUESTIONS: dict[tuple[tuple[Any, Any], ...], frozenset[Any]] = {}

@@ -8,6 +8,7 @@ uncompiled, for short runs.
 import dis
 import gc
 import hashlib
+import inspect
 import itertools
 import re
 import shutil
@@ -213,6 +214,24 @@ def fields_read(function: Any) -> set[str]:
     return found
 
 
+def fields_reached(function: Any) -> set[str]:
+    """Fields that a rule and the rules it calls read or write."""
+    return set().union(*map(fields_read, [function, *called_by([function], {})]))
+
+
+@cache
+def _parameters(function: Any) -> list[str]:
+    return list(inspect.signature(getattr(function, "py_func", function)).parameters)
+
+
+def wrong_parameters(answer: Any, placeholder: Any) -> str:
+    """The answer's parameters and those expected, if they are more or fewer than the placeholder's; else empty."""
+    wanted, given = _parameters(placeholder), _parameters(answer)
+    if len(wanted) == len(given):
+        return ""
+    return f"{_name(answer)}({', '.join(given)}), expected {len(wanted)} parameters: {', '.join(wanted)}"
+
+
 def _globals(plain: Any) -> dict[str, Any]:
     names = _names(plain.__code__)
     return {name: plain.__globals__[name] for name in sorted(names) if name in plain.__globals__}
@@ -313,20 +332,28 @@ def _compiled(
 
 def whole(name: str) -> Callable[[Any], int]:
     """A compile-time check that `name` is answered with a whole number."""
+    return _checks(name, numba.types.Integer, (int, np.integer), int, "a whole number")
 
+
+def truth(name: str) -> Callable[[Any], bool]:
+    """A compile-time check that `name` is answered with true or false."""
+    return _checks(name, numba.types.Boolean, (bool, np.bool_), bool, "true or false")
+
+
+def _checks(name: str, compiled: Any, plain: tuple[type, ...], kind: type, wanted: str) -> Callable[[Any], Any]:
     def refusal(found: Any) -> str:
-        return f"{name} is answered with {found}, expected a whole number"
+        return f"{name} is answered with {found}, expected {wanted}"
 
-    def checked(value: Any) -> int:
-        if not isinstance(value, int | np.integer):
+    def checked(value: Any) -> Any:
+        if not isinstance(value, plain) or (isinstance(value, bool) and kind is not bool):
             raise TypeError(refusal(type(value).__name__))
-        return int(value)
+        return kind(value)
 
     if not JIT:
         return checked
 
     def of_type(_context: Any, value: Any) -> Any:
-        if not isinstance(value, numba.types.Integer):
+        if not isinstance(value, compiled):
             raise TypingError(refusal(value))
         return value(value), lambda context, builder, signature, arguments: arguments[0]
 

@@ -13,112 +13,28 @@ wait at the head of one queue for all replicas (fleet.md 2.4).
 """
 
 import heapq
-from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from ..engine.engine import Engine
 from ..engine.journal import RequestTable
 from ..engine.outside import running_code_of
-from ..engine.part import Policy
 from ..engine.request import Request
 from ..engine.state import COMPLETED, UNFINISHED
 from .clock import Clock
+from .deciders.by_rule import ByRule
 from .fleet import Fleet, Pool
-from .link import Link, Transfer, Wire
+from .link import Link, Wire
 from .moves import Moves
 from .pool_watch import PoolWatch
 from .replica import Replica
-from .routers.router import RequestView, Router
+from .routers.router import Router
+from .seats import Board, Move, Seat, Seats, leaves
 
 # Free tokens per request of a decoding replica when pages are reserved for a new one, so that the others can grow
 # (SGLang: num_reserved_decode_tokens).
 SPARE_TOKENS = 512
-
-
-def leaves(policy: Policy, prompt: int, output: int) -> int:
-    """Tokens of a request whose KV leaves the prefill pool, by kind of rows.
-
-    Masked blocks: the prompt's whole blocks. Canvases: the whole prompt. Next tokens: all but the prompt's last token,
-    from which the next is sampled. Full-sequence: prompt and all blocks, masks included.
-    """
-    if policy.cache.separable:
-        return policy.batching.length(policy, prompt, output)
-    if policy.family == "autoregressive":
-        return prompt - 1
-    return prompt // policy.block_length * policy.block_length if policy.granularity.on_a_grid else prompt
-
-
-@dataclass(eq=False)
-class _Seat:
-    """A replica as routers see it: requests on their way count as waiting."""
-
-    server: Replica
-    pool: Pool
-    watch: PoolWatch | None  # None: nothing scales
-    coming: int = 0  # requests being prefilled or sent, to decode here
-    coming_tokens: int = 0  # ... tokens they should return
-    leaving: int = 0  # requests prefilled here, or with KV still here
-    promised: int = 0  # ... their pages, if they wait for some elsewhere until then
-    asking: "deque[_Move]" = field(default_factory=deque)  # wait for reserved pages
-
-    @property
-    def engine(self) -> Engine:
-        return self.server.engine
-
-    @property
-    def replica(self) -> int:
-        return self.engine.replica
-
-    @property
-    def num_waiting(self) -> int:
-        return self.engine.num_waiting + self.coming
-
-    @property
-    def num_running(self) -> int:
-        return self.engine.num_running
-
-    @property
-    def expected_tokens(self) -> int:
-        return self.engine.expected_tokens + self.coming_tokens
-
-    @property
-    def queued_prompt_tokens(self) -> int:
-        return self.engine.queued_prompt_tokens
-
-    @property
-    def pages_held(self) -> int:
-        return self.engine.pages_held
-
-    @property
-    def num_pages(self) -> int:
-        return self.engine.num_pages
-
-    @property
-    def page_size(self) -> int:
-        return self.engine.page_size
-
-    def found(self, request: RequestView) -> int:
-        prompt = request.input_length
-        return self.engine.found(request.index, prompt, leaves(self.engine.policy, prompt, 0))
-
-
-@dataclass(eq=False)
-class _Move:
-    """A request on its way."""
-
-    request: Request
-    tokens: int  # that leave the prefill pool
-    source: _Seat
-    to: _Seat | None = None  # None: not chosen
-    kept: int = 0  # pages of the source since the prefill's end
-    reserved: int = 0  # pages of the destination
-    found: int = 0  # tokens in the destination's prefix cache
-    prefilled: bool = False
-    transfer: Transfer | None = None  # under way
-    lease: int = 0  # number of the current lease
-    over: bool = False  # goes another way, or is lost
 
 
 class Split:
@@ -126,24 +42,29 @@ class Split:
 
     def __init__(
         self, env: Clock, fleet: Fleet, table: RequestTable, moves: Moves, new_router: Callable[..., Router],
+        step_by_step: bool = False,
     ) -> None:  # fmt: skip
         self._env, self._table, self._moves = env, table, moves
         self._links = {pool.name: [link for link in fleet.links if link.source == pool.name] for pool in fleet.pools}
-        self._deciding = fleet.deciding
+        self._decider, self._decider_spec = fleet.deciding.decider, fleet.deciding.spec
+        self._by_rule = None
+        if self._decider.decision is not None:
+            self._by_rule = ByRule(fleet.deciding, 0 if step_by_step else len(table.rows))
         self._to_prefill, self._to_decode = new_router(prefills=True), new_router()
         self._pools = fleet.pools
         self._shares = fleet.shares_where_decoded
         self._engines: dict[str, Engine] = {}  # one of each pool
-        self._seats: dict[Replica, _Seat] = {}
-        self._sources: list[_Seat] = []  # that take requests
-        self._destinations: list[_Seat] = []  # ...
+        self._seats: dict[Replica, Seat] = {}
+        self._board = Board()
+        self._sources = Seats(self._board)  # that take requests
+        self._destinations = Seats(self._board)  # ...
         self._wires: dict[tuple[int, int], Wire] = {}  # by sender and link
-        self._moving: dict[int, _Move] = {}  # by request
-        self._homeless: list[_Move] = []  # without a destination
+        self._moving: dict[int, Move] = {}  # by request
+        self._homeless: list[Move] = []  # without a destination
         self._by_block = fleet.moves_by_block
         # Requests that move once a block: waiting for a replica (a heap by arrival), and decoding.
         self._pending: list[tuple[float, int, Request]] = []
-        self._decoding: dict[int, tuple[_Seat, Request]] = {}
+        self._decoding: dict[int, tuple[Seat, Request]] = {}
         self._done: dict[int, int] = {}  # answer tokens in complete blocks
 
     def prefills(self, pool: Pool) -> bool:
@@ -171,24 +92,25 @@ class Split:
 
     def add(self, replica: Replica, pool: Pool, watch: PoolWatch | None) -> None:
         """Add a new replica."""
-        seat = self._seats[replica] = _Seat(replica, pool, watch)
+        seat = self._seats[replica] = Seat(replica, pool, watch, self._board)
         replica.awaited = lambda: seat.coming + seat.leaving > 0
         self._engines.setdefault(pool.name, replica.engine)
         if self.prefills(pool):
-            self._sources.append(seat)
+            self._sources = Seats(self._board, [*self._sources, seat])
             replica.watch = lambda: self._prefilled(seat)
         else:
-            self._destinations.append(seat)
+            self._destinations = Seats(self._board, [*self._destinations, seat])
             replica.watch = lambda: self._decoded(seat)
             self._find_homes()
         self._send_pending()
 
     def retire(self, replica: Replica) -> None:
         """Let a replica take only requests already on their way."""
-        seat = self._seats[replica]
-        for seats in (self._sources, self._destinations):
-            if seat in seats:
-                seats.remove(seat)
+        gone = self._seats[replica]
+        self._sources, self._destinations = (
+            Seats(self._board, (seat for seat in seats if seat is not gone)) if gone in seats else seats
+            for seats in (self._sources, self._destinations)
+        )
 
     def submit(self, request: Request) -> bool:
         """Take an arriving request; False if no replica can ever serve it."""
@@ -198,14 +120,14 @@ class Split:
         self._wait(request)
         return True
 
-    def _send(self, request: Request, able: list[_Seat]) -> bool:
+    def _send(self, request: Request, able: list[Seat]) -> bool:
         """Send a request to a replica that can prefill it, or else to a decoder."""
         if not able:
             seats = self._destinations
             return self._hand_over(seats[self._to_decode.route(seats, request)], request)
         source = able[self._to_prefill.route(able, request)]
         tokens = _tokens(source.pool, request)
-        move = self._moving[request.index] = _Move(request, tokens, source)
+        move = self._moving[request.index] = Move(request, tokens, source)
         source.leaving += 1
         source.promised += source.engine.pages_of(tokens)
         if self._link(source, self._places(source.pool, request)[0]).reserve == "early":
@@ -241,7 +163,7 @@ class Split:
             heapq.heappop(self._pending)
             self._send(request, roomy)
 
-    def _decoded(self, to: _Seat) -> None:
+    def _decoded(self, to: Seat) -> None:
         """Note blocks completed by a replica's last step; reserve free pages."""
         if self._by_block:
             status = self._table["status"]
@@ -260,7 +182,7 @@ class Split:
 
     # ---- the replicas that serve it --------------------------------------------------------------------------
 
-    def _able(self, request: Request) -> list[_Seat]:
+    def _able(self, request: Request) -> list[Seat]:
         """Replicas that can prefill a request; empty if the decoder prefills."""
         if not request.limit or not self._splits(request):
             return []
@@ -268,8 +190,8 @@ class Split:
         return [seat for seat in self._sources if seat.pool.name in pools]
 
     def _splits(self, request: Request) -> bool:
-        decider, spec = self._deciding.decider, self._deciding.spec
-        with running_code_of(f"decider {spec}, asked for request {request.index}"):
+        decider = self._by_rule or self._decider
+        with running_code_of(f"decider {self._decider_spec}, asked for request {request.index}"):
             return bool(decider.splits(request, self._sources, self._destinations))
 
     def _can(self, pool: Pool, request: Request) -> bool:
@@ -280,16 +202,16 @@ class Split:
     def _fits(self, pool: str, request: Request) -> bool:
         return self._engines[pool].fits(request)
 
-    def _places(self, source: Pool, request: Request) -> list[_Seat]:
+    def _places(self, source: Pool, request: Request) -> list[Seat]:
         """Replicas that may decode a request prefilled by this pool."""
         pools = {link.to for link in self._links[source.name] if self._fits(link.to, request)}
         return [seat for seat in self._destinations if seat.pool.name in pools]
 
-    def _link(self, source: _Seat, to: _Seat | None) -> Link:
+    def _link(self, source: Seat, to: Seat | None) -> Link:
         links = self._links[source.pool.name]
         return links[0] if to is None else next(link for link in links if link.to == to.pool.name)
 
-    def _choose(self, move: _Move) -> None:
+    def _choose(self, move: Move) -> None:
         """Choose a request's decoder and ask it for pages."""
         places = self._places(move.source.pool, move.request)
         if not places:
@@ -297,8 +219,7 @@ class Split:
             return
         to = move.to = places[self._to_decode.route(places, move.request)]
         self._table["replica"][move.request.index] = to.replica
-        to.coming += 1
-        to.coming_tokens += move.request.expected
+        to.expect(move.request)
         to.asking.append(move)
 
     def _find_homes(self) -> None:
@@ -311,7 +232,7 @@ class Split:
 
     # ---- its life --------------------------------------------------------------------------------------------
 
-    def _prefilled(self, source: _Seat) -> None:
+    def _prefilled(self, source: Seat) -> None:
         """Note prefills ended by a replica's last step: keep their pages, begin transfers."""
         engine, status = source.engine, self._moves.table["status"]
         for index in engine.take_done():
@@ -333,7 +254,7 @@ class Split:
                 self._choose(move)
             self._await_pages(move)
 
-    def _await_pages(self, move: _Move) -> None:
+    def _await_pages(self, move: Move) -> None:
         """Reserve pages at the decoder; start the lease of the prefill pool's pages."""
         if move.prefilled:
             move.lease += 1
@@ -342,7 +263,7 @@ class Split:
         if move.to is not None:
             self._reserve(move.to)
 
-    def _reserve(self, to: _Seat) -> None:
+    def _reserve(self, to: Seat) -> None:
         """Reserve pages for moves that ask, first come, first served."""
         while to.asking:
             move, engine = to.asking[0], to.engine
@@ -360,7 +281,7 @@ class Split:
             if move.prefilled:
                 self._transfer(move)
 
-    def _transfer(self, move: _Move) -> None:
+    def _transfer(self, move: Move) -> None:
         assert move.to is not None
         link, env, index = self._link(move.source, move.to), self._env, move.request.index
         profile, table = move.source.pool.setting.profile, self._moves.table
@@ -369,26 +290,25 @@ class Split:
         size = link.left(profile, link.size(profile, move.tokens - move.found), took)
         move.transfer = self._wire(move).send(size, lambda: self._received(move))
 
-    def _wire(self, move: _Move) -> Wire:
+    def _wire(self, move: Move) -> Wire:
         link = self._link(move.source, move.to)
         sender = move.source.replica if link.sharing != "pool" else -1
         return self._wires.setdefault((sender, id(link)), Wire(self._env, link))
 
-    def _received(self, move: _Move) -> None:
+    def _received(self, move: Move) -> None:
         """A request's KV has reached its decoder."""
         self._moves.note(move.request.index, arrived=move.tokens)
         if self._shares:
             self._moves.note(move.request.index, sent=move.tokens - move.found)
         self._end(move, replace(move.request, arrived=move.tokens))
 
-    def _expire(self, move: _Move, lease: int) -> None:
+    def _expire(self, move: Move, lease: int) -> None:
         """A lease ended before the transfer began: the decoder also prefills."""
         if move.over or move.reserved or move.lease != lease:
             return
         if move.to is None and self._destinations:  # no link's end: any
             move.to = self._destinations[self._to_decode.route(self._destinations, move.request)]
-            move.to.coming += 1
-            move.to.coming_tokens += move.request.expected
+            move.to.expect(move.request)
         elif move.to is None:
             self._await_pages(move)
             return
@@ -396,7 +316,7 @@ class Split:
             move.to.asking.remove(move)
         self._end(move, move.request)
 
-    def _release(self, move: _Move) -> None:
+    def _release(self, move: Move) -> None:
         """Free the prefill replica's pages."""
         source = move.source
         source.leaving -= 1
@@ -406,17 +326,16 @@ class Split:
         source.server.wake()
         self._send_pending()
 
-    def _end(self, move: _Move, request: Request) -> None:
+    def _end(self, move: Move, request: Request) -> None:
         to = move.to
         assert to is not None
         self._release(move)
-        to.coming -= 1
-        to.coming_tokens -= request.expected
+        to.expect_no_longer(request)
         move.over = True
         del self._moving[request.index]
         self._hand_over(to, request)
 
-    def _hand_over(self, to: _Seat, request: Request) -> bool:
+    def _hand_over(self, to: Seat, request: Request) -> bool:
         self._moves.note(request.index, submitted=self._env.now, turn=self._moves.next_turn())
         if to.watch is not None and not self._done.get(request.index):
             to.watch.sent(request.index)
@@ -436,8 +355,8 @@ class Split:
         gone = [self._seats.pop(replica) for replica in dead]
         self._decoding = {index: held for index, held in self._decoding.items() if held[0] not in gone}
         ended: set[int] = set()
-        again: list[_Move] = []
-        freed: list[_Seat] = []
+        again: list[Move] = []
+        freed: list[Seat] = []
         for index, move in list(self._moving.items()):
             source_died, to = move.source in gone, move.to
             if source_died and move.over:
@@ -465,11 +384,10 @@ class Split:
             self._await_pages(move)
         return ended
 
-    def _leave(self, move: _Move, to: _Seat) -> None:
+    def _leave(self, move: Move, to: Seat) -> None:
         """Free the pages reserved for a move."""
         index = move.request.index
-        to.coming -= 1
-        to.coming_tokens -= move.request.expected
+        to.expect_no_longer(move.request)
         if move.reserved:
             self._moves.note(index, returned_step=to.engine.num_steps)
             self._moves.note_pages(index, "returned", to.engine.in_step)
@@ -477,7 +395,7 @@ class Split:
         else:
             to.asking.remove(move)
 
-    def _drop(self, move: _Move, source_died: bool) -> None:
+    def _drop(self, move: Move, source_died: bool) -> None:
         """End a move; a running prefill ends by itself."""
         move.over = True
         if source_died or move.prefilled:
@@ -490,7 +408,7 @@ def _tokens(pool: Pool, request: Request) -> int:
     return leaves(pool.setting.policy, request.input_length, request.limit)
 
 
-def _has_room(seat: _Seat, request: Request) -> bool:
+def _has_room(seat: Seat, request: Request) -> bool:
     """Whether a replica has pages to prefill another request."""
     return seat.promised + seat.engine.pages_of(_tokens(seat.pool, request)) <= seat.num_pages
 

@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 from ...engine.allowed_code import NO_CODE, AllowedCode
 from ...engine.errors import PolicyError, quoted
-from ...engine.jit import fields_read, is_rule
+from ...engine.jit import fields_reached
 from ...engine.outside import running_code_of
 from ...engine.prefix import Prefixes
-from ...engine.route import Choosing
+from ...engine.route import Choosing, load
 from ...engine.state import Counters
+from ...engine.two_levels import check_rule
 from ..by_name import kind_of, values
 from .dynamo import Dynamo
 from .free_pages import FreePages
@@ -101,11 +102,10 @@ def _check_load(asker: str, kind: type[Router]) -> None:
     """PolicyError for a load that is no rule, is not used, or reads what a rule is not shown."""
     if kind.load is None:
         return
-    if not is_rule(kind.load):
-        raise PolicyError(f"{asker}: load is {quoted(kind.load)}, expected a rule (dsim.fleet.rule)")
+    check_rule(asker, "load", kind.load, load)
     if kind.route is not Router.route or kind.least:
         raise PolicyError(f"{asker}: it has load and {'least' if kind.least else 'route'}, expected one of them")
-    hidden = (fields_read(kind.load) & {*FIGURES, *Counters.__annotations__}) - COUNTED
+    hidden = (fields_reached(kind.load) & {*FIGURES, *Counters.__annotations__}) - COUNTED
     if hidden:
         read, shown = ", ".join(sorted(hidden)), ", ".join(sorted(COUNTED))
         raise PolicyError(f"{asker}: load reads {read} of a replica, expected one of {shown}")

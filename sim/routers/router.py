@@ -12,6 +12,7 @@ from ...engine.prefix import Prefixes
 from ...engine.records import columns_of
 from ...engine.route import Choosing
 from ...engine.state import Counters
+from ...engine.two_levels import no_method
 
 
 class ReplicaView(Protocol):
@@ -117,8 +118,7 @@ class Router:
         self.prefixes = prefixes
 
     def __init_subclass__(cls) -> None:
-        if callable(cls.__dict__.get("load")):
-            cls.load = staticmethod(cls.load)  # no method
+        no_method(cls, "load")
 
     def where_prefilled(self) -> "Router":
         """The router that chooses where to prefill in a fleet with links; by default this one."""

@@ -80,6 +80,11 @@ def test_a_router_from_outside_is_checked_and_sees_no_true_length(tmp_path: Path
 @pytest.mark.parametrize(
     ("rule", "text", "message"),
     [
+        (
+            "replica.num_waiting",
+            "load = rule(lambda replica: 1)",
+            "load is <lambda>(replica), expected 2 parameters: replica, tokens",
+        ),
         ("replica.num_waiting", "load = 3", "load is 3, expected a rule (dsim.fleet.rule)"),
         ("replica.num_waiting", "load = crowd\n    least = ('num_running',)", "it has load and least, expected one"),
         ("replica.outstanding_tokens", "load = crowd", "load reads outstanding_tokens of a replica, expected one of"),
