@@ -15,7 +15,7 @@ from .histogram import CountHistogram, TimeHistogram
 from .jit import rule
 from .records import F8, I2, I4, I8, U1, Bool, Record, Table, columns_of, dtype_of, table
 from .request import Request
-from .state import PREFILL_STEP, ROWS, UNFINISHED, Asked, Replica, RequestRow, read_only
+from .state import MASKED, PREFILL_STEP, ROWS, UNFINISHED, Asked, Replica, RequestRow, read_only
 from .step import StepOutcome, StepPlan, features_left
 
 STATUSES = ("completed", "rejected", "unfinished", "cancelled")
@@ -116,6 +116,7 @@ class RowOfStep(Record):
 
 # Bit masks of a row's positions: bit p of word p // 64 is position p.
 WORDS = ("window", "commits", "evictions")  # computed; committed; evicted of the window
+WINDOW, COMMITS, EVICTIONS = range(len(WORDS))
 STEP_LISTS = dict(columns_of(RowOfStep)) | dict.fromkeys(WORDS, "uint64")
 
 
@@ -275,20 +276,32 @@ def has_room(replica: Replica, journal: Journal) -> bool:
 
 
 @rule
-def record_again(replica: Replica, journal: Journal, start: float, waiting: int, submitted: int) -> None:
-    """Record the last recorded step, which preempted none, at another time and sums (leap.py); there is room for it."""
+def record_again(
+    replica: Replica, journal: Journal, before: int, start: float, waiting: int, submitted: int, commits: bool
+) -> None:  # fmt: skip
+    """Record a step once more at another time and sums (leap.py); it preempted none, and there is room for it.
+
+    before: steps recorded after that one. commits: with its commits; else with none (see `record_commits`).
+    """
     if len(journal.steps) == 0:
         return
     counters, filled = replica.counters, journal.filled[0]
-    for i in range(filled.rows, filled.rows + counters.num_rows):
-        before = i - counters.num_rows
-        journal.rows[i] = journal.rows[before]
-        for k in range(len(WORDS)):
-            for word in range(journal.words.shape[2]):
-                journal.words[i, k, word] = journal.words[before, k, word]
-    journal.steps[filled.steps] = journal.steps[filled.steps - 1]
+    num_rows, words = int(counters.num_rows), journal.words.shape[2]
+    # The last record, just written field by field, would be slow to read.
+    again = filled.rows - num_rows * (before + 1)
+    for i in range(num_rows):
+        row, like = journal.rows[filled.rows + i], journal.rows[again + i]
+        row.requests = like.requests
+        row.phases = like.phases
+        row.num_tokens = like.num_tokens
+        masks, like_masks = journal.words[filled.rows + i], journal.words[again + i]
+        for word in range(words):
+            masks[WINDOW, word] = like_masks[WINDOW, word]
+            masks[COMMITS, word] = like_masks[COMMITS, word] if commits else 0
+            masks[EVICTIONS, word] = like_masks[EVICTIONS, word]
+    journal.steps[filled.steps] = journal.steps[filled.steps - 1 - before]
     step = journal.steps[filled.steps]
-    step.step += 1
+    step.step += before + 1
     step.start = start
     step.latency = counters.latency
     step.sum_q_kv = counters.sum_q_kv
@@ -296,8 +309,35 @@ def record_again(replica: Replica, journal: Journal, start: float, waiting: int,
     step.waiting = waiting
     step.pages = counters.pages_held
     step.submitted = submitted
+    if not commits:
+        step.committed = 0
     filled.steps += 1
-    filled.rows += counters.num_rows
+    filled.rows += num_rows
+
+
+@rule
+def record_commits(replica: Replica, journal: Journal, steps: int) -> None:
+    """Add commits to the last `steps` recorded steps, each of which computed every mask of the rows with a window.
+
+    So the times that a position was computed say which step committed it.
+    """
+    if len(journal.steps) == 0:
+        return
+    num_rows, filled = int(replica.counters.num_rows), journal.filled[0]
+    for i in range(num_rows):
+        slot = replica.lists[ROWS, i]
+        status, evaluations = replica.status[slot], replica.evaluations[slot]
+        before = 1 << 30
+        for p in range(len(status)):
+            if status[p] == MASKED and replica.window[slot, p]:
+                before = int(evaluations[p]) - steps
+                break
+        for p in range(len(status)):
+            left = steps - (int(evaluations[p]) - before) + 1  # 1: the last of these steps
+            if left <= steps and status[p] != MASKED:
+                bit = np.uint64(1) << np.uint64(p % 64)
+                journal.words[filled.rows - left * num_rows + i, COMMITS, p // 64] |= bit
+                journal.steps[filled.steps - left].committed += 1
 
 
 @rule
@@ -321,11 +361,11 @@ def record_step(replica: Replica, journal: Journal) -> bool:
         for p in range(replica.window.shape[1]):
             bit = np.uint64(1) << np.uint64(p % 64)
             if replica.window[slot, p]:
-                words[0, p // 64] |= bit
+                words[WINDOW, p // 64] |= bit
                 if counters.evicting and not replica.retained[slot, p]:
-                    words[2, p // 64] |= bit
+                    words[EVICTIONS, p // 64] |= bit
             if replica.committed[slot, p]:
-                words[1, p // 64] |= bit
+                words[COMMITS, p // 64] |= bit
                 committed += 1
     step = journal.steps[filled.steps]
     step.replica = replica.fixed.replica

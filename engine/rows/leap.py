@@ -52,7 +52,7 @@ def take_tokens(
             break
         counters.pages_held += replica.growth[at]
         _hold_filled(replica, policy, taken, ahead, at)
-        _take_step(replica, journal, now, end, latency, rows)
+        _take_step(replica, journal, taken, now, end, latency, rows)
         if emitting > 0:
             gap = end - now
             count_gaps(replica, gap, emitting)
@@ -90,13 +90,13 @@ def _hold_filled(replica: Replica, policy: AnyPolicy, taken: int, ahead: int, at
 
 @rule
 def _take_step(
-    replica: Replica, journal: Journal, now: float, end: float, latency: float, committed: int
+    replica: Replica, journal: Journal, taken: int, now: float, end: float, latency: float, committed: int
 ) -> None:  # fmt: skip
-    """Take a decode step of the same rows, as `begin` and `account` do."""
+    """Take a decode step of the same rows, as `begin` and `account` do; taken: steps of the leap before it."""
     counters = replica.counters
     counters.latency = latency
     waiting, submitted = counters.num_waiting, counters.submitted
-    record_again(replica, journal, now, waiting, submitted)
+    record_again(replica, journal, taken, now, waiting, submitted, True)
     enter(replica, end)
     _count_steps(replica, now, end, waiting, submitted, committed, 1)
 
@@ -178,7 +178,7 @@ def goes_on(replica: Replica, how_long: int, journal: Journal) -> bool:
 def take_alike(replica: Replica, how_long: int, most: int, journal: Journal, horizon: float) -> int:
     """Take at most `most` steps that are priced like the one that is over; returns their number.
 
-    Counts each row's forwards and positions; callers change the rows.
+    Counts each row's forwards and positions; callers change the rows, and record what these steps commit.
     """
     counters = replica.counters
     latency = counters.latency
@@ -190,7 +190,7 @@ def take_alike(replica: Replica, how_long: int, most: int, journal: Journal, hor
             break
         began, now = now, end
         waiting, submitted = counters.num_waiting, counters.submitted
-        record_again(replica, journal, began, waiting, submitted)
+        record_again(replica, journal, taken, began, waiting, submitted, False)
         enter(replica, end)
         taken += 1
     if taken > 0:

@@ -28,7 +28,7 @@ from ..hooks import (
     work,
 )
 from ..jit import is_ours, plain, rule
-from ..journal import Journal
+from ..journal import Journal, record_commits
 from ..latency import Cost
 from ..part import Cache, Policy, Scheduler
 from ..state import EMIT_END, EMIT_STEP, IDLE, MASKED, NO, PENDING, ROWS, AnyPolicy, PolicyState, Replica, Sequence
@@ -362,13 +362,8 @@ def _once_more(block_steps: int, fields: PassFields) -> bool:
 def leap_passes(
     replica: Replica, policy: PassState, draws: Draws, cost: Cost, journal: Journal, horizon: float
 ) -> None:  # fmt: skip
-    """Leap over steps of equal work in which every row commits masks by a schedule and none ends its block.
-
-    None with a journal: recording each step's commits costs what a leap saves (benchmarks/speed.md).
-    """
+    """Leap over steps of equal work in which every row commits masks by a schedule and none ends its block."""
     counters, fixed = replica.counters, replica.fixed
-    if len(journal.steps) > 0:
-        return
     how_long = steady(replica, policy)
     if how_long == NO or (fixed.emit == EMIT_STEP and not policy.fields.pads):
         return
@@ -387,6 +382,7 @@ def leap_passes(
             replica.requests[sequence.request].num_committed += num
             counters.total_committed += num
             sequence.fruitless = 0
+    record_commits(replica, journal, taken)
 
 
 @rule
@@ -410,11 +406,9 @@ def _steps_alike(replica: Replica, policy: PassState, draws: Draws) -> int:
             phase, tokens, keys = work(
                 prompt, length, start, int(sequence.steps) + k, int(sequence.block_steps) + k, block, fields
             )
-            if (
-                tokens != sequence.num_tokens
-                or keys != sequence.num_keys
-                or (phase != sequence.phase and sequence.phase != IDLE)
-            ):
+            if sequence.start >= sequence.stop:
+                phase = IDLE
+            if tokens != sequence.num_tokens or keys != sequence.num_keys or phase != sequence.phase:
                 most = k
                 break
         if most == 0:

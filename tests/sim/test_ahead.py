@@ -298,8 +298,11 @@ def test_leaps_end_where_steps_do(spec: str, emit: str, monkeypatch: pytest.Monk
         assert single.of_replicas() == recorded.of_replicas(), how
 
 
+@pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("spec", SINGLY)
-def test_passes_with_the_same_work_are_run_at_once(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_with_the_same_work_are_run_at_once(
+    spec: str, recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
     monkeypatch.setattr("dsim.engine.engine.STEPS_A_CALL", 1)
     monkeypatch.setattr("dsim.engine.core.PATIENCE", 10**12)  # few steps: compiling would take longer
     reasons: list[int] = []
@@ -309,7 +312,7 @@ def test_passes_with_the_same_work_are_run_at_once(spec: str, monkeypatch: pytes
     )
     trace = synth("poisson", 1.0, lengths="lognormal:90,0,64,0", num_requests=1, seed=5)
     setting = Setting(parse(spec), golden.profile_of(parse(spec)))
-    steps = simulate(trace, setting).totals.num_decode_steps
+    steps = simulate(trace, setting, append=Kept() if recorded else None).totals.num_decode_steps
     singly = SINGLY[spec]
     assert reasons.count(PAUSED) == (steps if singly is None else singly)
     assert steps == 64 or singly is None

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dsim.engine.engine import Engine
@@ -115,7 +115,12 @@ def test_an_engine_keeps_its_accounts_at_every_step(
         assert (t["num_forwards"] == np.where(fits, np.maximum(steps, 1), 0)).all()
 
 
+ALONE = {"replicas": 1, "emit": "block", "concurrency": None}
+
+
 @FEW
+# A request for no tokens is idle from its second step on, with the same work as in its first.
+@example((toy_trace([0.0, 0.0], [1, 1], [1, 0]), "vanilla:3,block_length=8,denoising_steps=3", ALONE))
 @given(runs())
 def test_a_fleet_loses_no_request_and_no_time_and_its_journal_replays_plan_for_plan(
     made: tuple[Trace, str, dict[str, Any]],
