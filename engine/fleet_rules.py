@@ -52,15 +52,16 @@ def decision(
 
 
 @rule
-def target(now: float, pool: Any, memory: npt.NDArray[Any], settings: Any) -> int:
+def pool_target(now: float, pool: Any, memory: npt.NDArray[Any], settings: Any) -> int:
     """The replicas that a pool should have; a user's scaler answers it.
 
-    now: s. pool: its PoolView. memory: numbers of this pool, kept from tick to tick. settings: the scaler's numbers.
+    now: s. pool: its PoolView, with its place in the fleet as `name` and in ROLES as `role`. memory: numbers of this
+    pool, kept from tick to tick. settings: the scaler's numbers.
     """
     return 0
 
 
-_true_or_false, _whole = truth("decision"), whole("target")
+_true_or_false, _whole = truth("decision"), whole("pool_target")
 
 
 @rule
@@ -89,5 +90,5 @@ def _note_figures(replicas: Any, places: Any, counters: Any, coming: Any) -> Non
 
 @rule
 def replicas_wanted(now: float, pool: Any, memory: npt.NDArray[Any], settings: Any) -> int:
-    """`target`; settings: [1]."""
-    return _whole(target(now, pool, memory, settings[0]))
+    """`pool_target`; settings: [1]."""
+    return _whole(pool_target(now, pool, memory, settings[0]))

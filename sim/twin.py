@@ -155,7 +155,7 @@ def simulate(
     else:
         source = OpenLoop(env, trace, servers.submit, drain, front)
     in_order = ordered and append is not None and (fleet.num_replicas > 1 or fleet.scaling is not None)
-    servers.start(source, ahead=not step_by_step and not in_order, threads=threads)
+    servers.start(source, not step_by_step and not in_order, threads, step_by_step)
     interrupted = False
     try:
         with asked_to_stop(env.stop):

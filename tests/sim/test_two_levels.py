@@ -1,7 +1,7 @@
 """Deciders and scalers from outside, in plain Python and compiled: the same bytes; and what is refused."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +9,16 @@ import pytest
 
 from dsim.engine.allowed_code import allowed
 from dsim.engine.errors import PolicyError
+from dsim.engine.jit import in_python
 from dsim.engine.numba_parts import JIT
 from dsim.engine.policy import parse
-from dsim.fleet import Decider, DecodeView, ReplicaView, RequestView, rule
+from dsim.fleet import Decider, DecodeView, PoolView, ReplicaView, RequestView, Scaler, rule
 from dsim.sim.deciders import DECIDERS, Deciding, deciding
 from dsim.sim.failures import Failure
 from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.link import Link
 from dsim.sim.routers import routing
-from dsim.sim.scalers import scaling
+from dsim.sim.scalers import Scaling, scaling
 from dsim.sim.setting import Setting
 from dsim.sim.startup import Startup
 from dsim.sim.tiers import Tier
@@ -27,6 +28,7 @@ from ..worlds import SECOND, Collector, journal_bytes, table_bytes, toy_profile
 from .test_split_prefix import FAILS, KV, tree
 
 Run = tuple[Result, Collector]
+EXAMPLES = Path(__file__).parents[2] / "examples" / "fleet"
 
 
 @rule
@@ -117,14 +119,160 @@ def test_a_decider_decides_alike_at_both_levels(name: str, monkeypatch: pytest.M
 
 def test_the_example_decides_alike_at_both_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dsim.engine.two_levels.MANY_REQUESTS", 1)
-    folder = Path(__file__).parents[2] / "examples" / "fleet"
-    files = [folder / "decider.py", folder / "long_and_short.py"]
+    files = [EXAMPLES / "decider.py", EXAMPLES / "long_and_short.py"]
     plain, compiled = (deciding(f"{file}:DECIDER,tokens=40", allowed(files)).decider for file in files)
     first = run(plain, False)
     assert 3 < ((first[0].moves or {})["arrived"] > 0).sum() < 77
     for step_by_step in (False, True):
         same(first, run(compiled, step_by_step))
 
+
+# ---- scalers ------------------------------------------------------------------------------------------------------
+
+
+@rule
+def number(value: float) -> int:
+    """A figure as a whole number; NaN: 1."""
+    return int(1000 * value) if value == value else 1
+
+
+@rule
+def all_of(pool: Any, place: int, role: int) -> int:
+    """Changes with every figure that a scaler may read."""
+    counts = pool.ready + 2 * pool.starting + 3 * pool.draining + 5 * pool.waiting + 7 * pool.running + pool.tokens
+    counts += pool.pages_held + pool.num_pages + pool.submitted + pool.completed + pool.queued_tokens + 41 * place
+    counts += pool.submitted_blocks + pool.waiting_blocks + pool.running_blocks + pool.block_length + pool.page_size
+    counts += pool.max_batch + pool.max_prefill + pool.context_limit + pool.gpus + 43 * role
+    means = number(pool.input_length) + number(pool.expected_length) + number(pool.output_length) + number(pool.ttft)
+    means += number(pool.itl) + number(pool.e2el) + number(pool.hit_rate) + number(pool.tokens_per_forward)
+    loads = pool.loads
+    for i in range(len(loads.waiting)):
+        means += (i + 1) * (number(loads.waiting[i]) + number(loads.queued_tokens[i]) + number(loads.kv_tokens[i]))
+        means += (i + 2) * (number(loads.steps[i]) + number(loads.step_time[i]) + number(loads.step_prefill[i]))
+        means += (i + 3) * (number(loads.step_kv[i]) + number(loads.step_rows[i]) + number(loads.forwards[i]))
+    return int(counts + means)
+
+
+@rule
+def wanted(now: float, pool: Any, memory: Any, settings: Any) -> int:
+    memory[0] += all_of(pool, pool.name, pool.role)
+    memory[1] += 0.25 * now
+    return 1 + int(memory[0] + memory[1]) % settings.most
+
+
+@dataclass(frozen=True)
+class CompiledScaler(Scaler):
+    every: float = 3.0
+    most: int = 6
+    pool_target = wanted
+    remembers = 2
+
+
+@dataclass(frozen=True)
+class PlainScaler(Scaler):
+    every: float = 3.0
+    most: int = 6
+    _sums: dict[str, float] = field(default_factory=dict)
+
+    def begin(self) -> Scaler:
+        return PlainScaler(self.every, self.most, {})
+
+    def targets(self, now: float, pools: Sequence[PoolView]) -> Sequence[int]:
+        plain = in_python(all_of, {})
+        for place, pool in enumerate(pools):
+            more = plain(pool, place, ("both", "prefill", "decode").index(pool.role))
+            self._sums[pool.name] = self._sums.get(pool.name, 0.0) + more + 0.25 * now
+        return [1 + int(self._sums[pool.name]) % self.most for pool in pools]
+
+
+def scaled(scaler: Scaler, step_by_step: bool, how: str) -> Run:
+    if how == "split":
+        return run(Plain(), step_by_step, scaling=Scaling("mine", scaler))
+    own = Setting(parse("vllm-ar,page_size=8,num_pages=90,prefix_caching=true"), toy_profile(latency=SECOND))
+    failures = tuple(map(Failure.parse, FAILS)) if how == "failing" else ()
+    pools = (Pool(own, 2, startup=Startup.parse("load=2+-1")),)
+    fleet = Fleet(pools, routing("jsq"), Scaling("mine", scaler), failures=failures)
+    journal = Collector()
+    return simulate(tree(3, 80), fleet, append=journal, ordered=False, step_by_step=step_by_step), journal
+
+
+def scaler_of(spec: str) -> Scaler:
+    made = scaling(spec, allowed([spec.partition(":")[0]]))
+    assert made is not None
+    return made.scaler
+
+
+@pytest.mark.parametrize("how", ["one pool", "failing", "split"])
+def test_a_scaler_scales_alike_at_both_levels(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsim.engine.two_levels.MANY_REQUESTS", 1)
+    plain = scaled(PlainScaler(), False, how)
+    assert len({change.ready for change in plain[0].changes}) > 3
+    for step_by_step in (False, True):
+        same(plain, scaled(CompiledScaler(), step_by_step, how))
+        same(plain, scaled(CompiledScaler(), step_by_step, how))  # each run's memory begins at 0
+    assert plain[0].changes != scaled(PlainScaler(most=7), False, how)[0].changes
+
+
+def test_the_example_of_a_scaler_scales_alike_at_both_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsim.engine.two_levels.MANY_REQUESTS", 1)
+    made = scaler_of(f"{EXAMPLES / 'by_trend.py'}:SCALER,tokens=60,every=4")
+    first, other = (scaled(made, step_by_step, "one pool") for step_by_step in (False, True))
+    same(first, other)
+    assert len({change.ready for change in first[0].changes}) > 2
+
+
+TARGET = """
+from dataclasses import dataclass
+from dsim.fleet import Scaler, rule
+
+@rule
+def enough(now, pool, memory, settings):
+    return {answer}
+
+@dataclass(frozen=True)
+class Mine(Scaler):
+    share: float = 0.5
+    {text}
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "message"),
+    [
+        ("1", "pool_target = 3", "pool_target is 3, expected a rule (dsim.fleet.rule)"),
+        ("1", "pass", "it has neither targets nor pool_target, expected one of them"),
+        (
+            "1",
+            "targets = lambda *asked: [1]\n    pool_target = enough",
+            "it has targets and pool_target, expected one of them",
+        ),
+        (
+            "1",
+            "pool_target = rule(lambda pool: 1)",
+            "pool_target is <lambda>(pool), expected 4 parameters: now, pool, memory",
+        ),
+        ("1", "pool_target = enough\n    remembers = -1", "remembers is -1, expected 0 to 1048576"),
+        ("1", "pool_target = enough\n    remembers = 'two'", "remembers is 'two', expected 0 to 1048576"),
+        ("settings.share", "pool_target = enough", "pool_target is answered with float64, expected a whole number"),
+        ("pool.ready > 2", "pool_target = enough", "pool_target is answered with bool, expected a whole number"),
+        ("pool.nothing", "pool_target = enough", "rule enough cannot be compiled: "),
+        ("-1", "pool_target = enough", "returned [-1] at 0 s, expected a number of replicas for each of 1 pools"),
+    ],
+)
+@pytest.mark.skipif(not JIT, reason="nothing is compiled")
+def test_a_scaler_that_cannot_be_asked_is_refused_in_one_line(
+    tmp_path: Path, answer: str, text: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsim.engine.two_levels.MANY_REQUESTS", 1)
+    path = tmp_path / "mine.py"
+    path.write_text(TARGET.format(answer=answer, text=text))
+    with pytest.raises(PolicyError) as error:
+        scaled(scaler_of(f"{path}:Mine"), False, "one pool")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# ---- deciders that are refused --------------------------------------------------------------------------------------
 
 RULE = """
 from dataclasses import dataclass
