@@ -68,7 +68,7 @@ def check_one_level(asker: str, kind: type, base: type, method: str, name: str, 
 def no_method(kind: type, name: str) -> None:
     """Keep a class's rule a function: without machine code it would be bound to instances."""
     if callable(kind.__dict__.get(name)):
-        setattr(kind, name, staticmethod(kind.__dict__[name]))
+        setattr(kind, name, staticmethod(getattr(kind, name)))
 
 
 def settings_of(part: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 from dsim.engine.allowed_code import allowed
 from dsim.engine.errors import PolicyError
-from dsim.engine.jit import in_python
+from dsim.engine.jit import in_python, is_rule
 from dsim.engine.numba_parts import JIT
 from dsim.engine.policy import parse
 from dsim.fleet import Decider, DecodeView, PoolView, ReplicaView, RequestView, Scaler, rule
@@ -270,6 +270,18 @@ def test_a_scaler_that_cannot_be_asked_is_refused_in_one_line(
         scaled(scaler_of(f"{path}:Mine"), False, "one pool")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_rule_may_be_given_as_a_static_method(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        RULE.format(answer="True", text="decision = staticmethod(long)")
+        + TARGET.format(answer="1", text="pool_target = staticmethod(enough)").replace("Mine", "Other")
+    )
+    allow = allowed([path, EXAMPLES / "short_and_empty.py"])
+    assert is_rule(type(deciding(f"{path}:Mine", allow).decider).decision)
+    assert is_rule(type(scaler_of(f"{path}:Other")).pool_target)
+    assert is_rule(routing(f"{EXAMPLES / 'short_and_empty.py'}:ROUTER", allow).kind.load)
 
 
 # ---- deciders that are refused --------------------------------------------------------------------------------------
