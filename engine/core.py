@@ -50,6 +50,7 @@ from .numba_parts import JIT, NumbaError, save, saved
 from .prefix import find_ahead, insert, make_room, pin, unpin
 from .route import choose, load
 from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, AnyPolicy, PolicyState, Replica
+from .team import Team, await_round, begin_round, claim, end_round, enter_call, note_run
 
 if TYPE_CHECKING:
     from .part import Policy
@@ -212,13 +213,19 @@ def run(
 
 
 @inlined
-def opened(replica: Any) -> Replica:
-    """The replica as rules take it, from arrays of records (state.Replica)."""
+def counting(replica: Any, bins: Any) -> Replica:
+    """The replica as rules take it, from arrays of records (state.Replica), with other bins."""
     return Replica(
         replica.counters[0], replica.fixed[0], replica.sequences, replica.status, replica.evaluations, replica.window,
         replica.committed, replica.retained, replica.requests, replica.asked, replica.arrival, replica.inbox,
-        replica.lists, replica.queue, replica.bins, replica.counts, replica.growth,
+        replica.lists, replica.queue, bins, replica.counts, replica.growth,
     )  # fmt: skip
+
+
+@inlined
+def opened(replica: Any) -> Replica:
+    """The replica as rules take it."""
+    return counting(replica, replica.bins)
 
 
 @inlined
@@ -270,24 +277,23 @@ def _run(
 
 @rule
 def _keep_state(states: Any, at: int, replica: Any, policy: Any) -> None:
-    """Keep a replica's state for `_run_due`."""
+    """Keep a replica's state for `_serve`."""
     save(states, at, (replica, policy))
 
 
 @rule
-def _run_due(
-    states: Any, due: Any, replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float,
-    most: int,
+def _run_share(
+    states: Any, due: Any, replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, team: Team, thread: int,
+    first: int, most: int,
 ) -> int:  # fmt: skip
-    """`run` each due replica; `due` [replicas]: when each runs again, infinity while idle.
-
-    replica, policy: any of them, for types. Returns -1, or place * REASONS + why of a replica that returned to Python.
-    """
-    for at in range(len(due)):
+    """`run` each due replica of a claimed share; -1, or place * REASONS + why of one that returned to Python."""
+    now, horizon = team.times[0], team.times[1]
+    for at in range(first, min(len(due), first + team.share)):
         if due[at] < horizon or due[at] <= now:
             own, its = saved(states, at, (replica, policy))
             counters = opened(own).counters
-            why = run(opened(own), opened_policy(its), draws, cost, journal, due[at], horizon, most, False)
+            its_replica = counting(own, team.bins[thread])
+            why = run(its_replica, opened_policy(its), draws, cost, journal, due[at], horizon, most, False)
             if why == IN_FLIGHT:
                 due[at] = counters.now + counters.latency
             else:
@@ -301,19 +307,37 @@ def _run_due(
 @rule
 def _serve(
     states: Any, due: Any, places: Any, figures: Any, queues: Any, counters: Any, sent: Any, inbox: Any, taken: Any,
-    replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, most: int,
+    replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, team: Team, thread: int, now: float,
+    horizon: float, most: int,
 ) -> int:  # fmt: skip
-    """`_run_due`, sending each request of the inbox due by the horizon to a replica (`route.choose`).
+    """Run all due replicas, sending each request of the inbox due by the horizon to a replica (`route.choose`).
 
-    taken [2]: requests taken from the inbox, and the next one's replica or -1. most: requests, and steps of a replica.
+    due [replicas]: when each runs again, infinity while idle. replica, policy: any of them, for types. taken [2]:
+    requests taken from the inbox, and the next one's replica or -1. most: requests, and steps of a replica. Threads
+    above 0 help to run the replicas. Returns -1, or place * REASONS + why of a replica that returned to Python.
     """
+    enter_call(team, thread)
     last = min(len(inbox.times), taken[0] + most)
-    while True:  # `_run_due` stands here once: each call of it is compiled for itself
-        comes = taken[0] < len(inbox.times) and inbox.times[taken[0]] <= horizon
-        if comes and taken[0] == last:
-            return PAUSED  # reads as replica 0's: Python may stop the run, or call again
-        time = inbox.times[taken[0]] if comes else horizon
-        code = _run_due(states, due, replica, policy, draws, cost, journal, -np.inf if comes else now, time, most)
+    comes, time = False, horizon
+    while True:  # `_run_share` stands here once: each call of it is compiled for itself
+        if thread == 0:
+            comes = taken[0] < len(inbox.times) and inbox.times[taken[0]] <= horizon
+            if comes and taken[0] == last:
+                return PAUSED  # reads as replica 0's: Python may stop the run, or call again
+            time = inbox.times[taken[0]] if comes else horizon
+            begin_round(team, -np.inf if comes else now, time)
+        elif not await_round(team, thread, len(due)):
+            return -1
+        first = claim(team, thread, len(due))
+        while first >= 0:
+            note_run(
+                team, thread,
+                _run_share(states, due, replica, policy, draws, cost, journal, team, thread, first, most),
+            )  # fmt: skip
+            first = claim(team, thread, len(due))
+        if thread > 0:
+            continue
+        code = end_round(team, len(due))
         if code >= 0 or not comes:
             return code
         request = inbox.requests[taken[0]]
@@ -426,7 +450,7 @@ class Core:
     def _compiled(self, name: str) -> Any:
         if name not in self.__dict__:
             # A live step must not wait for the interpreter's lock once it is over.
-            made = bind(_RULES[name], self._answers, self._say, self._kinds, nogil=name == "run")
+            made = bind(_RULES[name], self._answers, self._say, self._kinds, nogil=name in ("run", "serve"))
             setattr(self, name, self._reporting(made) if JIT else made)
         return self.__dict__[name]
 
@@ -497,8 +521,7 @@ class Core:
 
 _ENTRIES: dict[str, Any] = {
     "schedule": _schedule, "commit": _commit, "run": _run, "choose_rows": _choose_rows, "plan": _plan,
-    "predict": _predict, "end_step": _end_step, "let_go": _let_go, "keep_state": _keep_state, "run_due": _run_due,
-    "serve": _serve,
+    "predict": _predict, "end_step": _end_step, "let_go": _let_go, "keep_state": _keep_state, "serve": _serve,
 }  # fmt: skip
 # For prefix caches only.
 _OF_CACHE: dict[str, Any] = {"pin": _pin, "unpin": _unpin, "insert": _insert, "find_ahead": _find_ahead}

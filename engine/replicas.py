@@ -1,6 +1,7 @@
 """Replicas of one setting side by side: one compiled call runs all that are due."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -8,33 +9,44 @@ import numpy.typing as npt
 
 from . import core
 from .draw import Draws
-from .engine import STEPS_A_CALL, Engine
+from .engine import Engine
 from .histogram import NUM_BINS
 from .journal import NO_JOURNAL, StepRecorder, StepTotals
 from .latency import Cost
-from .numba_parts import states
+from .numba_parts import WAITS, states
 from .route import Choosing, nothing_sent
 from .state import COUNTERS, GAP_BINS, STEP_BINS, Inbox, read_only
+from .team import begin_call, end_call, num_threads, team_of
 
+A_THREAD = 16  # replicas of a thread, at least
+MOST_THREADS = 4  # each waits for all others at each request
+A_CALL = 1024  # requests of a shared call, after which another number of threads may go on
 FIGURES = 2  # padded to this number, so that routers of one or two figures share a compiled loop
 
 
 class Replicas:
     """The engines of equal replicas. Their counters share an array, their time histograms are one.
 
-    due: [places] when each runs again (s): a step ends, or a request came while idle; else infinity.
+    due: [places] when each runs again (s): a step ends, or a request came while idle; else infinity. threads: at most,
+    of a shared call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = 1) -> None:
         self.engines: list[Engine | None] = []  # by place
         self.due: npt.NDArray[np.float64] = np.zeros(0)
         self.counters: npt.NDArray[Any] = np.zeros(0, COUNTERS)
         self._zeros: npt.NDArray[Any] = np.zeros(0, COUNTERS)
-        self.bins: npt.NDArray[np.int64] = np.zeros((2, NUM_BINS), np.int64)  # as Replica.bins
+        self._threads = min(threads, MOST_THREADS) if WAITS else 1
+        self._alone = team_of(1, np.zeros((self._threads, 2, NUM_BINS), np.int64))
+        self._team = self._alone  # of shared calls
+        self._helpers = ThreadPoolExecutor(self._threads)  # begins none before it is used
         self._states: Any = states(0)
-        # Places, how one is chosen, inbox, taken (core._serve).
-        self._source: tuple[npt.NDArray[np.int64], Choosing, Inbox, npt.NDArray[np.int64]] | None = None
-        self._run: Any = None  # compiled core.run_due or core.serve; below core.keep_state
+        # Places, how one is chosen, inbox, taken (core._serve); at first the driver hands over each request.
+        nowhere, nothing = np.zeros(0, np.int64), Choosing(sent=nothing_sent())
+        inbox = Inbox(np.zeros(0, np.int32), np.zeros(0), np.zeros(0, np.bool_))
+        self._source: tuple[npt.NDArray[np.int64], Choosing, Inbox, npt.NDArray[np.int64]]
+        self._source = nowhere, nothing, Inbox(*map(read_only, inbox)), np.array([0, -1], np.int64)
+        self._run: Any = None  # compiled core.serve; below core.keep_state
         self._keep: Any = None
 
     def add(self, engine: Engine) -> int:
@@ -54,7 +66,7 @@ class Replicas:
         """Release an engine; it keeps its counters."""
         engine = self.engines[at]
         assert engine is not None, "there is none"
-        engine.join(self.counters[at : at + 1].copy(), self.bins, lambda state: None)
+        engine.join(self.counters[at : at + 1].copy(), self._alone.bins[0], lambda state: None)
         self.engines[at], self.counters[at], self.due[at] = None, np.zeros((), COUNTERS), np.inf
 
     def take(self, inbox: Inbox, choosing: Choosing) -> None:
@@ -66,15 +78,16 @@ class Replicas:
         taken = np.array([0, -1], np.int64)
         choosing = choosing._replace(sent=choosing.sent or nothing_sent())
         self._source = places, choosing, Inbox(*(read_only(column) for column in inbox)), taken
+        self._run = None  # compiled for another way to choose
+        threads = min(self._threads, len(places) // A_THREAD)
+        self._team = team_of(threads, self._alone.bins) if threads > 1 else self._alone
 
     def take_by(self, engines: Sequence[Engine]) -> None:
         """Have these replicas take requests from now on, in this order; without any, requests wait."""
-        assert self._source is not None, "no requests were handed over"
         self._source = self.places(engines), *self._source[1:]
 
     def hold(self, now: float) -> list[int]:
         """Take back the requests that came by now and were not taken, in order."""
-        assert self._source is not None, "no requests were handed over"
         _, _, inbox, taken = self._source
         come = int(np.searchsorted(inbox.times, now, "right"))
         held: list[int] = inbox.requests[int(taken[0]) : come].tolist()
@@ -84,38 +97,45 @@ class Replicas:
     @property
     def num_taken(self) -> int:
         """Requests taken so far."""
-        return 0 if self._source is None else int(self._source[-1][0])
+        return int(self._source[-1][0])
 
     @property
     def more_come(self) -> bool:
         """Whether requests are still to come or wait."""
-        return self._source is not None and self.num_taken < len(self._source[-2].times)
+        return self.num_taken < len(self._source[-2].times)
+
+    def worth_sharing(self, horizon: float) -> bool:
+        """Whether threads may make the next call faster."""
+        _, _, inbox, taken = self._source
+        last = int(taken[0]) + A_CALL
+        return self._team is not self._alone and last < len(inbox.times) and bool(inbox.times[last] <= horizon)
 
     def run(
-        self, now: float, horizon: float, draws: Draws | tuple[Draws, ...], cost: Cost, recorder: StepRecorder | None
+        self, now: float, horizon: float, draws: Draws | tuple[Draws, ...], cost: Cost, recorder: StepRecorder | None,
+        most: int, shared: bool = False,
     ) -> bool:  # fmt: skip
-        """`Engine.run` for each replica due before the horizon, or now; False: call again to continue."""
+        """`Engine.run` for each replica due before the horizon, or now; False: call again to continue.
+
+        most: requests, and steps of a replica. shared: by all threads, with the same result.
+        """
         first = next((engine for engine in self.engines if engine is not None), None)
         if first is None:
             return True
-        name = "run_due"
-        source: tuple[Any, ...] = ()
-        own = first.core
-        if self._source is not None:
-            places, choosing, inbox, taken = self._source
-            if not len(places):
-                inbox = Inbox(inbox.requests[:0], inbox.times[:0], inbox.fits[:0])
-            columns = [self.counters[figure] for figure in choosing.figures]
-            columns += [self._zeros["expected_tokens"]] * (FIGURES - len(choosing.figures))
-            queues = self.counters["num_waiting"], self.counters["num_running"]
-            name, source = "serve", (places, tuple(columns), queues, self.counters, choosing.sent, inbox, taken)
-            own = own if choosing.load is None else own.routing_by(choosing.load)
+        places, choosing, inbox, taken = self._source
+        if not len(places):
+            inbox = Inbox(inbox.requests[:0], inbox.times[:0], inbox.fits[:0])
+        columns = [self.counters[figure] for figure in choosing.figures]
+        columns += [self._zeros["expected_tokens"]] * (FIGURES - len(choosing.figures))
+        queues = self.counters["num_waiting"], self.counters["num_running"]
+        source = places, tuple(columns), queues, self.counters, choosing.sent, inbox, taken
+        own = first.core if choosing.load is None else first.core.routing_by(choosing.load)
         while True:
             journal = NO_JOURNAL if recorder is None else recorder.journal
             arguments = self._states, self.due, *source, *first.state, draws, cost, journal
             if self._run is None:
-                self._run = own.entry(name, *arguments, 0.0, 0.0, 0)
-            code = self._run(*arguments, now, horizon, STEPS_A_CALL)
+                self._run = own.entry("serve", *arguments, self._alone, 0, 0.0, 0.0, 0)
+            call = self._share if shared else self._run
+            code = call(*arguments, self._alone, 0, now, horizon, most)
             if code < 0:
                 return True
             at, why = divmod(int(code), core.REASONS)
@@ -126,14 +146,29 @@ class Replicas:
             if not engine.goes_on(why, recorder):
                 return False
 
+    def _share(self, *arguments: Any) -> int:
+        """The compiled call with these arguments, by all threads."""
+        *same, _, _, now, horizon, most = arguments
+        calls = [(*same, self._team, thread, now, horizon, most) for thread in range(num_threads(self._team))]
+        begin_call(self._team)
+        helpers = [self._helpers.submit(self._run, *call) for call in calls[1:]]
+        try:
+            return int(self._run(*calls[0]))
+        finally:
+            end_call(self._team)
+            for helper in helpers:
+                helper.result()
+
     def add_bins(self, totals: StepTotals) -> None:
         """Add times of all steps and gaps, of released engines too; engines' own totals have the rest."""
-        totals.step_latency.counts += self.bins[STEP_BINS]
-        totals.itl.counts += self.bins[GAP_BINS]
+        for bins in self._alone.bins:
+            totals.step_latency.counts += bins[STEP_BINS]
+            totals.itl.counts += bins[GAP_BINS]
 
     def close(self) -> None:
         """Release all engines and their memory."""
         self.engines.clear()
+        self._helpers.shutdown()
 
     def places(self, engines: Sequence[Engine]) -> npt.NDArray[np.int64]:
         at = {id(engine): place for place, engine in enumerate(self.engines)}
@@ -162,4 +197,4 @@ class Replicas:
     def _join(self, at: int, engine: Engine) -> None:
         if self._keep is None:
             self._keep = engine.core.entry("keep_state", self._states, 0, *engine.state)
-        engine.join(self.counters[at : at + 1], self.bins, lambda state: self._keep(self._states, at, *state))
+        engine.join(self.counters[at : at + 1], self._alone.bins[0], lambda state: self._keep(self._states, at, *state))

@@ -16,6 +16,8 @@ from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
 from dsim.engine.latency import CacheOverhead
 from dsim.engine.policies.lmdeploy import Continuous
 from dsim.engine.policy import PRESETS, parse
+from dsim.engine.replicas import Replicas
+from dsim.engine.team import num_threads
 from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.group import Group
 from dsim.sim.routers import Routing, routing
@@ -110,6 +112,35 @@ def test_replicas_that_start_and_drain_are_run_together(scaler: str, startup: st
     for name, column in slow.table.columns.items():
         assert column.tobytes() == fast.table[name].tobytes(), name
     assert _plain(slow.totals) == _plain(fast.totals)
+
+
+SHARED = (
+    ("optimus", "least-tokens", {}), ("ar", "jsq", {"drain": False}), ("vllm-ar,num_pages=60", "prefix", {}),
+    ("dllm-serve,num_pages=6", "jsq", {}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "router", "how"), SHARED)
+def test_threads_that_share_replicas_behind_a_router_change_nothing(
+    spec: str, router: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsim.engine.replicas.A_CALL", 40)
+    monkeypatch.setattr("dsim.sim.group.A_CALL", 40)
+    shared: list[int] = []
+    share = Replicas._share
+    monkeypatch.setattr(
+        Replicas, "_share", lambda self, *arguments: shared.append(num_threads(self._team)) or share(self, *arguments)
+    )
+    trace = synth("poisson", 60.0, lengths="lognormal:90,70,160,90", num_requests=700, seed=5)
+    setting = Setting(parse(spec), golden.profile_of(parse(spec)))
+    one, two, three = (
+        simulate(trace, setting, replicas=50, router=router, threads=threads, **how) for threads in (1, 2, 3)
+    )
+    assert set(shared) == {2, 3}
+    for many in (two, three):
+        assert one.table.rows.tobytes() == many.table.rows.tobytes()
+        assert _plain(one.totals) == _plain(many.totals)
+        assert one.end == many.end
 
 
 def test_threads_run_replicas_that_take_turns_alike() -> None:
