@@ -50,7 +50,7 @@ from .numba_parts import JIT, NumbaError, save, saved
 from .prefix import find_ahead, insert, make_room, pin, unpin
 from .route import choose, load
 from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, AnyPolicy, PolicyState, Replica
-from .team import Team, await_round, begin_round, claim, end_round, enter_call, note_run
+from .team import Team, await_round, begin_round, claim, end_round, forget_codes, note_run
 
 if TYPE_CHECKING:
     from .part import Policy
@@ -316,7 +316,8 @@ def _serve(
     requests taken from the inbox, and the next one's replica or -1. most: requests, and steps of a replica. Threads
     above 0 help to run the replicas. Returns -1, or place * REASONS + why of a replica that returned to Python.
     """
-    enter_call(team, thread)
+    if thread == 0:
+        forget_codes(team)
     last = min(len(inbox.times), taken[0] + most)
     comes, time = False, horizon
     while True:  # `_run_share` stands here once: each call of it is compiled for itself

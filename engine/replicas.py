@@ -1,7 +1,8 @@
 """Replicas of one setting side by side: one compiled call runs all that are due."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from .latency import Cost
 from .numba_parts import WAITS, states
 from .route import Choosing, nothing_sent
 from .state import COUNTERS, GAP_BINS, STEP_BINS, Inbox, read_only
-from .team import begin_call, end_call, num_threads, team_of
+from .team import Team, begin_call, end_call, num_threads, team_of
 
 A_THREAD = 16  # replicas of a thread, at least
 MOST_THREADS = 4  # each waits for all others at each request
@@ -129,33 +130,40 @@ class Replicas:
         queues = self.counters["num_waiting"], self.counters["num_running"]
         source = places, tuple(columns), queues, self.counters, choosing.sent, inbox, taken
         own = first.core if choosing.load is None else first.core.routing_by(choosing.load)
-        while True:
-            journal = NO_JOURNAL if recorder is None else recorder.journal
-            arguments = self._states, self.due, *source, *first.state, draws, cost, journal
-            if self._run is None:
-                self._run = own.entry("serve", *arguments, self._alone, 0, 0.0, 0.0, 0)
-            call = self._share if shared else self._run
-            code = call(*arguments, self._alone, 0, now, horizon, most)
-            if code < 0:
-                return True
-            at, why = divmod(int(code), core.REASONS)
-            if why == core.PAUSED:
-                return False  # by `core._serve` as place 0, where no replica need be
-            engine = self.engines[at]
-            assert engine is not None
-            if not engine.goes_on(why, recorder):
-                return False
+        journal = NO_JOURNAL if recorder is None else recorder.journal
+        arguments = self._states, self.due, *source, *first.state, draws, cost
+        if self._run is None:
+            self._run = own.entry("serve", *arguments, journal, self._alone, 0, 0.0, 0.0, 0)
+        upto = self.num_taken + most
+        with self._helped(*arguments, journal, shared, now, horizon, most) as team:
+            while True:
+                journal = NO_JOURNAL if recorder is None else recorder.journal
+                code = self._run(*arguments, journal, team, 0, now, horizon, upto - self.num_taken)
+                if code < 0:
+                    return True
+                at, why = divmod(int(code), core.REASONS)
+                if why == core.PAUSED:
+                    return False  # by `core._serve` as place 0, where no replica need be
+                engine = self.engines[at]
+                assert engine is not None
+                if not engine.goes_on(why, recorder) or self.num_taken >= upto:
+                    return False
 
-    def _share(self, *arguments: Any) -> int:
-        """The compiled call with these arguments, by all threads."""
-        *same, _, _, now, horizon, most = arguments
-        calls = [(*same, self._team, thread, now, horizon, most) for thread in range(num_threads(self._team))]
-        begin_call(self._team)
-        helpers = [self._helpers.submit(self._run, *call) for call in calls[1:]]
+    @contextmanager
+    def _helped(self, *arguments: Any) -> Iterator[Team]:
+        """Have other threads help with compiled calls; yields the team."""
+        *before, shared, now, horizon, most = arguments
+        if not shared:
+            yield self._alone
+            return
+        team = self._team
+        begin_call(team)
+        threads = range(1, num_threads(team))
+        helpers = [self._helpers.submit(self._run, *before, team, i, now, horizon, most) for i in threads]
         try:
-            return int(self._run(*calls[0]))
+            yield team
         finally:
-            end_call(self._team)
+            end_call(team)
             for helper in helpers:
                 helper.result()
 

@@ -48,15 +48,17 @@ def num_threads(team: Team) -> int:
 
 
 def begin_call(team: Team) -> None:
-    """Forget the call before; no thread may be in it."""
+    """Forget the calls before; no other thread may be in them."""
     team.turns[:] = ROUND - 1  # nothing to claim yet
     team.done[:] = 0
     team.done[CODE::LINE] = NO_CODE
 
 
 @rule
-def enter_call(team: Team, thread: int) -> None:
-    team.done[thread * LINE + CODE] = NO_CODE
+def forget_codes(team: Team) -> None:
+    """Between two rounds, thread 0."""
+    for thread in range(num_threads(team)):
+        team.done[thread * LINE + CODE] = NO_CODE
 
 
 @rule
@@ -125,5 +127,5 @@ def end_round(team: Team, places: int) -> int:
 
 
 def end_call(team: Team) -> None:
-    """Send the threads that help home."""
+    """Have the other threads return."""
     team.turns[LINE::LINE] = OVER

@@ -18,7 +18,7 @@ from dsim.engine.team import (
     claim,
     end_call,
     end_round,
-    enter_call,
+    forget_codes,
     note_run,
     team_of,
 )
@@ -48,13 +48,11 @@ def test_threads_claim_their_own_shares_first_and_then_those_of_others() -> None
     assert claim(t, 1, PLACES) == -1
 
 
-def test_the_lowest_code_of_a_round_is_returned_and_forgotten_by_the_next_call() -> None:
+def test_the_lowest_code_of_a_round_is_returned_and_forgotten() -> None:
     for threads in (1, 2):
         t = team(threads)
         for codes in ([-1, 70, 30], [-1, -1, -1]):
-            begin_call(t)
-            for thread in range(threads):
-                enter_call(t, thread)
+            forget_codes(t)
             begin_round(t, 0.0, 1.0)
             run = 0
             while claim(t, 0, PLACES) >= 0:
@@ -62,13 +60,11 @@ def test_the_lowest_code_of_a_round_is_returned_and_forgotten_by_the_next_call()
                 run += 1
             assert run == (SHARES if threads > 1 else 1)
             assert end_round(t, PLACES) == (-1 if codes[1] < 0 else 30 if threads > 1 else 70)
-            end_call(t)
 
 
 @rule
 def work(t: Any, thread: int, rounds: int, times: Any) -> int:
     """Add the round's number to each place; returns the shares run."""
-    enter_call(t, thread)
     run = 0
     for i in range(1, (rounds if thread == 0 else 1 << 40) + 1):
         if thread == 0:
