@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import numba
 import numpy as np
-from llvmlite import ir
 from numba.core import caching, cgutils, config
 from numba.core.codegen import ll
 from numba.core.compiler import Compiler, Flags
@@ -192,7 +191,7 @@ else:
 # ---- numbers that threads share --------------------------------------------------------------------------------
 
 # Whether compiled code can wait for another thread's.
-WAITS = JIT and hasattr(ir.IRBuilder, "load_atomic")
+WAITS = JIT and hasattr(cgutils.ir.IRBuilder, "load_atomic")
 
 if WAITS:
 

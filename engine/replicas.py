@@ -152,14 +152,13 @@ class Replicas:
     @contextmanager
     def _helped(self, *arguments: Any) -> Iterator[Team]:
         """Have other threads help with compiled calls; yields the team."""
-        *before, shared, now, horizon, most = arguments
+        *same, shared, now, horizon, most = arguments
         if not shared:
             yield self._alone
             return
-        team = self._team
+        team, submit = self._team, self._helpers.submit
         begin_call(team)
-        threads = range(1, num_threads(team))
-        helpers = [self._helpers.submit(self._run, *before, team, i, now, horizon, most) for i in threads]
+        helpers = [submit(self._run, *(*same, team, i, now, horizon, most)) for i in range(1, num_threads(team))]
         try:
             yield team
         finally:

@@ -21,7 +21,7 @@ def write_replay(
 ) -> Record:  # fmt: skip
     """Replay scenarios that differ only in policy.
 
-    about: more manifest entries. jobs: threads of a replay whose replicas take requests in turn; None: one a core.
+    about: more manifest entries. jobs: threads of a replay; None: one a core.
     """
     first = scenarios[0]
     known = dict(about)

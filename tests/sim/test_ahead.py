@@ -16,8 +16,8 @@ from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
 from dsim.engine.latency import CacheOverhead
 from dsim.engine.policies.lmdeploy import Continuous
 from dsim.engine.policy import PRESETS, parse
-from dsim.engine.replicas import Replicas
-from dsim.engine.team import num_threads
+from dsim.engine.team import Team, num_threads
+from dsim.engine.team import begin_call as begin
 from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.group import Group
 from dsim.sim.routers import Routing, routing
@@ -127,10 +127,12 @@ def test_threads_that_share_replicas_behind_a_router_change_nothing(
     monkeypatch.setattr("dsim.engine.replicas.A_CALL", 40)
     monkeypatch.setattr("dsim.sim.group.A_CALL", 40)
     shared: list[int] = []
-    share = Replicas._share
-    monkeypatch.setattr(
-        Replicas, "_share", lambda self, *arguments: shared.append(num_threads(self._team)) or share(self, *arguments)
-    )
+
+    def begin_call(team: Team) -> None:
+        shared.append(num_threads(team))
+        begin(team)
+
+    monkeypatch.setattr("dsim.engine.replicas.begin_call", begin_call)
     trace = synth("poisson", 60.0, lengths="lognormal:90,70,160,90", num_requests=700, seed=5)
     setting = Setting(parse(spec), golden.profile_of(parse(spec)))
     one, two, three = (
