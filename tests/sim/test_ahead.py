@@ -117,6 +117,7 @@ def test_replicas_that_start_and_drain_are_run_together(scaler: str, startup: st
 SHARED = (
     ("optimus", "least-tokens", {}), ("ar", "jsq", {"drain": False}), ("vllm-ar,num_pages=60", "prefix", {}),
     ("dllm-serve,num_pages=6", "jsq", {}),
+    ("ar", "least-tokens", {"scaler": "hpa,metric=requests,target=2,least=40,most=60,down_window=9,every=3"}),
 )  # fmt: skip
 
 
@@ -134,11 +135,12 @@ def test_threads_that_share_replicas_behind_a_router_change_nothing(
 
     monkeypatch.setattr("dsim.engine.replicas.begin_call", begin_call)
     trace = synth("poisson", 60.0, lengths="lognormal:90,70,160,90", num_requests=700, seed=5)
-    setting = Setting(parse(spec), golden.profile_of(parse(spec)))
-    one, two, three = (
-        simulate(trace, setting, replicas=50, router=router, threads=threads, **how) for threads in (1, 2, 3)
-    )
+    pool = Pool(Setting(parse(spec), golden.profile_of(parse(spec))), 50, startup=Startup.parse(4))
+    scaler = scaling(how["scaler"]) if "scaler" in how else None
+    fleet = Fleet((pool,), routing(router), scaler)
+    one, two, three = (simulate(trace, fleet, threads=threads, drain=how.get("drain", True)) for threads in (1, 2, 3))
     assert set(shared) == {2, 3}
+    assert (len(one.changes) > 1) == (scaler is not None)
     for many in (two, three):
         assert one.table.rows.tobytes() == many.table.rows.tobytes()
         assert _plain(one.totals) == _plain(many.totals)
