@@ -406,7 +406,7 @@ def _holds_prefills(replica: Replica, policy: BudgetState) -> bool:
 
 @rule
 def steady_budget(replica: Replica, policy: BudgetState) -> int:
-    """A step without prefill is decided again if the step decided ahead is like it."""
+    """A step is decided again if the step decided ahead is like it, and no waiting request has tokens or pages."""
     counters, fields = replica.counters, policy.fields
     if counters.num_preempted > 0 or fields.prefill_schedule_interval > 1:
         return NO
@@ -417,11 +417,13 @@ def steady_budget(replica: Replica, policy: BudgetState) -> int:
             slot = replica.lists[ROWS, i]
             if slot != replica.lists[NEXT, i] or policy.columns[slot].wanted != replica.sequences[slot].num_tokens:
                 return NO
-    if counters.num_running == replica.fixed.max_batch:
+    used = counters.tokens + (counters.num_rows + 1) * fields.slots
+    if counters.num_running == replica.fixed.max_batch or used >= fields.max_num_batched_tokens:
         return WHATEVER
     if counters.num_waiting == 0:
         return UNTIL_A_REQUEST
-    return WHATEVER if _head_waits(replica, policy) else NO
+    # A prompt may fill pages that the waiting request shares.
+    return WHATEVER if counters.prefill_tokens == 0 and _head_waits(replica, policy) else NO
 
 
 @rule

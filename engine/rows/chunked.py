@@ -134,26 +134,42 @@ def commit_chunked(replica: Replica, policy: ChunkState, now: float) -> None:
 def leap_chunked(
     replica: Replica, policy: ChunkState, draws: Draws, cost: Cost, journal: Journal, horizon: float
 ) -> None:  # fmt: skip
-    """Leap over steps in which all running requests compute the next token, without drafts."""
+    """Leap over steps in which all running requests compute the next token, without drafts, or a chunk of the prompt.
+
+    A prompt's last two chunks are not leapt over: the last one may be shorter, and is decided beside the one before.
+    """
     counters = replica.counters
-    if counters.prefill_tokens > 0 or counters.num_rows != counters.num_running or replica.fixed.window > 0:
+    if counters.num_rows != counters.num_running or replica.fixed.window > 0:
         return
     how_long = steady(replica, policy)
     if how_long == NO:
         return
+    most, decoding = 1 << 30, False
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
-        own = policy.columns[slot]
-        if slot != replica.lists[RUNNING, i] or replica.sequences[slot].phase != DENOISE:
+        sequence, own = replica.sequences[slot], policy.columns[slot]
+        if slot != replica.lists[RUNNING, i]:
             return
-        if own.computed != replica.sequences[slot].start or own.goal != own.computed + 1:
+        if sequence.phase == PREFILL:
+            most = min(most, (int(own.goal) - int(own.computed)) // int(sequence.num_tokens) - 1)
+            continue
+        decoding = True
+        if sequence.phase != DENOISE or own.computed != sequence.start or own.goal != own.computed + 1:
             return
-    taken = take_tokens(replica, policy, how_long, int(paged_ahead(replica, policy)), cost, journal, horizon, False)
+    if not decoding or most <= 0:
+        return
+    ahead = int(paged_ahead(replica, policy))
+    taken = take_tokens(replica, policy, how_long, ahead, most, cost, journal, horizon, False)
     for i in range(counters.num_rows):
-        own = policy.columns[replica.lists[ROWS, i]]
-        own.computed += taken
+        slot = replica.lists[ROWS, i]
+        sequence, own = replica.sequences[slot], policy.columns[slot]
+        if sequence.phase == PREFILL:
+            own.computed += taken * sequence.num_tokens
+            sequence.left = own.goal - own.computed
+        else:
+            own.computed += taken
+            own.goal += taken
         own.settled = own.computed
-        own.goal += taken
 
 
 CHUNKED = Kind(
