@@ -41,12 +41,8 @@ class Board:
     def __init__(self) -> None:
         self._engines: list[Engine] = []
         self._own: npt.NDArray[Any] = np.zeros(0, COUNTERS)
+        self.counters: Any = table(self._own)  # [places] state.Counters
         self.coming: Any = table(np.zeros(0, dtype_of(Coming)))
-
-    @property
-    def counters(self) -> Any:
-        """[places] state.Counters."""
-        return table(self._own)
 
     def add(self, engine: Engine) -> int:
         """Add an engine; returns its place."""
@@ -57,6 +53,7 @@ class Board:
             return at
         more = max(16, at)
         self._own = np.zeros(at + more, COUNTERS)
+        self.counters = table(self._own)
         self.coming = table(np.concatenate([self.coming, np.zeros(more, dtype_of(Coming))]))
         for place, each in enumerate(self._engines):
             each.join(self._own[place : place + 1])
