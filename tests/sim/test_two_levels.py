@@ -25,9 +25,10 @@ from dsim.sim.tiers import Tier
 from dsim.sim.twin import Result, simulate
 
 from ..worlds import SECOND, Collector, journal_bytes, table_bytes, toy_profile
+from .test_ahead import Kept
 from .test_split_prefix import FAILS, KV, tree
 
-Run = tuple[Result, Collector]
+Run = tuple[Result, Collector | Kept]
 EXAMPLES = Path(__file__).parents[2] / "examples" / "fleet"
 
 
@@ -100,9 +101,11 @@ def same(first: Run, other: Run) -> None:
     assert first[0].changes == other[0].changes
 
 
-def bytes_of(held: Result | Collector) -> dict[str, bytes]:
+def bytes_of(held: Result | Collector | Kept) -> dict[str, Any]:
     if isinstance(held, Collector):
         return journal_bytes(held)
+    if isinstance(held, Kept):
+        return {"steps": held.of_replicas()}
     return table_bytes(held.table) | {name: column.tobytes() for name, column in (held.moves or {}).items()}
 
 
@@ -192,7 +195,7 @@ def scaled(scaler: Scaler, step_by_step: bool, how: str) -> Run:
     failures = tuple(map(Failure.parse, FAILS)) if how == "failing" else ()
     pools = (Pool(own, 2, startup=Startup.parse("load=2+-1")),)
     fleet = Fleet(pools, routing("jsq"), Scaling("mine", scaler), failures=failures)
-    journal = Collector()
+    journal = Kept()
     return simulate(tree(3, 80), fleet, append=journal, ordered=False, step_by_step=step_by_step), journal
 
 
