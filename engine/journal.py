@@ -317,7 +317,7 @@ def record_again(
 
 @rule
 def record_commits(replica: Replica, journal: Journal, steps: int) -> None:
-    """Add commits to the last `steps` recorded steps, each of which computed every mask of the rows with a window.
+    """Add commits to the last `steps` recorded steps; all computed every mask of the rows with a window.
 
     So the times that a position was computed say which step committed it.
     """

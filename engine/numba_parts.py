@@ -224,8 +224,8 @@ if WAITS:
         return numba.types.int64(array, numba.types.int64, numba.types.int64), change
 
     told: Any = _told  # array[at], and all that its thread wrote before
-    tell: Any = _tell  # array[at] = value, for `told`
-    add: Any = _add  # array[at] += value, both of them; returns what it was
+    tell: Any = _tell  # array[at] = value, in `told`'s order
+    add: Any = _add  # array[at] += value, in their order; returns the old number
 else:
     told, tell = np.ndarray.__getitem__, np.ndarray.__setitem__
 

@@ -1,7 +1,7 @@
 """Threads that share the replicas of one compiled call, in rounds: each claims some to run, its own first.
 
-Who is done claims those of others, so that a thread which the system does not run holds up nobody, unless it was
-stopped while it ran replicas.
+A thread without replicas left claims those of the others. So a thread that the system stopped delays a round only if it
+was running replicas.
 """
 
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ NUM_RUN, CODE = 0, 1  # a thread's numbers in `Team.done`
 
 
 class Team(NamedTuple):
-    """What the threads of a call share. Of n threads, thread i has shares i, i + n, i + 2 n ...; 0 leads."""
+    """Arrays that the threads of a call share. Of n threads, thread i has shares i, i + n, i + 2 n ...; 0 leads."""
 
     share: int  # places of a share
     turns: npt.NDArray[np.int64]  # [threads * LINE] round * ROUND + claims of a thread's shares; below 0: no round

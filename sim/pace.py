@@ -17,7 +17,7 @@ class Pace:
         self._began = perf_counter()
 
     def note(self, shared: bool, requests: int) -> None:
-        """A call has served so many requests since `begin`."""
+        """Note a call that began at `begin` and served `requests`."""
         self._took[shared] = (perf_counter() - self._began) / requests
         self._calls += 1
 

@@ -16,6 +16,7 @@ import heapq
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from ..engine.engine import Engine
 from ..engine.journal import RequestTable
@@ -29,7 +30,7 @@ from .link import Link, Wire
 from .moves import Moves
 from .pool_watch import PoolWatch
 from .replica import Replica
-from .routers.router import Router
+from .routers.router import Asked, Router
 from .seats import Board, Move, Seat, Seats, leaves
 
 # Free tokens per request of a decoding replica when pages are reserved for a new one, so that the others can grow
@@ -47,6 +48,7 @@ class Split:
         self._env, self._table, self._moves = env, table, moves
         self._links = {pool.name: [link for link in fleet.links if link.source == pool.name] for pool in fleet.pools}
         self._decider, self._decider_spec = fleet.deciding.decider, fleet.deciding.spec
+        self._shipped = fleet.deciding.is_shipped
         self._by_rule = None
         if self._decider.decision is not None:
             self._by_rule = ByRule(fleet.deciding, 0 if step_by_step else len(table.rows))
@@ -192,7 +194,8 @@ class Split:
     def _splits(self, request: Request) -> bool:
         decider = self._by_rule or self._decider
         with running_code_of(f"decider {self._decider_spec}, asked for request {request.index}"):
-            return bool(decider.splits(request, self._sources, self._destinations))
+            asked: Any = request if self._shipped else Asked(request)
+            return bool(decider.splits(asked, self._sources, self._destinations))
 
     def _can(self, pool: Pool, request: Request) -> bool:
         """Whether a pool can prefill a request for a decoder; prompts below a block never travel."""

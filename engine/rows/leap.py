@@ -92,7 +92,7 @@ def _more_attention(replica: Replica) -> tuple[int, int, int]:
 
 @rule
 def _pages_of_chunks(replica: Replica, chunks: int) -> int:
-    """Pages that prompts take more when they have so many further chunks."""
+    """Further pages of prompts after this number of further chunks."""
     more = 0
     for i in range(replica.counters.num_rows):
         sequence = replica.sequences[replica.lists[ROWS, i]]

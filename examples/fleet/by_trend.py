@@ -1,4 +1,4 @@
-"""A scaler whose rule is compiled and keeps state: `--scaler examples/fleet/by_trend.py:SCALER,tokens=20000`."""
+"""A compiled scaler with state: `--scaler examples/fleet/by_trend.py:SCALER,tokens=20000`."""
 
 from dataclasses import dataclass
 from typing import Any

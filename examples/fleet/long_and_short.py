@@ -1,4 +1,4 @@
-"""A decider whose rule is compiled: `--decider examples/fleet/long_and_short.py:DECIDER,tokens=1000`."""
+"""A compiled decider: `--decider examples/fleet/long_and_short.py:DECIDER,tokens=1000`."""
 
 from dataclasses import dataclass
 from typing import Any

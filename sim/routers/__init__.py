@@ -24,7 +24,7 @@ from .llm_d import LlmD
 from .longest_prefix import LongestPrefix
 from .queued_forwards import QueuedForwards
 from .round_robin import RoundRobin
-from .router import COUNTED, FIGURES, Pages, ReplicaView, RequestView, Router
+from .router import COUNTED, FIGURES, Asked, Pages, ReplicaView, RequestView, Router
 from .several import MOST, Several
 from .shortest_queue import ShortestQueue
 from .stale import Stale
@@ -123,16 +123,6 @@ class _View:
         return getattr(self.__engine, name)
 
 
-class _Asked:
-    """A request with RequestView's attributes alone."""
-
-    __slots__ = ("arrival", "deadline", "expected", "index", "input_length", "priority", "slo_class")
-
-    def __init__(self, request: RequestView) -> None:
-        for name in self.__slots__:
-            setattr(self, name, getattr(request, name))
-
-
 class _Checked(Router):
     """Shows an outside router views alone, and checks its answer."""
 
@@ -150,7 +140,7 @@ class _Checked(Router):
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
         views = [self._views.setdefault(replica.replica, _View(replica)) for replica in replicas]
-        asked: Any = _Asked(request)
+        asked: Any = Asked(request)
         with running_code_of(f"router {self._name}, asked for request {request.index}"):
             chosen = self._router.route(views, asked)
         if not isinstance(chosen, int | np.integer) or isinstance(chosen, bool) or not 0 <= chosen < len(views):

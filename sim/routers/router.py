@@ -87,6 +87,16 @@ class RequestView(Protocol):
         """Empty: none."""
 
 
+class Asked:
+    """A request with RequestView's attributes alone."""
+
+    __slots__ = ("arrival", "deadline", "expected", "index", "input_length", "priority", "slo_class")
+
+    def __init__(self, request: RequestView) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(request, name))
+
+
 def figures(replicas: Sequence[ReplicaView], name: str) -> Sequence[int] | npt.NDArray[np.int64]:
     """A figure of each replica, as one array if they share one."""
     column = getattr(replicas, "column", None)

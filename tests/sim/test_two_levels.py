@@ -130,6 +130,16 @@ def test_the_example_decides_alike_at_both_levels(monkeypatch: pytest.MonkeyPatc
         same(first, run(compiled, step_by_step))
 
 
+class Peeking(Decider):
+    def splits(self, request: RequestView, prefill: Sequence[ReplicaView], decode: Sequence[DecodeView]) -> bool:
+        return bool(request.output_length > 10)  # type: ignore[attr-defined]
+
+
+def test_a_decider_sees_no_true_length_of_an_answer() -> None:
+    with pytest.raises(PolicyError, match=r"decider mine, asked for request 0: .*no attribute 'output_length'"):
+        run(Peeking(), False)
+
+
 # ---- scalers ------------------------------------------------------------------------------------------------------
 
 
