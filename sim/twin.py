@@ -83,8 +83,8 @@ def simulate(
     fleet: or a setting alone, with `replicas` behind a shipped `router`. sessions: a turn is sent at its time, or when
     the turn before has ended. drain: go on after the last arrival until all is served. eos: a request's last token is
     an EOS that no policy foresees; with max_tokens, where the answer is shorter. What it ends is the policy's `eos`
-    (`_past_eos`). step_by_step: each arrival is an event of SimPy: the same, slower. threads: at most,
-    that run the replicas, with the same result for every number; one, with a journal. append: receives the journal's
+    (`_past_eos`). step_by_step: each arrival is an event of SimPy: the same, slower. threads: that may
+    run the replicas, with the same result for every number; one, with a journal. append: receives the journal's
     steps in batches (STEP_COLUMNS, STEP_LISTS as values and offsets). ordered: append in the run's order; False,
     faster, keeps each replica's. progress: receives ended requests and simulated time.
 
