@@ -162,7 +162,7 @@ def fields() -> str:
     out += ["## Presets", "", "| preset | what | `:value` sets | source |", "|---|---|---|---|"]
     for name, preset in PRESETS.items():
         main = f"`{preset.main}`" if preset.main else ""
-        source = re.sub(r"\b([a-z-]+\.md)\b", r"[\1](../specs/\1)", _cell(preset.citation))
+        source = re.sub(r"\b([a-z-]+\.md)\b", r"[\1](../../research/specs/\1)", _cell(preset.citation))
         out.append(f"| `{name}` | {_cell(preset.summary)} | {main} | {source} |")
     for axis in AXES:
         rows = [(name, *held) for (on, name), held in found.items() if on == axis]
