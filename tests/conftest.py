@@ -33,7 +33,7 @@ COMPILING = (
     "tests/cli/test_own_policy.py",
 )
 # The longest begin another worker's share, so that none is left alone with one of them at the end.
-LONGEST = ("tests/test_clean.py", "tests/kernels/test_warm.py", "tests/kernels/test_compile.py")
+LONGEST = ("tests/kernels/test_warm.py", "tests/kernels/test_compile.py")
 # Last what would otherwise have compiled policies before those, in processes that share none of their rules.
 REPLAYING = ("tests/planner/", "tests/following/", "tests/report/test_html.py")
 
@@ -107,6 +107,7 @@ def pytest_configure() -> None:
             importlib.import_module(library)
 
 
+@pytest.hookimpl(optionalhook=True)  # `-p no:xdist` works too
 def pytest_xdist_auto_num_workers() -> int:
     """Workers of `-n auto`: one more than the cores that this process may use, since some tests wait for a clock."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
