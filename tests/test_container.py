@@ -38,12 +38,14 @@ def test_the_image_is_built_with_a_run_that_compiles() -> None:
     assert int(found[1]) >= MANY_REQUESTS
 
 
+@pytest.mark.slow
 def test_the_image_answers_help(image: str) -> None:
     done = run(image)
     assert (done.returncode, done.stderr) == (0, "")
     assert " replay " in done.stdout
 
 
+@pytest.mark.slow
 def test_the_image_replays_a_shipped_trace(image: str) -> None:
     done = run(image, "replay", "azure-conv", "--num-requests", "50", "--policy", "optimus", "--json")
     assert done.returncode == 0, done.stderr

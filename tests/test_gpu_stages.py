@@ -15,6 +15,8 @@ import pytest
 from dsim.benchmarks import gpu
 from dsim.profiler.clocks import Clocks
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PAGES = ("kernels", "live", "validation")
 

@@ -46,6 +46,7 @@ class Fetched(HTMLParser):
             self.addresses.append(address)
 
 
+@pytest.mark.slow
 def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 30
@@ -58,6 +59,7 @@ def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
         assert re.findall(r"url\([\"']?https?://[^)]*", style.read_text(encoding="utf-8")) == [], style
 
 
+@pytest.mark.slow
 def test_every_document_is_a_page(site: Path) -> None:
     for document in (ROOT / "docs").rglob("*.md"):
         name = document.relative_to(ROOT / "docs").with_suffix("")
@@ -82,6 +84,7 @@ def test_contributing_names_files_that_exist() -> None:
     assert [name for name in named if not (ROOT / name).exists() and not name.startswith(".venv")] == []
 
 
+@pytest.mark.slow
 def test_the_reference_is_made_from_the_code(site: Path) -> None:
     def words(page: str) -> str:
         return html.unescape(

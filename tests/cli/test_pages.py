@@ -106,6 +106,7 @@ def first_command() -> list[str]:
     return pages.shrunk(first.lines[0].rpartition(" && ")[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in pages.PAGES if page not in HELD_ELSEWHERE])
 def test_every_command_of_a_page_runs(page: str, world: Path) -> None:
     found = pages.blocks(page)
@@ -145,6 +146,7 @@ def test_every_command_of_a_page_runs(page: str, world: Path) -> None:
             said.check_verdicts(text, 95.0 if "95%" in words else 99.0)
 
 
+@pytest.mark.slow
 def test_the_readmes_first_command_ends_in_a_decision(world: Path) -> None:
     ran = succeed(*first_command())
     decision = (
@@ -193,6 +195,7 @@ def test_a_shrunk_command_is_the_pages_with_less_traffic() -> None:
         pages.shrunk("rm -rf runs")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "old", "new"),
     [

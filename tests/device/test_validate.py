@@ -105,6 +105,7 @@ def test_every_cell_is_predicted_measured_compared_and_kept(world: tuple[Scenari
         run((replace(world[0], seed=2), world[1]), tmp_path / "v")
 
 
+@pytest.mark.slow
 def test_a_cluster_predicts_what_this_process_predicts(
     cluster: TwoWorkers, world: tuple[Scenario, Loaded], tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(PYTHON is None, reason="needs a Python beside which SGLang and LMDeploy lie, DSIM_ENGINES_PYTHON")
 @pytest.mark.parametrize("engine", CASES)
 def test_an_engines_own_classes_are_logged(tmp_path: Path, engine: str) -> None:

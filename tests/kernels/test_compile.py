@@ -14,6 +14,8 @@ import dsim.kernels
 from dsim.benchmarks.compiled import README, table
 from dsim.kernels.ragged_paged_attention.kernel import SMALL_TILES, TILES
 
+pytestmark = pytest.mark.slow
+
 HOPPER, BLACKWELL, CONSUMER = 90, 100, 120  # H100 and H200; B200; RTX PRO and 50: 99 KiB of shared memory
 TENSOR_CORES = {HOPPER: "wgmma", BLACKWELL: "tcgen05", CONSUMER: "mma"}  # of 64 rows and more
 LARGE = (" x 16 queries", " x 32 queries")  # of attention: tiles of 64 rows and more

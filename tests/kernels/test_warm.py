@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SPECS = (
     "lmdeploy-bd32,max_batch=5", "ar,max_batch=5", "optimus,max_batch=5", "focus,max_batch=5",
     "sparse-dllm,logits=block", "dllm-serve,max_batch=3", "maskkv:16", "sglang-gemma:5,canvas_length=16",

@@ -205,6 +205,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         pool.run(abs, CELLS)
 
 
+@pytest.mark.slow
 def test_capacity_gives_on_a_cluster_what_one_core_gives(cluster: TwoWorkers) -> None:
     # A queue of one prefill step a request: cheap to replay.
     queue = Scenario(
@@ -215,6 +216,7 @@ def test_capacity_gives_on_a_cluster_what_one_core_gives(cluster: TwoWorkers) ->
     assert there == capacity(queue, jobs=1, **how)
 
 
+@pytest.mark.slow
 def test_ensembles_and_published_experiments_give_on_a_cluster_what_one_core_gives(
     cluster: TwoWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +240,7 @@ def test_ensembles_and_published_experiments_give_on_a_cluster_what_one_core_giv
     assert (tmp_path / "ray" / "results.csv").read_bytes() == (tmp_path / "local" / "results.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_sweep_on_a_cluster_goes_on_where_its_process_was_killed(cluster: TwoWorkers, tmp_path: Path) -> None:
     (tmp_path / "sweep.toml").write_text(
         '[base]\ntrace = "azure-conv"\nnum_requests = 2000\npolicy = "chunk"\n'
@@ -259,6 +262,7 @@ def test_a_sweep_on_a_cluster_goes_on_where_its_process_was_killed(cluster: TwoW
         assert (out / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_cluster_that_loses_a_worker_in_mid_sweep_finishes_every_cell_once(
     cluster: TwoWorkers, tmp_path: Path
 ) -> None:

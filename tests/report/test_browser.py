@@ -15,7 +15,10 @@ from dsim.profiler.profile import load, save
 from ..cli.command import rows, succeed
 from .browser import CHROMIUM, Browser
 
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium on this machine: apt-get install chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM, reason="no chromium on this machine: apt-get install chromium"),
+]
 
 QUEUE = [
     "azure-conv",
