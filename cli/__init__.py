@@ -32,7 +32,6 @@ from . import (
     serve,
     sweep,
     trace,
-    trace_view,
     tune,
     validate,
 )
@@ -89,7 +88,6 @@ app.command("validate", cls=Command)(validate.validate_command)
 app.command("profile", cls=Command)(profile.profile_command)
 app.add_typer(trace.app, name="trace")
 app.add_typer(model.app, name="model")
-app.command("trace-view", cls=Command)(trace_view.trace_view)
 app.command("policies", cls=Command)(lists.policies)
 app.command("profiles", cls=Command)(profile.profiles_command)
 app.command("metrics", cls=Command)(metrics.metrics_command)

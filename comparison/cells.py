@@ -1,7 +1,7 @@
 """Compare runs of the same requests, policy by policy."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from ..report.table import value
 from ..results.metrics import CANCELLED, COMPLETED, METRICS, Floats, no_nan
 from ..results.run import Columns, Run
 from ..results.slo import STATS
-from .baseline import Baseline, Served, baselines, served
 from .bounds import METRICS as DISTRIBUTIONS
 from .bounds import Bound, Judged, judge
 from .errors import DEFINITIONS as ERROR_DEFINITIONS
@@ -91,7 +90,6 @@ class PolicyErrors:
     steps: Steps | None  # None: a run has no step journal
     parts: Parts | None
     no_parts: str  # why there are none
-    baseline: Baseline | None = None  # None: second run not measured, or too few requests
 
     @property
     def name(self) -> str:
@@ -143,7 +141,6 @@ def compare_runs(
     notes: list[str] = []
     relative: dict[str, list[tuple[Floats, Floats]]] = {}
     of_traffic: dict[bytes, list[int]] = {}
-    observed: list[Served | None] = []
     summaries: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
     for i, (p, m) in enumerate(pairs):
         _check_pair(p, m, across)
@@ -153,16 +150,14 @@ def compare_runs(
             notes.append(f"pair {i + 1}: only one of its runs holds {', '.join(alone)}: left out")
         for policy in shared:
             sides = summary(p, policy), summary(m, policy)
-            cell, index, values, traffic, cell_notes = _cell(i, p, m, policy, sides, profiles, with_parts, progress)
+            cell, values, traffic, cell_notes = _cell(i, p, m, policy, sides, profiles, with_parts, progress)
             notes += cell_notes
             if not cell.unpaired:
                 for name, both in values.items():
                     relative.setdefault(name, []).append(both)
             of_traffic.setdefault(traffic, []).append(len(cells))
-            observed.append(served(i, (p, m), policy, index, values["e2el"], not cell.unpaired))
             cells.append(cell)
             summaries.append(sides)
-    cells = [replace(cell, baseline=own) for cell, own in zip(cells, baselines(observed), strict=True)]
     ranked: list[Ranking] = []
     groups = []
     for members in of_traffic.values():
@@ -223,7 +218,7 @@ def _commits_tokens(run: Run, policy: str) -> bool:
 def _cell(
     pair: int, p: Run, m: Run, policy: str, summaries: tuple[Mapping[str, Any], Mapping[str, Any]],
     profiles: Callable[[str], Profile], with_parts: bool, progress: Progress | None,
-) -> tuple[PolicyErrors, Any, dict[str, tuple[Floats, Floats]], bytes, list[str]]:  # fmt: skip
+) -> tuple[PolicyErrors, dict[str, tuple[Floats, Floats]], bytes, list[str]]:  # fmt: skip
     requests = p.requests(policy), m.requests(policy)
     index, left_out, traffic, notes = _shared_requests(p, m, policy, *requests)
     values = [per_request(columns, index) for columns in requests]
@@ -264,7 +259,7 @@ def _cell(
         )  # fmt: skip
     num_both = len(index) - left_out["not completed in both"]
     cell = PolicyErrors(pair, policy, unpaired, num_both, left_out, metrics, totals, steps, found, why)
-    return cell, index, both, traffic, notes
+    return cell, both, traffic, notes
 
 
 def has_steps(run: Run, policy: str) -> bool:

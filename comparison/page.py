@@ -13,7 +13,6 @@ from .figures import of_cell, overview
 # A narrow terminal omits these, first ones first.
 SPARE = ("KS", "p90 error", "p95 error", "p50 error", "p99 error")
 QUESTION = "How far is the twin from the device?"
-BASELINE = "What the twin adds to a regression on lengths and load"
 PARTS = "The error of each mean, and its parts as shares of the second run's mean"
 
 
@@ -62,9 +61,6 @@ def _spoken(found: Comparison, cell: PolicyErrors) -> list[Table | Words]:
         blocks.append(_table(words.request_table(cell)))
     blocks.append(_table(words.totals_table(found, cell)))
     blocks.append(Words((words.left_out_line(cell), *words.step_lines(found, cell))))
-    if cell.baseline is not None:
-        blocks += [Words((BASELINE,), loud=True), _table(words.baseline_table(cell))]
-        blocks.append(Words(tuple(words.baseline_lines(cell))))
     if cell.parts is not None:
         blocks += [Words((PARTS,), loud=True), _table(words.parts_table(found, cell))]
     return [*blocks, Words(tuple(words.part_lines(cell)))]
@@ -76,9 +72,6 @@ def _errors(found: Comparison, cell: PolicyErrors) -> list[Table | Words]:
     blocks: list[Table | Words] = [_table(words.error_table(found, cell), title="Errors of the runs", caption=caption)]
     if not cell.unpaired:
         blocks.append(_table(words.request_table(cell), title="Errors of the requests", caption=" ".join(about)))
-    if cell.baseline is not None:
-        caption = " ".join(words.baseline_lines(cell))
-        blocks.append(_table(words.baseline_table(cell), title=BASELINE, caption=caption))
     if cell.parts is None:
         return [*blocks, Words(tuple(words.part_lines(cell)))]
     title, caption = "The error of each mean, and its parts", " ".join(words.part_lines(cell))

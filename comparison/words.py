@@ -152,32 +152,6 @@ def parts_table(found: Comparison, cell: PolicyErrors) -> Table:
     return head, rows
 
 
-def baseline_table(cell: PolicyErrors) -> Table:
-    """The twin's errors in e2el next to the regression's."""
-    head = ["e2el", "MAPE", "median", "p95", "bias", "KS", "requests"]
-    rows: list[list[str]] = []
-    if (own := cell.baseline) is not None:
-        for name, e, ks in (("the twin", own.twin, own.twin_ks), ("regression", own.requests, own.ks)):
-            errors = ["–"] * 4 if e is None else [share(e.mape), share(e.median), share(e.p95), signed(e.bias)]
-            rows.append([name, *errors, f"{ks:.3f}", f"{own.requests.num:,}"])
-    return head, rows
-
-
-def baseline_lines(cell: PolicyErrors) -> list[str]:
-    """The formula, and the runs that it is fitted to."""
-    if (own := cell.baseline) is None:
-        return []
-    a, b, c = (number(1e3 * value) for value in (own.per_block, own.per_token, abs(own.constant)))
-    sign = "-" if own.constant < 0 else "+"
-    where = "fitted to these very requests, which flatters it: a second measured run of the policy judges it fairly"
-    if not own.in_sample:
-        where = f"fitted to the measured run of pair {', '.join(str(pair + 1) for pair in own.pairs)}"
-    return [
-        f"Regression, as Dynamo plans diffusion workers: e2el = {a} ms x ceil(O / {own.block}) + {b} ms x n x "
-        f"(I + O / 2) {sign} {c} ms, {where}. It takes n, the requests in flight, from the measured run."
-    ]
-
-
 def ranking_table(found: Comparison, ranking: Ranking) -> Table:
     head = ["", "tau", *(f"best, {name}" for name in heads(found.pairs[0])), "regret"]
     rows = [

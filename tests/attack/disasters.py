@@ -119,7 +119,6 @@ WRITERS = (
     Writer("profile --roofline", ("profile", "--roofline", "h200", "--model", "SDAR-8B", "-o", "p.json", "--force"),
            ("p.json",)),
     Writer("import", ("import", "bench.json", "-o", "out", "--force"), ("out",)),
-    Writer("trace-view", ("trace-view", "run", "--rows", "-o", "v.json", "--force"), ("v.json",)),
     Writer("trace convert", ("trace", "convert", "azure-conv", "t.jsonl", "--force"), ("t.jsonl",)),
     Writer("reproduce", ("reproduce", "experiment.toml", "--jobs", "1", "-o", "out"), ("out",), adds=True),
     Writer("reproduce --force", ("reproduce", "experiment.toml", "--jobs", "1", "-o", "out", "--force"), ("out",)),

@@ -1,6 +1,5 @@
 """What is attacked: every loader and the option parser, each with valid inputs to start from and a way to run it."""
 
-import collections
 import contextlib
 import io
 import json
@@ -31,7 +30,6 @@ from dsim.files.duration import seconds_of
 from dsim.planner import grid, quality, space
 from dsim.planner.record import in_twin, record
 from dsim.profiler import profile, steplog
-from dsim.report.trace_view import events
 from dsim.results.run import Run, read_run
 from dsim.results.scenario import Scenario, replicas_of
 from dsim.results.slo import Slo
@@ -454,13 +452,11 @@ def _run_file(work: Path, names: tuple[str, ...], chance: Random, folder: Path) 
 
 
 def _use_run(work: Path, folder: Path, chance: Random) -> None:
-    """Read what a page, a trace view or a comparison reads of it; the slower ones less often."""
+    """Read what a page or a comparison reads of it; the slower ones less often."""
     run = read_run(folder)
     how = chance.random()
     if how < 0.1:
         compare_runs([(_whole_run(work), run)], _profile_of, with_parts=False)
-    elif how < 0.2:
-        collections.deque(events(run, 0.0, 5.0, rows=chance.random() < 0.5), maxlen=0)
     else:
         for name in run.policies:
             run.requests(name)

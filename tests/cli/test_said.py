@@ -47,7 +47,6 @@ REFUSED: tuple[tuple[object, ...], ...] = (
     ("follow", "ftp://nothing", "--policy", "ar"),
     ("validate", "--model", "nothing", "-o", "v"),
     ("reproduce", "nothing"),
-    ("trace-view", "nothing"),
     ("trace", "info", "nothing"),
 )
 

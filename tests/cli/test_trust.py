@@ -128,7 +128,6 @@ def test_a_run_does_not_bring_its_code_with_it(recorded: Path, parts: str) -> No
         shutil.copytree(recorded, side)
     assert refusal("compare", "a", "b", parts).startswith("a: ")
     # What only shows a run asks for no policy.
-    assert dsim("trace-view", "a").code == 0
     assert measured_points([Path("a")], ["ttft=2s"], 0.99, missing_passes=True)
     assert not has_run()
 
