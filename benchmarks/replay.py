@@ -7,8 +7,7 @@ at 80 % of capacity. alike: the share of steps that a leap could cover. prefix: 
 memory: a request's cost. compile: a policy's first run on a new machine. million: 1,000,000 ShareGPT requests, elastic
 chunk, eight replicas at 80 % of capacity, in turn and by a router that looks at them. day: 10,000,000 ShareGPT requests
 in a day, a canvas model, a router that compares 1,000 replicas, fixed and with a scaler that is asked every 15 s.
-threads: replicas that take requests in turn, and 64 that a router compares, by one thread and by two, in seconds of
-clock.
+threads: replicas that take requests in turn, by one thread and by two, in seconds of clock.
 
 One process; processor time after compilation, medians of several runs. `-o` also writes the journal. Each million has
 its own process, for its memory.
@@ -178,25 +177,18 @@ def scaled() -> None:
 
 
 def threads() -> None:
-    """In turn: the Azure conversation trace, its requests closer together for eight replicas. Compared: 64 replicas."""
+    """Replay the Azure conversation trace in turn, its requests closer together for eight replicas."""
     for policy, replicas in (("ar", 2), ("optimus", 2), ("optimus", 8)):
         trace = load_trace("azure-conv").time_scaled(2 / replicas)
-        by_threads(trace, policy, DEFAULT, replicas, "round-robin")
-    for policy, profile in (("optimus", DEFAULT), ("ar", DEFAULT), ("vllm-diffusion", CANVAS)):
-        rate = 0.8 * capacity(policy, 64, profile)
-        by_threads(synth("poisson", rate, lengths="sharegpt", num_requests=20_000), policy, profile, 64, "least-tokens")
-
-
-def by_threads(trace: Trace, policy: str, profile: str, replicas: int, router: str) -> None:
-    setting = Setting(parse(policy), load(profile))
-    took: dict[int, list[float]] = {1: [], 2: []}
-    simulate(trace.head(6 * MANY_REQUESTS), setting, replicas=replicas, router=router)
-    for number in (1, 2) * 5:
-        begin = time.perf_counter()
-        simulate(trace, setting, replicas=replicas, router=router, threads=number)
-        took[number].append(time.perf_counter() - begin)
-    one, two = (statistics.median(those) for those in took.values())
-    print(f"threads  {policy:15} x {replicas} {router}: {one:.3f} and {two:.3f} s, {one / two:.2f} times", flush=True)
+        setting = Setting(parse(policy), load(DEFAULT))
+        seconds: dict[int, list[float]] = {1: [], 2: []}
+        simulate(trace.head(6 * MANY_REQUESTS), setting, replicas=replicas)
+        for number in (1, 2) * 5:
+            begin = time.perf_counter()
+            simulate(trace, setting, replicas=replicas, threads=number)
+            seconds[number].append(time.perf_counter() - begin)
+        one, two = (statistics.median(times) for times in seconds.values())
+        print(f"threads  {policy:15} x {replicas}: {one:.3f} and {two:.3f} s, {one / two:.2f} times", flush=True)
 
 
 def apart(function: Callable[..., None], *arguments: Any) -> None:

@@ -50,7 +50,6 @@ from .numba_parts import JIT, NumbaError, save, saved
 from .prefix import find_ahead, insert, make_room, pin, unpin
 from .route import choose, load
 from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, AnyPolicy, PolicyState, Replica
-from .team import Team, await_round, begin_round, claim, end_round, forget_codes, note_run
 
 if TYPE_CHECKING:
     from .part import Policy
@@ -213,19 +212,13 @@ def run(
 
 
 @inlined
-def counting(replica: Any, bins: Any) -> Replica:
-    """The replica as rules take it, from arrays of records (state.Replica), with other bins."""
+def opened(replica: Any) -> Replica:
+    """The replica as rules take it, from arrays of records (state.Replica)."""
     return Replica(
         replica.counters[0], replica.fixed[0], replica.sequences, replica.status, replica.evaluations, replica.window,
         replica.committed, replica.retained, replica.requests, replica.asked, replica.arrival, replica.inbox,
-        replica.lists, replica.queue, bins, replica.counts, replica.growth,
+        replica.lists, replica.queue, replica.bins, replica.counts, replica.growth,
     )  # fmt: skip
-
-
-@inlined
-def opened(replica: Any) -> Replica:
-    """The replica as rules take it."""
-    return counting(replica, replica.bins)
 
 
 @inlined
@@ -282,17 +275,16 @@ def _keep_state(states: Any, at: int, replica: Any, policy: Any) -> None:
 
 
 @rule
-def _run_share(
-    states: Any, due: Any, replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, team: Team, thread: int,
-    first: int, most: int,
+def _run_due(
+    states: Any, due: Any, replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float,
+    most: int,
 ) -> int:  # fmt: skip
-    """`run` each due replica of a claimed share; -1, or place * REASONS + why of one that returned to Python."""
-    now, horizon = team.times[0], team.times[1]
-    for at in range(first, min(len(due), first + team.share)):
+    """`run` each replica due by now or before the horizon; -1, or as `_serve` if one returned to Python."""
+    for at in range(len(due)):
         if due[at] < horizon or due[at] <= now:
             own, its = saved(states, at, (replica, policy))
-            counters = opened(own).counters
-            its_replica = counting(own, team.bins[thread])
+            its_replica = opened(own)
+            counters = its_replica.counters
             why = run(its_replica, opened_policy(its), draws, cost, journal, due[at], horizon, most, False)
             if why == IN_FLIGHT:
                 due[at] = counters.now + counters.latency
@@ -307,38 +299,22 @@ def _run_share(
 @rule
 def _serve(
     states: Any, due: Any, places: Any, figures: Any, queues: Any, counters: Any, sent: Any, inbox: Any, taken: Any,
-    replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, team: Team, thread: int, now: float,
-    horizon: float, most: int,
+    replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, most: int,
 ) -> int:  # fmt: skip
     """Run all due replicas, sending each request of the inbox due by the horizon to a replica (`route.choose`).
 
     due [replicas]: when each runs again, infinity while idle. replica, policy: any of them, for types. taken [2]:
-    requests taken from the inbox, and the next one's replica or -1. most: requests, and steps of a replica. Threads
-    above 0 help to run the replicas. Returns -1, or place * REASONS + why of a replica that returned to Python.
+    requests taken from the inbox, and the next one's replica or -1. most: requests, and steps of a replica. Returns
+    -1, or place * REASONS + why of a replica that returned to Python.
     """
-    if thread == 0:
-        forget_codes(team)
     last = min(len(inbox.times), taken[0] + most)
-    comes, time = False, horizon
-    while True:  # `_run_share` stands here once: each call of it is compiled for itself
-        if thread == 0:
-            comes = taken[0] < len(inbox.times) and inbox.times[taken[0]] <= horizon
-            if comes and taken[0] == last:
-                return PAUSED  # reads as replica 0's: Python may stop the run, or call again
-            time = inbox.times[taken[0]] if comes else horizon
-            begin_round(team, -np.inf if comes else now, time)
-        elif not await_round(team, thread, len(due)):
-            return -1
-        first = claim(team, thread, len(due))
-        while first >= 0:
-            note_run(
-                team, thread,
-                _run_share(states, due, replica, policy, draws, cost, journal, team, thread, first, most),
-            )  # fmt: skip
-            first = claim(team, thread, len(due))
-        if thread > 0:
-            continue
-        code = end_round(team, len(due))
+    while True:  # `_run_due` is called in one place: each call of it is compiled separately
+        comes = taken[0] < len(inbox.times) and inbox.times[taken[0]] <= horizon
+        if comes and taken[0] == last:
+            return PAUSED  # reads as replica 0's: Python may stop the run, or call again
+        time = inbox.times[taken[0]] if comes else horizon
+        since = -np.inf if comes else now
+        code = _run_due(states, due, replica, policy, draws, cost, journal, since, time, most)
         if code >= 0 or not comes:
             return code
         request = inbox.requests[taken[0]]
@@ -451,7 +427,7 @@ class Core:
     def _compiled(self, name: str) -> Any:
         if name not in self.__dict__:
             # A live step must not wait for the interpreter's lock once it is over.
-            made = bind(_RULES[name], self._answers, self._say, self._kinds, nogil=name in ("run", "serve"))
+            made = bind(_RULES[name], self._answers, self._say, self._kinds, nogil=name == "run")
             setattr(self, name, self._reporting(made) if JIT else made)
         return self.__dict__[name]
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numba
 import numpy as np
-from numba.core import caching, cgutils, config
+from numba.core import caching, config
 from numba.core.codegen import ll
 from numba.core.compiler import Compiler, Flags
 from numba.core.compiler_machinery import register_pass
@@ -186,53 +186,6 @@ if JIT:
 else:
     save = list[Any].__setitem__
     saved = lambda room, at, like: room[at]  # noqa: E731
-
-
-# ---- numbers that threads share --------------------------------------------------------------------------------
-
-# Whether compiled code can wait for another thread's.
-WAITS = JIT and hasattr(cgutils.ir.IRBuilder, "load_atomic")
-
-if WAITS:
-
-    def _place(context: Any, builder: Any, kind: Any, of: Any, at: Any) -> Any:
-        array = context.make_array(kind)(context, builder, of)
-        return cgutils.get_item_pointer(context, builder, kind, array, [at])
-
-    @intrinsic
-    def _told(_context: Any, array: Any, at: Any) -> Any:
-        def read(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.load_atomic(_place(context, builder, array, *arguments), "acquire", 8)
-
-        return numba.types.int64(array, numba.types.int64), read
-
-    @intrinsic
-    def _tell(_context: Any, array: Any, at: Any, value: Any) -> Any:
-        def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            of, place, number = arguments
-            builder.store_atomic(number, _place(context, builder, array, of, place), "release", 8)
-            return context.get_dummy_value()
-
-        return numba.types.none(array, numba.types.int64, numba.types.int64), write
-
-    @intrinsic
-    def _add(_context: Any, array: Any, at: Any, value: Any) -> Any:
-        def change(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            of, place, number = arguments
-            return builder.atomic_rmw("add", _place(context, builder, array, of, place), number, "acq_rel")
-
-        return numba.types.int64(array, numba.types.int64, numba.types.int64), change
-
-    told: Any = _told  # array[at], and all that its thread wrote before
-    tell: Any = _tell  # array[at] = value, in `told`'s order
-    add: Any = _add  # array[at] += value, in their order; returns the old number
-else:
-    told, tell = np.ndarray.__getitem__, np.ndarray.__setitem__
-
-    def add(array: Any, at: int, value: int) -> int:
-        was = int(array[at])
-        array[at] += value
-        return was
 
 
 # ---- compiled code on disk -------------------------------------------------------------------------------------

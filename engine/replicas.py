@@ -1,8 +1,6 @@
 """Replicas of one setting side by side: one compiled call runs all that are due."""
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,37 +8,29 @@ import numpy.typing as npt
 
 from . import core
 from .draw import Draws
-from .engine import Engine
+from .engine import STEPS_A_CALL, Engine
 from .histogram import NUM_BINS
 from .journal import NO_JOURNAL, StepRecorder, StepTotals
 from .latency import Cost
-from .numba_parts import WAITS, states
+from .numba_parts import states
 from .route import Choosing, nothing_sent
 from .state import COUNTERS, GAP_BINS, STEP_BINS, Inbox, read_only
-from .team import Team, begin_call, end_call, num_threads, team_of
 
-A_THREAD = 16  # replicas of a thread, at least
-MOST_THREADS = 4  # each waits for all others at each request
-A_CALL = 1024  # requests of a shared call, after which another number of threads may go on
 FIGURES = 2  # padded to this number, so that routers of one or two figures share a compiled loop
 
 
 class Replicas:
     """The engines of equal replicas. Their counters share an array, their time histograms are one.
 
-    due: [places] when each runs again (s): a step ends, or a request came while idle; else infinity. threads: at most,
-    of a shared call.
+    due: [places] when each runs again (s): a step ends, or a request came while idle; else infinity.
     """
 
-    def __init__(self, threads: int = 1) -> None:
+    def __init__(self) -> None:
         self.engines: list[Engine | None] = []  # by place
         self.due: npt.NDArray[np.float64] = np.zeros(0)
         self.counters: npt.NDArray[Any] = np.zeros(0, COUNTERS)
         self._zeros: npt.NDArray[Any] = np.zeros(0, COUNTERS)
-        self._threads = min(threads, MOST_THREADS) if WAITS else 1
-        self._alone = team_of(1, np.zeros((self._threads, 2, NUM_BINS), np.int64))
-        self._team = self._alone  # of shared calls
-        self._helpers = ThreadPoolExecutor(self._threads)  # begins none before it is used
+        self._bins: npt.NDArray[np.int64] = np.zeros((2, NUM_BINS), np.int64)  # as Replica.bins
         self._states: Any = states(0)
         # Places, how one is chosen, inbox, taken (core._serve); at first the driver hands over each request.
         nowhere, nothing = np.zeros(0, np.int64), Choosing(sent=nothing_sent())
@@ -67,7 +57,7 @@ class Replicas:
         """Release an engine; it keeps its counters."""
         engine = self.engines[at]
         assert engine is not None, "there is none"
-        engine.join(self.counters[at : at + 1].copy(), self._alone.bins[0], lambda state: None)
+        engine.join(self.counters[at : at + 1].copy(), self._bins, lambda state: None)
         self.engines[at], self.counters[at], self.due[at] = None, np.zeros((), COUNTERS), np.inf
 
     def take(self, inbox: Inbox, choosing: Choosing) -> None:
@@ -80,8 +70,6 @@ class Replicas:
         choosing = choosing._replace(sent=choosing.sent or nothing_sent())
         self._source = places, choosing, Inbox(*(read_only(column) for column in inbox)), taken
         self._run = None  # compiled for another way to choose
-        threads = min(self._threads, len(places) // A_THREAD)
-        self._team = team_of(threads, self._alone.bins) if threads > 1 else self._alone
 
     def take_by(self, engines: Sequence[Engine]) -> None:
         """Have these replicas take requests from now on, in this order; without any, requests wait."""
@@ -105,19 +93,12 @@ class Replicas:
         """Whether requests are still to come or wait."""
         return self.num_taken < len(self._source[-2].times)
 
-    def worth_sharing(self, horizon: float) -> bool:
-        """Whether threads may make the next call faster."""
-        _, _, inbox, taken = self._source
-        last = int(taken[0]) + A_CALL
-        return self._team is not self._alone and last < len(inbox.times) and bool(inbox.times[last] <= horizon)
-
     def run(
-        self, now: float, horizon: float, draws: Draws | tuple[Draws, ...], cost: Cost, recorder: StepRecorder | None,
-        most: int, shared: bool = False,
-    ) -> bool:  # fmt: skip
+        self, now: float, horizon: float, draws: Draws | tuple[Draws, ...], cost: Cost, recorder: StepRecorder | None
+    ) -> bool:
         """`Engine.run` for each replica due before the horizon, or now; False: call again to continue.
 
-        most: requests, and steps of a replica. shared: by all threads, with the same result.
+        A call takes at most STEPS_A_CALL requests, and as many steps of a replica.
         """
         first = next((engine for engine in self.engines if engine is not None), None)
         if first is None:
@@ -133,49 +114,29 @@ class Replicas:
         journal = NO_JOURNAL if recorder is None else recorder.journal
         arguments = self._states, self.due, *source, *first.state, draws, cost
         if self._run is None:
-            self._run = own.entry("serve", *arguments, journal, self._alone, 0, 0.0, 0.0, 0)
-        upto = self.num_taken + most
-        with self._helped(*arguments, journal, shared, now, horizon, most) as team:
-            while True:
-                journal = NO_JOURNAL if recorder is None else recorder.journal
-                code = self._run(*arguments, journal, team, 0, now, horizon, upto - self.num_taken)
-                if code < 0:
-                    return True
-                at, why = divmod(int(code), core.REASONS)
-                if why == core.PAUSED:
-                    return False  # by `core._serve` as place 0, where no replica need be
-                engine = self.engines[at]
-                assert engine is not None
-                if not engine.goes_on(why, recorder) or self.num_taken >= upto:
-                    return False
-
-    @contextmanager
-    def _helped(self, *arguments: Any) -> Iterator[Team]:
-        """Have other threads help with compiled calls; yields the team."""
-        *same, shared, now, horizon, most = arguments
-        if not shared:
-            yield self._alone
-            return
-        team, submit = self._team, self._helpers.submit
-        begin_call(team)
-        helpers = [submit(self._run, *(*same, team, i, now, horizon, most)) for i in range(1, num_threads(team))]
-        try:
-            yield team
-        finally:
-            end_call(team)
-            for helper in helpers:
-                helper.result()
+            self._run = own.entry("serve", *arguments, journal, 0.0, 0.0, 0)
+        upto = self.num_taken + STEPS_A_CALL
+        while True:
+            journal = NO_JOURNAL if recorder is None else recorder.journal
+            code = self._run(*arguments, journal, now, horizon, upto - self.num_taken)
+            if code < 0:
+                return True
+            at, why = divmod(int(code), core.REASONS)
+            if why == core.PAUSED:
+                return False  # by `core._serve` as place 0, where no replica need be
+            engine = self.engines[at]
+            assert engine is not None
+            if not engine.goes_on(why, recorder) or self.num_taken >= upto:
+                return False
 
     def add_bins(self, totals: StepTotals) -> None:
         """Add times of all steps and gaps, of released engines too; engines' own totals have the rest."""
-        for bins in self._alone.bins:
-            totals.step_latency.counts += bins[STEP_BINS]
-            totals.itl.counts += bins[GAP_BINS]
+        totals.step_latency.counts += self._bins[STEP_BINS]
+        totals.itl.counts += self._bins[GAP_BINS]
 
     def close(self) -> None:
         """Release all engines and their memory."""
         self.engines.clear()
-        self._helpers.shutdown()
 
     def places(self, engines: Sequence[Engine]) -> npt.NDArray[np.int64]:
         at = {id(engine): place for place, engine in enumerate(self.engines)}
@@ -204,4 +165,4 @@ class Replicas:
     def _join(self, at: int, engine: Engine) -> None:
         if self._keep is None:
             self._keep = engine.core.entry("keep_state", self._states, 0, *engine.state)
-        engine.join(self.counters[at : at + 1], self._alone.bins[0], lambda state: self._keep(self._states, at, *state))
+        engine.join(self.counters[at : at + 1], self._bins, lambda state: self._keep(self._states, at, *state))

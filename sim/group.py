@@ -8,14 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
-from ..engine.engine import STEPS_A_CALL, Engine
+from ..engine.engine import Engine
 from ..engine.journal import StepRecorder
-from ..engine.replicas import A_CALL, Replicas
+from ..engine.replicas import Replicas
 from ..engine.request import Request
 from ..engine.route import Choosing
 from ..engine.state import Inbox
 from .clock import Clock
-from .pace import Pace
 from .replica import Finished, Horizon
 from .routers.router import COUNTED
 from .step_model import StepModel
@@ -75,12 +74,12 @@ class Group:
     """Replicas of one setting with known arrival times and no other influence.
 
     The same result as a `Replica` process each. horizon: when a request, a fleet decision or a failure may come first.
-    asleep: called when no replica has anything to do. threads: as in Replicas.
+    asleep: called when no replica has anything to do.
     """
 
     def __init__(
         self, env: Clock, step_model: StepModel, recorder: StepRecorder | None, finished: Finished, horizon: Horizon,
-        asleep: Callable[[], None] | None = None, threads: int = 1,
+        asleep: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self._env = env
         self._model = step_model
@@ -88,8 +87,7 @@ class Group:
         self._finished = finished
         self._horizon = horizon
         self._asleep = asleep
-        self.replicas = Replicas(threads if recorder is None else 1)  # they would share a journal
-        self._pace = Pace()
+        self.replicas = Replicas()
         self._draining: list[Member] = []
         self._done = 0  # finished requests
         self._alarm = math.nan  # s, of the next run
@@ -111,7 +109,7 @@ class Group:
     def catch_up(self) -> None:
         """Hand out what has come; begin steps that began before."""
         replicas, model = self.replicas, self._model
-        while not replicas.run(-math.inf, self._env.now, model.arrays, model.cost, self._recorder, STEPS_A_CALL):
+        while not replicas.run(-math.inf, self._env.now, model.arrays, model.cost, self._recorder):
             pass
 
     def touched(self, at: int) -> None:
@@ -147,14 +145,7 @@ class Group:
     def _advance(self) -> None:
         env, replicas, model = self._env, self.replicas, self._model
         self._woken = False
-        horizon, taken = self._horizon(), replicas.num_taken
-        measured = replicas.worth_sharing(horizon)
-        shared = measured and self._pace.shared
-        self._pace.begin()
-        most = A_CALL if measured else STEPS_A_CALL
-        over = replicas.run(env.now, horizon, model.arrays, model.cost, self._recorder, most, shared)
-        if measured and replicas.num_taken > taken:
-            self._pace.note(shared, replicas.num_taken - taken)
+        over = replicas.run(env.now, self._horizon(), model.arrays, model.cost, self._recorder)
         completed = replicas.num_completed
         if completed > self._done:
             self._finished(completed - self._done, env.now)

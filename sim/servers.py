@@ -100,7 +100,6 @@ class Servers:
         self._number = 0  # of the next replica
         self._replicas: list[AnyReplica] = []  # that take requests, by number
         self._engines = Serving()  # theirs
-        self._threads = 1
         self._apart = False  # its replicas are started together, when all are there
         self._pool_of: list[_Members] = []  # theirs
         self._starts = 0  # by a scaler
@@ -131,10 +130,10 @@ class Servers:
     def start(self, source: Source, ahead: bool = True, threads: int = 1, step_by_step: bool = False) -> None:
         """Start the first replicas and the scaler.
 
-        source: of the requests to come. ahead: replicas may take them from it before they come. threads: run the
-        replicas. step_by_step: a scaler's rule runs in Python.
+        source: of the requests to come. ahead: replicas may take them from it before they come. threads: run
+        independent replicas. step_by_step: a scaler's rule runs in Python.
         """
-        self._source, self._threads = source, threads
+        self._source = source
         # Whether each request's replica is known without the state of the others.
         alone = self._fleet.num_replicas == 1 and self._fleet.routing.is_shipped
         changes = self._fleet.scaling is not None or self._failing is not None
@@ -262,7 +261,7 @@ class Servers:
             if members.group is None:
                 members.group = Group(
                     self._env, members.step_model, self._recorder, self._finished, self._horizon(self._number),
-                    None if self._failing is None else self.end_if_over, self._threads,
+                    None if self._failing is None else self.end_if_over,
                 )  # fmt: skip
                 self._engines.group = members.group if len(self._members) == 1 else None
             return members.group.add(engine)

@@ -16,8 +16,6 @@ from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
 from dsim.engine.latency import CacheOverhead
 from dsim.engine.policies.lmdeploy import Continuous
 from dsim.engine.policy import PRESETS, parse
-from dsim.engine.team import Team, num_threads
-from dsim.engine.team import begin_call as begin
 from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.group import Group
 from dsim.sim.routers import Routing, routing
@@ -112,39 +110,6 @@ def test_replicas_that_start_and_drain_are_run_together(scaler: str, startup: st
     for name, column in slow.table.columns.items():
         assert column.tobytes() == fast.table[name].tobytes(), name
     assert _plain(slow.totals) == _plain(fast.totals)
-
-
-SHARED = (
-    ("optimus", "least-tokens", {}), ("ar", "jsq", {"drain": False}), ("vllm-ar,num_pages=60", "prefix", {}),
-    ("dllm-serve,num_pages=6", "jsq", {}),
-    ("ar", "least-tokens", {"scaler": "hpa,metric=requests,target=2,least=40,most=60,down_window=9,every=3"}),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("spec", "router", "how"), SHARED)
-def test_threads_that_share_replicas_behind_a_router_change_nothing(
-    spec: str, router: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dsim.engine.replicas.A_CALL", 40)
-    monkeypatch.setattr("dsim.sim.group.A_CALL", 40)
-    shared: list[int] = []
-
-    def begin_call(team: Team) -> None:
-        shared.append(num_threads(team))
-        begin(team)
-
-    monkeypatch.setattr("dsim.engine.replicas.begin_call", begin_call)
-    trace = synth("poisson", 60.0, lengths="lognormal:90,70,160,90", num_requests=700, seed=5)
-    pool = Pool(Setting(parse(spec), golden.profile_of(parse(spec))), 50, startup=Startup.parse(4))
-    scaler = scaling(how["scaler"]) if "scaler" in how else None
-    fleet = Fleet((pool,), routing(router), scaler)
-    one, two, three = (simulate(trace, fleet, threads=threads, drain=how.get("drain", True)) for threads in (1, 2, 3))
-    assert set(shared) == {2, 3}
-    assert (len(one.changes) > 1) == (scaler is not None)
-    for many in (two, three):
-        assert one.table.rows.tobytes() == many.table.rows.tobytes()
-        assert _plain(one.totals) == _plain(many.totals)
-        assert one.end == many.end
 
 
 def test_threads_run_replicas_that_take_turns_alike() -> None:

@@ -135,7 +135,7 @@ def differences(setting: Setting, result: Result, journal: Collector) -> list[st
 
 
 def test_compiled_calls_pause_while_the_first_replica_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsim.sim.group.STEPS_A_CALL", 7)
+    monkeypatch.setattr("dsim.engine.replicas.STEPS_A_CALL", 7)
     setting = Setting(parse("ar,max_batch=3"), toy_profile(latency=SECOND))
     fleet = Fleet((Pool(setting, 3),), routing("jsq"))
     fast, slow = (
