@@ -11,7 +11,6 @@ from ..engine.errors import DsimError
 from ..files.lock import Lock
 from ..following.background import Background
 from ..following.follower import Followed, Follower
-from ..following.predicted import by_token
 from ..following.sources.growing import AccessLog, GrowingLogs, StepLogTail
 from ..following.sources.scrape import Target
 from ..following.watch import Watcher, open_folder, state_of
@@ -58,9 +57,6 @@ def follow(
     gpu_hour: float | None = None,
     access_log: str | Path | None = None,
     steps: str | Path | None = None,
-    forward_pass_metrics: Sequence[str] = (),
-    kv_events: Sequence[str] = (),
-    kv_events_replay: Sequence[str] = (),
     token_file: str | Path | None = None,
     ca_file: str | Path | None = None,
     webhook: str | None = None,
@@ -73,9 +69,8 @@ def follow(
     """Follow a running server with a twin, and report drift between the two.
 
     urls: the server's metrics, one a replica. policy, profile: what it runs. out: the folder of results, from which a
-    later call continues. forward_pass_metrics, kv_events: addresses of event streams, one a replica; kv_events_replay:
-    of lost events. trace, rate: the traffic that the fleet was planned for. seconds: how long to follow; None reads
-    once. Raises DsimError.
+    later call continues. trace, rate: the traffic that the fleet was planned for. seconds: how long to follow; None
+    reads once. Raises DsimError.
     """
     wanted = [urls] if isinstance(urls, str) else list(urls)
     if not wanted or len(set(wanted)) != len(wanted):
@@ -100,27 +95,18 @@ def follow(
         scenario, tuple(target.url for target in targets), interval, window, min_requests, plan, attainment,
         tuple(what_if), gpu_hour,
     )  # fmt: skip
-    setting = scenario.setting().check()
+    scenario.setting().check()
     for other in what_if:
         Scenario(trace="", policy=other, profile=scenario.profile, allow_code=scenario.allow_code).setting().check()
     logs = GrowingLogs(
         None if access_log is None else AccessLog(Path(access_log), columns, only, unit),
         None if steps is None else StepLogTail(Path(steps)),
-        bool(forward_pass_metrics),
     )
-    if kv_events_replay and len(kv_events_replay) != len(kv_events):
-        raise DsimError(f"--kv-events-replay is given {len(kv_events_replay)} times, expected {len(kv_events)}")
-    streams = None
-    if forward_pass_metrics or kv_events:
-        from ..following.sources.streams import Streams  # needs the extra `streams`
-
-        width = None if by_token(setting) else setting.policy.width
-        streams = Streams(forward_pass_metrics, kv_events, width, kv_events_replay)
     folder = open_folder(out, followed)
     lock = Lock(folder)
     try:
         follower = Follower(followed, folder, logs, _tell, partial(Background, LIMIT))
-        watcher = Watcher(follower, targets, folder, _tell, command=_command, webhook=webhook, streams=streams)
+        watcher = Watcher(follower, targets, folder, _tell, command=_command, webhook=webhook)
         try:
             if _serve is not None:
                 _serve(watcher)
@@ -135,8 +121,6 @@ def follow(
         watcher.publish()
     finally:
         lock.close()
-        if streams is not None:
-            streams.close()
     from ..following.pages import page_of
 
     return Following(state_of(follower), list(follower.windows), folder, page_of(follower, _command))

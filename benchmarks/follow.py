@@ -29,8 +29,8 @@ import numpy as np
 from dsim.following.follower import Followed, Follower
 from dsim.following.predicted import Seen, predict
 from dsim.following.refit import MOST_EVIDENCE, Factors, middle, scaled
-from dsim.following.replayed import Recorder, Steps, samples_of
-from dsim.following.sources.sample import SILENT, Floats, Heard, Sample
+from dsim.following.replayed import Recorder, samples_of
+from dsim.following.sources.sample import Sample
 from dsim.following.sources.scrape import Target
 from dsim.following.store import Lines
 from dsim.following.windows import SECONDS, Scrape, Window
@@ -59,7 +59,6 @@ class Server:
     page: str
     rate: float  # req/s
     flag: str  # with a changed flag
-    forwards: bool = False  # a stream reports them
 
 
 SERVERS = {
@@ -78,9 +77,6 @@ SERVERS = {
         "sglang-fdfo,max_running_requests=2",
     ),
 }
-SERVERS["forwards"] = replace(SERVERS["sglang"], name="SDAR-8B, SGLang's page and forwards", forwards=True)  # fmt: skip
-
-
 NOTHING = Factors()
 
 
@@ -96,13 +92,13 @@ class Change:
     flag_after: float = 0.0  # minutes after the other changes
     tight: bool = False  # the flag is in force from the start, so that requests wait
     replicas: int = 1
-    engines: tuple[str, ...] = ("vllm", "sglang", "forwards")
+    engines: tuple[str, ...] = ("vllm", "sglang")
 
 
 CHANGES = (
     Change("steps take 10 % longer", "prices", Factors(price=1.1)),
     Change("steps take 30 % longer", "prices", Factors(price=1.3)),
-    Change("15 % more steps a token", "yield", Factors(steps=1.15), engines=("vllm", "forwards")),
+    Change("15 % more steps a token", "yield", Factors(steps=1.15), engines=("vllm",)),
     Change("40 % more traffic", "traffic", rate=1.4),
     Change("fewer rows at once, by a flag", "rule", flag=True),
     Change("a replica more", "", replicas=2),
@@ -134,30 +130,15 @@ def pages(server: Server, scenario: Scenario, rate: float, begin: float, seconds
     at = RUN_IN + np.arange(0.0, seconds, INTERVAL)
     steps = recorder.steps()
     found = samples_of(result, trace, steps, at, ENDS, server.page)
-    heard = heard_of(steps, at, setting.policy.width) if server.forwards else [SILENT] * len(at)
     return [
         replace(
             s,
             time=begin + s.time - RUN_IN,
             num_engines=scenario.replicas,
             counters={n: s.counters[n] for n in PAGES[server.page]},
-            heard=h,
         )
-        for s, h in zip(found, heard, strict=True)
+        for s in found
     ]
-
-
-def heard_of(steps: Steps, times: Floats, width: int) -> list[Heard]:
-    """By a stream of forwards, between these moments."""
-    whole = (steps.tokens == width * steps.batch) & (steps.batch > 0)
-    interval = np.searchsorted(times, steps.end, side="left")
-    found = []
-    for i in range(len(times)):
-        at = np.flatnonzero(whole & (interval == i)) if i else np.zeros(0, np.int64)
-        rows, of = np.unique(steps.batch[at], return_inverse=True)
-        sums = (np.bincount(of, x, len(rows)) for x in (np.ones(len(at)), steps.device[at], steps.sum_kv[at]))
-        found.append(Heard("", tuple(map(tuple, np.column_stack([rows, *sums]).tolist()))))
-    return found
 
 
 def joined(parts: Iterable[list[Sample]], read: Sample | None = None) -> Iterator[Sample]:
@@ -190,7 +171,7 @@ def followed_by(server: Server, folder: Path) -> Follower:
 
 def follow(follower: Follower, samples: Iterable[Sample]) -> list[dict[str, Any]]:
     """Returns the windows' records."""
-    found = [follower.add(Scrape(s.time, (replace(s, heard=SILENT),), s.heard)) for s in samples]
+    found = [follower.add(Scrape(s.time, (s,))) for s in samples]
     return [record for record in found if record is not None]
 
 

@@ -45,7 +45,6 @@ EXPECTED = {"int_parsing": "a whole number", "int_from_float": "a whole number",
 
 LIVE = ("torch", "triton", "safetensors", "tokenizers")  # the live extra
 SERVE = ("starlette", "uvicorn")  # the serve extra
-STREAMS = ("zmq", "msgspec")  # the streams extra
 
 
 class Commands(Group):
@@ -146,8 +145,6 @@ def main() -> None:
         missing = (error.name or "").split(".")[0]
         if missing in SERVE:
             extra, user = "serve", "the server needs"
-        elif missing in STREAMS:
-            extra, user = "streams", "--forward-pass-metrics and --kv-events need"
         elif missing in LIVE:
             extra, user = "live", "a device's runs need"
         else:

@@ -37,17 +37,6 @@ def follow_command(
         Path | None, option("F", "A growing log of requests, in a trace's format.", "--access-log")
     ] = None,
     steps: Annotated[Path | None, option("F", "A growing step log, as written by dsim's hooks.")] = None,
-    forward_pass_metrics: Annotated[
-        list[str] | None,
-        option("ADDRESS", "SGLang's stream of forwards over ZMQ; repeat for replicas.", "--forward-pass-metrics"),
-    ] = None,
-    kv_events: Annotated[
-        list[str] | None, option("ADDRESS", "A stream of KV events over ZMQ; repeat for replicas.", "--kv-events")
-    ] = None,
-    kv_events_replay: Annotated[
-        list[str] | None,
-        option("ADDRESS", "Address that resends lost KV events, one for each --kv-events.", "--kv-events-replay"),
-    ] = None,
     attainment: options.Attainment = "99%",
     what_if: Annotated[list[str] | None, option("SPEC", "Another policy to evaluate; repeat.", "--what-if")] = None,
     gpu_hour: options.GpuHour = None,
@@ -99,9 +88,7 @@ def follow_command(
     found = follow(
         urls, policy, slos=given.pop("slo") or (), out=out, trace=trace, interval=interval, window=window,
         min_requests=min_requests, attainment=options.percent("--attainment", attainment), what_if=what_if or (),
-        gpu_hour=gpu_hour, access_log=access_log, steps=steps, forward_pass_metrics=forward_pass_metrics or (),
-        kv_events=kv_events or (), kv_events_replay=kv_events_replay or (), token_file=token_file, ca_file=ca_file,
-        webhook=webhook,
+        gpu_hour=gpu_hour, access_log=access_log, steps=steps, token_file=token_file, ca_file=ca_file, webhook=webhook,
         allow_code=given.pop("allow_code") or (), _command=options.command(), _tell=tell,
         _serve=None if once else serve, **given,
     )  # fmt: skip

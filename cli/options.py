@@ -53,8 +53,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "--metrics --metrics-before",
         "Server": "--host --port --allow-host --served-name --api-key --max-waiting --max-requests --max-body "
         "--max-connections --request-timeout",
-        "Logs and streams": "--metrics-as --access-log --steps --step-log --forward-pass-metrics --kv-events "
-        "--kv-events-replay",
+        "Logs": "--metrics-as --access-log --steps --step-log",
         "Following": "--interval --window --min-requests --once --what-if --webhook --token-file --ca-file",
         "Selection": "--from --to --rows --file",
         "Execution": "--jobs --backend --address --shard --merge --seed --step-by-step",

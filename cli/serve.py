@@ -58,21 +58,6 @@ def serve_command(
             "--step-log",
         ),
     ] = None,
-    forward_pass_metrics: Annotated[
-        str | None,
-        option(
-            "ADDR",
-            "With --twin: send SGLang's message for each step, to ipc://FILE or tcp://HOST:PORT.",
-            "--forward-pass-metrics",
-        ),
-    ] = None,
-    kv_events: Annotated[
-        str | None, option("ADDR", "With --twin: send vLLM's KV events, for example to tcp://*:5557.", "--kv-events")
-    ] = None,
-    kv_events_replay: Annotated[
-        str | None,
-        option("ADDR", "Address for requests of past KV events, as vLLM's replay_endpoint.", "--kv-events-replay"),
-    ] = None,
     host: Annotated[str, option("H", "The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, option("N", "The port; 0 takes a free one.")] = 8000,
     allow_host: Annotated[
@@ -105,18 +90,14 @@ def serve_command(
     here = model or random_weights
     if (here is None) == (twin is None):
         raise DsimError(f"--model is {here} and --twin is {twin}, expected one of them")
-    of_twin = {
-        "--step-log": step_log, "--forward-pass-metrics": forward_pass_metrics, "--kv-events": kv_events,
-        "--kv-events-replay": kv_events_replay,
-    }  # fmt: skip
-    if twin is None and (given := [name for name, value in of_twin.items() if value is not None]):
-        raise DsimError(f"--model is {here}, and {given[0]} is of --twin")
+    if twin is None and step_log is not None:
+        raise DsimError(f"--model is {here}, and --step-log is of --twin")
     if twin is not None and (eos or mask_token_id is not None or block_length is not None):
         raise DsimError(f"--twin is {twin}, and --eos, --mask-token-id and --block-length are of --model")
     from ..report.story import words
     from ..results.manifest import FILES
     from ..results.scenario import Scenario, named_code
-    from ..serve.open import Behind, Bounds, Outputs, open_live, open_twin
+    from ..serve.open import Behind, Bounds, open_live, open_twin
     from ..serve.serving import ServerOptions, serve_until_stopped
 
     server = ServerOptions(
@@ -134,7 +115,7 @@ def serve_command(
         if twin is not None:
             behind = open_twin(
                 scenario, bounds, speed=speed, tokenizer=tokenizer, append=append, metrics_as=metrics_as,
-                outputs=Outputs(step_log, forward_pass_metrics, kv_events, kv_events_replay, force),
+                step_log=step_log, force=force,
             )  # fmt: skip
             options.warn_of_yields(screen, scenario)
             return behind

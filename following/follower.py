@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from .residuals import (
     stability_index,
 )
 from .sources.growing import GrowingLogs
-from .sources.sample import SILENT, Buckets, Heard, Sample
+from .sources.sample import Buckets, Sample
 from .store import Lines
 from .windows import REQUESTS, SECONDS, Arrivals, Cutter, Scrape, Window, with_open
 
@@ -128,10 +128,8 @@ class Follower:
 
     def add(self, scrape: Scrape) -> dict[str, Any] | None:
         """Store a scrape; return the record of the window that it completes, if any."""
-        line = {"time": scrape.time, "samples": [None if s is None else s.to_json() for s in scrape.samples]}
-        if scrape.heard != SILENT:
-            line["heard"] = asdict(scrape.heard)
-        self._scrapes.append(line)
+        samples = [None if s is None else s.to_json() for s in scrape.samples]
+        self._scrapes.append({"time": scrape.time, "samples": samples})
         return self._take(scrape)
 
     def _take(self, scrape: Scrape) -> dict[str, Any] | None:
@@ -230,7 +228,7 @@ class Follower:
             "measured": {name: of.mean for name, of in measured.items()},
             "predicted": {name: of.mean for name, of in twin.items()},
             "shapes": {name: stability_index(measured[name], twin[name]) for name in measured},
-            "slos": slos, "cache": _cache(window),
+            "slos": slos,
         }  # fmt: skip
 
     def _learn_traffic(self, record: dict[str, Any]) -> None:
@@ -485,8 +483,7 @@ class Follower:
         for line in reversed(list(takewhile(lambda line: line["time"] >= begin, self._scrapes.newest()))):
             samples = tuple(None if s is None else Sample.from_json(s) for s in line["samples"])
             if len(samples) == len(self.followed.urls):
-                heard = Heard.from_json(line["heard"]) if "heard" in line else SILENT
-                record = self._take(Scrape(float(line["time"]), samples, heard))
+                record = self._take(Scrape(float(line["time"]), samples))
                 self.judged_at_start += [] if record is None else [record]
         if not self._fits.busy:  # the windows of an interrupted fit are no longer stored
             self._fit = None
@@ -535,15 +532,6 @@ class _Trial:
 
 def _residuals_of(record: Mapping[str, Any]) -> Residuals:
     return {name: (float(r), float(s)) for name, (r, s) in record["residuals"].items() if r is not None}
-
-
-def _cache(window: Window) -> dict[str, float]:
-    """Figures from KV events: blocks, and the share of tokens in blocks that the cache already held."""
-    found = window.blocks
-    tokens = [window.added(name) for name in ("prompt_tokens", "generation_tokens")]
-    if found and None not in tokens and (computed := sum(of or 0.0 for of in tokens)):
-        found["reused"] = max(0.0, 1 - found["tokens"] / computed)
-    return found
 
 
 def _plan_of(found: dict[str, Any]) -> Plan:

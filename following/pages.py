@@ -93,9 +93,6 @@ def _numbers(follower: Follower, last: dict[str, Any]) -> list[Number]:
         minutes = "traffic does not grow" if grows <= 0 else f"{number(max(0.0, left / grows))} min"
         found.append(Number("At the present growth", ((None, minutes),), f"{number(60 * grows)} req/s an hour"))
         found.append(Number("What binds", ((None, room["limited_by"]),), room["binding_slo"]))
-    if cache := last.get("cache"):
-        reused = "" if cache.get("reused") is None else f"{cache['reused']:.0%} of the window's tokens were there"
-        found.append(Number("Prefix cache", ((None, f"{cache['held']:,.0f} blocks"),), reused))
     gauges = last["gauges"]
     found.append(Number("Running", ((None, number(gauges["running"])),), f"{number(gauges['waiting'])} waiting"))
     for text, (measured, predicted) in last["slos"].items():
@@ -242,8 +239,6 @@ def _changes(follower: Follower, windows: Sequence[dict[str, Any]]) -> Section:
         for v in follower.versions
     ]
     lines += [f"{moment(w['end'])}: alarm, {a['words']}" for w in windows for a in w["raised"]]
-    cleared = [(w, w["cache"]["cleared"]) for w in windows if w.get("cache", {}).get("cleared")]
-    lines += [f"{moment(w['end'])}: the prefix cache was emptied of {blocks:,.0f} blocks" for w, blocks in cleared]
     return Section("What changed", (table(head, rows), Words(tuple(sorted(lines)) or ("No alarm, no new profile.",))))
 
 

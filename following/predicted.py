@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..profiler.profile import Profile
-from ..profiler.samples import FEATURES
 from ..results.scenario import Scenario
 from ..sim.setting import Setting
 from ..traces import Trace
@@ -80,8 +79,6 @@ def predict(
     residuals = measured.minus(figures)
     if seen.steps is not None:
         residuals |= _of_steps(seen.steps, setting, replays)
-    elif len(window.passes):
-        residuals |= _of_passes(window, setting, replays)
     return Prediction(tuple(replays), pace, figures, residuals, _beyond(replays, setting.profile))
 
 
@@ -97,43 +94,6 @@ def _of_steps(seen: StepsSeen, setting: Setting, replays: list[Replay]) -> dict[
     if seen.forwards and seen.tokens and len(logs) > 1:
         mine = math.log(seen.forwards / seen.tokens)
         found["steps_per_token"] = (mine - float(logs.mean()), float(logs.std(ddof=1)))
-    return found
-
-
-def _of_passes(window: Window, setting: Setting, replays: list[Replay]) -> dict[str, tuple[float, float]]:
-    """The residuals of a stream of forwards: their time at their own features, and steps a token."""
-    from ..profiler.fit import predict as seconds_of  # imported here, as elsewhere: it loads SciPy
-
-    found = {}
-    rows, forwards, seconds, keys = window.passes.T
-    width, single = setting.policy.width, by_token(setting)
-    if not setting.limits.window:  # the stream lacks the keys that layers with a window see
-        of = np.zeros((len(rows), len(FEATURES)))
-        each = keys / forwards
-        own = {
-            "tokens": width * rows, "sum_q_kv": width * each, "sum_kv": each, "head_rows": width * rows,
-            "sampled_rows": width * rows, "batch": rows, "num_forwards": 1.0,
-        }  # fmt: skip
-        for name, values in own.items():
-            of[:, FEATURES.index(name)] = values
-        device = replace(setting.profile.latency, host_step=0.0, host_request=0.0, host_block=0.0)
-        found["step_time"] = (math.log(float(seconds.sum() / (forwards * seconds_of(device, of)).sum())), 0.0)
-    tokens, prompts = window.added("generation_tokens"), window.added("prompt_tokens")
-    if single or not tokens or prompts is None:
-        return found
-    # Prompts computed in blocks look like denoising rows: subtract them, at the twin's number per prompt token.
-    asked, a_token = 0.0, []
-    blocks = 0.0
-    for replay in replays:
-        steps, more = replay.steps, [replay.window.added(n) for n in ("prompt_tokens", "generation_tokens")]
-        blocks += float(steps.batch[(steps.rows == 0) & (steps.tokens == width * steps.batch)].sum())
-        asked += more[0] or 0.0
-        if more[1]:
-            a_token.append(math.log(max(1.0, float(steps.rows.sum())) / more[1]))
-    denoised = float((rows * forwards).sum()) - prompts * blocks / max(1.0, asked)
-    if denoised > 0 and len(a_token) > 1:
-        mean, spread = float(np.mean(a_token)), float(np.std(a_token, ddof=1))
-        found["steps_per_token"] = (math.log(denoised / tokens) - mean, spread)
     return found
 
 

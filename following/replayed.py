@@ -28,7 +28,6 @@ READ = (
     "pages",
     "tokens",
     "batch",
-    "sum_kv",
 )
 FEW_LOADS = 1.5  # least ratio of the most to the fewest running requests for which the pace is fitted as a line
 
@@ -45,8 +44,6 @@ class Steps:
     running: Floats
     pages: Floats
     tokens: Floats
-    batch: Floats  # rows, including those of prompts
-    sum_kv: Floats
 
 
 class Recorder:
@@ -74,7 +71,7 @@ class Recorder:
         of = {name: np.concatenate([c[name] for c in self._columns or [empty]]) for name in empty}
         end = of["start"] + of["latency"]
         order = np.argsort(end, kind="stable")
-        names = ("latency", "device", "num_forwards", "rows", "running", "pages", "tokens", "batch", "sum_kv")
+        names = ("latency", "device", "num_forwards", "rows", "running", "pages", "tokens")
         return Steps(end[order], *(of[name][order] for name in names))
 
 

@@ -6,7 +6,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from .. import __version__
@@ -20,12 +20,9 @@ from .asked import Asked
 from .exported import dashboard, exposition, rules
 from .follower import CANDIDATE, SCHEMA, VERSION, Followed, Follower, Tell
 from .pages import page_of
-from .sources.sample import SILENT, Sample
+from .sources.sample import Sample
 from .sources.scrape import MissingError, Target
 from .windows import LATE, SPEED, Scrape
-
-if TYPE_CHECKING:
-    from .sources.streams import Streams
 
 FILES = ("follow.json", "report.html", "grafana.json", "alerts.yml")
 FOLDER = FolderKind(
@@ -87,12 +84,12 @@ class Watcher:
 
     def __init__(
         self, follower: Follower, targets: Sequence[Target], folder: Path, tell: Tell, *, command: str = "",
-        webhook: str | None = None, clock: Callable[[], float] = time.time, streams: "Streams | None" = None,
+        webhook: str | None = None, clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         if webhook is not None and urlsplit(webhook).scheme not in ("http", "https"):
             raise DsimError(f"webhook is {cut(webhook)}, expected http://... or https://...")
         self.follower, self._targets, self._folder, self._tell = follower, targets, folder, tell
-        self._command, self._webhook, self._clock, self._streams = command, webhook, clock, streams
+        self._command, self._webhook, self._clock = command, webhook, clock
         self._missing: set[str] = set()
         self.asked = Asked(follower)
         self.page, self.metrics = "", ""  # what the port serves
@@ -108,8 +105,7 @@ class Watcher:
             samples = tuple(pool.map(self._sample, self._targets))
         if not any(samples) and self.follower.last is None:
             raise DsimError(f"{self._targets[0].url}: does not answer, expected the metrics of a server")
-        heard = SILENT if self._streams is None else self._streams.read()
-        record = self.follower.add(Scrape(self._time(samples), samples, heard))
+        record = self.follower.add(Scrape(self._time(samples), samples))
         looked = self.follower.look()
         if record is not None or looked:
             self.publish()

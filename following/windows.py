@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..engine import chance
 from ..traces import Trace
-from .sources.sample import MEAN_GAUGES, SILENT, Buckets, Floats, Heard, Sample
+from .sources.sample import MEAN_GAUGES, Buckets, Floats, Sample
 
 SECONDS, REQUESTS = 300.0, 200  # a window lasts until both are reached
 SPEED = "dsim_speed"  # the setting of a simulated server that runs faster than real time
@@ -27,7 +27,6 @@ class Scrape:
 
     time: float  # s since 1970
     samples: tuple[Sample | None, ...]
-    heard: Heard = SILENT
 
     def follows(self, before: "Scrape", interval: float) -> str:
         """Why this scrape does not continue the stretch of `before`; empty if it does."""
@@ -40,14 +39,14 @@ class Scrape:
         speed = max([1.0, *(float(s.settings.get(SPEED, 1.0)) for s in self.samples if s is not None)])
         if self.time - before.time > LATE * interval * speed:
             return f"no samples for {self.time - before.time:.0f} s"
-        return self.heard.lost
+        return ""
 
     def together(self) -> Sample | None:
         """The sums over the servers that answered; None if no server did."""
         known = [sample for sample in self.samples if sample is not None]
         if not known:
             return None
-        found = replace(known[0], time=self.time, heard=self.heard)
+        found = replace(known[0], time=self.time)
         for other in known[1:]:
             found = replace(
                 found,
@@ -105,20 +104,6 @@ class Window:
         """The values added to a histogram."""
         last = self.samples[-1].histograms.get(name)
         return None if last is None else last.minus(self.samples[0].histograms.get(name))
-
-    @property
-    def passes(self) -> Floats:
-        """[groups, 4] Forwards of a stream: rows, number, s, keys."""
-        rows = [one for sample in self.samples[1:] for one in sample.heard.passes]
-        table = np.array(rows).reshape(-1, 4)
-        levels, of = np.unique(table[:, 0], return_inverse=True)
-        return np.column_stack([levels, *(np.bincount(of, table[:, i], len(levels)) for i in (1, 2, 3))])
-
-    @property
-    def blocks(self) -> dict[str, float]:
-        """Counts of the prefix cache's KV events; empty without a stream."""
-        each = [sample.heard.blocks for sample in self.samples[1:] if sample.heard.blocks]
-        return {n: each[-1][n] if n == "held" else sum(of[n] for of in each) for n in (each[-1] if each else ())}
 
     def gauge(self, name: str) -> Floats:
         """[samples] A gauge; NaN where it is missing."""

@@ -31,11 +31,6 @@ DEFAULT_MAX_TOKENS = {"text_completion": 16, "chat.completion": 256}
 FAULT = "a fault of the server's own, which its log names"
 LONG_TEXT = 1 << 16  # characters: longer prompts are encoded in a thread, not to block other clients
 CLOSE: Mapping[str, str] = {"connection": "close"}  # the rest of the request is not read
-FLUSHED = (
-    "Cache flushed.\nPlease check backend logs for more details. "
-    "(When there are running or waiting requests, the operation will not be performed.)\n"
-)  # SGLang 0.5.23's words, which clients compare
-NOT_FLUSHED = "Flush cache failed.\n"
 _log = logging.getLogger("dsim.serve")
 ID_PREFIX = {"text_completion": "cmpl", "chat.completion": "chatcmpl"}
 
@@ -59,8 +54,6 @@ def application(fleet: Fleet, words: Words, settings: Settings) -> Starlette:
         Route("/v1/models", answers.models),
         Route("/server_info", answers.server_info),
         Route("/get_server_info", answers.server_info),
-        Route("/reset_prefix_cache", answers.reset_prefix_cache, methods=["POST"]),
-        Route("/flush_cache", answers.flush_cache, methods=["GET", "POST"]),
         Route("/health", answers.health),
         Route("/metrics", answers.metrics),
     ]
@@ -145,27 +138,6 @@ class _Routes:
         if settings is None:
             raise RefusedError(404, f"{self._fleet.face.release} has no {request.url.path}")
         return JSONResponse(settings | {"dsim": self._settings.about}, headers=self._headers)
-
-    async def reset_prefix_cache(self, request: Request) -> Response:
-        """vLLM's route: `success` says whether the cache was emptied."""
-        self._check_release(request, "vllm")
-        if request.query_params.get("reset_running_requests", "false").lower() not in ("false", "0", "no", "off"):
-            raise RefusedError(400, "reset_running_requests is given, expected false: the twin preempts none for it")
-        return JSONResponse({"success": await self._fleet.empty_caches(idle=False)}, headers=self._headers)
-
-    async def flush_cache(self, request: Request) -> Response:
-        """SGLang's route, which a busy server refuses."""
-        self._check_release(request, "sglang")
-        done = await self._fleet.empty_caches(idle=True)
-        return PlainTextResponse(FLUSHED if done else NOT_FLUSHED, 200 if done else 400, self._headers)
-
-    def _check_release(self, request: Request, engine: str) -> None:
-        """Refuse routes that the release lacks, and web pages of another origin."""
-        self._check_key(request)
-        if self._fleet.face.engine != engine:
-            raise RefusedError(404, f"{self._fleet.face.release} has no {request.url.path}")
-        if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            raise RefusedError(403, f"a page of another origin asked for {request.url.path}")
 
     async def health(self, request: Request) -> Response:
         closed = self._fleet.closed

@@ -17,7 +17,7 @@ from ..engine.engine import Engine
 from ..engine.errors import DsimError, cut
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
 from ..engine.loop import Executor
-from ..engine.prefix import ENTRY, NONE, Cache, ToldPrefixes
+from ..engine.prefix import ToldPrefixes
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
 from ..profiler.frontend import NO_FRONT_END, FrontEnd, Queue
@@ -25,10 +25,10 @@ from ..profiler.profile import MemoryModel
 from ..sim.routers.router import Router
 from .access import AccessLog
 from .clock import Clock
-from .listeners import EndedStep, Listeners
 from .metric import Face
 from .metrics import face_of
 from .replica import Ids, Replica
+from .steplog import EndedStep, StepLog
 from .tallies import Tallies
 from .watch import Sent, Watch
 
@@ -36,7 +36,6 @@ _log = logging.getLogger("dsim.serve")
 STOPPING = "the server stopped before the reply's end"
 BATCH = 1024  # steps per journal batch
 LEFT_BEHIND = 10.0, 50  # s and steps without a step for a request, while later ones begin, after which it is logged
-PATIENCE = 30.0  # s for a step to end
 RETRY_AFTER: Mapping[str, str] = {"retry-after": "1"}  # s
 # By request, slot and length: its sequence's tokens up to that length.
 Text = Callable[[int, int, int], Ids]
@@ -128,11 +127,9 @@ class Fleet:
         self._streams: dict[int, Stream] = {}
         self._newest: list[int] = []  # latest request begun, per replica
 
-    def start(
-        self, executors: Sequence[Executor], text: Text | None = None, listeners: Sequence[Listeners] = ()
-    ) -> None:
-        """text: reads replies' tokens; without it they are zeros. listeners: one entry per replica."""
-        self._listeners = list(listeners) or [Listeners() for _ in self.engines]
+    def start(self, executors: Sequence[Executor], text: Text | None = None, step_logs: Sequence[StepLog] = ()) -> None:
+        """text: reads replies' tokens; without it they are zeros. step_logs: one per replica, or none."""
+        self._step_logs = step_logs
         for engine, executor in zip(self.engines, executors, strict=True):
             recorder = None if self._append is None else StepRecorder(self._record, engine.policy.width, BATCH)
             committed, ended = partial(self._send, text), partial(self._end, len(self.replicas))
@@ -214,32 +211,6 @@ class Fleet:
             self._note_end(stream, "cancelled", self.clock())
             stream.replica.cancel(stream.index)
 
-    async def empty_caches(self, idle: bool) -> bool:
-        """Whether every replica's prefix cache could be emptied.
-
-        It cannot while requests hold its pages (vllm/v1/core/block_pool.py of 0.33.0). idle: nor while requests wait,
-        and streams hear of it at once, not with the next step (managers/scheduler.py of SGLang 0.5.23).
-        """
-        if (why := self.closed) is not None:
-            raise RefusedError(503, why)
-        tasks = [replica.call(partial(self._empty, index, idle)) for index, replica in enumerate(self.replicas)]
-        try:
-            async with asyncio.timeout(PATIENCE):
-                found: list[bool] = [await asyncio.wrap_future(task) for task in tasks]
-        except TimeoutError:
-            raise RefusedError(503, f"a step takes more than {PATIENCE:g} s: its cache is emptied behind it") from None
-        return all(found)
-
-    def _empty(self, index: int, idle: bool) -> bool:
-        """In the replica's thread."""
-        engine = self.engines[index]
-        if engine.pages_held or (idle and not engine.idle):
-            return False
-        if engine.prefix_cache is not None:
-            _forget_pages(engine.prefix_cache)
-        self._listeners[index].emptied(idle)
-        return True
-
     def end_replies(self, why: str) -> None:
         """Refuse further requests and end all replies: unfinished in the journal."""
         with self._entering:
@@ -253,8 +224,8 @@ class Fleet:
         for replica in self.replicas:
             replica.stop()
             totals.merge(replica.engine.totals)
-        for listeners in self._listeners:
-            listeners.close()
+        for log in self._step_logs:
+            log.close()
         if self.access is not None:
             self.access.close()
         return totals
@@ -265,7 +236,7 @@ class Fleet:
         over = set(done.tolist())
         emitted = self.table["num_tokens"]
         index = self._replica_of(plan)
-        watch, listeners = self.replicas[index].watch, self._listeners[index]
+        watch = self.replicas[index].watch
         num_prompt = 0
         begun: list[tuple[int, float]] = []
         sent: dict[int, int] = {}
@@ -303,16 +274,12 @@ class Fleet:
                 self._note_end(stream, "completed", now)
             emissions.append((stream, Emission(tokens, request in over)))
         # Counted first: metrics read after a reply include it.
-        device = watch.step(plan, outcome, now, sum(sent.values()), num_prompt)
+        watch.step(plan, outcome, now, sum(sent.values()), num_prompt)
         for stream, emission in emissions:
             stream.put(emission)
-        if listeners:
-            replica = self.replicas[index]
-            queued = [
-                s.input_length for s in list(self._streams.values())
-                if s.replica is replica and not s.begun and s.due <= now
-            ]  # fmt: skip
-            listeners.step(EndedStep(replica.engine, plan, outcome, now, device, queued, begun, sent, frozenset(over)))
+        if self._step_logs:
+            ended = EndedStep(self.engines[index], plan, outcome, now, begun, sent, frozenset(over))
+            self._step_logs[index].step(ended)
 
     def _note_end(self, stream: Stream, status: str, now: float) -> None:
         if self.access is not None:
@@ -377,17 +344,6 @@ class Fleet:
             if self._streams.pop(stream.index, None) is not None:
                 self._note_end(stream, "error", self.clock())
                 stream.put(why)
-
-
-def _forget_pages(cache: Cache) -> None:
-    """Empty a prefix cache without holders; its counts of lookups stay."""
-    entries: Any = cache.entries
-    entries[:] = np.zeros(len(entries), ENTRY)
-    entries["next"] = [*range(1, len(entries)), NONE]
-    cache.buckets[:] = NONE
-    pool: Any = cache.pool
-    pool["oldest"] = pool["newest"] = NONE
-    pool["unused"] = pool["idle"] = pool["junction"] = 0
 
 
 def _failure(replica: Replica) -> str:

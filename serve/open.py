@@ -12,11 +12,11 @@ import numpy.typing as npt
 from .. import __version__
 from ..device.on_device import check_live, serving_on
 from ..engine.commits import CommitDraws
-from ..engine.engine import Engine, Limits
+from ..engine.engine import Limits
 from ..engine.errors import DsimError
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
 from ..engine.loop import Executor, serve
-from ..engine.prefix import Prefixes, ToldPrefixes, caches_prefixes
+from ..engine.prefix import ToldPrefixes, caches_prefixes
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
 from ..profiler.profile import MemoryModel, Profile
@@ -31,7 +31,6 @@ from ..sim.step_model import StepModel
 from ..traces import Trace
 from .clock import Clock
 from .fleet import Fleet, Text
-from .listeners import Listener, Listeners
 from .metrics import face_of
 from .steplog import StepLog, header_of, log_file
 from .words import Bytes, Filler, Tokenized, Words
@@ -55,21 +54,6 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Outputs:
-    """Files and streams of each replica of a twin; None: not written."""
-
-    step_log: str | None = None  # file; {replica} becomes its number
-    forward_pass_metrics: str | None = None  # ZMQ address
-    kv_events: str | None = None  # ZMQ address of vLLM's events
-    kv_events_replay: str | None = None  # ZMQ address to ask for past events
-    force: bool = False  # replace files
-
-    def __post_init__(self) -> None:
-        if self.kv_events is None and self.kv_events_replay is not None:
-            raise DsimError(f"--kv-events-replay is {self.kv_events_replay}, expected --kv-events next to it")
-
-
-@dataclass(frozen=True)
 class Behind:
     """A fleet ready to start, and what its run's manifest says."""
 
@@ -80,11 +64,11 @@ class Behind:
     spec: str
     about: str  # one line
     header: str
-    listeners: Sequence[Listeners] = ()
+    step_logs: Sequence[StepLog] = ()
     manifest: Manifest = field(default_factory=Manifest)
 
     def start(self) -> None:
-        self.fleet.start(self.executors, self.text, self.listeners)
+        self.fleet.start(self.executors, self.text, self.step_logs)
 
     def columns(self) -> Columns:
         """Received requests, as in the journal."""
@@ -109,11 +93,12 @@ class Behind:
 
 def open_twin(
     scenario: Scenario, bounds: Bounds, *, speed: float = 1.0, tokenizer: str | None = None,
-    append: Append | None = None, metrics_as: str | None = None, outputs: Outputs = Outputs(),
+    append: Append | None = None, metrics_as: str | None = None, step_log: str | None = None, force: bool = False,
 ) -> Behind:  # fmt: skip
     """The twin of a scenario's policy, profile and replicas; its text is filler.
 
-    speed: simulated s per real s. metrics_as: engine whose metrics are published.
+    speed: simulated s per real s. metrics_as: engine whose metrics are published. step_log: a file for each replica's
+    steps, in whose name {replica} becomes its number; force: replace it.
     """
     clock, face = Clock(speed), face_of(scenario.policy, metrics_as)
     if not 1 <= scenario.replicas <= 64:
@@ -143,9 +128,14 @@ def open_twin(
     )  # fmt: skip
     executors = [PacedTwin(model, clock) for _ in engines]
     header = f"twin; the text is filler{said}"
-    about_it = f"dsim's twin of {profile.implementation}"
-    listeners = _listeners(outputs, setting, scenario.policy, about_it, engines, prefixes, face.engine, clock.opened)
-    return Behind(fleet, executors, None, words, scenario.policy, about + said, header, listeners, manifest)
+    logs: list[StepLog] = []
+    if step_log is not None:
+        by_token = policy.rows.commits == "tokens"
+        first_line = header_of(setting, scenario.policy, f"dsim's twin of {profile.implementation}", clock.opened)
+        for replica in numbers:
+            path = log_file(step_log, replica, scenario.replicas)
+            logs.append(StepLog(path, first_line, by_token, setting.commits is not None, force))
+    return Behind(fleet, executors, None, words, scenario.policy, about + said, header, logs, manifest)
 
 
 def open_live(
@@ -227,32 +217,6 @@ def _manifest(
             }
         ]  # fmt: skip
     return found
-
-
-def _listeners(
-    outputs: Outputs, setting: Setting, spec: str, about: str, engines: Sequence[Engine], prefixes: Prefixes | None,
-    release: str, opened: float,
-) -> list[Listeners]:  # fmt: skip
-    count = len(engines)
-    found: list[list[Listener]] = [[] for _ in range(count)]
-    if outputs.step_log is not None:
-        by_token, header = setting.policy.rows.commits == "tokens", header_of(setting, spec, about, opened)
-        for replica in range(count):
-            path = log_file(outputs.step_log, replica, count)
-            found[replica].append(StepLog(path, header, by_token, setting.commits is not None, outputs.force))
-    if outputs.forward_pass_metrics is not None or outputs.kv_events is not None:
-        from .zmq_streams import ForwardPassMetrics, KvEvents, cache_of  # needs the extra `streams`
-
-        for engine in engines:
-            if outputs.forward_pass_metrics is not None:
-                found[engine.replica].append(ForwardPassMetrics(outputs.forward_pass_metrics, engine.replica))
-            if outputs.kv_events is not None:
-                cache_of(engine)
-                assert prefixes is not None
-                found[engine.replica].append(
-                    KvEvents(outputs.kv_events, engine.replica, engine, prefixes, release, outputs.kv_events_replay)
-                )
-    return [Listeners(each) for each in found]
 
 
 _WARM = 8

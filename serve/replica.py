@@ -3,7 +3,6 @@
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -48,8 +47,8 @@ class Replica:
         self._recorder = recorder
         self._stopped = self._busy = False
         self._now = 0.0  # s, of the last plan
-        # New requests and when they reach the engine, indices of cancelled ones, tasks.
-        self._notes: deque[tuple[float, Request] | int | Callable[[], None]] = deque()
+        # New requests and when they reach the engine, indices of cancelled ones.
+        self._notes: deque[tuple[float, Request] | int] = deque()
         self._num_sent = self._num_taken = 0  # requests
         self._news = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"replica-{engine.replica}", daemon=True)
@@ -98,13 +97,6 @@ class Replica:
         self._notes.append(request)
         self._news.set()
 
-    def call(self, task: Callable[[], bool]) -> "Future[bool]":
-        """Run it in the replica's thread, between two steps."""
-        found: Future[bool] = Future()
-        self._notes.append(lambda: found.set_result(task()))
-        self._news.set()
-        return found
-
     def stop(self) -> None:
         """Stop after the current step and those left of ended requests' rows; other requests stay unfinished."""
         self._end()
@@ -125,8 +117,6 @@ class Replica:
             first = self._notes[0]
             if isinstance(first, int):
                 self.engine.cancel(first, now)
-            elif not isinstance(first, tuple):
-                first()
             elif first[0] <= now:
                 self.engine.submit(first[1])
                 self.watch.queued()

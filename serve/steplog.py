@@ -1,23 +1,36 @@
 """The twin's step log, in the format of the engines' hooks (docs/steplog.md)."""
 
 import json
+import logging
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..engine.engine import Engine
 from ..engine.errors import DsimError
-from ..engine.step import Phase
+from ..engine.step import Phase, StepOutcome, StepPlan
 from ..files.write import check_file
 from ..profiler.steplog import SCHEMA, VERSIONS
 from ..sim.setting import Setting
-from .listeners import EndedStep
 
+_log = logging.getLogger("dsim.serve")
 FLUSH = 0.5  # s of real time
 PHASES = {Phase.PREFILL: "prefill", Phase.FLUSH: "flush", Phase.IDLE: "flush"}
+
+
+@dataclass(frozen=True, slots=True)
+class EndedStep:
+    engine: Engine
+    plan: StepPlan
+    outcome: StepOutcome
+    end: float  # s
+    begun: Sequence[tuple[int, float]]  # requests in their first step, and when they reached the engine
+    emitted: Mapping[int, int]  # tokens sent, by request
+    over: frozenset[int]  # ended requests
 
 
 def log_file(name: str, replica: int, count: int) -> Path:
@@ -32,6 +45,7 @@ class StepLog:
 
     def __init__(self, path: Path, header: dict[str, Any], by_token: bool, commits: bool, force: bool = False) -> None:
         self._path = path
+        self._failed = False
         self._by_token = by_token
         self._block = header["block_length"] if commits else 0  # 0: no sequence lines
         self._left_out: set[int] = set()  # preempted requests: they commit again
@@ -39,19 +53,23 @@ class StepLog:
         self._write([header])
         self._flush()
 
-    def __str__(self) -> str:
-        return f"step log {self._path}"
-
     def step(self, ended: EndedStep) -> None:
-        self._write(self._lines(ended))
-        if ended.engine.idle or time.monotonic() - self._flushed > FLUSH:
-            self._flush()
-
-    def emptied(self, at_once: bool) -> None:
-        """Nothing to write."""
+        """Write a step. After an error of the disk no more steps are written, and serving continues."""
+        if self._failed:
+            return
+        try:
+            self._write(self._lines(ended))
+            if ended.engine.idle or time.monotonic() - self._flushed > FLUSH:
+                self._flush()
+        except OSError as error:
+            self._failed = True
+            _log.error("the step log %s records no more steps; serving continues: %s", self._path, error)
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            _log.error("the end of the step log %s is missing: %s", self._path, error)
 
     def _write(self, lines: "Iterator[dict[str, Any]] | list[dict[str, Any]]") -> None:
         self._file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)

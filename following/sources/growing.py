@@ -176,15 +176,13 @@ class StepLogTail:
 
 
 class GrowingLogs:
-    """An access log, a step log, both or none. forwards: a stream has each forward, as a step log would."""
+    """An access log, a step log, both or none."""
 
-    def __init__(
-        self, access: AccessLog | None = None, steps: StepLogTail | None = None, forwards: bool = False
-    ) -> None:
+    def __init__(self, access: AccessLog | None = None, steps: StepLogTail | None = None) -> None:
         self._access, self._steps = access, steps
         self.ahead = 0.0  # s by which the follower's time is ahead of the logs'
         rates, requests, with_steps = GRADES
-        self.grade = with_steps if forwards or steps is not None else rates if access is None else requests
+        self.grade = with_steps if steps is not None else rates if access is None else requests
 
     def arrivals(self, begin: float, end: float) -> Arrivals | None:
         """The requests of a stretch of time (s since 1970); None without an access log."""

@@ -48,26 +48,6 @@ class Buckets:
 
 
 @dataclass(frozen=True)
-class Heard:
-    """The counts from message streams since the sample before."""
-
-    lost: str = ""  # why some of it is missing
-    # [rows, forwards, s, keys]: forwards in which each row computes a block, or a token, grouped by number of rows.
-    passes: tuple[tuple[float, ...], ...] = ()
-    # Of the prefix cache: blocks stored, of these stored again after an eviction, removed, cleared, and held now;
-    # tokens stored. Empty without such a stream.
-    blocks: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def from_json(cls, line: dict[str, Any]) -> "Heard":
-        """The counts from a line of the store."""
-        return cls(str(line["lost"]), tuple(tuple(map(float, of)) for of in line["passes"]), dict(line["blocks"]))
-
-
-SILENT = Heard()
-
-
-@dataclass(frozen=True)
 class Sample:
     """One page of metrics; a server need not have all of them.
 
@@ -84,7 +64,6 @@ class Sample:
     gauges: dict[str, float] = field(default_factory=dict)
     histograms: dict[str, Buckets] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)  # as the server states them
-    heard: Heard = SILENT  # of the fleet's streams
 
     def follows(self, before: "Sample") -> bool:
         """Whether this is the same server, with the same settings and without a restart since `before`."""

@@ -70,16 +70,6 @@ def test_one_window_is_drawn_as_a_point_in_its_time_and_has_one_column(follower:
     assert {len(row.cells) for row in table.rows} == {2}
 
 
-def test_the_prefix_cache_and_when_it_was_emptied_are_shown(follower: Follower) -> None:
-    follower.windows[-3]["cache"] = {"cleared": 40.0, "held": 2.0}
-    follower.windows[-1]["cache"] = {"cleared": 0.0, "held": 7.0, "reused": 0.25}
-    shown = page_of(follower)
-    [cache] = [number for number in shown.numbers if number.label == "Prefix cache"]
-    assert (cache.values[0][1], cache.about) == ("7 blocks", "25% of the window's tokens were there")
-    _, words = section(shown, "What changed").blocks
-    assert "2027-01-15 07:50: the prefix cache was emptied of 40 blocks" in words.lines
-
-
 def test_what_changed_compares_with_a_day_ago_and_names_alarms_and_profiles(follower: Follower) -> None:
     table, words = section(page_of(follower), "What changed").blocks
     assert isinstance(table, Table)

@@ -7,7 +7,6 @@ import pytest
 
 from dsim.serve.open import Behind
 
-from .gate import Gate
 from .twins import opener
 
 
@@ -15,9 +14,3 @@ from .twins import opener
 def twin(tmp_path: Path) -> Callable[..., Behind]:
     """Opens a twin of a toy, ready to serve."""
     return opener(tmp_path)
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    """Of the publishers that the test opens."""
-    return Gate(monkeypatch)

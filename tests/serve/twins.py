@@ -8,14 +8,13 @@ from typing import Any
 from dsim.engine.latency import LatencyModel
 from dsim.profiler.profile import save
 from dsim.results.scenario import Scenario
-from dsim.serve.open import Behind, Bounds, Outputs, open_twin
+from dsim.serve.open import Behind, Bounds, open_twin
 
 from ..worlds import TOY_MODEL, toy_profile
 
 FAST = LatencyModel(((0.0, 0.002), (16.0, 0.003), (32.0, 0.004)), 0.0)
 SLOW = LatencyModel(((0.0, 0.2), (16.0, 0.2), (32.0, 0.2)), 0.0)
 BOUNDS = Bounds()
-NOTHING = Outputs()
 CHUNK = "chunk:2,block_length=4,max_batch=4,num_pages=64,page_size=8"
 
 
@@ -24,10 +23,10 @@ def opener(folder: Path) -> Callable[..., Behind]:
 
     def opened(
         latency: LatencyModel = FAST, *, policy: str = CHUNK, bounds: Bounds = BOUNDS, append: Any = None,
-        speed: float = 1.0, metrics_as: str | None = None, outputs: Outputs = NOTHING, **scenario: Any,
+        speed: float = 1.0, metrics_as: str | None = None, step_log: str | None = None, **scenario: Any,
     ) -> Behind:  # fmt: skip
         save(dataclasses.replace(toy_profile(TOY_MODEL, latency), name="toy"), folder / "toy.json", force=True)
         found = Scenario(trace="", policy=policy, profile=str(folder / "toy.json"), **scenario)
-        return open_twin(found, bounds, append=append, speed=speed, metrics_as=metrics_as, outputs=outputs)
+        return open_twin(found, bounds, append=append, speed=speed, metrics_as=metrics_as, step_log=step_log)
 
     return opened
