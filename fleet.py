@@ -1,8 +1,6 @@
 """The names that a router, a decider or a scaler of your own imports (docs/fleet.md, docs/split-fleets.md)."""
 
 from .engine.errors import PolicyError as PolicyError
-from .engine.jit import rule as rule
-from .engine.state import Counters as Counters
 from .sim.deciders.decider import Decider as Decider
 from .sim.deciders.decider import DecodeView as DecodeView
 from .sim.routers.router import ReplicaView as ReplicaView

@@ -48,7 +48,7 @@ from .journal import Journal, record_step
 from .latency import Cost, price
 from .numba_parts import JIT, NumbaError, save, saved
 from .prefix import find_ahead, insert, make_room, pin, unpin
-from .route import choose, load
+from .route import choose
 from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, AnyPolicy, PolicyState, Replica
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ def _run_due(
 
 @rule
 def _serve(
-    states: Any, due: Any, places: Any, figures: Any, queues: Any, counters: Any, sent: Any, inbox: Any, taken: Any,
+    states: Any, due: Any, places: Any, figures: Any, queues: Any, sent: Any, inbox: Any, taken: Any,
     replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, most: int,
 ) -> int:  # fmt: skip
     """Run all due replicas, sending each request of the inbox due by the horizon to a replica (`route.choose`).
@@ -319,7 +319,7 @@ def _serve(
             return code
         request = inbox.requests[taken[0]]
         if taken[1] < 0:  # ask a router with memory only once
-            taken[1] = choose(places, figures, queues, counters, sent, request, replica.asked.input_length[request])
+            taken[1] = choose(places, figures, queues, sent, request, replica.asked.input_length[request])
         at = taken[1]
         chosen = opened(saved(states, at, (replica, policy))[0])
         if chosen.counters.num_waiting + len(chosen.sequences) + 1 > len(chosen.queue):
@@ -385,7 +385,6 @@ class Core:
         self._said = False
         self._made: dict[str, Any] = {}
         self._entries: dict[Any, Any] = {}
-        self._routing: dict[Any, Core] = {}  # by the rule for a replica's load
         self._kept: dict[str, bool] = {}  # rule -> whether on disk at first use
         # Positions stepped in Python. Users' rules compile at once, to report their errors early.
         self._spent = 0 if JIT and all(map(is_ours, answers.values())) else PATIENCE
@@ -464,12 +463,6 @@ class Core:
             made = self._compiled(name)
             self._entries[key] = self._reporting(entry)(getattr(made, "__wrapped__", made), *arguments)
         return self._entries[key]
-
-    def routing_by(self, answer: Any) -> "Core":
-        """The same core for a router that chooses the least loaded replica; answer: its rule for route.load."""
-        if answer not in self._routing:
-            self._routing[answer] = Core({**self._answers, load: answer}, self._kinds, self._name)
-        return self._routing[answer]
 
     def make_ready(self, name: str, *arguments: Any) -> None:
         """Compile a rule for these argument types, if rules are compiled."""

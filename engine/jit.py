@@ -214,11 +214,6 @@ def fields_read(function: Any) -> set[str]:
     return found
 
 
-def fields_reached(function: Any) -> set[str]:
-    """Fields that a rule and the rules it calls read or write."""
-    return set().union(*map(fields_read, [function, *called_by([function], {})]))
-
-
 @cache
 def _parameters(function: Any) -> list[str]:
     return list(inspect.signature(getattr(function, "py_func", function)).parameters)
@@ -332,28 +327,20 @@ def _compiled(
 
 def whole(name: str) -> Callable[[Any], int]:
     """A compile-time check that `name` is answered with a whole number."""
-    return _checks(name, numba.types.Integer, (int, np.integer), int, "a whole number")
 
-
-def truth(name: str) -> Callable[[Any], bool]:
-    """A compile-time check that `name` is answered with true or false."""
-    return _checks(name, numba.types.Boolean, (bool, np.bool_), bool, "true or false")
-
-
-def _checks(name: str, compiled: Any, plain: tuple[type, ...], kind: type, wanted: str) -> Callable[[Any], Any]:
     def refusal(found: Any) -> str:
-        return f"{name} is answered with {found}, expected {wanted}"
+        return f"{name} is answered with {found}, expected a whole number"
 
     def checked(value: Any) -> Any:
-        if not isinstance(value, plain) or (isinstance(value, bool) and kind is not bool):
+        if not isinstance(value, int | np.integer) or isinstance(value, bool):
             raise TypeError(refusal(type(value).__name__))
-        return kind(value)
+        return int(value)
 
     if not JIT:
         return checked
 
     def of_type(_context: Any, value: Any) -> Any:
-        if not isinstance(value, compiled):
+        if not isinstance(value, numba.types.Integer):
             raise TypingError(refusal(value))
         return value(value), lambda context, builder, signature, arguments: arguments[0]
 

@@ -109,12 +109,11 @@ class Replicas:
         columns = [self.counters[figure] for figure in choosing.figures]
         columns += [self._zeros["expected_tokens"]] * (FIGURES - len(choosing.figures))
         queues = self.counters["num_waiting"], self.counters["num_running"]
-        source = places, tuple(columns), queues, self.counters, choosing.sent, inbox, taken
-        own = first.core if choosing.load is None else first.core.routing_by(choosing.load)
+        source = places, tuple(columns), queues, choosing.sent, inbox, taken
         journal = NO_JOURNAL if recorder is None else recorder.journal
         arguments = self._states, self.due, *source, *first.state, draws, cost
         if self._run is None:
-            self._run = own.entry("serve", *arguments, journal, 0.0, 0.0, 0)
+            self._run = first.core.entry("serve", *arguments, journal, 0.0, 0.0, 0)
         upto = self.num_taken + STEPS_A_CALL
         while True:
             journal = NO_JOURNAL if recorder is None else recorder.journal

@@ -40,11 +40,10 @@ class Sent(NamedTuple):
 
 
 class Choosing(NamedTuple):
-    """How compiled code chooses a replica: by a memory, by the least load, or by the least sum of figures."""
+    """How compiled code chooses a replica: by a memory, or by the least sum of figures."""
 
     figures: tuple[str, ...] = ()  # names of the counters
     sent: Sent | None = None
-    load: Any = None  # a rule that answers `load`
 
 
 def nothing_sent() -> Sent:
@@ -67,25 +66,14 @@ def sent_of(
 
 
 @rule
-def load(replica: Any, tokens: int) -> float:
-    """How loaded a replica is for a request with `tokens` in its prompt; a user's router answers it.
-
-    replica: its state.Counters.
-    """
-    return 0
-
-
-@rule
-def choose(
-    places: Any, figures: Any, queues: Any, counters: Any, sent: Sent, request: int, tokens: int
-) -> int:  # fmt: skip
+def choose(places: Any, figures: Any, queues: Any, sent: Sent, request: int, tokens: int) -> int:
     """The place of the replica for a request with `tokens` in its prompt.
 
-    places: of available replicas. counters: of all replicas; figures, queues: columns of them, to be summed. Without a
-    memory: the least sum of load and figures, the first of equals.
+    places: of available replicas. figures, queues: columns of all replicas' counters, to be summed. Without a memory:
+    the least sum of figures, the first of equals.
     """
     if len(sent.replicas) == 0:
-        return least(places, figures, counters, tokens)
+        return least(places, figures)
     shortest, longest, at = 0, 0, int(places[0])
     for k in range(len(places)):
         waiting = queues[0][places[k]] + queues[1][places[k]]
@@ -99,11 +87,11 @@ def choose(
 
 
 @rule
-def least(places: Any, figures: Any, counters: Any, tokens: int) -> int:
-    """The first of the places with the least sum of load and figures."""
-    best, lowest = places[0], load(counters[places[0]], tokens)
+def least(places: Any, figures: Any) -> int:
+    """The first of the places with the least sum of figures."""
+    best, lowest = places[0], 0
     for k in range(len(places)):
-        total = load(counters[places[k]], tokens)
+        total = 0
         for column in figures:
             total += column[places[k]]
         if k == 0 or total < lowest:

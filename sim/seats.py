@@ -1,20 +1,11 @@
-"""The replicas of a split fleet as routers and deciders see them: one by one, or as records."""
+"""The replicas of a split fleet as routers and deciders see them."""
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from ..engine.engine import Engine
-from ..engine.fleet_rules import Coming, ReplicaFigures
 from ..engine.policy import Policy
-from ..engine.records import dtype_of, table
 from ..engine.request import Request
-from ..engine.state import COUNTERS
 from .fleet import Pool
 from .link import Transfer
 from .pool_watch import PoolWatch
@@ -35,38 +26,13 @@ def leaves(policy: Policy, prompt: int, output: int) -> int:
     return prompt // policy.block_length * policy.block_length if policy.granularity.on_a_grid else prompt
 
 
-class Board:
-    """The numbers of all replicas, by place; engines write their counters into it."""
-
-    def __init__(self) -> None:
-        self._engines: list[Engine] = []
-        self._own: npt.NDArray[Any] = np.zeros(0, COUNTERS)
-        self.counters: Any = table(self._own)  # [places] state.Counters
-        self.coming: Any = table(np.zeros(0, dtype_of(Coming)))
-
-    def add(self, engine: Engine) -> int:
-        """Add an engine; returns its place."""
-        at = len(self._engines)
-        self._engines.append(engine)
-        if at < len(self._own):
-            engine.join(self._own[at : at + 1])
-            return at
-        more = max(16, at)
-        self._own = np.zeros(at + more, COUNTERS)
-        self.counters = table(self._own)
-        self.coming = table(np.concatenate([self.coming, np.zeros(more, dtype_of(Coming))]))
-        for place, each in enumerate(self._engines):
-            each.join(self._own[place : place + 1])
-        return at
-
-
 class Seat:
     """A replica as routers see it: requests on their way count as waiting.
 
     watch: None if nothing scales.
     """
 
-    def __init__(self, server: Replica, pool: Pool, watch: PoolWatch | None, board: Board) -> None:
+    def __init__(self, server: Replica, pool: Pool, watch: PoolWatch | None) -> None:
         self.server, self.pool, self.watch = server, pool, watch
         self.engine: Engine = server.engine
         self.coming = 0  # requests being prefilled or sent, to decode here
@@ -74,23 +40,15 @@ class Seat:
         self.leaving = 0  # requests prefilled here, or with KV still here
         self.promised = 0  # ... their pages, if they wait for some elsewhere until then
         self.asking: deque[Move] = deque()  # wait for reserved pages
-        self._board, self.place = board, board.add(server.engine)
 
     def expect(self, request: Request) -> None:
         """Count a request as on its way."""
-        self._count(1, request.expected)
+        self.coming += 1
+        self._coming_tokens += request.expected
 
     def expect_no_longer(self, request: Request) -> None:
-        self._count(-1, -request.expected)
-
-    def _count(self, requests: int, tokens: int) -> None:
-        self.coming += requests
-        self._coming_tokens += tokens
-        self.note_coming()
-
-    def note_coming(self) -> None:
-        """Write what waits outside the engine's queue onto the board: requests on their way, and for KV of a tier."""
-        self._board.coming[self.place] = self.coming + len(self.engine.deferred), self._coming_tokens
+        self.coming -= 1
+        self._coming_tokens -= request.expected
 
     @property
     def replica(self) -> int:
@@ -127,36 +85,6 @@ class Seat:
     def found(self, request: RequestView) -> int:
         prompt = request.input_length
         return self.engine.found(request.index, prompt, leaves(self.engine.policy, prompt, 0))
-
-
-class Seats(list[Seat]):
-    """Seats by number, with their figures as records; never changed, but made anew."""
-
-    def __init__(self, board: Board, seats: Iterable[Seat] = ()) -> None:
-        super().__init__(seats)
-        self.board = board
-
-    @cached_property
-    def places(self) -> npt.NDArray[np.int64]:
-        """[replicas] on the board."""
-        return np.array([seat.place for seat in self], np.int64)
-
-    @cached_property
-    def records(self) -> Any:
-        """[replicas] ReplicaFigures; a rule that is asked writes those that change."""
-        made = np.zeros(len(self), dtype_of(ReplicaFigures))
-        for name in ("replica", "num_pages", "page_size"):
-            made[name] = [getattr(seat, name) for seat in self]
-        return table(made)
-
-    @cached_property
-    def _deferring(self) -> list[Seat]:
-        return [seat for seat in self if seat.engine.watched]
-
-    def note_deferred(self) -> None:
-        """Write onto the board what waits for KV of a lower tier."""
-        for seat in self._deferring:
-            seat.note_coming()
 
 
 @dataclass(eq=False)

@@ -26,7 +26,6 @@ from .pool_watch import PoolWatch
 from .replica import Replica
 from .routers.router import Router
 from .scalers import PoolView, Scaling
-from .scalers.by_rule import ByRule
 from .split import Split
 from .step_model import StepModel
 from .tiers import Hierarchies
@@ -127,11 +126,11 @@ class Servers:
         role = "prefill" if self._fleet.prefills(pool) else "decode"
         return PoolWatch(pool, self._split.table_of(pool), cached, role)
 
-    def start(self, source: Source, ahead: bool = True, threads: int = 1, step_by_step: bool = False) -> None:
+    def start(self, source: Source, ahead: bool = True, threads: int = 1) -> None:
         """Start the first replicas and the scaler.
 
         source: of the requests to come. ahead: replicas may take them from it before they come. threads: run
-        independent replicas. step_by_step: a scaler's rule runs in Python.
+        independent replicas.
         """
         self._source = source
         # Whether each request's replica is known without the state of the others.
@@ -154,7 +153,7 @@ class Servers:
                     self._taker = group if changes else None
         if self._fleet.scaling is not None:
             self._next_tick = self._env.now
-            self._env.process(self._scale(self._fleet.scaling, 0 if step_by_step else len(self._table.rows)))
+            self._env.process(self._scale(self._fleet.scaling))
         elif self._failing is not None:
             for members in self._members:
                 self._note(members)
@@ -508,9 +507,8 @@ class Servers:
 
     # ---- the number of replicas ------------------------------------------------------------------------------
 
-    def _scale(self, scaling: Scaling, num_requests: int) -> Generator[simpy.Event, Any, None]:
+    def _scale(self, scaling: Scaling) -> Generator[simpy.Event, Any, None]:
         scaler, env = scaling.scaler.begin(), self._env
-        asked = scaler if scaler.pool_target is None else ByRule(scaling, num_requests)
         for members in self._members:
             self._note(members)
         ticks = 0
@@ -525,7 +523,7 @@ class Servers:
                 return
             views = [self._view(members) for members in self._members]
             with running_code_of(f"scaler {scaling.spec}, asked at {env.now:g} s"):
-                targets = asked.targets(env.now, views)
+                targets = scaler.targets(env.now, views)
             self._resize(self._checked(scaling.spec, targets))
             self._take_by_ready()
 

@@ -24,14 +24,13 @@ from ..engine.outside import running_code_of
 from ..engine.request import Request
 from ..engine.state import COMPLETED, UNFINISHED
 from .clock import Clock
-from .deciders.by_rule import ByRule
 from .fleet import Fleet, Pool
 from .link import Link, Wire
 from .moves import Moves
 from .pool_watch import PoolWatch
 from .replica import Replica
 from .routers.router import Asked, Router
-from .seats import Board, Move, Seat, Seats, leaves
+from .seats import Move, Seat, leaves
 
 # Free tokens per request of a decoding replica when pages are reserved for a new one, so that the others can grow
 # (SGLang: num_reserved_decode_tokens).
@@ -42,24 +41,19 @@ class Split:
     """A run's requests in a fleet with links."""
 
     def __init__(
-        self, env: Clock, fleet: Fleet, table: RequestTable, moves: Moves, new_router: Callable[..., Router],
-        step_by_step: bool = False,
-    ) -> None:  # fmt: skip
+        self, env: Clock, fleet: Fleet, table: RequestTable, moves: Moves, new_router: Callable[..., Router]
+    ) -> None:
         self._env, self._table, self._moves = env, table, moves
         self._links = {pool.name: [link for link in fleet.links if link.source == pool.name] for pool in fleet.pools}
         self._decider, self._decider_spec = fleet.deciding.decider, fleet.deciding.spec
         self._shipped = fleet.deciding.is_shipped
-        self._by_rule = None
-        if self._decider.decision is not None:
-            self._by_rule = ByRule(fleet.deciding, 0 if step_by_step else len(table.rows))
         self._to_prefill, self._to_decode = new_router(prefills=True), new_router()
         self._pools = fleet.pools
         self._shares = fleet.shares_where_decoded
         self._engines: dict[str, Engine] = {}  # one of each pool
         self._seats: dict[Replica, Seat] = {}
-        self._board = Board()
-        self._sources = Seats(self._board)  # that take requests
-        self._destinations = Seats(self._board)  # ...
+        self._sources: list[Seat] = []  # that take requests
+        self._destinations: list[Seat] = []  # ...
         self._wires: dict[tuple[int, int], Wire] = {}  # by sender and link
         self._moving: dict[int, Move] = {}  # by request
         self._homeless: list[Move] = []  # without a destination
@@ -94,14 +88,14 @@ class Split:
 
     def add(self, replica: Replica, pool: Pool, watch: PoolWatch | None) -> None:
         """Add a new replica."""
-        seat = self._seats[replica] = Seat(replica, pool, watch, self._board)
+        seat = self._seats[replica] = Seat(replica, pool, watch)
         replica.awaited = lambda: seat.coming + seat.leaving > 0
         self._engines.setdefault(pool.name, replica.engine)
         if self.prefills(pool):
-            self._sources = Seats(self._board, [*self._sources, seat])
+            self._sources.append(seat)
             replica.watch = lambda: self._prefilled(seat)
         else:
-            self._destinations = Seats(self._board, [*self._destinations, seat])
+            self._destinations.append(seat)
             replica.watch = lambda: self._decoded(seat)
             self._find_homes()
         self._send_pending()
@@ -109,10 +103,9 @@ class Split:
     def retire(self, replica: Replica) -> None:
         """Let a replica take only requests already on their way."""
         gone = self._seats[replica]
-        self._sources, self._destinations = (
-            Seats(self._board, (seat for seat in seats if seat is not gone)) if gone in seats else seats
-            for seats in (self._sources, self._destinations)
-        )
+        for seats in (self._sources, self._destinations):
+            if gone in seats:
+                seats.remove(gone)
 
     def submit(self, request: Request) -> bool:
         """Take an arriving request; False if no replica can ever serve it."""
@@ -192,10 +185,9 @@ class Split:
         return [seat for seat in self._sources if seat.pool.name in pools]
 
     def _splits(self, request: Request) -> bool:
-        decider = self._by_rule or self._decider
         with running_code_of(f"decider {self._decider_spec}, asked for request {request.index}"):
             asked: Any = request if self._shipped else Asked(request)
-            return bool(decider.splits(asked, self._sources, self._destinations))
+            return bool(self._decider.splits(asked, self._sources, self._destinations))
 
     def _can(self, pool: Pool, request: Request) -> bool:
         """Whether a pool can prefill a request for a decoder; prompts below a block never travel."""

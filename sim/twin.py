@@ -141,7 +141,7 @@ def simulate(
 
     tiers = Hierarchies(env, fleet.tiers, prefixes, len(trace), recorder is not None) if fleet.tiers else None
     new_router = partial(fleet.routing.new, prefixes, None if tiers is None else tiers.pages)
-    split = Split(env, fleet, table, moves, new_router, step_by_step) if fleet.links and moves is not None else None
+    split = Split(env, fleet, table, moves, new_router) if fleet.links and moves is not None else None
     servers = Servers(
         env, fleet, new_router(), step_models, new_engine, recorder, finished, table,
         prefixes.cached if prefixes is not None and caches else None, seed, split, tiers, moves,
@@ -155,7 +155,7 @@ def simulate(
     else:
         source = OpenLoop(env, trace, servers.submit, drain, front)
     in_order = ordered and append is not None and (fleet.num_replicas > 1 or fleet.scaling is not None)
-    servers.start(source, not step_by_step and not in_order, threads, step_by_step)
+    servers.start(source, not step_by_step and not in_order, threads)
     interrupted = False
     try:
         with asked_to_stop(env.stop):

@@ -3,9 +3,6 @@
 from dataclasses import dataclass
 
 from ...engine.allowed_code import NO_CODE, AllowedCode
-from ...engine.errors import quoted
-from ...engine.fleet_rules import decision
-from ...engine.two_levels import check_one_level
 from ..by_name import made
 from .constant import Always, Never
 from .decider import Decider
@@ -27,6 +24,4 @@ class Deciding:
 
 def deciding(spec: str, allow_code: AllowedCode = NO_CODE) -> Deciding:
     """The decider of a SPEC; errors as in by_name.made."""
-    found = made("decider", spec, DECIDERS, Decider, allow_code)
-    check_one_level(f"decider {quoted(spec)}", type(found), Decider, "splits", "decision", decision)
-    return Deciding(spec, found)
+    return Deciding(spec, made("decider", spec, DECIDERS, Decider, allow_code))

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Protocol
 
-from ...engine.two_levels import no_method
 from ..routers.router import ReplicaView, RequestView
 
 
@@ -17,19 +16,11 @@ class DecodeView(ReplicaView, Protocol):
 
 @dataclass(frozen=True)
 class Decider:
-    """Chooses, as a request arrives, whether a prefill pool or the decoding replica prefills it.
-
-    decision: a rule (request, prefill, decode, settings) in place of `splits` (fleet_rules.decision).
-    """
-
-    decision: ClassVar[Any] = None
-
-    def __init_subclass__(cls) -> None:
-        no_method(cls, "decision")
+    """Chooses, as a request arrives, whether a prefill pool or the decoding replica prefills it."""
 
     def splits(self, request: RequestView, prefill: Sequence[ReplicaView], decode: Sequence[DecodeView]) -> bool:
         """Whether the request goes to the prefill pools.
 
         prefill: their replicas; decode: those of the other pools.
         """
-        raise NotImplementedError
+        raise NotImplementedError("it has no method splits")

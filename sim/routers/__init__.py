@@ -6,16 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...engine.allowed_code import NO_CODE, AllowedCode
 from ...engine.errors import PolicyError, quoted
-from ...engine.jit import fields_reached
 from ...engine.outside import running_code_of
 from ...engine.prefix import Prefixes
-from ...engine.route import Choosing, load
-from ...engine.state import Counters
-from ...engine.two_levels import check_rule
 from ..by_name import kind_of, values
 from .dynamo import Dynamo
 from .free_pages import FreePages
@@ -24,7 +19,7 @@ from .llm_d import LlmD
 from .longest_prefix import LongestPrefix
 from .queued_forwards import QueuedForwards
 from .round_robin import RoundRobin
-from .router import COUNTED, FIGURES, Asked, Pages, ReplicaView, RequestView, Router
+from .router import FIGURES, Asked, Pages, ReplicaView, RequestView, Router
 from .several import MOST, Several
 from .shortest_queue import ShortestQueue
 from .stale import Stale
@@ -83,7 +78,6 @@ class Routing:
 def routing(spec: str, allow_code: AllowedCode = NO_CODE) -> Routing:
     """The router of a SPEC; errors as in by_name.made."""
     kind, items, asker = kind_of("router", spec, ROUTERS, Router, allow_code)
-    _check_load(asker, kind)
     known = {**kind.settings, **OF_EVERY}
     given = values(items, known, list(known), asker)
     delay = given.pop("delay", 0.0)
@@ -96,19 +90,6 @@ def routing(spec: str, allow_code: AllowedCode = NO_CODE) -> Routing:
     if given:
         found.new()  # checks the fields
     return found
-
-
-def _check_load(asker: str, kind: type[Router]) -> None:
-    """PolicyError for a load that is no rule, is not used, or reads what a rule is not shown."""
-    if kind.load is None:
-        return
-    check_rule(asker, "load", kind.load, load)
-    if kind.route is not Router.route or kind.least:
-        raise PolicyError(f"{asker}: it has load and {'least' if kind.least else 'route'}, expected one of them")
-    hidden = (fields_reached(kind.load) & {*FIGURES, *Counters.__annotations__}) - COUNTED
-    if hidden:
-        read, shown = ", ".join(sorted(hidden)), ", ".join(sorted(COUNTED))
-        raise PolicyError(f"{asker}: load reads {read} of a replica, expected one of {shown}")
 
 
 class _View:
@@ -131,12 +112,6 @@ class _Checked(Router):
         self._name = name
         self._router = router
         self._views: dict[int, Any] = {}  # by replica
-
-    def compiled(
-        self, num_replicas: int, input_length: npt.NDArray[np.int64], scales: bool
-    ) -> Choosing | None:  # fmt: skip
-        """As the outside router's, if it has none of its own."""
-        return Router.compiled(self._router, num_replicas, input_length, scales)
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
         views = [self._views.setdefault(replica.replica, _View(replica)) for replica in replicas]

@@ -1,18 +1,15 @@
 """A router chooses the replica that takes a request as it arrives."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ...engine.jit import in_python
 from ...engine.prefix import Prefixes
 from ...engine.records import columns_of
 from ...engine.route import Choosing
 from ...engine.state import Counters
-from ...engine.two_levels import no_method
 
 
 class ReplicaView(Protocol):
@@ -117,7 +114,6 @@ class Router:
     """
 
     least: ClassVar[tuple[str, ...]] = ()  # figures of ReplicaView whose least sum is chosen
-    load: ClassVar[Any] = None  # a rule (replica, tokens of a prompt): that with the least value is chosen
     takes_turns: ClassVar[bool] = False  # request i goes to replica i modulo their number
     goes_by_length: ClassVar[bool] = False  # compares answers' estimated lengths
     goes_by_prefix: ClassVar[bool] = False  # asks for the names of prompts' beginnings
@@ -126,9 +122,6 @@ class Router:
 
     def __init__(self, prefixes: Prefixes | None = None) -> None:
         self.prefixes = prefixes
-
-    def __init_subclass__(cls) -> None:
-        no_method(cls, "load")
 
     def where_prefilled(self) -> "Router":
         """The router that chooses where to prefill in a fleet with links; by default this one."""
@@ -139,35 +132,13 @@ class Router:
 
         input_length [requests]: of the run. scales: the number of replicas changes.
         """
-        if type(self).route is not Router.route or not set(self.least) <= COUNTED:
-            return None
-        return Choosing(self.least, load=self.load)
+        return Choosing(self.least) if type(self).route is Router.route else None
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
         """The index in `replicas`, which take requests now, by number."""
-        if self.load is not None:
-            return self._least_loaded(replicas, request.input_length)
         if not self.least:
-            raise NotImplementedError
+            raise NotImplementedError("it has no method route")
         loads: Any = figures(replicas, self.least[0])
         for name in self.least[1:]:
             loads = np.add(loads, figures(replicas, name))
         return int(np.argmin(loads))  # the first of equals
-
-    def _least_loaded(self, replicas: Sequence[ReplicaView], tokens: int) -> int:
-        loads = [self._load_in_python(_Counted(replica), tokens) for replica in replicas]
-        return min(range(len(loads)), key=loads.__getitem__)
-
-    @cached_property
-    def _load_in_python(self) -> Callable[[Any, int], float]:
-        return in_python(self.load, {})
-
-
-class _Counted:
-    """A replica's figures as compiled code has them: a division by 0 is infinity."""
-
-    def __init__(self, replica: ReplicaView) -> None:
-        self._replica = replica
-
-    def __getattr__(self, name: str) -> np.int64:
-        return np.int64(getattr(self._replica, name))

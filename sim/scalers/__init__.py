@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from ...engine.allowed_code import NO_CODE, AllowedCode
 from ...engine.errors import PolicyError, quoted
-from ...engine.fleet_rules import pool_target
-from ...engine.two_levels import check_one_level
 from ..by_name import made
 from .dynamo_load import DynamoLoad
 from .dynamo_throughput import DynamoThroughput
@@ -17,7 +15,6 @@ from .scaler import PoolView, Scaler
 from .schedule import Schedule
 from .wva_v2 import WvaV2
 
-MOST_REMEMBERED = 1 << 20
 FIXED = "fixed"  # no scaler
 SCALERS: dict[str, type[Scaler]] = {
     "schedule": Schedule, "hpa": Hpa, "dynamo-load": DynamoLoad, "dynamo-throughput": DynamoThroughput,
@@ -41,12 +38,8 @@ def scaling(spec: str, allow_code: AllowedCode = NO_CODE) -> Scaling | None:
     if spec == FIXED:
         return None
     found = made("scaler", spec, SCALERS, Scaler, allow_code, others=(FIXED,))
-    kind, asker = type(found), f"scaler {quoted(spec)}"
-    check_one_level(asker, kind, Scaler, "targets", "pool_target", pool_target)
-    if not (type(kind.remembers) is int and 0 <= kind.remembers <= MOST_REMEMBERED):
-        raise PolicyError(f"{asker}: remembers is {quoted(kind.remembers)}, expected 0 to {MOST_REMEMBERED}")
     if not 0 < found.every < math.inf:
-        raise PolicyError(f"{asker}: every is {found.every} s, expected above 0 and finite")
+        raise PolicyError(f"scaler {quoted(spec)}: every is {found.every} s, expected above 0 and finite")
     return Scaling(spec, found)
 
 

@@ -3,14 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ...engine.two_levels import no_method
-
-ROLES = ("both", "prefill", "decode")
 _NONE = np.zeros(0)
 
 
@@ -60,7 +57,7 @@ class PoolView(NamedTuple):
     max_prefill: int = 1  # prompt tokens of a step
     context_limit: int = 1  # tokens of a sequence
     gpus: int = 1  # of a replica
-    role: str = "both"  # of ROLES
+    role: str = "both"  # or prefill, decode
     loads: ReplicaLoads = ReplicaLoads()
 
     @property
@@ -73,16 +70,10 @@ class PoolView(NamedTuple):
 class Scaler:
     """Decides each pool's replicas at ticks; a subclass's fields are its settings.
 
-    A run makes a copy with `begin`: `targets` may keep state. pool_target: a rule (now, pool, memory, settings) in
-    place of `targets`, asked for each pool (fleet_rules.pool_target).
+    A run makes a copy with `begin`: `targets` may keep state.
     """
 
-    pool_target: ClassVar[Any] = None
-    remembers: ClassVar[int] = 0  # numbers that the rule keeps of each pool, 0 when a run begins
     every: float = 15.0  # s between ticks
-
-    def __init_subclass__(cls) -> None:
-        no_method(cls, "pool_target")
 
     def begin(self) -> "Scaler":
         """A scaler for one run; a new object if it keeps state."""
@@ -90,4 +81,4 @@ class Scaler:
 
     def targets(self, now: float, pools: Sequence[PoolView]) -> Sequence[int]:
         """The replicas of each pool, at least one in all."""
-        raise NotImplementedError
+        raise NotImplementedError("it has no method targets")

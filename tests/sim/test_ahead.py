@@ -11,15 +11,13 @@ import pytest
 from dsim.engine.core import PAUSED, answers_of
 from dsim.engine.engine import Engine
 from dsim.engine.hooks import steady
-from dsim.engine.jit import rule
 from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
 from dsim.engine.latency import CacheOverhead
 from dsim.engine.policies.lmdeploy import Continuous
 from dsim.engine.policy import PRESETS, parse
 from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.group import Group
-from dsim.sim.routers import Routing, routing
-from dsim.sim.routers.router import Router
+from dsim.sim.routers import routing
 from dsim.sim.scalers import scaling
 from dsim.sim.setting import Setting
 from dsim.sim.startup import Startup
@@ -236,40 +234,6 @@ def test_the_prefix_router_chooses_alike_where_it_is_compiled(
         for name, column in slow.table.columns.items():
             assert column.tobytes() == fast.table[name].tobytes(), (how, name)
         assert _plain(slow.totals) == _plain(fast.totals), how
-
-
-@rule
-def crowd(replica: Any, tokens: int) -> float:
-    each = replica.expected_tokens / (1 + replica.num_running)
-    return replica.num_waiting * tokens + each + 0.01 * replica.pages_held
-
-
-class ByLoad(Router):
-    load = staticmethod(crowd)
-
-
-class ByFigures(Router):
-    least = ("num_running", "pages_held")
-
-
-@pytest.mark.parametrize("kind", [ByLoad, ByFigures])
-def test_a_router_from_outside_chooses_alike_where_it_is_compiled(
-    kind: type[Router], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trace = synth("poisson", 30.0, lengths="lognormal:90,70,60,30", num_requests=600, seed=5)
-    lengths = trace.input_length.copy()
-    lengths[[3, 20, 599]] = 3_000_000  # rejected
-    trace = replace(trace, input_length=lengths)
-    setting = Setting(parse("optimus"), golden.profile_of(parse("optimus")))
-    fleet = Fleet((Pool(setting, 3),), Routing("mine", kind))
-    handed_over = []
-    take = Group.take
-    monkeypatch.setattr(Group, "take", lambda *given: (handed_over.append(given), take(*given)))
-    slow, fast = (simulate(trace, fleet, step_by_step=by_step) for by_step in (True, False))
-    assert len(handed_over) == 1
-    assert {0, 1, 2} <= set(slow.table["replica"])
-    assert slow.table.rows.tobytes() == fast.table.rows.tobytes()
-    assert _plain(slow.totals) == _plain(fast.totals)
 
 
 @pytest.mark.parametrize(("spec", "emit"), EMITTED)

@@ -14,6 +14,7 @@ from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.profiler.profile import load
+from dsim.sim.deciders import deciding
 from dsim.sim.fleet import Fleet, Pool, with_ends
 from dsim.sim.link import Link
 from dsim.sim.routers import routing
@@ -77,32 +78,18 @@ def test_a_router_from_outside_is_checked_and_sees_no_true_length(tmp_path: Path
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("rule", "text", "message"),
-    [
-        (
-            "replica.num_waiting",
-            "load = rule(lambda replica: 1)",
-            "load is <lambda>(replica), expected 2 parameters: replica, tokens",
-        ),
-        ("replica.num_waiting", "load = 3", "load is 3, expected a rule (dsim.fleet.rule)"),
-        ("replica.num_waiting", "load = crowd\n    least = ('num_running',)", "it has load and least, expected one"),
-        ("replica.outstanding_tokens", "load = crowd", "load reads outstanding_tokens of a replica, expected one of"),
-        ("replica.clock", "load = crowd", "load reads clock of a replica, expected one of expected_tokens"),
-        ("replica.nothing", "load = crowd", "rule crowd cannot be compiled"),
-    ],
-)
-def test_the_load_of_a_router_from_outside_is_checked(tmp_path: Path, rule: str, text: str, message: str) -> None:
-    spec, allow = outside(
-        tmp_path,
-        f"from dsim.fleet import Router, rule\n@rule\ndef crowd(replica, tokens):\n    return {rule}\n"
-        f"class Mine(Router):\n    {text}\nROUTER = Mine\n",
-        "ROUTER",
-    )
-    trace = toy_trace(np.arange(600.0), [10] * 600, [3] * 600)  # so many that it is compiled
-    with pytest.raises(PolicyError) as error:
-        simulate(trace, Fleet((Pool(FOUR_AT_A_TIME, 2),), routing(spec, allow)))
-    assert message in str(error.value)
+def test_a_router_a_scaler_and_a_decider_without_their_method_are_refused(tmp_path: Path) -> None:
+    text = "from dsim.fleet import Decider, Router, Scaler\n"
+    text += "".join(f"class {kind[0]}({kind}):\n    pass\n" for kind in ("Decider", "Router", "Scaler"))
+    spec, allow = outside(tmp_path, text, "")
+    pools = Pool(FOUR_AT_A_TIME, name="p"), Pool(FOUR_AT_A_TIME, name="d")
+    for method, fleet in (
+        ("route", Fleet(pools[:1], routing(f"{spec}R", allow))),
+        ("targets", Fleet(pools[:1], scaling=scaling(f"{spec}S", allow))),
+        ("splits", Fleet(pools, links=(Link(1e9),), deciding=deciding(f"{spec}D", allow))),
+    ):
+        with pytest.raises(PolicyError, match=f"asked .*it has no method {method}"):
+            simulate(toy_trace([0], [40], [3]), fleet)
 
 
 def test_code_from_outside_runs_only_where_it_is_allowed(tmp_path: Path) -> None:

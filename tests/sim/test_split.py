@@ -221,6 +221,8 @@ def test_a_decider_from_outside_is_asked_and_its_error_is_one_line(tmp_path: Pat
     assert found("decode[0].num_waiting == 0") == [True, True, True]
     with pytest.raises(PolicyError, match=r"mine.py:Mine,tokens=30, asked for request 0: ZeroDivisionError"):
         found("1 // 0")
+    with pytest.raises(PolicyError, match=r"asked for request 0: AttributeError.*output_length"):
+        found("request.output_length > 10")
 
 
 def test_without_moves_a_split_fleet_serves_as_its_decoding_pool_alone() -> None:
