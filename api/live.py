@@ -26,7 +26,6 @@ def run_live(
     prompts: str | None = None,
     device: str | None = None,
     graphs: bool | None = None,
-    tp: int = 1,
     mask_token_id: int | None = None,
     block_length: int | None = None,
     tokenizer: str | None = None,
@@ -50,7 +49,7 @@ def run_live(
     run = live_run(
         scenarios, model=model, random_weights=random_weights, expert_skew=expert_skew, profiled=profile is not None,
         commits=commits, prompts=prompts, device=device,
-        graphs=graphs, tp=tp, mask_token_id=mask_token_id, block_length=block_length, tokenizer=tokenizer,
+        graphs=graphs, mask_token_id=mask_token_id, block_length=block_length, tokenizer=tokenizer,
         temperature=temperature, top_p=top_p, gumbel=gumbel,
     )  # fmt: skip
     kept, folder = folder_of(out)

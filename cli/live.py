@@ -41,7 +41,6 @@ def live_command(
     ] = None,
     device: options.OnDevice = None,
     graphs: options.Graphs = None,
-    tp: Annotated[int, option("N", "Processes that share the model, on a GPU each (tensor parallel).", "--tp")] = 1,
     mask_token_id: options.MaskTokenId = None,
     block_length: options.BlockLength = None,
     tokenizer: options.Tokenizer = None,
@@ -72,7 +71,7 @@ def live_command(
     run = live_run(
         [replace(first, policy=spec) for spec in specs], model=model, random_weights=random_weights,
         expert_skew=expert_skew, profiled=profile is not None, commits=commits,
-        prompts=prompts, device=device, graphs=graphs, tp=tp, mask_token_id=mask_token_id, block_length=block_length,
+        prompts=prompts, device=device, graphs=graphs, mask_token_id=mask_token_id, block_length=block_length,
         tokenizer=tokenizer, temperature=temperature, top_p=top_p, gumbel=gumbel,
         ready=lambda: options.warn(screen, first),
     )  # fmt: skip

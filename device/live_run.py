@@ -76,7 +76,6 @@ def live_run(
     prompts: str | None = None,
     device: str | None = None,
     graphs: bool | None = None,
-    tp: int = 1,
     mask_token_id: int | None = None,
     block_length: int | None = None,
     tokenizer: str | None = None,
@@ -108,15 +107,13 @@ def live_run(
         raise DsimError(f"--temperature is {temperature:g}, and --top-p and --gumbel draw tokens: expected above 0")
     if sampling is not None and graphs:
         raise DsimError("--graphs captures steps that take the likeliest tokens, and --temperature draws them")
-    if tp < 1:
-        raise DsimError(f"--tp is {tp}, expected at least 1")
     name, settings = named(model, random_weights, expert_skew, mask_token_id, block_length)
     if is_canvas(name, settings) and sampling is not None:
         raise DsimError(
             f"{name}: its canvases are drawn by the checkpoint's own rule, and --temperature {temperature:g} is of "
             "decoders"
         )
-    loaded = open_any(name, device, first.seed, graphs, settings, tp)
+    loaded = open_any(name, device, first.seed, graphs, settings)
     answers = Answers(tokenizer, sampling)
     requests = answers.conversations(loaded, prompts, requests)
     commits = commits or ("model" if loaded.trained else "twin")

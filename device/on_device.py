@@ -252,8 +252,6 @@ def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, 
         from ..live.full_sequence import check_runs  # loads PyTorch
 
         check_runs(policy, config)
-    if loaded.device.count > 1:
-        _check_parallel(policy, loaded)
     if policy.granularity.needs_latency and profile is None:
         raise PolicyError(f"{policy.name} chooses by T(c, b): expected a profile with it (--profile)")
     # Full-sequence models have no trained block length.
@@ -297,10 +295,3 @@ def check_eos(policy: Policy, config: ModelConfig | CanvasConfig, commits: str) 
         raise DsimError(f"--eos ends requests where the weights say so, and commits is {commits}: expected model")
     if policy.family == "full-sequence":
         raise DsimError(f"--eos ends requests between blocks, and {policy.name} denoises a canvas of fixed length")
-
-
-def _check_parallel(policy: Policy, loaded: Loaded) -> None:
-    """DsimError unless processes can share the run."""
-    size = loaded.device.count
-    if policy.family == "full-sequence" or policy.eviction.by_importance:
-        raise DsimError(f"--tp is {size}, and {policy.name} runs on one device: expected 1")

@@ -7,7 +7,7 @@ so that tests check padding, aliasing and choice.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -113,14 +113,14 @@ STEP, LAYERS, HEAD = range(3)
 
 
 class GraphShape(NamedTuple):
-    """A graph that evicts nothing, as numbers for another process."""
+    """A graph that evicts nothing."""
 
     kind: int  # STEP, LAYERS, or the HEAD after them
     rows: int
     sequences: int
     width: int  # of the window
     block_length: int
-    whole: int  # every row sees all its sequence's keys
+    whole: bool  # every row sees all its sequence's keys
     sampled: int = 0  # rows of a head
 
 
@@ -225,7 +225,15 @@ class GraphForward(Forward):
         evicting = [] if rule is None else [blank_evicting(self._blank(shape), rule, forced) for shape in steps]
         # Make room before graphs read it.
         room = max(len(self._flatten(b)[0]) for b in [*map(self._blank, [*steps, *prefills]), *evicting])
-        self.capture(room, [*steps[: 0 if masks_alone else most], *through_layers[:most], *of_head[:most]])
+        self._bring(np.zeros(room, np.int64))
+        for shape in [*steps[: 0 if masks_alone else most], *through_layers[:most], *of_head[:most]]:
+            padded = self._blank(shape)
+            if shape.kind == HEAD:
+                self._head(padded, shape.sampled)
+            elif shape.kind == LAYERS:
+                self._layers(padded)
+            else:
+                self._step(padded)
         if evicting:
             self._room(max(rows for rows, _ in shapes), max(sequences for _, sequences in shapes), width)
         for b in evicting[:most]:
@@ -234,21 +242,8 @@ class GraphForward(Forward):
         for left, sequences in (reachable_after(shapes) if evicting else [])[:most]:
             self._rest(widest[sequences], left)
 
-    @torch.inference_mode()
-    def capture(self, room: int, shapes: Sequence[GraphShape]) -> None:
-        """Capture graphs without eviction; room: of the largest step's inputs."""
-        self._bring(np.zeros(room, np.int64))
-        for shape in shapes:
-            padded = self._blank(shape)
-            if shape.kind == HEAD:
-                self._head(padded, shape.sampled)
-            elif shape.kind == LAYERS:
-                self._layers(padded)
-            else:
-                self._step(padded)
-
     def _blank(self, shape: GraphShape) -> Batch:
-        return blank(shape.rows, shape.sequences, self.pages, shape.width, shape.block_length, bool(shape.whole))
+        return blank(shape.rows, shape.sequences, self.pages, shape.width, shape.block_length, shape.whole)
 
     def _replayed(self, graphs: list[Captured], num: int) -> Sampled:
         """Launch graphs; answers are the last one's first `num` rows."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..engine.code_cache import is_private
 
-NAME = "TRITON_CACHE_DIR"  # read at each look-up; inherited by processes of a model
+NAME = "TRITON_CACHE_DIR"  # read at each look-up
 
 
 def keep_private() -> None:

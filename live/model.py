@@ -38,7 +38,6 @@ class Decoder(nn.Module):
         if not config.tied:
             self.head = nn.Linear(config.hidden, config.vocab, bias=False)
         self.frequencies = frequencies(config, "cpu")  # real, even if weights are on the meta device
-        self.ranks: Any = None  # parallel.Ranks, if processes share the model
         self.attention: Any = None  # attention.Attention, if there is a choice
         self.product: Any = None  # expert_product.ExpertProduct, likewise
 

@@ -26,7 +26,6 @@ from .graphs import GraphForward
 from .loop import serve
 from .model import Decoder
 from .padding import reachable
-from .parallel import ParallelForward, ParallelGraphForward, cache_of_share
 from .periodic import PeriodicExecutor, PeriodicForward
 from .prompts import Prompts
 from .sampling import Sampling
@@ -95,13 +94,11 @@ class Kept:
             or (found.cache.page_size, found.temperature, found.max_num_logits) != (page, temperature, max_num_logits)
             or found.cache.num_pages < num_pages
             or found.pages < -(-longest // page)
-            or (isinstance(found, ParallelGraphForward) and not found.is_open)
         ):
             self._forward = found = None  # frees memory
-            kind = GraphForward if model.ranks is None else ParallelGraphForward
-            self._forward = found = kind(
-                model, cache_of_share(model, num_pages, page), temperature, max_num_logits, longest
-            )
+            weight = model.embedding.weight
+            cache = PagedCache(model.config, num_pages, page, str(weight.device), weight.dtype)
+            self._forward = found = GraphForward(model, cache, temperature, max_num_logits, longest)
         found.cache.clear()
         found.sampling = None
         found.meanwhile = []
@@ -154,10 +151,8 @@ class Serving:
         num_pages = min(limits.num_pages, max(1, limits.max_batch * -(-longest // page)))
         if self.graphs is not None and self.sampling is None:
             return self.graphs.forward(model, policy, num_pages, longest, self.max_num_logits)
-        kind = Forward if model.ranks is None else ParallelForward
-        return kind(
-            model, cache_of_share(model, num_pages, page), policy.unmasking.temperature or 1.0, self.max_num_logits
-        )
+        cache = PagedCache(config, num_pages, page, str(weight.device), weight.dtype)
+        return Forward(model, cache, policy.unmasking.temperature or 1.0, self.max_num_logits)
 
     def executor(self, forward: Computes) -> ModelExecutor | CanvasExecutor:
         """The policy's executor; PolicyError if none runs it."""

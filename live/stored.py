@@ -20,7 +20,6 @@ from .quantised import FP8, SCALE, SCALES, Fp8, check_scale, scale_name, widened
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 AT_ONCE = 4096  # rows compared at once
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, **FP8}
-EVERY = slice(None)
 
 
 @dataclass(frozen=True)
@@ -42,17 +41,10 @@ class Held:
     scale: Tensor | None = None  # of FP8
     fp8: Fp8 | None = None
 
-    def read(self, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
-        """The tensor, or these rows and columns of a matrix, on its file's device; FP8 is multiplied by its scales."""
-        part: Tensor
-        if (rows, columns) == (EVERY, EVERY):
-            part = self.shard.get_tensor(self.name)
-        else:
-            matrix = self.shard.get_slice(self.name)
-            part = matrix[rows] if columns == EVERY else matrix[rows, columns]
-        if self.scale is None or self.fp8 is None:
-            return part
-        return widened(part, self.scale, self.fp8, rows.start or 0, columns.start or 0)
+    def read(self) -> Tensor:
+        """The tensor, on its file's device; FP8 is multiplied by its scales."""
+        tensor: Tensor = self.shard.get_tensor(self.name)
+        return tensor if self.scale is None or self.fp8 is None else widened(tensor, self.scale, self.fp8)
 
 
 def stored_in(found: Sequence[Held]) -> Stored:

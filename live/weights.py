@@ -30,7 +30,6 @@ from .families import CANVAS, FAMILIES
 from .model import Decoder, Layer, frequencies
 from .quantised import Fp8
 from .random_weights import drawn_experts, fill
-from .shares import Cut, Share
 from .shipped_configs import CONFIGS
 from .stored import WEIGHTS, Held, Stored, alike, held_in, stored_in
 
@@ -39,19 +38,13 @@ COMPUTED = ("rotary_emb.inv_freq",)  # stored in some checkpoints; computed here
 FOLDERS = {"tiny": Path(__file__).parent / "tiny", "tiny-both-ways": Path(__file__).parent / "tiny" / "both_ways"}
 
 
-def load(
-    model: str, device: str, dtype: torch.dtype, seed: int = 0, given: Given = AS_IT_SAYS, rank: int = 0, size: int = 1
-) -> Decoder:
-    """The decoder of this name, with weights read or random (`is_trained`). Raises ModelError.
-
-    size: processes that share the model; process `rank` reads its share.
-    """
+def load(model: str, device: str, dtype: torch.dtype, seed: int = 0, given: Given = AS_IT_SAYS) -> Decoder:
+    """The decoder of this name, with weights read or random (`is_trained`). Raises ModelError."""
     source = source_of(model, given)
     config = decoder_config(source, given)
-    share = None if size == 1 else Share(config, rank, size)
     if is_trained(model, given):
-        return _read(source, folder_of(model, given), config, device, dtype, share)
-    decoder = random_model(config, device, dtype, seed, share)
+        return _read(source, folder_of(model, given), config, device, dtype)
+    decoder = random_model(config, device, dtype, seed)
     draw_experts(decoder, expert_skew(source, given), seed)
     return decoder
 
@@ -115,17 +108,13 @@ def config_of(model: str, given: Given = AS_IT_SAYS) -> ModelConfig:
     return decoder_config(source_of(model, given), given)
 
 
-def random_model(
-    config: ModelConfig, device: str, dtype: torch.dtype, seed: int = 0, share: Share | None = None
-) -> Decoder:
-    """Random weights or a share of them; parts common to shares are equal."""
-    model = _empty(config if share is None else share.config, device, dtype)
+def random_model(config: ModelConfig, device: str, dtype: torch.dtype, seed: int = 0) -> Decoder:
+    """A decoder with random weights."""
+    model = _empty(config, device, dtype)
     generator = torch.Generator(device=device).manual_seed(seed)
-    own = generator if share is None else torch.Generator(device=device).manual_seed(seed + 1 + share.rank)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            is_cut = share is not None and share.cut(name) is not None
-            fill(weight, name, config.layers, own if is_cut else generator)
+            fill(weight, name, config.layers, generator)
     return model
 
 
@@ -147,14 +136,12 @@ def read_model(folder: Path, device: str, dtype: torch.dtype, given: Given = AS_
     return _read(source, folder, decoder_config(source, given), device, dtype)
 
 
-def _read(
-    source: ConfigJson, folder: Path, config: ModelConfig, device: str, dtype: torch.dtype, share: Share | None = None
-) -> Decoder:
+def _read(source: ConfigJson, folder: Path, config: ModelConfig, device: str, dtype: torch.dtype) -> Decoder:
     fp8 = fp8_of(source)
     _fill(_empty(config, NOWHERE, dtype), folder, NOWHERE, fp8)  # before memory is taken for a file's sizes
-    model = _empty(config if share is None else share.config, device, dtype)
+    model = _empty(config, device, dtype)
     with torch.no_grad():
-        _fill(model, folder, device, fp8, share)
+        _fill(model, folder, device, fp8)
         _turn_first(model, turned_first(config))
     return model
 
@@ -169,12 +156,10 @@ def check_model(folder: Path, given: Given = AS_IT_SAYS) -> Stored:
     return stored_in(_fill(_empty(config, NOWHERE, torch.float32), folder, NOWHERE, fp8))
 
 
-def _fill(model: Decoder, folder: Path, device: str, fp8: Fp8 | None = None, share: Share | None = None) -> list[Held]:
-    """Copy a directory's tensors into a model or its share; on NOWHERE compare names and shapes."""
-    config = model.config if share is None else share.whole
-    parameters = dict(model.named_parameters())
-    whole = parameters if share is None else dict(_empty(config, NOWHERE, torch.float32).named_parameters())
-    places = {place.name: place for place in _places(config, whole)}
+def _fill(model: Decoder, folder: Path, device: str, fp8: Fp8 | None = None) -> list[Held]:
+    """Copy a directory's tensors into a model; on NOWHERE compare names and shapes."""
+    config, parameters = model.config, dict(model.named_parameters())
+    places = {place.name: place for place in _places(config, parameters)}
     family = FAMILIES[config.architecture]
     head, tied = family.names["head.weight"], family.keys["tied"]
     embedding = family.names["embedding.weight"]
@@ -190,13 +175,13 @@ def _fill(model: Decoder, folder: Path, device: str, fp8: Fp8 | None = None, sha
         if held.name not in places:
             about = f"{config.name} of {config.layers} layers"
             raise ModelError(f"{held.path}: holds {cut(held.name)}, which {about} has no place for")
-        place = places[held.name]
-        expected = place.of(whole).shape
+        target = places[held.name].of(parameters)
+        expected = target.shape
         if held.shape != expected:
             shape = f"{held.name} is {list(held.shape)}, expected {list(expected)}"
             raise ModelError(f"{held.path}: {shape} by config.json")
         if device != NOWHERE:
-            place.fill(parameters, held, None if share is None else share.cut(place.ours))
+            target.copy_(held.read())
         found[held.name] = held.path
     lacking = [name for name in places if name not in found]
     if lacking:
@@ -284,24 +269,9 @@ class Place:
     expert: int | None = None
     rows: slice | None = None  # None: all
 
-    def matrix(self, weights: Mapping[str, Tensor]) -> Tensor:
-        return weights[self.ours] if self.expert is None else weights[self.ours][self.expert]
-
     def of(self, weights: Mapping[str, Tensor]) -> Tensor:
-        whole = self.matrix(weights)
+        whole = weights[self.ours] if self.expert is None else weights[self.ours][self.expert]
         return whole if self.rows is None else whole[self.rows]
-
-    def fill(self, weights: Mapping[str, Tensor], held: Held, own: Cut | None) -> None:
-        """Copy a tensor, or the share's part, to its place."""
-        if own is None:
-            self.of(weights).copy_(held.read())
-        elif own.columns:
-            (columns,) = own.parts
-            self.of(weights).copy_(held.read(columns=columns))
-        else:
-            target = self.matrix(weights)
-            for theirs, ours in own.overlaps(self.rows.start if self.rows else 0, held.shape[0]):
-                target[ours].copy_(held.read(theirs))
 
 
 def _places(config: ModelConfig, weights: Mapping[str, Tensor]) -> Iterator[Place]:

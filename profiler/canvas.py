@@ -56,22 +56,19 @@ Opened = Loaded | LoadedCanvas
 
 
 def open_any(
-    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS,
-    tp: int = 1,
-) -> Opened:  # fmt: skip
+    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS
+) -> Opened:
     """Open a decoder or a canvas model. Raises ModelError."""
     if weights.is_canvas(name, given):
-        return open_canvas(name, device, given, seed, graphs=graphs, tp=tp)
-    return open_model(name, device, seed, graphs, given, tp)
+        return open_canvas(name, device, given, seed, graphs=graphs)
+    return open_model(name, device, seed, graphs, given)
 
 
 def open_canvas(
-    name: str, device: str | None, given: Given, seed: int = 0, *, graphs: bool | None = None, tp: int = 1
+    name: str, device: str | None, given: Given, seed: int = 0, *, graphs: bool | None = None
 ) -> LoadedCanvas:
     """Load a DiffusionGemma, with random weights if there is no checkpoint. Raises ModelError."""
     check_asked(name, given)
-    if tp != 1:
-        raise ModelError(f"{name}: denoises canvases, and --tp is {tp}: expected 1")
     device = check_device(device)
     free = select(device)
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32

@@ -54,10 +54,8 @@ from ..live.measure import (
 from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
 from ..live.padding import MAX_ROWS
-from ..live.parallel import join
 from ..live.prompts import WORKLOADS, Prompts, Vocabulary, prompts_from, random_prompts, read_tokens
 from ..live.session import Kept, LiveRun, Serving, run
-from ..live.shares import Share
 from .clocks import Blocks, Clocks, clocks_of
 from .commit_log import CommitLog, from_journal
 from .design import next_shapes
@@ -133,44 +131,37 @@ def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool, 
 
 
 def open_model(
-    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS,
-    tp: int = 1,
-) -> Loaded:  # fmt: skip
+    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS
+) -> Loaded:
     """Load a model or make random weights on a device: bf16 on a GPU, fp32 on a CPU.
 
-    graphs: capture decode steps; None: on CUDA. tp: processes that share the model, each on its own GPU. ModelError for
-    an unknown or wrong model, one that does not fit, or a missing device.
+    graphs: capture decode steps; None: on CUDA. ModelError for an unknown or wrong model, one that does not fit, or a
+    missing device.
     """
     device = check_device(device)
     free = select(device)
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     source = weights.source_of(name, given)
     config = decoder_config(source, given)
-    share = config if tp == 1 or free is None else Share(config, 0, tp).config  # a CPU's memory holds all shares
-    check_room(name, dtype.itemsize * share.num_params, device, free)
+    size = dtype.itemsize * config.num_params
+    check_room(name, size, device, free)
     try:
-        if tp == 1:
-            model = weights.load(name, device, dtype, seed, given)
-        else:
-            model = join(name, device, dtype, seed, given, tp)
+        model = weights.load(name, device, dtype, seed, given)
     except torch.OutOfMemoryError as error:
-        size = dtype.itemsize * share.num_params
         raise ModelError(f"{name}: its {size / 1e9:.1f} GB do not fit on {device} ({error})") from None
     if graphs is None:
         graphs = device.startswith("cuda")
     trained = weights.is_trained(name, given)
     made = weights.made(source, given, seed, dtype, trained=trained, has_experts=config.experts is not None)
     tell_made(name, made)
-    if device.startswith("cuda") and tp == 1:
+    if device.startswith("cuda"):
         record = CudaRecorder() if graphs else None
         model.attention, model.product = attention_of(model, record), product_of(model, record)
-    found = replace(describe(device), count=tp)
-    element = dtype.itemsize
-    copies = max(1, tp // config.kv_heads)  # of each KV head
+    found = describe(device)
     memory = MemoryModel(
-        capacity_bytes=(free or found.memory_bytes) * (tp if free else 1),  # processes on a CPU share its memory
-        weight_bytes=element * config.num_params,
-        kv_bytes_per_token=2 * element * config.layers * config.kv_heads * config.head_dim * copies,
+        capacity_bytes=free or found.memory_bytes,
+        weight_bytes=size,
+        kv_bytes_per_token=dtype.itemsize * config.kv_elements,
         vocab=config.vocab,
     )
     return Loaded(

@@ -110,27 +110,6 @@ def test_fp8_weights_are_read_times_their_scales(plain: Path, tmp_path: Path, ki
     assert check_model(tmp_path / "fp8").dtypes == ("float8_e4m3fn", "float32")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_process_reads_its_share_of_fp8_weights_and_no_more(
-    plain: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = quantised(plain, tmp_path / "fp8", kind)
-    save_shards(tmp_path / "rounded", whole, json.loads((plain / "config.json").read_text()))
-    num_widened: list[int] = []
-    widened = stored.widened
-    monkeypatch.setattr(
-        stored, "widened", lambda part, *how: num_widened.append(part.numel()) or widened(part, *how)
-    )  # fmt: skip
-    for rank in range(2):
-        num_widened.clear()
-        ours, wanted = (
-            load(str(tmp_path / name), "cpu", torch.float32, rank=rank, size=2) for name in ("fp8", "rounded")
-        )
-        for (name, weight), other in zip(ours.named_parameters(), wanted.parameters(), strict=True):
-            assert torch.equal(weight, other), name
-        assert sum(num_widened) == sum(x.numel() for name, x in whole.items() if name.endswith("_proj.weight")) // 2
-
-
 def test_the_logits_are_those_of_transformers_with_the_dequantised_weights(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     qwen3(tmp_path / "plain")
