@@ -20,7 +20,6 @@ def run_live(
     *,
     model: str | None = None,
     random_weights: str | None = None,
-    expert_skew: float | None = None,
     commits: str | None = None,
     profile: ProfileLike | None = None,
     prompts: str | None = None,
@@ -30,8 +29,6 @@ def run_live(
     block_length: int | None = None,
     tokenizer: str | None = None,
     temperature: float = 0.0,
-    top_p: float = 1.0,
-    gumbel: bool = False,
     slos: Sequence[str] = (),
     rate: float | None = None,
     num_requests: int | None = None,
@@ -47,10 +44,10 @@ def run_live(
     named = Scenario.profile if profile is None else profile
     scenarios = scenarios_of(trace, policy, named, slos, traffic, rate=rate, num_requests=num_requests, replicas=1)
     run = live_run(
-        scenarios, model=model, random_weights=random_weights, expert_skew=expert_skew, profiled=profile is not None,
+        scenarios, model=model, random_weights=random_weights, profiled=profile is not None,
         commits=commits, prompts=prompts, device=device,
         graphs=graphs, mask_token_id=mask_token_id, block_length=block_length, tokenizer=tokenizer,
-        temperature=temperature, top_p=top_p, gumbel=gumbel,
+        temperature=temperature,
     )  # fmt: skip
     kept, folder = folder_of(out)
     done = run.serve(folder, force=force)

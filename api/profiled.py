@@ -86,7 +86,6 @@ def profile(
     model: str | None = None,
     *,
     random_weights: str | None = None,
-    expert_skew: float | None = None,
     roofline: str | None = None,
     from_log: str | Path | None = None,
     client: str | Path | None = None,
@@ -148,7 +147,7 @@ def profile(
 
         begin = time.monotonic()
         known = load(yields) if yields else None
-        own, settings = named(model, random_weights, expert_skew, mask_token_id, block_length)
+        own, settings = named(model, random_weights, mask_token_id, block_length)
         loaded = open_any(own, device, seed, graphs, settings)
         of_decoders = {"--full-sequence": full_sequence, "--eos": eos}
         workloads = _workloads(loaded, texts_of(prompts), of_decoders)

@@ -44,14 +44,12 @@ def validate(
     budget: float = 1200.0,
     model: str | None = None,
     random_weights: str | None = None,
-    expert_skew: float | None = None,
     device: str | None = None,
     graphs: bool | None = None,
     mask_token_id: int | None = None,
     block_length: int | None = None,
     tokenizer: str | None = None,
     temperature: float = 0.0,
-    top_p: float = 1.0,
     eos: bool = False,
     profile: ProfileLike | None = None,
     yields: str | Path | None = None,
@@ -97,10 +95,8 @@ def validate(
     from ..profiler.measure import default_workloads, profile_model
     from ..profiler.measure_canvas import profile_canvas
 
-    if not temperature and top_p != 1:
-        raise DsimError(f"--temperature is {temperature:g}, and --top-p draws tokens: expected above 0")
-    answers = Answers(tokenizer, Sampling(temperature, top_p, seed=seed) if temperature else None)
-    name, settings = named(model, random_weights, expert_skew, mask_token_id, block_length)
+    answers = Answers(tokenizer, Sampling(temperature, seed) if temperature else None)
+    name, settings = named(model, random_weights, mask_token_id, block_length)
     loaded = open_any(name, device, 0, graphs, settings)
     if isinstance(loaded, LoadedCanvas):
         if temperature or yields:

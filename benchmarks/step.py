@@ -170,11 +170,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A decode step beside the device's floor")
     parser.add_argument("--model", help="by default tiny, or sdar-8b on a GPU, whose weights are random")
     parser.add_argument("--random-weights", metavar="CONFIG", help="as in dsim live")
-    parser.add_argument("--expert-skew", type=float)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     default = "sdar-8b" if torch.cuda.is_available() and given.random_weights is None else None
-    name, settings = named(given.model or default, given.random_weights, given.expert_skew)
+    name, settings = named(given.model or default, given.random_weights)
     loaded = open_model(name, given=settings)
     config = loaded.model.config
     device = "cuda" if loaded.on_gpu else "cpu"

@@ -1,21 +1,14 @@
 """dsim live: serve a trace in real time on a device, under the twin's policies."""
 
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from typing import Annotated
 
 import typer
 
-from ..engine.errors import DsimError
-from ..files.read import cut
-from ..files.write import check_file, write_whole
 from . import choices, options
 from .bar import Bar, watch_runs
 from .options import INTERRUPTED, option
-from .screen import Screen, print_json, say
-
-if TYPE_CHECKING:
-    from ..device.live_run import LiveRun
+from .screen import Screen, say
 
 
 @options.of_scenario("profile", "frontend", "frontend_service", "yields", "ensemble", "replicas", "router", "eos")
@@ -23,7 +16,6 @@ def live_command(
     trace: options.TraceName,
     model: Annotated[str | None, option("M", "tiny (the default), tiny-both-ways, or a model's directory.")] = None,
     random_weights: options.RandomWeights = None,
-    expert_skew: options.ExpertSkew = None,
     policy: options.Policies = None,
     commits: Annotated[
         str | None,
@@ -45,13 +37,8 @@ def live_command(
     block_length: options.BlockLength = None,
     tokenizer: options.Tokenizer = None,
     temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    gumbel: Annotated[bool, typer.Option("--gumbel", help="Draw with Gumbel noise, as LLaDA does.")] = False,
     given: options.Given = options.NONE_GIVEN,
     eos: options.EndsAtEos = False,
-    agreement: Annotated[
-        bool, typer.Option("--agreement", help="Compare answers with an exact run's, and write scores (-o FILE.csv).")
-    ] = False,
     out: options.RunOut = None,
     as_json: options.AsJson = False,
     force: options.Force = False,
@@ -70,15 +57,11 @@ def live_command(
     screen = Screen()
     run = live_run(
         [replace(first, policy=spec) for spec in specs], model=model, random_weights=random_weights,
-        expert_skew=expert_skew, profiled=profile is not None, commits=commits,
+        profiled=profile is not None, commits=commits,
         prompts=prompts, device=device, graphs=graphs, mask_token_id=mask_token_id, block_length=block_length,
-        tokenizer=tokenizer, temperature=temperature, top_p=top_p, gumbel=gumbel,
+        tokenizer=tokenizer, temperature=temperature,
         ready=lambda: options.warn(screen, first),
     )  # fmt: skip
-    if agreement:
-        _agree(run, out, force, as_json, screen)
-        return
-
     requests = run.requests
     with Bar(screen, "live", "requests") as bar:
         watch = watch_runs(bar, len(specs), len(requests), "warming up")
@@ -96,26 +79,3 @@ def live_command(
         raise recorded.failure
     if recorded.interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def _agree(run: "LiveRun", out: Path | None, force: bool, as_json: bool, screen: Screen) -> None:
-    """Serve one by one under each policy, print the agreement, write the table."""
-    from ..device.agreement import table
-    from ..device.on_device import agreement
-
-    prompts, scenarios = run.prompts, run.scenarios
-    if run.commits != "model" or prompts is None or run.answers.sampling is not None:
-        raise DsimError(f"--agreement is of the likeliest tokens of trained weights, and commits is {cut(run.commits)}")
-    if out is not None:
-        check_file(out, force=force)
-    with Bar(screen, "agreement", "policies", len(scenarios) + 1) as bar:
-        found = agreement(run.loaded, run.profile, prompts, scenarios, run.requests, run.answers, bar.update)
-    if out is not None:  # a pipe's reader may close early
-        write_whole(out, table(found, run.loaded.model.config.name, Path(prompts).stem))
-    if as_json:
-        print_json([asdict(agreed) for agreed, _ in found])
-    else:
-        for agreed, _ in found:
-            print(agreed)
-    if out is not None:
-        screen.print(f"Wrote {out}", markup=False)

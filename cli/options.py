@@ -34,15 +34,15 @@ SPEED = {"--jobs": 1, "--backend": 1, "--address": 1}
 PANELS: dict[str, tuple[str, ...]] = {
     panel: tuple(names.split())
     for panel, names in {
-        "What to do": "--roofline --from-log --client --list --fields --questions --agreement --as-logged --across "
+        "What to do": "--roofline --from-log --client --list --fields --questions --as-logged --across "
         "--parts --published --seeds --version",
         "Traffic": "--trace --arrival --rate --cv --burstiness --fit --concurrency --sessions --jitter --lengths "
         "--oracle-lengths --num-requests --duration --time-scale --drop-warmup --drain --prompts --load --seconds",
         "Trace file": "--format --time-unit --columns --only --skip-bad --keep-failed --hash-ids",
         "Policy and profile": "--policy --profile --twin --workload --yield --yields --frontend --frontend-service "
         "--ensemble --commits --allow-code",
-        "Model and device": "--model --random-weights --expert-skew --gpu --tp --device --graphs --eager "
-        "--mask-token-id --block-length --tokenizer --temperature --top-p --gumbel --eos",
+        "Model and device": "--model --random-weights --gpu --tp --device --graphs --eager "
+        "--mask-token-id --block-length --tokenizer --temperature --eos",
         "Fleet and price": "--replicas --max-replicas --spare --growth --router --pool --link --decider --fleet "
         "--gpus --scaler --scalers --startup --fail --tier --speed --gpu-hour --currency",
         "SLOs and quality": "--slo --attainment --missing-fails --emit --bound --min-quality --quality-table "
@@ -213,15 +213,9 @@ RandomWeights = Annotated[
         "--random-weights",
     ),
 ]  # fmt: skip
-ExpertSkew = Annotated[
-    float | None,
-    option("X", "Random weights draw expert j in proportion to j^-X; by default evenly.", "--expert-skew"),
-]
-
 Tokenizer = Annotated[
     str | None, option("PATH", "tokenizer.json or its folder, with the chat template; the model's own by default.")
 ]
-TopP = Annotated[float, option("P", "Draw among the likeliest tokens whose probabilities sum to P.", "--top-p")]
 EndsAtEos = Annotated[
     bool, typer.Option("--eos", help="Requests end at the checkpoint's EOS, if it comes before their limit.")
 ]

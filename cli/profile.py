@@ -41,7 +41,6 @@ def profile_command(
         ),
     ] = None,
     random_weights: options.RandomWeights = None,
-    expert_skew: options.ExpertSkew = None,
     tp: Annotated[int, option("N", "GPUs of a replica (tensor parallel), with --roofline.")] = 1,
     eager: Annotated[bool, typer.Option("--eager", help="Without captured graphs, with --roofline.")] = False,
     device: Annotated[
@@ -110,7 +109,7 @@ def profile_command(
     with ExitStack() as stack:
         bar = Bar(screen, "measuring", "s", round(total))
         found = profile(
-            model, random_weights=random_weights, expert_skew=expert_skew,
+            model, random_weights=random_weights,
             roofline=roofline, from_log=from_log, client=client, tp=tp, eager=eager, budget=total,
             device=device, graphs=graphs, mask_token_id=mask_token_id, block_length=block_length, tokenizer=tokenizer,
             eos=eos, full_sequence=full_sequence, thresholds=[_threshold(part) for part in thresholds.split(",")],

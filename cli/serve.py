@@ -19,7 +19,6 @@ def serve_command(
         str | None, option("M", "Serve a model here: tiny, sdar-1.7b ... or a Hugging Face directory.")
     ] = None,
     random_weights: options.RandomWeights = None,
-    expert_skew: options.ExpertSkew = None,
     twin: Annotated[str | None, option("PROFILE", "Serve the twin of this profile in real time instead.")] = None,
     policy: options.OnePolicy = "optimus",
     replicas: Annotated[int, option("N", "Replicas behind the router.", "--replicas")] = 1,
@@ -124,7 +123,7 @@ def serve_command(
         from ..profiler.profile import load
 
         held = None if profile is None else load(profile)
-        name, settings = named(model, random_weights, expert_skew, mask_token_id, block_length)
+        name, settings = named(model, random_weights, mask_token_id, block_length)
         loaded = open_any(name, device, seed, graphs, settings)
         return open_live(loaded, scenario, bounds, profile=held, commits=commits, append=append, metrics_as=metrics_as)
 

@@ -25,14 +25,12 @@ def validate_command(
     ],
     model: Annotated[str | None, option("M", "tiny (the default), or a Hugging Face directory.")] = None,
     random_weights: options.RandomWeights = None,
-    expert_skew: options.ExpertSkew = None,
     device: options.OnDevice = None,
     graphs: options.Graphs = None,
     mask_token_id: options.MaskTokenId = None,
     block_length: options.BlockLength = None,
     tokenizer: options.Tokenizer = None,
     temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
     eos: options.EndsAtEos = False,
     budget: Annotated[str, option("T", "About how long it may take: 90s, 20m, 1h.")] = "20m",
     profile: Annotated[
@@ -88,9 +86,9 @@ def validate_command(
     with ExitStack() as stack:
         bar = Bar(screen, "validate", "s", round(total))
         found = validate(
-            out, budget=total, model=model, random_weights=random_weights, expert_skew=expert_skew,
+            out, budget=total, model=model, random_weights=random_weights,
             device=device, graphs=graphs, mask_token_id=mask_token_id,
-            block_length=block_length, tokenizer=tokenizer, temperature=temperature, top_p=top_p, eos=eos,
+            block_length=block_length, tokenizer=tokenizer, temperature=temperature, eos=eos,
             profile=profile, yields=yields, policies=policy or [], loads=load_ or [], seconds=seconds, trace=trace,
             columns=columns, lengths=lengths, commits=commits, workload=workload, prompts=prompts, seed=seed,
             allow_code=allow_code or [], bounds=bound or [], backend=backend, address=address,

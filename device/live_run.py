@@ -70,7 +70,6 @@ def live_run(
     *,
     model: str | None = None,
     random_weights: str | None = None,
-    expert_skew: float | None = None,
     profiled: bool = False,
     commits: str | None = None,
     prompts: str | None = None,
@@ -80,8 +79,6 @@ def live_run(
     block_length: int | None = None,
     tokenizer: str | None = None,
     temperature: float = 0.0,
-    top_p: float = 1.0,
-    gumbel: bool = False,
     ready: Callable[[], object] = lambda: None,
 ) -> LiveRun:
     """Open the model and check that the device can run each scenario; arguments as of `dsim live`.
@@ -102,12 +99,10 @@ def live_run(
     from ..live.weights import is_canvas
     from ..profiler.canvas import open_any
 
-    sampling = Sampling(temperature, top_p, gumbel, first.seed) if temperature else None
-    if sampling is None and (gumbel or top_p != 1):
-        raise DsimError(f"--temperature is {temperature:g}, and --top-p and --gumbel draw tokens: expected above 0")
+    sampling = Sampling(temperature, first.seed) if temperature else None
     if sampling is not None and graphs:
         raise DsimError("--graphs captures steps that take the likeliest tokens, and --temperature draws them")
-    name, settings = named(model, random_weights, expert_skew, mask_token_id, block_length)
+    name, settings = named(model, random_weights, mask_token_id, block_length)
     if is_canvas(name, settings) and sampling is not None:
         raise DsimError(
             f"{name}: its canvases are drawn by the checkpoint's own rule, and --temperature {temperature:g} is of "

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..engine.engine import Limits
 from ..engine.errors import DsimError, PolicyError, ProfileError, TraceError
-from ..engine.policy import Policy, parse
+from ..engine.policy import Policy
 from ..files.read import cut
 from ..profiler.profile import Profile
 from ..results.scenario import Scenario
@@ -18,7 +18,6 @@ from ..sim.setting import Setting, limits_on
 from ..sim.twin import Append, Progress, Result, check_fit
 from ..traces import Trace
 from ..traces.trace import READ_ONLY
-from .agreement import Agreed, exact_of
 
 if TYPE_CHECKING:
     from ..live.canvas_model import CanvasConfig
@@ -135,37 +134,6 @@ def _asked(loaded: Opened, prompts: str | None, answers: Answers, seed: int) -> 
     if asked := conversations(prompts, loaded.name, config, answers.tokenizer):
         return prompts_of(asked)
     return prompts_from(read_tokens(prompts, loaded.name, config, answers.tokenizer), seed)
-
-
-def agreement(
-    loaded: Opened, profile: Profile | None, prompts: str, scenarios: Sequence[Scenario], requests: Trace,
-    answers: Answers, on_progress: Callable[[int], object] = lambda done: None,
-) -> list[tuple[Agreed, Policy]]:  # fmt: skip
-    """Each policy against the exact run of the same weights. on_progress: policies done, exact runs too."""
-    from ..live import agreement as live  # loads PyTorch
-
-    config, seed = loaded.model.config, scenarios[0].seed
-    ask = _asked(loaded, prompts, answers, seed)
-    each = [requests.request(i) for i in range(len(requests))]
-    latency = None if profile is None else profile.latency
-    known: dict[str, list[live.Answer]] = {}
-
-    def answered(spec: str) -> list[live.Answer]:
-        if spec not in known:
-            policy = parse(spec, scenarios[0].allow_code)
-            limits = limits_on(policy, loaded.memory, loaded.device, config)
-            known[spec] = live.answers(loaded.model, policy, limits, each, ask, latency, seed)
-            on_progress(len(known))
-        return known[spec]
-
-    found = []
-    for scenario in scenarios:
-        policy = scenario.parsed_policy()
-        exact = exact_of(policy, config.block_length)
-        beside = live.compare(loaded.model, answered(exact), answered(scenario.policy))
-        tokens = int(requests.output_length.sum())
-        found.append((Agreed(scenario.policy, exact, beside.equal, beside.change, len(each), tokens), policy))
-    return found
 
 
 def about_live(

@@ -6,7 +6,6 @@ DiffusionGemmaForBlockDiffusion of transformers.)
 """
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from ..kernels.grouped_experts import grouped_experts
 from ..kernels.qk_norm_rope import qk_norm_rope_scatter
 from ..kernels.route_experts import route_experts
 from ..kernels.swiglu import swiglu
-from .config_file import AS_IT_SAYS, ConfigJson, Given, config_json, expert_skew, fp8_of
+from .config_file import AS_IT_SAYS, ConfigJson, Given, check_plain, config_json
 from .experts import router_logits
 from .families import CANVAS
 from .model import Pages
@@ -266,7 +265,7 @@ def _canvas_config(source: ConfigJson, given: Given) -> CanvasConfig:
         raise ModelError(f"{path}: architectures is {cut(found.get('architectures'))}, expected [{ARCHITECTURE}]")
     text = found.get("text_config") or {}
     if not given.random_weights:
-        fp8_of(source)
+        check_plain(source)
     for key, wanted in (("attention_bias", False), ("hidden_activation", "gelu_pytorch_tanh")):
         if text.get(key, wanted) != wanted:
             raise ModelError(f"{path}: {key} is {cut(text[key])}, expected {wanted}")
@@ -374,7 +373,7 @@ def random_canvas_model(
         found[name] = torch.empty(shape, dtype=dtype, device=device)
         fill(found[name], name, len(config.layers), generator)
     model = CanvasModel(config, found)
-    model.drawn = drawn_experts(config.num_experts, len(config.layers), expert_skew(source, given), seed, device)
+    model.drawn = drawn_experts(config.num_experts, len(config.layers), seed, device)
     return model
 
 
@@ -391,28 +390,13 @@ def check_canvas_model(folder: Path) -> Stored:
     return _read(source, canvas_config(source), NOWHERE, torch.float32)[1]
 
 
-EXPERT = re.compile(r"(.*experts\.)(\d+)\.(gate|up|down)_proj\.weight")  # stored by expert, as quantised
-
-
-def _part(ours: str, config: CanvasConfig) -> tuple[str, int | None, slice]:
-    """A weight's name in `shapes`, and the expert and rows that a tensor of this name fills."""
-    if (found := EXPERT.fullmatch(ours)) is None:
-        return ours, None, slice(None)
-    at, expert, kind = found.groups()
-    if kind == "down":
-        return f"{at}down_proj", int(expert), slice(None)
-    low = config.expert_ffn * (kind == "up")
-    return f"{at}gate_up_proj", int(expert), slice(low, low + config.expert_ffn)
-
-
 def _read(
     source: ConfigJson, config: CanvasConfig, device: str, dtype: torch.dtype
 ) -> tuple[dict[str, Tensor], Stored]:
     """The text weights by our names, and a record of all tensors in the files."""
     wanted, found, named = shapes(config), dict[str, Tensor](), dict[str, tuple[Path, str]]()
     stored, head, folder = list[Held](), "lm_head.weight", source.path.parent
-    filled = dict[str, int]()  # numbers read, of weights stored by expert
-    for held in held_in(folder, "cpu" if device == NOWHERE else device, fp8_of(source)):
+    for held in held_in(folder, "cpu" if device == NOWHERE else device):
         path, name = held.path, held.name
         stored.append(held)
         if name.startswith(NOT_TEXT):
@@ -422,30 +406,18 @@ def _read(
             plain = name.removeprefix(ENCODER)  # a second copy of the same weight
         elif name == head:
             plain = "embed_tokens.weight"
-        ours, expert, rows = _part(plain, config)
-        if ours not in wanted or (expert is not None and expert >= config.num_experts):
+        if plain not in wanted:
             raise ModelError(f"{path}: holds {cut(name)}, which {config.name} has no place for")
-        place = torch.empty(wanted[ours], device=NOWHERE)
-        place = place if expert is None else place[expert, rows]
-        if held.shape != place.shape:
-            raise ModelError(f"{path}: {name} is {list(held.shape)}, expected {list(place.shape)} by config.json")
+        if held.shape != wanted[plain]:
+            raise ModelError(f"{path}: {name} is {list(held.shape)}, expected {list(wanted[plain])} by config.json")
         # Without a device compare only the head: all tied weights take as long as loading.
         again = plain in named and (name == head or named[plain][1] == head or device != NOWHERE)
         if again and not alike((path, name), named[plain]):
             raise ModelError(f"{path}: {name} is not {named[plain][1]}, and config.json says that it is (tied)")
-        if plain not in named and expert is not None:
-            filled[ours] = filled.get(ours, 0) + place.numel()
         named[plain] = path, name
-        if ours not in found and (expert is not None or device == NOWHERE):
-            found[ours] = torch.empty(wanted[ours], dtype=dtype, device=device)
-        if device == NOWHERE:
-            continue
-        if expert is None:
-            found[ours] = held.read().to(dtype)
-        else:
-            found[ours][expert, rows] = held.read()
-    lacking = [name for name in wanted if name not in found]
-    lacking += [name for name, count in filled.items() if count < math.prod(wanted[name])]
+        if device != NOWHERE:
+            found[plain] = held.read().to(dtype)
+    lacking = [name for name in wanted if name not in named]
     if lacking:
         raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(wanted)} weights are missing)")
     return found, stored_in(stored)

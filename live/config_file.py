@@ -15,7 +15,6 @@ from ..files.schema import FileObject
 from .config import Experts, ModelConfig, RopeScaling
 from .families import CANVAS, FAMILIES, Family
 from .hub_cache import in_cache, model_name
-from .quantised import Fp8, quantisation
 
 NUMBERS = {"rope_theta": 1e4, "norm_eps": 1e-6, "experts.scale": 1.0}  # our fields' defaults
 TRUTHS = ("tied", "experts.normed")  # false where absent
@@ -28,7 +27,7 @@ WHOLE = {
     "experts.dense_layers": Range(0, 1 << 16),
 }  # fmt: skip
 OTHERS, ABOVE_0 = Range(1, 1 << 16), Range(0, above=True)
-MOST_SKEW = 10
+QUANTISED = ("quantization_config", "compression_config")
 # Stretched RoPE, and its bounds' keys in config.json.
 SCALINGS = {"yarn": ("beta_fast", "beta_slow"), "llama3": ("high_freq_factor", "low_freq_factor")}
 FOLLOW = ("kv_heads", "head_dim", "block_length")  # from other fields, or the user's settings
@@ -41,22 +40,18 @@ class Given:
     mask_token: int | None = None
     block_length: int | None = None
     random_weights: bool = False  # made on the device; only config.json is read
-    expert_skew: float | None = None  # of random weights; None: config.json's, or 0 (random_weights.py)
 
 
 AS_IT_SAYS = Given()
 
 
 def named(
-    model: str | None, random_weights: str | None, expert_skew: float | None = None, mask_token: int | None = None,
-    block_length: int | None = None,
-) -> tuple[str, Given]:  # fmt: skip
+    model: str | None, random_weights: str | None, mask_token: int | None = None, block_length: int | None = None
+) -> tuple[str, Given]:
     """The model and settings of --model or --random-weights. Raises ModelError."""
     if model is not None and random_weights is not None:
         raise ModelError(f"--model is {cut(model)} and --random-weights is {cut(random_weights)}, expected one of them")
-    if expert_skew is not None and not 0 <= expert_skew <= MOST_SKEW:
-        raise ModelError(f"--expert-skew is {expert_skew:g}, expected 0 to {MOST_SKEW}")
-    given = Given(mask_token, block_length, random_weights is not None, expert_skew)
+    given = Given(mask_token, block_length, random_weights is not None)
     return in_cache(model or random_weights or "tiny"), given
 
 
@@ -85,10 +80,15 @@ def config_json(path: Path) -> ConfigJson:
     return ConfigJson(file, found, read_json(folder / "generation_config.json") or {}, cut(found.get("name") or own))
 
 
-def fp8_of(source: ConfigJson) -> Fp8 | None:
-    """The format of a checkpoint's FP8 weights; None: plain weights. ModelError if they do not load."""
+def check_plain(source: ConfigJson) -> None:
+    """ModelError if the checkpoint is quantised."""
     text = source.found.get("text_config")
-    return quantisation(source.path, {**(text if isinstance(text, dict) else {}), **source.found})
+    for settings in (source.found, text if isinstance(text, dict) else {}):
+        for key in QUANTISED:
+            if settings.get(key):
+                raise ModelError(
+                    f"{source.path}: has {key}, so the weights are quantised: expected bf16, fp16 or fp32 weights"
+                )
 
 
 def read_config(folder: Path, given: Given = AS_IT_SAYS) -> ModelConfig:
@@ -103,7 +103,7 @@ def decoder_config(source: ConfigJson, given: Given = AS_IT_SAYS) -> ModelConfig
         known = ", ".join((*FAMILIES, CANVAS))
         raise ModelError(f"{path}: architecture is {cut(architecture)}, expected one of: {known}")
     if not given.random_weights:
-        fp8_of(source)
+        check_plain(source)
     family = FAMILIES[architecture]
     section = FileObject(str(path), "", found, error=ModelError)
     _check_fixed(section, family)
@@ -267,14 +267,6 @@ def _rotary(given: FileObject, head_dim: int, default: float) -> int:
     if rotary % 2 or not 0 < rotary <= head_dim:
         raise given.error(key, share, f"an even number of components of heads of {head_dim}")
     return rotary
-
-
-def expert_skew(source: ConfigJson, given: Given) -> float:
-    """The skew of random experts: the user's, config.json's, or 0."""
-    if given.expert_skew is not None:
-        return given.expert_skew
-    keys = FileObject(str(source.path), "", {"expert_skew": 0.0, **source.found}, error=ModelError)
-    return keys.number("expert_skew", Range(0, MOST_SKEW))
 
 
 def _eos(source: ConfigJson) -> tuple[int, ...]:

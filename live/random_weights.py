@@ -18,16 +18,15 @@ def fill(weight: Tensor, name: str, layers: int, generator: torch.Generator) -> 
         weight.normal_(std=0.02 / (math.sqrt(2 * layers) if name.endswith(DEEP) else 1.0), generator=generator)
 
 
-def drawn_experts(num: int, layers: int, skew: float, seed: int, device: str) -> list[Tensor]:
+def drawn_experts(num: int, layers: int, seed: int, device: str) -> list[Tensor]:
     """Each layer's router logits for a step's rows, [ROWS, num] in fp32.
 
     With random weights a sequence's masks, of one embedding, would choose the same experts. So each row draws experts
-    without repetition in proportion to (j + 1)^-skew, by Gumbel noise on its logarithm.
+    evenly and without repetition, by Gumbel noise.
     """
     generator = torch.Generator(device=device).manual_seed(seed)
     table = torch.empty(ROWS + APART * layers, num, dtype=torch.float32, device=device)
     table.exponential_(generator=generator).log_().neg_()
-    table -= skew * torch.arange(1, num + 1, dtype=torch.float32, device=device).log()
     return [table[APART * i : APART * i + ROWS] for i in range(layers)]
 
 

@@ -1,11 +1,10 @@
-"""Draw tokens from logits, with confidences: by temperature and top-p, or Gumbel noise."""
+"""Draw tokens from logits by temperature, with confidences."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..engine.chance import GOLDEN, MIX1, MIX2
 from ..engine.errors import ModelError
 
 
@@ -13,23 +12,15 @@ from ..engine.errors import ModelError
 class Sampling:
     """How tokens are drawn; chance is keyed by request, position and step.
 
-    Without `gumbel`: from soft-max(logits / temperature), cut to the likeliest tokens of total `top_p`; confidence is
-    the probability there (Dream, Fast-dLLM v2, LMDeploy). With it: arg-max of logits / temperature + noise; confidence
-    is the probability without noise (LLaDA).
+    A token comes from soft-max(logits / temperature); its confidence is the probability there.
     """
 
     temperature: float
-    top_p: float = 1.0
-    gumbel: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):
             raise ModelError(f"--temperature is {self.temperature}, expected a finite number above 0")
-        if not 0 < self.top_p <= 1:
-            raise ModelError(f"--top-p is {self.top_p}, expected more than 0 and at most 1")
-        if self.gumbel and self.top_p != 1:
-            raise ModelError(f"--top-p is {self.top_p}, and --gumbel draws from all tokens: expected 1")
 
 
 def sample(
@@ -43,20 +34,7 @@ def sample(
         probabilities = logits.float().softmax(dim=-1)
         best, tokens = probabilities.max(dim=-1)
         return tokens, certainty(probabilities) if by_entropy else best
-    if how.gumbel:
-        assert keys is not None, "chance is keyed"
-        # fp64, as LLaDA: fp32 noise near its bounds would favour some tokens.
-        noisy = logits.double() / how.temperature + gumbel(keys, logits.shape[1])
-        tokens = noisy.argmax(dim=-1)
-        probabilities = logits.float().softmax(dim=-1)
-        return tokens, certainty(probabilities) if by_entropy else probabilities.gather(1, tokens[:, None])[:, 0]
     probabilities = (logits.float() / how.temperature).softmax(dim=-1)
-    if how.top_p < 1:
-        ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-        # A token stays while those before sum below top_p: the first always.
-        out = (ordered.cumsum(dim=-1) - ordered) >= how.top_p
-        probabilities = torch.zeros_like(probabilities).scatter(1, order, ordered.masked_fill(out, 0.0))
-        probabilities /= probabilities.sum(dim=-1, keepdim=True)
     assert keys is not None, "chance is keyed"
     tokens = drawn(probabilities, keys)
     return tokens, certainty(probabilities) if by_entropy else probabilities.gather(1, tokens[:, None])[:, 0]
@@ -89,28 +67,11 @@ def sample_of_hidden(
     return tokens, confidence
 
 
-def gumbel(keys: Tensor, num_tokens: int) -> Tensor:
-    """Gumbel noise, [rows, num_tokens] fp64."""
-    token = torch.arange(num_tokens, dtype=torch.int64, device=keys.device)
-    return -(-uniform(_mix((keys[:, None] + _signed(GOLDEN)) ^ (token * _signed(MIX2)))).log()).log()
-
-
 def uniform(keys: Tensor) -> Tensor:
     """`engine.chance.uniform` of int64 keys."""
     return (_right(keys, 12).double() + 0.5) * 2.0**-52
 
 
-def _mix(z: Tensor) -> Tensor:
-    """`engine.chance.mix` in int64, which wraps alike."""
-    z = (z ^ _right(z, 30)) * _signed(MIX1)
-    z = (z ^ _right(z, 27)) * _signed(MIX2)
-    return z ^ _right(z, 31)
-
-
 def _right(z: Tensor, bits: int) -> Tensor:
     """Shift right; zeros come in."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >= 1 << 63 else number

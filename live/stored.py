@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +15,10 @@ from torch import Tensor
 from ..engine.errors import ModelError
 from ..files.read import cut, shown
 from .config_file import read_json
-from .quantised import FP8, SCALE, SCALES, Fp8, check_scale, scale_name, widened
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 AT_ONCE = 4096  # rows compared at once
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, **FP8}
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -38,13 +37,11 @@ class Held:
     dtype: torch.dtype  # as stored
     shape: tuple[int, ...]
     shard: Any
-    scale: Tensor | None = None  # of FP8
-    fp8: Fp8 | None = None
 
     def read(self) -> Tensor:
-        """The tensor, on its file's device; FP8 is multiplied by its scales."""
+        """The tensor, on its file's device."""
         tensor: Tensor = self.shard.get_tensor(self.name)
-        return tensor if self.scale is None or self.fp8 is None else widened(tensor, self.scale, self.fp8)
+        return tensor
 
 
 def stored_in(found: Sequence[Held]) -> Stored:
@@ -63,8 +60,8 @@ def alike(one: tuple[Path, str], other: tuple[Path, str]) -> bool:
         return all(torch.equal(a[part].float(), b[part].float()) for part in parts)
 
 
-def held_in(folder: Path, device: str, fp8: Fp8 | None = None) -> Iterator[Held]:
-    """Every tensor of a directory but FP8's scales, to be read to a device."""
+def held_in(folder: Path, device: str) -> Iterator[Held]:
+    """Every tensor of a directory, to be read to a device."""
     index = folder / INDEX
     files = [WEIGHTS]
     if (found := read_json(index)) is not None:
@@ -80,17 +77,15 @@ def held_in(folder: Path, device: str, fp8: Fp8 | None = None) -> Iterator[Held]
     missing = [name for name in files if not os.path.isfile(folder / name)]  # Path.is_file raises for too long a name
     if missing:
         raise ModelError(f"{folder}: lacks {cut(missing[0])} ({len(missing)} of {len(files)} shards are missing)")
-    scales = {} if fp8 is None else _scales_of([folder / name for name in files])
     for name in files:
         path = folder / name
         with _opened(path, device) as shard:
             for key in shard.keys():  # noqa: SIM118 - a shard is no dictionary
-                if fp8 is not None and SCALE.search(key):
-                    continue
                 part = shard.get_slice(key)  # the header has shape and dtype
                 kind, shape = part.get_dtype(), part.get_shape()
-                scale = _scale_of(path, key, shape, scales, fp8) if kind in FP8 else None
-                yield Held(path, key, DTYPES.get(kind, torch.uint8), tuple(shape), shard, scale, fp8)
+                if kind.startswith("F8"):  # config.json names no quantisation
+                    raise ModelError(f"{path}: {cut(key)} is {kind}, expected bf16, fp16 or fp32 weights")
+                yield Held(path, key, DTYPES.get(kind, torch.uint8), tuple(shape), shard)
 
 
 @contextmanager
@@ -105,23 +100,3 @@ def _opened(path: Path, device: str) -> Iterator[Any]:
         raise
     except RuntimeError as error:  # no memory to map the file
         raise ModelError(f"{path}: cannot be read: {cut(error)}") from None
-
-
-def _scales_of(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """Scales of FP8 weights, by name, from any file."""
-    found = dict[str, Tensor]()
-    for path in paths:
-        with _opened(path, "cpu") as shard:
-            found |= {key: shard.get_tensor(key) for key in shard.keys() if SCALE.search(key)}  # noqa: SIM118
-    return found
-
-
-def _scale_of(path: Path, name: str, shape: list[int], scales: Mapping[str, Tensor], fp8: Fp8 | None) -> Tensor:
-    """The scale of an FP8 weight. Raises ModelError."""
-    if fp8 is None:
-        raise ModelError(f"{path}: {cut(name)} is FP8, and config.json has no quantization_config: expected one")
-    found = scale_name(name, scales)
-    if found is None:
-        raise ModelError(f"{path}: {cut(name)} is FP8 and has no scale, expected {cut(name)}{' or '.join(SCALES)}")
-    check_scale(path, name, shape, list(scales[found].shape), fp8)
-    return scales[found]

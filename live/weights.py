@@ -23,12 +23,9 @@ from .config_file import (
     config_json,
     config_written,
     decoder_config,
-    expert_skew,
-    fp8_of,
 )
 from .families import CANVAS, FAMILIES
 from .model import Decoder, Layer, frequencies
-from .quantised import Fp8
 from .random_weights import drawn_experts, fill
 from .shipped_configs import CONFIGS
 from .stored import WEIGHTS, Held, Stored, alike, held_in, stored_in
@@ -43,9 +40,9 @@ def load(model: str, device: str, dtype: torch.dtype, seed: int = 0, given: Give
     source = source_of(model, given)
     config = decoder_config(source, given)
     if is_trained(model, given):
-        return _read(source, folder_of(model, given), config, device, dtype)
+        return _read(folder_of(model, given), config, device, dtype)
     decoder = random_model(config, device, dtype, seed)
-    draw_experts(decoder, expert_skew(source, given), seed)
+    draw_experts(decoder, seed)
     return decoder
 
 
@@ -87,15 +84,11 @@ def is_trained(model: str, given: Given = AS_IT_SAYS) -> bool:
     return not given.random_weights and (model not in CONFIGS or Path(model).is_dir())
 
 
-def made(source: ConfigJson, given: Given, seed: int, dtype: torch.dtype, *, trained: bool, has_experts: bool) -> str:
-    """The weights' origin in words; empty: read unchanged."""
+def made(seed: int, *, trained: bool, has_experts: bool) -> str:
+    """The weights' origin in words; empty: read from files."""
     if trained:
-        fp8 = fp8_of(source)
-        return "" if fp8 is None else f"{fp8}, dequantised to {str(dtype).removeprefix('torch.')}"
-    skew = expert_skew(source, given) if has_experts else None
-    if skew is None:
-        return f"random (seed {seed})"
-    return f"random (seed {seed}), experts drawn {'evenly' if skew == 0 else f'with a skew of {skew:g}'}"
+        return ""
+    return f"random (seed {seed}), experts drawn evenly" if has_experts else f"random (seed {seed})"
 
 
 def is_canvas(model: str, given: Given = AS_IT_SAYS) -> bool:
@@ -118,12 +111,12 @@ def random_model(config: ModelConfig, device: str, dtype: torch.dtype, seed: int
     return model
 
 
-def draw_experts(model: Decoder, skew: float, seed: int) -> None:
+def draw_experts(model: Decoder, seed: int) -> None:
     """Make rows draw their experts (`drawn_experts`), not use the router."""
     config, mixed = model.config, model.config.experts
     if mixed is None:
         return
-    tables = drawn_experts(mixed.num, config.layers, skew, seed, str(model.embedding.weight.device))
+    tables = drawn_experts(mixed.num, config.layers, seed, str(model.embedding.weight.device))
     for table, layer in zip(tables, model.layers, strict=True):
         assert isinstance(layer, Layer)
         if hasattr(layer, "experts"):
@@ -133,15 +126,14 @@ def draw_experts(model: Decoder, skew: float, seed: int) -> None:
 def read_model(folder: Path, device: str, dtype: torch.dtype, given: Given = AS_IT_SAYS) -> Decoder:
     """Read a decoder's weights; ModelError if a shard or weight is missing or of another shape."""
     source = config_json(folder)
-    return _read(source, folder, decoder_config(source, given), device, dtype)
+    return _read(folder, decoder_config(source, given), device, dtype)
 
 
-def _read(source: ConfigJson, folder: Path, config: ModelConfig, device: str, dtype: torch.dtype) -> Decoder:
-    fp8 = fp8_of(source)
-    _fill(_empty(config, NOWHERE, dtype), folder, NOWHERE, fp8)  # before memory is taken for a file's sizes
+def _read(folder: Path, config: ModelConfig, device: str, dtype: torch.dtype) -> Decoder:
+    _fill(_empty(config, NOWHERE, dtype), folder, NOWHERE)  # before memory is taken for a file's sizes
     model = _empty(config, device, dtype)
     with torch.no_grad():
-        _fill(model, folder, device, fp8)
+        _fill(model, folder, device)
         _turn_first(model, turned_first(config))
     return model
 
@@ -151,12 +143,11 @@ def check_model(folder: Path, given: Given = AS_IT_SAYS) -> Stored:
 
     Only a tied model's head and embedding are read, if both are stored.
     """
-    source = config_json(folder)
-    config, fp8 = decoder_config(source, given), fp8_of(source)
-    return stored_in(_fill(_empty(config, NOWHERE, torch.float32), folder, NOWHERE, fp8))
+    config = decoder_config(config_json(folder), given)
+    return stored_in(_fill(_empty(config, NOWHERE, torch.float32), folder, NOWHERE))
 
 
-def _fill(model: Decoder, folder: Path, device: str, fp8: Fp8 | None = None) -> list[Held]:
+def _fill(model: Decoder, folder: Path, device: str) -> list[Held]:
     """Copy a directory's tensors into a model; on NOWHERE compare names and shapes."""
     config, parameters = model.config, dict(model.named_parameters())
     places = {place.name: place for place in _places(config, parameters)}
@@ -165,7 +156,7 @@ def _fill(model: Decoder, folder: Path, device: str, fp8: Fp8 | None = None) -> 
     embedding = family.names["embedding.weight"]
     found, stored = dict[str, Path](), []
     again: Path | None = None  # a tied model's stored head
-    for held in held_in(folder, "cpu" if device == NOWHERE else device, fp8):
+    for held in held_in(folder, "cpu" if device == NOWHERE else device):
         stored.append(held)
         if held.name.endswith(COMPUTED):
             continue

@@ -79,7 +79,7 @@ def open_canvas(
         model = read_canvas_model(weights.folder_of(name), device, dtype)
     else:
         model = random_canvas_model(source, device, dtype, seed, given)
-    made = weights.made(source, given, seed, dtype, trained=trained, has_experts=True)
+    made = weights.made(seed, trained=trained, has_experts=True)
     tell_made(name, made)
     found = describe(device)
     memory = MemoryModel(

@@ -152,7 +152,7 @@ def open_model(
     if graphs is None:
         graphs = device.startswith("cuda")
     trained = weights.is_trained(name, given)
-    made = weights.made(source, given, seed, dtype, trained=trained, has_experts=config.experts is not None)
+    made = weights.made(seed, trained=trained, has_experts=config.experts is not None)
     tell_made(name, made)
     if device.startswith("cuda"):
         record = CudaRecorder() if graphs else None

@@ -43,7 +43,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("tune", "T", "--slo", "ttft=1s", "--policy", "optimus", "--objective", "speed", "--sampler", "x", "-o", "RUN"),
     ("import", "BENCH", "--policy", "server", "--replicas", "1", "--slo", "ttft=2s", "-o", "OUT", "--force"),
     ("live", "T", "--model", "tiny", "--commits", "model", "--prompts", "source", "--temperature", "0.5", "-o", "OUT"),
-    ("live", "T", "--model", "tiny", "--commits", "twin", "--block-length", "4", "--top-p", "0.9", "--device", "cpu"),
+    ("live", "T", "--model", "tiny", "--commits", "twin", "--block-length", "4", "--device", "cpu"),
     ("validate", "--model", "tiny", "--budget", "10m", "--load", "0.5", "--policy", "ar", "--lengths", "fixed:8,8",
      "--bound", "e2el=3%", "-o", "OUT"),
     ("serve", "--twin", "a100-sdar-8b", "--port", "8000", "--replicas", "2", "--speed", "2", "--max-body", "9"),

@@ -67,7 +67,7 @@ def test_validate_serves_with_the_tokens_drawn_as_they_are_asked_for(
         raise StoppedError
 
     monkeypatch.setattr(validation, "validate_cells", listen)
-    given = ("--block-length", 4, "--mask-token-id", 95, "--temperature", 0.5, "--top-p", 0.9, "--tokenizer", folder)
+    given = ("--block-length", 4, "--mask-token-id", 95, "--temperature", 0.5, "--tokenizer", folder)
     with pytest.raises(StoppedError):
         dsim(
             "validate", "--model", folder / "model", "--device", "cpu", "-o", folder / "v", "--seconds", 1,
@@ -75,7 +75,7 @@ def test_validate_serves_with_the_tokens_drawn_as_they_are_asked_for(
         )  # fmt: skip
     [(block, answers)] = seen
     assert (block, answers.tokenizer) == (4, str(folder))
-    assert (answers.sampling.temperature, answers.sampling.top_p) == (0.5, 0.9)
+    assert answers.sampling.temperature == 0.5
 
 
 def test_an_eos_that_the_checkpoint_does_not_name_ends_nothing(folder: Path) -> None:

@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsim.device.agreement import table
-from dsim.device.on_device import Answers, agreement, check_live
+from dsim.device.on_device import check_live
 from dsim.engine.commits import CanvasLaw, LawDraws
 from dsim.engine.engine import Limits
 from dsim.engine.errors import ModelError, ProfileError
@@ -23,7 +22,6 @@ from dsim.engine.latency import Features
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan
-from dsim.live import agreement as live_agreement
 from dsim.live import canvas as canvas_module
 from dsim.live import session
 from dsim.live.canvas import Canvas, CanvasCache, accept
@@ -31,7 +29,6 @@ from dsim.live.canvas_executor import CanvasExecutor, KeyedChance
 from dsim.live.canvas_graphs import GraphCanvasCache, padded
 from dsim.live.canvas_model import CanvasModel, Renoise, check_canvas_model, read_canvas_config, read_canvas_model
 from dsim.live.prompts import random_prompts
-from dsim.planner.quality import load_table, quality_of
 from dsim.profiler import measure, measure_canvas
 from dsim.profiler.canvas import LoadedCanvas, open_any
 from dsim.profiler.clocks import Clocks
@@ -41,7 +38,6 @@ from dsim.profiler.models import Windowed
 from dsim.profiler.profile import Profile, load, save
 from dsim.results.scenario import Scenario
 from dsim.serve.open import Bounds, open_live
-from dsim.traces import Trace
 
 from .checkpoints import replaced, shaken
 from .watched import serve_all
@@ -502,41 +498,6 @@ def test_a_batch_that_the_device_has_no_memory_for_ends_at_the_one_before(
     monkeypatch.setattr(measure_canvas, "_served", lambda *_: served(None, parse("sglang-gemma:4")))
     with pytest.raises(ModelError, match="out of memory at a batch of 1"):
         measure_steps(loaded, 1.0, 8, 64, 0, lambda share: None, lambda steps: None)
-
-
-def test_agreement_of_canvases_is_with_as_many_steps_as_the_checkpoints_rule_takes(
-    gemma: tuple[Any, Path], tmp_path: Path
-) -> None:
-    loaded, asked = opened(gemma[1], RULES[0]), Trace("t", [0.0, 0.0], [9, 20], [11, 8])
-    (tmp_path / "asked.jsonl").write_text(json.dumps(list(range(60))) + "\n")
-    own = f"canvas_length={CANVAS},page_size={PAGE}"
-    scenarios = [Scenario("", f"{spec},{own}") for spec in ("vllm-diffusion:2", "sglang-gemma,denoising_steps=1")]
-    found = agreement(loaded, None, str(tmp_path / "asked.jsonl"), scenarios, asked, Answers())
-    same, less = (agreed for agreed, _ in found)
-    assert (same.exact, same.equal, same.change, same.num_tokens) == (f"sglang-gemma,canvas_length={CANVAS}", 1, 0, 19)
-    assert less.equal < 1
-    assert less.change != 0
-    (tmp_path / "q.csv").write_text(table(found, "g", "asked"))
-    held = load_table(tmp_path / "q.csv")
-    assert [quality_of(s.parsed_policy(), "g", held).relative for s in scenarios] == [
-        1.0, pytest.approx(less.equal, abs=1e-6),
-    ]  # fmt: skip
-
-
-def test_the_likelihood_of_a_canvas_is_of_each_token_under_noise_in_an_eighth_of_it(gemma: tuple[Any, Path]) -> None:
-    model, prompt, text = read_canvas_model(gemma[1], "cpu", torch.float32), 9, torch.arange(20) * 5 % VOCAB
-    total = 0.0
-    for begin, own in ((9, 8), (17, 3)):
-        cache, chance = cache_of(model), KeyedChance(0, 0, begin, CANVAS)
-        cache.encode({0: text[:begin]})
-        for place in range(own):  # an eighth of 8
-            tokens = chance.noise(VOCAB)
-            tokens[:own] = np.where(np.arange(own) == place, tokens[:own], text[begin : begin + own].numpy())
-            cache.begin(0, tokens)
-            logs = model.logits(cache.states([0])[0]).log_softmax(-1)
-            total += float(logs[place, text[begin + place]])
-    answer = live_agreement.Answer(prompt, text.numpy().astype(np.int32))
-    assert live_agreement.likelihood(model, [answer]) == pytest.approx(total / 11, rel=1e-5)
 
 
 @pytest.mark.parametrize("num", [1, 3, 5])

@@ -12,13 +12,13 @@ from dsim.engine.engine import Limits
 from dsim.engine.errors import ModelError
 from dsim.engine.policy import parse
 from dsim.engine.request import Request
-from dsim.live.agreement import answers
 from dsim.live.config import RopeScaling
 from dsim.live.config_file import Given, read_config
 from dsim.live.families import FAMILIES
 from dsim.live.prompts import random_prompts
 from dsim.live.weights import check_model, read_model, save_model
 
+from .answers import answers
 from .checkpoints import CHECKPOINTS, LLADA2, Logits, drawn, llada2, qwen3_yarn, replaced, rewrite, sdar
 from .dense import Dense, block_causal
 

@@ -91,7 +91,7 @@ def test_a_config_alone_makes_a_model_with_finite_logits_and_experts_that_rows_d
     monkeypatch.setattr(experts, "route", spied)
     with torch.no_grad():
         hidden = model(tokens, torch.arange(24), Dense(block_causal(24, 4)))
-    tables = drawn_experts(8, 3, 0.0, 3, "cpu")  # the first layer is dense
+    tables = drawn_experts(8, 3, 3, "cpu")  # the first layer is dense
     about = model.config.experts
     assert about is not None
     assert [layer.tolist() for layer in chosen] == [
@@ -115,34 +115,28 @@ def test_a_canvas_model_of_random_weights_denoises(tmp_path: Path) -> None:
     assert torch.isfinite(model.logits(hidden)).all()
 
 
-def shares(skew: float, num: int, top_k: int, **other: Any) -> np.ndarray:
+def shares(num: int, top_k: int, **other: Any) -> np.ndarray:
     """Each expert's share of the picks of all rows of a layer."""
     about = weights.config_of("llada2-mini").experts
     assert about is not None
     about = type(about)(num, top_k, 8, **other)
-    table = drawn_experts(num, 2, skew, 5, "cpu")[1]
+    table = drawn_experts(num, 2, 5, "cpu")[1]
     chosen, weight = route(table, about, None)
     assert torch.isfinite(weight).all()
     return np.bincount(chosen.flatten().numpy(), minlength=num) / chosen.numel()
 
 
 @pytest.mark.parametrize("other", [{}, {"scoring": "sigmoid", "groups": 8, "top_groups": 4}])
-def test_rows_draw_experts_evenly_by_default(other: dict[str, Any]) -> None:
-    found = shares(0.0, 32, 4, **other)
+def test_rows_draw_experts_evenly(other: dict[str, Any]) -> None:
+    found = shares(32, 4, **other)
     assert np.abs(found * 32 - 1).max() < 0.06  # 4,096 picks an expert: a standard deviation is 1.6 %
-
-
-def test_a_skew_makes_an_experts_popularity_a_power_of_its_rank() -> None:
-    found = shares(1.0, 8, 1)  # one expert a row: exactly in proportion
-    wanted = 1 / np.arange(1, 9)
-    assert found == pytest.approx(wanted / wanted.sum(), rel=0.05)
 
 
 def test_rows_of_masks_reach_as_many_experts_as_the_profile_expects(mixed: Path) -> None:
     # All rows hold the same token: the router alone would send all of them to the same experts.
     about = weights.config_of("llada2-mini").experts
     assert about is not None
-    table = drawn_experts(about.num, 20, 0.0, 0, "cpu")
+    table = drawn_experts(about.num, 20, 0, "cpu")
     reached = [len(route(of_rows(layer, 32), about, None)[0].unique()) / about.num for layer in table]
     expected = models.touched_experts(models.MODELS["LLaDA2.0-mini"], 32)
     assert np.mean(reached) == pytest.approx(expected, abs=0.02)
@@ -167,8 +161,6 @@ def test_what_cannot_be_made_is_one_line() -> None:
         open_any("nowhere", "cpu", given=RANDOM)
     with pytest.raises(ModelError, match=r"^--model is tiny and --random-weights is sdar-8b, expected one of them"):
         named("tiny", "sdar-8b")
-    with pytest.raises(ModelError, match=r"^--expert-skew is -1, expected 0 to 10"):
-        named(None, "sdar-8b", -1.0)
     assert dsim("live", "azure-conv", "--model", "tiny", "--random-weights", "tiny").code == 2
 
 
@@ -176,9 +168,9 @@ def test_a_run_and_a_profile_say_that_the_weights_are_random(
     mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    made = "random (seed 0), experts drawn with a skew of 0.5"
+    made = "random (seed 0), experts drawn evenly"
     ran = dsim(
-        "profile", "--random-weights", str(mixed), "--expert-skew", "0.5", "--budget", "2s", "--max-batch", "2",
+        "profile", "--random-weights", str(mixed), "--budget", "2s", "--max-batch", "2",
         "--yields", "a100-llada2-mini", "-o", "p.json",
     )  # fmt: skip
     assert ran.out.startswith("small with random weights on "), ran.err
@@ -187,7 +179,7 @@ def test_a_run_and_a_profile_say_that_the_weights_are_random(
     assert (profile.commits, profile.focus) == (known.commits, known.focus)
     assert profile.provenance.settings["importance"] == "of a100-llada2-mini"
     ran = succeed(
-        "live", "azure-conv", "--random-weights", str(mixed / "config.json"), "--expert-skew", "0.5", "--profile",
+        "live", "azure-conv", "--random-weights", str(mixed / "config.json"), "--profile",
         "p.json", "--lengths", "fixed:8,8", "--num-requests", "2", "--rate", "50", "-o", "run",
     )  # fmt: skip
     assert f"weights {made}" in " ".join(ran.out.split())
