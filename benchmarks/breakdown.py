@@ -63,7 +63,7 @@ class Kernel:
 
 def whole_blocks(forward: Forward, num: int, context: int, block: int) -> Batch:
     """A block each after `context` keys."""
-    return replace(evicting_step(forward, num, context, block), evict=None, whole=True)
+    return replace(evicting_step(forward, num, context, block), evict=None)
 
 
 def events_of(run: Any, cuda: bool) -> Iterator[tuple[str, float, float, float]]:

@@ -147,10 +147,7 @@ def ways(model: CanvasModel, canvases: int) -> Iterator[tuple[str, str, Callable
     x = torch.randn(rows, config.hidden, device=device).to(dtype)
     chosen = torch.rand(rows, config.num_experts, device=device).topk(config.top_k, dim=-1).indices
     shares = torch.full(chosen.shape, 1 / config.top_k, device=device)
-    for theirs in (False, True) if cuda else (False,):
-        yield f"experts, {rows} rows", "grouped_mm" if theirs else "ours", lambda theirs=theirs: grouped_experts(
-            x, chosen, shares, *model.experts(), "gelu", grouped_mm=theirs
-        )  # fmt: skip
+    yield f"experts, {rows} rows", "ours", lambda: grouped_experts(x, chosen, shares, *model.experts(), "gelu")
     soft = torch.rand(rows, config.vocab, device=device, dtype=dtype)
     yield f"signal, {rows} rows", "one product", lambda: soft @ model.embedding
 

@@ -351,7 +351,7 @@ def focus(size: Size, ceiling: dict[str, float]) -> Iterator[Case]:
 
 def experts(size: Size, _: dict[str, float]) -> Iterator[Case]:
     """A layer's experts, even, and skewed by i to the power -0.8."""
-    from dsim.kernels.grouped_experts import grouped_experts, kernel, library, reference
+    from dsim.kernels.grouped_experts import grouped_experts, kernel, reference
 
     for name, width, ffn, num, top_k, activation in size.experts:
         gate_up = (torch.randn(num, 2 * ffn, width, device=size.device) / width**0.5).bfloat16()
@@ -370,9 +370,6 @@ def experts(size: Size, _: dict[str, float]) -> Iterator[Case]:
                 # Six roundings to bf16, which truncate in the interpreter.
                 return bool((found.float() - expected).abs().max() <= 2**-5 * expected.abs().max())
 
-            alternatives = {"loop of matmuls": loop_of_matmuls(given, counts.tolist())}
-            if library.at_hand() is not None:
-                alternatives["grouped_mm"] = lambda given=given: grouped_experts(*given, grouped_mm=True)
             yield Case(
                 "grouped_experts",
                 f"{name}, {rows} rows{'' if even else ' skewed'}, {reached} of {num}, most {int(counts.max())}",
@@ -380,7 +377,7 @@ def experts(size: Size, _: dict[str, float]) -> Iterator[Case]:
                 right,
                 num_bytes=2.0 * (3 * reached * width * ffn + 2 * rows * width),
                 flops=6.0 * rows * top_k * width * ffn,
-                alternatives=alternatives,
+                alternatives={"loop of matmuls": loop_of_matmuls(given, counts.tolist())},
                 candidates={
                     str(tile): lambda given=given, tile=tile: kernel.grouped_experts(*given, tile)
                     for tile in kernel.tiles(x, rows * top_k, num)

@@ -29,7 +29,7 @@ def live_command(
     ] = None,
     prompts: Annotated[
         str | None,
-        option("FILE", "The prompts: a text, a .jsonl of token ids or conversations, or source|records (tiny)."),
+        option("FILE", "The prompts: a text, a .jsonl of token ids, or source|records (tiny)."),
     ] = None,
     device: options.OnDevice = None,
     graphs: options.Graphs = None,

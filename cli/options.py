@@ -213,9 +213,7 @@ RandomWeights = Annotated[
         "--random-weights",
     ),
 ]  # fmt: skip
-Tokenizer = Annotated[
-    str | None, option("PATH", "tokenizer.json or its folder, with the chat template; the model's own by default.")
-]
+Tokenizer = Annotated[str | None, option("PATH", "tokenizer.json or its folder; the model's own by default.")]
 EndsAtEos = Annotated[
     bool, typer.Option("--eos", help="Requests end at the checkpoint's EOS, if it comes before their limit.")
 ]

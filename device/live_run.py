@@ -110,7 +110,6 @@ def live_run(
         )
     loaded = open_any(name, device, first.seed, graphs, settings)
     answers = Answers(tokenizer, sampling)
-    requests = answers.conversations(loaded, prompts, requests)
     commits = commits or ("model" if loaded.trained else "twin")
     held = first.loaded_profile() if profiled else None
     if commits == "model" and prompts is None and loaded.trained and name in WITH_RECORDS:

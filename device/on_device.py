@@ -38,16 +38,6 @@ class Answers:
     tokenizer: str | None = None  # folder or tokenizer.json; None: the model's
     sampling: Sampling | None = None  # None: the likeliest tokens
 
-    def conversations(self, loaded: Opened, prompts: str | None, requests: Trace) -> Trace:
-        """The requests, as long as prompts that are conversations."""
-        from ..live.prompts import conversations  # loads PyTorch
-
-        asked = None if prompts is None else conversations(prompts, loaded.name, loaded.model.config, self.tokenizer)
-        if asked is None:
-            return requests
-        lengths = np.array([len(tokens) for tokens in asked])
-        return replace(requests, input_length=lengths[np.arange(len(requests)) % len(asked)])
-
 
 LIKELIEST = Answers()
 
@@ -67,8 +57,7 @@ def on_device(
     """Serve in real time on one replica; the result, and the error that ended it early.
 
     commits: "model" (weights) or "twin" (the profile's keyed draws) decides. prompts: see live/prompts.py; None: random
-    tokens. Conversations fix the requests' lengths (`Answers.conversations`). Draws and elastic chunks need a profile.
-    DsimError if scenario and device do not fit.
+    tokens. Draws and elastic chunks need a profile. DsimError if scenario and device do not fit.
     """
     from ..live.session import run  # loads PyTorch
 
@@ -120,19 +109,11 @@ def serving_on(
 
 
 def _asked(loaded: Opened, prompts: str | None, answers: Answers, seed: int) -> Prompts:
-    from ..live.prompts import (  # they load PyTorch
-        conversations,
-        prompts_from,
-        prompts_of,
-        random_prompts,
-        read_tokens,
-    )
+    from ..live.prompts import prompts_from, random_prompts, read_tokens  # they load PyTorch
 
     config = loaded.model.config
     if prompts is None:
         return random_prompts(config, seed)
-    if asked := conversations(prompts, loaded.name, config, answers.tokenizer):
-        return prompts_of(asked)
     return prompts_from(read_tokens(prompts, loaded.name, config, answers.tokenizer), seed)
 
 

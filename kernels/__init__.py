@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 Path = Literal["reference", "triton"]
-Taken = Literal["reference", "triton", "flashinfer", "grouped_mm"]
 
-taken: Counter[tuple[str, Taken]] = Counter()  # calls by operation and path in this process
+taken: Counter[tuple[str, Path]] = Counter()  # calls by operation and path in this process
 _choice: ContextVar[Literal["auto"] | Path] = ContextVar("path", default="auto")
 
 

@@ -132,7 +132,6 @@ class CanvasModel:
         """weights: by checkpoint name; removed from it, so that no matrix is held twice."""
         self.config = config
         self.drawn: list[Tensor] | None = None  # by layer and row, in place of the router's logits
-        self.product: Any = None  # expert_product.ExpertProduct, if there is a second product
         self.embedding = weights["embed_tokens.weight"]
         self._scale = torch.tensor(config.hidden**0.5).to(self.embedding)
         self._signal_norm = weights["self_conditioning.pre_norm.weight"]
@@ -202,8 +201,7 @@ class CanvasModel:
         if self.drawn is not None:
             logits = of_rows(self.drawn[i], len(x))  # the router is still computed, for its time
         chosen, weights = route_experts(logits, None, self.config.top_k, expert_scale=layer.expert_scale)
-        theirs = self.product is not None and self.product.takes(len(x))
-        return grouped_experts(x, chosen, weights, *layer.experts, activation="gelu", grouped_mm=theirs)
+        return grouped_experts(x, chosen, weights, *layer.experts, activation="gelu")
 
 
 def _fed(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:

@@ -285,7 +285,6 @@ class ModelExecutor(Texts):
             sampled=sampled,
             evict=evict,
             own_head=self._masks_alone,
-            whole=evict is None and self._whole,
             keys=self._keys(plan.requests[chosen], positions[sampled], 1 + evaluations.astype(np.int64)),
         )
         return _Prepared(batch, chosen, columns[sampled], drawn)

@@ -1,7 +1,5 @@
 """A mixture of experts: router, routed experts, shared ones."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +16,6 @@ class MixedFeedForward(nn.Module):
     def __init__(self, config: ModelConfig, experts: Experts) -> None:
         super().__init__()
         self.about = experts
-        self.product: Any = None  # an expert_product.ExpertProduct, if there is a choice
         self.drawn: Tensor | None  # logits by row, in place of the router's (random_weights.drawn_experts)
         self.register_buffer("drawn", None, persistent=False)
         self.router = nn.Linear(config.hidden, experts.num, bias=False)
@@ -33,8 +30,7 @@ class MixedFeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[rows, hidden] to the same."""
         chosen, weights = route(self._logits(x), self.about, getattr(self, "router_bias", None))
-        theirs = self.product is not None and self.product.takes(len(x))
-        out = grouped_experts(x, chosen, weights, self.gate_up, self.down, grouped_mm=theirs)
+        out = grouped_experts(x, chosen, weights, self.gate_up, self.down)
         if self.about.shared:
             out = out + self.shared_down(swiglu(self.shared_gate_up(x)))
         return out

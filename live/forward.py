@@ -12,7 +12,6 @@ from torch import Tensor
 from ..kernels.confidence import confidence_of_hidden
 from ..kernels.kv_scatter import kv_scatter
 from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
-from ..kernels.ragged_paged_attention.flashinfer import Planned
 from .cache import PagedCache
 from .clock import DeviceClock
 from .evicting import Array, Attend, Evict, Inputs, choose_rows, finish_rows, gather
@@ -44,14 +43,7 @@ class Batch:
     evict: Evict | None = None  # None: no eviction
     prefill: bool = False
     own_head: bool = False  # only sampled rows pass the head, in their own graph
-    whole: bool = False  # every row sees all its sequence's keys
     keys: npt.NDArray[np.uint64] | None = None  # [sampled], for drawn tokens; None: the likeliest
-
-    @property
-    def sequences(self) -> Sequences[npt.NDArray[Any]]:
-        return Sequences(
-            self.page_table, self.query_start, self.positions, self.history, self.listed, self.block_length
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +66,6 @@ class Forward:
         self.device = model.embedding.weight.device
         self.sampling: Sampling | None = None  # None: the likeliest tokens
         self.by_entropy = False  # confidence: negative entropy, not probability
-        self._planned: Planned | None = None  # None: our kernel
         self._brought: tuple[Batch, Inputs] | None = None  # the next batch, on the device
         self.meanwhile: list[Callable[[], object]] = []  # called once a step, while the device works
 
@@ -87,7 +78,6 @@ class Forward:
     def run(self, batch: Batch) -> Sampled:
         """Compute a batch; write its KV."""
         inputs = self._inputs_of(batch)
-        self._planned = self._plan(batch)
         return self._timed(lambda: self._answers(inputs, batch))
 
     def bring(self, batch: Batch) -> None:
@@ -96,13 +86,6 @@ class Forward:
 
     def lay_out(self, batch: Batch) -> None:
         """Prepare a decode batch that may run next, without tokens."""
-
-    def _plan(self, batch: Batch, most_pages: int | None = None) -> Planned | None:
-        """A step's attention; None: ours. most_pages: of a sequence, in captured steps."""
-        if self.model.attention is None or not batch.whole:
-            return None
-        found: Planned | None = self.model.attention.plan(batch.sequences, self.cache.page_size, most_pages)
-        return found
 
     def _inputs_of(self, batch: Batch) -> Inputs:
         brought, self._brought = self._brought, None
@@ -147,7 +130,7 @@ class Forward:
         added = None
         for layer in cast(Iterable[Layer], self.model.layers):
             x, q = layer.project_to(self._pages(layer.index, inputs), x, cos, sin, added)
-            x, added = layer.finish(x, self._attend(layer.index, q, inputs, block_length, self._planned))
+            x, added = layer.finish(x, self._attend(layer.index, q, inputs, block_length))
         return self.model.leave(x, added)
 
     def _attending(self, block_length: int) -> Attend:
@@ -159,11 +142,9 @@ class Forward:
     def _pages(self, layer: int, inputs: Inputs) -> Pages:
         return Pages(self.cache.keys[layer], self.cache.values[layer], inputs["places"])
 
-    def _attend(
-        self, layer: int, q: Tensor, inputs: Inputs, block_length: int, planned: Planned | None = None
-    ) -> Tensor:
+    def _attend(self, layer: int, q: Tensor, inputs: Inputs, block_length: int) -> Tensor:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        return ragged_paged_attention(q, keys, values, sequences_of(inputs, block_length), check=False, planned=planned)
+        return ragged_paged_attention(q, keys, values, sequences_of(inputs, block_length), check=False)
 
     def _sample(self, hidden: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
         """Tokens and confidences; keys [rows]: to draw."""

@@ -26,7 +26,6 @@ from .model import Decoder
 from .padding import (
     MAX_ROWS,
     PREFILL_SEQUENCES,
-    computes_whole_blocks,
     pad,
     prefill_shape,
     reachable,
@@ -120,7 +119,6 @@ class GraphShape(NamedTuple):
     sequences: int
     width: int  # of the window
     block_length: int
-    whole: bool  # every row sees all its sequence's keys
     sampled: int = 0  # rows of a head
 
 
@@ -212,9 +210,9 @@ class GraphForward(Forward):
             return
         rule = policy.eviction if isinstance(policy.eviction, Focus) else None
         masks_alone = policy.unmasking.head == "masks"
-        steps = [GraphShape(STEP, *shape, width, block, computes_whole_blocks(policy)) for shape in shapes]
+        steps = [GraphShape(STEP, *shape, width, block) for shape in shapes]
         longest = self.pages * self.cache.page_size
-        prefills = [GraphShape(LAYERS, *x, 1, block, False) for x in reachable_prefills(policy, max_batch, longest)]
+        prefills = [GraphShape(LAYERS, *x, 1, block) for x in reachable_prefills(policy, max_batch, longest)]
         through_layers = [*prefills, *(shape._replace(kind=LAYERS) for shape in steps if masks_alone)]
         through_layers.sort(key=lambda shape: -shape.rows)
         heads = {bucket(block * n) for n in range(1, min(max_batch, PREFILL_SEQUENCES[-1]) + 1)}
@@ -243,7 +241,7 @@ class GraphForward(Forward):
             self._rest(widest[sequences], left)
 
     def _blank(self, shape: GraphShape) -> Batch:
-        return blank(shape.rows, shape.sequences, self.pages, shape.width, shape.block_length, shape.whole)
+        return blank(shape.rows, shape.sequences, self.pages, shape.width, shape.block_length)
 
     def _replayed(self, graphs: list[Captured], num: int) -> Sampled:
         """Launch graphs; answers are the last one's first `num` rows."""
@@ -293,17 +291,14 @@ class GraphForward(Forward):
         return replace(self._answered(clock, rest, num_retained), delta=chosen.delta[: len(evict.masked)].clone())
 
     def _step(self, padded: Batch) -> Captured:
-        planned = self._planned = self._plan(padded, self.pages)
-
         def compute(shapes: Shapes) -> tuple[Tensor]:
             tokens, confidence = self._compute(self._unflatten(self._held, shapes), padded.block_length)
             return (torch.stack([tokens.to(torch.float64), confidence.to(torch.float64)]),)
 
-        return self._captured((*_key("step", padded), planned is not None), padded, compute)
+        return self._captured(_key("step", padded), padded, compute)
 
     def _layers(self, padded: Batch) -> Captured:
         """A step's layers, up to the head's hidden states."""
-        planned = self._planned = self._plan(padded, self.pages)
         self._make_states(len(padded.tokens))
         states = self._states[: len(padded.tokens)]
 
@@ -311,7 +306,7 @@ class GraphForward(Forward):
             states.copy_(self._hidden(self._unflatten(self._held, shapes), padded.block_length))
             return (states,)
 
-        return self._captured((*_key("layers", padded), planned is not None), padded, compute)
+        return self._captured(_key("layers", padded), padded, compute)
 
     def _head(self, padded: Batch, num: int) -> Captured:
         """The head over `num` rows, padding included."""
@@ -407,14 +402,13 @@ def _key(kind: str, padded: Batch) -> Key:
     return kind, rows, sequences, width, padded.block_length
 
 
-def blank(rows: int, sequences: int, pages: int, width: int, block_length: int, whole: bool = False) -> Batch:
+def blank(rows: int, sequences: int, pages: int, width: int, block_length: int) -> Batch:
     """A decode batch that writes and sees nothing."""
     zeros = np.zeros(rows, np.int64)
     return Batch(
         tokens=zeros, positions=zeros, places=zeros - 1, query_start=np.arange(sequences + 1) * rows // sequences,
         page_table=np.full((sequences, pages), -1, np.int32), history=np.zeros(sequences, np.int64),
         listed=np.zeros((sequences, width), np.bool_), block_length=block_length, sampled=np.arange(rows),
-        whole=whole,
     )  # fmt: skip
 
 

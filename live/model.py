@@ -1,7 +1,7 @@
 """The decoder: RMSNorm, grouped-query attention, RoPE, SwiGLU or experts, on rows of tokens (live/families.py)."""
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +38,6 @@ class Decoder(nn.Module):
         if not config.tied:
             self.head = nn.Linear(config.hidden, config.vocab, bias=False)
         self.frequencies = frequencies(config, "cpu")  # real, even if weights are on the meta device
-        self.attention: Any = None  # attention.Attention, if there is a choice
-        self.product: Any = None  # expert_product.ExpertProduct, likewise
 
     @property
     def head_weight(self) -> Tensor:

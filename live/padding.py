@@ -103,7 +103,6 @@ def pad(batch: Batch, rows: int, sequences: int, pages: int, width: int) -> Batc
         listed=listed,
         block_length=batch.block_length,
         sampled=np.arange(rows),
-        whole=batch.whole,
         evict=None if batch.evict is None else _padded(batch.evict, num_rows, rows, num_sequences, sequences, width),
     )
 

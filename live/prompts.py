@@ -10,7 +10,6 @@ import numpy.typing as npt
 from ..engine.chance import PROMPT, key
 from ..engine.errors import ModelError
 from ..files.read import cut, json_of, parsing, read_bytes
-from .chat import chat_template, read_conversations, render
 from .hub_cache import in_cache
 
 if TYPE_CHECKING:
@@ -48,33 +47,6 @@ def prompts_from(tokens: Tokens, seed: int) -> Prompts:
     return prompt
 
 
-def conversations(path: str, model: str, config: Vocabulary, tokenizer: str | None = None) -> list[Tokens] | None:
-    """A .jsonl of conversations as prompts, by the chat template; None for other files.
-
-    Template and tokenizer.json: the model's, or `tokenizer`'s. Raises ModelError.
-    """
-    found = read_conversations(path)
-    if found is None:
-        return None
-    folder = tokenizer_folder(tokenizer or model)
-    template = chat_template(folder)
-    if template is None:
-        raise ModelError(f"{path}: holds conversations, and {folder} has no chat template: give texts or token ids")
-    texts = render(template, found, folder)
-    return [_in_vocabulary(path, _encode(path, text, folder, config), config) for text in texts]
-
-
-def prompts_of(asked: list[Tokens]) -> Prompts:
-    """Requests take whole prompts in turn."""
-
-    def prompt(request: int, length: int) -> Tokens:
-        tokens = asked[request % len(asked)]
-        assert length <= len(tokens), f"a prompt of {len(tokens)} tokens, asked for {length}"
-        return tokens[:length]
-
-    return prompt
-
-
 def tokenizer_folder(named: str) -> Path:
     """The folder with the tokenizer of --tokenizer or --model."""
     path = Path(in_cache(named))
@@ -93,11 +65,7 @@ def read_tokens(path: str, model: str, config: Vocabulary, tokenizer: str | None
     if path.endswith(".jsonl"):
         tokens = _token_lines(path, raw)
     else:
-        tokens = _encode(path, raw.decode("utf-8", "replace"), tokenizer_folder(tokenizer or model), config, raw)
-    return _in_vocabulary(path, tokens, config)
-
-
-def _in_vocabulary(path: str, tokens: Tokens, config: Vocabulary) -> Tokens:
+        tokens = _encode(path, raw, tokenizer_folder(tokenizer or model), config)
     if not len(tokens):
         raise ModelError(f"{path}: holds no tokens, expected at least 1")
     if tokens.min() < 0 or tokens.max() >= config.vocab:
@@ -121,16 +89,15 @@ def _token_lines(path: str, raw: bytes) -> Tokens:
     return np.array(found, np.int32)
 
 
-def _encode(path: str, text: str, folder: Path, config: Vocabulary, raw: bytes | None = None) -> Tokens:
+def _encode(path: str, raw: bytes, folder: Path, config: Vocabulary) -> Tokens:
     """By tokenizer.json, or bytes for a byte-level model."""
-    from tokenizers import Tokenizer  # ids and bytes need none
-
     file = folder / "tokenizer.json"
     if not file.is_file():
         if config.vocab < 512:
-            raw = text.encode("utf-8", "surrogatepass") if raw is None else raw
             return np.frombuffer(raw, np.uint8).astype(np.int32)
         raise ModelError(f"{path}: is text and {folder} has no tokenizer.json: give token ids, a list a line (.jsonl)")
+    from tokenizers import Tokenizer  # ids and bytes need none
+
     with parsing(file, "a tokenizer", ModelError):
         tokenizer = Tokenizer.from_file(str(file))
-        return np.array(tokenizer.encode(text, add_special_tokens=raw is not None).ids, np.int32)
+        return np.array(tokenizer.encode(raw.decode("utf-8", "replace")).ids, np.int32)

@@ -9,8 +9,6 @@ from ..engine.errors import ModelError
 from ..live import weights
 from ..live.canvas_model import CanvasModel, canvas_config, num_params, random_canvas_model, read_canvas_model
 from ..live.config_file import AS_IT_SAYS, Given
-from ..live.expert_product import product_of_canvases
-from ..live.graphs import CudaRecorder
 from ..live.prompts import Prompts, random_prompts
 from ..live.session import Kept
 from .clocks import Clocks, clocks_of
@@ -48,8 +46,7 @@ class LoadedCanvas:
     @property
     def settings(self) -> dict[str, Any]:
         """Settings next to the policy that results depend on."""
-        found = settings_of(self.device, self.model.config.name, self.model.embedding, self.graphs, self.made)
-        return found if self.model.product is None else found | {"experts": self.model.product.settings}
+        return settings_of(self.device, self.model.config.name, self.model.embedding, self.graphs, self.made)
 
 
 Opened = Loaded | LoadedCanvas
@@ -90,8 +87,6 @@ def open_canvas(
         vocab=config.vocab,
     )
     captured = device.startswith("cuda") if graphs is None else graphs
-    if device.startswith("cuda"):
-        product_of_canvases(model, CudaRecorder() if captured else None)
     clocks = clocks_of(uuid_of(model.embedding.device))
     return LoadedCanvas(name, model, found, memory, trained, made, captured, clocks=clocks)
 

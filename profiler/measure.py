@@ -29,13 +29,11 @@ from ..engine.request import Request
 from ..files.read import cut
 from ..files.write import tell
 from ..live import weights
-from ..live.attention import attention_of
 from ..live.cache import PagedCache
 from ..live.config import ModelConfig
 from ..live.config_file import AS_IT_SAYS, Given, decoder_config
-from ..live.expert_product import product_of
 from ..live.forward import Forward
-from ..live.graphs import CudaRecorder, GraphForward
+from ..live.graphs import GraphForward
 from ..live.kernel_cache import keep_private
 from ..live.measure import (
     SETTLE,
@@ -112,9 +110,7 @@ class Loaded:
     @property
     def settings(self) -> dict[str, Any]:
         """Settings next to the policy that results depend on."""
-        found = settings_of(self.device, self.model.config.name, self.model.embedding.weight, self.graphs, self.made)
-        chosen = {"attention": self.model.attention, "experts": self.model.product}
-        return found | {name: choice.settings for name, choice in chosen.items() if choice is not None}
+        return settings_of(self.device, self.model.config.name, self.model.embedding.weight, self.graphs, self.made)
 
 
 def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool, made: str) -> dict[str, Any]:
@@ -154,9 +150,6 @@ def open_model(
     trained = weights.is_trained(name, given)
     made = weights.made(seed, trained=trained, has_experts=config.experts is not None)
     tell_made(name, made)
-    if device.startswith("cuda"):
-        record = CudaRecorder() if graphs else None
-        model.attention, model.product = attention_of(model, record), product_of(model, record)
     found = describe(device)
     memory = MemoryModel(
         capacity_bytes=free or found.memory_bytes,

@@ -230,7 +230,6 @@ LOAD_CODE = {
     "engine.outside": "the one place that runs a file of the user's: policies, routers, scalers",
     "engine.policy": "our own policies",
     "kernels.__init__": "our own kernels",
-    "kernels.ragged_paged_attention.flashinfer": "an installed package",
     "planner.backend": "an installed package",
 }
 LOADERS = {"import_module", "exec_module", "load_module", "spec_from_file_location", "module_from_spec", "find_spec"}

@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
-from .. import run, taken
+from .. import run
 from ..checks import FLOATS, check_heads, check_starts, check_tensor
 from . import reference
-from .flashinfer import Planned
 from .reference import Sequences as Sequences
 
 
@@ -18,14 +17,13 @@ def ragged_paged_attention(
     scale: float | None = None,
     *,
     check: bool = True,
-    planned: Planned | None = None,
 ) -> Tensor:
     """Each query's output, [N, H, D] of q's dtype: block-causal, over history and listed block positions.
 
     A query that sees no key reads zeros. Visible keys are finite; other slots may hold anything.
 
     q [N, H, D]; k_pages, v_pages [num_pages, page_size, Hkv, D]; scale: by default D ** -0.5. check: refuse values out
-    of range; waits for the device. planned: FlashInfer's attention, planned for these sequences (flashinfer.py).
+    of range; waits for the device.
     """
     s, device = sequences, q.device
     check_tensor("q", q, device, FLOATS, "N", "H", "D")
@@ -41,9 +39,6 @@ def ragged_paged_attention(
         raise ValueError(f"block_length is {s.block_length}, expected at least 1")
     if check:
         _check_values(len(q), k_pages.shape[0], k_pages.shape[1], s)
-    if planned is not None:
-        taken["ragged_paged_attention", "flashinfer"] += 1
-        return planned(q, k_pages, v_pages)
     scale = q.shape[2] ** -0.5 if scale is None else scale
     return run(reference.ragged_paged_attention, q, q, k_pages, v_pages, s, scale)
 

@@ -14,25 +14,18 @@ from typing import Any
 import torch
 
 from dsim.device.model_info import describe
-from dsim.engine.errors import ModelError
 from dsim.live.canvas_model import ARCHITECTURE
-from dsim.live.chat import chat_template, read_conversations
 from dsim.live.config import ModelConfig
 from dsim.live.config_file import Given, read_config
 from dsim.live.families import FAMILIES
-from dsim.live.prompts import conversations, read_tokens
+from dsim.live.prompts import read_tokens
 from dsim.live.stored import INDEX, WEIGHTS
-from dsim.live.template import renderer
 from dsim.live.weights import check_model, random_model, read_model, save_model
 
 from . import mutate
 
 BYTES = ModelConfig("bytes", 1, 8, 1, 1, 8, 8, 258, 64, 4, 257)
 WORDS = ModelConfig("words", 1, 8, 1, 1, 8, 8, 600, 64, 4, 599)
-TEMPLATE = (
-    "{% for m in messages %}{{ bos_token }}[{{ m.role }}] {{ m.content | trim }}\n{% endfor %}"
-    "{% if add_generation_prompt %}[assistant] {% endif %}"
-)
 SIZES = {
     "hidden": 8, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 4, "ffn": 8, "vocab": 300, "context_limit": 64,
     "block_length": 4, "mask_token": 299, "rope_theta": 1e4, "norm_eps": 1e-6, "tied": True, "experts.num": 4,
@@ -135,31 +128,7 @@ def prompts(chance: Random, folder: Path) -> None:
     read_tokens(str(folder / "ids.jsonl"), str(folder), BYTES)
 
 
-def chats(chance: Random, folder: Path) -> None:
-    """Conversations, a chat template, and the tokens that it names."""
-    said = {"chat_template": TEMPLATE, "bos_token": {"content": "<s>"}, "eos_token": "</s>"}
-    several = [{"name": "default", "template": TEMPLATE}, {"name": "tools", "template": "x"}]
-    if chance.random() < 0.3:
-        said["chat_template"] = several  # type: ignore[assignment]
-    (folder / "tokenizer_config.json").write_bytes(mutate.json_text(said, chance))
-    if chance.random() < 0.3:
-        (folder / "chat_template.jinja").write_bytes(mutate.damaged(TEMPLATE.encode(), chance))
-    talk = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes"}]
-    asked = [{"messages": talk[:1]}, {"messages": talk}, {"messages": [*talk, talk[0]]}]
-    (folder / "chats.jsonl").write_bytes(mutate.json_lines(asked, chance))
-    template = chat_template(folder)
-    if template is not None:
-        try:
-            renderer(template, {})(talk)
-        except Exception as error:
-            raise ModelError(f"{folder}: {type(error).__name__}") from None
-    if chance.randrange(50) == 17:  # a process of its own
-        conversations(str(folder / "chats.jsonl"), str(folder), BYTES)
-    else:
-        read_conversations(str(folder / "chats.jsonl"))
-
-
 # Name: how, and how often beside the others.
 ALL: dict[str, tuple[Callable[[Random, Path], None], int]] = {
-    "model config": (config, 1), "tokenizer": (tokenizer, 4), "prompts": (prompts, 4), "chats": (chats, 2),
+    "model config": (config, 1), "tokenizer": (tokenizer, 4), "prompts": (prompts, 4),
 }  # fmt: skip

@@ -22,7 +22,6 @@ from dsim.comparison.clients.read import read_client
 from dsim.comparison.errors import errors, relative_error
 from dsim.engine.errors import DsimError, MachineError, ModelError, TraceError
 from dsim.engine.policy import parse
-from dsim.live.chat import chat_template
 from dsim.live.config_file import read_config
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.record import in_twin, record
@@ -262,14 +261,6 @@ def test_a_config_of_another_shape_is_one_line(changed: dict[str, object], says:
     with pytest.raises(ModelError, match=f"config.json: {says}") as error:
         read_config(Path.cwd())
     assert len(str(error.value)) < 500
-
-
-def test_a_chat_template_of_another_shape_is_none() -> None:
-    Path("tokenizer_config.json").write_text(json.dumps({"chat_template": ["x", {"name": "default"}, 3]}))
-    assert chat_template(Path.cwd()) is None
-    Path("chat_template.jinja").mkdir()
-    with pytest.raises(ModelError, match=r"chat_template.jinja: is a directory, expected a file"):
-        chat_template(Path.cwd())
 
 
 @pytest.mark.parametrize("redirect", [">&-", ">&- 2>&-"])

@@ -11,7 +11,7 @@ import pytest
 
 from dsim.live.canvas_model import read_canvas_config, shapes
 
-from ..live.checkpoints import CHECKPOINTS, llada2, rewrite, sdar, sdar_moe
+from ..live.checkpoints import CHECKPOINTS, llada2, rewrite, sdar_moe
 from .command import dsim, succeed
 
 
@@ -137,22 +137,3 @@ def _claim(shapes: dict[str, tuple[int, ...]]) -> None:
         os.truncate(file, 8 + len(head) + end)
     where = {name: file for file, part in found.items() for name in part}
     Path("model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-
-
-def test_requests_of_conversations_are_as_long_as_what_they_ask(folder: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
-    sdar(folder)
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0, "a": 1, "b": 2}, unk_token="?"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    lines = [{"messages": [{"role": "user", "content": "a b " * n}]} for n in (1, 4)]
-    Path("chats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    succeed(
-        "live", "trace.jsonl", "--model", "m", "--policy", "lmdeploy-bd32:4,page_size=16", "--prompts", "chats.jsonl",
-        "-o", "out", "--json",
-    )  # fmt: skip
-    import pandas
-
-    table = pandas.read_parquet(next(Path("out").rglob("requests.parquet")))
-    assert table["input_length"].tolist() == [2, 8, 2, 8]

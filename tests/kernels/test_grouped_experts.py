@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsim.kernels import taken, use
-from dsim.kernels.grouped_experts import grouped_experts, kernel, library, reference
+from dsim.kernels.grouped_experts import grouped_experts, kernel, reference
 
 from .places import BF16, EVERYWHERE, FP16, FP32, KERNEL, Place, normal
 
@@ -108,16 +107,3 @@ def test_pairs_are_sorted_by_expert_and_summed_by_row(
     place_of = found[2].view(num_rows, top_k)[few].reshape(-1)
     out = kernel.sum_of_pairs(read.to(place.device), place_of, weights[few].to(place.device)).cpu()
     torch.testing.assert_close(out, reference.sum_of_pairs(read, place_of.cpu(), weights[few]), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("place", EVERYWHERE)
-@pytest.mark.parametrize("activation", OPENED)
-@pytest.mark.skipif(library.at_hand() is None, reason="this PyTorch has no grouped product")
-def test_pytorchs_grouped_product_gives_the_same(place: Place, activation: str) -> None:
-    given = world(41, 6, 3, 48, 64, BF16)
-    given[1][given[1] == 2] = 5  # one expert has no rows
-    before = taken.copy()
-    with use(place.path):
-        out = grouped_experts(*(x.to(place.device) for x in given), activation, grouped_mm=True).cpu()
-    near(out, sum_of_experts(given, activation), given[0])
-    assert (taken - before)["grouped_experts", "grouped_mm"] == 1
