@@ -84,8 +84,6 @@ def plan(
     ensemble: int | None = None,
     as_given: bool = False,
     change_answers: bool = False,
-    scalers: bool | Sequence[str] = False,
-    startup: float | str = 0.0,
     links: Sequence[str] = (),
     pools: Sequence[str] = (),
     decider: str = Scenario.decider,
@@ -104,17 +102,15 @@ def plan(
     or none if each policy names its own. gpu_hour: a price, or prices by profile name. as_given: search no engine
     settings. change_answers: also search block, threshold and canvas. spare: standby replicas. growth: such as
     30%/year. ensemble: also replay the recommended fleet under this many drawn profiles; 19 or more give intervals.
-    scalers: also replay it at the trace's times with each shipped scaler, or with these; startup: s, or its parts.
     links: also find the cheapest fleet with a prefill pool, of `pools` or of the recommended policy. tiers: as in
     `replay`, for settings that cache prefixes. Raises DsimError.
     """
     specs = [spec_of(policy) for policy in policies]
-    code = [*specs, *(() if isinstance(scalers, bool | str) else scalers)]
-    scenario = named_scenario(trace, slos, Scenario.policy, Scenario.profile, code, traffic)
+    scenario = named_scenario(trace, slos, Scenario.policy, Scenario.profile, specs, traffic)
     scenario = replace(scenario, tiers=tuple(tiers))
     options = Options(
         rate, attainment, max_replicas, num_requests, spare, growth, ensemble, min_quality, quality_table, as_given,
-        change_answers, scalers, startup, tuple(links), tuple(pools), decider,
+        change_answers, tuple(links), tuple(pools), decider,
     )  # fmt: skip
     loaded = None if profiles is None else [p if isinstance(p, Profile) else load_profile(p) for p in profiles]
     question = plan_question(

@@ -44,7 +44,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "Model and device": "--model --random-weights --gpu --tp --device --graphs --eager "
         "--mask-token-id --block-length --tokenizer --temperature --eos",
         "Fleet and price": "--replicas --max-replicas --spare --growth --router --pool --link --decider --fleet "
-        "--gpus --scaler --scalers --startup --fail --tier --speed --gpu-hour --currency",
+        "--gpus --scaler --startup --fail --tier --speed --gpu-hour --currency",
         "SLOs and quality": "--slo --attainment --missing-fails --emit --bound --min-quality --quality-table "
         "--allow-unknown-quality",
         "Search": "--as-given --change-answers --objective --latency-metric --trials --space --sampler --prune --train "

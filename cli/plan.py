@@ -75,10 +75,6 @@ def plan_command(
             "--change-answers", help="Also search block, threshold and canvas, which change the model's answers."
         ),
     ] = False,
-    scalers: Annotated[
-        bool, typer.Option("--scalers", help="Also replay the best setting on the trace's own times with each scaler.")
-    ] = False,
-    startup: options.Startup = "0",
     link: options.Links = None,
     pool: options.Pools = None,
     decider: options.Decider = "always",
@@ -104,14 +100,13 @@ def plan_command(
     from ..planner.plan_run import Options, question_of, write_plan
     from ..planner.prices import prices
     from ..results.scenario import Scenario
-    from ..sim.startup import in_words
 
     if not given["slo"]:
         raise DsimError("no SLO is given, expected at least one, such as --slo ttft=2s --slo 100ms/token")
     asked = Options(
         rate, options.percent("--attainment", attainment), max_replicas, num_requests, spare, growth,
         given["ensemble"], min_quality, quality_table, as_given, change_answers,
-        scalers, in_words(startup), tuple(link or ()), tuple(pool or ()), decider,
+        tuple(link or ()), tuple(pool or ()), decider,
     )  # fmt: skip
     specs = options.different(policy or [])
     sheets, profiles = _profiles(specs, gpu, model, tp, yields, profile)

@@ -17,7 +17,6 @@ from ..report.page import Page
 from ..report.plan import plan_page
 from ..results.scenario import MAX_REPLICAS, Scenario, asked
 from ..sim.link import Link
-from ..sim.startup import Startup
 from .backend import Pool
 from .contents import Json, asked_of, digest
 from .ensemble import check_num
@@ -30,7 +29,6 @@ from .planned import Fleet, PlanCandidate, Planned
 from .purchase import check_growth
 from .quality import load_table, parse_share
 from .record import profile_notes
-from .scaled import compare_scalers
 from .split_plan import split_or_not
 from .spread import moved_by_spread
 from .uncertain_fleet import uncertain_fleet
@@ -51,8 +49,6 @@ class Options:
     quality_table: str | Path | None = None
     as_given: bool = False
     change_answers: bool = False
-    scalers: bool | Sequence[str] = False  # also replay with each scaler, or with these
-    startup: float | str = 0.0  # s, or named parts: from decision to serving
     links: Sequence[str] = ()  # also find the cheapest fleet with a prefill pool
     pools: Sequence[str] = ()  # ... of these pools; default: with the recommended policy
     decider: str = Scenario.decider
@@ -64,8 +60,6 @@ class Options:
             raise DsimError(
                 "as given and change answers are both true, expected at most one: the first searches nothing"
             )
-        if isinstance(self.scalers, str):
-            raise DsimError(f"scalers is {cut(self.scalers)}, expected true or a list of scalers")
         for name, value in (("pool", next(iter(self.pools), "")), ("decider", self.decider)):
             if value not in ("", Scenario.decider) and not self.links:
                 raise DsimError(f"{name} is {cut(value)} and no link is given, expected one from a prefill pool")
@@ -73,8 +67,6 @@ class Options:
             raise DsimError(f"pool is {cut(self.pools[0])} and a link is given, expected 2 or more pools, or none")
         for text in self.links:
             Link.parse(text)
-        if Startup.parse(self.startup).parts and not self.scalers:
-            raise DsimError(f"startup is {self.startup} and scalers are not asked for, expected both or none")
         if self.growth is not None:
             check_growth(self.growth)
         if self.ensemble is not None:
@@ -171,13 +163,6 @@ def answer(
             planned = replace(planned, ensemble=uncertain_fleet(
                 best, own.ensemble, attainment=own.attainment, num_requests=planned.num_requests, pool=pool, memo=memo,
                 progress=partial(show, "asking drawn profiles"),
-            ))  # fmt: skip
-    if own.scalers:
-        with Pool(backend, jobs, address) as pool:
-            planned = replace(planned, scalers=compare_scalers(
-                whole_trace(best), None if own.scalers is True else tuple(own.scalers), startup=own.startup,
-                goal=own.attainment, most=own.max_replicas, guess=best.replicas, memo=memo, pool=pool,
-                progress=lambda doing, done, of: show(f"scaling: {doing}", done, of),
             ))  # fmt: skip
     if own.links:
         recommended = planned.recommended

@@ -14,7 +14,6 @@ from .ensemble import Uncertain
 from .quality import Quality
 from .race import CONFIDENCE
 from .replicate import Interval
-from .scaled import Comparison
 from .settings import Tried
 from .split_plan import SplitOrNot
 
@@ -155,7 +154,6 @@ class Planned(Showable):
     growth: Growth | None = None  # None: not asked for
     deployment: Deployment | None = None  # None: no released engine is known to serve it
     ensemble: Uncertain | None = None  # None: not asked for
-    scalers: Comparison | None = None  # None: not asked for
     split: SplitOrNot | None = None  # None: not asked for
 
     @property
@@ -181,7 +179,7 @@ class Planned(Showable):
         data: Json = no_nan(asdict(self))
         data["deploy"] = None if self.deployment is None else self.deployment.to_json()
         del data["deployment"]
-        for name in ("ensemble", "scalers", "split"):
+        for name in ("ensemble", "split"):
             found = getattr(self, name)
             if found is None:
                 del data[name]

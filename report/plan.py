@@ -12,7 +12,6 @@ from .fleet import cost_of, count_of, floor_of, gpus_of, met_share, name_of
 from .page import Block, Code, Figure, Number, Page, Section, Table, Words, table
 from .pareto import pareto
 from .purchase import by_gpu, grown, lasting
-from .scaled import fixed_or_scaled
 from .search import Json, cautions, facts, in_currency, money, quality, quality_number
 from .split import sentence as split_sentence
 from .split import split_or_not
@@ -42,7 +41,6 @@ def plan_page(info: Json) -> Page:
             *pareto(info),
             *(Section("The engines' settings", found, spoken=True) for found in [_settings(info)] if found),
             *split_or_not(info),
-            *fixed_or_scaled(info.get("scalers")),
             Section("What could change it", (_risks(info), *grown(info)), spoken=True),
             Section("To deploy", tuple(_deploy(info)), spoken=True),
             *of_ensemble(info),

@@ -1,7 +1,5 @@
 """A run's replicas: pools, moved requests, replicas over time."""
 
-from typing import Any
-
 import numpy as np
 
 from ..results.manifest import FleetInfo, FleetRun, PoolInfo
@@ -78,20 +76,16 @@ def _hours(runs: list[FleetRun], arrival: Floats) -> Table:
     return table(head, rows, caption=HOURS)
 
 
-def draw_arrivals(chart: Chart, times: Any, rates: Any, hover: str) -> None:
-    """req/s on a second axis, right."""
-    chart.line(times, rates, "arrivals", hover=hover, yaxis="y2", line={"color": GRID, "width": 2})
-    chart.layout["yaxis2"] = {
-        "overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False, "title": {"text": "req/s"},
-        "tickmode": "auto", "nticks": 5, "automargin": True,  # else its ticks copy the left axis's
-    }  # fmt: skip
-
-
 def _over_time(runs: list[FleetRun], end: float, arrival: Floats) -> Figure:
     chart = Chart("time (s)", "replicas", legend=True)
     edges = np.linspace(0.0, max(end, 1e-9), WINDOWS + 1)
     rate = np.histogram(arrival, edges)[0] / np.diff(edges)
-    draw_arrivals(chart, (edges[:-1] + edges[1:]) / 2, rate, "%{y:.3g} req/s around %{x:.0f} s")
+    middles, hover = (edges[:-1] + edges[1:]) / 2, "%{y:.3g} req/s around %{x:.0f} s"
+    chart.line(middles, rate, "arrivals", hover=hover, yaxis="y2", line={"color": GRID, "width": 2})
+    chart.layout["yaxis2"] = {
+        "overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False, "title": {"text": "req/s"},
+        "tickmode": "auto", "nticks": 5, "automargin": True,  # else its ticks copy the left axis's
+    }  # fmt: skip
     lines = [(run, pool) for run in runs for pool in dict.fromkeys(change[1] for change in run.get("changes", []))]
     for i, (run, pool) in enumerate(lines):
         changes = [change for change in run.get("changes", []) if change[1] == pool]
