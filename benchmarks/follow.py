@@ -35,8 +35,8 @@ from dsim.following.sources.scrape import Target
 from dsim.following.store import Lines
 from dsim.following.windows import SECONDS, Scrape, Window
 from dsim.planner.given import name_of_profile
+from dsim.results.engine_metrics import TTFT, WHOLE
 from dsim.results.scenario import Scenario
-from dsim.serve.vllm_metrics import TTFT, WHOLE
 from dsim.traces import Trace
 
 INTERVAL, CHANGE, HOURS = 5.0, 90.0, 3.5  # s; minutes; hours of a run

@@ -19,7 +19,7 @@ from typing import Any
 
 from dsim.benchmarks.vllm_diffusion.trace import BURST, lines_of
 from dsim.following.follower import Followed, Follower
-from dsim.following.sources.engines import ENGINES, sample_of
+from dsim.following.sources.engines import READ, SETTINGS, sample_of
 from dsim.following.windows import Scrape
 from dsim.results.scenario import Scenario
 from dsim.traces import synth
@@ -46,11 +46,8 @@ def write_traces(asked: argparse.Namespace) -> None:
 
 def short(page: str) -> str:
     """The lines that `dsim follow` reads."""
-    own = ENGINES["vllm"]
-    tables = (own.counters, own.gauges, own.histograms)
-    names = {own.prefix + name for table in tables for of in table.values() for name in of}
-    names |= {own.prefix + name for name in own.settings}
-    names |= {own.prefix + name + end for of in own.histograms.values() for name in of for end in ("_bucket", "_sum")}
+    names = {SETTINGS, *(quantity.name_in("vllm") for quantity in READ)}
+    names |= {f"{name}{end}" for name in names for end in ("_bucket", "_sum")}
     return "".join(line + "\n" for line in page.splitlines() if line.partition("{")[0] in names)
 
 

@@ -51,8 +51,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "--replications --storage --precision --confidence --block --max-replications",
         "Measurement": "--budget --thresholds --full-sequence --max-batch --max-context --samples --measured --log "
         "--metrics --metrics-before",
-        "Server": "--host --port --allow-host --served-name --api-key --max-waiting --max-requests --max-body "
-        "--max-connections --request-timeout",
+        "Server": "--host --port --allow-host --served-name --api-key",
         "Logs": "--metrics-as --access-log --steps --step-log",
         "Following": "--interval --window --min-requests --once --what-if --webhook --token-file --ca-file",
         "Selection": "--from --to --rows --file",

@@ -67,13 +67,6 @@ def serve_command(
     api_key: Annotated[
         str | None, typer.Option(metavar="KEY", envvar="DSIM_API_KEY", help="Require this key from clients of /v1.")
     ] = None,
-    max_waiting: Annotated[int, option("N", "Requests that may wait; further ones get 503 and Retry-After.")] = 256,
-    max_requests: Annotated[int, option("N", "Requests in the server's life: the size of the journal.")] = 100_000,
-    max_body: Annotated[int, option("BYTES", "The largest request.")] = 8 << 20,
-    max_connections: Annotated[
-        int | None, option("N", "Open connections; by default 4096, or fewer if the process may open fewer files.")
-    ] = None,
-    request_timeout: Annotated[float, option("S", "How long a client may take to send its request.")] = 30.0,
     drain: Annotated[float, option("S", "How long requests in flight may take to end after Ctrl-C.")] = 60.0,
     slo: options.Slos = None,
     seed: options.Seed = 0,
@@ -96,24 +89,20 @@ def serve_command(
     from ..report.story import words
     from ..results.manifest import FILES
     from ..results.scenario import Scenario, named_code
-    from ..serve.open import Behind, Bounds, open_live, open_twin
+    from ..serve.open import Behind, open_live, open_twin
     from ..serve.serving import ServerOptions, serve_until_stopped
 
-    server = ServerOptions(
-        host, port, max_body, drain, request_timeout, max_connections, allow_host or [], served_name, api_key,
-        access_log,
-    )  # fmt: skip
+    server = ServerOptions(host, port, drain, allow_host or [], served_name, api_key, access_log)
     scenario = Scenario(
         trace="", policy=policy, profile=twin or choices.PROFILE, workload=workload, replicas=replicas, router=router,
         emit=emit, seed=seed, eos=eos, allow_code=named_code([policy, router], allow_code or []),
     )  # fmt: skip
-    bounds = Bounds(max_requests, max_waiting)
     screen = Screen()
 
     def open_fleet(append: "Append | None") -> Behind:
         if twin is not None:
             behind = open_twin(
-                scenario, bounds, speed=speed, tokenizer=tokenizer, append=append, metrics_as=metrics_as,
+                scenario, speed=speed, tokenizer=tokenizer, append=append, metrics_as=metrics_as,
                 step_log=step_log, force=force,
             )  # fmt: skip
             options.warn_of_yields(screen, scenario)
@@ -125,16 +114,12 @@ def serve_command(
         held = None if profile is None else load(profile)
         name, settings = named(model, random_weights, mask_token_id, block_length)
         loaded = open_any(name, device, seed, graphs, settings)
-        return open_live(loaded, scenario, bounds, profile=held, commits=commits, append=append, metrics_as=metrics_as)
+        return open_live(loaded, scenario, profile=held, commits=commits, append=append, metrics_as=metrics_as)
 
     served = serve_until_stopped(
-        open_fleet, server, bounds, slo or [], policy, out, force, lambda line: screen.print(line, markup=False)
+        open_fleet, server, slo or [], policy, out, force, lambda line: screen.print(line, markup=False)
     )  # fmt: skip
     say(lambda: words(served.manifest["policies"], served.manifest), {}, False)
-    if served.num_refused:
-        screen.print(
-            f"{served.num_refused:,} requests were refused with 503 (Retry-After)", style="yellow", markup=False
-        )
     if served.speed is not None:
         screen.print(f"Times are simulated: they passed {served.speed:.3g} times as fast as the clock", markup=False)
     screen.wrote(out, FILES)

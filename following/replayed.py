@@ -8,12 +8,12 @@ import numpy as np
 
 from ..engine.journal import STATUSES
 from ..engine.step import Phase
+from ..results.engine_metrics import WITH_HANDLES
 from ..results.scenario import Scenario
 from ..sim.fleet import Fleet, Pool
 from ..sim.setting import Setting
 from ..sim.twin import Result, simulate
 from ..traces import Trace
-from .sources.engines import ENGINES
 from .sources.sample import Buckets, Floats, Sample
 from .windows import Window
 
@@ -95,9 +95,8 @@ def replayed(scenario: Scenario, setting: Setting, trace: Trace, begins: float, 
     steps = recorder.steps()
     at = window.times + begins
     last = window.samples[-1].histograms
-    own = ENGINES.get(window.samples[-1].engine)
     ends = {name: buckets.ends for name, buckets in last.items()}
-    samples = samples_of(result, trace, steps, at, ends, handles=own is not None and own.handles)
+    samples = samples_of(result, trace, steps, at, ends, handles=window.samples[-1].engine == WITH_HANDLES)
     inside = (steps.end > at[0]) & (steps.end <= at[-1])
     return Replay(Window(tuple(samples)), Steps(*(column[inside] for column in vars(steps).values())))
 

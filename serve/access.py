@@ -18,16 +18,14 @@ class AccessLog:
         self._lock = threading.Lock()
 
     def write(
-        self, index: int | None, status: str, arrival: float, input_length: int, max_tokens: int, num: int = 0,
+        self, index: int, status: str, arrival: float, input_length: int, max_tokens: int, num: int = 0,
         first: float | None = None, end: float | None = None,
     ) -> None:  # fmt: skip
         """arrival, first, end: s on the server's clock; first and end are of its tokens, if any."""
         line: dict[str, Any] = {
             "arrival": self._opened + arrival, "input_length": input_length, "output_length": num,
-            "max_tokens": max_tokens, "status": status,
+            "max_tokens": max_tokens, "status": status, "id": str(index),
         }  # fmt: skip
-        if index is not None:
-            line["id"] = str(index)
         if first is not None:
             line["measured_ttft"] = first - arrival
         if end is not None:

@@ -22,13 +22,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..engine.errors import SHOWN, cut
 from ..files.read import json_of
-from . import metrics
 from .fleet import Emission, Fleet, RefusedError, Stream
-from .http_counts import HttpCounts
+from .metrics_page import MetricsPage
 from .words import Pieces, Words
 
 DEFAULT_MAX_TOKENS = {"text_completion": 16, "chat.completion": 256}
 FAULT = "a fault of the server's own, which its log names"
+MAX_BODY = 8 << 20  # bytes of a request
+PATIENCE = 30.0  # s for a client to send a request's body
 LONG_TEXT = 1 << 16  # characters: longer prompts are encoded in a thread, not to block other clients
 CLOSE: Mapping[str, str] = {"connection": "close"}  # the rest of the request is not read
 _log = logging.getLogger("dsim.serve")
@@ -39,9 +40,7 @@ ID_PREFIX = {"text_completion": "cmpl", "chat.completion": "chatcmpl"}
 class Settings:
     model: str  # the name in the API
     about: str  # twin or live: a header of every reply
-    max_body: int  # bytes
     api_key: str | None = None
-    patience: float = 30.0  # s to send a request
     hosts: frozenset[str] | None = None  # allowed in the Host header; None: any
 
 
@@ -52,15 +51,10 @@ def application(fleet: Fleet, words: Words, settings: Settings) -> Starlette:
         Route("/v1/completions", answers.completions, methods=["POST"]),
         Route("/v1/chat/completions", answers.chat, methods=["POST"]),
         Route("/v1/models", answers.models),
-        Route("/server_info", answers.server_info),
-        Route("/get_server_info", answers.server_info),
         Route("/health", answers.health),
         Route("/metrics", answers.metrics),
     ]
-    paths = [route.path for route in routes]
-    middleware = [Middleware(HttpCounts, tallies=fleet.tallies, paths=paths, clock=fleet.clock)]
-    if settings.hosts is not None:
-        middleware.append(Middleware(_KnownHosts, hosts=settings.hosts))
+    middleware = [] if settings.hosts is None else [Middleware(_KnownHosts, hosts=settings.hosts)]
     return Starlette(
         routes=routes,
         exception_handlers={
@@ -111,7 +105,7 @@ class _Routes:
         self._words = words
         self._settings = settings
         self._headers = {"x-dsim": settings.about}
-        self._page = metrics.Page(fleet, settings.model)
+        self._page = MetricsPage(fleet, settings.model)
         key = settings.api_key
         self._keys = [] if key is None else [sha256(b"Bearer " + form).digest() for form in _encodings(key)]
 
@@ -127,17 +121,10 @@ class _Routes:
         self._check_key(request)
         limit = self._fleet.engines[0].limits.context_limit
         model = {
-            "id": self._settings.model, "object": "model", "created": 0, "owned_by": self._fleet.face.engine,
+            "id": self._settings.model, "object": "model", "created": 0, "owned_by": self._fleet.metrics_as,
             "root": self._settings.model, "max_model_len": limit,
         }  # fmt: skip
         return JSONResponse({"object": "list", "data": [model]}, headers=self._headers)
-
-    async def server_info(self, request: Request) -> Response:
-        self._check_key(request)
-        settings = self._fleet.face.settings(self._fleet, self._settings.model)
-        if settings is None:
-            raise RefusedError(404, f"{self._fleet.face.release} has no {request.url.path}")
-        return JSONResponse(settings | {"dsim": self._settings.about}, headers=self._headers)
 
     async def health(self, request: Request) -> Response:
         closed = self._fleet.closed
@@ -160,19 +147,19 @@ class _Routes:
         kind = request.headers.get("content-type", "")
         if kind.partition(";")[0].strip().lower() != "application/json":
             raise RefusedError(415, f"content-type is {cut(kind) or 'missing'}, expected application/json")
-        data, most, size = bytearray(), self._settings.max_body, 0
+        data, size = bytearray(), 0
         try:
-            async with asyncio.timeout(self._settings.patience):
+            async with asyncio.timeout(PATIENCE):
                 async for chunk in request.stream():
                     size += len(chunk)
-                    if size <= most:
+                    if size <= MAX_BODY:
                         data += chunk
         except ClientDisconnect:
             raise RefusedError(400, "the client went away") from None
         except TimeoutError:
-            raise RefusedError(408, f"the request did not come within {self._settings.patience:g} s", CLOSE) from None
-        if size > most:  # after reading it all: a client that is still sending does not read
-            raise RefusedError(413, f"the request is larger than {most} bytes")
+            raise RefusedError(408, f"the request did not come within {PATIENCE:g} s", CLOSE) from None
+        if size > MAX_BODY:  # after reading it all: a client that is still sending does not read
+            raise RefusedError(413, f"the request is larger than {MAX_BODY} bytes")
         try:
             body = json_of(data)
         except ValueError:
@@ -209,12 +196,9 @@ class _Routes:
         asked = (wishes.pop("max_completion_tokens", None), wishes.pop("max_tokens", None), DEFAULT_MAX_TOKENS[kind])
         if not prompt:
             raise RefusedError(400, "the prompt holds no tokens, expected at least 1")
-        streamed = bool(body.get("stream"))
-        stream = self._fleet.submit(
-            prompt, next(most for most in asked if most is not None), streamed=streamed, **wishes
-        )
+        stream = self._fleet.submit(prompt, next(most for most in asked if most is not None), **wishes)
         reply = _Reply(stream, self._words.pieces(), kind, self._settings.model)
-        if streamed:
+        if body.get("stream"):
             return StreamingResponse(
                 self._events(reply), media_type="text/event-stream",
                 headers={**self._headers, "cache-control": "no-cache"},

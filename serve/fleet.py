@@ -21,22 +21,18 @@ from ..engine.prefix import ToldPrefixes
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
 from ..profiler.frontend import NO_FRONT_END, FrontEnd, Queue
-from ..profiler.profile import MemoryModel
+from ..results.engine_metrics import engine_of
 from ..sim.routers.router import Router
 from .access import AccessLog
 from .clock import Clock
-from .metric import Face
-from .metrics import face_of
 from .replica import Ids, Replica
 from .steplog import EndedStep, StepLog
-from .tallies import Tallies
-from .watch import Sent, Watch
+from .watch import Watch
 
 _log = logging.getLogger("dsim.serve")
 STOPPING = "the server stopped before the reply's end"
 BATCH = 1024  # steps per journal batch
 LEFT_BEHIND = 10.0, 50  # s and steps without a step for a request, while later ones begin, after which it is logged
-RETRY_AFTER: Mapping[str, str] = {"retry-after": "1"}  # s
 # By request, slot and length: its sequence's tokens up to that length.
 Text = Callable[[int, int, int], Ids]
 
@@ -68,7 +64,6 @@ class Stream:
     loop: asyncio.AbstractEventLoop
     arrival: float  # s
     due: float  # s: when it reaches the engine
-    streamed: bool = False  # to its client
     emissions: "asyncio.Queue[Emission | str]" = field(default_factory=asyncio.Queue)  # a text says why no more come
     begun: bool = False  # was in a step
     num_sent: int = 0  # tokens
@@ -88,34 +83,28 @@ class Fleet:
 
     table: has a row for each request in the server's life. draws: is told each request's lengths. prefixes: is told
     each prompt. append: takes the journal's steps in batches, from one thread at a time; once it fails, steps are not
-    recorded. vocab: token ids of prompts must be below it. front: delays requests. face: metrics to publish; None:
-    those of the engine in the policy's name. simulates: a step takes the time that its profile predicts.
+    recorded. vocab: token ids of prompts must be below it. front: delays requests. metrics_as: engine under whose names
+    metrics are published; None: the one in the policy's name. simulates: a step takes the time that its profile
+    predicts.
     """
 
-    num_refused: int  # requests
-
     def __init__(
-        self, engines: Sequence[Engine], router: Router, table: RequestTable, clock: Clock, *, max_waiting: int,
+        self, engines: Sequence[Engine], router: Router, table: RequestTable, clock: Clock, *,
         draws: CommitDraws | None = None, append: Append | None = None, prefixes: ToldPrefixes | None = None,
-        vocab: int | None = None, front: FrontEnd = NO_FRONT_END, face: Face | None = None, simulates: bool = False,
-        memory: MemoryModel | None = None,
+        vocab: int | None = None, front: FrontEnd = NO_FRONT_END, metrics_as: str | None = None,
+        simulates: bool = False,
     ) -> None:  # fmt: skip
         self.engines = list(engines)
-        policy = self.engines[0].policy
-        self.face = face or face_of(policy.name)
-        self.metrics = [m for m in self.face.metrics if m.only in (None, policy.rows.commits)]
-        self.tallies = Tallies(self.metrics, self.engines[0].limits.context_limit)  # of the server, not of a replica
-        self.memory = memory
+        self.metrics_as = engine_of(self.engines[0].policy.name, metrics_as)
         self.clock = clock
         self.simulates = simulates
         self.access: AccessLog | None = None
         self.table = table
         self.num_requests = 0
-        self.num_refused = 0
         self.replicas: list[Replica] = []
+        self.watches: list[Watch] = []  # one per replica
         self.journal_failure: Exception | None = None
         self._router = router
-        self._max_waiting = max_waiting
         self._draws = draws
         self._append = append
         self._prefixes = prefixes
@@ -135,10 +124,10 @@ class Fleet:
             committed, ended = partial(self._send, text), partial(self._end, len(self.replicas))
             self._newest.append(-1)
             timed: Any = executor if hasattr(executor, "host") else None
-            watch = Watch(self.metrics, engine, self.clock, self._prefixes, timed, self.face.handles)
+            self.watches.append(Watch(self.metrics_as, engine, self.clock, self._prefixes, timed))
             self.replicas.append(
                 Replica(
-                    engine, executor, self.clock, committed, ended, recorder, simulates=self.simulates, watch=watch,
+                    engine, executor, self.clock, committed, ended, recorder, simulates=self.simulates,
                     entering=self._entering,
                 )
             )  # fmt: skip
@@ -164,7 +153,7 @@ class Fleet:
         stream = self._streams.get(request)
         return np.zeros(length, np.int32) if stream is None else stream.prompt
 
-    def submit(self, prompt: Sequence[int], output_length: int, *, streamed: bool = False, **wishes: Any) -> Stream:
+    def submit(self, prompt: Sequence[int], output_length: int, **wishes: Any) -> Stream:
         """Take a request, or raise RefusedError. wishes: priority, deadline and slo_class of Request."""
         index = self.num_requests
         request = Request(index, self.clock(), len(prompt), output_length, output_length, **wishes)
@@ -179,12 +168,6 @@ class Fleet:
             raise RefusedError(400, f"prompt holds token id {ids.max()}, expected below {self._vocab}")
         if (why := self.closed) is not None:
             raise RefusedError(503, why)
-        waiting = sum(replica.num_waiting for replica in self.replicas)
-        if waiting >= self._max_waiting:
-            self.num_refused += 1
-            if self.access is not None:
-                self.access.write(None, "refused", request.arrival, len(prompt), output_length)
-            raise RefusedError(503, f"{waiting} requests wait, expected fewer than {self._max_waiting}", RETRY_AFTER)
         if self._prefixes is not None:
             self._prefixes.tell(index, ids)
         replica = self.replicas[self._router.route(self.engines, request)]
@@ -196,8 +179,7 @@ class Fleet:
             request = replace(request, arrival=self.clock())  # inside the lock: no step that ends later misses it
             due = self._front.reach(request.arrival)
             stream = Stream(
-                index, len(prompt), output_length, ids, replica, asyncio.get_running_loop(), request.arrival, due,
-                streamed,
+                index, len(prompt), output_length, ids, replica, asyncio.get_running_loop(), request.arrival, due
             )  # fmt: skip
             self.num_requests += 1
             self._streams[index] = stream
@@ -207,7 +189,7 @@ class Fleet:
     def cancel(self, stream: Stream) -> None:
         """End a request whose client disconnected, if it has not ended."""
         if self._streams.pop(stream.index, None) is not None:
-            stream.replica.watch.cancelled(stream.index, stream.begun)
+            self.watches[stream.replica.engine.replica].cancelled(stream.index)
             self._note_end(stream, "cancelled", self.clock())
             stream.replica.cancel(stream.index)
 
@@ -236,7 +218,7 @@ class Fleet:
         over = set(done.tolist())
         emitted = self.table["num_tokens"]
         index = self._replica_of(plan)
-        watch = self.replicas[index].watch
+        watch = self.watches[index]
         num_prompt = 0
         begun: list[tuple[int, float]] = []
         sent: dict[int, int] = {}
@@ -261,10 +243,8 @@ class Fleet:
                 continue
             more, first = num - stream.num_sent, stream.num_sent == 0
             num_prompt += watch.sent(
-                Sent(
-                    request, more, first, request in over, now - stream.last_sent, stream.due, stream.streamed,
-                    stream.output_length,
-                )
+                request, more, first=first, last=request in over, gap=now - stream.last_sent,
+                output_length=stream.output_length,
             )  # fmt: skip
             sent[request] = more
             stream.num_sent, stream.last_sent = num, now
@@ -274,7 +254,7 @@ class Fleet:
                 self._note_end(stream, "completed", now)
             emissions.append((stream, Emission(tokens, request in over)))
         # Counted first: metrics read after a reply include it.
-        watch.step(plan, outcome, now, sum(sent.values()), num_prompt)
+        watch.step(plan, outcome, sum(sent.values()), num_prompt)
         for stream, emission in emissions:
             stream.put(emission)
         if self._step_logs:

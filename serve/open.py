@@ -19,7 +19,7 @@ from ..engine.loop import Executor, serve
 from ..engine.prefix import ToldPrefixes, caches_prefixes
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
-from ..profiler.profile import MemoryModel, Profile
+from ..profiler.profile import Profile
 from ..results.manifest import Manifest
 from ..results.manifest_of import front_end_info, law_told
 from ..results.metrics import Columns, Summary, summarize
@@ -31,26 +31,13 @@ from ..sim.step_model import StepModel
 from ..traces import Trace
 from .clock import Clock
 from .fleet import Fleet, Text
-from .metrics import face_of
 from .steplog import StepLog, header_of, log_file
 from .words import Bytes, Filler, Tokenized, Words
 
 if TYPE_CHECKING:
     from ..profiler.canvas import Opened
 
-
-@dataclass(frozen=True)
-class Bounds:
-    """Limits on a server's requests."""
-
-    max_requests: int = 100_000  # in its life: rows of the journal's table
-    max_waiting: int = 256  # more are refused
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.max_requests <= 10_000_000:
-            raise DsimError(f"max requests is {self.max_requests}, expected 1 to 10000000")
-        if self.max_waiting < 1:
-            raise DsimError(f"max waiting is {self.max_waiting}, expected at least 1")
+MAX_REQUESTS = 250_000  # in a server's life: rows of the journal's table
 
 
 @dataclass(frozen=True)
@@ -92,7 +79,7 @@ class Behind:
 
 
 def open_twin(
-    scenario: Scenario, bounds: Bounds, *, speed: float = 1.0, tokenizer: str | None = None,
+    scenario: Scenario, *, speed: float = 1.0, tokenizer: str | None = None,
     append: Append | None = None, metrics_as: str | None = None, step_log: str | None = None, force: bool = False,
 ) -> Behind:  # fmt: skip
     """The twin of a scenario's policy, profile and replicas; its text is filler.
@@ -100,24 +87,24 @@ def open_twin(
     speed: simulated s per real s. metrics_as: engine whose metrics are published. step_log: a file for each replica's
     steps, in whose name {replica} becomes its number; force: replace it.
     """
-    clock, face = Clock(speed), face_of(scenario.policy, metrics_as)
+    clock = Clock(speed)
     if not 1 <= scenario.replicas <= 64:
         raise DsimError(f"replicas is {scenario.replicas}, expected 1 to 64: each is a thread")
     setting = scenario.setting().check()
     profile, policy, limits = setting.profile, setting.policy, setting.limits
-    draws = setting.draws(scenario.seed, _unknown(bounds))
-    table = RequestTable(bounds.max_requests)
+    draws = setting.draws(scenario.seed, _unknown())
+    table = RequestTable(MAX_REQUESTS)
     asked = caches_prefixes(policy) or scenario.routing().kind.goes_by_prefix
-    prefixes = ToldPrefixes(policy.memory.page_size, bounds.max_requests) if asked else None
+    prefixes = ToldPrefixes(policy.memory.page_size, MAX_REQUESTS) if asked else None
     numbers = range(scenario.replicas)
     engines = [setting.engine(table, replica=r, emit=scenario.emit, prefixes=prefixes) for r in numbers]
     model = setting.step_model(draws)
     _warm_up(setting, model)
     clock.start()
     fleet = Fleet(
-        engines, scenario.routing().new(prefixes), table, clock, max_waiting=bounds.max_waiting,
+        engines, scenario.routing().new(prefixes), table, clock,
         draws=draws if isinstance(draws, CommitDraws) else None, append=append, prefixes=prefixes,
-        front=profile.front_end, face=face, simulates=True, memory=_of_one(setting.memory, profile.device.count),
+        front=profile.front_end, metrics_as=metrics_as, simulates=True,
     )  # fmt: skip
     words = Filler(None if tokenizer is None else Tokenized(tokenizer))
     said = "" if speed == 1 else f"; times are simulated, {speed:g} times as fast as the clock"
@@ -139,7 +126,7 @@ def open_twin(
 
 
 def open_live(
-    loaded: Opened, scenario: Scenario, bounds: Bounds, *, profile: Profile | None = None, commits: str | None = None,
+    loaded: Opened, scenario: Scenario, *, profile: Profile | None = None, commits: str | None = None,
     append: Append | None = None, metrics_as: str | None = None,
 ) -> Behind:  # fmt: skip
     """A model on its device. profile: for drawn commits and elastic chunks."""
@@ -150,13 +137,13 @@ def open_live(
     check_live(scenario, loaded, profile, commits)
     config = loaded.model.config
     warm_up = random_prompts(config, scenario.seed)
-    serving, drawing = serving_on(loaded, scenario, profile, commits, _unknown(bounds), warm_up)
+    serving, drawing = serving_on(loaded, scenario, profile, commits, _unknown(), warm_up)
     draws, limits = serving.draws, serving.limits
-    table = RequestTable(bounds.max_requests)
+    table = RequestTable(MAX_REQUESTS)
     fleet = Fleet(
         [serving.engine(table, scenario.emit)], routing("round-robin").new(), table, Clock(),
-        max_waiting=bounds.max_waiting, draws=draws if isinstance(draws, CommitDraws) else None, append=append,
-        vocab=config.vocab, face=face_of(scenario.policy, metrics_as),
+        draws=draws if isinstance(draws, CommitDraws) else None, append=append,
+        vocab=config.vocab, metrics_as=metrics_as,
     )  # fmt: skip
     half = limits.context_limit // 2
     largest = [Request(0, 0.0, limits.context_limit - half, half)]
@@ -165,14 +152,6 @@ def open_live(
     about = f"{config.name} on {loaded.device}, {scenario.policy}" + (f", weights {loaded.made}" if loaded.made else "")
     manifest = _manifest(scenario, limits, profile, drawing, commits, loaded.settings)
     return Behind(fleet, [executor], executor.text, words, scenario.policy, about, "live", (), manifest)
-
-
-def _of_one(memory: MemoryModel, gpus: int) -> MemoryModel:
-    """One GPU's share of a replica's memory."""
-    return replace(
-        memory, capacity_bytes=memory.capacity_bytes // gpus, weight_bytes=memory.weight_bytes // gpus,
-        kv_bytes_per_token=max(1, memory.kv_bytes_per_token // gpus),
-    )  # fmt: skip
 
 
 def _words(loaded: Opened) -> Words:
@@ -244,9 +223,9 @@ def _warm_up(setting: Setting, model: StepModel) -> None:
     serve(engine, model.step, deliver=deliver, wait=lambda now: None, told=told)
 
 
-def _unknown(bounds: Bounds) -> Trace:
+def _unknown() -> Trace:
     """A row for each possible request; lengths are set on arrival."""
-    ones = np.ones(max(bounds.max_requests, _WARM), np.int64)
+    ones = np.ones(MAX_REQUESTS, np.int64)
     return Trace("served", np.zeros(len(ones)), ones, ones)
 
 
@@ -269,7 +248,3 @@ class PacedTwin:
         if latency.overlap or features.continues:
             return 0.0
         return features.num_forwards * latency.host_step + latency.host_request * features.batch
-
-    def captured(self, plan: StepPlan) -> bool:
-        """Whether a step replays a graph."""
-        return plan.features.prefill_tokens == 0 and 0 < plan.features.tokens <= self._model.latency.graph_tokens

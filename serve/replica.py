@@ -14,7 +14,6 @@ from ..engine.loop import Executor, serve
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
 from .clock import Clock
-from .watch import Watch
 
 Ids = npt.NDArray[np.int32]
 Committed = Callable[[StepPlan, StepOutcome, Ids, float], None]  # step, requests that it ended, end
@@ -23,20 +22,17 @@ Committed = Callable[[StepPlan, StepOutcome, Ids, float], None]  # step, request
 class Replica:
     """Its thread calls `committed` after each step, and `ended` when it stops; `failure` is then set on an error.
 
-    simulates: time follows the executor's latencies. watch: counts what `committed` sees. entering: a lock, held from
-    setting a request's arrival until `submit` returns.
+    simulates: time follows the executor's latencies. entering: a lock, held from setting a request's arrival until
+    `submit` returns.
     """
 
     engine: Engine
-    watch: Watch
 
     def __init__(
         self, engine: Engine, executor: Executor, clock: Clock, committed: Committed, ended: Callable[[], None],
-        recorder: StepRecorder | None = None, *, simulates: bool = False, watch: Watch | None = None,
-        entering: Any = None,
+        recorder: StepRecorder | None = None, *, simulates: bool = False, entering: Any = None,
     ) -> None:  # fmt: skip
         self.engine = engine
-        self.watch = watch or Watch((), engine, clock, None, None)
         self._simulates = simulates
         self._entering = entering or threading.Lock()
         self.failure: Exception | None = None
@@ -119,7 +115,6 @@ class Replica:
                 self.engine.cancel(first, now)
             elif first[0] <= now:
                 self.engine.submit(first[1])
-                self.watch.queued()
                 self._num_taken += 1
             else:
                 break

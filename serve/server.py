@@ -5,17 +5,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import FrameType
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 
-from ..engine.errors import DsimError
 from ..files.interrupt import SIGNALS
 from .fleet import STOPPING, Fleet
-from .protocol import Connection, ConnectionLimits
 
 try:
     import resource
@@ -23,9 +20,8 @@ except ImportError:  # not a POSIX system
     resource = None  # type: ignore[assignment]
 
 LAST_BYTES = 2.0  # s for clients to receive the ends of aborted replies
-MOST_CONNECTIONS = 4096
-BACKLOG = 256  # connections accepted at once
-OTHER_FILES = 64  # open files besides connections
+MAX_CONNECTIONS = 4096  # further clients get 503
+KEEP_ALIVE = 65  # s for which an idle connection stays open
 
 
 class Server(uvicorn.Server):
@@ -36,14 +32,13 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, app: Starlette, host: str, port: int, drain: float, fleet: Fleet, limits: ConnectionLimits,
+        self, app: Starlette, host: str, port: int, drain: float, fleet: Fleet,
         started: Callable[[str], None] = lambda url: None,
     ) -> None:  # fmt: skip
-        protocol: Any = partial(Connection, limits)
         super().__init__(
             uvicorn.Config(
-                app, host=host, port=port, http=protocol, lifespan="off", ws="none", access_log=False, log_config=None,
-                timeout_keep_alive=65, server_header=False, backlog=min(BACKLOG, limits.connections),
+                app, host=host, port=port, http="h11", lifespan="off", ws="none", access_log=False, log_config=None,
+                limit_concurrency=MAX_CONNECTIONS, timeout_keep_alive=KEEP_ALIVE, server_header=False,
             )
         )  # fmt: skip
         self._drain = drain
@@ -106,15 +101,8 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def most_connections(asked: int | None = None) -> int:
-    """How many connections the process may open; raises the soft limit on files to the hard one."""
-    room = MOST_CONNECTIONS if asked is None else asked
+def raise_file_limit() -> None:
+    """Raise the soft limit on open files to the hard one: each connection is a file."""
     if resource is not None:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        if hard != resource.RLIM_INFINITY:
-            # A backlog may be accepted before others are closed.
-            room = max(1, min(room, hard - OTHER_FILES - min(BACKLOG, hard // 2)))
-    if asked is not None and not 1 <= asked <= room:
-        raise DsimError(f"--max-connections is {asked}, expected 1 to {room}: as many files as the process may open")
-    return room

@@ -14,9 +14,8 @@ from ..results.slo import Slo
 from .access import AccessLog
 from .app import Settings, application, known_hosts
 from .log import counted
-from .open import Behind, Bounds
-from .protocol import ConnectionLimits
-from .server import Server, most_connections
+from .open import MAX_REQUESTS, Behind
+from .server import Server, raise_file_limit
 
 
 @dataclass(frozen=True)
@@ -25,10 +24,7 @@ class ServerOptions:
 
     host: str
     port: int
-    max_body: int  # bytes
     drain: float  # s
-    request_timeout: float  # s
-    max_connections: int | None = None
     allow_host: Sequence[str] = ()
     served_name: str | None = None
     api_key: str | None = None
@@ -37,12 +33,8 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:
             raise DsimError(f"--port is {self.port}, expected 0 to 65535")
-        if self.max_body < 1:
-            raise DsimError(f"--max-body is {self.max_body} bytes, expected at least 1")
         if not 0 <= self.drain < float("inf"):
             raise DsimError(f"--drain is {self.drain} s, expected at least 0 and finite")
-        if not 0 < self.request_timeout < float("inf"):
-            raise DsimError(f"--request-timeout is {self.request_timeout} s, expected above 0 and finite")
 
 
 @dataclass(frozen=True)
@@ -50,34 +42,31 @@ class Served:
     """What a server's life left."""
 
     manifest: Manifest
-    num_refused: int  # requests that may be tried again
     failure: str | Exception | None  # of a replica, else of the journal
     started: bool  # False: it could not listen
     speed: float | None = None  # average, if --speed was given
 
 
 def serve_until_stopped(
-    open_fleet: Callable[[Append | None], Behind], options: ServerOptions, bounds: Bounds, slos: Sequence[str],
+    open_fleet: Callable[[Append | None], Behind], options: ServerOptions, slos: Sequence[str],
     policy: str, out: Path | None, force: bool, log: Callable[[str], None],
 ) -> Served:  # fmt: skip
     """Serve until a signal, then write the run's folder. open_fleet: takes the journal's `append`."""
     asked = [Slo.parse(text) for text in slos]
     for slo in asked:
         slo.check_class(())
-    limits = ConnectionLimits(most_connections(options.max_connections), options.request_timeout)
-    written = nullcontext() if out is None else RunWriter(out, force=force, room_for=bounds.max_requests)
+    raise_file_limit()
+    written = nullcontext() if out is None else RunWriter(out, force=force, room_for=MAX_REQUESTS)
     with written as writer, counted(log):
         behind = open_fleet(None if writer is None else writer.steps(policy).append)
         fleet = behind.fleet
         if options.access_log is not None:
             fleet.access = AccessLog(options.access_log, fleet.clock.opened, force)
         name = options.served_name or str(behind.manifest["live"]["model"])
-        settings = Settings(
-            name, behind.header, options.max_body, options.api_key or None, options.request_timeout,
-            known_hosts(options.host, options.allow_host),
-        )  # fmt: skip
+        hosts = known_hosts(options.host, options.allow_host)
+        settings = Settings(name, behind.header, options.api_key or None, hosts)
         server = Server(
-            application(fleet, behind.words, settings), options.host, options.port, options.drain, fleet, limits,
+            application(fleet, behind.words, settings), options.host, options.port, options.drain, fleet,
             lambda url: print(f"Serving {name}: {behind.about}, on {url}", flush=True),
         )  # fmt: skip
         behind.start()
@@ -91,4 +80,4 @@ def serve_until_stopped(
             writer.requests(policy, behind.columns())
             writer.finish({**manifest, "spread": no_spread("requests come as they come; `dsim replay` a trace")})
     speed = None if fleet.clock.speed == 1 else fleet.clock.reached
-    return Served(manifest, fleet.num_refused, fleet.failure or fleet.journal_failure, server.started, speed)
+    return Served(manifest, fleet.failure or fleet.journal_failure, server.started, speed)

@@ -10,27 +10,18 @@ import numpy as np
 
 from ...engine.errors import DsimError
 from ...files.read import quoted, read_text
+from ...results.engine_metrics import BY_NAME
 from ...results.manifest import Manifest
 from ...results.metrics import COMPLETED
 from ...results.run import Columns
 
-# Histograms are read as means in ms.
+# Quantities by the names of a file's summary. Histograms are read as means in ms.
 COUNTERS = {
-    "requests": "vllm:request_success_total",
-    "prompt_tokens": "vllm:prompt_tokens_total",
-    "generation_tokens": "vllm:generation_tokens_total",
-    "preemptions": "vllm:num_preemptions_total",
-    "denoising_steps": "vllm:diffusion_num_denoising_steps_total",
-    "canvas_positions": "vllm:diffusion_num_canvas_positions_total",
-    "committed_tokens": "vllm:diffusion_num_committed_tokens_total",
-}
-MEANS = {
-    "ttft_ms": "vllm:time_to_first_token_seconds",
-    "tpot_ms": "vllm:request_time_per_output_token_seconds",
-    "itl_ms": "vllm:inter_token_latency_seconds",
-    "e2el_ms": "vllm:e2e_request_latency_seconds",
-    "queue_time_ms": "vllm:request_queue_time_seconds",
-}
+    "requests": "requests", "prompt_tokens": "prompt_tokens", "generation_tokens": "generation_tokens",
+    "preemptions": "preemptions", "denoising_steps": "steps", "canvas_positions": "positions",
+    "committed_tokens": "committed_tokens",
+}  # fmt: skip
+MEANS = {"ttft_ms": "ttft", "tpot_ms": "tpot", "itl_ms": "gap", "e2el_ms": "e2el", "queue_time_ms": "queue"}
 TOLERANCE = 0.02  # relative; a larger difference of means is reported
 
 _SAMPLE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{.*\})?\s+(\S+)(?:\s+-?\d+)?")
@@ -64,8 +55,9 @@ def summary_of(after: dict[str, float], before: dict[str, float] | None = None) 
             return None
         return after[name] - (before or {}).get(name, 0.0)
 
-    found = {key: value for key, name in COUNTERS.items() if (value := grown(name)) is not None}
-    for key, name in MEANS.items():
+    found = {key: value for key, name in COUNTERS.items() if (value := grown(_published(name))) is not None}
+    for key, quantity in MEANS.items():
+        name = _published(quantity)
         total, count = grown(f"{name}_sum"), grown(f"{name}_count")
         if total is not None and count:
             found[key] = 1e3 * total / count
@@ -74,6 +66,10 @@ def summary_of(after: dict[str, float], before: dict[str, float] | None = None) 
     if (steps := found.get("denoising_steps")) and "committed_tokens" in found:
         found["tokens_per_step"] = found["committed_tokens"] / steps
     return {key: value for key, value in found.items() if math.isfinite(value)}
+
+
+def _published(quantity: str) -> str:
+    return BY_NAME[quantity].name_in("vllm")
 
 
 def differences(server: dict[str, float], columns: Columns, info: Manifest) -> list[str]:

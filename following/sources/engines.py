@@ -1,101 +1,23 @@
-"""The metric names of vLLM 0.33, SGLang 0.5.23 and LMDeploy 0.18 by dsim's names, a table for each."""
+"""Reads the page of metrics of vLLM 0.33, SGLang 0.5.23 or LMDeploy 0.18."""
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from ...engine.errors import DsimError
 from ...files.read import cut, parsing
+from ...results.engine_metrics import BY_NAME, RELEASES, WITH_HANDLES, Quantity
 from .sample import MEAN_GAUGES, Buckets, Sample
 
-
-@dataclass(frozen=True)
-class Names:
-    """An engine's metrics, by dsim's names. Of several names, the first on the page is read."""
-
-    prefix: str
-    counters: Mapping[str, tuple[str, ...]]
-    gauges: Mapping[str, tuple[str, ...]]
-    histograms: Mapping[str, tuple[str, ...]]
-    settings: tuple[str, ...] = ()  # metrics with settings as labels
-    added: Mapping[str, str] = field(default_factory=dict)  # a gauge to add to another one
-    handles: bool = False  # a request waits for one of max_batch handles, and its latencies begin with it
-    left_out: tuple[str, ...] = field(default=("engine", "engine_index", "engine_id"))  # labels that are no settings
-
-
-ENGINES = {
-    "vllm": Names(
-        "vllm:",
-        {
-            "requests": ("request_success_total",),
-            "prompt_tokens": ("prompt_tokens_total",),
-            "cached_tokens": ("prompt_tokens_cached_total", "prefix_cache_hits_total"),
-            "generation_tokens": ("generation_tokens_total",),
-            "preemptions": ("num_preemptions_total",),
-            "steps": ("diffusion_num_denoising_steps_total",),
-            "positions": ("diffusion_num_canvas_positions_total",),
-        },
-        {
-            "running": ("num_requests_running",),
-            "waiting": ("num_requests_waiting",),
-            "kv_usage": ("kv_cache_usage_perc",),
-        },
-        {
-            "ttft": ("time_to_first_token_seconds",),
-            "e2el": ("e2e_request_latency_seconds",),
-            "queue": ("request_queue_time_seconds",),
-            "input_length": ("request_prompt_tokens",),
-            "output_length": ("request_generation_tokens",),
-        },
-        ("cache_config_info",),
-    ),
-    "sglang": Names(
-        "sglang:",
-        {
-            "requests": ("num_requests_total",),
-            "prompt_tokens": ("prompt_tokens_total",),
-            "cached_tokens": ("cached_tokens_total",),
-            "generation_tokens": ("generation_tokens_total",),
-            "preemptions": ("num_retracted_requests_total",),
-            "forward_seconds": ("forward_execution_seconds_total",),
-            "forwards": ("cuda_graph_passes_total",),
-            "host_seconds": ("scheduler_stage_seconds_total",),
-            "idle_seconds": ("scheduler_idle_seconds_total",),
-        },
-        {"running": ("num_running_reqs",), "waiting": ("num_queue_reqs",), "kv_usage": ("token_usage",)},
-        {
-            "ttft": ("time_to_first_token_seconds",),
-            "e2el": ("e2e_request_latency_seconds",),
-            "queue": ("queue_time_seconds",),
-            "input_length": ("prompt_tokens_histogram",),
-            "output_length": ("generation_tokens_histogram",),
-        },
-    ),
-    "lmdeploy": Names(
-        "lmdeploy:",
-        {
-            "requests": ("request_success_total",),
-            "prompt_tokens": ("prompt_tokens_total",),
-            "cached_tokens": ("cached_tokens_total",),
-            "generation_tokens": ("generation_tokens_total",),
-        },
-        {
-            "running": ("num_requests_running",),
-            "waiting": ("num_requests_waiting",),
-            "kv_usage": ("gpu_cache_usage_perc",),
-        },
-        {
-            "ttft": ("time_to_first_token_seconds",),
-            "e2el": ("e2e_request_latency_seconds",),
-            "queue": ("request_queue_time_seconds",),
-            "input_length": ("request_prompt_tokens",),
-            "output_length": ("request_generation_tokens",),
-        },
-        added={"waiting": "num_api_requests_waiting"},
-        handles=True,
-    ),
-}
+# The quantities that a follower compares.
+READ = tuple(
+    BY_NAME[name]
+    for name in (
+        "requests", "prompt_tokens", "generation_tokens", "steps", "forward_seconds", "forwards", "running", "waiting",
+        "kv_usage", "ttft", "e2el", "queue", "input_length", "output_length",
+    )
+)  # fmt: skip
+SETTINGS = "vllm:cache_config_info"  # a metric with settings as labels
+NO_SETTINGS = ("engine", "engine_index", "engine_id")  # its other labels
 
 _Page = dict[str, list[tuple[dict[str, str], float]]]  # samples by name
 
@@ -110,65 +32,60 @@ def sample_of(text: str, time: float, where: str) -> Sample:
     page: _Page = defaultdict(list)
     with parsing(where, "Prometheus metrics"):
         for family in text_string_to_metric_families(text):
-            for found in family.samples:
-                page[found.name].append((found.labels, float(found.value)))
-    engine = next((name for name, own in ENGINES.items() if any(key.startswith(own.prefix) for key in page)), None)
+            for sample in family.samples:
+                page[sample.name].append((sample.labels, float(sample.value)))
+    engine = next((engine for engine in RELEASES if any(name.startswith(f"{engine}:") for name in page)), None)
     if engine is None:
-        held = ", ".join(sorted(page)[:3]) or "nothing"
-        expected = ", ".join(f"{own.prefix}*" for own in ENGINES.values())
-        raise DsimError(f"{where}: holds {cut(held)}, expected the metrics of an engine: {expected}")
-    names = ENGINES[engine]
-    counters = {ours: _total(page, names, theirs) for ours, theirs in names.counters.items()}
-    gauges = {ours: _total(page, names, theirs, ours) for ours, theirs in names.gauges.items()}
-    for ours, more in names.added.items():
-        if (part := gauges[ours]) is not None:
-            gauges[ours] = part + (_total(page, names, (more,)) or 0.0)
-    histograms = {ours: _buckets(page, names, theirs) for ours, theirs in names.histograms.items()}
-    known = {ours: buckets for ours, buckets in histograms.items() if buckets is not None}
-    if counters["requests"] is None and "e2el" in known:
-        counters["requests"] = known["e2el"].num
-    settings = {
-        key: value
-        for metric in names.settings
-        for labels, _ in page.get(names.prefix + metric, [])
-        for key, value in labels.items()
-        if key not in names.left_out
-    }
-    if gauges["running"] is None:
-        raise DsimError(f"{where}: lacks {names.prefix}{names.gauges['running'][0]}, expected it among the metrics")
+        names = ", ".join(sorted(page)[:3]) or "nothing"
+        expected = ", ".join(f"{engine}:*" for engine in RELEASES)
+        raise DsimError(f"{where}: holds {cut(names)}, expected the metrics of an engine: {expected}")
+    running = BY_NAME["running"].name_in(engine)
+    if _total(page, running) is None:
+        raise DsimError(f"{where}: lacks {running}, expected it among the metrics")
     # Some metrics only appear with the first request.
-    none_yet = dict.fromkeys(("requests", "generation_tokens"), 0.0)
+    counters = dict.fromkeys(("requests", "generation_tokens"), 0.0)
+    gauges = {"waiting": 0.0}
+    histograms = {}
+    for quantity in READ:
+        if quantity.kind == "histogram":
+            if (buckets := _buckets(page, quantity.name_in(engine))) is not None:
+                histograms[quantity.name] = buckets
+        elif (value := _value(page, quantity, engine)) is not None:
+            (counters if quantity.kind == "counter" else gauges)[quantity.name] = value
+    if engine == WITH_HANDLES:
+        gauges["waiting"] += _value(page, BY_NAME["waiting_for_handle"], engine) or 0.0
+    if BY_NAME["requests"].name_in(engine) not in page and "e2el" in histograms:
+        counters["requests"] = histograms["e2el"].num
+    settings = {
+        key: value for labels, _ in page.get(SETTINGS, []) for key, value in labels.items() if key not in NO_SETTINGS
+    }
     for labels, _ in page.get("dsim_simulated", []):  # a twin's page (docs/serve-metrics.md)
         settings["dsim_speed"] = labels.get("dsim_speed", "1")
-    own = [value for name in ("start", "time") for _, value in page.get(f"dsim_simulated_{name}_seconds", [])]
-    if own:
-        time = sum(own)
-    engines = page.get(names.prefix + names.gauges["running"][0], [])
-    return Sample(
-        time, engine, max(1, len(engines)),
-        none_yet | {n: v for n, v in counters.items() if v is not None},
-        {"waiting": 0.0} | {n: v for n, v in gauges.items() if v is not None}, known, settings,
-    )  # fmt: skip
+    times = [value for name in ("start", "time") for _, value in page.get(f"dsim_simulated_{name}_seconds", [])]
+    time = sum(times) if times else time
+    return Sample(time, engine, len(page[running]), counters, gauges, histograms, settings)
 
 
-def _rows(page: _Page, names: Names, theirs: tuple[str, ...], end: str = "") -> list[tuple[dict[str, str], float]]:
-    return next((page[names.prefix + name + end] for name in theirs if names.prefix + name + end in page), [])
-
-
-def _total(page: _Page, names: Names, theirs: tuple[str, ...], ours: str = "") -> float | None:
+def _value(page: _Page, quantity: Quantity, engine: str) -> float | None:
     """The sum over labels, or the mean of a gauge that is a share; None if the page lacks it."""
-    values = [value for _, value in _rows(page, names, theirs) if math.isfinite(value)]
-    if not values:
-        return None
-    return sum(values) / (len(values) if ours in MEAN_GAUGES else 1)
+    name = quantity.name_in(engine)
+    total = _total(page, name)
+    if total is None or quantity.name not in MEAN_GAUGES:
+        return total
+    return total / sum(math.isfinite(value) for _, value in page[name])
 
 
-def _buckets(page: _Page, names: Names, theirs: tuple[str, ...]) -> Buckets | None:
+def _total(page: _Page, name: str) -> float | None:
+    values = [value for _, value in page.get(name, []) if math.isfinite(value)]
+    return sum(values) if values else None
+
+
+def _buckets(page: _Page, name: str) -> Buckets | None:
     counts: dict[float, float] = defaultdict(float)
-    for labels, value in _rows(page, names, theirs, "_bucket"):
+    for labels, value in page.get(f"{name}_bucket", []):
         counts[float(labels.get("le", "nan"))] += value
     if math.inf not in counts or any(math.isnan(end) for end in counts):
         return None
-    total = sum(value for _, value in _rows(page, names, theirs, "_sum"))
+    total = sum(value for _, value in page.get(f"{name}_sum", []))
     ends = tuple(sorted(end for end in counts if end < math.inf))
     return Buckets(ends, tuple(counts[end] for end in (*ends, math.inf)), total)

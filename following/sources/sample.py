@@ -51,9 +51,8 @@ class Buckets:
 class Sample:
     """One page of metrics; a server need not have all of them.
 
-    Counters: requests (finished), prompt_tokens (of requests with a prefill that has begun), cached_tokens (of these,
-    found in the prefix cache), generation_tokens (emitted), preemptions, steps (denoising row forwards), positions
-    (canvas positions evaluated), forward_seconds (device time), forwards (of batches), host_seconds, idle_seconds.
+    Counters: requests (finished), prompt_tokens (of requests with a prefill that has begun), generation_tokens
+    (emitted), steps (denoising row forwards), forward_seconds (device time), forwards (of batches).
     Gauges: running, waiting, kv_usage. Histograms: ttft, e2el, queue, input_length, output_length.
     """
 

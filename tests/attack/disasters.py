@@ -398,7 +398,7 @@ def serving(folder: Path, number: signal.Signals) -> str:
 
 def served_on_a_full_disk(folder: Path) -> str:
     """Fill a server's disk while it serves: every request is answered, and all of them are in its journal."""
-    child = run((*SERVE, "--speed", "1000", "--max-requests", "500"), folder)
+    child = run((*SERVE, "--speed", "1000"), folder)
     said = said_by(child, "stdout")
     begin = time.monotonic()
     while not (said.exists() and said.read_text().startswith("Serving")):

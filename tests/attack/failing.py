@@ -19,7 +19,7 @@ from dsim.report.run_folder import StepSink
 from dsim.results.run import read_run
 from dsim.results.scenario import Scenario
 from dsim.serve.fleet import RefusedError
-from dsim.serve.open import Bounds, open_twin
+from dsim.serve.open import open_twin
 from dsim.sim.setting import Setting
 from dsim.traces import Trace
 
@@ -149,7 +149,7 @@ def served(chance: Random, folder: Path) -> None:
         kept: list[int] = []
         sink = FailsAt(journal_fails, lambda columns, lists: kept.extend(columns["step"].tolist()), _full())
         with mock.patch("dsim.serve.fleet.StepRecorder", lambda append, width, batch: StepRecorder(append, width, 1)):
-            behind = open_twin(scenario, Bounds(16, 16), speed=1e6, append=sink)
+            behind = open_twin(scenario, speed=1e6, append=sink)
             steps = [
                 FailsAt(executor_fails, each.step, MachineError("the device is lost")) for each in behind.executors
             ]

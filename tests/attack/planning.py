@@ -262,11 +262,10 @@ class _Busy:
 
     def __init__(self) -> None:
         from dsim.serve.clock import Clock
-        from dsim.serve.tallies import Tallies
 
-        self.clock, self.tallies = Clock(), Tallies((), 1)
+        self.clock = Clock()
 
-    def submit(self, _prompt: list[int], _most: int, streamed: bool = False) -> None:
+    def submit(self, _prompt: list[int], _most: int) -> None:
         from dsim.serve.fleet import RefusedError
 
         raise RefusedError(503, "the queue is full")
@@ -278,7 +277,7 @@ def _routes(words: str) -> Any:
     from dsim.serve.words import Bytes, Tokenized
 
     fleet: Any = _Busy()
-    return application(fleet, Tokenized(words) if words else Bytes(), Settings("m", "x", 1 << 20))
+    return application(fleet, Tokenized(words) if words else Bytes(), Settings("m", "x"))
 
 
 def asked(words: str, chance: Random, folder: Path) -> None:

@@ -15,7 +15,7 @@ from dsim.following.sources.scrape import Target
 from dsim.following.watch import Watcher
 from dsim.results.scenario import Scenario
 from dsim.serve.access import AccessLog
-from dsim.serve.open import Bounds, open_twin
+from dsim.serve.open import open_twin
 
 from ..serve.serving import serving
 
@@ -24,7 +24,7 @@ REQUESTS = 45
 
 def test_the_page_of_a_served_twin_is_as_its_twin_says(tmp_path: Path) -> None:
     scenario = Scenario(trace="", policy="chunk:8", profile="a100-sdar-8b")
-    behind, log = open_twin(scenario, Bounds(1000), speed=10.0), tmp_path / "access.jsonl"
+    behind, log = open_twin(scenario, speed=10.0), tmp_path / "access.jsonl"
     behind.fleet.access = AccessLog(log, behind.fleet.clock.opened)
     with serving(behind) as server:
         target = Target(f"http://127.0.0.1:{server.port}")

@@ -37,7 +37,7 @@ from dsim.profiler.measure_canvas import measure_steps, profile_canvas
 from dsim.profiler.models import Windowed
 from dsim.profiler.profile import Profile, load, save
 from dsim.results.scenario import Scenario
-from dsim.serve.open import Bounds, open_live
+from dsim.serve.open import open_live
 
 from .checkpoints import replaced, shaken
 from .watched import serve_all
@@ -345,7 +345,7 @@ def serving() -> Any:
 def test_clients_of_a_server_get_what_the_loop_alone_says(gemma: tuple[Any, Path], serving: Any) -> None:
     loaded = opened(gemma[1], EARLY)
     policy = f"sglang-gemma:2,canvas_length={CANVAS},page_size={PAGE}"
-    with serving(open_live(loaded, Scenario("", policy, seed=3), Bounds(max_requests=4))) as server:
+    with serving(open_live(loaded, Scenario("", policy, seed=3))) as server:
         for i, (p, o) in enumerate(LENGTHS[:2]):
             said = server.complete(prompt=prompt_of(i, p).tolist(), max_tokens=o).json["choices"][0]["text"]
             assert list(said.encode()) == alone(loaded.model, i, p, o)[p:]
@@ -398,7 +398,7 @@ def test_a_server_that_draws_commits_takes_the_law_of_the_workload_it_is_asked_f
     policy, steps = f"sglang-gemma:2,canvas_length={CANVAS},page_size={PAGE}", []
     for workload in (law.workload, "code"):
         scenario = Scenario("", policy, workload=workload)
-        with serving(open_live(loaded, scenario, Bounds(max_requests=4), profile=both, commits="twin")) as server:
+        with serving(open_live(loaded, scenario, profile=both, commits="twin")) as server:
             server.complete(prompt=prompt_of(0, LENGTHS[0][0]).tolist(), max_tokens=CANVAS)
         steps.append(server.totals.forwards)
     assert steps[0] - steps[1] == 1

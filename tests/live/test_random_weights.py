@@ -23,7 +23,7 @@ from dsim.profiler import measure, models
 from dsim.profiler.canvas import open_any
 from dsim.profiler.profile import Device, load
 from dsim.results.scenario import Scenario
-from dsim.serve.open import Bounds, open_live
+from dsim.serve.open import open_live
 from dsim.serve.words import Filler
 
 from ..cli.command import dsim, succeed
@@ -193,7 +193,7 @@ def test_a_server_of_random_weights_without_a_tokenizer_answers_in_filler(tmp_pa
     (tmp_path / "config.json").write_text(json.dumps({**LLADA2, "vocab_size": 600, "max_position_embeddings": 512}))
     loaded, scenario = open_any(str(tmp_path), "cpu", given=RANDOM), Scenario(trace="", policy="lmdeploy-bd32")
     profile = replace(load("a100-llada2-mini"), model=measure.shape_of(loaded.model.config))
-    behind = open_live(loaded, scenario, Bounds(8, 8), profile=profile)
+    behind = open_live(loaded, scenario, profile=profile)
     assert isinstance(behind.words, Filler)
     assert behind.about.endswith("lmdeploy-bd32, weights random (seed 0), experts drawn evenly")
     assert behind.manifest["live"]["weights"] == "random (seed 0), experts drawn evenly"

@@ -12,13 +12,11 @@ from typing import Any
 from dsim.engine.journal import StepTotals
 from dsim.serve.app import Settings, application
 from dsim.serve.open import Behind
-from dsim.serve.protocol import ConnectionLimits
 from dsim.serve.server import Server
 
 from ..held_up import PATIENCE
 
 JSON = {"content-type": "application/json"}
-LIMITS = ConnectionLimits(100)
 
 
 @dataclass
@@ -78,9 +76,8 @@ class Running:
 
 @contextmanager
 def serving(
-    behind: Behind, *, max_body: int = 1 << 16, api_key: str | None = None, drain: float = 30.0,
-    limits: ConnectionLimits = LIMITS, hosts: frozenset[str] | None = None,
-) -> Iterator[Running]:  # fmt: skip
+    behind: Behind, *, api_key: str | None = None, drain: float = 30.0, hosts: frozenset[str] | None = None
+) -> Iterator[Running]:
     """Serve on a free port of the loopback; at the end what is in flight is served, and the replicas stop."""
     up = threading.Event()
 
@@ -88,9 +85,9 @@ def serving(
         running.port = int(url.rsplit(":", 1)[1])
         up.set()
 
-    settings = Settings("a model", behind.header, max_body, api_key, limits.patience, hosts)
+    settings = Settings("a model", behind.header, api_key, hosts)
     app = application(behind.fleet, behind.words, settings)
-    server = Server(app, "127.0.0.1", 0, drain, behind.fleet, limits, started)
+    server = Server(app, "127.0.0.1", 0, drain, behind.fleet, started)
     running = Running(behind, server)
     behind.start()
     running.thread = thread = threading.Thread(target=server.run)

@@ -251,7 +251,7 @@ def test_a_journal_that_fails_at_its_nth_batch_ends_no_request(
 
 def test_a_disk_that_fills_up_while_serving_costs_no_request_and_nothing_that_was_journalled(tmp_path: Path) -> None:
     """From some time on no file may grow beyond a size: what was written before is read back."""
-    process, server = begun(tmp_path, "-o", "run", "--max-requests", "500")
+    process, server = begun(tmp_path, "-o", "run")
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
     with ThreadPoolExecutor(8) as pool:
         statuses = list(pool.map(lambda i: server.complete(prompt=[0], max_tokens=400).status, range(150)))

@@ -1,4 +1,4 @@
-"""What a server writes while it runs: step logs, access logs, and its settings."""
+"""What a server writes while it runs: step logs and access logs."""
 
 import json
 from collections.abc import Callable
@@ -90,19 +90,3 @@ def test_an_access_log_is_a_trace(twin: Callable[..., Behind], tmp_path: Path) -
     assert trace.input_length[order].tolist() == table["input_length"].tolist()
     assert trace.arrival[order] == pytest.approx(table["arrival"] - table["arrival"][0], abs=1e-6)
     assert trace.extras["measured_ttft"][order[0]] == pytest.approx(table["first_emission"][0] - table["arrival"][0])
-
-
-def test_the_settings_are_where_a_client_of_the_release_looks_for_them(twin: Callable[..., Behind]) -> None:
-    found = {}
-    for engine in ("vllm", "sglang", "lmdeploy"):
-        with serving(twin(metrics_as=engine)) as server:
-            found[engine] = server.ask("GET", "/server_info")
-            (model,) = server.ask("GET", "/v1/models").json["data"]
-        assert (model["owned_by"], model["max_model_len"]) == (engine, 32768)
-    config = found["vllm"].json["vllm_config"]
-    assert config["cache_config"] == {"block_size": 8, "num_gpu_blocks": 64, "enable_prefix_caching": False}
-    assert config["scheduler_config"]["max_num_seqs"] == 4
-    sglang = found["sglang"].json
-    names = ("page_size", "max_running_requests", "max_total_num_tokens", "context_length", "version")
-    assert [sglang[name] for name in names] == [8, 4, 512, 32768, "0.5.23"]
-    assert found["lmdeploy"].status == 404

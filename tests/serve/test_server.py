@@ -30,14 +30,13 @@ from dsim.results.run import read_run
 from dsim.results.scenario import Scenario
 from dsim.serve.app import known_hosts
 from dsim.serve.clock import Clock
-from dsim.serve.open import Behind, Bounds, open_live, open_twin
-from dsim.serve.protocol import ConnectionLimits
+from dsim.serve.open import Behind, open_live, open_twin
 from dsim.serve.replica import Replica
 from dsim.serve.server import Server
 
 from ..held_up import PATIENCE
 from ..worlds import Collector
-from .serving import Running, serving, until
+from .serving import JSON, Running, serving, until
 from .twins import CHUNK, FAST, SLOW
 
 
@@ -139,44 +138,26 @@ def test_a_prompt_that_begins_as_another_is_found_by_its_tokens(twin: Callable[.
 
 def test_the_manifest_of_what_was_served_names_the_law_that_its_blocks_took_their_steps_from() -> None:
     scenario = Scenario(trace="", policy="vllm-diffusion", profile="h100-diffusiongemma-fp8")
-    behind = open_twin(scenario, Bounds(max_requests=4))
+    behind = open_twin(scenario)
     law = scenario.setting().law
     assert law is not None
     (told,) = behind.manifest["commit_models"]
     assert (told["workload"], told["median_steps"], told["canvas_length"]) == (law.workload, law.median, 256)
 
 
-def test_too_many_waiting_are_told_to_come_again(twin: Callable[..., Behind]) -> None:
-    one = "chunk:2,block_length=4,max_batch=1,num_pages=64,page_size=8"
-    with serving(twin(SLOW, policy=one, bounds=Bounds(max_waiting=2))) as server:
-        first = threading.Thread(target=server.complete, kwargs={"prompt": [0], "max_tokens": 12})
-        first.start()
-        until(lambda: server.behind.fleet.engines[0].num_running == 1)
-        rest = [threading.Thread(target=server.complete, kwargs={"prompt": [0], "max_tokens": 1}) for _ in range(2)]
-        for thread in rest:
-            thread.start()
-        until(lambda: server.behind.fleet.replicas[0].num_waiting == 2)
-        refused = server.complete(prompt=[0], max_tokens=1)
-        for thread in (first, *rest):
-            thread.join()
-        assert server.complete(prompt=[0], max_tokens=1).status == 200
-    assert (refused.status, refused.headers["retry-after"]) == (503, "1")
-    assert refused.json["error"]["message"] == "2 requests wait, expected fewer than 2"
-    assert server.behind.fleet.num_refused == 1
-    assert server.behind.fleet.num_requests == 4
-
-
-def test_a_full_journal_refuses_and_loses_nothing(twin: Callable[..., Behind]) -> None:
-    with serving(twin(bounds=Bounds(max_requests=2))) as server:
+def test_a_full_journal_refuses_and_loses_nothing(twin: Callable[..., Behind], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsim.serve.open.MAX_REQUESTS", 16)
+    with serving(twin()) as server:
+        assert {server.complete(prompt=[0], max_tokens=1).status for _ in range(14)} == {200}
         healthy = server.ask("GET", "/health").status
         found = [server.complete(prompt=[0], max_tokens=1) for _ in range(3)]
         health = server.ask("GET", "/health")
     assert [healthy, *(reply.status for reply in found)] == [200, 200, 200, 503]
     assert "retry-after" not in found[2].headers  # no later request is accepted, either
-    why = "the journal holds 2 requests and is full: restart the server"
+    why = "the journal holds 16 requests and is full: restart the server"
     assert found[2].json["error"]["message"] == why
     assert (health.status, health.body.decode()) == (503, why + "\n")
-    assert server.behind.columns()["status"].tolist() == [0, 0]
+    assert server.behind.columns()["status"].tolist() == [0] * 16
 
 
 def test_a_client_that_goes_away_frees_its_row_and_the_journal_replays(twin: Callable[..., Behind]) -> None:
@@ -243,7 +224,7 @@ def test_a_stop_serves_what_is_in_flight_to_its_end(twin: Callable[..., Behind])
 
 REFUSED: list[tuple[object, int, str]] = [
     (b"{", 400, "the request is not JSON"),
-    (b"[" * 100_000, 413, "the request is larger than 65536 bytes"),
+    (b"[" * 9_000_000, 413, "the request is larger than 8388608 bytes"),
     (b"[" * 60_000, 400, "the request is not JSON"),
     (b"[1]", 400, "the request is a list, expected an object"),
     ({"prompt": [1, -2]}, 400, "prompt is missing or several, expected one text or one list of token ids"),
@@ -266,6 +247,28 @@ def test_what_cannot_be_served_is_refused_with_both_values(twin: Callable[..., B
             reply = server.ask("POST", "/v1/completions", body)
             assert (reply.status, reply.json["error"]["message"][: len(said)]) == (status, said)
     assert server.behind.fleet.num_requests == 0
+
+
+def test_a_body_that_does_not_come_in_time_and_a_client_too_many_are_refused(
+    twin: Callable[..., Behind], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsim.serve.app.PATIENCE", 0.2)
+    monkeypatch.setattr("dsim.serve.server.MAX_CONNECTIONS", 3)
+    with serving(twin()) as server:
+        late = server.connect()
+        late.request("POST", "/v1/completions", b"{", {**JSON, "content-length": "9"})
+        assert late.getresponse().status == 408
+        late.close()
+        until(lambda: not server.server.server_state.connections)
+        idle = [server.connect() for _ in range(3)]
+        for client in idle:
+            client.connect()
+        until(lambda: len(server.server.server_state.connections) == 3)
+        assert server.ask("GET", "/health").status == 503
+        for client in idle:
+            client.close()
+        until(lambda: not server.server.server_state.connections)
+        assert server.ask("GET", "/health").status == 200
 
 
 def test_only_the_api_is_served(twin: Callable[..., Behind]) -> None:
@@ -355,7 +358,7 @@ def test_a_model_answers_with_the_tokens_that_it_committed() -> None:
     for policy in ("chunk:8,block_length=8,max_batch=4", "lmdeploy-bd32,block_length=8,max_batch=4"):
         loaded = open_model("tiny", "cpu")
         vocab = loaded.model.config.vocab
-        behind = open_live(loaded, Scenario(trace="", policy=policy), Bounds())
+        behind = open_live(loaded, Scenario(trace="", policy=policy))
         with serving(behind) as server:
             whole = server.complete(prompt=prompt, max_tokens=24).json
             *chunks, usage = server.complete(prompt=list(prompt.encode()), max_tokens=24, stream=True).chunks
@@ -372,7 +375,7 @@ def test_a_model_answers_with_the_tokens_that_it_committed() -> None:
         assert whole["choices"][0]["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "length"
     ends = " \n"
     loaded.model.config = dataclasses.replace(loaded.model.config, eos=tuple(ends.encode()))
-    with serving(open_live(loaded, Scenario(trace="", policy=policy, eos=True), Bounds())) as server:
+    with serving(open_live(loaded, Scenario(trace="", policy=policy, eos=True))) as server:
         ended = server.complete(prompt=prompt, max_tokens=24).json
         *chunks, _ = server.complete(prompt=prompt, max_tokens=24, stream=True).chunks
     own = -len(prompt) % 8  # an EOS in the block that holds some of the prompt is missed
@@ -414,7 +417,7 @@ def test_the_command_serves_until_it_is_told_to_stop_and_writes_its_journal(tmp_
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("is_ignored", [False, True])
 def test_a_server_ends_in_its_own_time_unless_a_signal_is_ignored(number: signal.Signals, is_ignored: bool) -> None:
-    server = Server(lambda: None, "127.0.0.1", 0, 1.0, None, ConnectionLimits(1, 1.0))  # type: ignore[arg-type]
+    server = Server(lambda: None, "127.0.0.1", 0, 1.0, None)  # type: ignore[arg-type]
     before = signal.signal(number, signal.SIG_IGN if is_ignored else signal.default_int_handler)  # nohup ignores SIGHUP
     try:
         for _ in range(2):
