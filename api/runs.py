@@ -59,7 +59,6 @@ def replay(
     scaler: str = Scenario.scaler,
     startup: float | str = Scenario.startup,
     failures: Sequence[str] = (),
-    tiers: Sequence[str] = (),
     ensemble: int | None = None,
     jobs: int | None = None,
     backend: str = "local",
@@ -74,8 +73,8 @@ def replay(
     trace, profile, policy: as on the command line, a pandas frame of requests, or results of `load_trace`,
     `load_profile` and `parse_policy`. pools: `[NAME:]COUNT@PROFILE,POLICY` each, instead of policy, profile and
     replicas. links, decider: prefill pools, and which requests they take. fleet: a TOML file of these. scaler: changes
-    the number of replicas; startup: s until a new one serves. failures, tiers: as `--fail` and `--tier`
-    (docs/failures.md, docs/tiers.md). ensemble: number of profiles drawn from this one's uncertainty; 19 or more give
+    the number of replicas; startup: s until a new one serves. failures: as `--fail`
+    (docs/failures.md). ensemble: number of profiles drawn from this one's uncertainty; 19 or more give
     intervals. jobs, backend, address: where they are replayed, as in `dsim.sweep`; without them jobs are the threads of
     a replay, by default one a core. step_by_step: slower, with the same result. out: a folder as of `dsim replay -o`.
     Raises DsimError.
@@ -94,7 +93,6 @@ def replay(
         scaler,
         f"{startup or 0}",
         tuple(failures),
-        tuple(tiers),
     ).or_file(fleet)
     scenarios = on_fleet(scenarios, words, named=fleet is None)
     for scenario in scenarios:

@@ -1,7 +1,6 @@
 """Searches in `import dsim`: capacity, plan, tune and sweep."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -39,7 +38,6 @@ def capacity(
     links: Sequence[str] = (),
     decider: str = Scenario.decider,
     fleet: str | Path | None = None,
-    tiers: Sequence[str] = (),
     gpu_hour: float | None = None,
     attainment: float = 0.99,
     precision: float = 0.02,
@@ -55,11 +53,11 @@ def capacity(
 ) -> Capacity:
     """Find how much traffic a fleet sustains while every SLO holds; with `rate` (req/s), how many replicas it needs.
 
-    pools, links, decider, fleet, tiers: as in `replay`; with `rate`, find the replicas of each pool. attainment,
+    pools, links, decider, fleet: as in `replay`; with `rate`, find the replicas of each pool. attainment,
     precision and confidence are shares: 0.99 is 99 %. Raises DsimError.
     """
     scenario = named_scenario(trace, slos, spec_of(policy), profile, [], traffic)
-    words = FleetWords(tuple(pools), tuple(links), scenario.router, decider, tiers=tuple(tiers)).or_file(fleet)
+    words = FleetWords(tuple(pools), tuple(links), scenario.router, decider).or_file(fleet)
     [scenario] = on_fleet([scenario], words, named=fleet is None)
     return question_of(scenario, rate, replicas, max_replicas)(
         gpu_hour=gpu_hour, attainment=attainment, precision=precision,
@@ -87,7 +85,6 @@ def plan(
     links: Sequence[str] = (),
     pools: Sequence[str] = (),
     decider: str = Scenario.decider,
-    tiers: Sequence[str] = (),
     min_quality: float | str | None = None,
     quality_table: str | Path | None = None,
     num_requests: int | None = None,
@@ -102,12 +99,11 @@ def plan(
     or none if each policy names its own. gpu_hour: a price, or prices by profile name. as_given: search no engine
     settings. change_answers: also search block, threshold and canvas. spare: standby replicas. growth: such as
     30%/year. ensemble: also replay the recommended fleet under this many drawn profiles; 19 or more give intervals.
-    links: also find the cheapest fleet with a prefill pool, of `pools` or of the recommended policy. tiers: as in
-    `replay`, for settings that cache prefixes. Raises DsimError.
+    links: also find the cheapest fleet with a prefill pool, of `pools` or of the recommended policy. Raises
+    DsimError.
     """
     specs = [spec_of(policy) for policy in policies]
     scenario = named_scenario(trace, slos, Scenario.policy, Scenario.profile, specs, traffic)
-    scenario = replace(scenario, tiers=tuple(tiers))
     options = Options(
         rate, attainment, max_replicas, num_requests, spare, growth, ensemble, min_quality, quality_table, as_given,
         change_answers, tuple(links), tuple(pools), decider,
@@ -149,7 +145,6 @@ def tune(
     pools: Sequence[str] = (),
     links: Sequence[str] = (),
     decider: str = Scenario.decider,
-    tiers: Sequence[str] = (),
     fleet: str | Path | None = None,
     gpus: int | None = None,
     **traffic: Unpack[Traffic],
@@ -157,11 +152,11 @@ def tune(
     """Find the settings that serve a trace best, confirmed on traffic that the search did not use.
 
     policy: the one to beat. space: settings to vary, a file as for `dsim tune --space` or a dictionary. storage: a file
-    of replays. pools, links, decider, tiers, fleet: as in `replay`; then each pool's settings, its replicas within
+    of replays. pools, links, decider, fleet: as in `replay`; then each pool's settings, its replicas within
     `gpus` and the decider are searched. Raises DsimError.
     """
     spec = None if policy is None else spec_of(policy)
-    words = FleetWords(tuple(pools), tuple(links), traffic.get("router", Scenario.router), decider, tiers=tuple(tiers))
+    words = FleetWords(tuple(pools), tuple(links), traffic.get("router", Scenario.router), decider)
     words = words.or_file(fleet)
     scenario = named_scenario(
         trace, slos, Scenario.policy, profile, [] if spec is None else [spec], traffic,

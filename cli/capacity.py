@@ -24,7 +24,6 @@ def capacity_command(
     link: options.Links = None,
     decider: options.Decider = "always",
     fleet: options.FleetFile = None,
-    tier: options.Tiers = None,
     rate: Annotated[float | None, option("R", "Find the fewest replicas for R requests per second instead.")] = None,
     max_replicas: Annotated[int | None, option("N", "With --rate: try at most N replicas; 64 by default.")] = None,
     gpu_hour: options.GpuHour = None,
@@ -70,9 +69,7 @@ def capacity_command(
         check_num(given["ensemble"])
     share, width = options.percent("--attainment", attainment), options.percent("--precision", precision)
     points = measured_points(measured or [], given["slo"] or [], share, not given["missing_fails"])
-    words = FleetWords(
-        tuple(pool or ()), tuple(link or ()), given["router"], decider, tiers=tuple(tier or ())
-    ).or_file(fleet)  # fmt: skip
+    words = FleetWords(tuple(pool or ()), tuple(link or ()), given["router"], decider).or_file(fleet)
     options.check_pools(words.pools, None if policy == choices.POLICY else [policy], given)
     folder = CapacityFolder(out, force=force)
     scenario = options.scenario(

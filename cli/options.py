@@ -44,7 +44,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "Model and device": "--model --random-weights --gpu --tp --device --graphs --eager "
         "--mask-token-id --block-length --tokenizer --temperature --eos",
         "Fleet and price": "--replicas --max-replicas --spare --growth --router --pool --link --decider --fleet "
-        "--gpus --scaler --startup --fail --tier --speed --gpu-hour --currency",
+        "--gpus --scaler --startup --fail --speed --gpu-hour --currency",
         "SLOs and quality": "--slo --attainment --missing-fails --emit --bound --min-quality --quality-table "
         "--allow-unknown-quality",
         "Search": "--as-given --change-answers --objective --latency-metric --trials --space --sampler --prune --train "
@@ -164,7 +164,7 @@ Decider = Annotated[
 ]  # fmt: skip
 FleetFile = Annotated[
     Path | None,
-    option("FILE", "A TOML file with pools, links, router, decider, scaler, startup, failures and tiers.", "--fleet"),
+    option("FILE", "A TOML file with pools, links, router, decider, scaler, startup and failures.", "--fleet"),
 ]
 Scaler = Annotated[
     str,
@@ -186,14 +186,6 @@ Fails = Annotated[
     option(
         "FAILURE", "mtbf=6h,repair=10m, or at=30m,replica=3,for=10m, or zone=2,zones=3,at=30m,for=20m, or "
         "slow=2,share=0.1; repeat (docs/failures.md).", "--fail",
-    ),
-]  # fmt: skip
-
-Tiers = Annotated[
-    list[str] | None,
-    option(
-        "TIER", "host:64GB@32GB/s,10us, or disk:..., or shared:...: keys and values below the GPU; repeat "
-        "(docs/tiers.md).", "--tier",
     ),
 ]  # fmt: skip
 

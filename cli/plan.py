@@ -1,7 +1,6 @@
 """dsim plan: which policy, on which GPUs, how many, at what cost; one ranked answer."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,7 +77,6 @@ def plan_command(
     link: options.Links = None,
     pool: options.Pools = None,
     decider: options.Decider = "always",
-    tier: options.Tiers = None,
     num_requests: options.PerReplay = None,
     given: options.Given = options.NONE_GIVEN,
     jobs: options.Jobs = None,
@@ -113,7 +111,6 @@ def plan_command(
     scenario = options.scenario(
         given, specs, trace=trace, policy=Scenario.policy, profile=choices.PROFILE, num_requests=num_requests
     )
-    scenario = replace(scenario, tiers=tuple(tier or ()))
     question = question_of(scenario, specs, profiles, prices(gpu_hour), asked)
     folder = PlanFolder(out, force=force)
     screen = Screen()

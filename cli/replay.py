@@ -31,7 +31,6 @@ def replay(
     scaler: options.Scaler = choices.FIXED,
     startup: options.Startup = "0",
     fail: options.Fails = None,
-    tier: options.Tiers = None,
     burstiness: Annotated[float | None, option("B", "The same as --cv, in vLLM's form: cv^-2.")] = None,
     fit: Annotated[str | None, option("FILE", "Take burstgpt-like arrivals' parameters from a trace.")] = None,
     concurrency: Annotated[int | None, option("N", "Closed loop: N requests in flight, the trace as a queue.")] = None,
@@ -90,7 +89,6 @@ def replay(
     check_place(ensemble, jobs, backend, address)
     of_fleet = FleetWords(
         tuple(pool or ()), tuple(link or ()), given["router"], decider, scaler, startup, tuple(fail or ()),
-        tuple(tier or ()),
     ).or_file(fleet)  # fmt: skip
     if ensemble is not None:
         from ..planner.ensemble import check_num  # loads SciPy, as the next

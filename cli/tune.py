@@ -59,7 +59,6 @@ def tune_command(
     link: options.Links = None,
     decider: options.Decider = "always",
     fleet: options.FleetFile = None,
-    tier: options.Tiers = None,
     gpus: Annotated[
         int | None, option("N", "GPUs that the pools may have together; by default their current number.")
     ] = None,
@@ -84,23 +83,20 @@ def tune_command(
         policy, space, objective or ["goodput"], trials, min_quality, quality_table, allow_unknown_quality, gpu_hour,
         latency_metric, train, replications, sampler, prune, jobs, given["ensemble"], gpus,
     )  # fmt: skip
-    words = FleetWords(
-        tuple(pool or ()), tuple(link or ()), given["router"], decider, tiers=tuple(tier or ())
-    ).or_file(fleet)  # fmt: skip
+    words = FleetWords(tuple(pool or ()), tuple(link or ()), given["router"], decider).or_file(fleet)
     options.check_pools(words.pools, None if policy is None else [policy], given)
     replicas = replicas_of([policy or ""], given["replicas"])
     named = [] if policy is None else [policy]
     scenario = options.scenario(given, named, trace=trace, policy=Scenario.policy, replicas=replicas)
     [scenario] = on_fleet([scenario], words, named=fleet is None, searched=True)
     question = question_of(scenario, asked)
-    tiers = [word for text in words.tiers for word in ("--tier", text)]
     folder = TuneFolder(out, force=force, storage=storage)
     screen = Screen()
     try:
         with folder, Bar(screen, "searching", note="starting") as bar:
             compared, info, page, written = write_tune(
                 question, folder, options.command({"--backend": 1, "--address": 1}), currency=currency,
-                run=[*tiers, *options.words_of(given, "ensemble", "replicas", *(("router",) if words.pools else ()))],
+                run=options.words_of(given, "ensemble", "replicas", *(("router",) if words.pools else ())),
                 backend=backend, address=address,
                 progress=lambda doing, done, of, best: bar.update(done, of, doing, best),
             )  # fmt: skip

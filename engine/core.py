@@ -47,7 +47,7 @@ from .jit import (
 from .journal import Journal, record_step
 from .latency import Cost, price
 from .numba_parts import JIT, NumbaError, save, saved
-from .prefix import find_ahead, insert, make_room, pin, unpin
+from .prefix import find_ahead, make_room, pin, unpin
 from .route import choose
 from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, AnyPolicy, PolicyState, Replica
 
@@ -349,11 +349,6 @@ def _unpin(replica: Any, policy: Any, pages: Any) -> None:
 
 
 @rule
-def _insert(replica: Any, policy: Any, keys: Any, groups: Any) -> None:
-    insert(opened(replica), opened_policy(policy), keys, groups)
-
-
-@rule
 def _find_ahead(replica: Any, policy: Any, request: int, tokens: int, found: int, entries: Any) -> int:
     return find_ahead(opened(replica), opened_policy(policy), request, tokens, found, entries)
 
@@ -494,7 +489,7 @@ _ENTRIES: dict[str, Any] = {
     "predict": _predict, "end_step": _end_step, "let_go": _let_go, "keep_state": _keep_state, "serve": _serve,
 }  # fmt: skip
 # For prefix caches only.
-_OF_CACHE: dict[str, Any] = {"pin": _pin, "unpin": _unpin, "insert": _insert, "find_ahead": _find_ahead}
+_OF_CACHE: dict[str, Any] = {"pin": _pin, "unpin": _unpin, "find_ahead": _find_ahead}
 _RULES = {**_ENTRIES, **_OF_CACHE, "choose_threshold": _choose_threshold}  # the last: for policies that answer it
 
 

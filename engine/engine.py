@@ -1,7 +1,7 @@
 """The serving engine, without clock or device: decides what runs next and tracks sequences."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -149,16 +149,14 @@ class Engine:
         self._host = TimeHistogram(NO_COUNTS)  # latency minus device time, where measured
         self._absent_pages = 0  # held for requests that left or are expected
         self.blocked = False  # requests wait for such pages, and nothing runs until then
-        self._before_step: Callable[[float], None] | None = None
-        self._deferred: dict[int, int] = {}  # request -> slot or -1; out of the queue for now
         self._grow(16)
 
     # ---- for drivers and routers -----------------------------------------------------------------------------
 
     @property
     def num_waiting(self) -> int:
-        """Queued requests, and those that wait for KV of a lower tier."""
-        return int(self._counters["num_waiting"]) + len(self._deferred)
+        """Queued requests."""
+        return int(self._counters["num_waiting"])
 
     @property
     def num_running(self) -> int:
@@ -178,9 +176,7 @@ class Engine:
     def queued_prompt_tokens(self) -> int:
         """Prompt tokens of queued requests; those with KV from a link excluded."""
         requests = self._arrays.queue[self._places(), 0]
-        deferred = sum(int(self._arrays.asked.input_length[request]) for request in self._deferred)
-        here = self._arrays.asked.input_length[requests].sum() - self._arrays.requests["arrived"][requests].sum()
-        return int(here) + deferred
+        return int(self._arrays.asked.input_length[requests].sum() - self._arrays.requests["arrived"][requests].sum())
 
     @property
     def pages_held(self) -> int:
@@ -244,7 +240,6 @@ class Engine:
             and counters["num_group"] < 0
             and counters["next_kind"] == NOTHING
             and counters["entered"] == len(self._arrays.inbox.requests)
-            and not self._deferred
         )
 
     @property
@@ -398,52 +393,12 @@ class Engine:
         """Call a prefix cache's rule (core._OF_CACHE)."""
         return self._core.of_cache(name, len(self.table.rows))(*self._state, *arguments)
 
-    # ---- KV tiers below the prefix cache (offload.py) --------------------------------------------------------
-
-    def watch(self, before_step: Callable[[float], None]) -> None:
-        """Have `run` call `before_step(time)` before each decision, and log prefix-cache changes."""
-        assert self._own.cache, "the policy caches no prefixes"
-        self._before_step = before_step
-        # A step evicts and recomputes a page at most twice.
-        log = np.zeros((4 * len(self._own.cache.entries) + 64, 4), np.int64)
-        self._own = self._own._replace(cache=self._own.cache._replace(log=log))
-        self._set(self._arrays)
-
-    @property
-    def watched(self) -> bool:
-        """`run` stops before each decision."""
-        return self._before_step is not None
-
-    def waiting(self, most: int) -> list[tuple[int, int]]:
-        """The queue's first requests with their slots; -1: never admitted."""
-        return [tuple(entry) for entry in self._arrays.queue[self._places()[:most], :2].tolist()]
-
-    def defer(self, request: int) -> None:
-        """Take a waiting request out of the queue."""
-        queue, places = self._arrays.queue, self._places()
-        at = int(np.flatnonzero(queue[places, 0] == request)[0])
-        self._deferred[request] = int(queue[places[at], 1])
-        queue[places[at:-1]] = queue[places[at + 1 :]]
-        self._counters["num_waiting"] -= 1
-
-    def put_back(self, request: int) -> None:
-        """Requeue a deferred request before all later arrivals."""
-        if len(self._arrays.queue) <= int(self._counters["num_waiting"]) + len(self._arrays.sequences) + 1:
-            self._make_queue()
-        slot = self._deferred.pop(request)
-        self._counters["num_waiting"] += 1
-        self._move_up(request, slot, np.flatnonzero(self._arrays.queue[self._places()[:-1], 0] > request))
-
     def _move_up(self, request: int, slot: int, behind: npt.NDArray[np.int64]) -> None:
         """Move the queue's last request to the first place in `behind`, if any."""
         queue, places = self._arrays.queue, self._places()
         at = int(behind[0]) if len(behind) else len(places) - 1
         queue[places[at + 1 :]] = queue[places[at:-1]]
         queue[places[at], :2] = request, slot
-
-    @property
-    def deferred(self) -> Collection[int]:
-        return self._deferred.keys()
 
     def expect(self, inbox: Inbox) -> None:
         """Have `run`, not the driver, submit these requests of the table at their times.
@@ -463,8 +418,6 @@ class Engine:
         t = self.table
         if t["status"][request] != UNFINISHED or t["replica"][request] != self.replica:
             return False
-        if request in self._deferred:
-            self.put_back(request)
         idles = self.policy.batching.idles_finished
         if not withdraw(self._arrays, request, idles, lambda slot: self._core.let_go(*self._state, slot)):
             return False
@@ -796,15 +749,9 @@ class Engine:
         counters, self.blocked = self._counters, False
         now, horizon = float(now), float(horizon)  # an int would compile again
         while True:
-            most = STEPS_A_CALL
-            if self._before_step is not None:
-                if counters["kind"] == NOTHING or not self.num_waiting:
-                    self._before_step(now)
-                else:
-                    most = 1  # call again after this step
             journal = NO_JOURNAL if recorder is None else recorder.journal
             run = self._run_plain if self.asks_python else self._entry(draws, cost, journal)
-            why = run(*self._state, draws, cost, journal, now, horizon, most, until_finish)
+            why = run(*self._state, draws, cost, journal, now, horizon, STEPS_A_CALL, until_finish)
             if why == core.IN_FLIGHT:
                 return float(counters["now"] + counters["latency"])
             now = float(counters["clock"])

@@ -26,12 +26,6 @@ REQUEST_COLUMNS = {name: kind for name, kind in columns_of(RequestRow) if name n
 
 CACHED_COLUMNS = {"cached_tokens": "int32"}  # prompt tokens in the cache at first admission
 
-# With KV tiers.
-TIER_COLUMNS = {
-    "loaded_tokens": "int32",  # prompt tokens that tiers held and the GPU did not
-    "deferred": "float64",  # s that the request waited for them
-}
-
 # With links between pools: one replica may prefill a request, another decode it. Times in s; NaN: did not happen.
 MOVE_COLUMNS = {
     "prefill_replica": "int16",  # -1: none, `replica` did all
@@ -69,7 +63,7 @@ BLOCK_COLUMNS = {
 }
 # If replicas may fail: the order in which attempts were handed to replicas.
 TURN_COLUMNS = {"turn": MOVE_COLUMNS["turn"]}
-MORE_COLUMNS = CACHED_COLUMNS | TIER_COLUMNS | MOVE_COLUMNS | SENT_COLUMNS | BLOCK_COLUMNS
+MORE_COLUMNS = CACHED_COLUMNS | MOVE_COLUMNS | SENT_COLUMNS | BLOCK_COLUMNS
 
 
 class StepRow(Record):

@@ -72,7 +72,6 @@ class Pool(Record):
     junction: I8  # pages found in layers without a window at the last lookup, if others lacked some; else 0
     queries: I8  # prompt tokens looked up
     hits: I8  # ... found
-    logged: I8  # rows of `Cache.log`
     evicted: I8  # pages, ever
 
 
@@ -158,8 +157,6 @@ class Cache(NamedTuple):
     entries: Table[Entry]  # [pages]
     buckets: npt.NDArray[np.int32]  # [a power of two] first entry of each chain, by the key's last bits
     pool: Table[Pool]  # [1]
-    # [changes, 4] entry, key, group, and 1: came or 0: evicted; [0, 4] if not watched.
-    log: npt.NDArray[np.int64]
 
 
 def empty(num_pages: int, page: int, prefixes: Prefixes) -> Cache:
@@ -173,7 +170,6 @@ def empty(num_pages: int, page: int, prefixes: Prefixes) -> Cache:
     buckets = np.full(1 << (2 * room - 1).bit_length(), NONE, np.int32)
     return Cache(
         prefixes.offsets, prefixes.names, prefixes.named, prefixes.cached, table(entries), buckets, table(pool),
-        np.zeros((0, 4), np.int64),
     )  # fmt: skip
 
 
@@ -491,7 +487,7 @@ def find_ahead(replica: Replica, policy: SharedState, request: int, tokens: int,
 
 @rule
 def pin(replica: Replica, policy: AnyPolicy, pages: Ints) -> None:
-    """Add a holder to these entries: a load of what follows them, or an expected request."""
+    """Add a holder to these entries: an expected request."""
     for i in range(len(pages)):
         if _join(policy, pages[i]):
             replica.counters.pages_held += 1
@@ -506,17 +502,6 @@ def unpin(replica: Replica, policy: AnyPolicy, pages: Ints) -> None:
         if entry.refs == 0:
             replica.counters.pages_held -= 1
             _link(policy, pages[i])
-
-
-@rule
-def insert(replica: Replica, policy: AnyPolicy, keys: Ints, groups: Ints) -> None:
-    """Make loaded pages idle unless computed meanwhile, the last first; their room is free."""
-    for i in range(len(keys) - 1, -1, -1):
-        if _find(policy, keys[i], groups[i]) < 0:
-            at = int(policy.cache.pool[0].unused)
-            _add(policy, keys[i], groups[i], NONE)
-            policy.cache.entries[at].refs = 0
-            _link(policy, at)
 
 
 @rule
@@ -600,7 +585,6 @@ def _add(policy: AnyPolicy, key: int, group: int, slot: int) -> None:
     entry.refs = 1
     entry.owner = slot
     entry.next = NONE
-    _note(policy, at, 1)
     last = int(policy.cache.buckets[bucket])
     if last < 0:
         policy.cache.buckets[bucket] = at
@@ -616,7 +600,6 @@ def _evict(policy: AnyPolicy) -> None:
     counts = policy.cache.pool[0]
     at = int(counts.oldest)
     _unlink(policy, at)
-    _note(policy, at, 0)
     entry = policy.cache.entries[at]
     bucket = (int(entry.key) + int(entry.group)) & (len(policy.cache.buckets) - 1)
     before = int(policy.cache.buckets[bucket])
@@ -629,18 +612,6 @@ def _evict(policy: AnyPolicy) -> None:
     entry.next = counts.unused
     counts.unused = at
     counts.evicted += 1
-
-
-@rule
-def _note(policy: AnyPolicy, at: int, came: int) -> None:
-    """Log a page that came (1) or is evicted (0), if the cache is watched."""
-    counts, entry, log = policy.cache.pool[0], policy.cache.entries[at], policy.cache.log
-    if counts.logged < len(log):
-        log[counts.logged, 0] = at
-        log[counts.logged, 1] = entry.key
-        log[counts.logged, 2] = entry.group
-        log[counts.logged, 3] = came
-        counts.logged += 1
 
 
 @rule

@@ -1,6 +1,5 @@
 """Replays a journal: its outcomes, fed to a fresh engine, must give every plan exactly."""
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -10,7 +9,6 @@ import numpy.typing as npt
 
 from .engine import Engine
 from .journal import STEP_COLUMNS, RequestTable, pack, unpack
-from .offload import Reenacted
 from .part import Policy
 from .request import requests_of
 from .state import CANCELLED, COMPLETED, MASKED, REJECTED, UNFINISHED
@@ -31,13 +29,12 @@ def replay(
     steps: Columns,
     lists: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]],
     on_step: Callable[[StepPlan, StepOutcome], None] = lambda plan, outcome: None,
-    tiers: Reenacted | None = None,
 ) -> Iterator[str]:
     """Feed a journal's outcomes to a fresh engine; yields a line for each difference of plans.
 
     requests, steps: the journal's columns; lists: values and offsets of each list column. on_step: called with each
     plan and its outcome in the journal. With MOVE_COLUMNS it also holds pages for requests elsewhere; with failures,
-    `requests` has a row for each attempt cut short. tiers: what KV tiers did to the replica, for the same engine.
+    `requests` has a row for each attempt cut short.
     """
     moves = Moved(engine, replica, requests)
     requests = moves.requests
@@ -62,30 +59,20 @@ def replay(
         engine.submit(request)
         submitted += 1
 
-    def submit_to(count: int) -> Iterator[str]:
-        while submitted < min(count, len(coming)):
-            yield from submit()
-
     for row in np.flatnonzero(steps["replica"] == replica):
         where = f"replica {replica}, step {int(steps['step'][row])}"
         if steps["submitted"][row] > len(coming):
             yield f"{where}: {steps['submitted'][row]} requests are submitted, the journal has {len(coming)}"
             return
         start, latency = float(steps["start"][row]), float(steps["latency"][row])
-        if tiers is None:
-            for until in moves.asked_in_vain(int(steps["step"][row]), start):
-                while submitted < len(coming) and moves.submitted[mine[submitted]] <= until:
-                    yield from submit()
-                if engine.schedule(until) is not None:
-                    yield f"{where}: it begins at {start:g} s, the engine has something to do at {until:g} s"
-                    return
-        else:  # their changes have the times at which it was asked
-            lines = list(tiers.until(int(steps["step"][row]), False, submit_to, moves.before))
-            yield from lines
-            if lines:
+        for until in moves.asked_in_vain(int(steps["step"][row]), start):
+            while submitted < len(coming) and moves.submitted[mine[submitted]] <= until:
+                yield from submit()
+            if engine.schedule(until) is not None:
+                yield f"{where}: it begins at {start:g} s, the engine has something to do at {until:g} s"
                 return
-            moves.begin(int(steps["step"][row]), start)
-        yield from submit_to(int(steps["submitted"][row]))
+        while submitted < steps["submitted"][row]:
+            yield from submit()
         while gone and gone[-1][0] <= start:
             yield from _cancel(engine, *gone.pop())
         plan = engine.schedule(start)
@@ -122,8 +109,6 @@ def replay(
         outcome = StepOutcome(latency, committed, retained=retained, ends=early.of(plan, committed))
         on_step(plan, outcome)
         moves.change_in_step(int(steps["step"][row]))
-        if tiers is not None:
-            yield from tiers.until(int(steps["step"][row]) + 1, True, submit_to, moves.before)
         done = engine.commit(outcome, start + latency)
         moves.ended(done, start + latency)
         came = {
@@ -135,8 +120,6 @@ def replay(
         for name, value in came.items():
             if value != steps[name][row]:
                 yield f"{where}: {name} is {value}, the journal has {steps[name][row]}"
-    if tiers is not None:
-        yield from tiers.until(sys.maxsize, False, submit_to, moves.before)
     moves.finish()
     # Requests rejected or cancelled after the last step are in no step, nor those that went on from elsewhere.
     while submitted < len(coming):
@@ -201,7 +184,6 @@ class Moved:
         self._changes: list[_Change] = []  # the last first
         self._any = "prefill_replica" in requests
         self._end = 0.0  # s, of the last step
-        self._asked = math.nan  # s, when the engine was last asked in vain
         self._decodes = False
         if not self._any:
             return
@@ -267,16 +249,6 @@ class Moved:
             time = min([start, *wakes[i : i + 1].tolist(), *given])
             if waits:
                 self._change(step, self._end, at_once=True)
-
-    def before(self, step: int, time: float, asked: bool) -> None:
-        """Apply the changes before another one between steps; asked: it is a decision that finds nothing to do."""
-        self._change(step, time, at_once=time > self._end or time == self._asked)
-        if asked:
-            self._asked = time
-
-    def begin(self, step: int, start: float) -> None:
-        """Apply the changes before a step begins."""
-        self._change(step, start, at_once=True)
 
     def _change(self, step: int, time: float, at_once: bool) -> bool:
         """Apply changes up to a time before a step is planned; True if some at that time remain."""

@@ -155,9 +155,7 @@ def fleet_space(
     gpus: the budget, by default the pools'. by_cost: include fleets that leave GPUs free. DsimError for a field that no
     pool has, and for a budget below the given fleet.
     """
-    words = FleetWords(
-        scenario.pools, scenario.links, scenario.router, scenario.decider, tiers=scenario.tiers
-    )  # fmt: skip
+    words = FleetWords(scenario.pools, scenario.links, scenario.router, scenario.decider)
     own_gpus = [setting.profile.device.count for _, setting in scenario.each_pool()]
     has = sum(spec.count * one for spec, one in zip(PoolSpec.parse_all(words.pools), own_gpus, strict=True))
     if gpus is not None and gpus < has:

@@ -26,7 +26,6 @@ from ..results.fleet_file import FleetWords
 from ..results.scenario import Scenario, classes, on_fleet
 from ..results.slo import Slo
 from ..sim.failures import Failure
-from ..sim.tiers import Tier
 from ..traces.lengths import without_limit
 from .contents import FILES, Json, contents_of, looked_at_once
 from .fleet_space import with_parts
@@ -35,11 +34,11 @@ from .space import spelt
 MOST_CELLS = 100_000  # all are checked, stored and drawn
 POLICY = "policy."  # of `policy.chunk`, a field of the SPEC
 NOT_VARIED = ("allow_code", "sent_from", "pools", "links", "decider")
-LISTS: dict[str, Any] = {"failures": Failure.parse, "tiers": Tier.parse}  # parsers of items
+LISTS: dict[str, Any] = {"failures": Failure.parse}  # parsers of items
 # How requests are served; which requests, apart from the seed.
 OF_SERVICE = (
     "policy", "profile", "workload", "yields", "frontend", "frontend_service", "replicas", "router", "pools", "links",
-    "decider", "scaler", "startup", "failures", "tiers",
+    "decider", "scaler", "startup", "failures",
 )  # fmt: skip
 OF_REQUESTS = (
     "trace", "arrival", "rate", "cv", "burstiness", "fit", "lengths", "concurrency", "num_requests", "time_scale",

@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..engine.errors import DsimError
-from ..engine.prefix import caches_prefixes
 from ..profiler.profile import Profile
 from ..results.metrics import attainment, of_class
 from ..results.scenario import Scenario, class_column
-from ..sim.fleet import Fleet as FleetOfPools
 from .backend import Pool
 from .capacity import PER_REPLICA, PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHARE, CapacitySearch, latency_ms
 from .contents import Json
@@ -31,17 +29,10 @@ NEXT_WIDTH = 0.04  # ... if another replication's is known
 
 @dataclass(frozen=True)
 class Posed(Scenario):
-    """A scenario with a profile object, and steps `slower` times as long.
-
-    Policies without a prefix cache ignore KV tiers, so that a plan can compare them with others.
-    """
+    """A scenario with a profile object, and steps `slower` times as long."""
 
     given_profile: Profile | None = None
     slower: float = 1.0
-
-    def fleet(self) -> FleetOfPools:
-        unused = self.tiers and not self.pools and not caches_prefixes(self.parsed_policy())
-        return replace(super().fleet(), tiers=()) if unused else super().fleet()
 
     def file_profile(self) -> Profile:
         return super().file_profile() if self.given_profile is None else self.given_profile

@@ -9,8 +9,6 @@ from typing import Any
 
 from ..comparison.measured_log import measured_log
 from ..engine.errors import DsimError, cut
-from ..engine.policy import parse
-from ..engine.prefix import caches_prefixes
 from ..profiler.placed import placed
 from ..profiler.profile import Profile, load
 from ..report.page import Page
@@ -120,13 +118,6 @@ def question_of(
         min_quality=None if quality is None else parse_share(quality),
         quality_table=None if table is None else load_table(table, scenario.allow_code),
     )  # fmt: skip
-    if scenario.tiers:
-        tried = dict.fromkeys(spec for c in candidates for spec in (c.policy, *c.settings))
-        if not any(caches_prefixes(parse(spec, scenario.allow_code)) for spec in tried):
-            raise DsimError(
-                f"tier {scenario.tiers[0].partition(':')[0]} is given, but none of {len(tried)} settings caches "
-                "prefixes: expected one with prefix_caching=true"
-            )
     rate = own_rate(scenario) if options.rate is None else options.rate
     return Question(scenario, candidates, left_out, rate, options, prices)
 
@@ -207,8 +198,6 @@ def write_plan(
     found = measured_log(replace(scenario, num_requests=None))
     info |= {} if found is None else {"measured": found}
     info["notes"] += profile_notes(list(ahead.values()))
-    if scenario.tiers:
-        info["notes"].append(f"KV tiers {', '.join(scenario.tiers)}: the launch files do not set them up")
     own = question.options
     if own.spare:
         with suppress(KeyboardInterrupt):  # the plan is known: write it

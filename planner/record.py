@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..engine.journal import BLOCK_COLUMNS, CACHED_COLUMNS, MOVE_COLUMNS, SENT_COLUMNS, TIER_COLUMNS, TURN_COLUMNS
+from ..engine.journal import BLOCK_COLUMNS, CACHED_COLUMNS, MOVE_COLUMNS, SENT_COLUMNS, TURN_COLUMNS
 from ..engine.prefix import caches_prefixes
 from ..report.story import notes_on
 from ..results.manifest import Manifest
@@ -73,7 +73,7 @@ def record(
     sent = SENT_COLUMNS if scenarios[0].links and scenarios[0].fleet().shares_where_decoded else ()
     blocks = BLOCK_COLUMNS if scenarios[0].links and scenarios[0].fleet().moves_by_block else ()
     more = (
-        *(CACHED_COLUMNS if caches else ()), *(TIER_COLUMNS if scenarios[0].tiers else ()), *moved, *sent, *blocks,
+        *(CACHED_COLUMNS if caches else ()), *moved, *sent, *blocks,
     )  # fmt: skip
     room = len(requests) * len(scenarios) if keeps else None
     with _writer(out, force=force, more=more, room_for=room) as writer:

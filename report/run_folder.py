@@ -142,7 +142,7 @@ class RunWriter:
         _write(writer, pa.record_batch(arrays, schema=schema), self._shown)
 
     def attempts(self, policy: str, columns: Mapping[str, Array]) -> None:
-        """Attempts cut short by failures, without caches' and tiers' columns."""
+        """Attempts cut short by failures, without caches' columns."""
         schema = self._request_schema
         for name in self._more:
             if name not in columns:

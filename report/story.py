@@ -133,7 +133,6 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
         for run in runs
         if "failed" in run
     ]
-    lines += _tiers(manifest.get("policies", []))
     if manifest.get("slos"):
         lines.append(("SLOs", ", ".join(manifest["slos"])))
     if "cost" in manifest:
@@ -154,35 +153,6 @@ def _failed(failed: FailedRun) -> str:
     if (share := failed["slo_attainment"]) is not None:
         found.append(f"{percent(share)} % of the {failed['arrived']:,} that arrived during outages meet the SLOs")
     return ", ".join(found)
-
-
-def _tiers(policies: Sequence[Json]) -> list[tuple[str, str]]:
-    found = []
-    for policy in policies:
-        if tiers := policy.get("kv_tiers"):
-            of = f" of {policy['policy']}" if len(policies) > 1 else ""
-            found += [(f"KV tier {tier['tier']}{of}", _tier(tier)) for tier in tiers["tiers"]]
-            found.append((f"Loads{of}", _loads(tiers)))
-    return found
-
-
-def _tier(tier: Json) -> str:
-    share = f" ({percent(tier['loaded_rate'])} %)" if tier["loaded_rate"] is not None else ""
-    moved = {"read": "read_bytes", "written": "written_bytes", "dropped": "dropped_bytes", "at most held": "most_bytes"}
-    found = [
-        f"{tier['loaded_tokens']:,} tokens found{share}",
-        *(f"{what} {number(tier[name] / 1e9)} GB" for what, name in moved.items()),
-    ]
-    if tier["read_share"] or tier["write_share"]:
-        found.append(f"{percent(tier['read_share'])} and {percent(tier['write_share'])} % of the bandwidth up and down")
-    return ", ".join(found)
-
-
-def _loads(tiers: Json) -> str:
-    count, seconds = tiers["deferred_requests"], tiers["deferral_s"]
-    if not count:
-        return "no request waited for keys and values"
-    return f"{count:,} requests waited for keys and values, {number(1e3 * seconds / count)} ms each on average"
 
 
 def _fleet(fleet: FleetInfo) -> list[str]:

@@ -73,7 +73,6 @@ _GROUPS: dict[str, list[_Spec]] = {
         _Spec("KV utilisation", "kv_utilization", "%"),
         _Spec("preemptions", "preemptions", "requests", "low", optional=True),
         _Spec("prefix cache hits", "prefix_cache.hit_rate", "%", "high", optional=True),
-        _Spec("loaded from KV tiers", "kv_tiers.loaded_rate", "%", "high", optional=True),
     ],
 }
 

@@ -22,7 +22,6 @@ class FleetWords:
     scaler: str = FIXED
     startup: str = "0"
     failures: tuple[str, ...] = ()  # `field=value,...` (sim/failures.py)
-    tiers: tuple[str, ...] = ()  # `NAME:CAPACITY[@BANDWIDTH[,LATENCY]][,field=value...]` (sim/tiers.py)
 
     def or_file(self, path: str | Path | None) -> Self:
         """Read the file, if given; DsimError if there are options too."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,6 @@ import numpy.typing as npt
 from ..engine.histogram import CountHistogram, TimeHistogram
 from ..engine.journal import STATUSES, StepTotals
 from .slo import STATS, Slo
-
-if TYPE_CHECKING:
-    from ..sim.tiers import Tiered
 
 Columns = Mapping[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]
@@ -59,33 +56,6 @@ class SloVerdict:
     attainment: float  # NaN for a statistic
     observed_ms: float  # NaN for a request's bound, and for a share
     met: bool | None  # None for a request's bound
-
-
-@dataclass(frozen=True)
-class TierSummary:
-    """A KV tier, summed over its stores (one a replica or pool)."""
-
-    tier: str  # host, disk or shared; with the pool, if several have tiers
-    loaded_tokens: int  # prompt tokens found here and no nearer
-    loaded_rate: float  # of the tokens looked up
-    read_bytes: int
-    written_bytes: int
-    dropped_bytes: int  # for room
-    held_bytes: int  # at the end
-    most_bytes: int  # of one store
-    read_share: float  # of bandwidth x time; 0 if it is infinite
-    write_share: float
-
-
-@dataclass(frozen=True)
-class KvTiers:
-    """The KV tiers below a run's prefix caches."""
-
-    loaded_tokens: int
-    loaded_rate: float  # of the tokens looked up
-    deferred_requests: int  # that waited for a load
-    deferral_s: float  # sum of waits
-    tiers: tuple[TierSummary, ...]
 
 
 @dataclass(frozen=True)
@@ -140,14 +110,12 @@ class Summary:
     preemptions: int
     stable: bool
     prefix_cache: PrefixCache | None = None  # None: the policy has none
-    kv_tiers: KvTiers | None = None  # None: no tiers
 
     def to_json(self) -> dict[str, Any]:
-        """For `--json` and run.json: NaN becomes null; an absent cache or tier is left out."""
+        """For `--json` and run.json: NaN becomes null; an absent cache is left out."""
         out: dict[str, Any] = no_nan(asdict(self))
-        for name in ("prefix_cache", "kv_tiers"):
-            if getattr(self, name) is None:
-                del out[name]
+        if self.prefix_cache is None:
+            del out["prefix_cache"]
         return out
 
 
@@ -163,7 +131,6 @@ def summarize(
     replica_time: float | None = None,
     closed_loop: bool = False,
     caches_prefixes: bool = False,
-    tiered: "Tiered | None" = None,
 ) -> Summary:
     """Metrics of a run's request columns (REQUEST_COLUMNS) and step totals.
 
@@ -218,7 +185,6 @@ def summarize(
         preemptions=totals.preemptions,
         stable=stable(requests, closed_loop=closed_loop),
         prefix_cache=_prefix_cache(totals) if caches_prefixes else None,
-        kv_tiers=None if tiered is None else _kv_tiers(tiered, totals),
     )
 
 
@@ -348,25 +314,6 @@ def _prefix_cache(totals: StepTotals) -> PrefixCache:
     return PrefixCache(queries, hits, _per(hits, queries))
 
 
-def _kv_tiers(tiered: "Tiered", totals: StepTotals) -> KvTiers:
-    several = len({use.pool for use in tiered.uses}) > 1
-    tiers = tuple(
-        TierSummary(
-            f"{use.pool} {use.tier.name}" if several else use.tier.name,
-            use.loaded_tokens, _per(use.loaded_tokens, totals.prefix_queries),
-            use.read_bytes, use.written_bytes, use.dropped_bytes, use.held_bytes, use.most_bytes,
-            _per(use.read_bytes, use.tier.bandwidth * use.seconds),
-            _per(use.written_bytes, use.tier.bandwidth * use.seconds),
-        )
-        for use in tiered.uses
-    )  # fmt: skip
-    loaded = int(tiered.loaded.sum())
-    return KvTiers(
-        loaded, _per(loaded, totals.prefix_queries), int((tiered.deferred > 0).sum()), float(tiered.deferred.sum()),
-        tiers,
-    )  # fmt: skip
-
-
 def _duration(requests: Columns, start: float) -> float:
     finish = requests["finish"][requests["status"] == COMPLETED]
     return float(finish.max()) - start if len(finish) else math.nan
@@ -447,10 +394,6 @@ def flat(summary: Mapping[str, Any]) -> dict[str, Any]:
         if name == "slos":
             for verdict in value:
                 found |= {f"{verdict['slo']} {what}": verdict[what] for what in ("attainment", "observed_ms", "met")}
-        elif name == "kv_tiers":
-            tiers = value.get("tiers", [])
-            found |= {f"{name}_{part}": number for part, number in value.items() if part != "tiers"}
-            found |= {f"{t['tier']}_{part}": number for t in tiers for part, number in t.items() if part != "tier"}
         elif isinstance(value, dict):
             found |= {f"{name}_{part}": number for part, number in value.items()}
         else:
@@ -543,10 +486,6 @@ METRICS: dict[str, Metric] = {
     "prefix_cache": Metric(
         "tok", "queries: tokens of admitted prompts; hits: those found in the prefix cache; hit_rate: hits / queries",
         "only where the policy has prefix_caching; a request that was preempted counts once",
-    ),
-    "kv_tiers": Metric(
-        "", "tokens, bytes and shares of bandwidth of each KV tier, and the requests that waited for loads",
-        "only where there are tiers (docs/tiers.md)",
     ),
     "stable": Metric(
         "", "false when the queueing delay keeps growing, or requests still pile up at the end",

@@ -31,7 +31,6 @@ from ..sim.routers import Routing, routing
 from ..sim.scalers import FIXED, scaling
 from ..sim.setting import Setting
 from ..sim.startup import Startup, in_words
-from ..sim.tiers import Tier
 from ..sim.twin import Append, Progress, Result, simulate
 from ..traces import Trace, load, prepare
 from ..traces.burstgpt import fit_burstgpt_like
@@ -66,7 +65,6 @@ class Scenario:
     scaler: str = FIXED  # `name[,field=value...]`, or `path/to/file.py:NAME[,field=value...]`
     startup: float | str = 0.0  # s, or its parts (sim/startup.py)
     failures: tuple[str, ...] = ()  # as `mtbf=6h,repair=10m` (sim/failures.py)
-    tiers: tuple[str, ...] = ()  # as `host:64GB@32GB/s` (sim/tiers.py)
     arrival: str = "trace"
     rate: float | None = None  # req/s
     cv: float | None = None
@@ -145,7 +143,6 @@ class Scenario:
             "sent_from",
             *(("pools", "scaler", "startup") if plain else ()),
             *(() if self.failures else ("failures",)),
-            *(() if self.tiers else ("tiers",)),
             *(() if self.links else ("links", "decider")),
         )
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
@@ -259,7 +256,6 @@ class Scenario:
         return Fleet(
             pools, self.routing(), scaling(self.scaler, self.allow_code), links,
             deciding(self.decider, self.allow_code), tuple(Failure.parse(text) for text in self.failures),
-            tuple(Tier.parse(text) for text in self.tiers),
         ).with_ends()  # fmt: skip
 
     def of_each_pool(self) -> "list[Scenario]":
@@ -332,7 +328,6 @@ class Scenario:
             replica_time=result.replica_time,
             closed_loop=self.concurrency is not None,
             caches_prefixes=caches_prefixes(result.policy) or result.cached_tokens is not None,
-            tiered=result.tiered,
         )
 
     def run(self, requests: Trace | None = None) -> Summary:
@@ -473,8 +468,6 @@ def arrived(result: Result, columns: Columns | None = None) -> Columns:
         columns = result.table.columns
     if result.cached_tokens is not None:
         columns = {**columns, "cached_tokens": result.cached_tokens}
-    if result.tiered is not None:
-        columns = {**columns, "loaded_tokens": result.tiered.loaded, "deferred": result.tiered.deferred}
     if result.moves is not None:
         columns = {**columns, **result.moves}
     if not result.interrupted:

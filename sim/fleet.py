@@ -14,7 +14,6 @@ from .routers import ROUTERS, Routing
 from .scalers import Scaling
 from .setting import Setting
 from .startup import AT_ONCE, Startup
-from .tiers import Tier, check_tiers
 
 MAX_REPLICAS = 4096  # of a pool, and in one setting
 IN_TURN = Routing("round-robin", ROUTERS["round-robin"])
@@ -67,7 +66,6 @@ class Fleet:
     links: tuple[Link, ...] = ()  # a link's first pool only prefills
     deciding: Deciding = ALWAYS  # which requests it prefills
     failures: tuple[Failure, ...] = ()
-    tiers: tuple[Tier, ...] = ()  # under the prefix caches
 
     def check(self) -> Self:
         """Self; PolicyError or ProfileError if it cannot run."""
@@ -82,13 +80,6 @@ class Fleet:
                 raise PolicyError(f"pool {name} is given {names.count(name)} times, expected once")
         self._check_links()
         self._check_failures(names)
-        caching = {pool.name: pool.setting for pool in self.pools if caches_prefixes(pool.setting.policy)}
-        if self.tiers and not caching:
-            raise PolicyError(
-                f"tier {self.tiers[0].name} is given and {cut(self.pools[0].setting.policy.name)} caches no prefixes, "
-                "expected a policy with prefix_caching=true"
-            )
-        check_tiers(self.tiers, caching)
         return self
 
     def _check_failures(self, names: list[str]) -> None:

@@ -55,8 +55,8 @@ class Replica:
     def submit(self, request: Request) -> bool:
         """Hand the engine a request and wake it; False if it can never fit."""
         taken = self.engine.submit(request)
-        # A request without pages changes nothing, unless waiting requests block no others.
-        if not self.engine.blocked or request.arrived or self.engine.watched:
+        # A request without pages changes nothing.
+        if not self.engine.blocked or request.arrived:
             self.wake()
         return taken
 

@@ -28,7 +28,6 @@ from .routers.router import Router
 from .scalers import PoolView, Scaling
 from .split import Split
 from .step_model import StepModel
-from .tiers import Hierarchies
 
 AnyReplica = Replica | Member
 
@@ -71,8 +70,8 @@ class Servers:
 
     new_engine: the engine of a pool's replica of a number. finished: called with the requests that end, and the time.
     cached: prompt tokens of each request that a prefix cache held. seed: of start-ups. split: of a fleet with links; it
-    hands requests to the replicas in the router's place. tiers: under their prefix caches. moves: of a fleet with links
-    or failures.
+    hands requests to the replicas in the router's place. moves: of a fleet with links or
+    failures.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Servers:
         new_engine: Callable[[Pool, int], Engine], recorder: StepRecorder | None,
         finished: Callable[[int, float], None], table: RequestTable,
         cached: npt.NDArray[Any] | None = None, seed: int = 0, split: Split | None = None,
-        tiers: Hierarchies | None = None, moves: Moves | None = None,
+        moves: Moves | None = None,
     ) -> None:  # fmt: skip
         self._env = env
         self._fleet = fleet
@@ -90,7 +89,6 @@ class Servers:
         self._finished = finished
         self._seed = seed
         self._split = split
-        self._tiers = tiers
         self._moves = moves
         self._members = [
             _Members(pool, model, None if fleet.scaling is None else self._new_watch(pool, table, cached))
@@ -137,7 +135,7 @@ class Servers:
         alone = self._fleet.num_replicas == 1 and self._fleet.routing.is_shipped
         changes = self._fleet.scaling is not None or self._failing is not None
         apart = not changes and (self._router.takes_turns or alone)
-        ahead = ahead and isinstance(source, OpenLoop) and self._split is None and self._tiers is None
+        ahead = ahead and isinstance(source, OpenLoop) and self._split is None
         self._together, self._apart = ahead and not apart, ahead and apart
         for members in self._members:
             for _ in range(members.pool.count):
@@ -273,15 +271,13 @@ class Servers:
         if not self._apart:
             replica.begin()
         replica.asleep = None if self._failing is None else self.end_if_over
-        if self._tiers is not None:
-            self._tiers.attach(members.pool.name, members.pool.setting, engine, replica.wake)
         return replica
 
     def _horizon(self, number: int) -> Callable[[], float]:
         """When an outside event may first change a replica."""
         source, env, count = self._source, self._env, self._fleet.num_replicas
         fixed = self._fleet.scaling is None
-        if self._split is not None or self._tiers is not None or (not source.foresees and not (fixed and count == 1)):
+        if self._split is not None or (not source.foresees and not (fixed and count == 1)):
             return lambda: env.now  # the next request may come at the end of another replica's
         failing = self._failing
         if failing is not None:
@@ -358,8 +354,6 @@ class Servers:
     def _stop(self, members: _Members, replica: AnyReplica) -> Generator[simpy.Event, Any, None]:
         yield replica.stopped
         self._pay()
-        if self._tiers is not None:
-            self._tiers.detach(replica.engine.replica)
         members.draining.remove(replica)
         self._forget(replica)
         self._totals.merge(replica.engine.totals)
@@ -397,8 +391,6 @@ class Servers:
             else:
                 members.draining.remove(replica)
             replica.die()
-            if self._tiers is not None:
-                self._tiers.detach(number)
             self._note(members)
         orphans = self._orphans(dead, lost)
         for members in self._members:

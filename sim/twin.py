@@ -29,7 +29,6 @@ from .scalers.oracle import Oracle
 from .servers import Change, Servers
 from .setting import Setting
 from .split import Split
-from .tiers import Hierarchies, Tiered
 
 Append = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 Progress = Callable[[int, float], None]
@@ -57,7 +56,6 @@ class Result:
     failed: Failed | None = None  # what failures did
     # Columns of attempts cut short, and of blocks after which a request went on elsewhere.
     attempts: dict[str, npt.NDArray[Any]] | None = None
-    tiered: Tiered | None = None  # what KV tiers did
 
 
 def simulate(
@@ -139,12 +137,11 @@ def simulate(
         firsts.setdefault(pool.name, made)
         return made
 
-    tiers = Hierarchies(env, fleet.tiers, prefixes, len(trace), recorder is not None) if fleet.tiers else None
-    new_router = partial(fleet.routing.new, prefixes, None if tiers is None else tiers.pages)
+    new_router = partial(fleet.routing.new, prefixes)
     split = Split(env, fleet, table, moves, new_router) if fleet.links and moves is not None else None
     servers = Servers(
         env, fleet, new_router(), step_models, new_engine, recorder, finished, table,
-        prefixes.cached if prefixes is not None and caches else None, seed, split, tiers, moves,
+        prefixes.cached if prefixes is not None and caches else None, seed, split, moves,
     )  # fmt: skip
     front = settings[0].profile.front_end
     source: Source
@@ -180,7 +177,6 @@ def simulate(
         replica_time=paid,
         changes=tuple(servers.changes), moves=None if moves is None else moves.columns,
         failed=failed, attempts=moves.attempts if moves is not None and (fleet.failures or by_block) else None,
-        tiered=None if tiers is None else tiers.end(),
     )  # fmt: skip
 
 

@@ -18,15 +18,6 @@ def test_every_table_that_the_script_prints_is_there_with_its_command() -> None:
         assert f"`python benchmarks/prefix.py {name}`" in PAGE
 
 
-def test_the_table_of_tiers_is_there_with_its_command() -> None:
-    tiers, page = script("tiers"), (DOCS / "tiers-results.md").read_text(encoding="utf-8")
-    assert "`python benchmarks/tiers.py`" in page
-    assert f"first {tiers.NUM_REQUESTS:,} requests" in page
-    for name in tiers.TIERS:
-        assert page.count(f"| {name} |") == 3
-    assert "`python benchmarks/tiers.py capacities`" in page
-
-
 def test_one_pool_without_end_finds_what_the_page_says() -> None:
     trace = script("prefix").requests()
     seen: set[tuple[int, ...]] = set()

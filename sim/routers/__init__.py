@@ -19,7 +19,7 @@ from .llm_d import LlmD
 from .longest_prefix import LongestPrefix
 from .queued_forwards import QueuedForwards
 from .round_robin import RoundRobin
-from .router import FIGURES, Asked, Pages, ReplicaView, RequestView, Router
+from .router import FIGURES, Asked, ReplicaView, RequestView, Router
 from .several import MOST, Several
 from .shortest_queue import ShortestQueue
 from .stale import Stale
@@ -57,20 +57,15 @@ class Routing:
         """Whether it may compare answers' lengths, as any outside router may."""
         return self.kind.goes_by_length or not self.is_shipped
 
-    def new(self, prefixes: Prefixes | None = None, pages: Pages | None = None, prefills: bool = False) -> Router:
-        """A router for one run.
-
-        pages: where replicas with KV tiers have a prompt's pages. prefills: it chooses where to prefill.
-        """
-        made = [self._one(prefixes, pages, prefills) for _ in range(self.routers)]
+    def new(self, prefixes: Prefixes | None = None, prefills: bool = False) -> Router:
+        """A router for one run. prefills: it chooses where to prefill."""
+        made = [self._one(prefixes, prefills) for _ in range(self.routers)]
         return Several(made) if len(made) > 1 else made[0]
 
-    def _one(self, prefixes: Prefixes | None, pages: Pages | None, prefills: bool) -> Router:
+    def _one(self, prefixes: Prefixes | None, prefills: bool) -> Router:
         with running_code_of(f"router {self.name}"):
             made = self.kind(prefixes, **self.settings)
             made = made.where_prefilled() if prefills else made
-            if pages is not None:
-                made.pages = pages
             made = made if self.is_shipped else _Checked(self.name, made)
         return Stale(made, self.delay) if self.delay else made
 

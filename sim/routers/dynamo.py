@@ -4,7 +4,7 @@ Dynamo 1.6.1, kv_router_args.py (fleet.md 4); its names and defaults but for `tt
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,24 +15,19 @@ from .sent import SentNames
 
 MAX_TOKENS = 2**24  # remembered of each replica
 _PURPOSE = 0xD1A0  # one stream of draws
-_PLACES = {
-    "gpu": "overlap_score_credit", "host": "host_cache_hit_weight", "disk": "disk_cache_hit_weight",
-    "shared": "shared_cache_multiplier",
-}  # fmt: skip
 
 
 class Dynamo(Router):
     """prefill_load_scale x (prompt blocks queued + the prompt's - credits) + blocks held + requests x weight.
 
-    Blocks are KV pages. Replicas with KV tiers report where they hold each; of others the router remembers what it
-    sent, as Dynamo without events (router_ttl_secs: 120; here `ttl`, without end). Above temperature 0 it draws by a
+    Blocks are KV pages. The router remembers what it sent, as Dynamo without events (router_ttl_secs: 120; here `ttl`,
+    without end). Above temperature 0 it draws by a
     softmax of the costs over their range.
     """
 
     goes_by_prefix = True
     settings = {  # noqa: RUF012
         "prefill_load_scale": float, "request_weight": float, "overlap_score_credit": float,
-        "host_cache_hit_weight": float, "disk_cache_hit_weight": float, "shared_cache_multiplier": float,
         "temperature": float, "ttl": float,
     }  # fmt: skip
 
@@ -42,27 +37,20 @@ class Dynamo(Router):
         prefill_load_scale: float = 1.0,
         request_weight: float = 0.0,
         overlap_score_credit: float = 1.0,
-        host_cache_hit_weight: float = 0.75,
-        disk_cache_hit_weight: float = 0.25,
-        shared_cache_multiplier: float = 0.5,
         temperature: float = 0.0,
         ttl: float = math.inf,
     ) -> None:
         super().__init__(prefixes)
-        credits = {
-            "overlap_score_credit": overlap_score_credit, "host_cache_hit_weight": host_cache_hit_weight,
-            "disk_cache_hit_weight": disk_cache_hit_weight, "shared_cache_multiplier": shared_cache_multiplier,
-        }  # fmt: skip
         checked = {
-            "prefill_load_scale": prefill_load_scale, "request_weight": request_weight, **credits,
-            "temperature": temperature,
+            "prefill_load_scale": prefill_load_scale, "request_weight": request_weight,
+            "overlap_score_credit": overlap_score_credit, "temperature": temperature,
         }  # fmt: skip
         for name, value in checked.items():
             if not 0 <= value < math.inf:
                 raise PolicyError(f"{name} is {value}, expected at least 0 and finite")
         if not ttl > 0:
             raise PolicyError(f"ttl is {ttl} s, expected above 0")
-        self._scale, self._weight, self._credits = prefill_load_scale, request_weight, credits
+        self._scale, self._weight, self._credit = prefill_load_scale, request_weight, overlap_score_credit
         self._temperature = temperature
         self._sent = None if prefixes is None else SentNames(prefixes, MAX_TOKENS, ttl)
 
@@ -74,19 +62,11 @@ class Dynamo(Router):
         return chosen
 
     def _cost(self, replica: ReplicaView, request: RequestView) -> float:
-        page = replica.page_size
-        places = None if self.pages is None else self.pages(replica.replica, request.index)
-        if places is None:
-            sent = 0 if self._sent is None else self._sent.known(replica.replica, request)
-            credit = self._credit({"gpu": sent})
-        else:
-            credit = self._credit(places) * page
-        prompts = (replica.queued_prompt_tokens + max(0.0, request.input_length - credit)) / page
+        sent = 0 if self._sent is None else self._sent.known(replica.replica, request)
+        uncached = max(0.0, request.input_length - self._credit * sent)
+        prompts = (replica.queued_prompt_tokens + uncached) / replica.page_size
         requests = replica.num_waiting + replica.num_running
         return self._scale * prompts + replica.pages_held + self._weight * requests
-
-    def _credit(self, places: Mapping[str, int]) -> float:
-        return sum(self._credits[_PLACES[place]] * count for place, count in places.items())
 
     def _drawn(self, costs: Sequence[float], request: RequestView) -> int:
         """Drawn with probability ~ exp(-cost / range / temperature), one draw a request."""

@@ -1,6 +1,6 @@
 """A router chooses the replica that takes a request as it arrives."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -103,10 +103,6 @@ def figures(replicas: Sequence[ReplicaView], name: str) -> Sequence[int] | npt.N
     return [getattr(replica, name) for replica in replicas]
 
 
-# (replica, request) -> its prompt's pages there by place: "gpu" and tiers' names; None: no tiers.
-Pages = Callable[[int, int], "Mapping[str, int] | None"]
-
-
 class Router:
     """Chooses each request's replica; every run makes a new one, so it may keep state.
 
@@ -118,7 +114,6 @@ class Router:
     goes_by_length: ClassVar[bool] = False  # compares answers' estimated lengths
     goes_by_prefix: ClassVar[bool] = False  # asks for the names of prompts' beginnings
     settings: ClassVar[Mapping[str, type]] = {}  # its SPEC's fields, which `__init__` takes by name
-    pages: Pages | None = None  # of replicas with KV tiers
 
     def __init__(self, prefixes: Prefixes | None = None) -> None:
         self.prefixes = prefixes

@@ -48,10 +48,7 @@ def test_json_has_the_keys_that_were_promised(trace: str) -> None:
     assert list(ran.json) == ["policies", "profile", "interrupted"]
     assert [p["policy"] for p in ran.json["policies"]] == ["optimus", "ar"]
     for p in ran.json["policies"]:
-        assert set(p) == set(Summary.__dataclass_fields__) - {
-            "prefix_cache",
-            "kv_tiers",
-        }  # tests/results/test_metrics.py has them
+        assert set(p) == set(Summary.__dataclass_fields__) - {"prefix_cache"}  # tests/results/test_metrics.py has it
         assert (p["num_requests"], p["completed"], p["rejected"], p["unfinished"]) == (12, 12, 0, 0)
         assert (p["stable"], p["slo_attainment"], p["preemptions"]) == (True, 1.0, 0)
         assert p["goodput"] == p["request_throughput"] == 12 / p["duration_s"]

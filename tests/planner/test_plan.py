@@ -13,7 +13,7 @@ from dsim.engine.latency import CacheOverhead
 from dsim.engine.policy import PRESETS, name_of
 from dsim.planner.capacity import search_of
 from dsim.planner.memo import Memo
-from dsim.planner.plan import _missed, candidates_of, plan, posed, whole_search
+from dsim.planner.plan import _missed, candidates_of, plan, whole_search
 from dsim.planner.plan_run import Options, question_of
 from dsim.planner.planned import Planned
 from dsim.profiler.hardware import gpu
@@ -269,18 +269,3 @@ def test_a_setting_that_changes_the_answers_is_searched_where_asked_and_said() -
     assert "were not searched: canvas_length of vllm-diffusion (--change-answers)" in told()
     assert "canvas_length=64 changes the model's answers" in told(change_answers=True)
     assert "answers" not in told(as_given=True)
-
-
-def test_tiers_are_for_settings_that_cache_prefixes() -> None:
-    scenario = Scenario("mooncake-conv", slos=("ttft=9s",), tiers=("host:64GB",))
-    server, options = load("h100-qwen3-8b-ar"), Options(1.0, as_given=True)
-    both = ["vllm-ar,prefix_caching=true", "vllm-ar"]
-    asked = question_of(scenario, both, [server], lambda profile: None, options)
-    cached, plain = (posed(scenario, candidate).fleet() for candidate in asked.candidates)
-    assert [len(fleet.tiers) for fleet in (cached, plain)] == [1, 0]
-    assert cached.check().tiers[0].name == "host"
-    with pytest.raises(DsimError) as refused:
-        question_of(scenario, both[1:], [server], lambda profile: None, options)
-    assert str(refused.value) == (
-        "tier host is given, but none of 1 settings caches prefixes: expected one with prefix_caching=true"
-    )

@@ -131,30 +131,9 @@ def test_the_command_and_python_say_the_same_of_a_fleets_file(tmp_path: Path) ->
     assert said.to_json() == {name: found[name] for name in said.to_json()}
 
 
-def test_a_tier_raises_the_capacity_where_prompts_come_again_and_the_cache_is_small(tmp_path: Path) -> None:
-    draw, trace = random.Random(1), tmp_path / "again.jsonl"
-    with trace.open("w") as file:
-        for i in range(150):  # of six prompts of 4,096 tokens, of which the cache holds one
-            first = 10 * draw.randrange(6)
-            ids = list(range(first, first + 8))
-            row = {"timestamp": 200 * i, "input_length": 4096, "output_length": 8, "hash_ids": ids}
-            file.write(json.dumps(row) + "\n")
-    policy = "vllm-ar,prefix_caching=true,num_pages=400"
-    asked = ["capacity", str(trace), "--slo", "p90:ttft=300ms", "--policy", policy, "--profile", "h100-qwen3-8b-ar"]
-    few = ["--num-requests", "100", "--precision", "50%", "--max-replications", "2", "--jobs", "1", "--json"]
-    alone, tiered = (dsim(*asked, *more, *few).json for more in ([], ["--tier", "host:64GB"]))
-    assert tiered["rate"]["value"] > 1.2 * alone["rate"]["value"]
-    said = dsim_capacity(
-        str(trace), ["p90:ttft=300ms"], policy=policy, profile="h100-qwen3-8b-ar", tiers=["host:64GB"],
-        num_requests=100, precision=0.5, max_replications=2, jobs=1,
-    )  # fmt: skip
-    assert said.to_json() == {name: tiered[name] for name in said.to_json()}
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--tier", "host:1GB"], "tier host is given and optimus caches no prefixes"),
         (["--pool", "1@h100-sdar-8b,ar", "--replicas", "2"], "--pool is 1@h100-sdar-8b,ar and --replicas is 2"),
         (["--pool", "1@h100-sdar-8b,ar", "--policy", "focus:1.5"], "expected pools alone"),
         (["--pool", "1@h100-sdar-8b,ar", "--ensemble", "19"], "ensemble is 19 and the fleet has pools"),

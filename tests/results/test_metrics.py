@@ -76,7 +76,7 @@ def test_the_object_has_exactly_the_promised_keys() -> None:
 
 
 def test_every_number_has_a_formula() -> None:
-    assert {key.removesuffix("_ms") for key in one("AR 64")} - {"policy"} == set(METRICS) - {"prefix_cache", "kv_tiers"}
+    assert {key.removesuffix("_ms") for key in one("AR 64")} - {"policy"} == set(METRICS) - {"prefix_cache"}
 
 
 def test_a_run_without_requests_is_all_null() -> None:

@@ -138,23 +138,6 @@ def test_dynamo_credits_the_blocks_that_a_replica_was_sent() -> None:
     assert route.route([first, second], Request(1, 0.0, 30, 1)) == 0  # 1 + 2 blocks, not 3 + 1
 
 
-def test_dynamo_credits_each_tier_by_its_weight() -> None:
-    """A prompt of 8 blocks: 4 + 2 x 0.75 + 1 x 0.25 + 1 x 0.5 are credited on the second replica."""
-    places = {0: {"gpu": 6}, 1: {"gpu": 4, "host": 2, "disk": 1, "shared": 1}}
-    for spec, held, chosen in (
-        ("dynamo", (0, 0), 1),  # 8 - 6 = 2 and 8 - 6.25 = 1.75
-        ("dynamo", (0, 1), 0),  # 2 and 2.75
-        ("dynamo,host_cache_hit_weight=0", (0, 0), 0),  # 8 - 4.75 = 3.25
-        ("dynamo,overlap_score_credit=0", (0, 0), 1),  # 8 and 5.75
-        ("dynamo,disk_cache_hit_weight=0,shared_cache_multiplier=0", (0, 0), 0),  # 8 - 5.5 = 2.5
-        ("dynamo,prefill_load_scale=8", (0, 1), 1),  # 16 and 14 + 1
-    ):
-        route = named(spec, [0] * 8)
-        route.pages = lambda replica, request: places[replica]
-        loads = [Load(at, 0, 0, 0, pages) for at, pages in enumerate(held)]
-        assert route.route(loads, Request(0, 0.0, 80, 1)) == chosen, spec
-
-
 def test_dynamo_forgets_what_it_sent_after_its_ttl() -> None:
     for spec, chosen in (("dynamo", 0), ("dynamo,ttl=120", 1)):
         route = named(spec, [0, 1, 2], [0, 1, 3])

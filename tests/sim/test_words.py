@@ -11,7 +11,6 @@ from dsim.sim.link import Link
 from dsim.sim.routers import routing
 from dsim.sim.scalers import scaling
 from dsim.sim.startup import Startup
-from dsim.sim.tiers import Tier
 
 
 @pytest.mark.parametrize(
@@ -31,12 +30,6 @@ from dsim.sim.tiers import Tier
         (Link.parse, "450GB/s,10", "'10' is not a latency in us, ms, s"),
         (Link.parse, "1GB/s,share=pool", "there is no field 'share', expected one of from, to, sharing, overlap"),
         (Link.parse, "1GB/s,overlap=yes", "overlap is 'yes', expected true or false"),
-        (Tier.parse, "ram:64GB", "expected one of host, disk, shared"),
-        (Tier.parse, "host:64", "'64' is no capacity above 0 in MB, GB"),
-        (Tier.parse, "host:0GB", "'0GB' is no capacity above 0"),
-        (Tier.parse, "host:1GB@5", "'5' is not a bandwidth"),
-        (Tier.parse, "host:1GB,write=back", "write is 'back', expected one of through, evict"),
-        (Tier.parse, "host:1GB,speed=3", "there is no field 'speed', expected one of write, pool"),
     ],
 )
 def test_words_that_cannot_be_read_are_refused_with_both_values(
