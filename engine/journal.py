@@ -15,7 +15,7 @@ from .histogram import CountHistogram, TimeHistogram
 from .jit import rule
 from .records import F8, I2, I4, I8, U1, Bool, Record, Table, columns_of, dtype_of, table
 from .request import Request
-from .state import MASKED, PREFILL_STEP, ROWS, UNFINISHED, Asked, Replica, RequestRow, read_only
+from .state import PREFILL_STEP, ROWS, UNFINISHED, Asked, Replica, RequestRow, read_only
 from .step import StepOutcome, StepPlan, features_left
 
 STATUSES = ("completed", "rejected", "unfinished", "cancelled")
@@ -275,7 +275,7 @@ def record_again(
 ) -> None:  # fmt: skip
     """Record a step once more at another time and sums (leap.py); it preempted none, and there is room for it.
 
-    before: steps recorded after that one. commits: with its commits; else with none (see `record_commits`).
+    before: steps recorded after that one. commits: with its commits; else with none.
     """
     if len(journal.steps) == 0:
         return
@@ -307,31 +307,6 @@ def record_again(
         step.committed = 0
     filled.steps += 1
     filled.rows += num_rows
-
-
-@rule
-def record_commits(replica: Replica, journal: Journal, steps: int) -> None:
-    """Add commits to the last `steps` recorded steps; all computed every mask of the rows with a window.
-
-    So the times that a position was computed say which step committed it.
-    """
-    if len(journal.steps) == 0:
-        return
-    num_rows, filled = int(replica.counters.num_rows), journal.filled[0]
-    for i in range(num_rows):
-        slot = replica.lists[ROWS, i]
-        status, evaluations = replica.status[slot], replica.evaluations[slot]
-        before = 1 << 30
-        for p in range(len(status)):
-            if status[p] == MASKED and replica.window[slot, p]:
-                before = int(evaluations[p]) - steps
-                break
-        for p in range(len(status)):
-            left = steps - (int(evaluations[p]) - before) + 1  # 1: the last of these steps
-            if left <= steps and status[p] != MASKED:
-                bit = np.uint64(1) << np.uint64(p % 64)
-                journal.words[filled.rows - left * num_rows + i, COMMITS, p // 64] |= bit
-                journal.steps[filled.steps - left].committed += 1
 
 
 @rule

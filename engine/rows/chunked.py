@@ -5,12 +5,12 @@ from typing import Protocol
 from ..admission import knows_limit
 from ..draw import Draws, accept_row
 from ..emission import emit, finish
-from ..hooks import begin_row, commit_rows, draw_rows, next_tokens, paged_ahead, plan_prompts, plan_rows, steady
+from ..hooks import begin_row, commit_rows, draw_rows, next_tokens, plan_prompts, plan_rows
 from ..jit import rule
 from ..journal import Journal
 from ..latency import Cost
 from ..records import I4, Bool, Record
-from ..state import DENOISE, EMIT_END, IDLE, NO, PREFILL, ROWS, RUNNING, AnyPolicy, PolicyState, Replica
+from ..state import DENOISE, EMIT_END, IDLE, PREFILL, ROWS, RUNNING, AnyPolicy, PolicyState, Replica
 from .kind import Kind
 from .leap import take_tokens
 from .step import add_row, no_rows, note_row, set_features
@@ -134,41 +134,22 @@ def commit_chunked(replica: Replica, policy: ChunkState, now: float) -> None:
 def leap_chunked(
     replica: Replica, policy: ChunkState, draws: Draws, cost: Cost, journal: Journal, horizon: float
 ) -> None:  # fmt: skip
-    """Leap over steps in which all running requests compute the next token, without drafts, or a chunk of the prompt.
-
-    A prompt's last two chunks are not leapt over: the last one may be shorter, and is decided beside the one before.
-    """
+    """Leap over steps in which all running requests compute the next token, without drafts."""
     counters = replica.counters
-    if counters.num_rows != counters.num_running or replica.fixed.window > 0:
+    if counters.num_rows != counters.num_running:
         return
-    how_long = steady(replica, policy)
-    if how_long == NO:
-        return
-    most, decoding = 1 << 30, False
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence, own = replica.sequences[slot], policy.columns[slot]
-        if slot != replica.lists[RUNNING, i]:
+        if slot != replica.lists[RUNNING, i] or sequence.phase != DENOISE:
             return
-        if sequence.phase == PREFILL:
-            most = min(most, (int(own.goal) - int(own.computed)) // int(sequence.num_tokens) - 1)
-            continue
-        decoding = True
-        if sequence.phase != DENOISE or own.computed != sequence.start or own.goal != own.computed + 1:
+        if own.computed != sequence.start or own.goal != own.computed + 1:
             return
-    if not decoding or most <= 0:
-        return
-    ahead = int(paged_ahead(replica, policy))
-    taken = take_tokens(replica, policy, how_long, ahead, most, cost, journal, horizon, False)
+    taken = take_tokens(replica, policy, cost, journal, horizon, False)
     for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
-        sequence, own = replica.sequences[slot], policy.columns[slot]
-        if sequence.phase == PREFILL:
-            own.computed += taken * sequence.num_tokens
-            sequence.left = own.goal - own.computed
-        else:
-            own.computed += taken
-            own.goal += taken
+        own = policy.columns[replica.lists[ROWS, i]]
+        own.computed += taken
+        own.goal += taken
         own.settled = own.computed
 
 

@@ -12,7 +12,7 @@ from ..hooks import hold, paged_ahead, steady
 from ..jit import rule
 from ..journal import Journal, has_room, record_again
 from ..latency import Cost, price
-from ..state import DENOISE, EMIT_END, MASKED, NO, PREFILL, ROWS, RUNNING, UNTIL_A_REQUEST, AnyPolicy, Replica
+from ..state import DENOISE, EMIT_END, MASKED, NO, ROWS, RUNNING, UNTIL_A_REQUEST, AnyPolicy, Replica
 
 
 @rule
@@ -20,40 +20,35 @@ def leap_tokens(
     replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost, journal: Journal, horizon: float
 ) -> None:  # fmt: skip
     """A leap over steps in which each row computes its next token."""
-    how_long = steady(replica, policy)
-    if how_long == NO or replica.counters.prefill_tokens > 0 or replica.fixed.window > 0:
-        return
-    take_tokens(replica, policy, how_long, int(paged_ahead(replica, policy)), 1 << 30, cost, journal, horizon, True)
+    take_tokens(replica, policy, cost, journal, horizon, True)
 
 
 @rule
 def take_tokens(
-    replica: Replica, policy: AnyPolicy, how_long: int, ahead: int, most: int, cost: Cost, journal: Journal,
-    horizon: float, multiplies: bool,
+    replica: Replica, policy: AnyPolicy, cost: Cost, journal: Journal, horizon: float, multiplies: bool
 ) -> int:  # fmt: skip
-    """Take at most `most` steps in which each row computes its next token, or as much of its prompt as before.
+    """Take steps in which each row computes its next token; returns their number.
 
-    Returns their number. ahead: as `paged_ahead`. multiplies: a step's equal gaps are multiplied, where the rows' own
-    rule does so, and not added up: bits differ.
+    multiplies: a step's equal gaps are multiplied, where the rows' own rule does so, and not added up: bits differ.
     """
     counters, fixed = replica.counters, replica.fixed
-    emitting, shortest = _prepare(replica, ahead)
-    most = min(most, shortest)
-    rows, pairs, keys = _more_attention(replica)
+    how_long = steady(replica, policy)
+    if how_long == NO or counters.prefill_tokens > 0 or fixed.window > 0:
+        return 0
+    ahead = int(paged_ahead(replica, policy))
+    emitting, most = _prepare(replica, ahead)
+    rows = int(counters.num_rows)
     now, taken, at = counters.clock, 0, 0
     while taken < most and goes_on(replica, how_long, journal):
-        more = int(replica.growth[at])
-        if counters.prefill_tokens > 0:
-            more += _pages_of_chunks(replica, taken + ahead)
-        if counters.pages_held + more > fixed.num_pages:
+        if counters.pages_held + replica.growth[at] > fixed.num_pages:
             break
-        counters.sum_q_kv += pairs
-        counters.sum_kv += keys
+        counters.sum_q_kv += rows  # a key more for each row's one token
+        counters.sum_kv += rows
         latency = price(replica, cost)
         end = now + latency
         if not end < horizon:
-            counters.sum_q_kv -= pairs
-            counters.sum_kv -= keys
+            counters.sum_q_kv -= rows
+            counters.sum_kv -= rows
             break
         counters.pages_held += replica.growth[at]
         _hold_filled(replica, policy, taken, ahead, at)
@@ -78,52 +73,17 @@ def take_tokens(
 
 
 @rule
-def _more_attention(replica: Replica) -> tuple[int, int, int]:
-    """The rows that compute their next token; query-key pairs and keys that a step has more than the one before."""
-    rows = pairs = keys = 0
-    for i in range(replica.counters.num_rows):
-        sequence = replica.sequences[replica.lists[ROWS, i]]
-        tokens = int(sequence.num_tokens) if sequence.phase == PREFILL else 1
-        rows += sequence.phase != PREFILL
-        pairs += tokens * tokens
-        keys += tokens
-    return rows, pairs, keys
-
-
-@rule
-def _pages_of_chunks(replica: Replica, chunks: int) -> int:
-    """Further pages of prompts after this number of further chunks."""
-    more = 0
-    for i in range(replica.counters.num_rows):
-        sequence = replica.sequences[replica.lists[ROWS, i]]
-        if sequence.phase == PREFILL:
-            tokens = int(sequence.num_keys) + chunks * int(sequence.num_tokens)
-            more += max(0, -(-tokens // int(replica.fixed.page)) - int(sequence.pages))
-    return more
-
-
-@rule
 def _hold_filled(replica: Replica, policy: AnyPolicy, taken: int, ahead: int, at: int) -> None:
     """Hold the pages that this step's tokens fill, as the step's decision does, after `taken` steps of a leap.
 
-    at: the step's place in `replica.growth`; a row fills a page `2 - ahead` steps before it takes another. Prompts also
-    take pages.
+    at: the step's place in `replica.growth`; a row fills a page `2 - ahead` steps before it takes another.
     """
     counters, page = replica.counters, int(replica.fixed.page)
-    full = replica.growth[at] > 0 or (ahead != 2 and replica.growth[(at + 1) % page] > 0)
-    if not full and counters.prefill_tokens == 0:
+    if replica.growth[at] == 0 and (ahead == 2 or replica.growth[(at + 1) % page] == 0):
         return
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
-        sequence = replica.sequences[slot]
-        if sequence.phase == PREFILL:
-            end = int(sequence.num_keys) + (taken + ahead) * int(sequence.num_tokens)
-            pages = max(int(sequence.pages), -(-end // page))
-            counters.pages_held += pages - sequence.pages
-            sequence.pages = pages
-            hold(replica, policy, slot, min(end, int(sequence.start) + 1))
-            continue
-        filled = int(sequence.start) + taken + 1
+        filled = int(replica.sequences[slot].start) + taken + 1
         if filled % page == 0 or (filled + ahead - 2) % page == 0:
             hold(replica, policy, slot, filled)
 
@@ -134,7 +94,7 @@ def _take_step(
 ) -> None:  # fmt: skip
     """Take a decode step of the same rows, as `begin` and `account` do.
 
-    taken: steps of the leap before it. committed: a token of each row that does not prefill.
+    taken: steps of the leap before it. committed: a token of each row.
     """
     counters = replica.counters
     counters.latency = latency
@@ -175,8 +135,6 @@ def _prepare(replica: Replica, ahead: int) -> tuple[int, int]:
     most = 1 << 30
     for i in range(counters.num_rows):
         sequence = replica.sequences[replica.lists[ROWS, i]]
-        if sequence.phase == PREFILL:
-            continue
         most = min(most, sequence.stop - sequence.start - 2)
         left = sequence.answer - sequence.prompt - sequence.emitted
         if emits and left > 0:
@@ -200,9 +158,6 @@ def _settle(replica: Replica, taken: int, now: float, ahead: int) -> None:
     emits = replica.fixed.emit != EMIT_END
     for i in range(counters.num_rows):
         sequence = replica.sequences[replica.lists[ROWS, i]]
-        if sequence.phase == PREFILL:
-            sequence.num_keys += taken * sequence.num_tokens
-            continue
         outcome = replica.requests[sequence.request]
         sequence.pages = max(sequence.pages, -(-(sequence.start + taken - 1 + ahead) // page))
         sequence.start += taken

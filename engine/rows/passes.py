@@ -28,7 +28,7 @@ from ..hooks import (
     work,
 )
 from ..jit import is_ours, plain, rule
-from ..journal import Journal, record_commits
+from ..journal import Journal
 from ..latency import Cost
 from ..part import Cache, Policy, Scheduler
 from ..state import EMIT_END, EMIT_STEP, IDLE, MASKED, NO, PENDING, ROWS, AnyPolicy, PolicyState, Replica, Sequence
@@ -362,8 +362,13 @@ def _once_more(block_steps: int, fields: PassFields) -> bool:
 def leap_passes(
     replica: Replica, policy: PassState, draws: Draws, cost: Cost, journal: Journal, horizon: float
 ) -> None:  # fmt: skip
-    """Leap over steps of equal work in which every row commits masks by a schedule and none ends its block."""
+    """Leap over steps of equal work in which every row commits masks by a schedule and none ends its block.
+
+    A journal needs each step's commits: with one, no step is leapt over.
+    """
     counters, fixed = replica.counters, replica.fixed
+    if len(journal.steps) > 0:
+        return
     how_long = steady(replica, policy)
     if how_long == NO or (fixed.emit == EMIT_STEP and not policy.fields.pads):
         return
@@ -382,7 +387,6 @@ def leap_passes(
             replica.requests[sequence.request].num_committed += num
             counters.total_committed += num
             sequence.fruitless = 0
-    record_commits(replica, journal, taken)
 
 
 @rule

@@ -154,14 +154,6 @@ def test_a_journal_of_replicas_run_together_has_each_ones_steps_in_order() -> No
     assert kept[0] == kept[1]
 
 
-# Prompts are computed in several chunks of a size beside next tokens.
-CHUNKED = (
-    "vllm-ar,max_num_batched_tokens=24,max_num_seqs=12",
-    "vllm-ar,max_num_batched_tokens=20,max_num_seqs=6,num_pages=40,async_scheduling=false",
-    "vllm-ar,max_num_batched_tokens=40,max_num_seqs=9,long_prefill_token_threshold=9",
-    "vllm-ar,max_num_batched_tokens=24,max_num_seqs=8,prefix_caching=true,num_pages=110,page_size=5",
-    "vllm-ar,max_num_batched_tokens=24,max_num_seqs=8,prefix_caching=true,num_pages=80,async_scheduling=false",
-)  # fmt: skip
 LEAPING = (
     "ar", "ar,num_pages=12", "ar,max_batch=3", "ar,page_size=5", "ar,eos=ignored", "vllm-diffusion",
     "vllm-diffusion,num_pages=60", "vllm-diffusion,max_num_seqs=2", "vllm-diffusion,async_scheduling=false",
@@ -171,7 +163,8 @@ LEAPING = (
     "vllm-ar,max_num_batched_tokens=96,max_num_seqs=16", "vllm-ar,prefill_schedule_interval=3",
     "vllm-ar,page_size=5,eos=ignored", "vllm-ar", "vllm-ar,prefix_caching=true,num_pages=110",
     "vllm-ar,prefix_caching=true,num_pages=80,async_scheduling=false",
-    "vllm-ar,prefix_caching=true,num_pages=400,page_size=5,watermark=0.05", *CHUNKED,
+    "vllm-ar,prefix_caching=true,num_pages=400,page_size=5,watermark=0.05",
+    "vllm-ar,max_num_batched_tokens=24,max_num_seqs=12",
 )  # fmt: skip
 
 
@@ -270,7 +263,7 @@ def test_leaps_end_where_steps_do(spec: str, emit: str, monkeypatch: pytest.Monk
         assert single.of_replicas() == recorded.of_replicas(), how
 
 
-def run_singly(trace: Trace, spec: str, recorded: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+def run_singly(trace: Trace, spec: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """Decode steps of a run, and those that are not leapt over."""
     monkeypatch.setattr("dsim.engine.engine.STEPS_A_CALL", 1)
     monkeypatch.setattr("dsim.engine.core.PATIENCE", 10**12)  # few steps: compiling would take longer
@@ -280,30 +273,16 @@ def run_singly(trace: Trace, spec: str, recorded: bool, monkeypatch: pytest.Monk
         Engine, "goes_on", lambda self, why, recorder: reasons.append(why) or goes_on(self, why, recorder)
     )
     setting = Setting(parse(spec), golden.profile_of(parse(spec)))
-    steps = simulate(trace, setting, append=Kept() if recorded else None).totals.num_decode_steps
+    steps = simulate(trace, setting).totals.num_decode_steps
     return steps, reasons.count(PAUSED)
 
 
-@pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("spec", SINGLY)
-def test_passes_with_the_same_work_are_run_at_once(
-    spec: str, recorded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+def test_passes_with_the_same_work_are_run_at_once(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = synth("poisson", 1.0, lengths="lognormal:90,0,64,0", num_requests=1, seed=5)
-    steps, singly = run_singly(trace, spec, recorded, monkeypatch)
+    steps, singly = run_singly(trace, spec, monkeypatch)
     assert singly == (steps if SINGLY[spec] is None else SINGLY[spec])
     assert steps == 64 or SINGLY[spec] is None
-
-
-@pytest.mark.parametrize("recorded", [False, True])
-@pytest.mark.parametrize("ahead", ["true", "false"])
-def test_chunks_of_a_prompt_are_run_at_once_beside_next_tokens(
-    ahead: str, recorded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trace = toy_trace([0, 0], [4, 400], [90, 2])  # 21 chunks of 19 tokens, of which the last has 1
-    spec = f"vllm-ar,max_num_batched_tokens=20,max_num_seqs=3,async_scheduling={ahead}"
-    steps, singly = run_singly(trace, spec, recorded, monkeypatch)
-    assert (steps, singly) == (89, 7)
 
 
 def test_pages_that_come_back_while_a_step_runs_let_a_request_in() -> None:
