@@ -63,7 +63,6 @@ def replay(
     jobs: int | None = None,
     backend: str = "local",
     address: str | None = None,
-    step_by_step: bool = False,
     out: str | Path | None = None,
     force: bool = False,
     **traffic: Unpack[Traffic],
@@ -76,7 +75,7 @@ def replay(
     the number of replicas; startup: s until a new one serves. failures: as `--fail`
     (docs/failures.md). ensemble: number of profiles drawn from this one's uncertainty; 19 or more give
     intervals. jobs, backend, address: where they are replayed, as in `dsim.sweep`; without them jobs are the threads of
-    a replay, by default one a core. step_by_step: slower, with the same result. out: a folder as of `dsim replay -o`.
+    a replay, by default one a core. out: a folder as of `dsim replay -o`.
     Raises DsimError.
     """
     check_place(ensemble, jobs, backend, address)
@@ -103,5 +102,5 @@ def replay(
     if ensemble is not None:
         with Pool(backend, jobs, address) as pool:
             drawn = {"ensemble": run_ensemble(scenarios, requests, ensemble, pool=pool).to_json()}
-    done = write_replay(scenarios, requests, drawn, out=folder, force=force, step_by_step=step_by_step, jobs=jobs)
+    done = write_replay(scenarios, requests, drawn, out=folder, force=force, jobs=jobs)
     return Replay(done.results, done.summaries, done.manifest, tuple(scenarios), requests, folder)

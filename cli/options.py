@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MOST_SAID = 8  # warnings of a kind
 # Options that do not change the result, with their number of values.
-PLACES = {"-o": 1, "--out": 1, "--output": 1, "--force": 0, "--json": 0, "--storage": 1, "--step-by-step": 0}
+PLACES = {"-o": 1, "--out": 1, "--output": 1, "--force": 0, "--json": 0, "--storage": 1}
 SPEED = {"--jobs": 1, "--backend": 1, "--address": 1}
 
 # Panels of every command's help, in order (cli/help.py).
@@ -55,7 +55,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "Logs": "--metrics-as --access-log --steps --step-log",
         "Following": "--interval --window --min-requests --once --what-if --webhook --token-file --ca-file",
         "Selection": "--from --to --rows --file",
-        "Execution": "--jobs --backend --address --shard --merge --seed --step-by-step",
+        "Execution": "--jobs --backend --address --shard --merge --seed",
         "Output": "--out --output --report --json --force --install-completion --show-completion --help",
     }.items()
 }

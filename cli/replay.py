@@ -46,10 +46,6 @@ def replay(
             help="Serve the requests in flight after the last arrival, or count them as unfinished.",
         ),
     ] = True,
-    step_by_step: Annotated[
-        bool,
-        typer.Option("--step-by-step", help="Handle each arrival separately: slower, with the same bytes; a check."),
-    ] = False,
     jobs: Annotated[
         int | None,
         option("N", "Replays of --ensemble at once, threads of a replay; by default all cores, on Ray all its CPUs."),
@@ -119,9 +115,7 @@ def replay(
         known["ensemble"] = drawn.to_json()
     with Bar(screen, "replay", "requests") as bar:
         watch = watch_runs(bar, len(specs), len(requests), "starting", " simulated")
-        recorded = write_replay(
-            scenarios, requests, known, out=out, force=force, step_by_step=step_by_step, jobs=jobs, watch=watch
-        )
+        recorded = write_replay(scenarios, requests, known, out=out, force=force, jobs=jobs, watch=watch)
     manifest = recorded.manifest
     shown = {"policies": manifest["policies"], "profile": manifest["profile"], "interrupted": recorded.interrupted}
     shown |= {name: manifest[name] for name in ("measured", "ensemble") if name in manifest}

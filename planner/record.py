@@ -110,11 +110,9 @@ def _writer(out: Path | None, **options: Any) -> "AbstractContextManager[RunWrit
 
 
 def in_twin(
-    scenario: Scenario, requests: Trace, append: Append | None, progress: Progress | None, step_by_step: bool = False,
-    threads: int = 1,
-) -> tuple[Result, Exception | None]:  # fmt: skip
-    made = scenario.simulate(requests, append=append, step_by_step=step_by_step, threads=threads, progress=progress)
-    return made, None
+    scenario: Scenario, requests: Trace, append: Append | None, progress: Progress | None, threads: int = 1
+) -> tuple[Result, Exception | None]:
+    return scenario.simulate(requests, append=append, threads=threads, progress=progress), None
 
 
 def memory_told(scenarios: Sequence[Scenario], requests: Trace, results: Sequence[Result]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from .record import Record, Watch, in_twin, memory_told, record
 
 def write_replay(
     scenarios: Sequence[Scenario], requests: Trace, about: Mapping[str, Any], *, out: Path | None, force: bool = False,
-    step_by_step: bool = False, jobs: int | None = None, watch: Watch = lambda name: nullcontext(),
+    jobs: int | None = None, watch: Watch = lambda name: nullcontext(),
 ) -> Record:  # fmt: skip
     """Replay scenarios that differ only in policy.
 
@@ -30,7 +30,7 @@ def write_replay(
 
         known["spread"] = moved_by_spread(scenarios, requests)
     return record(
-        scenarios, requests, partial(in_twin, step_by_step=step_by_step, threads=jobs or os.cpu_count() or 1),
+        scenarios, requests, partial(in_twin, threads=jobs or os.cpu_count() or 1),
         out=out, force=force, watch=watch,
         about=lambda results: {
             **known, "memory": memory_told(scenarios, requests, results),

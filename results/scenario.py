@@ -283,7 +283,6 @@ class Scenario:
         *,
         append: Append | None = None,
         ordered: bool = True,
-        step_by_step: bool = False,
         threads: int = 1,
         progress: Progress | None = None,
     ) -> Result:
@@ -299,7 +298,6 @@ class Scenario:
             eos=self.ends_at_eos,
             append=append,
             ordered=ordered,
-            step_by_step=step_by_step,
             threads=threads,
             progress=progress,
         )

@@ -220,16 +220,6 @@ def test_a_rerun_gives_the_same_bytes_in_every_file(trace: str) -> None:
     assert files("a")["steps.parquet"] != files("c")["steps.parquet"]
 
 
-def test_step_by_step_gives_the_same_bytes(trace: str) -> None:
-    arguments = ["replay", trace, "--policy", "optimus", "--policy", "ar"]
-    for replicas in (1, 2):
-        assert dsim(*arguments, "--replicas", replicas, "-o", f"a{replicas}").code == 0
-        assert dsim(*arguments, "--replicas", replicas, "--step-by-step", "-o", f"b{replicas}").code == 0
-        assert files(f"a{replicas}") == files(f"b{replicas}")
-    without = dsim(*arguments, "--json"), dsim(*arguments, "--json", "--step-by-step")
-    assert without[0].out == without[1].out
-
-
 # ---- bad input ------------------------------------------------------------------------------------------------
 
 
