@@ -4,7 +4,7 @@ synthetic: truths whose causes are drawn apart from the ensemble's: by the state
 codes with different floors, a yield log-uniform between the published ratio and its inverse, a measured front end, the
 rest as stated.
 
-EXPERIMENT: rows of `dsim reproduce` with a published value, without memory and capacities, replayed as predicted and
+EXPERIMENT: rows of research/reproduce with a published value, without memory and capacities, replayed as predicted and
 under drawn profiles (as `--ensemble`), without the causes of NEW and with all. A published lower bound (`1800+`) is
 contained if the interval reaches it.
 """
@@ -21,9 +21,9 @@ from dsim.engine.latency import Features
 from dsim.planner.ensemble import EOS, Scores, drawn, interval, known_causes, moved
 from dsim.profiler import uncertainty as u
 from dsim.profiler.canvas_law import mean_forwards
-from dsim.reproduce.experiment import AT_LEAST, PREDICTED, read, shipped
-from dsim.reproduce.measure import OVER, of_run
-from dsim.reproduce.run import SeededRun
+from dsim.research.reproduce.experiment import AT_LEAST, PREDICTED, read, shipped
+from dsim.research.reproduce.measure import OVER, of_run
+from dsim.research.reproduce.run import SeededRun
 from dsim.results.scenario import Scenario
 from dsim.sim.setting import Setting
 

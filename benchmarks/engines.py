@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dsim.benchmarks.calibration.engines import Published, engine_profile
 from dsim.benchmarks.tables import print_named, table
 from dsim.engine.errors import ProfileError
 from dsim.engine.policy import parse
@@ -21,6 +20,7 @@ from dsim.profiler.models import model
 from dsim.profiler.profile import Profile, gb, load
 from dsim.profiler.request_effects import same_mean
 from dsim.profiler.roofline import weight_read
+from dsim.research.calibration.engines import Published, engine_profile
 from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace, synth

@@ -27,7 +27,6 @@ from . import (
     plan,
     profile,
     replay,
-    reproduce,
     screen,
     serve,
     sweep,
@@ -79,7 +78,6 @@ app.command("sweep", cls=Command)(sweep.sweep)
 app.command("plan", cls=Command)(plan.plan_command)
 app.command("capacity", cls=Command)(capacity.capacity_command)
 app.command("tune", cls=Command)(tune.tune_command)
-app.command("reproduce", cls=Command)(reproduce.reproduce_command)
 app.command("compare", cls=Command)(compare.compare_command)
 app.command("follow", cls=Command)(follow.follow_command)
 app.command("import", cls=Command)(importing.import_command)

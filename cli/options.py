@@ -35,7 +35,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     panel: tuple(names.split())
     for panel, names in {
         "What to do": "--roofline --from-log --client --list --fields --questions --as-logged --across "
-        "--parts --published --seeds --version",
+        "--parts --version",
         "Traffic": "--trace --arrival --rate --cv --burstiness --fit --concurrency --sessions --jitter --lengths "
         "--oracle-lengths --num-requests --duration --time-scale --drop-warmup --drain --prompts --load --seconds",
         "Trace file": "--format --time-unit --columns --only --skip-bad --keep-failed --hash-ids",

@@ -1,6 +1,6 @@
 """A user's yield in place of a profile's commit models: a number, a table by threshold, or a log.
 
-docs/reproduce.md lists the forms. Spreads are assumed (calibrate.py).
+docs/profiles.md lists the forms. Spreads are assumed (calibrate.py).
 """
 
 import os

@@ -157,7 +157,7 @@ _LLADA2 = (
         2.85,
         0.0,
         "assumed, nothing is published of this model at 0.8: its yield at 0.9 (2.03) times SDAR-8B's ratio "
-        "(3.2 / 2.28); with it FOCUS comes out 31 to 67 % above its published throughput (dsim reproduce "
+        "(3.2 / 2.28); with it FOCUS comes out 31 to 67 % above its published throughput (research/reproduce "
         "focus-llada2), so that it may be a third too large",
         threshold=0.8,
         temperature=0.8,

@@ -30,7 +30,6 @@ planner    comparison engine files profiler report results sim traces
 device     comparison engine files live planner profiler report results sim traces
 api        comparison device engine files following live planner profiler report results sim traces
 following  engine files planner profiler report results sim traces
-reproduce  engine files planner profiler results sim
 serve      device engine files live planner profiler report results sim traces
 """
 MAY_IMPORT = {folder: {*others} - {"-"} for folder, *others in map(str.split, ALLOWED.strip().splitlines())}

@@ -92,7 +92,7 @@ def test_the_reference_is_made_from_the_code(site: Path) -> None:
         )
 
     commands = words("commands")
-    for option in ("dsim capacity", "dsim plan", "dsim reproduce", "--gpu-hour", "--columns", "dsim compare"):
+    for option in ("dsim capacity", "dsim plan", "--gpu-hour", "--columns", "dsim compare"):
         assert option in commands
     functions = words("functions")
     for option in (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsim.benchmarks import answer
-from dsim.report.reproduce import _percent
+from dsim.research.reproduce.page import _percent
 from dsim.traces import load, write
 
 from . import pages, said
@@ -46,7 +46,6 @@ REFUSED: tuple[tuple[object, ...], ...] = (
     ("serve",),
     ("follow", "ftp://nothing", "--policy", "ar"),
     ("validate", "--model", "nothing", "-o", "v"),
-    ("reproduce", "nothing"),
     ("trace", "info", "nothing"),
 )
 
@@ -72,8 +71,8 @@ def test_every_command_is_read_or_named_as_refused_only() -> None:
     assert shown | set(map(name_of, OTHERS)) | NOT_RUN >= {name for name, _ in said.every_command()}
 
 
-def test_the_readme_says_what_reproduce_prints_of_its_calibration() -> None:
-    with (pages.ROOT / "reproduce" / "recorded.csv").open(encoding="utf-8") as file:
+def test_the_readme_says_how_far_the_calibration_is_off() -> None:
+    with (pages.ROOT / "research" / "reproduce" / "recorded.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["experiment"] == "focus-throughput"]
     errors = [abs(float(row["error"])) for row in rows if row["status"] == "calibrated" and row["error"]]
     told = f"is off by {_percent(statistics.median(errors))} in the median and {_percent(max(errors))} at most"

@@ -33,7 +33,7 @@ HEAVY = (
 )  # fmt: skip
 COMMANDS = (
     "capacity", "compare", "follow", "import", "live", "metrics", "model", "plan", "policies", "profile", "profiles",
-    "replay", "reproduce", "serve", "sweep", "trace", "tune", "validate",
+    "replay", "serve", "sweep", "trace", "tune", "validate",
 )  # fmt: skip
 
 

@@ -108,12 +108,6 @@ def test_a_space_does_not_bring_its_code_with_it() -> None:
     assert refusal("tune", "small.jsonl", "--slo", "ttft=2s", "--space", "space.toml").startswith("space.toml: ")
 
 
-def test_an_experiment_does_not_bring_its_code_with_it() -> None:
-    text = (ROOT / "reproduce" / "experiments" / "focus-throughput.toml").read_text(encoding="utf-8")
-    Path("theirs.toml").write_text(re.sub(r'policy = ("[^"]*"|\[[^\]]*\])', f'policy = "{SPEC}"', text, count=1))
-    assert refusal("reproduce", "theirs.toml").startswith("theirs.toml: series 1 ")
-
-
 @pytest.mark.parametrize("command", ["tune", "plan"])
 def test_a_quality_table_does_not_bring_its_code_with_it(command: str) -> None:
     Path("scores.csv").write_text(f"policy,score,baseline\n{SPEC},0.9,1\n")

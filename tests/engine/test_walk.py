@@ -40,7 +40,7 @@ def test_layers_with_a_window_may_have_waves_of_other_rows() -> None:
 
 
 GEMMA = load("h200x2-diffusiongemma/sglang").latency
-TIMED = json.loads((Path(__file__).parents[2] / "benchmarks/calibration/sglang_attention.json").read_text())
+TIMED = json.loads((Path(__file__).parents[2] / "research/calibration/sglang_attention.json").read_text())
 
 
 def gemma(rows: int, queries: int, before: int, causal: bool) -> Features:

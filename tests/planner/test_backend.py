@@ -19,8 +19,8 @@ from dsim.planner.capacity import capacity
 from dsim.planner.ensemble import ensemble
 from dsim.planner.sweep import sweep
 from dsim.profiler.profile import load, save
-from dsim.reproduce.experiment import read
-from dsim.reproduce.run import reproduce
+from dsim.research.reproduce.experiment import read
+from dsim.research.reproduce.run import reproduce
 from dsim.results.scenario import Scenario
 from dsim.traces import synth, write
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from dsim.benchmarks.calibration.calibrated import published_mean
 from dsim.engine.errors import DsimError, ProfileError
 from dsim.engine.policy import parse
 from dsim.planner.record import profile_notes
@@ -13,6 +12,7 @@ from dsim.profiler.given_yield import given_yield, with_yield
 from dsim.profiler.known import calibrated_under
 from dsim.profiler.profile import load
 from dsim.profiler.request_effects import mean_yield
+from dsim.research.calibration.calibrated import published_mean
 from dsim.results.scenario import Scenario
 
 from ..cli.command import dsim

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from dsim.benchmarks.calibration import profiles as shipped_profiles
 from dsim.engine.errors import DsimError, ProfileError
 from dsim.profiler.profile import (
     DEFAULT,
@@ -23,6 +22,7 @@ from dsim.profiler.profile import (
     shipped,
     to_json,
 )
+from dsim.research.calibration import profiles as shipped_profiles
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsim.benchmarks.calibration.calibrated import (
-    CALIBRATED_INTERCEPT,
-    CALIBRATED_LAUNCH,
-    CALIBRATED_SLOPE,
-    LLADA2_INTERCEPT,
-    LLADA2_SLOPE,
-)
 from dsim.engine.cache_overhead import CACHES, PHASES
 from dsim.engine.errors import ProfileError
 from dsim.engine.latency import Features
@@ -22,6 +15,13 @@ from dsim.profiler.hardware import GPUS, Gpu, gpu
 from dsim.profiler.models import MODELS, model
 from dsim.profiler.profile import Profile, load
 from dsim.profiler.roofline import compute_slope, knee, latency_model, memory_model, roofline, weight_read
+from dsim.research.calibration.calibrated import (
+    CALIBRATED_INTERCEPT,
+    CALIBRATED_LAUNCH,
+    CALIBRATED_SLOPE,
+    LLADA2_INTERCEPT,
+    LLADA2_SLOPE,
+)
 
 WORLDS = list(itertools.product(GPUS, MODELS, (1, 2, 4, 8), (False, True)))
 

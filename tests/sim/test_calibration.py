@@ -6,12 +6,12 @@ from scipy.optimize import curve_fit
 
 from dsim.engine.policy import parse
 from dsim.profiler.profile import load
-from dsim.reproduce.experiment import CALIBRATED
+from dsim.research.reproduce.experiment import CALIBRATED
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 from dsim.traces import synth
 
-from ..reproduce.experiments import part, rows
+from ..research.experiments import part, rows
 
 AT = ("64", "256")
 BASELINE = "LMDeploy, threshold 0.9"

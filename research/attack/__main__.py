@@ -1,4 +1,4 @@
-"""The long attack: `python -m tests.attack --minutes 60`, from the repository's root. Exit 1 for a finding."""
+"""The long attack: `python -m dsim.research.attack --minutes 60`, from the repository's root. Exit 1 for a finding."""
 
 import argparse
 import resource
@@ -43,7 +43,7 @@ ON_A_SMALL_DISK = ("no space left", "read-only")
 
 def main() -> int:
     """Attack until the time is over, and print what was tried and found."""
-    given = argparse.ArgumentParser(prog="python -m tests.attack", description=__doc__)
+    given = argparse.ArgumentParser(prog="python -m dsim.research.attack", description=__doc__)
     given.add_argument("--minutes", type=float, default=60.0, help="how long, in all")
     given.add_argument("--seed", type=int, default=0, help="where the inputs' seeds begin")
     given.add_argument("--only", default="", help="targets whose name holds this")

@@ -9,8 +9,8 @@ from dsim.profiler.published import YIELDS
 from dsim.profiler.roofline import latency_model, memory_grid, roofline, weight_read
 
 # The twin's closed loops, with prefill and trimmed tails, then give FOCUS's Fig. 6 (SDAR-8B baseline, ShareGPT, 913,
-# 938, 979 tok/s at concurrency 64, 128, 256); `dsim reproduce focus-throughput` prints it. Throughput alone would give
-# 14.6 ms + 66.4 us a token.
+# 938, 979 tok/s at concurrency 64, 128, 256); the experiment `focus-throughput` of research/reproduce prints it.
+# Throughput alone would give 14.6 ms + 66.4 us a token.
 CALIBRATED_INTERCEPT = 0.0105  # s
 CALIBRATED_SLOPE = 59.2e-6  # s a token, with attention, LM head and sampling
 # The same eager runs' floor (Optimus's ratios of AR to B=32 at small batches).

@@ -7,8 +7,8 @@ token are the slope of its Fig. 4.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..profiler.models import BYTES, ModelShape
-from ..profiler.profile import gb
+from ...profiler.models import BYTES, ModelShape
+from ...profiler.profile import gb
 
 GIB = 2**30
 LOGIT_COPIES = 3  # LLaDA's loop: new, previous, softmax

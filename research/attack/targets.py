@@ -580,8 +580,6 @@ def _files(work: Path) -> dict[str, Callable[[Random], bytes]]:
         "SPACE": lambda c: mutate.toml_text(SPACE_FILE, c),
         "SWEEP": lambda c: mutate.toml_text(fine, c),
         "QUALITY": lambda c: mutate.table(["policy", "threshold", "score", "baseline"], SCORES, c),
-        "EXPERIMENT": lambda c: mutate.toml_text(planning.EXPERIMENT, c),
-        "PUBLISHED": lambda c: mutate.table(planning.PUBLISHED, planning.PLACES, c),
         "PROMPTS": lambda c: mutate.json_lines([[1, 2, 3], [4], list(range(20))], c),
     }
 

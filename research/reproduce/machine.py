@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_type_hints
 
-from ..engine.errors import DsimError
-from ..engine.latency import LatencyModel
-from ..files.schema import FileObject
-from ..profiler.hardware import gpu
-from ..profiler.models import model
-from ..profiler.profile import DEFAULT, Profile, as_run_by, load, with_file_of
-from ..profiler.roofline import roofline
-from ..results.scenario import Scenario
+from ...engine.errors import DsimError
+from ...engine.latency import LatencyModel
+from ...files.schema import FileObject
+from ...profiler.hardware import gpu
+from ...profiler.models import model
+from ...profiler.profile import DEFAULT, Profile, as_run_by, load, with_file_of
+from ...profiler.roofline import roofline
+from ...results.scenario import Scenario
 
 NUMBERS = {name: None for name, hint in get_type_hints(LatencyModel).items() if hint is float}
 

@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from dataclasses import replace
 
-from dsim.reproduce.experiment import Experiment, read
-from dsim.reproduce.run import ResultRow, reproduce
+from dsim.research.reproduce.experiment import Experiment, read
+from dsim.research.reproduce.run import ResultRow, reproduce
 
 
 def part(name: str, series: Collection[str], at: Collection[str]) -> Experiment:

@@ -1,4 +1,4 @@
-"""A slice of the attack with fixed seeds; `python -m tests.attack --minutes 60` is the whole (README.md here)."""
+"""A slice of the attack with fixed seeds; `python -m dsim.research.attack --minutes 60` is the whole."""
 
 import signal
 from collections.abc import Iterator
@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from . import disasters, fuzz
-from .targets import Target, targets
+from dsim.research.attack import disasters, fuzz
+from dsim.research.attack.targets import Target, targets
 
+pytestmark = pytest.mark.slow
 NAMES: tuple[str, ...] = (
     "trace mooncake", "trace sessions", "trace guidellm", "trace json", "trace sharegpt", "trace azure",
     "trace burstgpt", "trace vidur", "trace litellm", "trace spans", "trace spans in one",
@@ -20,8 +21,8 @@ NAMES: tuple[str, ...] = (
     "trace server's log", "trace own columns", "trace engine's log",
     "trace parquet", "profile", "step log", "policy file", "policy", "sweep file",
     "space file", "quality table", "run.json", "run's Parquet", "validation.json", "load generator",
-    "Prometheus", "SLO, bound, duration, lengths", "data sheet", "model's shape", "yield", "experiment",
-    "published values", "store of replays", "manifest", "request",
+    "Prometheus", "SLO, bound, duration, lengths", "data sheet", "model's shape", "yield",
+    "store of replays", "manifest", "request",
     *(("request, tokenized",) if find_spec("tokenizers") else ()), "command line",
     "command's files",
 )  # fmt: skip
@@ -48,7 +49,7 @@ def test_hostile_clients_cost_no_honest_request(places: tuple[dict[str, Target],
     assert found.faults == {}
 
 
-# By name the seed of one input; `python -m tests.attack --only paths` and `--only failures` are the whole.
+# By name the seed of one input; `python -m dsim.research.attack --only paths` and `--only failures` are the whole.
 AGREEING: tuple[tuple[str, int], ...] = (
     ("paths: compiled and plain", 1), ("paths: without numba", 1), ("paths: -o and not", 1),
     ("paths: resumed and whole", 2), ("paths: one process and many", 0), ("failures: live loop", 2),
@@ -101,7 +102,7 @@ WRITER = {writer.name: writer for writer in disasters.WRITERS}
 
 
 # One of a kind: a folder that is built beside its place and renamed, one that is added to, and a file.
-# `python -m tests.attack --each` is every disaster of every command.
+# `python -m dsim.research.attack --each` is every disaster of every command.
 
 
 @pytest.mark.parametrize(("name", "size"), [("replay", 3000), ("sweep --force", 300), ("trace convert", 3000)])

@@ -1,4 +1,4 @@
-"""An experiment: a published figure or table as a checked TOML file (docs/reproduce.md)."""
+"""An experiment: a published figure or table as a checked TOML file (README.md)."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,13 +7,13 @@ from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
-from ..engine.allowed_code import NO_CODE, AllowedCode
-from ..engine.errors import DsimError
-from ..engine.plain import SIGNED, Range
-from ..files.read import cut, quoted, read_toml, shown
-from ..files.schema import FileObject
-from ..planner.grid import check_values, scenario_of, value_of
-from ..results.scenario import Scenario
+from ...engine.allowed_code import NO_CODE, AllowedCode
+from ...engine.errors import DsimError
+from ...engine.plain import SIGNED, Range
+from ...files.read import cut, quoted, read_toml, shown
+from ...files.schema import FileObject
+from ...planner.grid import check_values, scenario_of, value_of
+from ...results.scenario import Scenario
 from .machine import Machine, OnMachine
 from .measure import known_measure
 from .memory import RUNS

@@ -1,14 +1,12 @@
-"""The page of `dsim reproduce`: published and predicted values, each with a status."""
+"""The page of published experiments: published and predicted values, each with a status."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from .chart import Chart
-from .page import Figure, Number, Page, Row, Section, Table, Words
-from .spread import of_spread
-from .table import number
+from ...report.chart import Chart
+from ...report.page import Figure, Number, Page, Row, Section, Table, Words
+from ...report.table import number
 
 Json = Mapping[str, Any]  # of --json
 HEAD = ("series", "at", "measure", "published", "predicted", "error", "what it is")
@@ -16,7 +14,6 @@ MOST_CHARTS = 3  # measures of an experiment
 
 
 def reproduce_page(found: Json, command: str = "") -> Page:
-    """found: the JSON, and `spread` by experiment."""
     names = [e["name"] for e in found["experiments"]]
     title = found["experiments"][0]["title"] if len(names) == 1 else f"{len(names)} published experiments"
     made = f"{found['date']}, dsim {found['dsim']}" + (f", commit {found['commit']}" if found["commit"] else "")
@@ -30,7 +27,9 @@ def reproduce_page(found: Json, command: str = "") -> Page:
         else (),
         numbers=tuple(_number(status, s) for status, s in found["summary"].items()),
         facts=(("Made", made),),
-        sections=tuple(section for e in found["experiments"] for section in _sections(found, e)),
+        sections=tuple(
+            _section(e, [row for row in found["rows"] if row["experiment"] == e["name"]]) for e in found["experiments"]
+        ),
         command=command,
         version=found["dsim"],
     )
@@ -51,13 +50,6 @@ def _number(status: str, s: Json) -> Number:
     if s["median_error"] is None:
         return Number(status, ((None, f"{s['num']:,}"),), "values without a published one")
     return Number(status, ((None, f"{100 * s['median_error']:.1f} %"),), f"median error of {s['num']} values")
-
-
-def _sections(found: Json, e: Json) -> tuple[Section, ...]:
-    """Values, and p90 at other spreads."""
-    values = _section(e, [r for r in found["rows"] if r["experiment"] == e["name"]])
-    moved = of_spread(found.get("spread", {}).get(e["name"]))
-    return (values, *(replace(section, title=f"{section.title}: {e['title']}") for section in moved))
 
 
 def _section(e: Json, rows: Sequence[Json]) -> Section:

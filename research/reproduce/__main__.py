@@ -1,14 +1,16 @@
-"""dsim reproduce: published experiments next to the twin's predictions."""
+"""Published experiments next to the twin's predictions: `python -m dsim.research.reproduce`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from . import options
-from .bar import Bar
-from .options import INTERRUPTED, option
-from .screen import Screen, print_json, say
+from ...cli import options
+from ...cli.bar import Bar
+from ...cli.options import INTERRUPTED, option
+from ...cli.screen import Screen, print_json, say
+from ...engine.errors import DsimError
 
 
 def reproduce_command(
@@ -35,15 +37,14 @@ def reproduce_command(
 ) -> None:
     """Run published experiments in the twin, and list published values next to predictions, with a status each.
 
-    dsim reproduce focus-throughput -o runs/focus
-    dsim reproduce --list
+    python -m dsim.research.reproduce focus-throughput -o runs/focus
+    python -m dsim.research.reproduce --list
     """
-    from ..engine.allowed_code import allowed
-    from ..engine.errors import DsimError
-    from ..report.html import to_html
-    from ..report.reproduce import reproduce_page
-    from ..reproduce.experiment import MAX_SEEDS, read, shipped
-    from ..reproduce.run import FILES, Reproduced, check_published, moved, read_published, reproduce
+    from ...engine.allowed_code import allowed
+    from ...report.html import to_html
+    from .experiment import MAX_SEEDS, read, shipped
+    from .page import reproduce_page
+    from .run import FILES, Reproduced, check_published, read_published, reproduce
 
     if list_:
         about = {name: read(name) for name in shipped()}
@@ -67,8 +68,7 @@ def reproduce_command(
     command = options.command(options.SPEED)
 
     def page(found: Reproduced) -> str:
-        told = {} if found.interrupted else moved(found.experiments)
-        return to_html(reproduce_page(found.to_json() | {"spread": told}, command))
+        return to_html(reproduce_page(found.to_json(), command))
 
     with Bar(screen, "reproduce", "runs", note="starting") as bar:
         found = reproduce(
@@ -85,3 +85,11 @@ def reproduce_command(
     screen.wrote(out, FILES)
     if found.interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(reproduce_command)
+    except DsimError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -23,7 +23,7 @@ from dsim.serve.open import open_twin
 from dsim.sim.setting import Setting
 from dsim.traces import Trace
 
-from ..worlds import toy_trace
+from ...tests.worlds import toy_trace
 from .commands import run_command
 
 Attack = Callable[[Random, Path], None]

@@ -50,7 +50,6 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("serve", "--model", "tiny", "--policy", "lmdeploy-bd32", "--drain", "1", "--max-waiting", "3", "-o", "OUT"),
     ("profile", "--model", "tiny", "--budget", "1m", "--device", "cpu", "-o", "OUT"),
     ("plan", "T", "--policy", "chunk", "--slo", "ttft=1s", "--rate", "2", "--gpu-hour", "2", "-o", "OUT"),
-    ("reproduce", "T", "--seeds", "1", "--published", "T", "-o", "OUT"),
     ("model", "info", "tiny", "--gpu", "H100", "--json"), ("model", "info", "MODEL", "--block-length", "4"),
     ("policies", "--json"), ("profiles",), ("metrics", "--json"), ("--version",), ("--help",),
 )  # fmt: skip
@@ -123,13 +122,11 @@ WITH_FILES: tuple[tuple[str, ...], ...] = (
     ("plan", "TRACE", "--slo", "p90:ttft=1s", "--policy", "POLICY", "--quality-table", "QUALITY", "-o", "OUT"),
     ("tune", "TRACE", "--slo", "ttft=1s", "--space", "SPACE", "--quality-table", "QUALITY", "-o", "OUT"),
     ("sweep", "SWEEP", "-o", "OUT", "--jobs", "1"),
-    ("reproduce", "EXPERIMENT", "--published", "PUBLISHED", "--jobs", "1", "-o", "OUT"),
-    ("reproduce", "EXPERIMENT", "--list", "--json"),
     ("profile", "--roofline", "SHEET", "--model", "SHAPE", "--tp", "2", "-o", "OUT"),
     ("serve", "--twin", "PROFILE", "--policy", "ar"),
     ("live", "TRACE", "--model", "tiny", "--commits", "twin", "--profile", "PROFILE", "--prompts", "PROMPTS"),
 )  # fmt: skip
-ENDS = {"CLIENT": (".json", ".jsonl"), "POLICY": (".toml",), "EXPERIMENT": (".toml",), "SHEET": (".toml",),
+ENDS = {"CLIENT": (".json", ".jsonl"), "POLICY": (".toml",), "SHEET": (".toml",),
         "SHAPE": (".json",), "PROMPTS": (".jsonl", ".txt"), "PROFILE": (".json",)}  # fmt: skip
 
 

@@ -1,23 +1,19 @@
 """Experiments: what a file may say, what a value is worth, what is kept, and what a reader may fill in."""
 
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from dsim.engine.errors import DsimError
 from dsim.profiler.models import model
-from dsim.report.reproduce import reproduce_page
-from dsim.reproduce.experiment import AT_LEAST, CALIBRATED, PREDICTED, UNPUBLISHED, read, shipped
-from dsim.reproduce.memory import GIB, RUNS, Sizes, peak
-from dsim.reproduce.run import moved, reproduce, summary, to_csv
+from dsim.research.reproduce.experiment import AT_LEAST, CALIBRATED, PREDICTED, UNPUBLISHED, read, shipped
+from dsim.research.reproduce.memory import GIB, RUNS, Sizes, peak
+from dsim.research.reproduce.run import reproduce, summary, to_csv
 
-from ..cli.command import dsim, held
-from ..stored import change
-from ..stored import rows as stored
 from .experiments import part, rows
 
+pytestmark = pytest.mark.slow
 SMALL = """
 title = "Two policies"
 system = "a system"
@@ -99,77 +95,6 @@ def test_seeds_give_an_interval_and_a_summary_counts_each_kind(small: Path) -> N
     assert json.loads(json.dumps(found.to_json()))["summary"] == told
 
 
-def test_published_values_are_filled_in_from_a_csv(small: Path) -> None:
-    first = dsim("reproduce", "small.toml", "-o", "one", "--jobs", 1)
-    assert first.code == 0, first.err
-    lines = Path("one/results.csv").read_text().splitlines()
-    assert lines[0].startswith("experiment,series,at,measure,unit,published,predicted")
-    [empty] = [line for line in lines if line.startswith("small,A,2,output_throughput,tok/s,,")]
-    Path("filled.csv").write_text("\n".join([lines[0], empty.replace("tok/s,,", "tok/s,40.0,")]) + "\n")
-    ran = dsim("reproduce", "small.toml", "--published", "filled.csv", "--json", "--jobs", 1)
-    [row] = [r for r in ran.json["rows"] if (r["series"], r["at"], r["measure"]) == ("A", "2", "output_throughput")]
-    assert (row["published"], row["status"]) == (40.0, PREDICTED)
-    assert row["error"] == pytest.approx(row["predicted"] / 40.0 - 1.0)
-    Path("filled.csv").write_text("\n".join([lines[0], empty.replace("small,A,2", "small,C,2")]) + "\n")
-    Path("filled.csv").write_text(Path("filled.csv").read_text().replace("tok/s,,", "tok/s,40.0,"))
-    said = dsim("reproduce", "small.toml", "--published", "filled.csv").refusal
-    assert said == "filled.csv: there is no C, 2, output_throughput in small; results.csv lists what there is"
-
-
-def test_a_second_call_runs_nothing_and_what_the_store_lost_is_run_again(small: Path) -> None:
-    first = dsim("reproduce", "small.toml", "-o", "out", "--json", "--jobs", 1)
-    assert (first.json["num_run"], first.json["num_reused"]) == (4, 0)
-    assert held(Path("out")) == ["replays.db", "report.html", "reproduce.json", "results.csv"]
-    assert "a paper, Fig. 1" in Path("out/report.html").read_text()
-    second = dsim("reproduce", "small.toml", "-o", "out", "--json", "--jobs", 1)
-    assert (second.json["num_run"], second.json["num_reused"]) == (0, 4)
-    assert second.json["rows"] == first.json["rows"]
-    [lost, *_] = stored(Path("out/replays.db"))
-    change(Path("out/replays.db"), f"DELETE FROM replays WHERE key = '{lost[0]}'")
-    third = dsim("reproduce", "small.toml", "-o", "out", "--json", "--jobs", 1)
-    assert (third.json["num_run"], third.json["num_reused"]) == (1, 3)
-    assert third.json["rows"] == first.json["rows"]
-
-
-def test_p90s_are_moved_by_the_spread_where_an_experiment_measures_some(small: Path) -> None:
-    assert moved([read("small.toml")]) == {}
-    lines = SMALL.replace('["output_throughput"]', '["norm_latency_ms.p90"]', 1).splitlines()
-    small.write_text("\n".join(line for line in lines if not line.startswith(("published", "calibrated"))))
-    told = moved([read("small.toml")])
-    assert list(told) == ["small"]
-    [own] = told["small"]["policies"]  # A is autoregressive
-    assert (own["policy"], own["num_requests"], own["of"]) == ("B at 2", 4, 4)
-    found = reproduce([read("small.toml")], jobs=1)
-    assert own["p90_ms"]["norm_latency"][1] == pytest.approx(found.rows[-1].predicted, rel=1e-3)
-    page = reproduce_page(found.to_json() | {"spread": told})
-    assert page.sections[1].title == "How P90 moves with the spread between requests: Two policies"
-
-
-def test_a_run_that_is_interrupted_before_a_point_is_done_says_so(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(memo: Any, point: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sys.modules[reproduce.__module__], "_values", stopped)
-    ran = dsim("reproduce", "small.toml", "--jobs", 1)
-    assert (ran.code, ran.err) == (130, "Interrupted: 0 of 4 runs are done\n")
-
-
-def test_an_interrupted_run_goes_on(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules[reproduce.__module__]
-    plain, calls = module._replayed, iter(range(9))
-
-    def stopped(*asked: Any) -> Any:
-        if next(calls) == 2:
-            raise KeyboardInterrupt
-        return plain(*asked)
-
-    monkeypatch.setattr(module, "_replayed", stopped)
-    for code, told in ((130, (2, 0, True)), (0, (2, 2, False))):
-        ran = dsim("reproduce", "small.toml", "-o", "out", "--json", "--jobs", 1)
-        assert (ran.code, (ran.json["num_run"], ran.json["num_reused"], ran.json["interrupted"])) == (code, told)
-    assert next(calls) == 5  # the two that were done, the one that was not, and the two that were left
-
-
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -191,23 +116,18 @@ def test_an_interrupted_run_goes_on(small: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_mistake_is_one_line_that_names_it(small: Path, old: str, new: str, said: str) -> None:
     assert old in SMALL
     small.write_text(SMALL.replace(old, new, 1))
-    assert said in dsim("reproduce", "small.toml").refusal.replace("'", "")
+    with pytest.raises(DsimError) as refusal:
+        read(str(small))
+    assert said in str(refusal.value).replace("'", "")
 
 
 def test_a_run_that_cannot_be_is_told_in_its_place(small: Path) -> None:
     small.write_text(SMALL.replace('policy = "ar"', 'policy = "lmdeploy-bd32,threshold=0.5"'))
-    ran = dsim("reproduce", "small.toml", "--json", "--jobs", 1)
-    assert ran.code == 0
-    failed = [row for row in ran.json["rows"] if row["series"] == "A"]
-    assert [row["predicted"] for row in failed] == [None, None]
-    assert all("asks for 0.50" in row["note"] for row in failed)
-    assert ran.json["summary"][PREDICTED]["failed"] == 2  # A's own, and B's over A
-
-
-def test_the_list_and_an_unknown_name() -> None:
-    ran = dsim("reproduce", "--list", "--json")
-    assert [e["name"] for e in ran.json] == list(shipped())
-    assert "no file or shipped experiment is named focus; shipped: " in dsim("reproduce", "focus").refusal
+    outcome = reproduce([read(str(small))], jobs=1)
+    failed = [row for row in outcome.rows if row.series == "A"]
+    assert [row.predicted for row in failed] == [None, None]
+    assert all("asks for 0.50" in row.note for row in failed)
+    assert summary(outcome.rows)[PREDICTED]["failed"] == 2  # A's own, and B's over A
 
 
 def test_memory_follows_what_each_code_keeps() -> None:

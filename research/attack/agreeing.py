@@ -16,7 +16,7 @@ from dsim.engine.policy import PRESETS, parse, settings_of
 from dsim.planner.space import runs_on
 from dsim.profiler.profile import load
 
-from ..stored import change, rows
+from ...tests.stored import change, rows
 from .commands import run_command
 
 Attack = Callable[[Random, Path], None]

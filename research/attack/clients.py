@@ -22,8 +22,8 @@ from dsim.serve.app import MAX_BODY
 from dsim.serve.log import counted
 from dsim.serve.open import Behind, open_twin
 
-from ..serve.serving import Running, serving
-from ..worlds import TOY_MODEL, toy_profile
+from ...tests.serve.serving import Running, serving
+from ...tests.worlds import TOY_MODEL, toy_profile
 from . import mutate
 
 POLICY = "chunk:2,block_length=4,max_batch=4,num_pages=64,page_size=8"

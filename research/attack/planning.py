@@ -1,4 +1,4 @@
-"""What planners, reproductions and servers read: data sheets, shapes, yields, experiments, stores, requests."""
+"""What planners and servers read: data sheets, shapes, yields, stores, requests."""
 
 import asyncio
 import contextlib
@@ -24,8 +24,6 @@ from dsim.planner.tune_folder import TUNE
 from dsim.profiler import given_yield, hardware, models, profile
 from dsim.profiler.roofline import roofline
 from dsim.report.run_folder import RUN
-from dsim.reproduce import experiment
-from dsim.reproduce.run import FOLDER, check_published, read_published
 
 from . import mutate
 
@@ -36,7 +34,6 @@ def of_files() -> dict[str, tuple[Attack, int]]:
     """By name: what reads a file, and how often beside the others."""
     return {
         "data sheet": (data_sheet, 4), "model's shape": (shape, 4), "yield": (yields, 2),
-        "experiment": (an_experiment, 2), "published values": (published, 4),
         "store of replays": (store, 4), "manifest": (manifest, 4),
     }  # fmt: skip
 
@@ -131,60 +128,7 @@ def yields(chance: Random, folder: Path) -> None:
             raise DsimError(f"{path}: {error}") from None
 
 
-# ---- reproductions and plans ----------------------------------------------------------------------------------
-
-EXPERIMENT = """title = "t"
-system = "s"
-citation = "c"
-conditions = "c"
-axis = "at"
-measures = ["output_throughput"]
-seeds = 2
-[base]
-policy = "ar"
-rate = 3
-num_requests = 20
-[machine]
-gpu = "A100-80GB"
-model = "LLaDA-8B"
-graphs = false
-context_limit = 8192
-[over]
-at = [1, 2]
-lengths = ["fixed:64,64", "fixed:32,32"]
-[[series]]
-name = "twin"
-published.output_throughput = { 1 = 68.13 }
-calibrated = ["output_throughput"]
-why = "w"
-[[series]]
-name = "memory"
-memory = "maskkv: dllm-cache"
-measures = ["peak_memory"]
-policy = "maskkv:256"
-over.at = [1, 2]
-"""
-
-
-def an_experiment(chance: Random, folder: Path) -> None:
-    """An experiment's TOML."""
-    experiment.read(str(write(folder / "e.toml", mutate.toml_text(EXPERIMENT, chance))))
-
-
-PUBLISHED = ["experiment", "series", "at", "measure", "published"]
-PLACES = [["t", "twin", "1", "output_throughput", "9"], ["t", "twin", "2", "output_throughput", "1.5"]]
-
-
-def published(chance: Random, folder: Path) -> None:
-    """A CSV for `--published`."""
-    data = mutate.table(PUBLISHED, PLACES, chance)
-    path = write(folder / "p.csv", data)
-    check_published([_experiment()], read_published(path), str(path))
-
-
-@cache
-def _experiment() -> experiment.Experiment:
-    return experiment.read("maskkv-memory")
+# ---- plans ---------------------------------------------------------------------------------------------------
 
 
 def _answers() -> dict[str, Any]:
@@ -222,7 +166,6 @@ MANIFESTS: tuple[tuple[FolderKind, dict[str, Any]], ...] = (
     (CAPACITY, {"rate": 1, "replicas": 1, "binding_slo": "x", "curve": []}),
     (COMPARISON, {"definitions": {}, "pairs": [], "cells": [], "overall": {}}),
     (TUNE, {"objectives": {}, "winner": {}, "num_trials": 3}), (PLAN, {"schema": "dsim-plan"}),
-    (FOLDER, {"schema": "dsim-reproduce"}),
 )  # fmt: skip
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, is_dataclass
 from operator import attrgetter
 from typing import Any
 
-from ..engine.errors import DsimError
-from ..files.read import cut, quoted
-from ..results.metrics import METRICS, Summary
-from ..sim.twin import Result
+from ...engine.errors import DsimError
+from ...files.read import cut, quoted
+from ...results.metrics import METRICS, Summary
+from ...sim.twin import Result
 
 OVER = " / "  # `output_throughput / AR`: over another series'
 

@@ -36,7 +36,7 @@ from dsim.sim.twin import Result, simulate
 from dsim.traces.prefixes import prefixes_of
 from dsim.traces.trace import CANVAS, Trace
 
-from ..worlds import Collector, table_bytes
+from ...tests.worlds import Collector, table_bytes
 
 COMPLETED, REJECTED, UNFINISHED = 0, 1, 2
 PREFILL = 0  # a row's phase

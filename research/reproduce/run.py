@@ -4,7 +4,6 @@ import json
 import math
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import date
 from pathlib import Path
@@ -12,19 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from .. import __version__
-from ..engine.errors import DsimError
-from ..files.place import FolderKind, has_schema
-from ..files.read import quoted, read_csv
-from ..files.write import csv_of, write_whole
-from ..planner.backend import Outcome, Pool
-from ..planner.contents import asked_of
-from ..planner.ensemble import sustained
-from ..planner.grid import key_of
-from ..planner.memo import FILES as STORE_FILES
-from ..planner.memo import STORE, Memo, StoreFolder
-from ..planner.replicate import student
-from ..planner.spread import FACTORS, moved_by_spread
+from ... import __version__
+from ...engine.errors import DsimError
+from ...files.place import FolderKind, has_schema
+from ...files.read import quoted, read_csv
+from ...files.write import csv_of, write_whole
+from ...planner.backend import Outcome, Pool
+from ...planner.contents import asked_of
+from ...planner.ensemble import sustained
+from ...planner.grid import key_of
+from ...planner.memo import FILES as STORE_FILES
+from ...planner.memo import STORE, Memo, StoreFolder
+from ...planner.replicate import student
 from .experiment import AT_LEAST, PREDICTED, Experiment, PlacedRun, Series
 from .machine import OnMachine
 from .measure import MEASURES, OVER, of_run, unit_of
@@ -175,22 +173,6 @@ def reproduce(
             commit(),
         )
         _write(folder, found, page)
-    return found
-
-
-def moved(experiments: Sequence[Experiment]) -> dict[str, dict[str, Any]]:
-    """p90 at other spreads between requests: each series' middle point, first seed; without failed runs."""
-    found = {}
-    for e in experiments:
-        rows: list[dict[str, Any]] = []
-        for series in e.series:
-            run = series.runs[len(series.runs) // 2]
-            if any(measure.partition(OVER)[0].endswith(".p90") for measure in series.measures):
-                with suppress(DsimError):
-                    told = moved_by_spread([SeededRun(run, (), 0).scenario], names=[f"{series.name} at {run.at}"])
-                    rows += told.get("policies", []) if told is not None else []
-        if rows:
-            found[e.name] = {"factors": list(FACTORS), "policies": rows}
     return found
 
 

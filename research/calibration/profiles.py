@@ -1,4 +1,4 @@
-"""Write the shipped profiles: `python -m dsim.benchmarks.calibration.profiles [folder]`, always the same bytes."""
+"""Write the shipped profiles: `python -m dsim.research.calibration.profiles [folder]`, always the same bytes."""
 
 import sys
 from collections.abc import Mapping

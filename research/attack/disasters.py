@@ -32,7 +32,7 @@ from dsim.results.run import read_run
 from dsim.results.scenario import Scenario
 from dsim.traces.fetch import RELEASES, Release
 
-from ..stored import rows
+from ...tests.stored import rows
 
 EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
 ENDED = 120  # s of the CPU for one command, and ten times as long by the clock: others may work on the machine
@@ -52,7 +52,7 @@ class Writer:
     @property
     def replaces_as_it_goes(self) -> bool:
         """Whether what was there is forgotten once a first piece of its successor is whole."""
-        return self.name in ("sweep --force", "tune --force", "plan --force", "reproduce --force")
+        return self.name in ("sweep --force", "tune --force", "plan --force")
 
     @property
     def fine(self) -> tuple[int, ...]:
@@ -74,22 +74,6 @@ PLAN = (
     "--lengths", "fixed:512,1", "--slo", "mean:e2el=150ms", "--num-requests", "100", "--rate", "3", "--jobs", "1",
     "-o", "out",
 )  # fmt: skip
-REPRODUCE = """title = "t"
-system = "s"
-citation = "c"
-conditions = "c"
-axis = "rate"
-measures = ["output_throughput"]
-[base]
-trace = "trace.jsonl"
-policy = "ar"
-[machine]
-profile = "a100-sdar-8b"
-[over]
-rate = [1, 2, 3]
-[[series]]
-name = "twin"
-"""
 TRACED = (
     b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n0,ChatGPT,47,18,65,Conversation log\n" * 99
 )
@@ -120,8 +104,6 @@ WRITERS = (
            ("p.json",)),
     Writer("import", ("import", "bench.json", "-o", "out", "--force"), ("out",)),
     Writer("trace convert", ("trace", "convert", "azure-conv", "t.jsonl", "--force"), ("t.jsonl",)),
-    Writer("reproduce", ("reproduce", "experiment.toml", "--jobs", "1", "-o", "out"), ("out",), adds=True),
-    Writer("reproduce --force", ("reproduce", "experiment.toml", "--jobs", "1", "-o", "out", "--force"), ("out",)),
     Writer("trace fetch", ("trace", "fetch", "burstgpt", "-o", "out", "--force"), ("out",),
            before=_published),
     Writer("trace synth", ("trace", "synth", "t.jsonl", "--rate", "5", "--num-requests", "5000", "--force"),
@@ -170,7 +152,6 @@ def prepare(folder: Path) -> None:
     write(synth("poisson", 5.0, lengths="fixed:20,16", num_requests=120), folder / "trace.jsonl")
     (folder / "sweep.toml").write_text(SWEEP)
     (folder / "space.toml").write_text(SPACE)
-    (folder / "experiment.toml").write_text(REPRODUCE)
     Scenario(str(folder / "trace.jsonl"), policy="ar").run()  # compiled once, for all children
     assert ended(run(("replay", "trace.jsonl", "--policy", "ar", "-o", "run"), folder))[0] == 0
 
