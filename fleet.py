@@ -8,3 +8,4 @@ from .sim.routers.router import RequestView as RequestView
 from .sim.routers.router import Router as Router
 from .sim.scalers.scaler import PoolView as PoolView
 from .sim.scalers.scaler import Scaler as Scaler
+from .sim.scalers.wishes import Wishes as Wishes

@@ -21,9 +21,7 @@ POLICY = "optimus"
 ROUTERS = ("round-robin", "least-tokens", "jsq", "prefix", "dynamo", "llm-d", "queued-forwards", "free-pages")
 DECIDERS = ("always", "never", "uncached", "overflow")
 FIXED = "fixed"
-SCALERS = (
-    FIXED, "schedule", "hpa", "dynamo-load", "dynamo-throughput", "wva-v2", "queued-forwards", "oracle",
-)  # fmt: skip
+SCALERS = (FIXED, "schedule", "hpa", "queued-forwards", "oracle")
 EMIT = ("block", "step", "end")
 
 BACKENDS = ("local", "ray")

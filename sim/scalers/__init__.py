@@ -6,19 +6,15 @@ from dataclasses import dataclass
 from ...engine.allowed_code import NO_CODE, AllowedCode
 from ...engine.errors import PolicyError, quoted
 from ..by_name import made
-from .dynamo_load import DynamoLoad
-from .dynamo_throughput import DynamoThroughput
 from .hpa import Hpa
 from .oracle import Oracle
 from .queued_forwards import QueuedForwards
 from .scaler import PoolView, Scaler
 from .schedule import Schedule
-from .wva_v2 import WvaV2
 
 FIXED = "fixed"  # no scaler
 SCALERS: dict[str, type[Scaler]] = {
-    "schedule": Schedule, "hpa": Hpa, "dynamo-load": DynamoLoad, "dynamo-throughput": DynamoThroughput,
-    "wva-v2": WvaV2, "queued-forwards": QueuedForwards, "oracle": Oracle,
+    "schedule": Schedule, "hpa": Hpa, "queued-forwards": QueuedForwards, "oracle": Oracle,
 }  # fmt: skip
 KNOWN = (FIXED, *SCALERS)
 

@@ -85,7 +85,7 @@ SCALED = (
     ("hpa,metric=requests,target=2,most=40,down_window=9,every=3", "4", "least-tokens"),
     ("hpa,metric=requests,target=2,most=40,down_window=9,every=3", "load=4+-1", "jsq"),
     ("queued-forwards,most=9,drain=1,window=6,load=0.3,down_window=9,every=3", "4", "jsq"),
-    ("dynamo-load,budget=9,every=3,ttft=0.2,itl=0.02", "0", "least-tokens"),
+    ("schedule,at=0/2/6/5/20/1,every=3", "0", "least-tokens"),
     ("hpa,metric=requests,target=2,most=40,down_window=9,every=3", "4", "round-robin"),
 )
 

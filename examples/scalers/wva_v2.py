@@ -1,13 +1,14 @@
-"""llm-d's workload-variant autoscaler, version 2: tokens in demand over tokens that a replica holds."""
+"""llm-d's workload-variant autoscaler 2: `--scaler ./examples/scalers/wva_v2.py:WvaV2,most=12`.
+
+It compares the tokens in demand with the tokens that a replica holds.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 
-from ...engine.errors import PolicyError
-from .scaler import PoolView, Scaler
-from .wishes import Wishes
+from dsim.fleet import PolicyError, PoolView, Scaler, Wishes
 
 
 @dataclass(frozen=True)
