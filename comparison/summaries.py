@@ -25,7 +25,7 @@ OF_REQUESTS = (
 def summary(run: Run, policy: str) -> dict[str, Any]:
     """A policy's summary; DsimError if requests or steps contradict the one in run.json.
 
-    What an older run lacks is computed, or null.
+    What a run lacks is computed, or null.
     """
     stored = next(held for held in run.info["policies"] if held["policy"] == policy)
     found = _again(run, policy)

@@ -335,10 +335,7 @@ def _plan(out: Path) -> FileObject | None:
             raise DsimError(f"{out}: holds files and no {PLAN}: choose another folder")
         return None
     keys = ("trace", "lengths", "profile", "seed", "commits", "eos", "capacities", "cells")
-    found = read_json(path)
-    if isinstance(found, dict):
-        found.setdefault("eos", False)  # older plans
-    return FileObject(str(path), "", found, keys)
+    return FileObject(str(path), "", read_json(path), keys)
 
 
 def _cells(plan: FileObject) -> list[Cell]:

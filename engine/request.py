@@ -40,17 +40,13 @@ class Request:
 def requests_of(columns: Mapping[str, Any], order: Any) -> Iterator[Request]:
     """The requests of a journal's rows `order`.
 
-    A journal keeps no slo_class. Older ones lack max_tokens, `limited` and later columns; without `limited`, limits
-    were known if one exceeds its answer.
+    A journal keeps no slo_class.
     """
-    most = columns.get("max_tokens", columns["output_length"])
-    limited = columns.get("limited", np.full(len(most), (most > columns["output_length"]).any()))
-    widths = columns.get("canvas_length", np.zeros(len(most), np.int32))
-    estimates = columns.get("estimate", most)
-    deadline = columns.get("deadline", np.full(len(most), math.nan))
-    wishes = columns.get("priority", np.zeros(len(most), np.int32)), np.where(np.isnan(deadline), math.inf, deadline)
+    most, widths, deadline = (columns[name] for name in ("max_tokens", "canvas_length", "deadline"))
+    wishes = columns["priority"], np.where(np.isnan(deadline), math.inf, deadline)
     names = ("request", "arrival", "input_length", "output_length")
-    held = [*(columns[name] for name in names), np.where(limited, most, 0), np.abs(widths), estimates, *wishes]
+    held = [*(columns[name] for name in names), np.where(columns["limited"], most, 0), np.abs(widths)]
+    held += [columns["estimate"], *wishes]
     none = np.zeros(len(most), np.int32)
     arrived, upto = (columns.get(name, none)[order].tolist() for name in ("arrived", "upto"))
     more = zip((widths < 0)[order].tolist(), arrived, upto, strict=True)

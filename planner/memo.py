@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 STORE = "replays.db"
 FILES = (STORE, f"{STORE}-wal", f"{STORE}-shm")  # the last two during a write or after a kill
-VERSION = 2
+VERSION = 1
 OF_THE_MACHINE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_BUSY)
 OF_THE_PATH = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
 MOST_OF_ROW = 1 << 26  # bytes of text
@@ -386,9 +386,9 @@ def _connect(path: Path) -> sqlite3.Connection:
     database = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
     try:
         version = database.execute("PRAGMA user_version").fetchone()[0]
-        if version > VERSION:
-            raise DsimError(f"{path}: version is {version}, this dsim reads up to {VERSION}: upgrade dsim")
-        if version < VERSION:
+        if version not in (0, VERSION):
+            raise DsimError(f"{path}: version is {version}, expected {VERSION}")
+        if version == 0:  # a new file
             database.execute(f"PRAGMA application_id = {APPLICATION}")
             database.execute(f"PRAGMA user_version = {VERSION}")
         # With WAL, commits do not wait for the disk: a machine's crash may lose the last answers.
@@ -425,14 +425,12 @@ def _packed(text: str, words: bytes) -> bytes:
     return packer.compress(text.encode()) + packer.flush()
 
 
-def _unpacked(path: Path | None, data: object, words: bytes) -> str:
-    """A row's text; older stores are not packed."""
-    if not isinstance(data, bytes):
-        return str(data)
+def _unpacked(path: Path | None, data: Any, words: bytes) -> str:
+    """A row's text."""
     unpacker = zlib.decompressobj(-zlib.MAX_WBITS, words)
     try:
         text = unpacker.decompress(data, MOST_OF_ROW).decode()
-    except (zlib.error, UnicodeDecodeError) as error:
+    except (TypeError, zlib.error, UnicodeDecodeError) as error:
         raise _damaged(path, str(error)) from None
     if not unpacker.eof:
         raise _damaged(path, f"a row is cut short, or longer than {MOST_OF_ROW} bytes")
@@ -441,8 +439,6 @@ def _unpacked(path: Path | None, data: object, words: bytes) -> str:
 
 def _words_of(database: sqlite3.Connection) -> bytes:
     """Compression dictionary: question and answer of the first row."""
-    if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'words'").fetchone() is None:
-        return b""  # older store
     row = database.execute("SELECT text FROM words").fetchone()
     return b"" if row is None else str(row[0]).encode()
 

@@ -12,15 +12,13 @@ from ..report.html import to_html
 from ..report.page import Page
 from .memo import FILES as STORE_FILES
 from .memo import STORE, StoreFolder
-from .planned import Planned
+from .planned import SCHEMA, Planned
 
 FILES = ("plan.toml", "plan.json", "report.html")
 FLEET = "fleet.toml"  # of a split fleet
 DEPLOY = "deploy"  # a folder
-OLD = "replays.jsonl"  # of dsim 0.1: replaceable, not continued
-SCHEMA = "dsim-plan"
 PLAN = FolderKind(
-    "a plan", (*FILES, FLEET, DEPLOY, "profile-*.json", *STORE_FILES, OLD), "plan.json", has_schema(SCHEMA), (DEPLOY,),
+    "a plan", (*FILES, FLEET, DEPLOY, "profile-*.json", *STORE_FILES), "plan.json", has_schema(SCHEMA), (DEPLOY,),
     kept=STORE,
 )  # fmt: skip
 

@@ -185,8 +185,8 @@ class Planned(Showable):
                 del data[name]
             else:
                 data[name] = found.to_json()
-        out: Json = {"schema": SCHEMA, "version": 2, "recommended": data["ranking"][0]}
+        out: Json = {"schema": SCHEMA, "version": VERSION, "recommended": data["ranking"][0]}
         return out | {"runner_up": data["ranking"][1] if self.runner_up else None} | data
 
 
-SCHEMA = "dsim-plan"
+SCHEMA, VERSION = "dsim-plan", 1

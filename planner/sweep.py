@@ -37,14 +37,13 @@ Quality = Callable[[Scenario], float | None]
 
 SCHEMA, VERSION = "dsim-sweep", 1
 FILES = ("sweep.json", STORE, "results.parquet", "results.csv", "report.html")
-OLD = "cells.jsonl"  # of dsim 0.1: can be replaced, not continued
 MOST_ASKED = 3  # cells under drawn profiles
 ORACLE = (
     "Where oracle_lengths is true, routers and policies of your own see true lengths of answers: no real scheduler "
     "knows them."
 )
 MOST_MOVED = 8  # policies at other spreads, for the page
-SWEEP = FolderKind("a sweep", (*FILES, *STORE_FILES, OLD), "sweep.json", has_schema(SCHEMA), kept=STORE)
+SWEEP = FolderKind("a sweep", (*FILES, *STORE_FILES), "sweep.json", has_schema(SCHEMA), kept=STORE)
 # Shown by default.
 BRIEF = (
     "goodput", "slo_attainment", "output_throughput", "ttft_ms_p50", "ttft_ms_p99", "e2el_ms_p99", "stable", "error"

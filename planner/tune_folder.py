@@ -14,9 +14,8 @@ from .memo import STORE, StoreFolder
 from .tuned import Tuned
 
 FILES = ("policy.toml", "fleet.toml", "tune.json", "trials.csv", "report.html")
-OLD = "study.journal"  # of dsim 0.1: can be replaced, not continued
 TUNE = FolderKind(
-    "a search", (*FILES, "front-*.toml", *STORE_FILES, OLD), "tune.json",
+    "a search", (*FILES, "front-*.toml", *STORE_FILES), "tune.json",
     has_keys("objectives", "winner", "num_trials"), kept=STORE,
 )  # fmt: skip
 

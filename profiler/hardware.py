@@ -148,7 +148,7 @@ def default_max_batch(compute_capability: str) -> int:
 
 
 def capability_of_name(device: str) -> str:
-    """The compute capability by a GPU's name, for profiles before version 8."""
+    """The compute capability by a GPU's name, for step logs, which do not hold it."""
     name = device.upper()
     if "A100" in name or "A800" in name:
         return "8.0"

@@ -14,15 +14,15 @@ from ..engine.commits import CanvasLaw, CommitModel, ImportanceDeltas, choose
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
 from ..engine.plain import Choice, Positive, Range, Share
-from ..files.read import cut, cut_words, did_you_mean, read_text, strict_json
+from ..files.read import cut, cut_words, did_you_mean, read_text, shown, strict_json
 from ..files.schema import FileObject, names
 from ..files.write import check_file, json_text, write_whole
 from .frontend import FrontEnd
-from .hardware import capability_of_name, default_max_batch
+from .hardware import default_max_batch
 from .models import ModelShape
 
 SCHEMA = "dsim-profile"
-VERSION = 9
+VERSION = 1
 ORIGINS = ("measured", "calibrated", "roofline")
 FAMILIES = ("block-diffusion", "autoregressive", "full-sequence", "canvas")
 BASES = ("measured", "calibrated", "estimated")
@@ -319,30 +319,6 @@ OPTIONAL: dict[str, Any] = {
     "walk": 0.0, "window_walk": 0.0, "walk_rows": 0, "window_walk_rows": 0, "host_block": 0.0,
     "host_or_device": [],
 }  # fmt: skip
-# Keys that a version added, by section, with their value for older files.
-ADDED: dict[int, dict[str, dict[str, Any]]] = {
-    2: {
-        "": {"commit_fits": [], "focus": None},
-        "latency": {
-            "num_points": None, "held_out": None, "domains": None, "noise": None, "drift": None, "unidentified": [],
-            "valid": None, "doubts": [],
-        },
-        "provenance": {"clocks": None, "prompts": None, "settings": {}},
-    },
-    3: {"latency": {"eviction": 0.0, "graph_tokens": 0}, "focus": {"distance_slope": 0.0}},
-    4: {"latency": {"cache_overhead": []}},
-    5: {
-        "": {"canvas_laws": [], "frontend": 0.0},
-        "commits": {"request_quantiles": []},
-        "memory": {"window_bytes": 0, "workspace_bytes": 0},
-        "latency": {
-            "overlap": False, "captured_evictions": False, "window_attention": 0.0, "window_kv_read": 0.0,
-        },
-    },
-    6: {"latency": {"dense_from": 0, "dense_attention": 0.0, "window_dense_attention": 0.0}},
-    8: {"canvas_laws": {"engine": "", "histogram": [], "by_canvas": []}},
-    9: {"": {"implementations": []}},
-}  # fmt: skip
 # Latency terms that an implementation may set.
 TERMS = ("launch", "host_step", "host_request", "host_block", "eviction")
 HOST_TERMS = ("host_step", "host_request")  # possibly device time
@@ -453,37 +429,18 @@ def from_json(data: object, path: str) -> Profile:
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else None
         raise ProfileError(f"{path}: schema is {cut(found)!r}, expected {SCHEMA!r}")
-    version = data.get("version")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise ProfileError(f"{path}: version is {cut(version)!r}, expected {VERSION}")
-    if version > VERSION:
-        raise ProfileError(
-            f"{path} is a {SCHEMA} of version {cut(version)}, this dsim reads up to {VERSION}: upgrade dsim, "
-            f"or make the profile again with this one"
-        )
-    for since, added in ADDED.items():
-        if version < since:
-            data = _with_defaults(data, added)
-    if version <= 2 and "model" in data and isinstance(data.get("latency"), dict):
-        # Older files derive an eviction's share from the layers.
-        data = _with_defaults(data, {"latency": {"early": model_shape(_section(data, path)).early}})
-    if version == 4 and isinstance(data.get("latency"), dict) and "upkeep" in data["latency"]:
-        renamed = {"cache_overhead" if key == "upkeep" else key: value for key, value in data["latency"].items()}
-        data = data | {"latency": renamed}
-    if version <= 6:
-        data = _of_version_6(data, path)
-    if version <= 7 and isinstance(data.get("device"), dict):
-        kind = capability_of_name(str(data["device"].get("name")))
-        data = _with_defaults(data, {"device": {"compute_capability": kind}})
-    data = _with_defaults(data, {"": OPTIONAL_TOP, "latency": OPTIONAL})
+    if data.get("version") != VERSION or isinstance(data["version"], bool):
+        raise ProfileError(f"{path}: version is {shown(data.get('version'))}, expected {VERSION}")
+    latency = data.get("latency")
+    data = OPTIONAL_TOP | data | ({"latency": OPTIONAL | latency} if isinstance(latency, dict) else {})
     top = _section(data, path, ("schema", "version", *(name for name in names(Profile) if name != "fit")))
     _check_implementations(top)
-    latency = top.section("latency", (*(n for n in names(LatencyModel) if n not in OF_MODEL), *names(Fit)))
+    terms = top.section("latency", (*(n for n in names(LatencyModel) if n not in OF_MODEL), *names(Fit)))
     return top.read(
         Profile,
         model=model_shape(top),
-        latency=_latency(latency),
-        fit=_fit(latency),
+        latency=_latency(terms),
+        fit=_fit(terms),
         commits=tuple(_commits(s) for s in top.sections("commits", names(CommitModel))),
         canvas_laws=tuple(_canvas_law(s) for s in top.sections("canvas_laws", names(CanvasLaw))),
     )
@@ -493,36 +450,8 @@ def _section(data: object, path: str, keys: tuple[str, ...] | None = None) -> Fi
     return FileObject(path, "", data, keys, error=ProfileError)
 
 
-def _with_defaults(data: dict[str, Any], added: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Add an older file's missing keys; the reader rejects wrong types later."""
-    data = added.get("", {}) | data
-    for part, new in added.items():
-        value = data.get(part)
-        if isinstance(value, list):
-            data[part] = [new | item if isinstance(item, dict) else item for item in value]
-        elif isinstance(value, dict):
-            data[part] = new | value
-    return data
-
-
-def _of_version_6(data: dict[str, Any], path: str) -> dict[str, Any]:
-    """Version 6 has window bytes per row, version 7 per token."""
-    memory = data.get("memory")
-    if not isinstance(memory, dict) or "window_bytes" not in memory or "model" not in data:
-        return data  # rejected by the reader
-    memory = dict(memory)
-    window_bytes, device = memory.pop("window_bytes"), data.get("device")
-    shape = model_shape(_section(data, path))
-    count = device.get("count", 1) if isinstance(device, dict) else 1
-    per_token = shape.window_bytes_on(count) if window_bytes and isinstance(count, int) else 0
-    return data | {"memory": {"window_bytes_per_token": per_token, **memory}}
-
-
 def model_shape(outer: FileObject) -> ModelShape:
-    """The checked `model`; older files lack the fields on windows."""
-    given = outer.values["model"]
-    if isinstance(given, dict):
-        outer.values["model"] = {"windowed": None, "value_is_key": False, **given}
+    """The checked `model`."""
     s = outer.section("model", names(ModelShape))
     shape = s.read(ModelShape)
     if shape.experts is not None:

@@ -24,8 +24,7 @@ from .models import ModelShape, model
 from .profile import CommitFit, Device, MemoryModel, Profile, Provenance, Setting, digits, model_shape
 from .samples import Bools, Ints, Samples, samples
 
-SCHEMA = "dsim-steplog"
-VERSIONS = (1, 2, 3)
+SCHEMA, VERSION = "dsim-steplog", 1
 NEAREST = 9  # steps that a step's time is compared with
 KEYS, *LIKES = map(Features._fields.index, ("sum_kv", "tokens", "batch", "prefill_tokens"))
 AT_THE_CAP = 0.95  # share of canvases at the cap above which prompts cannot be text
@@ -266,9 +265,8 @@ def _section(
 def _header(where: str, values: dict[str, Any]) -> Header:
     if values.get("schema") != SCHEMA:
         raise ProfileError(f"{where}: schema is {cut(values.get('schema'))!r}, expected {SCHEMA!r} in the first line")
-    if values.get("version") not in VERSIONS:
-        known = ", ".join(map(str, VERSIONS))
-        raise ProfileError(f"{where}: version is {cut(values.get('version'))}, this dsim reads {known}")
+    if values.get("version") != VERSION:
+        raise ProfileError(f"{where}: version is {cut(values.get('version'))}, expected {VERSION}")
     needed = (
         "schema", "version", "synthetic", "engine", "device", "memory_bytes", "model", "block_length", "threshold",
         "workload",

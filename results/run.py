@@ -33,15 +33,6 @@ from .slo import Slo
 SCHEMA, VERSION = "dsim-run", 1
 
 MAX_ROWS = 1 << 31  # a small file may claim any number
-# Older runs may lack them.
-LATER = (
-    "max_tokens", "limited", "canvas_length", "estimate", "priority", "deadline",
-    "device", "evicting", "evicted", "evicted_q_kv", "evicted_kv",
-    "evicted_sampled",
-)  # fmt: skip
-
-# A replay does without them.
-OPTIONAL = {"limited", "canvas_length", "estimate", "priority", "deadline", "returned_step"}
 MOST_REQUESTS = 2**25  # arrays are indexed by request number
 
 Array = npt.NDArray[Any]
@@ -87,16 +78,10 @@ class Run:
         names = list(columns or REQUEST_COLUMNS)
         path = self.folder / name
         with _opened(path) as file:
-            lacks = OPTIONAL - {*file.schema_arrow.names}
-            held = {name: name for name in names if name not in lacks}
-            if "max_tokens" in held and "max_tokens" not in file.schema_arrow.names:
-                held["max_tokens"] = "output_length"  # the only limit then
-            mine = _of_policy(file.read(["policy", *dict.fromkeys(held.values())]), policy)
+            mine = _of_policy(file.read(["policy", *names]), policy)
             # Other columns, as a load generator's, are s.
             kinds = REQUEST_COLUMNS | MORE_COLUMNS
-            found = {
-                name: _numpy(mine[stored].combine_chunks(), kinds.get(name, "float64")) for name, stored in held.items()
-            }
+            found = {name: _numpy(mine[name].combine_chunks(), kinds.get(name, "float64")) for name in names}
         for number in (found["request"].min(initial=0), found["request"].max(initial=0)) if "request" in found else ():
             if not 0 <= number < MOST_REQUESTS:
                 raise DsimError(f"{path}: a request has the number {number}, expected 0 to {MOST_REQUESTS - 1}")
@@ -106,14 +91,10 @@ class Run:
         """Scalar columns, a few thousand steps at a time."""
         names = list(columns or STEP_COLUMNS)
         with _opened(self.folder / "steps.parquet") as file:
-            held = set(file.schema_arrow.names)
-            for batch in file.iter_batches(columns=["policy", *(name for name in names if name in held)]):
+            for batch in file.iter_batches(columns=["policy", *names]):
                 mine = _of_policy(batch, policy)
                 if len(mine):
-                    yield {
-                        name: _numpy(mine[name], STEP_COLUMNS[name]) if name in held else _unknown(name, len(mine))
-                        for name in names
-                    }
+                    yield {name: _numpy(mine[name], STEP_COLUMNS[name]) for name in names}
 
     def steps(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
         names = list(columns or STEP_COLUMNS)
@@ -151,24 +132,20 @@ class Run:
         path = self.folder / "steps.parquet"
         lists = {}
         with _opened(path) as file:
-            held = set(file.schema_arrow.names)
-            missing = STEP_LISTS.keys() - held - {"evictions"}
+            missing = STEP_LISTS.keys() - set(file.schema_arrow.names)
             if missing:
                 raise DsimError(f"{path}: lacks the columns {', '.join(sorted(missing))}")
-            names = [name for name in STEP_LISTS if name in held]
-            table = _of_policy(file.read(["policy", *names]), policy)
-            for name in names:
+            table = _of_policy(file.read(["policy", *STEP_LISTS]), policy)
+            for name in STEP_LISTS:
                 column = table[name].combine_chunks()
                 if column.null_count:
                     raise DsimError(f"{path}: column '{name}' is empty: the run kept scalar columns only")
                 lists[name] = _list(column, STEP_LISTS[name])
-        if "evictions" not in held:  # an older run
-            lists["evictions"] = (np.zeros_like(lists["window"][0]), lists["window"][1])
         return lists
 
 
 def read_run(folder: str | Path, allow_code: AllowedCode = NO_CODE) -> Run:
-    """DsimError for a missing, damaged or newer file."""
+    """DsimError for a missing or damaged file, or one of another version."""
     folder = Path(folder)
     path = folder / "run.json"
     if not folder.is_dir():
@@ -180,9 +157,8 @@ def read_run(folder: str | Path, allow_code: AllowedCode = NO_CODE) -> Run:
     if not isinstance(info, dict) or info.get("schema") != SCHEMA:
         found = info.get("schema") if isinstance(info, dict) else type(info).__name__
         raise DsimError(f"{path}: schema is {quoted(found)}, expected '{SCHEMA}'")
-    if not isinstance(info.get("version"), int) or info["version"] > VERSION:
-        found = quoted(info.get("version"))
-        raise DsimError(f"{path}: version is {found}, this dsim reads up to {VERSION}: update dsim")
+    if info.get("version") != VERSION:
+        raise DsimError(f"{path}: version is {quoted(info.get('version'))}, expected {VERSION}")
     _check_manifest(info, str(path))
     for name, wanted in (("requests.parquet", REQUEST_COLUMNS), ("steps.parquet", STEP_COLUMNS)):
         with _opened(folder / name) as file:
@@ -202,7 +178,7 @@ def _check_manifest(info: dict[str, Any], where: str) -> None:
     for i, summary in enumerate(info.get("policies", [])):
         part = FileObject(where, f"policies[{i}]", summary, loose=True)
         part.text("policy")
-        # Older runs lack newer numbers, a load generator's those of steps.
+        # A load generator's run lacks the numbers of steps.
         for name in hints.keys() & summary.keys():
             part.get(name, hints[name] | None)
     known = {field.name for field in fields(Limits)}
@@ -218,8 +194,6 @@ def _check_columns(schema: pa.Schema, wanted: Mapping[str, str], path: Path) -> 
     """DsimError unless all columns have their types."""
     for name, dtype in {"policy": "str", **wanted}.items():
         if name not in schema.names:
-            if name in LATER:
-                continue
             raise DsimError(f"{path}: lacks column {name}, expected {', '.join(['policy', *wanted])}")
         kind = schema.field(name).type
         named = pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type)
@@ -238,11 +212,6 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
 
 def _of_policy(table: Any, policy: str) -> Any:
     return table.filter(pc.equal(table["policy"].cast(pa.string()), policy))
-
-
-def _unknown(name: str, num: int) -> Array:
-    """In older runs the device's time is NaN, evictions are 0."""
-    return np.full(num, np.nan if STEP_COLUMNS[name] == "float64" else 0, STEP_COLUMNS[name])
 
 
 def _list(column: Any, dtype: str) -> tuple[Array, Array]:

@@ -14,7 +14,7 @@ from ..engine.engine import Engine
 from ..engine.errors import DsimError
 from ..engine.step import Phase, StepOutcome, StepPlan
 from ..files.write import check_file
-from ..profiler.steplog import SCHEMA, VERSIONS
+from ..profiler.steplog import SCHEMA, VERSION
 from ..sim.setting import Setting
 
 _log = logging.getLogger("dsim.serve")
@@ -129,7 +129,7 @@ def header_of(setting: Setting, spec: str, about: str, opened: float) -> dict[st
     profile, policy, limits, law = setting.profile, setting.policy, setting.limits, setting.law
     model = setting.commits
     return {
-        "schema": SCHEMA, "version": VERSIONS[-1], "synthetic": True, "engine": about, "device": profile.device.name,
+        "schema": SCHEMA, "version": VERSION, "synthetic": True, "engine": about, "device": profile.device.name,
         "num_devices": profile.device.count, "memory_bytes": profile.device.memory_bytes,
         "model": asdict(profile.model), "block_length": policy.block_length,
         "threshold": model.threshold if model is not None else 1.0,

@@ -15,7 +15,7 @@ from dsim.sim.setting import Setting
 from dsim.traces import Trace
 
 HEADER: dict[str, Any] = {
-    "schema": "dsim-steplog", "version": 3, "synthetic": True, "engine": "vLLM 0.32.0", "device": "A100",
+    "schema": "dsim-steplog", "version": 1, "synthetic": True, "engine": "vLLM 0.32.0", "device": "A100",
     "memory_bytes": 80_000_000_000, "model": "SDAR-8B", "threshold": 1.0, "workload": "drawn", "started": 1.7e9,
 }  # fmt: skip
 

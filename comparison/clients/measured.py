@@ -190,7 +190,7 @@ def _engine_side(
     own = engine is log.steps
     r = engine.requests
     if np.isnan(r.arrival).any():
-        raise DsimError(f"{log.path}: the engine's log does not say when requests arrived, expected one of version 2")
+        raise DsimError(f"{log.path}: the engine's log does not say when requests arrived, expected their `arrival`")
     asked = Requested("the engine's log", r.arrival, r.input_length, r.output_length)
     place = np.arange(len(rows)) if own else places(log, asked)
     index = np.full(len(r), -1)

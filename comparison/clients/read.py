@@ -20,7 +20,7 @@ HOW = {
     "vllm": "vllm bench serve --save-result --save-detailed",
     "guidellm": "guidellm's JSON output",
     "aiperf": "aiperf's profile_export.jsonl",
-    "engine": "a step log of version 2 or 3 (docs/steplog.md)",
+    "engine": "a step log (docs/steplog.md)",
 }
 
 

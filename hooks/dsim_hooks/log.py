@@ -21,7 +21,7 @@ except ImportError:
         return json.dumps(value, separators=(",", ":")).encode()
 
 
-SCHEMA, VERSION = "dsim-steplog", 3
+SCHEMA, VERSION = "dsim-steplog", 1
 FLUSH = 0.5  # s
 TURN = 8  # lines
 ENDED = 4096  # ended requests that stay known: rows may be in flight

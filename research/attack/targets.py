@@ -283,10 +283,7 @@ def _prepare_trace(trace: Trace, chance: Random) -> None:
 
 @cache
 def _profiles() -> list[dict[str, Any]]:
-    """A profile of every version that is still read."""
-    files = [*(ROOT / "profiler" / "profiles").glob("*.json"), ROOT / "tests" / "profiler" / "profile-v1.json"]
-    found = [json.loads(path.read_text()) for path in sorted(files)]
-    return found + [{**value, "version": 2} for value in found[:2]]
+    return [json.loads(path.read_text()) for path in sorted((ROOT / "profiler" / "profiles").glob("*.json"))]
 
 
 def _profile(chance: Random, folder: Path) -> None:
@@ -296,7 +293,7 @@ def _profile(chance: Random, folder: Path) -> None:
     assert profile.load(folder / "again.json") == read
 
 
-# A step of two requests, as version 2 tells of it.
+# A step of two requests.
 ROWS_OF_A_STEP = {
     "kind": "step", "step": 0, "latency": 0.05, "device": 0.04, "batch": 2, "tokens": 39, "sum_kv": 59, "start": 1.0,
     "requests": [0, 1], "phases": ["prefill", "denoise"], "row_tokens": [7, 32], "row_keys": [27, 32],
@@ -306,7 +303,7 @@ ROWS_OF_A_STEP = {
 
 @cache
 def _logs() -> list[list[Any]]:
-    """A log of each version, of a few requests and steps; the last can be fitted to."""
+    """Logs of a few requests and steps; the last can be fitted to."""
     lines = [json.loads(line) for line in (ROOT / "examples" / "steplog.jsonl").read_text().splitlines()]
     header, *asked = [line for line in lines if line.get("kind", "request") == "request"]
     steps = [line for line in lines[1:] if line["kind"] != "request"][:600]
@@ -314,7 +311,7 @@ def _logs() -> list[list[Any]]:
              "received": 0.5, "arrival": 0.75} for i in range(2)]  # fmt: skip
     later = ROWS_OF_A_STEP | {"step": 1, "start": 1.0625, "phases": ["decode", "flush"], "emitted": [1, 2]}
     over = {"kind": "finish", "request": 1, "time": 1.125}
-    hooked = {"version": 2, "preset": "vllm-ar", "started": 1.7e9, "settings": {"max_num_seqs": 4, "x": "y"}}
+    hooked = {"preset": "vllm-ar", "started": 1.7e9, "settings": {"max_num_seqs": 4, "x": "y"}}
     second = [header | hooked, *came, ROWS_OF_A_STEP, later, over]
     return [[header, *asked[:5], *steps[:8]], second, [header, *asked, *steps]]
 

@@ -30,9 +30,8 @@ from .memory import GIB, Sizes, peak, shortage
 
 SCHEMA, VERSION = "dsim-reproduce", 1
 FILES = ("reproduce.json", STORE, "results.csv", "report.html")
-OLD = "cells.jsonl"  # of dsim 0.1: can be replaced, not continued
 FOLDER = FolderKind(
-    "reproduced experiments", (*FILES, *STORE_FILES, OLD), "reproduce.json", has_schema(SCHEMA), kept=STORE
+    "reproduced experiments", (*FILES, *STORE_FILES), "reproduce.json", has_schema(SCHEMA), kept=STORE
 )  # fmt: skip
 RECORDED = Path(__file__).parent / "recorded.csv"
 PLACE = ("experiment", "series", "at", "measure")

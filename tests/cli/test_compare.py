@@ -103,7 +103,7 @@ def refused(*arguments: object) -> str:
 def test_a_newer_run_is_refused() -> None:
     path = Path("b/run.json")
     path.write_text(path.read_text().replace('"version": 1', '"version": 2', 1))
-    assert refused("a", "b") == "b/run.json: version is 2, this dsim reads up to 1: update dsim"
+    assert refused("a", "b") == "b/run.json: version is 2, expected 1"
 
 
 def test_a_run_whose_replicas_may_fail_is_compared_and_not_decomposed() -> None:

@@ -565,13 +565,13 @@ def test_the_same_comparison_gives_the_same_bytes_and_says_what_each_side_is(run
 # ---- runs that lack something ----------------------------------------------------------------------------------
 
 
-def test_a_metric_that_an_older_run_lacks_is_worked_out_or_missing(runs: Runs) -> None:
-    def older(info: Any) -> None:
+def test_a_metric_that_a_run_lacks_is_computed_or_missing(runs: Runs) -> None:
+    def without(info: Any) -> None:
         for name in ("ttfs_ms", "tpot_chunk_ms", "step_latency_ms"):
             del info["policies"][0][name]
 
-    whole, old = runs.twin(), runs.edited(runs.twin(), older)
-    (cell,) = cells(whole, old)
+    whole, edited = runs.twin(), runs.edited(runs.twin(), without)
+    (cell,) = cells(whole, edited)
     for name in ("ttfs", "tpot_chunk"):
         assert cell.metrics[name].measured == whole.info["policies"][0][f"{name}_ms"]
     assert cell.metrics["step_latency"].measured == dict.fromkeys(("mean", "p50", "p90", "p95", "p99"))

@@ -92,7 +92,7 @@ def test_an_access_log_is_read_as_it_grows_by_whole_lines(tmp_path: Path) -> Non
 def test_a_step_log_tells_the_steps_of_a_stretch_of_time(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     head = {
-        "schema": "dsim-steplog", "version": 3, "synthetic": True, "engine": "x", "device": "A100",
+        "schema": "dsim-steplog", "version": 1, "synthetic": True, "engine": "x", "device": "A100",
         "memory_bytes": 80 << 30,
         "model": "SDAR-8B", "block_length": 4, "threshold": 0.9, "workload": "w", "started": 2e9,
     }  # fmt: skip

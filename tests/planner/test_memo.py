@@ -135,7 +135,7 @@ def _torn(store: Path) -> None:
     [
         (_text, "holds no replays of dsim, expected another file"),
         (_of_another, "holds no replays of dsim, expected another file"),
-        (_newer, "version is 9, this dsim reads up to 2: upgrade dsim"),
+        (_newer, "version is 9, expected 1"),
         (_changed, "cannot be read as a store of replays: the checksum of"),
         (_torn, "cannot be read as a store of replays: "),
         (Path.mkdir, "is a directory, expected a file to keep replays in"),

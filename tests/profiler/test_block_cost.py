@@ -58,7 +58,7 @@ def drawn(late: bool) -> list[dict[str, Any]]:
     """A log of 150 requests of three blocks each, of which 1 to 12 decode at once; late: a flush hands a block out."""
     rng = np.random.default_rng(7)
     header = {
-        "schema": "dsim-steplog", "version": 3, "synthetic": True, "engine": "drawn", "device": "H100",
+        "schema": "dsim-steplog", "version": 1, "synthetic": True, "engine": "drawn", "device": "H100",
         "memory_bytes": 80_000_000_000, "model": "SDAR-8B", "block_length": 32, "threshold": 0.9, "workload": "drawn",
     }  # fmt: skip
     lines: list[dict[str, Any]] = [header]

@@ -13,7 +13,6 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
-from dsim.engine.request import requests_of
 from dsim.report.run_folder import RunWriter
 from dsim.report.run_page import write_html
 from dsim.results.manifest import FILES
@@ -70,17 +69,6 @@ def test_other_tools_read_names_not_numbers(run: Path) -> None:
     assert set(requests["status"]) <= set(STATUSES)
     steps = pq.read_table(run / "steps.parquet")
     assert steps.column_names == ["policy", *STEP_COLUMNS, *STEP_LISTS]
-
-
-def test_a_run_of_before_its_requests_said_limited_and_canvas_length_is_read(run: Path) -> None:
-    path, order = run / "requests.parquet", np.arange(2)
-    now = list(requests_of(read_run(run).requests(POLICIES[0]), order))
-    pq.write_table(pq.read_table(path).drop_columns(["limited", "canvas_length"]), path)
-    held = read_run(run).requests(POLICIES[0])
-    assert {*REQUEST_COLUMNS} - {*held} == {"limited", "canvas_length"}
-    assert list(requests_of(held, order)) == now
-    held["max_tokens"] = held["output_length"] + np.arange(len(held["request"]), dtype=np.int32)
-    assert [request.max_tokens for request in requests_of(held, order)] == held["max_tokens"][:2].tolist()
 
 
 def test_run_json_says_what_it_is_and_holds_no_nan(tmp_path: Path) -> None:

@@ -377,7 +377,7 @@ def test_a_finished_request_of_a_step_log_is_as_long_as_the_tokens_that_came_out
     asked = [{"kind": "request", "request": i, "input_length": 7, "output_length": 9, "arrival": 0.5} for i in (0, 1)]
     step = {"kind": "step", "requests": [0, 1]}
     lines = [
-        {"schema": "dsim-steplog", "version": 3}, *asked, {**step, "emitted": [1, 0]}, {**step, "emitted": emitted},
+        {"schema": "dsim-steplog", "version": 1}, *asked, {**step, "emitted": [1, 0]}, {**step, "emitted": emitted},
         {**step, "emitted": emitted}, {"kind": "finish", "request": 0, "time": 1.0},
     ]  # fmt: skip
     assert load(save(tmp_path, lines)).output_length.tolist() == [3, 9]
@@ -395,7 +395,7 @@ def test_a_request_is_read_only_where_its_row_says_true(tmp_path: Path) -> None:
 def test_where_a_request_of_a_step_log_ended_early_lengths_that_were_asked_for_are_limits(tmp_path: Path) -> None:
     asked = [{"kind": "request", "request": i, "input_length": 7, "output_length": 4, "arrival": 0.5} for i in (0, 1)]
     lines = [
-        {"schema": "dsim-steplog", "version": 3}, *asked, {"kind": "step", "requests": [0, 1], "emitted": [3, 4]},
+        {"schema": "dsim-steplog", "version": 1}, *asked, {"kind": "step", "requests": [0, 1], "emitted": [3, 4]},
         *({"kind": "finish", "request": i, "time": 1.0} for i in (0, 1)),
     ]  # fmt: skip
     trace = load(save(tmp_path, lines))
@@ -406,7 +406,7 @@ def test_where_a_request_of_a_step_log_ended_early_lengths_that_were_asked_for_a
 
 def test_a_step_log_is_the_trace_of_its_requests(tmp_path: Path) -> None:
     lines: list[dict[str, object]] = [
-        {"schema": "dsim-steplog", "version": 2},
+        {"schema": "dsim-steplog", "version": 1},
         {"kind": "request", "request": 0, "id": "a", "input_length": 7, "output_length": 3, "arrival": 2.5},
         {"kind": "step", "step": 0, "latency": 0.1, "batch": 1, "tokens": 7, "sum_kv": 7},
         {"kind": "request", "request": 1, "id": "b", "input_length": 5, "output_length": 4, "arrival": 3.25,
