@@ -24,7 +24,6 @@ from ..planner.recorded import Imported, OfRun
 from ..profiler.as_logged import policy_of
 from ..profiler.profile import Profile, from_json, load
 from ..profiler.steplog import read_log
-from ..report.spread import no_spread
 from ..results.run import Run, read_run
 from ..results.scenario import MAX_REPLICAS
 from ..results.slo import Slo
@@ -86,7 +85,6 @@ def import_run(
         doubts = [*doubts, *differences(run.info["server"], run.columns, run.info)]
     if _command:
         run.info["command"] = _command
-    run.info["spread"] = no_spread("a client's file names no profile; `dsim replay` its trace")
     _warn([*doubts, *run.info["client"]["warnings"]])
     if out is not None:
         write_measured(run, Path(out), force=force)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..report.page import Number, Page, Section, Table, Words, table
-from ..report.spread import of_spread
 from ..results.run import Run
 from . import words
 from .cells import DEFINITIONS, Comparison, PolicyErrors
@@ -24,7 +23,7 @@ def spoken(found: Comparison) -> Page:
 
 def compare_page(found: Comparison, pairs: Sequence[tuple[Run, Run]], command: str = "", version: str = "") -> Page:
     chart, *others = overview(found)
-    sections = [Section("All policies", tuple(others)), *_rankings(found), *_spread(found, pairs)]
+    sections = [Section("All policies", tuple(others)), *_rankings(found)]
     for i, cell in enumerate(found.cells):
         every = _table(words.full_table(found, cell), title=f"Every number of {cell.name}", fold=True)
         blocks = (*_errors(found, cell), *of_cell(found, i, pairs[cell.pair]), every)
@@ -83,20 +82,6 @@ def _rankings(found: Comparison) -> list[Section]:
         Section(f"Ranking of {', '.join(ranking.cells)}", (_table(words.ranking_table(found, ranking)),), spoken=True)
         for ranking in found.rankings
     ]
-
-
-def _spread(found: Comparison, pairs: Sequence[tuple[Run, Run]]) -> tuple[Section, ...]:
-    """Predictions at other spreads next to the measured requests."""
-    policies, measured, factors, why = [], {}, [], ""
-    for cell in found.cells:
-        predicted, seen = pairs[cell.pair]
-        kept = predicted.info.get("spread") or {}
-        why = why or kept.get("none", "")
-        for own in kept.get("policies", []):
-            if own["policy"] == cell.policy:
-                policies.append({**own, "policy": cell.name})
-                measured[cell.name], factors = seen.requests(cell.policy), kept["factors"]
-    return of_spread({"factors": factors, "policies": policies} if policies or not why else {"none": why}, measured)
 
 
 def _numbers(found: Comparison) -> tuple[Number, ...]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from ..engine.errors import DsimError
 from ..files.read import quoted
 from ..planner.record import Record, Watch, record
-from ..planner.spread import beside_live
 from ..profiler.profile import Profile
 from ..results.scenario import Scenario
 from ..traces import Trace
@@ -56,12 +55,9 @@ class LiveRun:
         """In real time, into a run's folder. about: more of its manifest."""
         serve = partial(on_device, self.loaded, self.profile, self.commits, self.prompts, answers=self.answers)
         of_device = about_live(self.loaded, self.profile, self.commits, self.prompts, self.answers)
-        told = about or {}
-        if out is not None:
-            told |= {"spread": beside_live(self.scenarios, self.requests, self.profile)}
         return record(
             self.scenarios, self.requests, serve, out=out, force=force, keeps=True, watch=watch,
-            about=lambda results: {**of_device(results), **told},
+            about=lambda results: {**of_device(results), **(about or {})},
         )  # fmt: skip
 
 

@@ -29,11 +29,10 @@ from ..files.place import hold_folder
 from ..files.read import read_json, shown
 from ..files.schema import FileObject
 from ..files.write import write_whole
-from ..planner.backend import Pool, in_order
+from ..planner.backend import Pool
 from ..planner.contents import asked_of
 from ..planner.memo import Memo
 from ..planner.record import record
-from ..planner.spread import moved_by_spread
 from ..profiler.profile import Profile
 from ..report.page import Figure, Page
 from ..report.shown import Showable
@@ -235,7 +234,7 @@ def validate(
     whole = [scenario.requests() for scenario in scenarios]
     folders = [out / cell.name for cell in cells]
     if not base.ends_at_eos:
-        _predict(folders, scenarios, whole, memo, pool)
+        _predict(folders, scenarios, whole, pool)
     pool.leave()  # nothing else runs during measurements
     for cell, scenario, requests, folder in zip(cells, scenarios, whole, folders, strict=True):
         wanted = ["measured", *(["again"] if cell.again else [])]
@@ -257,7 +256,7 @@ def validate(
     if base.ends_at_eos:
         known = [i for i, folder in enumerate(folders) if _is_whole(folder / "measured")]
         ended = [_ended(whole[i], read_run(folders[i] / "measured"), cells[i].policy) for i in known]
-        _predict([folders[i] for i in known], [scenarios[i] for i in known], ended, memo, pool)
+        _predict([folders[i] for i in known], [scenarios[i] for i in known], ended, pool)
     code = base.allow_code
     pairs = [_pair(out / cell.name, "predicted", "measured", code) for cell in cells]
     again = [_pair(out / cell.name, "measured", "again", code) for cell in cells if cell.again]
@@ -268,31 +267,24 @@ def validate(
     return Validated(capacities, cells, comparison, noise, measured, left)
 
 
-def _predict(
-    folders: Sequence[Path], scenarios: Sequence[Scenario], requests: Sequence[Trace], memo: Memo, pool: Pool
-) -> None:
+def _predict(folders: Sequence[Path], scenarios: Sequence[Scenario], requests: Sequence[Trace], pool: Pool) -> None:
     """Replay the cells that lack a prediction."""
     left = [i for i, folder in enumerate(folders) if not _is_whole(folder / "predicted")]
-    replays = memo.rest(pool, _replayed, {str(n): (scenarios[i], requests[i]) for n, i in enumerate(left)})
-    for i, (found, steps, moved) in zip(left, in_order(replays), strict=True):
+    replays = pool.map(_replayed, [(scenarios[i], requests[i]) for i in left])
+    for i, (found, steps) in zip(left, replays, strict=True):
         result = Result(scenarios[i].setting().policy, **found)
         serve = partial(_recorded, result, steps)
-        record([scenarios[i]], requests[i], serve, out=folders[i] / "predicted", about=partial(_about, moved))
+        record([scenarios[i]], requests[i], serve, out=folders[i] / "predicted")
 
 
-def _about(moved: dict[str, Any] | None, _: object) -> dict[str, Any]:
-    return {"spread": moved}
-
-
-def _replayed(memo: Memo, cell: tuple[Scenario, Trace]) -> tuple[dict[str, Any], list[Steps], dict[str, Any] | None]:
-    """In any process: a result without policy, its steps, and how the spread moves p90."""
+def _replayed(cell: tuple[Scenario, Trace]) -> tuple[dict[str, Any], list[Steps]]:
+    """In any process: a result without policy, and its steps."""
     scenario, requests = cell
-    moved = moved_by_spread([scenario], requests, memo=memo)
     steps: list[Steps] = []
     result = scenario.simulate(requests, append=lambda columns, lists: steps.append((columns, lists)))
     if result.interrupted:
         raise KeyboardInterrupt
-    return {f.name: getattr(result, f.name) for f in fields(result) if f.name != "policy"}, steps, moved
+    return {f.name: getattr(result, f.name) for f in fields(result) if f.name != "policy"}, steps
 
 
 def _recorded(

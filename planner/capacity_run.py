@@ -1,7 +1,6 @@
 """`dsim capacity`, from question to files."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,6 @@ from .capacity_folder import CapacityFolder
 from .contents import Json, asked_of
 from .ensemble import capacities
 from .record import profile_notes
-from .spread import moved_by_spread
 
 
 def write_capacity(
@@ -68,10 +66,6 @@ def write_capacity(
                 memo=folder.memo, progress=asking,
             )  # fmt: skip
         info["ensemble"] = told.to_json()
-    if folder.folder is not None and not found.interrupted and not scenario.pools:
-        busy = replace(fleet, rate=found.rate.value if rate is None else rate)
-        with suppress(KeyboardInterrupt):  # the capacity is known: write it
-            info["spread"] = moved_by_spread([busy], busy.requests(), memo=folder.memo)
     page = capacity_page(info)
     folder.write(info, page)
     return found, info, page

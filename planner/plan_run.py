@@ -28,7 +28,6 @@ from .purchase import check_growth
 from .quality import load_table, parse_share
 from .record import profile_notes
 from .split_plan import split_or_not
-from .spread import moved_by_spread
 from .uncertain_fleet import uncertain_fleet
 
 
@@ -204,8 +203,5 @@ def write_plan(
             if (lost := lost_replica(whole_trace(next(iter(ahead.values()))), own.spare, folder.memo)) is not None:
                 info["lost_replica"] = lost
                 info["notes"].append(in_words(lost, own.attainment))
-    if folder.folder is not None:
-        with suppress(KeyboardInterrupt):  # the plan is known: write it
-            info["spread"] = moved_by_spread(list(ahead.values()), names=list(ahead), memo=folder.memo)
     page = plan_page(info)
     return info, page, folder.write(planned, info, page, sheets)

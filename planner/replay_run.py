@@ -24,16 +24,11 @@ def write_replay(
     about: more manifest entries. jobs: threads of a replay; None: one a core.
     """
     first = scenarios[0]
-    known = dict(about)
-    if out is not None and not first.pools:
-        from .spread import moved_by_spread  # it loads SciPy
-
-        known["spread"] = moved_by_spread(scenarios, requests)
     return record(
         scenarios, requests, partial(in_twin, threads=jobs or os.cpu_count() or 1),
         out=out, force=force, watch=watch,
         about=lambda results: {
-            **known, "memory": memory_told(scenarios, requests, results),
+            **about, "memory": memory_told(scenarios, requests, results),
             "measured": measured_log(first, columns_of(scenarios, results)),
         },
     )  # fmt: skip

@@ -26,7 +26,6 @@ from .grid import Plan, read_plan
 from .memo import FILES as STORE_FILES
 from .memo import STORE, Memo, StoreFolder, rows_of
 from .record import profile_notes
-from .spread import moved_by_spread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +41,6 @@ ORACLE = (
     "Where oracle_lengths is true, routers and policies of your own see true lengths of answers: no real scheduler "
     "knows them."
 )
-MOST_MOVED = 8  # policies at other spreads, for the page
 SWEEP = FolderKind("a sweep", (*FILES, *STORE_FILES), "sweep.json", has_schema(SCHEMA), kept=STORE)
 # Shown by default.
 BRIEF = (
@@ -154,15 +152,12 @@ def sweep(
         done = {key: _entry(outcome) for key, outcome in finished.outcomes.items()}
         interrupted = finished.interrupted
         columns = _columns(plan, done, quality)
-        spread, uncertain, first = None, None, _of_each_policy(plan, done)
+        uncertain, first = None, _of_each_policy(plan, done)
         if ensemble is not None and not interrupted:
             with suppress(KeyboardInterrupt):
                 uncertain = _under_drawn_profiles(plan, done, ensemble, pool, asking, memo)
-        if out is not None and not interrupted:
-            with suppress(KeyboardInterrupt):  # the cells are known: write them
-                spread = _moved_by_spread(first, memo)
         told = {(own.profile, own.workload, own.yields): own for own in first.values()}
-        swept = _swept(plan, columns, interrupted, command, spread, profile_notes(list(told.values())), uncertain)
+        swept = _swept(plan, columns, interrupted, command, profile_notes(list(told.values())), uncertain)
         _write(folder, plan, columns, interrupted, swept)
     reused = finished.num_reused
     return Sweep(plan, _arrow(columns).to_pandas(), len(done) - reused, reused, interrupted, uncertain, first)
@@ -186,14 +181,6 @@ def _of_each_policy(plan: Plan, done: Mapping[str, Json]) -> dict[str, Scenario]
         if "summary" in done.get(cell.key, {}):
             first.setdefault(", ".join([cell.scenario.label, *others]), cell.scenario)
     return first
-
-
-def _moved_by_spread(first: Mapping[str, Scenario], memo: Memo) -> Json | None:
-    """How p90 moves with the spread between requests, in the first cells."""
-    names = [name for name, scenario in first.items() if not scenario.pools][:MOST_MOVED]
-    found = moved_by_spread([first[name] for name in names], names=names, memo=memo)
-    cells = "each policy" if len(names) == len(first) else f"the first {MOST_MOVED} of {len(first)} policies"
-    return None if found is None else found | {"which": f" of the first cell of {cells}"}
 
 
 def _under_drawn_profiles(
@@ -256,7 +243,7 @@ def _oracle(plan: Plan) -> bool:
 
 
 def _swept(
-    plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, command: str = "", spread: Json | None = None,
+    plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, command: str = "",
     notes: Sequence[str] = (), ensemble: Uncertain | None = None,
 ) -> "Swept":  # fmt: skip
     from ..report.sweep import Swept
@@ -266,7 +253,7 @@ def _swept(
         notes = [*notes, ORACLE]
     return Swept(
         plan.title, plan.varied, rows, len(plan.cells), plan.estimated, interrupted, _facts(plan),
-        command, __version__, spread, tuple(notes), None if ensemble is None else ensemble.to_json(),
+        command, __version__, tuple(notes), None if ensemble is None else ensemble.to_json(),
     )  # fmt: skip
 
 

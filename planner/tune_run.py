@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,11 @@ from .contents import Json
 from .ensemble import check_num, ensemble, of_objective
 from .fleet_space import FleetSpace, fleet_space
 from .memo import Memo
-from .objective import LATENCY_METRIC, parse_latency, split
+from .objective import LATENCY_METRIC, parse_latency
 from .quality import load_table, parse_share
 from .record import profile_notes
 from .search import Progress
 from .space import Candidate, Space, candidate_of, load_space, searchable, space_of
-from .spread import moved_by_spread
 from .tune import tune
 from .tune_folder import TuneFolder
 from .tuned import Tuned
@@ -140,11 +138,5 @@ def write_tune(
             )  # fmt: skip
         info["ensemble"] = found.to_json()
     info["notes"] += profile_notes([alone for one in compared for alone in one.of_each_pool()])
-    if folder.folder is not None and not scenario.pools:
-        with suppress(KeyboardInterrupt):  # the result is known: write it
-            moved = moved_by_spread(compared, split(requests, options.train)[1], memo=folder.memo)
-            if moved is not None:
-                which = {} if "none" in moved else {"which": " of the part that the search did not see"}
-                info["spread"] = moved | which
     page = tune_page(info, tuned.trials)
     return compared, info, page, folder.write(tuned, info, page)

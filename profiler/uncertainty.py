@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtr
 
 from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import ProfileError
@@ -173,17 +173,6 @@ def _varied_law(law: CanvasLaw, yield_: float, spread: float | None) -> CanvasLa
     width = law.request_spread
     new = width if spread is None else 2 * width * float(ndtr(spread))
     return with_mean(replace(law, request_spread=new), mean_forwards(law) / float(np.exp(PUBLISHED_YIELD * yield_)))
-
-
-def score_of_spread(profile: Profile, model: Yielding, factor: float) -> float | None:
-    """The score of SPREAD that scales it by `factor`; None if a fit leaves no doubt."""
-    if factor == 1.0:
-        return 0.0
-    of_fit = _fit_of(profile, model)
-    if of_fit is None:
-        return float(ndtri(factor / 2))
-    error = of_fit.standard_errors.get("request_spread", 0.0)
-    return model.request_spread * (factor - 1.0) / error if error > 0 else None
 
 
 def timed(profile: Profile) -> bool:

@@ -10,7 +10,6 @@ from .ensemble import of_ensemble
 from .page import Figure, Number, Page, Section, Table, estimate, table
 from .search import Json, money
 from .search import facts as search_facts
-from .spread import of_spread
 from .table import number
 
 FILES = ("capacity.json", "report.html")
@@ -102,7 +101,6 @@ def capacity_page(found: Json) -> Page:
             *((Section("The curve in numbers", curve),) if curve else ()),
             *((Section("Latency against rate", charts),) if charts else ()),
             *of_ensemble(found),
-            *of_spread(found.get("spread")),
         ),
         notes=tuple(found.get("notes", ())),
         command=found.get("command", ""),

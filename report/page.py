@@ -67,7 +67,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Widget:
-    """Filled by the page's script from `data`: `requests` or `moment`."""
+    """Filled by the page's script from `data` under its name."""
 
     kind: ClassVar[str] = "widget"
     name: str

@@ -15,7 +15,6 @@ from .purchase import by_gpu, grown, lasting
 from .search import Json, cautions, facts, in_currency, money, quality, quality_number
 from .split import sentence as split_sentence
 from .split import split_or_not
-from .spread import of_spread
 from .table import number, time_of
 
 VERDICTS = {"meets": "meets them", "misses": "misses them", "unsure": "too close to tell"}
@@ -44,7 +43,6 @@ def plan_page(info: Json) -> Page:
             Section("What could change it", (_risks(info), *grown(info)), spoken=True),
             Section("To deploy", tuple(_deploy(info)), spoken=True),
             *of_ensemble(info),
-            *of_spread(info.get("spread")),
         ),
         notes=(*_notes(info), *info["notes"]),
         command=info.get("command", ""),

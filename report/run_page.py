@@ -18,7 +18,6 @@ from .measured import TITLE
 from .memory import of_memory
 from .page import Figure, Number, Page, Section, Widget, estimate
 from .replicas import of_replicas
-from .spread import of_spread
 from .story import Json, estimated, profiles_of, words
 from .table import compare, number
 
@@ -43,24 +42,18 @@ def run_page(run: Run) -> Page:
     attained = figures.attainment(requests, slos, bool(info.get("missing_passes", True)))
     shown = _foremost([*attained, *latency], info["policies"], slos)
     timeline = figures.timeline(requests, steps, edges)
-    moment = Widget(
-        "moment", "A stretch of time",
-        "Drag across a chart over time, or type seconds: all such charts show this stretch, and the table compares its "
-        "means with those of the whole run. Double-click a chart to reset.",
-    )  # fmt: skip
     slow, about = _slowest(run, requests, slos)
     opened = Widget("requests", "The slowest requests", f"{about} A row opens the request's timeline.")
     engine = _engine(run, requests, steps, edges)
-    measured = requests if info.get("driver") == "live" else {}
-    more = *of_spread(info.get("spread"), measured), of_memory(info.get("memory", []))
+    details = (*text.sections, of_memory(info.get("memory", [])))
     sections = [
         Section("Latency and SLOs", tuple(shown[1:])),
         of_replicas(info.get("fleet"), float(edges[-1]), next((c["arrival"] for c in requests.values()), np.zeros(0))),
-        Section("Timeline", (moment, *timeline)),
+        Section("Timeline", tuple(timeline)),
         Section("Slowest requests", (opened,) if slow["rows"] else ()),
         Section("The engine's steps", tuple(engine)),
         Section("Steps", tuple(figures.by_chunk(steps))),
-        *(Section(s.title, s.blocks, fold="" if s.title == TITLE else s.title) for s in (*text.sections, *more)),
+        *(Section(s.title, s.blocks, fold="" if s.title == TITLE else s.title) for s in details),
     ]
     return Page(
         name=text.name,
@@ -77,7 +70,7 @@ def run_page(run: Run) -> Page:
         notes=(*text.notes, *ALWAYS),
         command=info.get("command", ""),
         version=info.get("dsim", ""),
-        data={"moment": _moment(requests, steps, edges), "requests": slow},
+        data={"requests": slow},
     )
 
 
@@ -112,33 +105,6 @@ def _numbers(policies: Sequence[Json]) -> tuple[Number, ...]:
             several = len(policies) > 1
             found.append(Number(label, tuple((i if several else None, cell) for i, cell in enumerate(cells)), about))
     return tuple(found)
-
-
-def _moment(requests: dict[str, Columns], steps: dict[str, curves.StepCurves], edges: Floats) -> Json:
-    """Timelines as numbers, for means over a selection."""
-    widths = np.diff(edges)
-
-    def rate(name: str) -> list[Floats]:
-        return [np.histogram(c[name][~np.isnan(c[name])], edges)[0] / widths for c in requests.values()]
-
-    rows = [
-        ("arrivals", "req/s", rate("arrival")),
-        ("completed", "req/s", rate("finish")),
-        ("waiting", "requests", [curves.waiting(columns, edges) for columns in requests.values()]),
-        ("batch", "rows", [s.batch for s in steps.values()]),
-        ("chunk", "positions", [s.chunk for s in steps.values()]),
-        ("token utilisation", "%", [100 * s.utilization for s in steps.values()]),
-        ("KV occupancy", "%", [100 * s.kv for s in steps.values()]),
-    ]
-    return {
-        "edges": edges,
-        "policies": list(requests),
-        "rows": [
-            {"label": label, "unit": unit, "values": values}
-            for label, unit, values in rows
-            if not np.isnan(np.concatenate([[math.nan], *values])).all()  # unknown
-        ],
-    }
 
 
 def _slowest(run: Run, requests: dict[str, Columns], slos: Sequence[Slo]) -> tuple[Json, str]:

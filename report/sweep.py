@@ -11,7 +11,6 @@ import numpy as np
 from .chart import COLOURS, LINES, Chart, colour, logarithmic
 from .ensemble import of_ensemble
 from .page import Figure, Number, Page, Row, Section, Table, estimate
-from .spread import of_spread
 from .table import number
 
 Values = Mapping[str, Any]  # of the results
@@ -34,7 +33,6 @@ class Swept:
     facts: tuple[tuple[str, str], ...] = ()
     command: str = ""
     version: str = ""
-    spread: Mapping[str, Any] | None = None  # planner/spread.py
     notes: tuple[str, ...] = ()  # on profiles
     ensemble: Mapping[str, Any] | None = None  # planner/ensemble.py
 
@@ -104,7 +102,6 @@ def sweep_page(sweep: Swept) -> Page:
             *(Section(title, shown) for title, shown in found.items() if shown),
             Section("Cells", (_cells(sweep),)),
             *of_ensemble({"ensemble": sweep.ensemble}),
-            *of_spread(sweep.spread),
         ),
         notes=(
             "Cells with the same seed have the same requests and random draws, so that they compare like with like.",

@@ -11,7 +11,6 @@ from .ensemble import of_ensemble
 from .page import Figure, Number, Page, Section, Table, Words, table
 from .search import Json, cautions, quality, quality_number
 from .search import facts as search_facts
-from .spread import of_spread
 
 HIGHER = ("goodput", "throughput")
 GAIN = "A gain above zero is better: more goodput or throughput, less cost or latency."
@@ -31,7 +30,6 @@ def tune_page(info: Json, trials: pd.DataFrame) -> Page:
         sections=(
             _confirmed(info),
             *of_ensemble(info),
-            *of_spread(info.get("spread")),
             Section("The search", tuple(rest)),
         ),
         notes=tuple(info["notes"]),

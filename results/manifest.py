@@ -140,7 +140,6 @@ class Manifest(TypedDict, total=False):
     slos: list[str]
     measured: dict[str, Any]  # the trace's log, and predictions for the same requests
     cost: dict[str, Any]  # gpus, per_hour, currency
-    spread: dict[str, Any]  # p90 at other spreads between requests
     memory: list[MemoryInfo]
     ensemble: dict[str, Any]  # intervals over drawn profiles, and the largest causes
     missing_passes: bool

@@ -8,7 +8,6 @@ from pathlib import Path
 from ..engine.errors import DsimError
 from ..engine.journal import Append
 from ..report.run_folder import RunWriter
-from ..report.spread import no_spread
 from ..results.manifest import Manifest
 from ..results.slo import Slo
 from .access import AccessLog
@@ -78,6 +77,6 @@ def serve_until_stopped(
         manifest = behind.run_json(behind.summarize(totals, asked), asked)
         if writer is not None:
             writer.requests(policy, behind.columns())
-            writer.finish({**manifest, "spread": no_spread("requests come as they come; `dsim replay` a trace")})
+            writer.finish(manifest)
     speed = None if fleet.clock.speed == 1 else fleet.clock.reached
     return Served(manifest, fleet.failure or fleet.journal_failure, server.started, speed)

@@ -147,7 +147,7 @@ for (const table of all("section.table > .scroll > table")) {
 }
 
 function stack() {
-  for (const scroll of all("section.table > .scroll, #moment > .scroll")) {
+  for (const scroll of all("section.table > .scroll")) {
     scroll.classList.remove("stacked");
     if (innerWidth <= 700 && scroll.scrollWidth > scroll.clientWidth) scroll.classList.add("stacked");
   }
@@ -160,63 +160,16 @@ stack();
 addEventListener("resize", stack);
 for (const fold of all("details")) fold.addEventListener("toggle", stack);
 
-// ---- What happened then: a stretch of time, chosen in any chart over time or typed.
+// ---- All charts over time show the stretch of time that is chosen in one of them.
 let span = null;
 
 function brushed(plot, change) {
-  let low = change["xaxis.range[0]"], high = change["xaxis.range[1]"];
-  if (change["xaxis.range"]) [low, high] = change["xaxis.range"];
-  if (change["xaxis.autorange"]) [low, high] = data.moment ? [0, data.moment.edges.at(-1)] : [undefined, undefined];
-  if (low !== undefined) choose(Number(low), Number(high));
+  const range = change["xaxis.range"] ?? [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+  const chosen = change["xaxis.autorange"] ? {"xaxis.autorange": true} : {"xaxis.range": range};
+  if (!change["xaxis.autorange"] && range[0] === undefined || JSON.stringify(chosen) === span) return;
+  span = JSON.stringify(chosen);
+  for (const other of all(".plot.time")) if (other.data) Plotly.relayout(other, chosen);
 }
-
-function choose(low, high) {
-  if (span && span[0] === low && span[1] === high) return;
-  span = [low, high];
-  for (const plot of all(".plot.time")) if (plot.data) Plotly.relayout(plot, {"xaxis.range": [low, high]});
-  moment();
-}
-
-function moment() {
-  const place = document.getElementById("moment");
-  if (!place || !data.moment) return;
-  const {edges, rows, policies} = data.moment, end = edges.at(-1);
-  const [low, high] = span || [0, end];
-  const bins = edges.slice(0, -1).map((_, i) => i).filter(i => edges[i + 1] > low && edges[i] < high);
-  const mean = (values, chosen) => {
-    const known = chosen.map(i => values[i]).filter(v => v !== null);
-    return known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
-  };
-  const form = element("p", "", {className: "span"});
-  const inputs = [low, high].map((value, i) => {
-    const input = element("input", "", {type: "number", step: "any", min: 0, value: Number(value.toPrecision(6))});
-    input.setAttribute("aria-label", i ? "to, in seconds" : "from, in seconds");
-    input.addEventListener("change", () => choose(...inputs.map(other => Number(other.value))));
-    return input;
-  });
-  const whole = element("button", "the whole run", {type: "button"});
-  whole.addEventListener("click", () => choose(0, end));
-  form.append("from", inputs[0], "s to", inputs[1], "s", whole);
-  const table = element("table"), head = element("tr"), body = element("tbody");
-  head.append(element("th"), ...policies.map(name => element("th", name)));
-  for (const row of rows) {
-    const line = element("tr");
-    line.append(element("th", `${row.label} (${row.unit})`, {className: "words"}));
-    for (const [k, values] of row.values.entries()) {
-      const then = mean(values, bins), ever = mean(values, edges.slice(0, -1).map((_, i) => i));
-      const beside = low > 0 || high < end ? ` (run ${number(ever)})` : "";
-      const cell = element("td", bins.length ? `${number(then)}${beside}` : "–");
-      cell.dataset.head = policies[k];
-      line.append(cell);
-    }
-    body.append(line);
-  }
-  const thead = element("thead"), scroll = element("div", "", {className: "scroll"});
-  thead.append(head); table.append(thead, body); scroll.append(table);
-  place.replaceChildren(form, scroll);
-  stack();
-}
-moment();
 
 // ---- The slowest requests: a row opens the request's own timeline.
 const INKS = {queued: "#80868b", prefill: "#D55E00", decode: "#0072B2", block: "#56B4E9"};

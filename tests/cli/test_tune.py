@@ -57,7 +57,6 @@ def test_a_search_ends_in_a_policy_that_replay_takes() -> None:
         'id="history"',
         'id="gains"',
         'id="tornado-0"',
-        "How P90 moves with the spread between requests",
     ):
         assert part in page
 
