@@ -104,7 +104,6 @@ def profile(
     prompts: Sequence[str] = (),
     yields: str | Path | None = None,
     max_batch: int | None = None,
-    max_context: int | None = None,
     seed: int = 0,
     out: str | Path | None = None,
     force: bool = False,
@@ -127,7 +126,7 @@ def profile(
         raise DsimError("nothing to profile: expected --model M, --from-log FILE, or --roofline GPU --model MODEL")
     file = None if out is None else Path(out)
     if _page is not None and _page == file:
-        raise DsimError(f"--report is {_page}, the profile's own name, expected another")
+        raise DsimError(f"--output is {file}, the name of its page, expected another, such as {file.stem}.json")
     for path in filter(None, (file, _page)):
         check_file(path, force=force)  # before minutes of measuring
     name = "" if file is None else printable(file.stem)
@@ -166,7 +165,7 @@ def profile(
             measured, data = measure(
                 name=name or printable(Path(model).name if model else loaded.model.config.name),
                 budget=for_steps, workloads=workloads, max_batch=max_batch,
-                max_context=max_context, seed=seed, tokenizer=tokenizer, keep=keep, on_progress=_progress,
+                seed=seed, tokenizer=tokenizer, keep=keep, on_progress=_progress,
             )  # fmt: skip
         found = Profiled(measured, data.steps, data.logs, data.served)
         force = True  # this measurement wrote it

@@ -4,10 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from ..planner.capacity import MOST, Capacity, question_of
+from ..planner.capacity import Capacity, question_of
 from ..planner.given import PolicyLike, ProfileLike, TraceLike, spec_of
-from ..planner.memo import Memo
-from ..planner.objective import LATENCY_METRIC
 from ..planner.plan_run import Options, answer
 from ..planner.plan_run import question_of as plan_question
 from ..planner.planned import Planned
@@ -41,10 +39,7 @@ def capacity(
     gpu_hour: float | None = None,
     attainment: float = 0.99,
     precision: float = 0.02,
-    confidence: float = 0.95,
     num_requests: int | None = None,
-    block: int | None = None,
-    max_replications: int = MOST,
     curve: bool = True,
     jobs: int | None = None,
     backend: str = "local",
@@ -53,15 +48,14 @@ def capacity(
 ) -> Capacity:
     """Find how much traffic a fleet sustains while every SLO holds; with `rate` (req/s), how many replicas it needs.
 
-    pools, links, decider, fleet: as in `replay`; with `rate`, find the replicas of each pool. attainment,
-    precision and confidence are shares: 0.99 is 99 %. Raises DsimError.
+    pools, links, decider, fleet: as in `replay`; with `rate`, find the replicas of each pool. attainment
+    and precision are shares: 0.99 is 99 %. Raises DsimError.
     """
     scenario = named_scenario(trace, slos, spec_of(policy), profile, [], traffic)
     words = FleetWords(tuple(pools), tuple(links), scenario.router, decider).or_file(fleet)
     [scenario] = on_fleet([scenario], words, named=fleet is None)
     return question_of(scenario, rate, replicas, max_replicas)(
-        gpu_hour=gpu_hour, attainment=attainment, precision=precision,
-        confidence=confidence, num_requests=num_requests, block=block, max_replications=max_replications, curve=curve,
+        gpu_hour=gpu_hour, attainment=attainment, precision=precision, num_requests=num_requests, curve=curve,
         jobs=jobs, backend=backend, address=address,
     )  # fmt: skip
 
@@ -129,16 +123,9 @@ def tune(
     num_requests: int | None = None,
     objectives: Sequence[str] = ("goodput",),
     trials: int = 60,
-    storage: str | Path | None = None,
     min_quality: float | str | None = None,
     quality_table: str | Path | None = None,
-    allow_unknown_quality: bool = False,
     gpu_hour: float | None = None,
-    latency_metric: str = LATENCY_METRIC,
-    train: float = 0.6,
-    replications: int = 10,
-    sampler: str = "tpe",
-    prune: bool = True,
     jobs: int = 1,
     backend: str = "local",
     address: str | None = None,
@@ -151,9 +138,9 @@ def tune(
 ) -> Tuned:
     """Find the settings that serve a trace best, confirmed on traffic that the search did not use.
 
-    policy: the one to beat. space: settings to vary, a file as for `dsim tune --space` or a dictionary. storage: a file
-    of replays. pools, links, decider, fleet: as in `replay`; then each pool's settings, its replicas within
-    `gpus` and the decider are searched. Raises DsimError.
+    policy: the one to beat. space: settings to vary, a file as for `dsim tune --space` or a dictionary. pools, links,
+    decider, fleet: as in `replay`; then each pool's settings, its replicas within `gpus` and the decider are
+    searched. Raises DsimError.
     """
     spec = None if policy is None else spec_of(policy)
     words = FleetWords(tuple(pools), tuple(links), traffic.get("router", Scenario.router), decider)
@@ -164,13 +151,9 @@ def tune(
     )  # fmt: skip
     [scenario] = on_fleet([scenario], words, named=fleet is None, searched=True)
     options = TuneOptions(
-        spec, space, objectives, trials, min_quality, quality_table, allow_unknown_quality, gpu_hour, latency_metric,
-        train, replications, sampler, prune, jobs, None, gpus,
+        spec, space, objectives, trials, min_quality, quality_table, gpu_hour, jobs, None, gpus,
     )  # fmt: skip
-    memo = Memo()
-    if storage is not None:
-        memo.open(Path(storage))
-    return tune_question(scenario, options).answer(memo, backend=backend, address=address)
+    return tune_question(scenario, options).answer(backend=backend, address=address)
 
 
 @real_signature
@@ -185,19 +168,16 @@ def sweep(
     quality: Callable[[Scenario], float | None] | None = None,
     progress: Callable[[int, int], None] | None = None,
     ensemble: int | None = None,
-    shard: str | None = None,
-    merge: Iterable[str | Path] = (),
     allow_code: Iterable[str | Path] = (),
 ) -> Sweep:
     """Run every cell of a configuration (a TOML file or dictionary) and tabulate the results.
 
     In a dictionary traces, profiles and policies may be objects. out: a folder; a later sweep runs only its missing
     cells, unless `force`. quality: scores a scenario. progress: called with finished and all cells, then with the
-    ensemble's replays. ensemble: number of drawn profiles for the best stable cells. shard: "I/N", every Nth cell from
-    the Ith. merge: folders of other sweeps whose cells are used. Raises DsimError.
+    ensemble's replays. ensemble: number of drawn profiles for the best stable cells. Raises DsimError.
     """
     named = named_config(config) if isinstance(config, Mapping) else config
     return _sweep(
         named, out, jobs=jobs, backend=backend, address=address, force=force, quality=quality, progress=progress,
-        allow_code=allow_code, ensemble=ensemble, asking=progress, shard=shard, merge=merge,
+        allow_code=allow_code, ensemble=ensemble, asking=progress,
     )  # fmt: skip

@@ -175,12 +175,12 @@ def of_tune(kept: Kept, problem: Problem, scenario: Scenario, pool: Pool, jobs: 
     def answer() -> Json:
         check = runs_on(own.loaded_profile(), own.workload)
         space = space_of(SPACE, "space", check)
-        return tune(own, space=space, trials=8, replications=8, jobs=jobs).to_json()
+        return tune(own, space=space, trials=8, jobs=jobs).to_json()
 
     found = kept(f"tune {problem.name}", answer)
     every = ["lmdeploy-bd32", "optimus", *(f"chunk,chunk={n}" for n in CHUNKS)]
     specs = list(dict.fromkeys([found["recommended"]["policy"], found["default"]["policy"], *every]))
-    evaluator = Evaluator(replace(own, seed=SEED), ("goodput",), None, "p90:norm_latency", 0.6)
+    evaluator = Evaluator(replace(own, seed=SEED), ("goodput",), None)
     values = {}
     for spec in specs:
         candidate = candidate_of(spec, 1)

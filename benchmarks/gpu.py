@@ -231,8 +231,7 @@ def profile(at: Place) -> list[Part]:
     graphs = words(os.environ.get("GRAPHS", ""))
     command = dsim(
         "profile", *at.model, "--device", at.device, "--budget", either(BUDGET, "6s"), *graphs,
-        "--yields", "a100-sdar-8b", "--max-batch", either(256, 8), "--max-context", either(4096, 256), "--force",
-        "-o", at.profile, "--report", at.folder / f"{at.name}.html", "--samples", at.folder / "samples.csv",
+        "--yields", "a100-sdar-8b", "--max-batch", either(256, 8), "--force", "-o", at.profile,
     )  # fmt: skip
     return [*either(measuring_rules(), []), Part("profile", command, at.seconds, shown=True, fine=(0, 1))]
 

@@ -30,15 +30,7 @@ def capacity_command(
     currency: options.Currency = "USD",
     attainment: options.Attainment = "99%",
     precision: Annotated[str, option("X%", "Half-width of the confidence interval, relative.")] = "2%",
-    confidence: Annotated[str, option("X%", "Level of the confidence interval.")] = "95%",
     num_requests: options.PerReplay = None,
-    block: Annotated[
-        int | None,
-        option("N", "Consecutive requests resampled together; a quarter of them by default."),
-    ] = None,
-    max_replications: Annotated[
-        int, option("N", "Stop after N replications, however wide the interval.")
-    ] = choices.MAX_REPLICATIONS,
     jobs: options.Jobs = None,
     backend: options.Backend = "local",
     address: options.Address = None,
@@ -77,10 +69,7 @@ def capacity_command(
         slos=tuple(given["slo"] or ()),
     )  # fmt: skip
     [scenario] = on_fleet([scenario], words, named=fleet is None)
-    how = {
-        "precision": width, "confidence": options.percent("--confidence", confidence), "attainment": share,
-        "num_requests": num_requests, "block": block, "max_replications": max_replications,
-    }  # fmt: skip
+    how = {"precision": width, "attainment": share, "num_requests": num_requests}
     screen = Screen()
     options.warn(screen, scenario)
     options.warn_of_yields(screen, scenario)

@@ -25,9 +25,6 @@ SCALERS = (FIXED, "schedule", "hpa", "queued-forwards", "oracle")
 EMIT = ("block", "step", "end")
 
 BACKENDS = ("local", "ray")
-MAX_REPLICATIONS = 64
 OBJECTIVES = ("goodput", "throughput", "cost", "latency")
-LATENCY_METRIC = "p90:norm_latency"
-SAMPLERS = ("tpe", "nsga2", "random")
 VALIDATE_POLICIES = ("ar", "lmdeploy-bd32", "chunk:8", "optimus")
 VALIDATE_LOADS = (0.3, 0.6, 0.8)

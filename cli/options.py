@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MOST_SAID = 8  # warnings of a kind
 # Options that do not change the result, with their number of values.
-PLACES = {"-o": 1, "--out": 1, "--output": 1, "--force": 0, "--json": 0, "--storage": 1}
+PLACES = {"-o": 1, "--out": 1, "--output": 1, "--force": 0, "--json": 0}
 SPEED = {"--jobs": 1, "--backend": 1, "--address": 1}
 
 # Panels of every command's help, in order (cli/help.py).
@@ -45,18 +45,16 @@ PANELS: dict[str, tuple[str, ...]] = {
         "--mask-token-id --block-length --tokenizer --temperature --eos",
         "Fleet and price": "--replicas --max-replicas --spare --growth --router --pool --link --decider --fleet "
         "--gpus --scaler --startup --fail --speed --gpu-hour --currency",
-        "SLOs and quality": "--slo --attainment --missing-fails --emit --bound --min-quality --quality-table "
-        "--allow-unknown-quality",
-        "Search": "--as-given --change-answers --objective --latency-metric --trials --space --sampler --prune --train "
-        "--replications --storage --precision --confidence --block --max-replications",
-        "Measurement": "--budget --thresholds --full-sequence --max-batch --max-context --samples --measured --log "
-        "--metrics --metrics-before",
-        "Server": "--host --port --allow-host --served-name --api-key",
+        "SLOs and quality": "--slo --attainment --missing-fails --emit --bound --min-quality --quality-table",
+        "Search": "--as-given --change-answers --objective --trials --space --precision",
+        "Measurement": "--budget --thresholds --full-sequence --max-batch --measured --log --metrics --metrics-before",
+        "Server": "--host --port --allow-host --served-name --api-key --max-waiting --max-requests --max-body "
+        "--max-connections --request-timeout",
         "Logs": "--metrics-as --access-log --steps --step-log",
         "Following": "--interval --window --min-requests --once --what-if --webhook --token-file --ca-file",
         "Selection": "--from --to --rows --file",
-        "Execution": "--jobs --backend --address --shard --merge --seed",
-        "Output": "--out --output --report --json --force --install-completion --show-completion --help",
+        "Execution": "--jobs --backend --address --seed",
+        "Output": "--out --output --json --force --install-completion --show-completion --help",
     }.items()
 }
 

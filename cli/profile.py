@@ -9,7 +9,6 @@ import typer
 from ..engine.errors import DsimError
 from ..files.duration import seconds_of
 from ..files.read import float_of, quoted
-from ..files.write import check_file, write_whole
 from . import options
 from .bar import Bar
 from .options import option
@@ -70,15 +69,8 @@ def profile_command(
         option("P", "A profile that provides the commit models and importance deltas, for random weights.", "--yields"),
     ] = None,
     max_batch: Annotated[int | None, option("N", "Most sequences of a measured step.", "--max-batch")] = None,
-    max_context: Annotated[int | None, option("N", "Longest context measured, in tokens.", "--max-context")] = None,
     seed: options.Seed = 0,
     output: Annotated[Path | None, option("FILE", "The profile file to write.", "--output", "-o")] = None,
-    report: Annotated[
-        Path | None, option("FILE", "The page that shows the fit; by default the profile's name with .html.")
-    ] = None,
-    samples: Annotated[
-        Path | None, option("FILE", "The measured steps as CSV: features, latency, device time, the fit's latency.")
-    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     json: options.AsJson = False,
 ) -> None:
@@ -94,17 +86,9 @@ def profile_command(
 
     if output is None and roofline is None and (from_log is not None or model or random_weights):
         raise DsimError("--output is missing: a fitted profile is written to a file (-o FILE)")
-    if samples is not None:
-        if roofline is not None:
-            raise DsimError(
-                f"--samples is {samples} and --roofline is {roofline}: a derived profile has no measured steps"
-            )
-        check_file(samples, force=force)
-    page = report
-    if report is None and output is not None and output.name:
+    page = None
+    if roofline is None and output is not None and output.name:
         page = output.with_suffix(".html")
-    if roofline is not None or output is None:
-        page = None
     total, screen = seconds_of(budget), Screen()
     with ExitStack() as stack:
         bar = Bar(screen, "measuring", "s", round(total))
@@ -114,13 +98,11 @@ def profile_command(
             device=device, graphs=graphs, mask_token_id=mask_token_id, block_length=block_length, tokenizer=tokenizer,
             eos=eos, full_sequence=full_sequence, thresholds=[_threshold(part) for part in thresholds.split(",")],
             temperature=temperature, prompts=prompts or [], yields=yields, max_batch=max_batch,
-            max_context=max_context, seed=seed, out=output, force=force, _page=page, _command=options.command(),
+            seed=seed, out=output, force=force, _page=page, _command=options.command(),
             _warn=screen.warn, _ready=lambda: stack.enter_context(bar),
             _progress=lambda what, share: bar.update(round(share * total), note=what, share=share),
         )  # fmt: skip
-    if samples is not None:
-        write_whole(samples, found.to_frame().to_csv(index=False))
-    written = [str(path) for path in (output, page, samples) if path is not None]
+    written = [str(path) for path in (output, page) if path is not None]
     if found.steps is None:
         assert roofline is not None
         assert model is not None

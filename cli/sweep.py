@@ -28,14 +28,6 @@ def sweep(
     jobs: options.Jobs = None,
     backend: options.Backend = "local",
     address: options.Address = None,
-    shard: Annotated[
-        str | None,
-        typer.Option("--shard", metavar="I/N", help="Run every Nth cell from the Ith on: one of N parts of a sweep."),
-    ] = None,
-    merge: Annotated[
-        list[Path] | None,
-        typer.Option("--merge", metavar="DIR", help="Take the finished cells of another sweep's folder; repeat."),
-    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Start anew: discard the folder's content.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -43,7 +35,6 @@ def sweep(
 
     dsim sweep examples/sweep.toml -o runs/sweep
     dsim sweep examples/sweep.toml --backend ray --address auto -o runs/sweep
-    dsim sweep examples/sweep.toml --shard 1/2 -o runs/part1
     """
     from ..planner.sweep import FILES
     from ..planner.sweep import sweep as run_sweep
@@ -54,7 +45,7 @@ def sweep(
         done = run_sweep(
             config, out, jobs=jobs, backend=backend, address=address, force=force, progress=bar.update,
             command=options.command(options.SPEED), allow_code=allow_code or [],
-            ensemble=ensemble, shard=shard, merge=merge or [],
+            ensemble=ensemble,
             asking=lambda done, of: bar.update(done, of, "asking drawn profiles", unit="replays"),
         )  # fmt: skip
     failed = done.table[done.table["error"].notna()]

@@ -19,7 +19,7 @@ def tune_command(
         list[str] | None,
         option("O", f"One of: {', '.join(choices.OBJECTIVES)}; repeat for a Pareto front.", "--objective"),
     ] = None,
-    trials: Annotated[int, option("N", "Settings to try, including those in the storage.")] = 60,
+    trials: Annotated[int, option("N", "Settings to try, including those of the folder.")] = 60,
     policy: Annotated[
         str | None,
         option(
@@ -29,28 +29,10 @@ def tune_command(
         ),
     ] = None,
     space: Annotated[Path | None, option("FILE", "The settings to vary, as TOML (docs/tune.md).")] = None,
-    storage: Annotated[
-        Path | None,
-        option(
-            "FILE",
-            "File that keeps the replays, and from which a search continues; by default replays.db in the output.",
-        ),
-    ] = None,
     min_quality: options.MinQuality = None,
     quality_table: options.QualityTable = None,
-    allow_unknown_quality: Annotated[
-        bool,
-        typer.Option("--allow-unknown-quality", help="Also vary parameters whose effect on quality was not measured."),
-    ] = False,
     gpu_hour: options.GpuHour = None,
     currency: options.Currency = "USD",
-    latency_metric: Annotated[
-        str, option("STAT:METRIC", "Statistic and metric of the latency objective.")
-    ] = choices.LATENCY_METRIC,
-    train: Annotated[float, option("X", "Share of the trace, by time, that the search uses.")] = 0.6,
-    replications: Annotated[int, option("N", "Replays of the rest that confirm the winners.")] = 10,
-    sampler: Annotated[str, option("S", f"One of: {', '.join(choices.SAMPLERS)}.")] = "tpe",
-    prune: Annotated[bool, typer.Option("--prune/--no-prune", help="Stop bad trials early.")] = True,
     jobs: Annotated[int, option("N", "Replays at once; affects the search's result.")] = 1,
     backend: options.Backend = "local",
     address: options.Address = None,
@@ -80,8 +62,8 @@ def tune_command(
     from ..results.scenario import Scenario, on_fleet, replicas_of
 
     asked = Options(
-        policy, space, objective or ["goodput"], trials, min_quality, quality_table, allow_unknown_quality, gpu_hour,
-        latency_metric, train, replications, sampler, prune, jobs, given["ensemble"], gpus,
+        policy, space, objective or ["goodput"], trials, min_quality, quality_table, gpu_hour, jobs,
+        given["ensemble"], gpus,
     )  # fmt: skip
     words = FleetWords(tuple(pool or ()), tuple(link or ()), given["router"], decider).or_file(fleet)
     options.check_pools(words.pools, None if policy is None else [policy], given)
@@ -90,7 +72,7 @@ def tune_command(
     scenario = options.scenario(given, named, trace=trace, policy=Scenario.policy, replicas=replicas)
     [scenario] = on_fleet([scenario], words, named=fleet is None, searched=True)
     question = question_of(scenario, asked)
-    folder = TuneFolder(out, force=force, storage=storage)
+    folder = TuneFolder(out, force=force)
     screen = Screen()
     try:
         with folder, Bar(screen, "searching", note="starting") as bar:

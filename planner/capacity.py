@@ -43,6 +43,7 @@ FIRST = 8  # replications before the first check; half if they agree
 TO_LEARN = 2  # replications that give the others start and slope
 BY_FAR = 0.25  # of the precision, accepted by an early check; more would stop too early too often
 MOST = 64  # replications
+CONFIDENCE = 0.95  # of the interval
 MAX_REPLICAS_TRIED = 64
 PILOT_DOUBT = 0.5  # relative, of a pilot's slope
 SHARPNESS = 0.5  # width of a capacity's bracket, by the precision or the spread
@@ -163,14 +164,12 @@ class CapacityOptions:
     """Precision of a capacity search, price of a GPU, and where to run.
 
     SLOs of a class without a statistic must be met together by a share `attainment` of arrivals. `num_requests` (per
-    replay) and `block` (requests resampled together) have defaults. `jobs`, `backend`, `address`: see `Pool`.
+    replay) has a default. `jobs`, `backend`, `address`: see `Pool`.
     """
 
     precision: float = 0.02
-    confidence: float = 0.95
     attainment: float = 0.99
     num_requests: int | None = None
-    block: int | None = None
     max_replications: int = MOST
     gpu_hour: float | None = None
     curve: bool = True
@@ -183,14 +182,10 @@ class CapacityOptions:
     def __post_init__(self) -> None:
         if not 0.001 <= self.precision <= 0.5:
             raise DsimError(f"precision is {100 * self.precision:g}%, expected 0.1% to 50%")
-        if not 0.5 <= self.confidence <= 0.999:
-            raise DsimError(f"confidence is {100 * self.confidence:g}%, expected 50% to 99.9%")
         if not 0 < self.attainment <= 1:
             raise DsimError(f"attainment is {100 * self.attainment:g}%, expected above 0% and up to 100%")
         if self.num_requests is not None and not 100 <= self.num_requests <= 10_000_000:
             raise DsimError(f"number of requests is {self.num_requests}, expected 100 to 10000000 a replay")
-        if self.block is not None and self.block < 1:
-            raise DsimError(f"block is {self.block} requests, expected at least 1")
         if self.max_replications < 2:
             raise DsimError(f"max replications is {self.max_replications}, expected at least 2")
         if self.gpu_hour is not None and not 0 <= self.gpu_hour < math.inf:
@@ -200,7 +195,7 @@ class CapacityOptions:
         return Pool(self.backend, self.jobs, self.address)
 
     def search(self, scenario: Scenario) -> "CapacitySearch":
-        return search_of(scenario, self.precision, self.attainment, self.num_requests, self.block)
+        return search_of(scenario, self.precision, self.attainment, self.num_requests)
 
 
 @dataclass(frozen=True)
@@ -263,7 +258,7 @@ def question_of(
 
 
 def capacity(scenario: Scenario, **how: Any) -> Capacity:
-    """The highest rate at which the scenario's fleet meets all its `slos`, within `precision` at `confidence`.
+    """The highest rate at which the scenario's fleet meets all its `slos`, within `precision`, at 95 % confidence.
 
     how: fields of CapacityOptions. DsimError for an SLO met at no rate or at every rate. Ctrl-C raises Interrupted.
     """
@@ -346,7 +341,7 @@ class Run:
 
     @property
     def interval(self) -> Interval:
-        return interval([found.rate for found in self.found], self.options.confidence)
+        return interval([found.rate for found in self.found], CONFIDENCE)
 
     def sharpen(self) -> None:
         """Add replications until the interval is narrow, or on one side of the target."""
@@ -474,7 +469,7 @@ def _result(run: Run, shares: dict[str, float], limit: Limit, points: tuple[Poin
         num_requests=search.num_requests,
         block=search.block,
         precision=run.precision,
-        confidence=run.options.confidence,
+        confidence=CONFIDENCE,
         rejected=max(found.rejected for found in run.found),
         policy=search.policy,
         profile=", ".join(profiles),
@@ -561,9 +556,7 @@ def shown(criterion: Criterion, value: float) -> float:
     return value if criterion.share is not None else 1e3 * value
 
 
-def search_of(
-    scenario: Scenario, precision: float, attainment: float, num_requests: int | None, block: int | None
-) -> CapacitySearch:
+def search_of(scenario: Scenario, precision: float, attainment: float, num_requests: int | None) -> CapacitySearch:
     """The search with its defaults, checked."""
     for name in ("rate", "concurrency", "time_scale"):
         if (value := getattr(scenario, name)) is not None:
@@ -586,7 +579,6 @@ def search_of(
         wanted = replicate.to_judge(len(source)) if own_times else len(source)
         most = int((WHOLE if own_times else MANY) * longer)
         num_requests = max(min(max(wanted, int(FEWEST * longer)), most), PER_REPLICA * scenario.num_replicas)
-    if block is None:
-        seen = replicate.judged(num_requests)
-        block = -(-min(seen.stop - seen.start, len(source)) // PARTS)
+    seen = replicate.judged(num_requests)
+    block = -(-min(seen.stop - seen.start, len(source)) // PARTS)
     return CapacitySearch(scenario.located(), scenario.label, criteria_of(slos, attainment), num_requests, block)

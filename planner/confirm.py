@@ -12,6 +12,7 @@ from .search import Judge, Search
 from .tuned import Finalist
 
 CONFIDENCE = 0.95
+REPLICATIONS = 10  # replays of the held-out part
 NUM_RERANKED, NUM_RERANKS = 4, 4  # settings, and replays of each
 NUM_CONFIRMED = 8  # of a Pareto front
 
@@ -26,31 +27,29 @@ def chosen(search: Search) -> list[Tried]:
     return [front[round(i)] for i in np.linspace(0, len(front) - 1, NUM_CONFIRMED)]
 
 
-def confirm(search: Search, candidates: Sequence[Tried], replications: int, judge: Judge) -> dict[Tried, Finalist]:
+def confirm(search: Search, candidates: Sequence[Tried], judge: Judge) -> dict[Tried, Finalist]:
     """Replay candidates and default on the same held-out traffic."""
     known = [search.default, *(c for c in candidates if c != search.default)]
     outcomes: dict[Tried, list[ReplayOutcome]] = {c: [] for c in known}
-    for index in range(replications):
-        search.progress("confirming", index, replications, search.best_text())
+    for index in range(REPLICATIONS):
+        search.progress("confirming", index, REPLICATIONS, search.best_text())
         found = search.measure([(c, Part("confirm", index)) for c in known])
         for c, outcome in zip(known, found, strict=True):
             outcomes[c].append(outcome)
-    search.progress("confirming", replications, replications, search.best_text())
+    search.progress("confirming", REPLICATIONS, REPLICATIONS, search.best_text())
     if search.default not in search.seen:
         [search.seen[search.default]] = search.measure([(search.default, Part("search"))])
     return {c: _finalist(search, c, outcomes, judge(c)) for c in known}
 
 
-def verdict(
-    objective: str, winner: Finalist, default: Finalist, min_quality: float | None, allow_unknown: bool
-) -> tuple[bool, list[str]]:
+def verdict(objective: str, winner: Finalist, default: Finalist, min_quality: float | None) -> tuple[bool, list[str]]:
     """Whether to recommend the winner; notes."""
     notes = []
     gain = winner.gains[0]
     usable = default.meets >= 0.5
     if min_quality is not None:
-        known = default.quality.relative
-        usable = usable and (allow_unknown if known is None else known >= min_quality)
+        relative = default.quality.relative
+        usable = usable and relative is not None and relative >= min_quality
     if winner.candidate == default.candidate:
         notes.append("the search found nothing better than the default")
         ok = True

@@ -284,12 +284,11 @@ def deciding(scenario: Scenario) -> tuple[str, bool]:
     return ("output_throughput", True) if scenario.concurrency is not None else ("norm_latency_ms.p90", False)
 
 
-def of_objective(objective: str, latency: tuple[str, str]) -> tuple[str, bool]:
-    """`deciding` for an objective of `tune`; latency: statistic and metric."""
-    stat, metric = latency
+def of_objective(objective: str) -> tuple[str, bool]:
+    """`deciding` for an objective of `tune`."""
     return {
         "goodput": ("goodput", True), "throughput": ("output_throughput", True), "cost": (A_REPLICA, True),
-        "latency": (f"{metric}_ms.{stat}", False),
+        "latency": ("norm_latency_ms.p90", False),
     }[objective]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +65,6 @@ class Plan:
     cells: tuple[Cell, ...]
     config: Json  # as given
     estimated: tuple[str, ...]  # profiles not measured
-
-    def shard(self, text: str) -> "Plan":
-        """Every Nth cell from the Ith, for "I/N"."""
-        first, _, of = text.partition("/")
-        if not (first.isdecimal() and of.isdecimal() and 1 <= int(first) <= int(of) <= len(self.cells)):
-            raise DsimError(
-                f"shard is {quoted(text)}, expected I/N, such as 1/4, with I up to N up to {len(self.cells)}"
-            )
-        return replace(self, cells=self.cells[int(first) - 1 :: int(of)])
 
 
 def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = NO_CODE) -> Plan:

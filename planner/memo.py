@@ -37,7 +37,7 @@ PATIENCE = 60.0  # s for another process's write
 TABLES = """
     CREATE TABLE IF NOT EXISTS replays (key TEXT PRIMARY KEY, asked TEXT, answer TEXT, checksum TEXT) WITHOUT ROWID;
     CREATE TABLE IF NOT EXISTS words (id INTEGER PRIMARY KEY, text TEXT);
-    CREATE TABLE IF NOT EXISTS searches (place TEXT PRIMARY KEY, asked TEXT) WITHOUT ROWID;
+    CREATE TABLE IF NOT EXISTS searches (asked TEXT);
 """
 
 Row = tuple[str, str, str, str]  # of the table `replays`, unpacked
@@ -150,18 +150,13 @@ class Memo:
         """Like `Pool.map`."""
         return in_order(self.run(pool, function, {str(i): cell for i, cell in enumerate(cells)}))
 
-    def add(self, rows: Sequence[Row]) -> None:
-        """Store another store's rows (`rows_of`)."""
-        self._write(rows)
-        self._goes_on = self._goes_on or bool(rows)
-
-    def claim(self, place: str, what: str, asked: Json, mend: str) -> None:
+    def claim(self, what: str, asked: Json) -> None:
         """Reserve the store for a search; DsimError names the difference to the one it holds."""
         wanted = json.loads(json.dumps(asked, default=repr))
         with _named(self.path):
-            row = self._connection.execute("SELECT asked FROM searches WHERE place = ?", (place,)).fetchone()
+            row = self._connection.execute("SELECT asked FROM searches").fetchone()
             if row is None:
-                self._connection.execute("INSERT INTO searches VALUES (?, ?)", (place, json.dumps(wanted)))
+                self._connection.execute("INSERT INTO searches VALUES (?)", (json.dumps(wanted),))
         try:
             held = wanted if row is None else dict(json.loads(row[0]))
         except (TypeError, ValueError):
@@ -170,7 +165,7 @@ class Memo:
             if held.get(name) != wanted.get(name):
                 raise DsimError(
                     f"{self.path} holds another {what}: its {name.replace('_', ' ')} is {_short(held.get(name))}, "
-                    f"this one's is {_short(wanted.get(name))}; {mend}"
+                    f"this one's is {_short(wanted.get(name))}; choose another folder or pass --force"
                 )
 
     def sentence(self) -> str:
@@ -265,24 +260,20 @@ class Finished(Generic[R]):
 class StoreFolder:
     """An output folder with a store, extended by one run at a time; without a folder there is no store.
 
-    A folder replaced by `force` is put back if nothing finishes. storage: a store elsewhere.
+    A folder replaced by `force` is put back if nothing finishes.
     """
 
-    def __init__(
-        self, folder: Path | None, kind: FolderKind, *, force: bool = False, storage: Path | None = None
-    ) -> None:
+    def __init__(self, folder: Path | None, kind: FolderKind, *, force: bool = False) -> None:
         self.folder, self.memo = folder, Memo()
-        self._kind, self._force, self._storage = kind, force, storage
+        self._kind, self._force = kind, force
         self._taken: OpenFolder | None = None
         if folder is not None:
-            add = (folder / STORE).is_file() or (storage is not None and (folder / kind.manifest).is_file())
+            add = (folder / STORE).is_file()
             check_folder(folder, kind, force=force, add=True)
             if not add:
                 check_folder(folder, kind, force=force)
             if folder.is_dir() and not force:
                 self._open(folder)
-        elif storage is not None:
-            self.memo.open(storage)
 
     def begin(self, what: str = "", asked: Json | None = None) -> None:
         """Make the folder; asked: the only search it may hold."""
@@ -291,8 +282,7 @@ class StoreFolder:
         if self._taken is None:
             self._open(self.folder)
         if asked is not None:
-            place = "" if self._storage is None else str(self.folder.absolute())
-            self.memo.claim(place, what, asked, "choose another folder or pass --force")
+            self.memo.claim(what, asked)
 
     def finish(
         self, pool: Pool, function: Callable[[Memo, C], R], cells: Mapping[str, C], *,
@@ -345,7 +335,7 @@ class StoreFolder:
     def _open(self, folder: Path) -> None:
         self._taken = OpenFolder(folder, self._kind, force=self._force)
         try:
-            self.memo.open(self._storage or folder / STORE)
+            self.memo.open(folder / STORE)
         except BaseException:
             self.close()
             raise
@@ -355,19 +345,6 @@ class StoreFolder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def rows_of(path: Path) -> list[Row]:
-    """DsimError for a damaged file, or no store."""
-    if not path.is_file() or not is_store(path):
-        raise DsimError(f"{path} holds no replays of dsim, expected the {STORE} of a finished folder")
-    with _named(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as store:
-        words, held = _words_of(store), store.execute("SELECT key, asked, answer, checksum FROM replays").fetchall()
-    rows: list[Row] = [(k, _unpacked(path, asked, words), _unpacked(path, a, words), c) for k, asked, a, c in held]
-    for key, _, answer, checksum in rows:
-        if checksum != _checksum(key, answer):
-            raise _damaged(path, f"the checksum of {key} does not match its answer")
-    return rows
 
 
 def _with_memo(function: Callable[[Memo, C], R], memo: Memo, cell: C) -> Answered[R]:

@@ -8,11 +8,10 @@ from functools import lru_cache, partial
 import numpy as np
 
 from ..engine import chance
-from ..engine.errors import DsimError, TraceError
-from ..files.read import quoted
+from ..engine.errors import TraceError
 from ..results.metrics import SloVerdict, Summary
 from ..results.scenario import Scenario
-from ..results.slo import METRIC_KEYS, STATS, Slo
+from ..results.slo import Slo
 from ..traces import Trace
 from .backend import Pool
 from .contents import Json, asked_of
@@ -23,7 +22,7 @@ from .space import Candidate
 
 OBJECTIVES = {"goodput": "req/s", "throughput": "tok/s", "cost": "$ per 1000 good requests", "latency": "ms"}
 HIGHER = ("goodput", "throughput")
-LATENCY_METRIC = "p90:norm_latency"
+TRAIN = 0.6  # share of the trace, by time, that the search uses
 MIN_REQUESTS = 20  # of a part
 INFEASIBLE = 1.0  # of a setting not replayed
 BLOCKS = 16  # of redrawn held-out traffic
@@ -72,19 +71,15 @@ class Measure:
 class Evaluator:
     """Replays a candidate on the search's part of the trace, or the held-out part."""
 
-    def __init__(
-        self, scenario: Scenario, objectives: tuple[str, ...], gpu_hour: float | None, latency: str, train: float
-    ) -> None:
+    def __init__(self, scenario: Scenario, objectives: tuple[str, ...], gpu_hour: float | None) -> None:
         self.scenario = scenario.located()
         self.objectives = objectives
         self.gpu_hour = gpu_hour
-        self.latency = parse_latency(latency)
-        self.train = train
         self.slos = [Slo.parse(text) for text in scenario.slos]
 
     def __call__(self, candidate: Tried, part: Part) -> ReplayOutcome:
         own = self._posed(candidate, part)
-        requests = traffic(own, part.kind == "confirm", self.train)
+        requests = traffic(own, part.kind == "confirm")
         if part.share < 1:
             requests = requests.head(max(1, round(part.share * len(requests))))
         summary = own.run(requests)
@@ -93,8 +88,8 @@ class Evaluator:
     def asked(self, candidate: Tried, part: Part) -> Json:
         """The outcome's inputs."""
         return asked_of(
-            self._posed(candidate, part), held_out=part.kind == "confirm", share=part.share, train=self.train,
-            of=[*self.objectives, *self.latency], gpu_hour=self.gpu_hour,
+            self._posed(candidate, part), held_out=part.kind == "confirm", share=part.share, of=self.objectives,
+            gpu_hour=self.gpu_hour,
         )  # fmt: skip
 
     def _posed(self, candidate: Tried, part: Part) -> Scenario:
@@ -128,29 +123,17 @@ class Evaluator:
             least = 0.5 / summary.duration_s if summary.duration_s > 0 else 1e-9
             hourly = gpus * self.gpu_hour
             return 1000 * hourly / (3600 * max(_number(rate, 0.0), least))
-        stat, metric = self.latency
-        return _number(getattr(getattr(summary, f"{metric}_ms"), stat), 1e9)
+        return _number(summary.norm_latency_ms.p90, 1e9)
 
 
-def traffic(scenario: Scenario, held_out: bool, train: float) -> Trace:
+def traffic(scenario: Scenario, held_out: bool) -> Trace:
     """Unchanged for the search; held out, redrawn by the seed."""
-    return _traffic(replace(scenario, policy="", replicas=1, pools=(), links=(), decider="always"), held_out, train)
+    return _traffic(replace(scenario, policy="", replicas=1, pools=(), links=(), decider="always"), held_out)
 
 
-def parse_latency(text: str) -> tuple[str, str]:
-    """Statistic and metric of `p90:norm_latency`."""
-    stat, _, metric = text.partition(":")
-    if stat not in STATS or metric not in METRIC_KEYS:
-        raise DsimError(
-            f"latency metric is {quoted(text)}, expected STAT:METRIC such as {LATENCY_METRIC}, of {', '.join(STATS)} "
-            f"and {', '.join(METRIC_KEYS)}"
-        )
-    return stat, metric
-
-
-def split(trace: Trace, train: float) -> tuple[Trace, Trace]:
+def split(trace: Trace) -> tuple[Trace, Trace]:
     """The first part by time, and the rest."""
-    cut = int(np.searchsorted(trace.arrival, train * trace.duration, side="right"))
+    cut = int(np.searchsorted(trace.arrival, TRAIN * trace.duration, side="right"))
     parts = trace.take(np.arange(cut)), trace.take(np.arange(cut, len(trace))) if cut < len(trace) else None
     for part, what in zip(parts, ("the search", "confirmation"), strict=True):
         if part is None or len(part) < MIN_REQUESTS:
@@ -179,8 +162,8 @@ def _miss(slo: Slo, verdict: SloVerdict) -> float:
 
 
 @lru_cache(maxsize=8)
-def _traffic(scenario: Scenario, held_out: bool, train: float) -> Trace:
-    requests = split(scenario.requests(), train)[int(held_out)]
+def _traffic(scenario: Scenario, held_out: bool) -> Trace:
+    requests = split(scenario.requests())[int(held_out)]
     if not held_out or scenario.arrival != "trace":
         return requests  # an arrival process draws by the seed anyway
     # Independent blocks: the gain's interval must cover other traffic.

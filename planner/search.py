@@ -20,7 +20,6 @@ from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Measure, Part, ReplayOutc
 from .quality import Quality
 from .space import Choice, Dimension, Space
 
-SAMPLERS = ("tpe", "nsga2", "random")
 EXPLORE, EXHAUSTED = 3, 100  # batches without a new setting: then random proposals, then the end
 SAMPLER = 234  # purpose of draws
 
@@ -39,7 +38,6 @@ class Search:
         default: Tried,
         measure: Measure,
         *,
-        sampler: str,
         jobs: int,
         seed: int,
         replicas: int,
@@ -52,7 +50,7 @@ class Search:
         self.progress = progress
         self.signs = tuple(1.0 if name in HIGHER else -1.0 for name in objectives)
         self.seen: dict[Tried, ReplayOutcome] = {}
-        self._sampler_name, self._jobs, self._seed, self._replicas = sampler, jobs, seed, replicas
+        self._jobs, self._seed, self._replicas = jobs, seed, replicas
         self._pruned: set[Tried] = set()
         directions = [StudyDirection.MAXIMIZE if sign > 0 else StudyDirection.MINIMIZE for sign in self.signs]
         pruner = optuna.pruners.MedianPruner(n_startup_trials=8)
@@ -228,10 +226,8 @@ class Search:
     def _sampler(self, done: int, idle: int) -> optuna.samplers.BaseSampler:
         """Seeded by the number of finished trials."""
         seed = int(chance.key(self._seed, SAMPLER, done)[0] >> np.uint64(33))
-        if self._sampler_name == "random" or idle > EXPLORE:  # where the sampler repeats known settings
+        if idle > EXPLORE:  # TPE repeats known settings
             return optuna.samplers.RandomSampler(seed=seed)
-        if self._sampler_name == "nsga2":
-            return optuna.samplers.NSGAIISampler(seed=seed, population_size=20, constraints_func=_violation)
         return optuna.samplers.TPESampler(
             seed=seed, multivariate=True, group=True, constant_liar=self._jobs > 1, constraints_func=_violation
         )

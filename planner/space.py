@@ -331,13 +331,13 @@ def searchable(profile: Profile, workload: str | None) -> Check:
     return check
 
 
-def guarded(space: Space, judge: Judge, minimum: float, allow_unknown: bool) -> Space:
-    """Without settings below the minimum quality, or of unknown quality unless allowed."""
+def guarded(space: Space, judge: Judge, minimum: float) -> Space:
+    """Without settings below the minimum quality, or of unknown quality."""
 
     def excluded(policy: Policy) -> str | None:
         quality = judge(policy)
         if quality.relative is None:
-            return None if allow_unknown else f"its quality is unknown: {quality.notes[0]}"
+            return f"its quality is unknown: {quality.notes[0]}"
         below = quality.relative < minimum
         return f"its quality is {quality}, expected at least {100 * minimum:g} %" if below else None
 
@@ -365,7 +365,7 @@ def guarded(space: Space, judge: Judge, minimum: float, allow_unknown: bool) -> 
     if not dimensions:
         raise DsimError(
             f"no policy of the space is known to keep {100 * minimum:g} % of the quality: {notes[0]}; "
-            "add a preset, a --quality-table, or --allow-unknown-quality"
+            "add a preset, or a --quality-table"
         )
     return Space(dimensions, tuple(notes), space.allow_code)
 

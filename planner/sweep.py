@@ -24,7 +24,7 @@ from .contents import Json, asked_of
 from .ensemble import Uncertain, check_num, of_cells
 from .grid import Plan, read_plan
 from .memo import FILES as STORE_FILES
-from .memo import STORE, Memo, StoreFolder, rows_of
+from .memo import STORE, Memo, StoreFolder
 from .record import profile_notes
 
 if TYPE_CHECKING:
@@ -114,36 +114,24 @@ def sweep(
     allow_code: Iterable[str | Path] = (),
     ensemble: int | None = None,
     asking: Callable[[int, int], None] | None = None,
-    shard: str | None = None,
-    merge: Iterable[str | Path] = (),
 ) -> Sweep:
     """Run every cell of a configuration (a TOML file or dictionary) and tabulate the results.
 
     out: a folder; a second sweep runs only its missing cells, unless `force`. jobs, backend, address: see `Pool`.
     quality: scores a scenario. progress: finished and all cells. command: for the report. allow_code: files that
-    policies may name. ensemble: draws of the profile for the best stable cells; asking: finished and all draws. shard:
-    "I/N", a part of the cells. merge: folders of other sweeps whose cells are used. Ctrl-C ends with the finished
-    cells.
+    policies may name. ensemble: draws of the profile for the best stable cells; asking: finished and all draws. Ctrl-C
+    ends with the finished cells.
     """
     if ensemble is not None:
         check_num(ensemble)
     plan = read_plan(config, allowed(allow_code))
-    if shard is not None:
-        plan = plan.shard(shard)
     if ensemble is not None and any(cell.scenario.pools for cell in plan.cells):
         raise DsimError(f"ensemble is {ensemble} and cells have fleets of pools, expected cells with one pool")
-    folders = [Path(other) for other in merge]
-    if folders and out is None:
-        raise DsimError(f"merge is {cut(str(folders[0]))} and there is no output folder, expected both")
-    others = [row for other in folders for row in rows_of(other / STORE)]
     with (
         StoreFolder(None if out is None else Path(out), SWEEP, force=force) as folder,
         Pool(backend, jobs, address) as pool,
     ):
         memo = folder.memo
-        if others:
-            folder.begin()
-            memo.add(others)
         finished = folder.finish(
             pool, _run, {cell.key: cell.scenario for cell in plan.cells},
             begin=partial(_begin, folder, plan),

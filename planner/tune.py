@@ -12,13 +12,13 @@ from ..files.read import cut
 from ..results.scenario import Scenario
 from ..sim.scalers import FIXED
 from .backend import Pool
-from .confirm import chosen, confirm, verdict
+from .confirm import REPLICATIONS, chosen, confirm, verdict
 from .contents import Json, contents_of, digest
 from .fleet_space import FleetSpace, fleet_space
 from .memo import Memo
-from .objective import LATENCY_METRIC, OBJECTIVES, Evaluate, Evaluator, Measure, Tried, traffic
+from .objective import OBJECTIVES, Evaluate, Evaluator, Measure, Tried, traffic
 from .quality import Quality, QualityTable, quality_of
-from .search import SAMPLERS, Judge, Progress, Refuse, Search, quiet
+from .search import Judge, Progress, Refuse, Search, quiet
 from .space import Candidate, Space, default_space, guarded, searchable
 from .tuned import Finalist, Tuned
 
@@ -35,13 +35,7 @@ def tune(
     memo: Memo | None = None,
     min_quality: float | None = None,
     quality_table: QualityTable | None = None,
-    allow_unknown_quality: bool = False,
     gpu_hour: float | None = None,
-    latency_metric: str = LATENCY_METRIC,
-    train: float = 0.6,
-    replications: int = 10,
-    sampler: str = "tpe",
-    prune: bool = True,
     jobs: int = 1,
     backend: str = "local",
     address: str | None = None,
@@ -51,12 +45,11 @@ def tune(
 ) -> Tuned:
     """Search for the best policy on a scenario's traffic, or for the best fleet of its pools.
 
-    default: the policy to beat. train: the share of the trace, by time, that the search sees. min_quality: relative to
-    the full cache. jobs: settings replayed at once. backend, address: see `Pool`. evaluate: replaces the replay. begin:
-    called with the question before anything is stored. The same seed and jobs give the same result on any backend,
-    interrupted or not.
+    default: the policy to beat. min_quality: relative to the full cache. jobs: settings replayed at once. backend,
+    address: see `Pool`. evaluate: replaces the replay. begin: called with the question before anything is stored. The
+    same seed and jobs give the same result on any backend, interrupted or not.
     """
-    _check(scenario, objectives, trials, gpu_hour, train, replications, sampler, jobs)
+    _check(scenario, objectives, trials, gpu_hour, jobs)
     profile = scenario.loaded_profile()
     if scenario.pools:
         if not isinstance(space, FleetSpace):
@@ -75,16 +68,14 @@ def tune(
         return min(found, key=lambda quality: -1.0 if quality.relative is None else quality.relative)
 
     if min_quality is not None and isinstance(space, Space):
-        space = guarded(
-            space, lambda p: quality_of(p, profile.model.name, quality_table), min_quality, allow_unknown_quality
-        )
+        space = guarded(space, lambda p: quality_of(p, profile.model.name, quality_table), min_quality)
     share, asked = None, None
     if evaluate is None:
-        evaluate = own = Evaluator(scenario, tuple(objectives), gpu_hour, latency_metric, train)
+        evaluate = own = Evaluator(scenario, tuple(objectives), gpu_hour)
         asked = own.asked
         presets = dict.fromkeys([default.preset, *declared.dimensions])
         files = [contents_of(scenario if scenario.pools else replace(scenario, policy=preset)) for preset in presets]
-        if prune and len(objectives) == 1 and len(traffic(scenario, False, train)) >= PRUNE_FROM:
+        if len(objectives) == 1 and len(traffic(scenario, False)) >= PRUNE_FROM:
             share = PRUNE_SHARE
     else:
         files = []
@@ -99,27 +90,22 @@ def tune(
         "default": str(default),
         "min_quality": min_quality,
         "quality_table": None if quality_table is None else digest(repr(quality_table)),
-        "allow_unknown_quality": allow_unknown_quality,
         "gpu_hour": gpu_hour,
-        "latency_metric": latency_metric,
-        "train": train,
-        "sampler": sampler,
-        "prune": prune,
     }
     with ExitStack() as stack:
         pool = stack.enter_context(Pool(backend, jobs, address))
         stack.enter_context(quiet())
         search = Search(
-            tuple(objectives), space, default, Measure(evaluate, pool, memo, asked), sampler=sampler, jobs=jobs,
+            tuple(objectives), space, default, Measure(evaluate, pool, memo, asked), jobs=jobs,
             seed=scenario.seed, replicas=scenario.replicas, progress=progress or (lambda *_: None),
         )  # fmt: skip
         if begin is not None:
             begin(question)
-        search.run(trials, _refusal(scenario, judge, min_quality, allow_unknown_quality), share)
+        search.run(trials, _refusal(scenario, judge, min_quality), share)
         _check_feasible(search, trials, memo.path)
         best = chosen(search)
-        finalists = confirm(search, best, replications, judge)
-        return _result(search, best, finalists, judge, min_quality, allow_unknown_quality, replications)
+        finalists = confirm(search, best, judge)
+        return _result(search, best, finalists, judge, min_quality)
 
 
 def _result(
@@ -128,11 +114,9 @@ def _result(
     finalists: Mapping[Tried, Finalist],
     judge: Judge,
     min_quality: float | None,
-    allow_unknown: bool,
-    replications: int,
 ) -> Tuned:
     winner, default = finalists[best[0]], finalists[search.default]
-    ok, notes = verdict(search.objectives[0], winner, default, min_quality, allow_unknown)
+    ok, notes = verdict(search.objectives[0], winner, default, min_quality)
     found, base = winner.search[0], default.search[0]
     return Tuned(
         objectives=search.objectives,
@@ -148,7 +132,7 @@ def _result(
         space=search.space,
         notes=(*search.space.notes, *notes),
         num_replays=search.measure.num_replays,
-        replications=replications,
+        replications=REPLICATIONS,
     )
 
 
@@ -165,7 +149,7 @@ def _check_feasible(search: Search, trials: int, store: Path | None) -> None:
         )
 
 
-def _refusal(scenario: Scenario, judge: Judge, min_quality: float | None, allow_unknown: bool) -> Refuse:
+def _refusal(scenario: Scenario, judge: Judge, min_quality: float | None) -> Refuse:
     """Refuses settings that cannot run, or whose quality is too low or unknown."""
 
     def refuse(candidate: Tried) -> str:
@@ -178,7 +162,7 @@ def _refusal(scenario: Scenario, judge: Judge, min_quality: float | None, allow_
         if min_quality is None:
             return ""
         if quality.relative is None:
-            return "" if allow_unknown else f"quality unknown: {quality.notes[0]}"
+            return f"quality unknown: {quality.notes[0]}"
         return (
             "" if quality.relative >= min_quality else f"quality {quality}, expected at least {100 * min_quality:g} %"
         )
@@ -186,16 +170,7 @@ def _refusal(scenario: Scenario, judge: Judge, min_quality: float | None, allow_
     return refuse
 
 
-def _check(
-    scenario: Scenario,
-    objectives: Sequence[str],
-    trials: int,
-    gpu_hour: float | None,
-    train: float,
-    replications: int,
-    sampler: str,
-    jobs: int,
-) -> None:
+def _check(scenario: Scenario, objectives: Sequence[str], trials: int, gpu_hour: float | None, jobs: int) -> None:
     for name in objectives:
         if name not in OBJECTIVES:
             raise DsimError(f"no objective is named {cut(name)}, expected one of {', '.join(OBJECTIVES)}")
@@ -205,13 +180,9 @@ def _check(
         raise DsimError("goodput and cost count requests that meet an SLO, expected an --slo such as ttft=2s")
     if "cost" in objectives and not (gpu_hour is not None and 0 < gpu_hour < math.inf):
         raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price above 0 where cost is an objective")
-    if sampler not in SAMPLERS:
-        raise DsimError(f"no sampler is named {cut(sampler)}, expected one of {', '.join(SAMPLERS)}")
-    if not 0 < train < 1:
-        raise DsimError(f"train is {train}, expected a share of the trace between 0 and 1")
-    for name, value, least in (("trials", trials, 1), ("replications", replications, 2), ("jobs", jobs, 1)):
-        if value < least:
-            raise DsimError(f"{name} is {value}, expected at least {least}")
+    for name, value in (("trials", trials), ("jobs", jobs)):
+        if value < 1:
+            raise DsimError(f"{name} is {value}, expected at least 1")
     if scenario.scaler != FIXED or scenario.failures:
         what = scenario.failures[0] if scenario.failures else scenario.scaler
         raise DsimError(f"{what} changes the number of replicas, expected fleets of a fixed count: they are compared")

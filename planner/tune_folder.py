@@ -21,10 +21,10 @@ TUNE = FolderKind(
 
 
 class TuneFolder(StoreFolder):
-    """Without a folder nothing is written. storage: a store elsewhere."""
+    """Without a folder nothing is written."""
 
-    def __init__(self, folder: Path | None, *, force: bool, storage: Path | None = None) -> None:
-        super().__init__(folder, TUNE, force=force, storage=storage)
+    def __init__(self, folder: Path | None, *, force: bool) -> None:
+        super().__init__(folder, TUNE, force=force)
 
     def write(self, tuned: Tuned, info: dict[str, Any], page: Page) -> list[str]:
         if self.folder is None:

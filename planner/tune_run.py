@@ -16,7 +16,6 @@ from .contents import Json
 from .ensemble import check_num, ensemble, of_objective
 from .fleet_space import FleetSpace, fleet_space
 from .memo import Memo
-from .objective import LATENCY_METRIC, parse_latency
 from .quality import load_table, parse_share
 from .record import profile_notes
 from .search import Progress
@@ -36,13 +35,7 @@ class Options:
     trials: int = 60
     min_quality: float | str | None = None
     quality_table: str | Path | None = None
-    allow_unknown_quality: bool = False
     gpu_hour: float | None = None
-    latency_metric: str = LATENCY_METRIC
-    train: float = 0.6
-    replications: int = 10
-    sampler: str = "tpe"
-    prune: bool = True
     jobs: int = 1
     ensemble: int | None = None
     gpus: int | None = None  # budget for pools
@@ -77,9 +70,7 @@ class Question:
             self.scenario, objectives=own.objectives, space=self.space, trials=own.trials, default=self.default,
             memo=memo, min_quality=None if quality is None else parse_share(quality),
             quality_table=None if table is None else load_table(table, code),
-            allow_unknown_quality=own.allow_unknown_quality, gpu_hour=own.gpu_hour, latency_metric=own.latency_metric,
-            train=own.train, replications=own.replications, sampler=own.sampler, prune=own.prune, jobs=own.jobs,
-            progress=progress, begin=begin, **pool,
+            gpu_hour=own.gpu_hour, jobs=own.jobs, progress=progress, begin=begin, **pool,
         )  # fmt: skip
 
 
@@ -133,7 +124,7 @@ def write_tune(
         with Pool(jobs=options.jobs, **pool) as own:
             found = ensemble(
                 compared, requests, options.ensemble, recommended=True, pool=own, memo=folder.memo,
-                judged=of_objective(tuned.objectives[0], parse_latency(options.latency_metric)),
+                judged=of_objective(tuned.objectives[0]),
                 progress=lambda done, of: progress("asking drawn profiles", done, of, ""),
             )  # fmt: skip
         info["ensemble"] = found.to_json()

@@ -49,7 +49,7 @@ def warnings(found: Json) -> list[str]:
     elif found["rate"]["high"] is None or _half(found["rate"]) > found["precision"]:
         lines.append(
             f"WIDE: the interval is ±{number(100 * _half(found['rate']))}% after {len(found['replications'])} "
-            f"replications, but {100 * found['precision']:g}% was asked for: allow more replications or --num-requests"
+            f"replications, but {100 * found['precision']:g}% was asked for: allow more --num-requests"
         )
     if found["rejected"] > 0:
         lines.append(f"REJECTED: {percent(found['rejected'])}% of requests can never fit and cause no load")

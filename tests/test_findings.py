@@ -59,7 +59,7 @@ def dsim(*arguments: str) -> tuple[int, str]:
 def test_a_search_with_a_mistaken_option_deletes_no_folder() -> None:
     Path("p").mkdir()
     Path("p/tune.json").write_text('{"objectives": {}, "winner": {}, "num_trials": 3}')
-    for more in (("--train", "7"), ("--trials", "0"), ("--objective", "speed"), ("--backend", "moon")):
+    for more in (("--trials", "0"), ("--objective", "speed"), ("--backend", "moon")):
         code, _ = dsim("tune", "t.jsonl", "--slo", "ttft=1s", "-o", "p", "--force", *more)
         assert (code, os.listdir("p")) == (2, ["tune.json"])
     Path("mine").mkdir()

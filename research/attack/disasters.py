@@ -62,11 +62,11 @@ class Writer:
 
 SWEEP = '[base]\ntrace = "trace.jsonl"\npolicy = "ar"\n[grid]\nrate = [1, 2, 3]\n'
 SPACE = 'policy = ["optimus"]\nmax_chunk = [4, 8, 16]\n'
-TUNE = ("tune", "trace.jsonl", "--space", "space.toml", "--slo", "ttft=2s", "--trials", "3", "--replications", "2")
+TUNE = ("tune", "trace.jsonl", "--space", "space.toml", "--slo", "ttft=2s", "--trials", "3")
 CAPACITY = (
     "capacity", "trace.jsonl", "--slo", "p90:norm_latency=60ms", "--policy", "ar", "--precision", "20%",
     "--num-requests", "100",
-    "--max-replications", "3", "--jobs", "1",
+    "--jobs", "1",
 )  # fmt: skip
 PLAN = (
     "plan", "trace.jsonl", "--profile", "h100-qwen3-8b-ar", "--policy", "ar,max_batch=1",

@@ -143,7 +143,7 @@ def _store() -> bytes:
         memo.open(Path(folder) / STORE)
         for key, answer in _answers().items():
             memo.replay(lambda key=key: {"of": key}, lambda answer=answer: answer)  # type: ignore[misc]
-        memo.claim("", "plan", {"seed": 0}, "choose another folder")
+        memo.claim("plan", {"seed": 0})
         memo.close()
         return (Path(folder) / STORE).read_bytes()
 
@@ -154,7 +154,7 @@ def store(chance: Random, folder: Path) -> None:
     write(folder / STORE, mutate.damaged(_store(), chance))
     try:
         memo.open(folder / STORE)
-        memo.claim("", "plan", {"seed": 0}, "choose another folder")
+        memo.claim("plan", {"seed": 0})
         for key, answer in _answers().items():
             assert memo.replay(lambda key=key: {"of": key}, lambda answer=answer: answer) == answer  # type: ignore[misc]
     finally:

@@ -18,7 +18,7 @@ LOOSE = re.compile(r"^ {4,}(?:\$ )?(?:dsim|python3?|pip|pytest) \S", re.M)
 # What is added to the first that a command matches; an option that is given twice counts the second time.
 SHRUNK = (
     ("replay --as-logged", ""),
-    ("capacity", "--num-requests 150 --max-replications 2 --precision 50% --jobs 1"),
+    ("capacity", "--num-requests 150 --precision 50% --jobs 1"),
     ("compare", "--across"),
     ("live trace.jsonl", ""),
     ("live", "--num-requests 3 --rate 50 --lengths fixed:32,32"),
@@ -28,7 +28,7 @@ SHRUNK = (
     ("replay", "--num-requests 20"),
     ("serve", "--port 0"),
     ("sweep", "--jobs 1"),
-    ("tune", "--num-requests 60 --trials 2 --replications 2"),
+    ("tune", "--num-requests 60 --trials 2"),
     ("validate", "--profile of_tiny.json --budget 30s --seconds 0.2 --load 0.3 --lengths fixed:12,8"),
 )
 # What stands for something of the reader's, or would take long: the words of a page, and those of its test.

@@ -54,7 +54,7 @@ def test_replay_judges_each_class_by_its_own_bound() -> None:
 def test_tune_searches_by_the_class() -> None:
     Path("space.toml").write_text('policy = ["lmdeploy-bd32", "optimus"]\n')
     ran = succeed(
-        "tune", "two.csv", "--space", "space.toml", "--trials", 2, "--replications", 2, "--slo", "chat/e2el=3s",
+        "tune", "two.csv", "--space", "space.toml", "--trials", 2, "--slo", "chat/e2el=3s",
         "--slo", "batch/p90:e2el=60s", "-o", "tuned", "--json",
     )  # fmt: skip
     assert ran.json["slos"] == ["chat/e2el=3s", "batch/p90:e2el=60s"]

@@ -70,7 +70,7 @@ def test_help_prints_every_word_and_cuts_none(name: str, monkeypatch: pytest.Mon
         ("replay", "--replicas N", []),
         ("replay", "--json", []),
         ("replay", "--jitter S", ["default: 0"]),
-        ("tune", "--train X", ["default: 0.6"]),
+        ("tune", "--jobs N", ["default: 1"]),
         ("tune", "--trials N", ["default: 60"]),
         ("trace fetch", "-o, --out DIR", ["default: ."]),
         ("replay", "--drain/--no-drain", ["default: drain"]),

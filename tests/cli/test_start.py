@@ -12,9 +12,7 @@ from dsim.cli import choices
 from dsim.device.validate import LOADS, POLICIES
 from dsim.engine.engine import EMIT
 from dsim.planner.backend import BACKENDS
-from dsim.planner.capacity import MOST
-from dsim.planner.objective import LATENCY_METRIC, OBJECTIVES
-from dsim.planner.search import SAMPLERS
+from dsim.planner.objective import OBJECTIVES
 from dsim.profiler.profile import DEFAULT
 from dsim.results.scenario import Scenario
 from dsim.sim.deciders import DECIDERS
@@ -120,10 +118,7 @@ def test_the_choices_that_help_lists_are_those_of_the_parts() -> None:
     assert (FIXED, KNOWN) == (choices.FIXED, choices.SCALERS)
     assert choices.EMIT == EMIT
     assert choices.BACKENDS == BACKENDS
-    assert choices.MAX_REPLICATIONS == MOST
     assert tuple(OBJECTIVES) == choices.OBJECTIVES
-    assert choices.LATENCY_METRIC == LATENCY_METRIC
-    assert choices.SAMPLERS == SAMPLERS
     assert (choices.VALIDATE_POLICIES, choices.VALIDATE_LOADS) == (POLICIES, LOADS)
 
 

@@ -24,8 +24,7 @@ def _files(tmp_path: Path) -> None:
 
 def tune(*more: object) -> Ran:
     return dsim(
-        "tune", "trace.jsonl", "--space", "space.toml", "--slo", "norm_latency=20ms", "--trials", 4,
-        "--replications", 2, *more,
+        "tune", "trace.jsonl", "--space", "space.toml", "--slo", "norm_latency=20ms", "--trials", 4, *more,
     )  # fmt: skip
 
 
@@ -105,22 +104,14 @@ def test_more_trials_go_on_from_the_replays_that_are_kept_and_no_mistake_loses_t
 def test_a_search_begins_with_a_policy_of_the_profile_s_kind() -> None:
     ran = dsim(
         "tune", "trace.jsonl", "--profile", "h100-qwen3-8b-ar", "--policy", "vllm-ar", "--slo", "ttft=9s",
-        "--trials", 2, "--replications", 2, "--jobs", 1, "--json",
+        "--trials", 2, "--jobs", 1, "--json",
     )  # fmt: skip
     assert (ran.code, ran.err) == (0, "")
     assert ran.json["default"]["policy"] == "vllm-ar"
 
 
-def test_searches_share_the_replays_of_a_storage() -> None:
-    assert tune("--storage", "mine.db").code == 0
-    num = len(stored(Path("mine.db")))
-    assert tune("--storage", "mine.db", "--min-quality", "0.5", "--allow-unknown-quality", "-o", "tuned").code == 0
-    assert held(Path("tuned")) == [name for name in FILES if name != "replays.db"]
-    assert len(stored(Path("mine.db"))) < 2 * num
-
-
 def test_ctrl_c_keeps_the_replays_and_says_how_to_go_on() -> None:
-    command = ["--space", "space.toml", "--trials", 6, "--replications", 2, "--slo", "norm_latency=20ms", "--jobs"]
+    command = ["--space", "space.toml", "--trials", 6, "--slo", "norm_latency=20ms", "--jobs"]
     running = start(TUNE, "tune", "trace.jsonl", *command, 2, "-o", "tuned", folder=Path("gate"), num_passes=5)
     store = Path("tuned/replays.db")
     wait_until(lambda: len(stored(store)) == 5, running)

@@ -95,9 +95,9 @@ def test_numbers_come_back_as_they_were(store: Path) -> None:
 def test_another_search_is_told_from_the_one_that_has_the_folder(store: Path) -> None:
     memo = opened(store)
     for asked in ({"seed": 0, "trace": "t"}, {"seed": 0, "trace": "t"}):
-        memo.claim("", "plan", asked, "choose another")
+        memo.claim("plan", asked)
     with pytest.raises(DsimError, match=r"holds another plan: its seed is 0, this one's is 1; choose another"):
-        memo.claim("", "plan", {"seed": 1, "trace": "t"}, "choose another")
+        memo.claim("plan", {"seed": 1, "trace": "t"})
 
 
 def _text(store: Path) -> None:

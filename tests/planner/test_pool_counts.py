@@ -117,7 +117,7 @@ def test_the_command_and_python_say_the_same_of_a_fleets_file(tmp_path: Path) ->
     pools, links = [f"prefill:1@{server}", f"decode:1@{server}"], ["450GB/s,10us"]
     file = tmp_path / "split.toml"
     file.write_text(f'pools = {pools}\nlinks = {links}\nrouter = "least-tokens"\n')
-    few = ["--num-requests", "100", "--precision", "50%", "--max-replications", "2", "--jobs", "1"]
+    few = ["--num-requests", "100", "--precision", "50%", "--jobs", "1"]
     asked = ["capacity", "azure-conv", "--slo", "p90:ttft=400ms", *few]
     done = dsim(*asked, "--fleet", str(file), "--json", "-o", str(tmp_path / "out"))
     assert done.code == 0, done.err
@@ -126,7 +126,7 @@ def test_the_command_and_python_say_the_same_of_a_fleets_file(tmp_path: Path) ->
     assert "of prefill" in (tmp_path / "out" / "report.html").read_text()
     said = dsim_capacity(
         "azure-conv", ["p90:ttft=400ms"], pools=pools, links=links, router="least-tokens", num_requests=100,
-        precision=0.5, max_replications=2, jobs=1,
+        precision=0.5, jobs=1,
     )  # fmt: skip
     assert said.to_json() == {name: found[name] for name in said.to_json()}
 

@@ -2,9 +2,7 @@
 
 import csv
 import json
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -462,36 +460,3 @@ def test_a_field_that_no_pool_has_is_refused(tmp_path: Path, field: str, message
 def test_a_field_of_a_pool_needs_a_fleet() -> None:
     with pytest.raises(DsimError, match=r"decode.max_batch is 2 and there is no fleet, expected a file with its pools"):
         sweep({"base": BASE | {"decode.max_batch": 2}, "grid": {"seed": [0]}})
-
-
-# Parts on several machines
-
-
-def test_parts_joined_are_the_whole_sweep_and_no_cell_is_run_again(tmp_path: Path) -> None:
-    config = {"base": BASE, "grid": {"rate": [1, 2, 3], "seed": [0, 1]}}
-    parts = [sweep(config, tmp_path / f"part{i}", shard=f"{i}/4", jobs=1) for i in (1, 2, 3, 4)]
-    assert [part.num_run for part in parts] == [2, 2, 1, 1]
-    joined = sweep(config, tmp_path / "joined", merge=[tmp_path / f"part{i}" for i in (1, 2, 4)], jobs=1)
-    assert (joined.num_reused, joined.num_run) == (5, 1)  # the third part is missing, and is run now
-    sweep(config, tmp_path / "whole", jobs=1)
-    for name in ("results.csv", "results.parquet", "sweep.json"):
-        assert (tmp_path / "joined" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
-@pytest.mark.parametrize("shard", ["0/2", "3/2", "1/5", "1", "a/b", "1/2/3", ""])
-def test_a_part_that_cannot_be_is_refused(shard: str) -> None:
-    with pytest.raises(DsimError, match=r"shard is '.*', expected I/N, such as 1/4, with I up to N up to 4"):
-        sweep({"base": BASE, "grid": {"rate": [1, 2, 3, 4]}}, shard=shard)
-
-
-def test_what_holds_no_replays_or_damaged_ones_is_not_joined(tmp_path: Path) -> None:
-    config = {"base": BASE, "grid": {"rate": [1, 2]}}
-    with pytest.raises(DsimError, match="there is no output folder"):
-        sweep(config, merge=[tmp_path])
-    with pytest.raises(DsimError, match="holds no replays of dsim"):
-        sweep(config, tmp_path / "out", merge=[tmp_path / "nothing"])
-    sweep(config, tmp_path / "part", shard="1/2", jobs=1)
-    with closing(sqlite3.connect(tmp_path / "part" / "replays.db")) as store, store:
-        store.execute("UPDATE replays SET answer = '{}'")
-    with pytest.raises(DsimError, match=r"part/replays.db cannot be read as a store of replays: the checksum"):
-        sweep(config, tmp_path / "out", merge=[tmp_path / "part"])

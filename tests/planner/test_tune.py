@@ -57,13 +57,12 @@ def smooth(candidate: Candidate) -> float:
 
 
 def found_by(evaluate: Evaluate, **more: Any) -> Any:
-    options = {"space": SPACE, "default": DEFAULT, "evaluate": evaluate, "replications": 8, "trials": 30, **more}
+    options = {"space": SPACE, "default": DEFAULT, "evaluate": evaluate, "trials": 30, **more}
     return tune(replace(SCENARIO, seed=options.pop("seed", 0)), **options)
 
 
-@pytest.mark.parametrize(("sampler", "seed"), [("tpe", 0), ("nsga2", 1)])
-def test_the_optimum_of_a_smooth_landscape_is_found(sampler: str, seed: int) -> None:
-    best = found_by(lambda c, _: ReplayOutcome((smooth(c),)), seed=seed, sampler=sampler, trials=40)
+def test_the_optimum_of_a_smooth_landscape_is_found() -> None:
+    best = found_by(lambda c, _: ReplayOutcome((smooth(c),)), trials=40)
     assert best.recommended.spec == "chunk,max_batch=64,chunk=20"
     assert best.confirmed
     assert len(best.trials) == 40  # of 48 settings: none is tried twice
@@ -142,7 +141,7 @@ def test_importance_is_of_what_decides() -> None:
     def by_chunk(candidate: Candidate, _: Part) -> ReplayOutcome:
         return ReplayOutcome((100.0 - abs(fields(candidate)["chunk"] - 20),))
 
-    found = found_by(by_chunk, sampler="random", trials=40).importance
+    found = found_by(by_chunk, trials=40).importance
     assert found["chunk.chunk"] > 0.8
     assert sum(found.values()) == pytest.approx(1.0)
 
@@ -253,7 +252,7 @@ def test_a_full_sequence_model_has_a_space_and_a_default_of_its_own() -> None:
         "azure-conv", profile="l40s-llada-8b", arrival="poisson", rate=0.3, lengths="fixed:50,32", num_requests=88,
         slos=("e2el=20s",),
     )  # fmt: skip
-    assert tune(scenario, trials=1, replications=2).default.candidate == Candidate("dllm-serve")
+    assert tune(scenario, trials=1).default.candidate == Candidate("dllm-serve")
 
 
 def test_the_same_setting_has_one_name() -> None:
@@ -269,18 +268,17 @@ def test_min_quality_leaves_out_what_is_below_and_what_is_unknown(tmp_path: Path
     }  # fmt: skip
     space = space_of(table, "x", CHECK)
 
-    def kept(minimum: float, allow: bool = False) -> list[str]:
-        return list(guarded(space, lambda p: quality_of(p, "SDAR-8B"), minimum, allow).dimensions)
+    def kept(minimum: float) -> list[str]:
+        return list(guarded(space, lambda p: quality_of(p, "SDAR-8B"), minimum).dimensions)
 
     assert kept(0.98) == ["lmdeploy-bd32"]
     assert kept(0.97) == ["lmdeploy-bd32", "delayed-cache-plus"]
     assert kept(0.93) == ["lmdeploy-bd32", "delayed-cache", "delayed-cache-plus"]
-    assert kept(0.97, allow=True) == ["ar", "lmdeploy-bd32", "delayed-cache-plus", "optimus"]
     path = tmp_path / "mine.csv"
     path.write_text("policy,obs,score,baseline\noptimus,false,99,100\noptimus,true,90,100\n")
     mine = load_table(path)
     both = space_of({"policy": "optimus", "obs": [False, True], "hysteresis": [0.0, 0.1]}, "x", CHECK)
-    safe = guarded(both, lambda p: quality_of(p, "SDAR-8B", mine), 0.98, False)
+    safe = guarded(both, lambda p: quality_of(p, "SDAR-8B", mine), 0.98)
     assert safe.dimensions == {"optimus": {"obs": Choice((False,)), "hysteresis": Choice((0.0,))}}
     assert safe.notes == (
         "optimus: obs does not move to true: its quality is 90.0 %, expected at least 98 %",
@@ -289,7 +287,7 @@ def test_min_quality_leaves_out_what_is_below_and_what_is_unknown(tmp_path: Path
     )
     nothing = space_of({"policy": "optimus"}, "x", CHECK)
     with pytest.raises(DsimError, match="no policy of the space is known to keep 98 % of the quality"):
-        guarded(nothing, lambda p: quality_of(p, "SDAR-8B"), 0.98, False)
+        guarded(nothing, lambda p: quality_of(p, "SDAR-8B"), 0.98)
 
 
 def test_a_setting_below_the_quality_is_never_replayed(tmp_path: Path) -> None:
@@ -335,7 +333,7 @@ def test_a_gain_is_the_ratio_of_means_and_its_interval_that_of_a_ratio() -> None
 
 def test_the_search_and_the_confirmation_share_no_request() -> None:
     trace = synth("poisson", 2.0, num_requests=1000, seed=1)
-    seen, held = split(trace, 0.6)
+    seen, held = split(trace)
     assert len(seen) + len(held) == 1000
     assert seen.duration <= 0.6 * trace.duration
     assert held.output_length.tolist() == trace.output_length[len(seen) :].tolist()
@@ -343,8 +341,8 @@ def test_the_search_and_the_confirmation_share_no_request() -> None:
     assert len(again) == len(held)
     assert set(again.output_length.tolist()) <= set(held.output_length.tolist())
     assert again.rate == pytest.approx(held.rate, rel=0.25)
-    with pytest.raises(DsimError, match="leaves 3 requests for confirmation, expected at least 20"):
-        split(synth("poisson", 2.0, num_requests=100), 0.98)
+    with pytest.raises(DsimError, match=r"leaves \d+ requests for confirmation, expected at least 20"):
+        split(synth("poisson", 2.0, num_requests=40))
 
 
 SMALL = Scenario(
@@ -355,7 +353,7 @@ SMALL = Scenario(
 
 def test_an_overloaded_policy_scores_by_what_it_served_well() -> None:
     busy = replace(SMALL, rate=40.0, slos=("norm_latency=40ms", "p90:ttft=100ms"))
-    replays = Evaluator(busy, ("goodput", "throughput", "latency"), None, "p90:norm_latency", 0.6)
+    replays = Evaluator(busy, ("goodput", "throughput", "latency"), None)
     outcome = replays(Candidate("ar"), Part("search"))
     assert 0 <= outcome.values[0] < 20
     assert outcome.values[1] > 100
@@ -364,7 +362,7 @@ def test_an_overloaded_policy_scores_by_what_it_served_well() -> None:
 
 
 def test_cost_is_the_price_of_good_requests() -> None:
-    replays = Evaluator(SMALL, ("cost", "goodput"), 3.6, "p90:norm_latency", 0.6)
+    replays = Evaluator(SMALL, ("cost", "goodput"), 3.6)
     for replicas in (1, 2):
         cost, goodput = replays(Candidate("optimus", (), replicas), Part("search")).values
         # 1000 requests at `goodput` a second, at 0.001 $ a second and GPU.
@@ -372,9 +370,7 @@ def test_cost_is_the_price_of_good_requests() -> None:
 
 
 def test_goodput_does_not_reward_a_shorter_tail() -> None:
-    replays = Evaluator(
-        replace(SMALL, rate=0.5, slos=("norm_latency=400ms",)), ("goodput",), None, "p90:norm_latency", 0.6
-    )
+    replays = Evaluator(replace(SMALL, rate=0.5, slos=("norm_latency=400ms",)), ("goodput",), None)
     values = {replays(Candidate(preset), Part("search")).values for preset in ("optimus", "chunk")}
     assert len(values) == 1
 
@@ -386,7 +382,6 @@ def test_goodput_does_not_reward_a_shorter_tail() -> None:
         (lambda: tune(SCENARIO, objectives=("cost",)), "--gpu-hour is None, expected a price above 0"),
         (lambda: tune(replace(SCENARIO, slos=())), "expected an --slo such as ttft=2s"),
         (lambda: tune(SCENARIO, trials=0), "trials is 0, expected at least 1"),
-        (lambda: tune(SCENARIO, train=1.0), "train is 1.0"),
     ],
 )
 def test_bad_input_is_one_line(call: Callable[[], object], message: str) -> None:

@@ -45,7 +45,7 @@ def known(candidate: Any, part: Part) -> ReplayOutcome:
 
 def test_the_best_fleet_of_a_known_landscape_is_found_within_the_budget_and_beats_the_fleet_as_given() -> None:
     space = fleet_space(SCENARIO, SPACE, gpus=4)
-    found = tune(SCENARIO, space=space, evaluate=known, trials=60, replications=2)
+    found = tune(SCENARIO, space=space, evaluate=known, trials=60)
     best = found.recommended
     assert isinstance(best, FleetCandidate)
     assert best.words.pools == (
@@ -133,7 +133,7 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def search(*more: object) -> Ran:
     return dsim(
         "tune", "trace.jsonl", "--pool", POOLS[0], "--pool", POOLS[1].replace(":3", ":1"), "--link", "450GB/s,10us",
-        "--router", "least-tokens", "--slo", "ttft=900ms", "--trials", 3, "--replications", 2, *more,
+        "--router", "least-tokens", "--slo", "ttft=900ms", "--trials", 3, *more,
     )  # fmt: skip
 
 
@@ -162,7 +162,7 @@ def test_a_search_ends_in_a_command_and_a_file_that_give_the_same_replay() -> No
     )
     found = dsim_tune(
         "trace.jsonl", slos=["ttft=900ms"], pools=[POOLS[0], POOLS[1].replace(":3", ":1")], links=["450GB/s,10us"],
-        router="least-tokens", trials=3, replications=2, gpus=3, space="space.toml",
+        router="least-tokens", trials=3, gpus=3, space="space.toml",
     )  # fmt: skip
     assert found.to_json()["recommended"] == info["recommended"]
 

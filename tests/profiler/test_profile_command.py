@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -77,21 +76,18 @@ def test_json_is_one_object() -> None:
 
 
 def test_a_log_is_fitted_and_shown(tmp_path: Path) -> None:
-    path, page, steps = (tmp_path / f"mine.{ending}" for ending in ("json", "html", "csv"))
-    shown = run("profile", "--from-log", str(EXAMPLE), "-o", str(path), "--samples", str(steps)).splitlines()
+    path, page = (tmp_path / f"mine.{ending}" for ending in ("json", "html"))
+    shown = run("profile", "--from-log", str(EXAMPLE), "-o", str(path)).splitlines()
     assert shown[0].endswith("from a step log (synthetic log, no device ran it): estimated, not measured")
     heads = [line.split()[0] for line in shown[1:-1]]
     assert heads == ["points", "noise", "pieces", "floor", "unknown", "commits", "front"]
-    assert shown[-1] == f"Wrote {path} and {page} and {steps}"
-    table = pd.read_csv(steps)
-    assert len(table) > load(path).fit.num_points
-    assert abs(table["fitted"] / table["latency"] - 1).median() < 0.05
+    assert shown[-1] == f"Wrote {path} and {page}"
     assert load(path).fit.valid
     assert page.read_text().startswith("<!DOCTYPE html>")
-    other = str(tmp_path / "other")
-    for taken, given in ((path, (str(path), other)), (page, (other, str(page)))):
+    for taken in (path, page):
         with pytest.raises(DsimError, match=f"{taken} exists: choose another name, or pass --force to replace it"):
-            run("profile", "--from-log", str(EXAMPLE), "-o", given[0], "--report", given[1])
+            run("profile", "--from-log", str(EXAMPLE), "-o", str(path))
+        path.unlink(missing_ok=True)
 
 
 def test_captured_steps_are_told() -> None:
@@ -126,7 +122,6 @@ def test_refusals_are_one_line() -> None:
         (): "nothing to profile: expected --model M, --from-log FILE, or --roofline GPU --model MODEL",
         ("--from-log", "x", "--roofline", "h200"): "--roofline and --from-log are two ways to make a profile",
         ("--model", "tiny", "-o", "x", "--thresholds", "0.9,2"): "--thresholds holds '2', expected numbers above 0",
-        ("--roofline", "h200", "--model", "SDAR-8B", "--samples", "x"): "--samples is x and --roofline is h200: ",
         ("--roofline", "b300", "--model", "SDAR-8B"): "no GPU is named b300 (did you mean B200?); the known ones are ",
     }.items():
         with pytest.raises(DsimError) as caught:
