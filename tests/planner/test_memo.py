@@ -118,7 +118,7 @@ def _changed(store: Path) -> None:
     memo = opened(store)
     double(memo, 1)
     memo.close()
-    change(store, """UPDATE replays SET answer = '{"found": 99}'""")
+    change(store, "UPDATE replays SET checksum = 'another'")
 
 
 def _torn(store: Path) -> None:
