@@ -30,7 +30,6 @@ from .windows import num_left, window_groups
 
 
 class SharedFields(Protocol):
-    drops_page: bool
     hashes_all: bool
     retention: int
 
@@ -200,9 +199,7 @@ class PrefixMemory(PagedMemory):
         }  # fmt: skip
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        # The others set it themselves.
-        own = {} if policy.batching.hashes_all else {"drops_page": False}
-        return {"hashes_all": policy.batching.hashes_all, "retention": 0, **own}
+        return {"hashes_all": policy.batching.hashes_all, "retention": 0}
 
     def cache(self, num_pages: int, prefixes: Prefixes | None) -> Any:
         if not self.prefix_caching:
@@ -315,28 +312,22 @@ def pages_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) 
 
 @rule
 def pages_found_by_groups(replica: Replica, policy: SharedState, request: int, tokens: int) -> tuple[int, int]:
-    """`pages_found` for vLLM with windows; EAGLE's drafts compute the last page found again.
+    """`pages_found` for vLLM with windows.
 
     vllm/v1/core/kv_cache_coordinator.py of 0.32.0, `find_longest_cache_hit`.
     """
-    size, groups, again = int(replica.fixed.page), _groups(replica, policy), int(policy.fields.drops_page)
+    size, groups = int(replica.fixed.page), _groups(replica, policy)
+    there, held = pages_found(replica, policy, request, tokens)
     if num_arrived(replica, request) > 0:
         policy.cache.pool[0].junction = 0  # layers with a window receive only the prompt's end
-        return pages_found(replica, policy, request, tokens)
-    if groups == 0:
-        there, held = pages_found(replica, policy, request, tokens)
-        if again > 0 and there > 0:
-            there, held = pages_found(replica, policy, request, there - size)
         return there, held
-    # With windows, EAGLE's extra page is searched beyond the limit.
-    there, held = pages_found(replica, policy, request, tokens + again)
-    last = there // size
-    longest = max(0, last - again)
-    lacking = _last_lacking(replica, policy, request, last, again)
-    while last > again and lacking >= 0:
+    if groups == 0:
+        return there, held
+    last = longest = there // size
+    lacking = _last_lacking(replica, policy, request, last)
+    while lacking >= 0:
         last = lacking
-        lacking = _last_lacking(replica, policy, request, last, again)
-    last = max(0, last - again)
+        lacking = _last_lacking(replica, policy, request, last)
     policy.cache.pool[0].junction = longest if longest > last else 0
     held = 0
     for group in range(groups + 1):
@@ -346,12 +337,9 @@ def pages_found_by_groups(replica: Replica, policy: SharedState, request: int, t
 
 
 @rule
-def _last_lacking(replica: Replica, policy: AnyPolicy, request: int, last: int, again: int) -> int:
-    """The last page in sight of a prefix's end that a group with a window lacks, or NONE.
-
-    again: last pages that are found but computed again.
-    """
-    first = num_left(replica.fixed, max(0, last - again) * int(replica.fixed.page))
+def _last_lacking(replica: Replica, policy: AnyPolicy, request: int, last: int) -> int:
+    """The last page in sight of a prefix's end that a group with a window lacks, or NONE."""
+    first = num_left(replica.fixed, last * int(replica.fixed.page))
     for page in range(last - 1, first - 1, -1):
         for group in range(1, _groups(replica, policy) + 1):
             if _find(policy, _key(replica, policy, request, page), group) < 0:
@@ -366,22 +354,15 @@ def _findable(replica: Replica, policy: SharedState, slot: int, page: int) -> bo
     Pages in sight of the prompt's end, of its junction with earlier prompts, and of multiples of the retention
     interval (vllm/v1/core/single_type_kv_cache_manager.py of 0.32.0, `reachable_block_mask`).
     """
-    fixed, sequence, own, again = (
-        replica.fixed,
-        replica.sequences[slot],
-        policy.columns[slot],
-        int(policy.fields.drops_page),
-    )
-    if page < own.found:
+    fixed, columns = replica.fixed, policy.columns[slot]
+    if page < columns.found:
         return True
     size = int(fixed.page)
-    seen, interval = -(-(int(fixed.keeps) - 1) // size) + again, int(policy.fields.retention) // size
-    if interval > 0 and (seen >= interval or (page >= again and (page - again) % interval >= interval - seen)):
+    seen, interval = -(-(int(fixed.keeps) - 1) // size), int(policy.fields.retention) // size
+    if interval > 0 and (seen >= interval or page % interval >= interval - seen):
         return True
-    # An equal prompt recomputes its last token; a longer one may find all.
-    same, longer = (int(sequence.prompt) - 1) // size, int(sequence.prompt) // size
-    ends = (max(same, again), max(longer, again) if again > 0 else 0, int(own.junction) + again if own.junction else 0)
-    for end in ends:
+    # An equal prompt recomputes its last token.
+    for end in ((int(replica.sequences[slot].prompt) - 1) // size, int(columns.junction)):
         if end - seen <= page < end:
             return True
     return False

@@ -69,7 +69,7 @@ def least_pages(scenario: Scenario) -> int:
 
 
 def vllm(family: str, seed: int) -> Scenario:
-    """For `vllm-ar`, `vllm-ar-spec` or `vllm-diffusion`."""
+    """For `vllm-ar`, `vllm-ar-spec` or `vllm-diffusion`; drafts follow 0.33 (`vllm_033`)."""
     r = Random(f"{family}-{seed}")
     page, count = 16, r.choice([3, 6, 12, 20])
     canvas = r.choice([16, 32, 48]) if family == "vllm-diffusion" else 0
@@ -134,13 +134,12 @@ def vllm(family: str, seed: int) -> Scenario:
 
 
 def vllm_033(family: str, seed: int) -> Scenario:
-    """The scenario of the family's 0.32, with 0.33's preset and, in half of them, its interval between prefills."""
+    """The scenario of the family's 0.32 with, in half of them, 0.33's interval between prefills."""
     older = family.removesuffix("-0.33")
     scenario = vllm(older, seed)
     interval = Random(f"interval-{family}-{seed}").choice([1, 1, 1, 2, 3, 6])
     scenario["settings"]["prefill_schedule_interval"] = interval
-    fields = scenario["policy"].removeprefix(older).replace("_interval=1", f"_interval={interval}", 1)
-    scenario["policy"] = (family if "spec" in family else older) + fields
+    scenario["policy"] = scenario["policy"].replace("_interval=1", f"_interval={interval}", 1)
     return scenario | {"family": family}
 
 
@@ -292,7 +291,7 @@ def sglang_published(family: str, seed: int) -> Scenario:
 
 
 FAMILIES: dict[str, Callable[[str, int], Scenario]] = {
-    "vllm-ar": vllm, "vllm-ar-spec": vllm, "vllm-diffusion": vllm, "vllm-ar-0.33": vllm_033,
+    "vllm-ar": vllm, "vllm-diffusion": vllm, "vllm-ar-0.33": vllm_033,
     "vllm-ar-spec-0.33": vllm_033, "vllm-diffusion-0.33": vllm_033, "lmdeploy-0.18": lmdeploy,
     "sglang-fdfo": sglang, "sglang-sync": sglang, "sglang-joint": sglang, "sglang-gemma": sglang,
     "sglang-published": sglang_published,

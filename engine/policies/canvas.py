@@ -47,7 +47,7 @@ class Canvas(Granularity):
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         # A step decided ahead needs room for the next canvas.
         scratch = self.canvas_length if policy.batching.hides_host else 0
-        return {"drafts": 0, "canvases": True, "scratch": scratch, "look_ahead": 0, "slots": 0, "drops_page": False}
+        return {"drafts": 0, "canvases": True, "scratch": scratch, "look_ahead": 0, "slots": 0}
 
     def answers(self, policy: Policy) -> Answers:
         return {draw_rows: draw_by_law, leap: leap_canvases}

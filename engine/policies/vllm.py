@@ -474,9 +474,6 @@ class Tokens(Autoregressive):
         str, Choice(DRAFTERS), "source of the drafts; the last two also write keys and values for them"
     ] = "eagle"
     acceptance: Annotated[float, Range(0, 1), "probability that a draft is accepted if all before it are"] = 0.7
-    lookahead_hashes: Annotated[
-        bool, "EAGLE reuses a found prefix whole (vLLM 0.33); false: it recomputes the last page"
-    ] = False
 
     rows = CHUNKED
     under_budget = True
@@ -500,7 +497,6 @@ class Tokens(Autoregressive):
             "scratch": drafts if policy.batching.hides_host else 0,
             "look_ahead": 0 if self.drafter == "ngram" else drafts,
             "slots": int(drafts > 0 and self.drafter == "draft_model"),  # extra budget tokens a row
-            "drops_page": drafts > 0 and self.drafter == "eagle" and not self.lookahead_hashes,
         }
 
     @property
@@ -554,18 +550,9 @@ PRESETS = {
     "vllm-ar-spec": Preset(
         replace(_AR, name="vllm-ar-spec", granularity=Tokens(num_speculative_tokens=3)),
         "num_speculative_tokens",
-        "vLLM 0.32 with speculative decoding: drafts of the next tokens, verified in one forward",
+        "vLLM 0.33 with speculative decoding: drafts of the next tokens, verified in one forward",
         SOURCE,
         SPACE,
-        engine="vllm",
-        flags={**FLAGS, **DRAFTS},
-    ),
-    "vllm-ar-spec-0.33": Preset(
-        replace(_AR, name="vllm-ar-spec-0.33", granularity=Tokens(num_speculative_tokens=3, lookahead_hashes=True)),
-        "num_speculative_tokens",
-        "vLLM 0.33 with speculative decoding: EAGLE reuses found prefixes whole",
-        SOURCE,
-        None,  # searched as vllm-ar-spec
         engine="vllm",
         flags={**FLAGS, **DRAFTS},
     ),

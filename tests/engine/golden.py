@@ -56,7 +56,6 @@ VARIANTS = (
 # Production engines, of which fewer cells are kept: pages that are too few for all, and who ends at an EOS.
 ENGINES = {
     "lmdeploy-0.18": ",num_pages=11", "vllm-ar": ",num_pages=40", "vllm-ar-spec": ",num_pages=40",
-    "vllm-ar-spec-0.33": ",num_pages=40",
     "vllm-diffusion": ",num_pages=60", "sglang-fdfo": ",num_pages=20", "sglang-sync": ",num_pages=20",
     "sglang-joint": ",num_pages=20", "sglang-gemma": ",num_pages=5",
 }  # fmt: skip

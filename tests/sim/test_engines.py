@@ -40,7 +40,6 @@ SPECS = (
     "vllm-ar,page_size=4,scheduler_reserve_full_isl=false",
     "vllm-ar-spec:3,page_size=4",
     "vllm-ar-spec:2,page_size=3,async_scheduling=false,acceptance=0.9",
-    "vllm-ar-spec-0.33:2,page_size=4",
     "vllm-diffusion,canvas_length=4,page_size=3",
     "vllm-diffusion,canvas_length=4,page_size=8,async_scheduling=false,long_prefill_token_threshold=5",
     "vllm-diffusion,canvas_length=4,page_size=1,scheduler_reserve_full_isl=false",
