@@ -1,1 +1,1 @@
-"""The shipped byte-level block-diffusion model: its weights and its two workloads. benchmarks/tiny/ made them."""
+"""The shipped byte-level block-diffusion model: its weights and its two workloads. research/tiny/ made them."""

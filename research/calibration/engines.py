@@ -114,8 +114,8 @@ VLLM_GEMMA = Published(
 # attention (extend_attention.py, Triton; required of DiffusionGemma on Hopper): a block of 64 queries of a head (32
 # where heads are 512 wide) reads its row's keys in tiles of 64, in one stage, so nothing overlaps. With a GPU's 8 heads
 # a canvas is 32 such blocks, or 64: four canvases, or two, fill 132 multiprocessors. Kernel, head and sampler were
-# timed on an H200 (benchmarks/sglang_attention.py), without the exchange between the GPUs; nothing is fitted to longer
-# prompts.
+# timed on an H200 (research/calibration/sglang_attention.py), without the exchange between the GPUs; nothing is fitted
+# to longer prompts.
 MEASURED = json.loads((Path(__file__).parent / "sglang_attention.json").read_text())["terms"]
 SGLANG_TERMS = {
     "walk": MEASURED["walk, all"],
@@ -136,7 +136,7 @@ SGLANG_GEMMA = Published(
     384,
     "SGLang's benchmark README (PR 34061), H200 TP 2, 48 fixed steps, prompts of 128: sync 0.741, 1.409, 2.455 s and "
     "FDFO 0.810, 1.521, 2.561 s at 1, 4, 8 concurrent, read as 49 forwards; its attention kernel, head and sampler "
-    "timed on an H200 (benchmarks/sglang_attention.py)",
+    "timed on an H200 (research/calibration/sglang_attention.py)",
     *FIXED_48,
     host_step=1.5e-3,
     host_request=0.1e-3,

@@ -71,7 +71,7 @@ def test_what_a_cache_leaves_out_shows_in_its_answers() -> None:
 
 
 def test_its_scripts_make_the_shipped_records_and_measure_its_yield(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "tiny"))
+    monkeypatch.syspath_prepend(str(ROOT / "research" / "tiny"))
     import corpus  # type: ignore[import-not-found]
     import evaluate  # type: ignore[import-not-found]
 

@@ -1,4 +1,4 @@
-"""Train the tiny model: `python benchmarks/tiny/train.py --steps 4500 -o DIR`; run again, it continues.
+"""Train the tiny model: `python research/tiny/train.py --steps 4500 -o DIR`; run again, it continues.
 
 A masked copy follows each sequence: its blocks see themselves and the clean blocks before; the clean half is
 block-causal. The loss is the masked bytes' cross-entropy (the training layout of block diffusion, BD3-LM, section 3),

@@ -1,4 +1,4 @@
-"""Train the shipped full-sequence model: `python benchmarks/tiny/train_both_ways.py --steps 800 -o DIR`.
+"""Train the shipped full-sequence model: `python research/tiny/train_both_ways.py --steps 800 -o DIR`.
 
 From the block-diffusion model's weights it learns to see both ways, as LLaDA is trained: a clean prompt, then masks
 that every position sees. Half of the rows are masked at random (LLaDA, algorithm 1), half as block decoding leaves

@@ -1,4 +1,4 @@
-"""The tiny model's quality, `python benchmarks/tiny/evaluate.py`: held-out loss, yield by threshold, samples."""
+"""The tiny model's quality, `python research/tiny/evaluate.py`: held-out loss, yield by threshold, samples."""
 
 from collections.abc import Mapping
 from typing import Any

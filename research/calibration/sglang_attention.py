@@ -1,6 +1,6 @@
 """Time SGLang's attention kernel on DiffusionGemma's shapes, and its canvases' head and sampler, on this GPU.
 
-    SGLANG_SOURCE=FOLDER python benchmarks/sglang_attention.py > times.json
+    SGLANG_SOURCE=FOLDER python research/calibration/sglang_attention.py > times.json
 
 FOLDER: SGLang's unpacked wheel, as benchmarks/oracles/run.py leaves it; only extend_attention.py is imported. One GPU
 of two has 8 of a layer's 16 query heads: with 4 key heads of 256 in the 25 windowed layers, 1 of 512 in the 5 others.
