@@ -1,14 +1,20 @@
 """What every test may count on, and how the tests share the cores."""
 
+import contextlib
 import gc
 import importlib
 import importlib.util
 import os
 import signal
 import sys
+import time
 from collections.abc import Generator
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+from typing import Any
 
 import pytest
+from numba.core.event import Event, Listener, register
 
 # Compiled modules are kept, or each of the many processes that tests start would compile them all again.
 sys.dont_write_bytecode = False
@@ -19,20 +25,9 @@ for threads in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(threads, "1")
 
 MOST_WORKERS = 8  # each loads PyTorch: more would want memory rather than cores
-# First, in one process, what compiles every policy and then some of their rules again by other ways in: it keeps what
-# they share, and the others find it compiled.
-COMPILING = (
-    "tests/engine/test_golden.py",
-    "tests/sim/test_ahead.py",
-    "tests/engine/test_run.py",
-    "tests/engine/test_prefix.py",
-    "tests/engine/test_threshold.py",
-    "tests/sim/test_failures.py",
-    "tests/planner/test_outside.py",
-    "tests/comparison/test_logged.py",
-    "tests/cli/test_own_policy.py",
-)
-# The longest begin another worker's share, so that none is left alone with one of them at the end.
+# First, in one process, what compiles: it keeps what its tests share, and the others find it compiled.
+COMPILING = ("tests/engine/test_golden.py", "tests/sim/test_ahead.py", "tests/engine/test_run.py")
+# The longest of the slow lane begin another worker's share, so that none is left alone with one of them at the end.
 LONGEST = ("tests/kernels/test_warm.py", "tests/kernels/test_compile.py")
 # Last what would otherwise have compiled policies before those, in processes that share none of their rules.
 REPLAYING = ("tests/planner/", "tests/following/", "tests/report/test_html.py")
@@ -62,11 +57,14 @@ def pytest_make_collect_report(
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Tests step a little through many policies: compiling each would take longer than all its steps.
-    for patience in ("PATIENCE", "STEPS_PATIENCE"):
-        monkeypatch.setattr(f"dsim.engine.core.{patience}", 1_000_000)
+def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules stay in plain Python where a run is short; where it is long they are compiled, but in no quick test."""
     core = importlib.import_module("dsim.engine.core")
+    for patience in ("PATIENCE", "STEPS_PATIENCE"):
+        monkeypatch.setattr(core, patience, 1_000_000)
+    if core.JIT and not is_slow(request.node):
+        monkeypatch.setattr(core, "is_kept", lambda *rule: False)
+        monkeypatch.setattr(core, "bind", refuse_to_compile)
     for made in core._CORES.values():  # the steps of the tests before count for nothing
         if made._spent and all(map(core.is_ours, made._answers.values())):
             made._spent = 0
@@ -83,11 +81,35 @@ def _signals() -> Generator[None, None, None]:
             signal.signal(number, handler)
 
 
+def refuse_to_compile(*arguments: Any, **options: Any) -> None:
+    """What a quick test has in place of the compiler of policies."""
+    raise AssertionError(
+        "a quick test compiles a policy, which takes ten seconds: use the fixture `uncompiled` or `compiled_worlds`, "
+        "or mark the test `slow`"
+    )
+
+
 @pytest.fixture
 def compiled(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a test of what is compiled."""
+    """For a slow test of what is compiled."""
+    monkeypatch.setattr("dsim.engine.core.bind", importlib.import_module("dsim.engine.jit").bind)
     for patience in ("PATIENCE", "STEPS_PATIENCE"):
         monkeypatch.setattr(f"dsim.engine.core.{patience}", 0)
+
+
+@pytest.fixture(scope="session")
+def _compiled_worlds() -> None:
+    """Compile the loops of golden.COMPILED, once for all workers, since code is kept on disk."""
+    golden = importlib.import_module("dsim.tests.engine.golden")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dsim.engine.core.PATIENCE", 0)
+        for spec in golden.COMPILED:
+            golden.run(spec, {"replicas": 2})
+
+
+@pytest.fixture
+def compiled_worlds(_compiled_worlds: None, compiled: None) -> None:
+    """For a quick test of compiled code: its policies are golden.COMPILED, or answer by the same rules."""
 
 
 @pytest.fixture
@@ -97,6 +119,104 @@ def uncompiled(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"dsim.engine.core.{patience}", 10**12)
     monkeypatch.setattr("dsim.engine.core.is_ours", lambda answer: True)
     monkeypatch.setattr("dsim.engine.core._CORES", {})
+
+
+def is_slow(test: pytest.Item) -> bool:
+    """Whether a test is in the slow lane."""
+    return test.get_closest_marker("slow") is not None
+
+
+QUICK_LIMIT = 2.0  # s of processor time of a quick test
+CALIBRATION = 0.06  # s that `calibrate` takes on the machine of that limit
+# Where there is a GPU kernels are compiled, and where numba is off shared rules are not: a test takes what it takes.
+LIMITED = "CI" in os.environ and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0" and not os.path.exists("/dev/nvidia0")
+_STARTED = pytest.StashKey[float]()
+_once = 0.0  # s of processor time for what is done once a process, whichever test is the first that needs it
+
+
+def processor_time() -> float:
+    """Processor time (s) of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def calibrate() -> float:
+    """Processor time (s) of a fixed piece of Python: how slow this machine is now."""
+    start = time.process_time()
+    sum(i * i for i in range(1_000_000))
+    return time.process_time() - start
+
+
+@contextlib.contextmanager
+def done_once() -> Generator[None]:
+    """Count processor time as `_once`, unless something around it does."""
+    global _once
+    before, start = _once, processor_time()
+    yield
+    _once = before + processor_time() - start
+
+
+class Compilations(Listener):
+    """Counts numba's compilations as done once: shipped rules, which all policies share."""
+
+    def __init__(self) -> None:
+        self._open: list[contextlib.AbstractContextManager[None]] = []
+
+    def on_start(self, event: Event) -> None:
+        self._open.append(done_once())
+        self._open[-1].__enter__()
+
+    def on_end(self, event: Event) -> None:
+        self._open.pop().__exit__(None, None, None)
+
+
+def count_imports() -> None:
+    """Count imports as done once."""
+    exec_module = SourceFileLoader.exec_module
+
+    def counted(loader: SourceFileLoader, module: ModuleType) -> None:
+        with done_once():
+            exec_module(loader, module)
+
+    SourceFileLoader.exec_module = counted  # type: ignore[method-assign]
+
+
+register("numba:compile", Compilations())
+count_imports()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+    """Count fixtures that tests share as done once."""
+    with contextlib.nullcontext() if fixturedef.scope == "function" else done_once():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Note when a test starts, in processor time."""
+    item.stash[_STARTED] = processor_time() - _once
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a quick test that uses more than QUICK_LIMIT of processor time, its fixtures and processes included."""
+    report = yield
+    if call.when != "teardown" or not report.passed or is_slow(item) or not LIMITED:
+        return report
+    used = processor_time() - _once - item.stash[_STARTED]
+    if used > QUICK_LIMIT:
+        limit = QUICK_LIMIT * max(1.0, calibrate() / CALIBRATION)  # a slower or busier machine needs longer
+        if used > limit:
+            report.outcome = "failed"
+            report.longrepr = (
+                f"{item.nodeid} used {used:.1f} s of processor time, expected at most {limit:.1f} s of a quick test: "
+                "make its world smaller, or mark it `slow`"
+            )
+    return report
 
 
 def pytest_configure() -> None:

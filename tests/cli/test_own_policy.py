@@ -26,6 +26,7 @@ def run_all(page: str, names: list[str]) -> None:
         assert ran.code == 0, (command, ran.err)
 
 
+@pytest.mark.slow
 def test_every_command_of_the_tutorial_runs() -> None:
     [code] = blocks("python")
     assert code == (ROOT / "examples" / "policies" / "compiled_rule.py").read_text(encoding="utf-8")
@@ -39,6 +40,7 @@ def test_every_command_of_the_tutorial_runs() -> None:
     assert tried >= {"optimus", "./mine.py:POLICY"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncompiled")
 def test_every_command_of_the_other_ways_to_write_a_rule_runs() -> None:
     shutil.copytree(ROOT / "examples" / "policies", "examples/policies")

@@ -136,6 +136,7 @@ def test_ctrl_c_keeps_the_replays_and_ends_with_130() -> None:
     assert dsim(*QUEUE, "--jobs", 1, "-o", "out").code == 0
 
 
+@pytest.mark.slow
 def test_plan_toml_and_the_profiles_of_data_sheets_are_what_other_commands_take() -> None:
     Path("mine.toml").write_text(SHEET, encoding="utf-8")
     Path("config.json").write_text(json.dumps(CONFIG), encoding="utf-8")

@@ -119,6 +119,7 @@ def test_bad_rows_are_skipped_and_counted_when_asked(tmp_path: Path) -> None:
 CACHED = "vllm-ar,prefix_caching=true"
 
 
+@pytest.mark.slow
 def test_a_prefix_cache_is_counted_in_the_report_the_object_and_the_request_table() -> None:
     asked = ("replay", "mooncake-conv", "--num-requests", 11, "--profile", "h100-qwen3-8b-ar", "--replicas", 2)
     ran = succeed(*asked, "--router", "prefix", "--policy", "vllm-ar", "--policy", CACHED, "-o", "run")
@@ -268,6 +269,7 @@ def test_a_file_in_the_folders_place_is_refused(trace: str, tmp_path: Path) -> N
 # ---- Ctrl-C ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
 def test_ctrl_c_writes_what_is_done_and_says_so(tmp_path: Path) -> None:
     arguments = ["azure-conv", "--arrival", "poisson", "--rate", "8", "--num-requests", "500000", "--policy", "ar"]

@@ -74,6 +74,7 @@ def test_a_log_replayed_as_logged_by_the_profile_that_drew_it_is_the_log() -> No
     assert cell["parts"]["latency_nearest"] == 0
 
 
+@pytest.mark.slow
 def test_an_error_is_the_steps_prices_the_rules_or_the_front_ends() -> None:
     log = log_of()
     assert dsim("import", log, "-o", "engine").code == 0
@@ -99,6 +100,7 @@ def test_an_error_is_the_steps_prices_the_rules_or_the_front_ends() -> None:
     assert (part["frontend"], part["latency"], part["scheduling"]) == pytest.approx((0.03, 0.0, 0.0), abs=1e-9)
 
 
+@pytest.mark.slow
 def test_without_a_profile_the_logs_own_is_fitted_kept_and_told() -> None:
     log_of(poisson(150, 6.0, 0))
     ran = succeed("replay", "log.jsonl", "--as-logged", "-o", "predicted")
@@ -118,6 +120,7 @@ def test_a_log_without_a_preset_asks_for_one() -> None:
     assert dsim("replay", "log.jsonl", "--as-logged", "--policy", SPEC, "--profile", "known.json").code == 0
 
 
+@pytest.mark.slow
 def test_a_front_end_that_queues_is_fitted_replayed_and_taken_from_the_error() -> None:
     log = log_of(poisson(60, 6.0, 0))
     write_client(Path("bench.json"), log, 0.01, queue=0.08)
@@ -161,6 +164,7 @@ def test_the_front_end_is_what_a_client_saw_beyond_the_log() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_log_of_canvases_gives_back_the_law_that_drew_it() -> None:
     trace = poisson(50, 1.0, 3, output=60)
     log = write_log(Path("log.jsonl"), CANVAS, load("known.json"), trace, settings={"max_num_seqs": 8})
@@ -200,6 +204,7 @@ def test_canvases_that_all_run_to_the_cap_say_nothing_of_text_and_who_reads_them
     assert of_random_tokens(read_log(said)) == "its prompts are random tokens: their yield is not that of text"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [False, True])
 def test_canvases_that_were_preempted_and_answers_that_ended_early_are_replayed_as_they_were(ahead: bool) -> None:
     trace = poisson(30, 4.0, 3, output=40)
@@ -231,6 +236,7 @@ def test_a_preempted_canvas_counts_the_steps_from_its_last_start() -> None:
     assert counts[0] == counts[1]
 
 
+@pytest.mark.slow
 def test_canvases_replayed_as_logged_err_by_their_law() -> None:
     known = load("known.json")
     log = write_log(Path("log.jsonl"), CANVAS, known, poisson(20, 1.0, 3), settings={"async_scheduling": False})
@@ -242,6 +248,7 @@ def test_canvases_replayed_as_logged_err_by_their_law() -> None:
     assert part["error"] > 0.2 * part["measured"]
 
 
+@pytest.mark.slow
 def test_steps_of_a_model_with_windowed_layers_are_found_again_in_its_log() -> None:
     gemma = load("h200x2-diffusiongemma-vllm")
     trace = poisson(6, 1.0, 3, prompt=1500, output=200)  # prompts on both sides of the window of 1,024

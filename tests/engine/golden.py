@@ -7,15 +7,17 @@ hash covers the request table, the journal (ordered by replica and step) and the
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from dsim.engine.commits import CanvasLaw, CommitModel
+from dsim.engine.core import answers_of
 from dsim.engine.latency import CacheOverhead
 from dsim.engine.policy import PRESETS, Policy, parse
 from dsim.profiler.calibrate import pass_table
@@ -77,6 +79,36 @@ def worlds(spec: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
         how = {"emit": emit, "replicas": 2, **loop}
         name = f"{spec}{memory} " + " ".join(f"{key}={value}" for key, value in how.items())
         yield name, spec + memory, how
+
+
+# The quick tests of compiled code are of these presets: at least one a kind of rows (blocks, passes, tokens, chunks,
+# canvases).
+COMPILED = ("optimus", "chunk", "dllm-serve", "ar", "vllm-ar", "vllm-diffusion")
+
+
+def is_compiled(spec: str) -> bool:
+    """Whether a policy answers by the very rules of one of COMPILED, so that it runs the same compiled code."""
+    return any(answers_of(parse(spec)) == answers_of(parse(preset)) for preset in COMPILED)
+
+
+def in_lanes(specs: Iterable[str]) -> list[Any]:
+    """Policies as parameters of a test of compiled code: those that need other code than COMPILED are slow."""
+    return [spec if is_compiled(spec) else pytest.param(spec, marks=pytest.mark.slow) for spec in specs]
+
+
+def chosen_worlds(spec: str) -> list[tuple[str, str, dict[str, Any]]]:
+    """At most eight worlds of a policy, for the quick tests.
+
+    A preset's eight have each `emit` with each memory, and each loop. All presets together have every pair of loop and
+    `emit`, and of loop and memory.
+    """
+    every = list(worlds(spec))
+    if spec in VARIANTS:
+        return every[::3]
+    if spec in ENGINES:
+        return every
+    first = list(PRESETS).index(spec)
+    return [every[(i % 3) * 10 + ((i + first) % 5) * 2 + (i // 3) % 2] for i in range(8)]
 
 
 def trace_of(full_sequence: bool) -> Trace:

@@ -1,11 +1,13 @@
 """Runs are, bit for bit, what they were when the hashes were taken."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dsim.engine.engine import Engine
+from dsim.engine.jit import JIT
 from dsim.engine.journal import RequestTable
 from dsim.engine.policy import PRESETS, parse
 from dsim.engine.replay import replay
@@ -14,9 +16,51 @@ from dsim.sim.setting import Setting
 
 from . import golden
 
+QUICK = [
+    pytest.param(full, how, {}, id=name)
+    for spec in (*PRESETS, *golden.VARIANTS)
+    for name, full, how in golden.chosen_worlds(spec)
+] + [pytest.param(name.split(" ")[0], {"replicas": 2}, changes, id=name) for name, changes in golden.PROFILES.items()]
 
+
+@pytest.mark.parametrize(("spec", "how", "latency_changes"), QUICK)
+def test_a_run_in_plain_python_has_the_hash_that_it_had(
+    spec: str, how: dict[str, Any], latency_changes: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    name = request.node.callspec.id
+    assert golden.digest(*golden.run(spec, how, **latency_changes)) == golden.recorded()[name]
+
+
+def test_the_quick_worlds_cover_every_pair_of_choices() -> None:
+    specs = [spec for spec in PRESETS if spec not in golden.ENGINES]
+    chosen = {spec: [cell_choices(full, how) for _, full, how in golden.chosen_worlds(spec)] for spec in specs}
+    every = {cell_choices(full, how) for _, full, how in golden.worlds("ar")}
+    for spec in specs:
+        assert {(emit, memory) for emit, _, memory in chosen[spec]} == {(emit, memory) for emit, _, memory in every}
+        assert {loop for _, loop, _ in chosen[spec]} == {loop for _, loop, _ in every}
+    together = {choices for spec in specs for choices in chosen[spec]}
+    assert {(emit, loop) for emit, loop, _ in together} == {(emit, loop) for emit, loop, _ in every}
+    assert {(loop, memory) for _, loop, memory in together} == {(loop, memory) for _, loop, memory in every}
+
+
+def cell_choices(spec: str, how: dict[str, Any]) -> tuple[str, tuple[Any, ...], bool]:
+    """A world's `emit`, loop, and whether its memory is tight."""
+    loop = tuple(sorted((name, value) for name, value in how.items() if name != "emit"))
+    return how["emit"], loop, "num_pages" in spec
+
+
+@pytest.mark.skipif(not JIT, reason="nothing is compiled")
+@pytest.mark.usefixtures("compiled_worlds")
+@pytest.mark.parametrize("spec", golden.COMPILED)
+def test_a_compiled_run_has_the_hash_that_it_had(spec: str) -> None:
+    recorded = golden.recorded()
+    for name, full, how in golden.chosen_worlds(spec):
+        assert golden.digest(*golden.run(full, how)) == recorded[name], name
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [*PRESETS, *golden.VARIANTS])
-def test_a_run_has_the_hash_that_it_had(spec: str, request: pytest.FixtureRequest) -> None:
+def test_every_run_of_a_policy_has_the_hash_that_it_had(spec: str, request: pytest.FixtureRequest) -> None:
     if spec in PRESETS:
         request.getfixturevalue("compiled")
     recorded = golden.recorded()
@@ -31,9 +75,7 @@ def test_every_recorded_hash_is_of_a_cell_that_there_is() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(golden.JOURNALS.glob("*.npz")), ids=lambda path: path.stem)
-def test_a_recorded_journal_replays_plan_for_plan(path: Path, request: pytest.FixtureRequest) -> None:
-    if path.stem.startswith("optimus"):  # compiled, what steps one by one, too
-        request.getfixturevalue("compiled")
+def test_a_recorded_journal_replays_plan_for_plan(path: Path) -> None:
     held = np.load(path)
     spec = str(held["spec"])
     requests = {name[2:]: held[name] for name in held.files if name.startswith("r.")}

@@ -20,21 +20,16 @@ from . import golden
 # The plain loops of tests/sim drive every preset.
 SPECS = (
     "ar,num_pages=11", "lmdeploy-bd32:8,num_pages=11", "optimus,obs=true,num_pages=11,memory=5,hysteresis=0.05",
-    "focus:1,scope=carry,sample_deviation=true,num_pages=11", "maskkv", "dllm-serve,look_ahead=true,num_pages=6",
+    "focus:1,scope=carry,sample_deviation=true,num_pages=11", "vanilla",
+    pytest.param("maskkv", marks=pytest.mark.slow),
+    pytest.param("dllm-serve,look_ahead=true,num_pages=6", marks=pytest.mark.slow),
     "lmdeploy-0.18,num_pages=11", "vllm-ar-spec,num_pages=40", "vllm-diffusion,num_pages=60", "sglang-gemma",
 )  # fmt: skip
-pytestmark = pytest.mark.usefixtures("compiled")
 PREEMPTING = (",num_pages=11", ",num_pages=40", ",num_pages=60")
 
 
 def by_steps(spec: str, emit: str, eos: bool = False, **latency_changes: Any) -> tuple[Result, list[Any]]:
-    """What `golden.run` does with one replica, one step at a time, by rules in plain Python."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dsim.engine.core.STEPS_PATIENCE", 10**9)
-        return _by_steps(spec, emit, eos, **latency_changes)
-
-
-def _by_steps(spec: str, emit: str, eos: bool, **latency_changes: Any) -> tuple[Result, list[Any]]:
+    """What `golden.run` does with one replica, one step at a time."""
     policy = parse(spec)
     profile = golden.profile_of(policy, **latency_changes)
     trace = golden.trace_of(policy.family == "full-sequence")
@@ -105,6 +100,7 @@ def test_where_a_run_pauses_changes_nothing(spec: str, monkeypatch: pytest.Monke
     assert golden.digest(*golden.run(spec, how)) == whole
 
 
+@pytest.mark.usefixtures("compiled_worlds")
 @pytest.mark.skipif(not JIT, reason="nothing is compiled")
 def test_a_run_begins_in_python_goes_on_compiled_and_compiles_nothing_if_it_is_short(
     monkeypatch: pytest.MonkeyPatch,
@@ -121,6 +117,7 @@ def test_a_run_begins_in_python_goes_on_compiled_and_compiles_nothing_if_it_is_s
         assert ("run" in vars(made)) == (patience == 2000)
 
 
+@pytest.mark.usefixtures("compiled_worlds")
 @pytest.mark.skipif(not JIT, reason="nothing is compiled")
 def test_the_loop_is_compiled_once_whatever_the_run() -> None:
     policy, trace = parse("ar"), golden.trace_of(full_sequence=False)

@@ -123,7 +123,9 @@ class Compiled(Unmasking):
         return {**super().answers(policy), hooks.threshold: loose_in_a_queue}
 
 
-def test_a_compiled_rule_and_plain_python_commit_alike_bit_for_bit(request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("lane", ["uncompiled", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_a_rule_and_python_commit_alike_bit_for_bit(lane: str, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue(lane)
     ANSWER[0] = lambda waiting, running, now: 0.5 if len(waiting.requests) > 3 else 0.9
     policy, journal = replace(chosen(), unmasking=Compiled()), Collector()
     result = simulate(TRACE, Setting(policy, PROFILE), append=journal, seed=4)
@@ -196,7 +198,7 @@ def test_a_full_sequence_model_s_steps_have_thresholds_of_their_own_too() -> Non
 
 @pytest.mark.usefixtures("uncompiled")
 def test_under_load_the_example_serves_sooner_than_the_strict_threshold() -> None:
-    trace = synth("poisson", 40.0, lengths="fixed:64,128", num_requests=60)
+    trace = synth("poisson", 40.0, lengths="fixed:64,128", num_requests=40)
     profile = load("a100-sdar-8b")
     loose = dilaserve(",max_batch=8")
     strict = replace(loose, unmasking=Unmasking())

@@ -55,6 +55,7 @@ def policy(every: int, fault: int = 0) -> Policy:
     )
 
 
+@pytest.mark.slow
 def test_a_cache_that_refreshes_every_step_decodes_as_one_that_keeps_nothing() -> None:
     mine, *_ = run(policy(every=1), LENGTHS)
     vanilla = replace(policy(every=1), cache=NoCache())

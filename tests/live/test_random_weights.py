@@ -164,6 +164,7 @@ def test_what_cannot_be_made_is_one_line() -> None:
     assert dsim("live", "azure-conv", "--model", "tiny", "--random-weights", "tiny").code == 2
 
 
+@pytest.mark.slow
 def test_a_run_and_a_profile_say_that_the_weights_are_random(
     mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +200,7 @@ def test_a_server_of_random_weights_without_a_tokenizer_answers_in_filler(tmp_pa
     assert behind.manifest["live"]["weights"] == "random (seed 0), experts drawn evenly"
 
 
+@pytest.mark.slow
 def test_a_canvas_profile_of_random_weights_has_the_laws_of_another_and_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ def steps(model: Decoder, unmasking: Unmasking, draws: Commits | None = None) ->
     return found
 
 
+@pytest.mark.slow
 def test_a_model_commits_by_the_threshold_of_each_step(model: Decoder) -> None:
     mixed = steps(model, Alternating())
     strict, loose = (steps(model, Unmasking(threshold=t)) for t in (0.9, 0.5))
@@ -65,6 +66,7 @@ def test_a_model_commits_by_the_threshold_of_each_step(model: Decoder) -> None:
     assert len(loose) < len(mixed) < len(strict)
 
 
+@pytest.mark.slow
 def test_a_profile_s_draws_commit_by_the_threshold_of_each_step(model: Decoder) -> None:
     lengths = np.full(2, 32), np.full(2, 64)
     both = CommitDraws(STRICT, 0, *lengths, 32, models={0.9: STRICT, 0.5: LOOSE})

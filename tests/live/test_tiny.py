@@ -48,6 +48,7 @@ def test_a_directory_of_it_is_the_same_model() -> None:
     assert np.array_equal(*(read_tokens("records", name, config_of(name)) for name in (folder, BOTH)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDERS)
 def test_they_learned_both_kinds_of_text(name: str) -> None:
     # A byte of 256 costs 5.5 nats unlearned. The shipped prompts were not trained on.
@@ -56,6 +57,7 @@ def test_they_learned_both_kinds_of_text(name: str) -> None:
         assert -np.mean([likelihood(model, piece) for piece in pieces(name, workload)]) < most
 
 
+@pytest.mark.slow
 def test_what_a_cache_leaves_out_shows_in_its_answers() -> None:
     model = load(BOTH, "cpu", torch.float32)
     prompts = prompts_from(read_tokens("records", BOTH, model.config), 0)
@@ -70,6 +72,7 @@ def test_what_a_cache_leaves_out_shows_in_its_answers() -> None:
     assert near > far + 0.05
 
 
+@pytest.mark.slow
 def test_its_scripts_make_the_shipped_records_and_measure_its_yield(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "research" / "tiny"))
     import corpus  # type: ignore[import-not-found]

@@ -24,6 +24,7 @@ from dsim.traces import synth, write
 
 from ..worlds import SECOND, Collector
 
+pytestmark = pytest.mark.usefixtures("compiled_worlds")
 MEAN = "mean:e2el=2s"
 
 
@@ -365,7 +366,12 @@ def test_limits_are_read_from_where_the_time_goes() -> None:
 
 # On the A100 the host's launches hide what focus evicts.
 @pytest.mark.parametrize(
-    ("policy", "profile"), [("optimus", "a100-sdar-8b"), ("focus", "a100-sdar-8b"), ("focus", "h100-sdar-8b")]
+    ("policy", "profile"),
+    [
+        ("optimus", "a100-sdar-8b"),
+        pytest.param("focus", "a100-sdar-8b", marks=pytest.mark.slow),
+        pytest.param("focus", "h100-sdar-8b", marks=pytest.mark.slow),
+    ],
 )
 def test_the_devices_time_is_the_latency_models_less_the_hosts(policy: str, profile: str) -> None:
     scenario = Scenario("azure-conv", policy=policy, profile=profile)

@@ -78,7 +78,7 @@ def a_prompt_and_its_answer(scenario: Scenario) -> float:
     return latency.step(Features(12000, 0, 12000, 1, 1, 1, 12000)) + latency.step(Features(1, 0, 100, 1, 1, 1, 0))
 
 
-@pytest.mark.parametrize("num", [19, 6])
+@pytest.mark.parametrize("num", [pytest.param(19, marks=pytest.mark.slow), 6])
 def test_intervals_hold_the_truth_at_their_level(num: int) -> None:
     # The truth is what the device does; each measurement of it is off by its own standard errors.
     rng = np.random.default_rng(7)
@@ -213,6 +213,7 @@ def test_the_page_names_what_to_measure_next() -> None:
     )
 
 
+@pytest.mark.slow
 def test_draws_are_of_the_seed_and_the_cause_whatever_else_is_drawn() -> None:
     known = causes(SDAR, MODEL)
     assert drawn(known, 1, 5) == drawn(known, 1, 5)
@@ -224,6 +225,7 @@ def test_draws_are_of_the_seed_and_the_cause_whatever_else_is_drawn() -> None:
     assert np.abs(np.corrcoef(scores.T) - np.eye(len(known))).max() < 0.1
 
 
+@pytest.mark.usefixtures("compiled_worlds")
 def test_an_answer_that_hangs_on_nothing_survives_and_one_on_a_coin_does_not() -> None:
     base = replace(ASKED, policy="ar", concurrency=4, arrival="trace", rate=None)
     found = ensemble([base, replace(base, policy="chunk:32")], base.requests(), 4, pool=Pool(jobs=1))

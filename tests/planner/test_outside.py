@@ -32,9 +32,11 @@ PROFILE = load(Scenario.profile)
 CHECK = runs_on(PROFILE, None)
 
 
+@pytest.mark.parametrize("lane", ["uncompiled", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_the_two_ways_to_write_a_rule_serve_alike_and_runs_read_back(
-    tmp_path: Path, request: pytest.FixtureRequest
+    lane: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    request.getfixturevalue(lane)
     how: dict[str, Any] = {"slos": ["ttft=2s"], "num_requests": 30, "arrival": "poisson", "rate": 4.0, "seed": 3}
     (compiled,) = dsim.replay("azure-conv", COMPILED, **how).results
     request.getfixturevalue("uncompiled")

@@ -60,6 +60,7 @@ def test_solved_models_yield_their_mean_on_other_dice(mean: float) -> None:
     assert std > STD_PER_MEAN * mean  # which is that of requests of one kind
 
 
+@pytest.mark.slow
 def test_the_spread_between_requests_gives_the_published_pair() -> None:
     mean, tail = PAIR
     assert with_tail(calibrate_commits(mean, workload="", threshold=0.9), tail).request_spread == pytest.approx(

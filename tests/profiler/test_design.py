@@ -21,6 +21,7 @@ def error(machine: LatencyModel, chosen: list[Features], seed: int) -> float:
     return float(np.quantile(np.abs(predict(model, others) / predict(machine, others) - 1.0), 0.95))
 
 
+@pytest.mark.slow
 def test_chosen_shapes_reach_an_error_with_fewer_points_than_chance() -> None:
     chosen_errors, random_errors = [], []
     for seed in range(4):

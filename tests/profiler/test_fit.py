@@ -65,6 +65,7 @@ def test_a_machine_without_noise_is_given_back(machine: LatencyModel) -> None:
     assert (fit.valid, fit.doubts, fit.unidentified) == (True, (), ("launch",))
 
 
+@pytest.mark.slow
 def test_coefficients_lie_within_their_standard_errors() -> None:
     found: list[float] = []
     for machine, num in ((TWO, 80), (GRAPHS, 120)):
@@ -98,6 +99,7 @@ def test_a_launch_floor_is_told_from_the_device() -> None:
     assert fit.held_out.median < 0.025
 
 
+@pytest.mark.slow
 def test_a_staircase_that_is_not_known_for_one_is_predicted_worse() -> None:
     # Padding alone: no launch that captured steps would be without.
     machine = replace(GRAPHS, launch=0.0)

@@ -34,7 +34,9 @@ KNOWN = {
 }
 
 
-@pytest.mark.parametrize("tokens", [1.05, 4, 8])
+@pytest.mark.parametrize(
+    "tokens", [pytest.param(1.05, marks=pytest.mark.slow), 4, pytest.param(8, marks=pytest.mark.slow)]
+)
 def test_a_known_commit_model_is_given_back(tokens: float) -> None:
     model = KNOWN[tokens]
     size = model.block_length
@@ -57,6 +59,7 @@ def test_a_known_commit_model_is_given_back(tokens: float) -> None:
     assert (fit.num_requests + fit.num_held_out, fit.num_steps < len(log)) == (300, True)
 
 
+@pytest.mark.slow
 def test_windows_of_a_few_masks_are_fitted_as_well() -> None:
     model = KNOWN[2]
     found = whole_blocks(16, 300, 3)
@@ -103,6 +106,7 @@ def test_whole_blocks_alone_are_counted_and_few_requests_doubted() -> None:
         fit_commits(log[np.zeros(len(log), np.bool_)], workload="known", threshold=0.9)
 
 
+@pytest.mark.slow
 def test_a_log_that_no_commit_model_fits_is_refused() -> None:
     # Blocks alternate between one token a step and all at once: no normal spread does that.
     log = draw(KNOWN[1.05], whole_blocks(16, 200, 4), seed=3)

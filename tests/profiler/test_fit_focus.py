@@ -61,6 +61,7 @@ def tiny() -> Loaded:
     return open_model("tiny", "cpu")
 
 
+@pytest.mark.slow
 def test_the_tiny_models_importance_tells_what_it_can_decode(tiny: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(monotonic=itertools.count().__next__)  # a second a step, however slow the machine
     monkeypatch.setattr(measure, "time", clock)
@@ -75,6 +76,7 @@ def test_the_tiny_models_importance_tells_what_it_can_decode(tiny: Loaded, monke
     assert 0.8 * log.committed.sum() < decodable <= log.committed.sum()
 
 
+@pytest.mark.slow
 def test_a_commit_log_goes_on_over_its_budget_until_requests_have_completed(tiny: Loaded) -> None:
     log = log_commits(tiny, "records", 0.9, 1.0, 0.0)
     fitted, held_out = split(log)

@@ -52,6 +52,7 @@ def test_a_table_gives_a_model_for_each_threshold(tmp_path: Path) -> None:
         scenario.simulate(scenario.requests().head(1))
 
 
+@pytest.mark.slow
 def test_a_log_gives_the_model_that_fits_it() -> None:
     [model] = given_yield(str(LOG), 32, 0.9)
     assert model.source.startswith("--yield steplog.jsonl, a step log of ")

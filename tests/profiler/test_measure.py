@@ -93,6 +93,7 @@ def test_steps_of_many_shapes_are_measured_and_one_of_them_in_every_round(
     assert told[-1] <= 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_seconds_a_shape")
 def test_steps_of_padded_batches_are_fitted_as_the_staircase_they_are(loaded: Loaded) -> None:
     graphs = replace(loaded, graphs=True)
@@ -117,6 +118,7 @@ def test_a_journal_serves_batches_of_every_size_and_compiles_nothing(loaded: Loa
         assert len(np.unique(found.column("tokens"))) > 8  # of no lattice
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_seconds_a_shape")
 def test_a_device_is_measured_on_every_level_and_judged_by_a_journal(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
@@ -171,6 +173,7 @@ def test_what_fails_after_the_steps_are_measured_does_not_cost_them(
     assert from_json(json.loads(json.dumps(to_json(kept[0]))), "here.json") == kept[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_seconds_a_shape")
 def test_experts_of_a_checkpoint_are_measured_on_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = replace(SMALL, name="mixed", architecture="SDARMoeForCausalLM", experts=Experts(4, 2, 16))
@@ -191,6 +194,7 @@ def test_experts_of_a_checkpoint_are_measured_on_text(folder: Path, monkeypatch:
     assert any("random tokens chose the experts" in doubt for doubt in blind.fit.doubts)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_seconds_a_shape")
 def test_a_profile_says_what_was_measured_on_what(loaded: Loaded, folder: Path) -> None:
     profile, taken = profile_model(
@@ -220,6 +224,7 @@ def test_a_profile_says_what_was_measured_on_what(loaded: Loaded, folder: Path) 
         profile.commit_model("ids", 4, 0.7)
 
 
+@pytest.mark.slow
 def test_every_phase_of_every_kind_of_cache_is_measured(loaded: Loaded) -> None:
     # Beside a model by which steps take next to nothing, and beside one by which they take longer than they do.
     nothing, ages = (LatencyModel(((0.0, seconds),), 0.0, layers=2) for seconds in (1e-9, 1e3))

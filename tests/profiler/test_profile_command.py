@@ -75,6 +75,7 @@ def test_json_is_one_object() -> None:
     assert (facts["floor_s"], facts["floor_is_launch"], facts["written"]) == (0.041, True, None)
 
 
+@pytest.mark.slow
 def test_a_log_is_fitted_and_shown(tmp_path: Path) -> None:
     path, page = (tmp_path / f"mine.{ending}" for ending in ("json", "html"))
     shown = run("profile", "--from-log", str(EXAMPLE), "-o", str(path)).splitlines()

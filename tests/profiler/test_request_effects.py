@@ -31,6 +31,7 @@ def test_a_request_is_drawn_from_the_quantiles() -> None:
     assert (again == 1.0).all()
 
 
+@pytest.mark.slow
 def test_two_kinds_of_requests_are_told_apart_in_their_log() -> None:
     log = draw(TWO_KINDS, whole_blocks(16, 250, 6), seed=3)
     found, fit = fit_commits(log, workload="known", threshold=0.9)
@@ -52,6 +53,7 @@ def test_requests_that_are_normal_stay_so() -> None:
     assert abs(found.request_spread - 0.6) < 3 * fit.standard_errors["request_spread"]
 
 
+@pytest.mark.slow
 def test_standard_errors_of_the_tails_are_as_wide_as_logs_differ() -> None:
     found = [
         fit_commits(draw(TWO_KINDS, whole_blocks(16, 100, 5), seed=s), workload="k", threshold=0.9) for s in range(3)

@@ -249,6 +249,7 @@ def test_a_journal_that_fails_at_its_nth_batch_ends_no_request(
     assert said.startswith("the journal records no more steps; serving continues: ")
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_while_serving_costs_no_request_and_nothing_that_was_journalled(tmp_path: Path) -> None:
     """From some time on no file may grow beyond a size: what was written before is read back."""
     process, server = begun(tmp_path, "-o", "run")
@@ -280,6 +281,7 @@ def test_a_drain_that_ends_says_so_to_whole_and_streamed_replies(twin: Callable[
     assert behind.columns()["status"].tolist() == [UNFINISHED] * 2
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_at_once_and_writes_the_journal(tmp_path: Path) -> None:
     process, server = begun(tmp_path, "-o", "run", "--speed", "0.5")
     connection = server.begin(prompt=[0], max_tokens=400)

@@ -27,7 +27,7 @@ from dsim.traces import Trace, synth
 from ..engine import golden
 from ..worlds import SECOND, toy_profile, toy_trace
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = pytest.mark.usefixtures("compiled_worlds")
 # Few pages, so that requests are preempted and some never fit.
 SPECS = (
     *PRESETS, "lmdeploy-0.18,num_pages=11", "vllm-ar,num_pages=40", "vllm-diffusion,num_pages=60",
@@ -35,6 +35,10 @@ SPECS = (
 )  # fmt: skip
 # Replicas that a router compares run other code, which takes time to compile: one for each kind of rows, beside `ar`.
 TOGETHER = ("optimus,num_pages=9", "vllm-diffusion,num_pages=60", "dllm-serve,num_pages=6")
+IN_LANES = [
+    *golden.in_lanes(spec for spec in SPECS if spec not in TOGETHER[1:]),
+    *(pytest.param(spec, marks=pytest.mark.slow) for spec in TOGETHER[1:]),
+]
 
 
 def traffic(family: str) -> Trace:
@@ -58,7 +62,7 @@ def traffic(family: str) -> Trace:
     return replace(trace, arrival=arrival, input_length=lengths, output_length=answers, extras=wishes)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", IN_LANES)
 def test_requests_known_ahead_are_served_alike(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dsim.engine.engine.STEPS_A_CALL", 7)  # pauses, also where a replica is idle
     policy = parse(spec)
@@ -110,6 +114,7 @@ def test_replicas_that_start_and_drain_are_run_together(scaler: str, startup: st
     assert _plain(slow.totals) == _plain(fast.totals)
 
 
+@pytest.mark.slow
 def test_threads_run_replicas_that_take_turns_alike() -> None:
     trace = synth("poisson", 20.0, lengths="lognormal:90,70,160,90", num_requests=600, seed=5)
     specs = ("optimus", "chunk:8")
@@ -196,6 +201,7 @@ def as_sessions(trace: Trace) -> Trace:
     return replace(trace, input_length=lengths, extras={"session_id": ids})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tokens", "difference", "taken"), [(2**24, 64, 1), (400, 64, 1), (2**24, 1, 1), (400, 1, 1), (0, 64, 0)]
 )
@@ -229,11 +235,30 @@ def test_the_prefix_router_chooses_alike_where_it_is_compiled(
         assert _plain(slow.totals) == _plain(fast.totals), how
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "emit"), EMITTED)
 def test_leaps_end_where_steps_do(spec: str, emit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hows: list[dict[str, Any]] = [{"replicas": 2}, {"drain": False}, {"concurrency": 9}]
+    if not spec.startswith(("sglang", *PASSES)):  # compiled anew for it
+        hows += [{"replicas": 2, "router": "jsq"}]
+    check_leaps(spec, emit, 80 if spec.startswith("ar") else 60 if spec in PASSES else 150, monkeypatch, hows)
+
+
+FEW_LEAPING = (
+    ("ar", "step"), ("vllm-ar,num_pages=40", "block"), ("vllm-diffusion,num_pages=60", "end"), ("sglang-gemma", "step"),
+    ("vanilla:3", "end"), ("dllm-serve,num_pages=6", "block"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "emit"), FEW_LEAPING)
+def test_leaps_of_a_few_requests_end_where_steps_do(spec: str, emit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsim.engine.core.PATIENCE", 10**12)  # few steps: compiling would take longer
+    check_leaps(spec, emit, 5, monkeypatch, [{"replicas": 2}, {"drain": False}])
+
+
+def check_leaps(spec: str, emit: str, num: int, monkeypatch: pytest.MonkeyPatch, hows: list[dict[str, Any]]) -> None:
     """A journal with room for one step stops each leap: so a run with one is the test of other runs."""
     one_step = partialmethod(StepRecorder.__init__, batch=1)
-    num = 80 if spec.startswith("ar") else 60 if spec in PASSES else 150
     trace = synth("poisson", 1.0 if spec in PASSES else 6.0, lengths="lognormal:90,70,160,90", num_requests=num, seed=5)
     wishes: dict[str, list[Any]] = {"max_tokens": [int(n) + 7 for n in trace.output_length]}
     if "gemma" in spec or "diffusion" in spec:
@@ -245,15 +270,12 @@ def test_leaps_end_where_steps_do(spec: str, emit: str, monkeypatch: pytest.Monk
     packing = CacheOverhead("SparseCache", "pack", 0.01, 1e-5)  # costs more than a full pass over the same tokens
     changes = {"cache_overhead": (packing,)} if spec in PASSES else {}
     setting = Setting(parse(spec), golden.profile_of(parse(spec), **changes))
-    hows: list[dict[str, Any]] = [{"replicas": 2}, {"drain": False}, {"concurrency": 9}]
-    if not spec.startswith(("sglang", *PASSES)):  # compiled anew for it
-        hows += [{"replicas": 2, "router": "jsq"}]
     for how in hows:
         single, recorded = Kept(), Kept()
         with monkeypatch.context() as patch:
             patch.setattr(StepRecorder, "__init__", one_step)
             steps = simulate(trace, setting, emit=emit, append=single, ordered=False, **how)
-        assert steps.totals.num_decode_steps > 100
+        assert steps.totals.num_decode_steps > num
         for append in (recorded, None):
             leaps = simulate(trace, setting, emit=emit, append=append, ordered=False, **how)
             for name, column in steps.table.columns.items():

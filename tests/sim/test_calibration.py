@@ -13,6 +13,7 @@ from dsim.traces import synth
 
 from ..research.experiments import part, rows
 
+pytestmark = pytest.mark.slow
 AT = ("64", "256")
 BASELINE = "LMDeploy, threshold 0.9"
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,17 @@ from dsim.sim.twin import simulate
 from dsim.traces import Trace
 
 from ..worlds import ENGINE_PRESETS, Driver, table_bytes, toy_profile
-from .test_invariants import FEW, Fleet, check_accounts, check_fleet, fleet_options, traces
+from .test_invariants import (
+    CHOICES,
+    FEW,
+    PARTS,
+    Fleet,
+    check_accounts,
+    check_fleet,
+    fleet_options,
+    spec_of,
+    traces,
+)
 
 WINDOW = 6  # tokens that some of the layers see
 WINDOWS = {"window": WINDOW, "window_bytes": 3, "kv_bytes": 2}  # ... and keep pages for, one and a half times as large
@@ -120,14 +131,16 @@ class EngineDriver(Driver):
         return num
 
 
-@settings(FEW, max_examples=100)
+@pytest.mark.parametrize("part", range(PARTS))
+@settings(FEW, max_examples=16)
 @given(
-    traces(), st.sampled_from(SPECS), st.integers(1, 60), st.integers(1, 9), st.sampled_from(["block", "step", "end"]),
+    traces(), CHOICES, st.integers(1, 60), st.integers(1, 9), st.sampled_from(["block", "step", "end"]),
     st.sampled_from([9, 16, 64, 4096]), st.booleans(), st.booleans(),
 )  # fmt: skip
 def test_an_engine_keeps_its_accounts_at_every_step(
-    trace: Trace, spec: str, num_pages: int, rows: int, emit: str, tokens: int, eos: bool, windows: bool
+    part: int, trace: Trace, choice: int, num_pages: int, rows: int, emit: str, tokens: int, eos: bool, windows: bool
 ) -> None:
+    spec = spec_of(SPECS, part, choice)
     policy, given = parse(sized(spec, rows, tokens, num_pages)), WINDOWS if windows else {}
     d = EngineDriver(
         policy, trace, num_pages=num_pages, max_batch=rows, latency=OVERLAP, emit=emit, eos=eos, windows=given
@@ -176,7 +189,7 @@ def runs(draw: st.DrawFn) -> tuple[Trace, str, dict[str, Any]]:
     return trace, spec, fleet_options(draw) | {"eos": eos}
 
 
-@settings(FEW, max_examples=50)
+@settings(FEW, max_examples=25)
 @given(runs())
 def test_a_fleet_loses_no_request_and_its_journal_replays_plan_for_plan(
     run: tuple[Trace, str, dict[str, Any]],
@@ -197,11 +210,13 @@ def test_a_fleet_loses_no_request_and_its_journal_replays_plan_for_plan(
     assert table_bytes(table) == table_bytes(t)
 
 
-@settings(FEW, max_examples=30)
-@given(traces(), st.sampled_from(SPECS), st.sampled_from([1, 3, 9]), st.sampled_from([0, 2, 200]), st.booleans())
+@pytest.mark.parametrize("part", range(PARTS))
+@settings(FEW, max_examples=5)
+@given(traces(), CHOICES, st.sampled_from([1, 3, 9]), st.sampled_from([0, 2, 200]), st.booleans())
 def test_a_plain_loop_drives_the_engine_to_the_same_table(
-    trace: Trace, spec: str, rows: int, more: int, eos: bool
+    part: int, trace: Trace, choice: int, rows: int, more: int, eos: bool
 ) -> None:
+    spec = spec_of(SPECS, part, choice)
     policy = parse(spec)
     if eos and policy.granularity.on_a_grid:
         return  # requests go on past an EOS in their prompt's block there

@@ -25,10 +25,10 @@ from dsim.traces import Trace
 
 from ..serving import Loop, serving_profile
 from ..worlds import Collector, table_bytes, toy_trace
-from .test_invariants import check_accounts, check_fleet
+from .test_invariants import CHOICES, PARTS, check_accounts, check_fleet, spec_of
 
 PROFILE = serving_profile()
-FEW = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=18, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 DYNAMIC = "strategy=low_confidence_dynamic"
 SPECS = (
     "vanilla,block_length=4",
@@ -86,14 +86,16 @@ def canvas_of(trace: Trace, block: int) -> Any:
     return -(-trace.output_length // block) * block
 
 
-@settings(FEW, max_examples=80)
+@pytest.mark.parametrize("part", range(PARTS))
+@settings(FEW, max_examples=16)
 @given(
-    traces(), st.sampled_from(SPECS), st.sampled_from([8, 16, 256]), st.integers(1, 40),
+    traces(), CHOICES, st.sampled_from([8, 16, 256]), st.integers(1, 40),
     st.sampled_from(["block", "step", "end"]),
 )  # fmt: skip
 def test_an_engine_keeps_its_accounts_at_every_step(
-    trace: Trace, spec: str, page: int, num_pages: int, emit: str
+    part: int, trace: Trace, choice: int, page: int, num_pages: int, emit: str
 ) -> None:
+    spec = spec_of(SPECS, part, choice)
     policy = parse(f"{spec},page_size={page},num_pages={num_pages}")
     limits = Setting(policy, PROFILE).limits
     d = Loop(policy, trace, limits, emit=emit).run()  # checks each step
