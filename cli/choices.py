@@ -5,8 +5,8 @@ tests/cli/test_start.py compares them with their originals.
 
 TRACES = ("azure-conv", "mooncake-conv")
 TRACE_FORMATS = (
-    "mooncake", "guidellm", "azure", "burstgpt", "vidur", "splitwise", "llmservingsim", "blis", "baseten", "weka",
-    "litellm", "sglang", "otlp", "openai-usage", "openai", "dsim",
+    "mooncake", "guidellm", "azure", "burstgpt", "vidur", "splitwise", "llmservingsim", "baseten",
+    "litellm", "sglang", "otlp", "openai", "dsim",
 )  # fmt: skip
 TIME_UNITS = ("s", "ms", "us", "ns")
 ARRIVALS = ("trace", "poisson", "gamma", "weibull", "constant", "burstgpt-like")

@@ -294,7 +294,7 @@ def _of_answers(candidates: Sequence[PlanCandidate], best: PlanCandidate, allow_
 def own_rate(scenario: Scenario) -> float:
     """req/s; DsimError if the trace has no times."""
     source = scenario.source()
-    if not (source.notes.has_arrivals and len(source) > 1 and source.duration > 0):
+    if not (len(source) > 1 and source.duration > 0):
         raise DsimError(f"{source.name} has no arrival times, expected --rate R")
     return source.rate
 

@@ -30,8 +30,6 @@ def check_growth(text: str) -> None:
 
 def peak_of(trace: Trace, rate: float, fleet: Fleet) -> Peak | None:
     """The busiest hour, or minute of a trace below two hours; None below two minutes."""
-    if not trace.notes.has_arrivals:
-        return None
     for name, window in (("hour", HOUR), ("minute", MINUTE)):
         found = busiest(trace.arrival, window)
         if found is not None and found.num_windows > 1:

@@ -106,7 +106,7 @@ def replication(scenario: Scenario, index: int, num_requests: int, block: int) -
     seed = int(chance.key(scenario.seed, LUCK, index)[0] >> np.uint64(2))
     own = replace(scenario, seed=seed)
     source = scenario.source()
-    timed = source.notes.has_arrivals and len(source) > 1 and source.duration > 0
+    timed = len(source) > 1 and source.duration > 0
     if scenario.arrival == "trace" and not timed:
         raise TraceError(f"{source.name} has no arrival times, expected an arrival process (--arrival)")
     seen = judged(num_requests)
@@ -149,7 +149,7 @@ def to_judge(num_requests: int) -> int:
 def in_order(trace: Trace, rows: npt.NDArray[np.int64]) -> Trace:
     """Rows of a trace in this order, with lengths, class and gap."""
     gaps = np.ones(len(trace))
-    if trace.notes.has_arrivals and len(trace) > 1:
+    if len(trace) > 1:
         gaps = np.diff(trace.arrival, prepend=-trace.duration / (len(trace) - 1))
     drawn = trace.take(rows, np.cumsum(gaps[rows]))
     if not {"hash_ids", "session_id"} & drawn.extras.keys():

@@ -158,11 +158,10 @@ class Scenario:
     def requests(self) -> Trace:
         """The requests to replay; DsimError if none has the class of an SLO."""
         source = self.source()
-        timeless = self.concurrency is not None and not source.notes.has_arrivals  # a closed loop needs none
         ready = prepare(
             source,
-            arrival="constant" if timeless else self.arrival,
-            rate=1.0 if timeless else self.rate,
+            arrival=self.arrival,
+            rate=self.rate,
             cv=self.cv,
             burstiness=self.burstiness,
             num_requests=self.num_requests,

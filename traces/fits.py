@@ -37,7 +37,7 @@ def fit(trace: Trace) -> GammaFit:
     gaps = np.diff(trace.arrival)
     positive = gaps[gaps > 0]
     trace_cv = gap_cv(trace.arrival)
-    if not trace.notes.has_arrivals or len(positive) < 10 or trace_cv is None:
+    if len(positive) < 10 or trace_cv is None:
         raise TraceError(f"{trace.name} has {len(positive)} gaps above 0 to fit, expected at least 10")
     shape = gamma_shape(positive)
     scale = float(positive.mean()) / shape

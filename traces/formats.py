@@ -36,8 +36,6 @@ class Format:
     extras: dict[str, str] = field(default_factory=dict)
     text: str = ""  # a prompt, in place of the input length
     doubtful: bool = False  # tools disagree on the unit of `time`
-    count: str = ""  # a number of requests that arrive until `until`
-    until: str = ""
     first: str = ""  # first token's time, in the unit of `time`
     end: str = ""  # last token's time
     wait: str = ""  # s to the first token, instead of `first`
@@ -47,14 +45,12 @@ class Format:
     @property
     def keys(self) -> str:
         """The required keys, for errors."""
-        times = f"{self.time}, {self.until}, {self.count}" if self.count else self.time
-        return f"{times}, {self.input}{f' or {self.text}' if self.text else ''}, {self.output}"
+        return f"{self.time}, {self.input}{f' or {self.text}' if self.text else ''}, {self.output}"
 
     def matches(self, keys: Iterable[str]) -> bool:
         """Whether the keys include the required ones."""
         have = set(keys) - {""}
-        needed = {self.time, self.output} | ({self.count, self.until} if self.count else set())
-        return needed <= have and bool(have & {self.input, self.text})
+        return {self.time, self.output} <= have and bool(have & {self.input, self.text})
 
     @property
     def kept(self) -> list[tuple[str, str]]:
@@ -64,7 +60,7 @@ class Format:
     @property
     def all_keys(self) -> set[str]:
         """Every key used; `outer.inner` is inside an object of the row."""
-        plain = {self.time, self.input, self.output, self.text, self.count, self.until, self.only, *self.extras}
+        plain = {self.time, self.input, self.output, self.text, self.only, *self.extras}
         return (plain | {self.first, self.end, self.wait}) - {""}
 
 
@@ -92,14 +88,9 @@ FORMATS = {
             {"session_id": "session_id", "delay": "delay"},
         ),
         Format(
-            "blis", "arrival_time_us", "input_tokens", "output_tokens", "us",
-            {key: key for key in ("session_id", "slo_class", "model", "status")} | {"request_id": "id"},
-        ),
-        Format(
             "baseten", "timestamp_start_unix_ms", "input_tokens", "output_tokens", "ms",
             {"provided_session_id": "session_id", "total_hashes": "hash_ids", "block_size": "block_size"},
         ),
-        Format("weka", "t", "in", "out", "s", {"id": "id", "hash_ids": "hash_ids"}, doubtful=True),
         Format(
             "litellm", "startTime", "prompt_tokens", "completion_tokens", "datetime",
             {key: key for key in ("session_id", "model", "status", "cache_hit")}
@@ -116,10 +107,6 @@ FORMATS = {
             first="firstTimeUnixNano", end="endTimeUnixNano", own=True,
         ),
         Format(
-            "openai-usage", "start_time", "input_tokens", "output_tokens", "s", {"model": "model"},
-            count="num_model_requests", until="end_time",
-        ),
-        Format(
             "openai", "created", "usage.prompt_tokens", "usage.completion_tokens", "s",
             {"id": "id", "model": "model"}, own=True,
         ),
@@ -131,7 +118,7 @@ FORMATS = {
 def named(name: str) -> Format:
     """An error lists all names."""
     if name not in FORMATS:
-        raise TraceError(f"no trace format named {cut(name)}, expected one of: {', '.join(FORMATS)}, sharegpt")
+        raise TraceError(f"no trace format named {cut(name)}, expected one of: {', '.join(FORMATS)}")
     return FORMATS[name]
 
 
@@ -145,7 +132,7 @@ def recognise(place: str, keys: Iterable[str]) -> Format:
     found = f"keys {shown_keys(have)} are of no known trace"
     own = "or --columns arrival=COLUMN,input=COLUMN,output=COLUMN"
     others = "`dsim import` reads a load generator's results"
-    raise TraceError(f"{place}: {found}, expected one of: {known}; sharegpt (conversations); {own}; {others}")
+    raise TraceError(f"{place}: {found}, expected one of: {known}; {own}; {others}")
 
 
 def own_format(place: str, text: str, first: Mapping[str, object]) -> Format:

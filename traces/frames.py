@@ -38,7 +38,7 @@ def table_of(frame: pd.DataFrame, keys: list[str], form: Format) -> tuple[pd.Dat
 
 def fast_columns(table: pd.DataFrame, form: Format) -> Columns | None:
     """In one pass; None if a value needs the row reader."""
-    if form.count or form.input not in table or table.isna().to_numpy().any():
+    if form.input not in table or table.isna().to_numpy().any():
         return None
     return columns_at_once({str(key): table[key] for key in table}, form)
 

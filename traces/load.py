@@ -41,11 +41,8 @@ from .rows import (
     parquet_rows,
     read_bytes,
 )
-from .sharegpt import columns_of_conversations, is_sharegpt
 from .shipped import SHIPPED
 from .trace import Trace, TraceNotes
-from .usage import spread
-from .vllm_log import VLLM_LOG, is_vllm_log, rows_of_log
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,7 +73,7 @@ class Asked:
         keys = list(first)
         if self.columns is not None:
             form = own_format(place, self.columns, first)
-        elif self.format in (None, "sharegpt"):  # conversations were read before
+        elif self.format is None:
             form = recognise(place, keys)
         else:
             form = named(self.format)
@@ -122,15 +119,13 @@ def load(
 
 
 def _ready(
-    found: Columns, form: Format | None, path: str, name: str, format: str | None, time_unit: str | None,
-    keep_failed: bool,
-) -> Trace:  # fmt: skip
+    found: Columns, form: Format, path: str, name: str, format: str | None, time_unit: str | None, keep_failed: bool
+) -> Trace:
     """With doubts about the unit."""
-    if form is not None:
-        if time_unit is not None and form.unit == "datetime":
-            raise TraceError(f"{path}: {form.time} is a date and time, expected no --time-unit (it is {time_unit})")
-        if form.doubtful and time_unit is None and format is None:
-            found.warnings.extend(doubts(found, form))
+    if time_unit is not None and form.unit == "datetime":
+        raise TraceError(f"{path}: {form.time} is a date and time, expected no --time-unit (it is {time_unit})")
+    if form.doubtful and time_unit is None and format is None:
+        found.warnings.extend(doubts(found, form))
     runs = list(dict.fromkeys(found.extras.pop(OF_RUN, [])))
     if len(runs) > 1:
         policies = cut(", ".join(map(str, runs)))
@@ -150,14 +145,14 @@ def locate(path_or_name: str | Path) -> tuple[Path, str]:
     raise TraceError(f"no trace file {cut_words(name)}{hint}, expected a file or a shipped trace: {', '.join(SHIPPED)}")
 
 
-def read(path: Path, asked: Asked) -> tuple[Columns, Format | None]:
-    """Format: None for ShareGPT."""
+def read(path: Path, asked: Asked) -> tuple[Columns, Format]:
+    """Columns and format of a file."""
     return read_data(str(path), read_bytes(path), asked)
 
 
-def read_data(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format | None]:
+def read_data(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format]:
     """As `read`. where: the name in errors."""
-    if asked.format not in (None, "sharegpt"):
+    if asked.format is not None:
         named(asked.format)
     kind = container(where, data)
     if kind == "csv":
@@ -172,12 +167,10 @@ def read_data(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format | 
     return _chosen(*read_rows(where, found, asked), where, asked)
 
 
-def read_frame(frame: "pd.DataFrame", asked: Asked) -> tuple[Columns, Format | None]:
+def read_frame(frame: "pd.DataFrame", asked: Asked) -> tuple[Columns, Format]:
     """As `read`."""
     from . import frames  # files need no pandas
 
-    if asked.is_format("sharegpt", bool(len(frame)) and is_sharegpt(dict(frame.iloc[0]))):
-        return _chosen(columns_of_conversations(frames.rows_of(frame)), None, FRAME, asked)
     keys = frames.keys_of(frame)
     first = dict(zip(keys, map(frames.plain, frame.iloc[0]), strict=True))
     table, form = frames.table_of(frame, keys, asked.format_of(FRAME, first))
@@ -185,19 +178,18 @@ def read_frame(frame: "pd.DataFrame", asked: Asked) -> tuple[Columns, Format | N
     return _chosen(found, form, FRAME, asked)
 
 
-def _chosen(found: Columns, form: Format | None, path: str, asked: Asked) -> tuple[Columns, Format | None]:
+def _chosen(found: Columns, form: Format, path: str, asked: Asked) -> tuple[Columns, Format]:
     """Rows by `--only` and the log's columns."""
-    if asked.only is not None and (form is None or not form.only):
-        kind = "conversations" if form is None else form.name
+    if asked.only is not None and not form.only:
         raise TraceError(
-            f"{path}: --only is {cut(asked.only)}, and {kind} have no such column: expected another format"
+            f"{path}: --only is {cut(asked.only)}, and {form.name} has no such column: expected another format"
         )
-    if form is not None and (form.own or asked.only is not None):
+    if form.own or asked.only is not None:
         found = chosen(found, form, path, asked.only)
     return found, form
 
 
-def read_rows(where: str, found: Rows, asked: Asked) -> tuple[Columns, Format | None]:
+def read_rows(where: str, found: Rows, asked: Asked) -> tuple[Columns, Format]:
     """Of JSON or Parquet."""
     whole, first = next(((i, row) for i, row in enumerate(found.rows) if isinstance(row, dict) and row), (0, None))
     if first is None:
@@ -206,12 +198,11 @@ def read_rows(where: str, found: Rows, asked: Asked) -> tuple[Columns, Format | 
         raise TraceError(f"{found.place(0)}: {found.rows[0] if isinstance(found.rows[0], str) else 'row has no keys'}")
     if asked.is_format(STEP_LOG.name, first.get("schema") == "dsim-steplog"):
         return columns_of(requests_of_log(found), STEP_LOG, asked.skip_bad), STEP_LOG
-    if asked.is_format("sharegpt", is_sharegpt(first)):
-        return columns_of_conversations(found), None
     if is_otlp(first) and asked.is_format(OTLP.name, True):
         found, warnings = rows_of_spans(found)
         form = asked.with_only(OTLP, where, [*OTLP.extras])
-        return with_warnings(columns_of(found, form, asked.skip_bad), warnings), form
+        columns = columns_of(found, form, asked.skip_bad)
+        return replace(columns, warnings=[*warnings, *columns.warnings]), form
     form = asked.format_of(found.place(whole), flat(first))
     if any("." in key for key in form.all_keys):
         found = replace(found, rows=[row if isinstance(row, str) else flat(row) for row in found.rows])
@@ -220,15 +211,7 @@ def read_rows(where: str, found: Rows, asked: Asked) -> tuple[Columns, Format | 
 
 def columns_of(found: Rows, form: Format, skip_bad: bool) -> Columns:
     """At once if all values are good, else row by row."""
-    if form.count:
-        found, warning = spread(found, form)
-        return with_warnings(columns_of(found, replace(form, count=""), skip_bad), [warning])
     return columns_of_good_rows(found.rows, form) or columns_of_rows(found, form, skip_bad)
-
-
-def with_warnings(columns: Columns, warnings: list[str]) -> Columns:
-    """These warnings come first."""
-    return replace(columns, warnings=[*warnings, *columns.warnings])
 
 
 def requests_of_log(found: Rows) -> Rows:
@@ -262,18 +245,15 @@ def requests_of_log(found: Rows) -> Rows:
 
 
 def read_csv(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format]:
-    """Of a CSV file, or of vLLM's printed log."""
+    """Of a CSV file."""
     text = decode(where, data)
-    if asked.format is None and asked.columns is None and is_vllm_log(text):
-        rows, warnings = rows_of_log(where, text)
-        return with_warnings(columns_of_rows(rows, VLLM_LOG, asked.skip_bad), warnings), VLLM_LOG
     first = csv_head(where, text)
     form = asked.format_of(f"{where}:1", first)
     moments = [form.time, *moments_in(form, first)]
     kinds = {name: False for name, _ in form.kept if name in first}
     kinds |= dict.fromkeys((form.input, form.output), True)
     kinds |= dict.fromkeys(moments, form.unit != "datetime")
-    table = csv_table(data, kinds) if form.input in first and not form.count else None
+    table = csv_table(data, kinds) if form.input in first else None
     columns = columns_at_once(table, form) if table is not None and len(table[form.input]) else None
     if columns is not None:
         return columns, form
@@ -298,9 +278,7 @@ def doubts(columns: Columns, form: Format) -> list[str]:
     return found
 
 
-def finish(
-    columns: Columns, path: str, name: str, form: Format | None, time_unit: str | None, keep_failed: bool
-) -> Trace:
+def finish(columns: Columns, path: str, name: str, form: Format, time_unit: str | None, keep_failed: bool) -> Trace:
     """Drop failures, sort by time (ties in file order), start at 0."""
     failed = np.flatnonzero(columns.output_length == 0)
     kept = np.arange(len(columns.time))
@@ -318,19 +296,18 @@ def finish(
         columns.warnings.append(f"{num_unsorted} rows were out of order and have been sorted")
         order = np.argsort(time, kind="stable")
         time, kept = time[order], kept[order]
-    unit = time_unit or (form.unit if form else "s")
+    unit = time_unit or form.unit
     ticks = TICKS_PER_SECOND["ns" if unit == "datetime" else unit]
     for metric, after in columns.waited.items():
         if not np.isnan(after[kept]).all():
             columns.extras[MEASURED[metric]] = [None if wait != wait else wait / ticks for wait in after.tolist()]
     notes = TraceNotes(
         path=path,
-        format=form.name if form else "sharegpt",
+        format=form.name,
         num_rows=columns.num_rows,
         num_unsorted=num_unsorted,
         num_skipped=columns.num_skipped,
         failed_in_trace=0 if keep_failed else len(failed),
-        has_arrivals=form is not None,
         warnings=tuple(columns.warnings),
     )
     extras = {key: [column[i] for i in kept.tolist()] for key, column in columns.extras.items()}

@@ -171,17 +171,12 @@ def object_or_complaint(found: Any) -> Row | str:
 
 
 def rows_in(row: Row | str) -> Iterator[Row | str]:
-    """The object, the items of an API's answer (`data`), or the results of a bucket of OpenAI's usage."""
+    """The object, or the items of an API's answer (`data`)."""
     items = [row]
     if isinstance(row, dict) and isinstance(row.get("data"), list):
         items = [object_or_complaint(item) for item in row["data"]]
     for item in items:
-        if isinstance(item, dict) and item.get("object") == "bucket" and isinstance(item.get("results"), list):
-            span = {"start_time": item.get("start_time"), "end_time": item.get("end_time")}
-            for part in map(object_or_complaint, item["results"]):
-                yield {**part, **span} if isinstance(part, dict) else part
-        else:
-            yield from turns(item)
+        yield from turns(item)
 
 
 def turns(row: Row | str) -> Iterator[Row | str]:

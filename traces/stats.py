@@ -16,7 +16,7 @@ FANO_WINDOWS = (1.0, 10.0, 60.0)  # s
 def describe(trace: Trace) -> dict[str, Any]:
     """A plain dict; None if the trace is too short."""
     notes = trace.notes
-    has_arrivals = notes.has_arrivals and len(trace) > 1
+    has_arrivals = len(trace) > 1
     gaps = np.diff(trace.arrival)
     return {
         "name": trace.name,

@@ -82,14 +82,12 @@ def prepare(
     check(arrival, seed, num_requests)
     cv = resolve_cv(arrival, cv, burstiness)
     if arrival == "trace":
-        if not trace.notes.has_arrivals:
-            raise TraceError(f"{trace.name} has no arrival times, expected an arrival process (--arrival) and a --rate")
         ready = own_times(trace, num_requests, rate, time_scale, jitter, seed)
     else:
         for name, value in (("time scale", time_scale), ("jitter", jitter or None)):
             if value is not None:
                 raise TraceError(f"{name} is {value}, expected none with {arrival} arrivals")
-        if rate is None and not (trace.notes.has_arrivals and trace.duration > 0):
+        if rate is None and not trace.duration > 0:
             raise TraceError(f"{trace.name} has no rate, expected a --rate for {arrival} arrivals")
         rate = trace.rate if rate is None else rate
         ready = new_times(trace, Process(arrival, rate, cv, seed, parameters or BurstGPTLike()), num_requests)
@@ -155,7 +153,7 @@ def new_times(trace: Trace, process: Process, num_requests: int | None) -> Trace
         extras = {name: column for name, column in trace.extras.items() if name not in IDENTITIES}
         index[len(trace) :] = bootstrap(trace, index[len(trace) :], process.seed)
         trace = replace(trace, extras=extras)
-    return replace(trace.take(index, process.times(num_requests)), notes=replace(trace.notes, has_arrivals=True))
+    return trace.take(index, process.times(num_requests))
 
 
 def lengths_of(lengths: str | Moments | Trace, num_requests: int, seed: int) -> tuple[Ints, Ints, Extras]:

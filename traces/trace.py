@@ -39,7 +39,6 @@ class TraceNotes:
     num_unsorted: int = 0  # sorted since
     num_skipped: int = 0  # left out
     failed_in_trace: int = 0  # left out for an output length of 0
-    has_arrivals: bool = True  # False: no times, all arrivals are 0
     warnings: tuple[str, ...] = ()
 
 

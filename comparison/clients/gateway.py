@@ -39,11 +39,10 @@ def read_measured(
         if columns is not None and not any(part.partition("=")[0].strip() == ours for part in columns.split(",")):
             raise TraceError(f"--columns {cut(columns)} lacks {ours}, expected {EXAMPLE}")
     found, form = read(path, Asked(None, columns, only, skip_bad))
-    if form is None or not form.end or not found.waited:
+    if not form.end or not found.waited:
         known = "; ".join(f"{f.name} ({f.keys}, {f.wait or f.first}, {f.end})" for f in FORMATS.values() if f.end)
-        kind = "conversations" if form is None else f"a log of {form.name}"
         raise TraceError(
-            f"{path}: {kind} lacks the times at which answers began and ended, expected one of: {known}; "
+            f"{path}: a log of {form.name} lacks the times at which answers began and ended, expected one of: {known}; "
             f"or --columns {EXAMPLE}"
         )
     if time_unit is not None and form.unit == "datetime":

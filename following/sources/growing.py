@@ -71,8 +71,6 @@ class AccessLog:
         elif kind == "csv" and data.count(b"\n") < 2:
             return  # only the header
         found, form = read_data(path, data, self._asked)
-        if form is None:
-            raise TraceError(f"{path}: conversations have no times, expected a log of requests")
         unit = "ns" if form.unit == "datetime" else self._unit or form.unit
         time = found.time / TICKS_PER_SECOND[unit]
         if len(time) and not time.min() > EPOCH:

@@ -112,7 +112,6 @@ SESSIONS = [
     for i in range(3)
 ]  # fmt: skip
 GUIDE = [{"timestamp": 0.5 * i, "input_length": 9, "output_length": 3, "gen_length": 8, "delay": 5} for i in range(4)]
-CHATS = [{"conversations": [{"from": "human", "value": "words " * 9}, {"value": "more " * 7}]} for _ in range(3)]
 AZURE = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 BURST = ["Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type"]
 VIDUR = ["arrived_at", "num_prefill_tokens", "num_decode_tokens", "session_id"]
@@ -145,63 +144,23 @@ SPANS = [
         ],
     }]}]}]} for i in range(4)
 ]  # fmt: skip
-USAGE = {
-    "object": "page",
-    "has_more": False,
-    "data": [
-        {
-            "object": "bucket",
-            "start_time": 1000 + 60 * i,
-            "end_time": 1060 + 60 * i,
-            "results": [{"input_tokens": 10, "output_tokens": 5, "num_model_requests": 3, "model": None}],
-        }
-        for i in range(3)
-    ],
-}
 RESPONSES = [
     {"id": f"r{i}", "object": "chat.completion", "created": 1772359200 + i, "model": "m",
      "usage": {"prompt_tokens": 20, "completion_tokens": 10, "total_tokens": 30}} for i in range(4)
 ]  # fmt: skip
-SUMS = ["start_time", "end_time", "num_model_requests", "model", "input_tokens", "output_tokens"]
 OWN = ["created_at", "prompt_tokens", "completion_tokens", "tenant"]
-SERVER_LOG = """\
-(APIServer pid=7) DEBUG 12-31 23:59:58 [logger.py:39] Request a details: prompt: 'six', prompt_token_ids: None.
-(APIServer pid=7) INFO 12-31 23:59:58 [logger.py:49] Received request a: params: SamplingParams(n=1, max_tokens=100).
-(APIServer pid=7) DEBUG 01-01 00:00:01 [logger.py:39] Request b details: prompt: None, prompt_token_ids: [7, 8].
-(APIServer pid=7) INFO 01-01 00:00:01 [logger.py:49] Received request b: params: SamplingParams(n=1, max_tokens=100).
-(APIServer pid=7) INFO 01-01 00:00:02 [logger.py:80] Generated response b: output: 'x', output_token_ids: [9], end.
-(APIServer pid=7) INFO:     10.80.23.18:51408 - "POST /v1/chat/completions HTTP/1.1" 200 OK
-"""
-
-
-def _server_log(chance: Random) -> bytes:
-    """What a server printed, with lines gone, twice, of other numbers or broken."""
-    lines = [mutate.nearly(line, chance) if chance.random() < 0.2 else line for line in SERVER_LOG.splitlines()]
-    for _ in range(chance.randrange(3)):
-        i = chance.randrange(len(lines))
-        lines[i] = chance.choice(("", lines[-1], mutate.spec(lines[i], chance), chance.choice(mutate.WORDS)))
-    data = "\n".join(lines).encode("utf-8", "surrogatepass")
-    return mutate.damaged(data, chance) if chance.random() < 0.2 else data
-
-
 TRACES: dict[str, Callable[[Random], bytes]] = {
     "mooncake": lambda c: mutate.json_lines(MOONCAKE, c),
     "sessions": lambda c: mutate.json_lines(SESSIONS, c),
     "guidellm": lambda c: mutate.json_lines(GUIDE, c),
     "json": lambda c: mutate.json_text(MOONCAKE, c),
-    "sharegpt": lambda c: mutate.json_text(CHATS, c),
     "azure": lambda c: mutate.table(AZURE, [[f"2023-11-16 18:15:4{i}.68", "374", "44"] for i in range(5)], c),
     "burstgpt": lambda c: mutate.table(BURST, [[str(5 * i), "ChatGPT", "47", "18", "65", "x"] for i in range(5)], c),
     "vidur": lambda c: mutate.table(VIDUR, [[str(0.5 * i), "9", "4", "a"] for i in range(5)], c),
     "litellm": lambda c: mutate.json_text(SPENT, c),
     "spans": lambda c: mutate.json_lines(SPANS, c),
     "spans in one": lambda c: mutate.json_text(SPANS[0], c),
-    "usage": lambda c: mutate.json_text(USAGE, c),
-    "usage table": lambda c: mutate.table(
-        SUMS, [[str(60 * i), str(60 * i + 60), "3", "m", "9", "4"] for i in range(4)], c
-    ),
     "responses": lambda c: mutate.json_lines(RESPONSES, c),
-    "server's log": _server_log,
     "own columns": lambda c: mutate.table(OWN, [[f"2026-03-01T10:00:0{i}Z", "9", "4", "a"] for i in range(5)], c),
     "engine's log": lambda c: _changed_log(c, _logs()[1]),
 }
@@ -252,7 +211,7 @@ def _use_trace(path: Path, chance: Random, columns: str | None = None) -> None:
     trace = load(
         path, skip_bad=chance.random() < 0.5, keep_failed=chance.random() < 0.2, only=only,
         time_unit=chance.choice((None, None, None, "s", "ns")),
-        format=None if columns else chance.choice((None, None, None, None, "guidellm", "mooncake", "sharegpt")),
+        format=None if columns else chance.choice((None, None, None, None, "guidellm", "mooncake")),
         columns=columns,
     )  # fmt: skip
     describe(trace)
@@ -269,9 +228,6 @@ def _use_trace(path: Path, chance: Random, columns: str | None = None) -> None:
 
 
 def _prepare_trace(trace: Trace, chance: Random) -> None:
-    if not trace.notes.has_arrivals:
-        prepare(trace, arrival="poisson", rate=2.0, num_requests=chance.choice((None, 9)))
-        return
     prepare(
         trace, time_scale=chance.choice((None, None, None, 1e-320, 1e300, 2.0)),
         rate=chance.choice((None, None, None, 5.0, 1e-300)), jitter=chance.choice((0.0, 1.0, 1e300)),

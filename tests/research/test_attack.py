@@ -15,10 +15,9 @@ from dsim.research.attack.targets import Target, targets
 
 pytestmark = pytest.mark.slow
 NAMES: tuple[str, ...] = (
-    "trace mooncake", "trace sessions", "trace guidellm", "trace json", "trace sharegpt", "trace azure",
+    "trace mooncake", "trace sessions", "trace guidellm", "trace json", "trace azure",
     "trace burstgpt", "trace vidur", "trace litellm", "trace spans", "trace spans in one",
-    "trace usage", "trace usage table", "trace responses",
-    "trace server's log", "trace own columns", "trace engine's log",
+    "trace responses", "trace own columns", "trace engine's log",
     "trace parquet", "profile", "step log", "policy file", "policy", "sweep file",
     "space file", "quality table", "run.json", "run's Parquet", "validation.json", "load generator",
     "Prometheus", "SLO, bound, duration, lengths", "data sheet", "model's shape", "yield",

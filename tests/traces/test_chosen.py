@@ -88,8 +88,6 @@ def test_a_published_trace_keeps_its_models_unless_one_is_asked_for(tmp_path: Pa
     path = save(tmp_path, "Timestamp,Model,Request tokens,Response tokens\n0,ChatGPT,4,5\n1,GPT-4,6,7\n")
     assert (len(load(path)), load(path).notes.warnings) == (2, ())
     assert load(path, only="model=GPT-4").input_length.tolist() == [6]
-    talk = save(tmp_path, [{"conversations": [{"value": "a"}, {"value": "b"}]}])
-    assert "--only is model=a, and conversations have no such column" in refusal(talk, only="model=a")
 
 
 def test_times_in_another_order_than_they_can_come_in_are_a_bad_row(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dsim.engine.errors import TraceError
-from dsim.traces import LENGTHS, Trace, TraceNotes, describe, load, prepare, synth, write
+from dsim.traces import LENGTHS, Trace, describe, load, prepare, synth, write
 from dsim.traces.lengths import Moments, draw_lengths
 from dsim.traces.trace import Ints
 
@@ -147,7 +147,7 @@ def test_a_process_keeps_the_requests_in_order_and_draws_the_rest() -> None:
 
 
 def test_a_replay_that_cannot_be_is_refused() -> None:
-    still = Trace("talk", np.zeros(3), np.ones(3), np.ones(3), notes=TraceNotes(has_arrivals=False))
+    still = Trace("talk", np.zeros(3), np.ones(3), np.ones(3))
     for trace, arguments, complaint in (
         (batched(), {"num_requests": 7}, "batched holds 6 requests, the run asks for 7"),
         (batched(), {"rate": 1.0, "time_scale": 2.0}, "rate is 1.0 req/s and time scale is 2.0, expected one of them"),
@@ -155,12 +155,10 @@ def test_a_replay_that_cannot_be_is_refused() -> None:
         (batched(), {"jitter": -1.0}, "jitter is -1.0 s, expected 0 or more and finite"),
         (batched(), {"arrival": "gamma", "jitter": 1.0}, "jitter is 1.0, expected none with gamma arrivals"),
         (batched(), {"arrival": "gamma", "time_scale": 1.0}, "time scale is 1.0, expected none with gamma arrivals"),
-        (still, {}, "talk has no arrival times, expected an arrival process (--arrival) and a --rate"),
         (still, {"arrival": "poisson"}, "talk has no rate, expected a --rate for poisson arrivals"),
     ):
         with pytest.raises(TraceError, match=re.escape(complaint)):
             prepare(trace, **arguments)
-    assert prepare(still, arrival="poisson", rate=1.0).notes.has_arrivals
 
 
 def test_a_description_of_a_small_trace_is_exact() -> None:
