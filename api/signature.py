@@ -24,8 +24,6 @@ class Traffic(TypedDict, total=False):
     router: str
     arrival: str
     cv: float | None
-    burstiness: float | None
-    fit: str | None
     lengths: str | None
     concurrency: int | None
     sessions: bool

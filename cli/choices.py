@@ -9,7 +9,7 @@ TRACE_FORMATS = (
     "litellm", "sglang", "otlp", "openai", "dsim",
 )  # fmt: skip
 TIME_UNITS = ("s", "ms", "us", "ns")
-ARRIVALS = ("trace", "poisson", "gamma", "weibull", "constant", "burstgpt-like")
+ARRIVALS = ("trace", "poisson", "gamma", "weibull", "constant")
 LENGTHS = ("sharegpt", "lmsys", "longbench", "gsm8k", "humaneval", "mbpp", "ifeval")
 LENGTH_FORMS = "fixed:IN,OUT, normal:MEAN,STD[,MEAN,STD], lognormal:MEAN,STD[,MEAN,STD]"
 BURSTGPT_FILES = (

@@ -34,12 +34,12 @@ SPEED = {"--jobs": 1, "--backend": 1, "--address": 1}
 PANELS: dict[str, tuple[str, ...]] = {
     panel: tuple(names.split())
     for panel, names in {
-        "What to do": "--roofline --from-log --client --list --fields --questions --as-logged --across "
-        "--parts --version",
-        "Traffic": "--trace --arrival --rate --cv --burstiness --fit --concurrency --sessions --jitter --lengths "
-        "--oracle-lengths --num-requests --duration --time-scale --drop-warmup --drain --prompts --load --seconds",
-        "Trace file": "--format --time-unit --columns --only --skip-bad --keep-failed --hash-ids",
-        "Policy and profile": "--policy --profile --twin --workload --yield --yields --frontend --frontend-service "
+        "What to do": "--roofline --from-log --client --list --fields --questions --as-logged "
+        "--version",
+        "Traffic": "--trace --arrival --rate --cv --concurrency --sessions --lengths "
+        "--num-requests --duration --time-scale --drain --prompts --load --seconds",
+        "Trace file": "--format --time-unit --columns --only --skip-bad --hash-ids",
+        "Policy and profile": "--policy --profile --twin --workload --yield --yields --frontend "
         "--ensemble --commits --allow-code",
         "Model and device": "--model --random-weights --gpu --tp --device --graphs --eager "
         "--mask-token-id --block-length --tokenizer --temperature --eos",

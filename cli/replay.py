@@ -31,8 +31,6 @@ def replay(
     scaler: options.Scaler = choices.FIXED,
     startup: options.Startup = "0",
     fail: options.Fails = None,
-    burstiness: Annotated[float | None, option("B", "The same as --cv, in vLLM's form: cv^-2.")] = None,
-    fit: Annotated[str | None, option("FILE", "Take burstgpt-like arrivals' parameters from a trace.")] = None,
     concurrency: Annotated[int | None, option("N", "Closed loop: N requests in flight, the trace as a queue.")] = None,
     sessions: Annotated[
         bool, typer.Option("--sessions", help="Send a session's turn only after the previous turn has ended.")
@@ -95,7 +93,7 @@ def replay(
     options.check_pools(of_fleet.pools, policy, given)
     first = options.scenario(
         given, named, trace=trace, policy=specs[0], replicas=replicas_of(specs, given["replicas"]),
-        burstiness=burstiness, fit=fit, concurrency=concurrency, sessions=sessions, jitter=jitter,
+        concurrency=concurrency, sessions=sessions, jitter=jitter,
         keep_failed=keep_failed, drain=drain,
     )  # fmt: skip
     check_together(first)

@@ -16,7 +16,6 @@ from .screen import print_json
 
 if TYPE_CHECKING:
     from ..traces import Trace
-    from ..traces.burstgpt import BurstGPTLike
 
 app = typer.Typer(no_args_is_help=True, cls=Group)
 
@@ -112,60 +111,32 @@ def make(
     arrival: Annotated[
         str, typer.Option(metavar="NAME", help=f"One of: {', '.join(choices.ARRIVALS[1:])}.")
     ] = "poisson",
-    rate: Annotated[float | None, option("R", "Requests per second; with --fit, the fitted rate.")] = None,
+    rate: Annotated[float | None, option("R", "Requests per second.")] = None,
     cv: Annotated[float | None, option("C", "Coefficient of variation of the gaps.")] = None,
-    burstiness: Annotated[float | None, option("B", "In vLLM's form: cv^-2; below 1 is bursty.")] = None,
     lengths: Annotated[
-        str | None,
+        str,
         option(
             "L",
             f"One of: {', '.join(choices.LENGTHS)}; {choices.LENGTH_FORMS}; or a trace to draw pairs from; "
             "then ,max_tokens=N: a limit for all.",
         ),
-    ] = None,
+    ] = "sharegpt",
     num_requests: Annotated[int | None, option("N", "Number of requests; 1000 unless --duration is given.")] = None,
     duration: Annotated[float | None, option("S", "Seconds of traffic to generate.")] = None,
     seed: Annotated[int, option("S", "Same seed, same trace.")] = 0,
-    fit_to: Annotated[
-        str | None, typer.Option("--fit", metavar="TRACE", help="Take rate, burstiness and lengths from a trace.")
-    ] = None,
     force: Force = False,
 ) -> None:
     """Generate a synthetic trace.
 
     dsim trace synth made.jsonl --rate 4 --num-requests 500 --lengths sharegpt
-    dsim trace synth like.jsonl --fit azure-conv --arrival gamma --duration 60
+    dsim trace synth like.jsonl --rate 5.5 --arrival gamma --cv 1.1 --lengths azure-conv --duration 60
     """
-    from ..traces import describe, fit, load, synth, write
-    from ..traces.burstgpt import fit_burstgpt_like
-    from ..traces.words import fit_line, parameter_line
+    from ..traces import describe, synth, write
 
     check_file(out, force=force)
-    parameters: BurstGPTLike | None = None
-    source: Trace | None = None
-    if fit_to is not None:
-        source = load(fit_to)
-        found = fit(source)
-        rate = found.rate if rate is None else rate
-        typer.echo(fit_line(source, found))
-        if arrival == "burstgpt-like":
-            parameters = fit_burstgpt_like(source)
-            typer.echo(f"burstgpt-like fit: {parameter_line(parameters)}")
-        elif arrival in ("gamma", "weibull") and cv is None and burstiness is None:
-            cv = found.cv if arrival == "gamma" else found.trace_cv
     if rate is None:
-        raise TraceError("rate is missing, expected --rate R (req/s) or --fit TRACE")
-    trace = synth(
-        arrival,
-        rate,
-        cv=cv,
-        burstiness=burstiness,
-        lengths=lengths if lengths is not None else source or "sharegpt",
-        num_requests=num_requests,
-        duration=duration,
-        seed=seed,
-        parameters=parameters,
-    )
+        raise TraceError("rate is missing, expected --rate R (req/s)")
+    trace = synth(arrival, rate, cv=cv, lengths=lengths, num_requests=num_requests, duration=duration, seed=seed)
     facts = describe(trace)
     got = facts["cv"]
     burst = f"CV {got:.2f} (burstiness {got**-2:.3g})" if got else "constant gaps"

@@ -23,7 +23,7 @@ from ..traces.shipped import SHIPPED
 
 Json = dict[str, Any]
 
-FILES = ("trace", "profile", "yields", "fit", "lengths")  # may name a file
+FILES = ("trace", "profile", "yields", "lengths")  # may name a file
 NOT_ASKED = ("allow_code", "sent_from")
 PROFILE = ("profile", "given_profile", "machine")  # which make a profile
 NAMING = (*FILES, "policy", "router", "scaler", "decider", "pools")  # may name files
@@ -113,7 +113,7 @@ def _file_of(field: str, name: str | None) -> Path | None:
     if field == "lengths":
         name, _ = without_limit(name)
     path = Path(name)
-    if field in ("lengths", "fit") and not os.path.isfile(path):
+    if field == "lengths" and not os.path.isfile(path):
         return SHIPPED.get(name)
     if field == "profile":
         return located(name)[0]

@@ -41,7 +41,7 @@ OF_SERVICE = (
     "decider", "scaler", "startup", "failures",
 )  # fmt: skip
 OF_REQUESTS = (
-    "trace", "arrival", "rate", "cv", "burstiness", "fit", "lengths", "concurrency", "num_requests", "time_scale",
+    "trace", "arrival", "rate", "cv", "lengths", "concurrency", "num_requests", "time_scale",
     "jitter", "time_unit", "skip_bad", "keep_failed", "columns", "only", "oracle_lengths",
 )  # fmt: skip
 FLEET = "fleet"  # a file that sets several fields
@@ -267,8 +267,6 @@ def check_values(scenario: Scenario) -> None:
 
 def check_together(scenario: Scenario) -> None:
     """Check fields that exclude each other."""
-    if scenario.fit is not None and scenario.arrival != "burstgpt-like":
-        raise DsimError(f"fit is {cut(scenario.fit)} and arrival is {cut(scenario.arrival)}, expected burstgpt-like")
     closed = scenario.concurrency is not None
     if closed and (scenario.arrival != "trace" or scenario.rate is not None or not scenario.drain):
         raise DsimError(f"concurrency is {scenario.concurrency}: a closed loop has no arrival, rate or drain = false")

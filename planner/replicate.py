@@ -15,8 +15,7 @@ from ..results.metrics import REJECTED, ROUNDING, Columns, good_requests, latenc
 from ..results.scenario import Scenario, class_column
 from ..results.slo import Slo
 from ..sim.twin import Append, Result
-from ..traces import Trace, load, prepare
-from ..traces.burstgpt import fit_burstgpt_like
+from ..traces import Trace, prepare
 from ..traces.estimates import with_estimates
 from ..traces.prefixes import COPY
 
@@ -114,17 +113,14 @@ def replication(scenario: Scenario, index: int, num_requests: int, block: int) -
     before = np.arange(rows[0] - seen.start, rows[0])
     after = np.arange(rows[-1] + 1, rows[-1] + 1 + num_requests - seen.stop)
     drawn = in_order(source, np.concatenate((before, rows, after)) % len(source))
-    parameters = None if scenario.fit is None else fit_burstgpt_like(load(scenario.fit))
     ready = prepare(
         replace(drawn, notes=source.notes),
         arrival=scenario.arrival,
         rate=1.0,
         cv=scenario.cv,
-        burstiness=scenario.burstiness,
         num_requests=num_requests,
         seed=seed,
         lengths=scenario.lengths,
-        parameters=parameters,
     )
     ready = with_estimates(ready, seed, scenario.oracle_lengths)
     if scenario.arrival != "trace":

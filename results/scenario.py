@@ -33,7 +33,6 @@ from ..sim.setting import Setting
 from ..sim.startup import Startup, in_words
 from ..sim.twin import Append, Progress, Result, simulate
 from ..traces import Trace, load, prepare
-from ..traces.burstgpt import fit_burstgpt_like
 from ..traces.estimates import with_estimates
 from ..traces.lengths import LENGTHS, without_limit
 from .fleet_file import FleetWords
@@ -68,8 +67,6 @@ class Scenario:
     arrival: str = "trace"
     rate: float | None = None  # req/s
     cv: float | None = None
-    burstiness: float | None = None
-    fit: str | None = None  # a trace, for burstgpt-like arrivals
     lengths: str | None = None
     concurrency: int | None = None  # closed loop
     sessions: bool = False  # the next turn follows the previous one
@@ -124,7 +121,7 @@ class Scenario:
 
     def with_files(self, found: Callable[[str], str]) -> "Scenario":
         """With `found(path)` for each file."""
-        named = {name: getattr(self, name) for name in ("trace", "yields", "fit")}
+        named = {name: getattr(self, name) for name in ("trace", "yields")}
         files: dict[str, Any] = {n: found(str(f)) for n, f in named.items() if f and os.path.isfile(f)}
         files["profile"] = with_file_of(self.profile, found)
         path, _ = without_limit(self.lengths or "")
@@ -163,13 +160,11 @@ class Scenario:
             arrival=self.arrival,
             rate=self.rate,
             cv=self.cv,
-            burstiness=self.burstiness,
             num_requests=self.num_requests,
             seed=self.seed,
             lengths=self.lengths,
             time_scale=self.time_scale,
             jitter=self.jitter,
-            parameters=None if self.fit is None else fit_burstgpt_like(load(self.fit)),
         )
         for text in self.slos:
             Slo.parse(text).check_class(classes(ready))

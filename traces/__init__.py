@@ -1,7 +1,6 @@
 """Workload traces: files of many tools, or drawn arrivals."""
 
 from .arrivals import ARRIVALS
-from .fits import GammaFit, fit
 from .lengths import LENGTHS
 from .load import load
 from .shipped import shipped_names
@@ -13,11 +12,9 @@ from .write import write
 __all__ = [
     "ARRIVALS",
     "LENGTHS",
-    "GammaFit",
     "Trace",
     "TraceNotes",
     "describe",
-    "fit",
     "load",
     "prepare",
     "shipped_names",

@@ -14,7 +14,7 @@ from ..engine.errors import TraceError
 from .trace import Floats, check_rate
 
 CV_RANGE = {"gamma": (1e-3, 30.0), "weibull": (1e-2, 30.0)}
-CV_TOLERANCE = 1e-3  # relative, between given CV and burstiness
+CV_TOLERANCE = 1e-3  # of a process that has one CV
 
 
 def poisson_gaps(u: Floats, cv: float) -> Floats:
@@ -49,7 +49,7 @@ GAPS: dict[str, Callable[[Floats, float], Floats]] = {
 FIXED_CV = {"poisson": 1.0, "constant": 0.0}
 
 # For --arrival; "trace" is the trace's times.
-ARRIVALS = ("trace", *GAPS, "burstgpt-like")
+ARRIVALS = ("trace", *GAPS)
 
 
 def renewal(arrival: str, num_requests: int, rate: float, cv: float, seed: int) -> Floats:
@@ -59,29 +59,23 @@ def renewal(arrival: str, num_requests: int, rate: float, cv: float, seed: int) 
     return np.concatenate(([0.0], np.cumsum(GAPS[arrival](u, cv)) / rate))
 
 
-def resolve_cv(arrival: str, cv: float | None, burstiness: float | None) -> float:
-    """The gaps' CV from --cv or --burstiness (cv = burstiness^-1/2); TraceError if the process cannot have it."""
-    for name, value in (("cv", cv), ("burstiness", burstiness)):
-        if value is not None and not 0 <= value < math.inf:
-            raise TraceError(f"{name} is {value}, expected a finite number above 0")
-    if burstiness == 0:
-        raise TraceError("burstiness is 0.0, expected a finite number above 0")
-    wanted = cv if cv is not None else None if burstiness is None else burstiness**-0.5
-    if cv is not None and burstiness is not None and abs(cv - burstiness**-0.5) > CV_TOLERANCE * cv:
-        raise TraceError(f"cv is {cv} but burstiness {burstiness} means {burstiness**-0.5:.6g}, expected one of them")
+def resolve_cv(arrival: str, cv: float | None) -> float:
+    """The gaps' CV; TraceError if the process cannot have it."""
+    if cv is not None and not 0 <= cv < math.inf:
+        raise TraceError(f"cv is {cv}, expected a finite number above 0")
     if arrival not in GAPS:
-        if wanted is not None:
-            raise TraceError(f"cv is {wanted:g}, expected none with {arrival} arrivals: they have one of their own")
+        if cv is not None:
+            raise TraceError(f"cv is {cv:g}, expected none with {arrival} arrivals: they have one of their own")
         return math.nan
     fixed = FIXED_CV.get(arrival)
     if fixed is not None:
-        if wanted is not None and abs(wanted - fixed) > CV_TOLERANCE:
-            raise TraceError(f"cv is {wanted:g}, expected {fixed:g} with {arrival} arrivals: gamma has any CV")
+        if cv is not None and abs(cv - fixed) > CV_TOLERANCE:
+            raise TraceError(f"cv is {cv:g}, expected {fixed:g} with {arrival} arrivals: gamma has any CV")
         return fixed
     low, high = CV_RANGE[arrival]
-    if wanted is not None and not low <= wanted <= high:
-        raise TraceError(f"cv is {wanted:g}, expected {low:g} to {high:g} for {arrival} arrivals")
-    return 1.0 if wanted is None else wanted
+    if cv is not None and not low <= cv <= high:
+        raise TraceError(f"cv is {cv:g}, expected {low:g} to {high:g} for {arrival} arrivals")
+    return 1.0 if cv is None else cv
 
 
 def weibull_shape(cv: float) -> float:
@@ -92,12 +86,8 @@ def weibull_shape(cv: float) -> float:
         shape = math.exp(log_shape)
         return float(gammaln(1 + 2 / shape) - 2 * gammaln(1 + 1 / shape)) - math.log1p(cv**2)
 
-    return math.exp(root(excess, math.log(0.05), math.log(500.0)))
-
-
-def root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """The zero of a falling function, to the last bit; else the nearer end."""
-    for _ in range(80):
+    low, high = math.log(0.05), math.log(500.0)
+    for _ in range(80):  # to the last bit
         middle = (low + high) / 2
-        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
-    return (low + high) / 2
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return math.exp((low + high) / 2)

@@ -9,8 +9,7 @@ import numpy as np
 from ..engine import chance
 from ..engine.errors import TraceError
 from ..files.read import cut
-from .arrivals import ARRIVALS, GAPS, renewal, resolve_cv
-from .burstgpt import BurstGPTLike, burstgpt_like
+from .arrivals import ARRIVALS, renewal, resolve_cv
 from .lengths import LENGTHS, Extras, Moments, bootstrap, draw_lengths, without_limit
 from .load import load
 from .shipped import SHIPPED
@@ -29,29 +28,25 @@ def synth(
     rate: float = 1.0,
     *,
     cv: float | None = None,
-    burstiness: float | None = None,
     lengths: str | Moments | Trace = "sharegpt",
     num_requests: int | None = None,
     duration: float | None = None,
     seed: int = 0,
-    parameters: BurstGPTLike | None = None,
 ) -> Trace:
     """A synthetic trace of `num_requests` or `duration` s, whichever ends first; by default 1000 requests.
 
-    rate: req/s. parameters: of burstgpt-like arrivals. The same arguments give the same trace.
+    rate: req/s. The same arguments give the same trace.
     """
     check(arrival, seed, num_requests)
     if arrival == "trace":
         raise TraceError("arrival is trace, expected an arrival process: a synthetic trace has no times")
-    if parameters is not None and arrival != "burstgpt-like":
-        raise TraceError(f"arrival is {cut(arrival)}, expected burstgpt-like: the parameters given are for that one")
     check_rate(rate)
     if duration is not None and not 0 < duration < math.inf:
         raise TraceError(f"duration is {duration} s, expected above 0 and finite")
-    cv = resolve_cv(arrival, cv, burstiness)
+    cv = resolve_cv(arrival, cv)
     if num_requests is None and duration is None:
         num_requests = 1000
-    times = Process(arrival, rate, cv, seed, parameters or BurstGPTLike()).times(num_requests, duration)
+    times = Process(arrival, rate, cv, seed).times(num_requests, duration)
     shown = f"cv={cv:g}," if arrival in ("gamma", "weibull") else ""
     source = lengths if isinstance(lengths, str) else lengths.name if isinstance(lengths, Trace) else "moments"
     name = f"{arrival}({rate:g}/s,{shown}{source},seed={seed})"
@@ -65,13 +60,11 @@ def prepare(
     arrival: str = "trace",
     rate: float | None = None,
     cv: float | None = None,
-    burstiness: float | None = None,
     num_requests: int | None = None,
     seed: int = 0,
     lengths: str | Moments | Trace | None = None,
     time_scale: float | None = None,
     jitter: float = 0.0,
-    parameters: BurstGPTLike | None = None,
 ) -> Trace:
     """A trace's first requests for a replay, with its times and lengths or others.
 
@@ -80,7 +73,7 @@ def prepare(
     beyond the trace's end. `lengths` replace all optional columns.
     """
     check(arrival, seed, num_requests)
-    cv = resolve_cv(arrival, cv, burstiness)
+    cv = resolve_cv(arrival, cv)
     if arrival == "trace":
         ready = own_times(trace, num_requests, rate, time_scale, jitter, seed)
     else:
@@ -90,7 +83,7 @@ def prepare(
         if rate is None and not trace.duration > 0:
             raise TraceError(f"{trace.name} has no rate, expected a --rate for {arrival} arrivals")
         rate = trace.rate if rate is None else rate
-        ready = new_times(trace, Process(arrival, rate, cv, seed, parameters or BurstGPTLike()), num_requests)
+        ready = new_times(trace, Process(arrival, rate, cv, seed), num_requests)
     if lengths is None:
         return ready
     return Trace(ready.name, ready.arrival, *lengths_of(lengths, len(ready), seed), ready.notes)
@@ -123,26 +116,23 @@ class Process:
     rate: float  # req/s
     cv: float  # of the gaps
     seed: int
-    parameters: BurstGPTLike
 
     def times(self, num_requests: int | None, duration: float | None = None) -> Floats:
         """The first arrivals (s): `num_requests` or those below `duration` s, whichever are fewer."""
         if duration is None:
             assert num_requests is not None
-            return self._first(num_requests, None)
+            return self._first(num_requests)
         want = min(num_requests or MAX_REQUESTS, int(self.rate * duration * 1.1) + 100)
         while True:
-            times = self._first(want, duration)
+            times = self._first(want)
             if times[-1] >= duration or want == num_requests:
                 return times[times < duration]
             want = min(num_requests or MAX_REQUESTS, want * 2)
             if want >= MAX_REQUESTS:
                 raise TraceError(f"{self.rate} req/s for {duration} s is over {MAX_REQUESTS} requests, expected fewer")
 
-    def _first(self, num_requests: int, horizon: float | None) -> Floats:
-        if self.arrival in GAPS:
-            return renewal(self.arrival, num_requests, self.rate, self.cv, self.seed)
-        return burstgpt_like(num_requests, self.rate, self.seed, self.parameters, horizon)
+    def _first(self, num_requests: int) -> Floats:
+        return renewal(self.arrival, num_requests, self.rate, self.cv, self.seed)
 
 
 def new_times(trace: Trace, process: Process, num_requests: int | None) -> Trace:

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from .burstgpt import BurstGPTLike
-from .fits import GammaFit
 from .trace import Trace
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -62,21 +60,6 @@ def by_window(found: dict[str, Any], name: str) -> str:
     highs = [max(found["rates"][i : i + group]) for i in range(0, found["num"], group)]
     bars = "".join(BARS[min(len(BARS) - 1, int(len(BARS) * high / found["peak"]))] for high in highs)
     return f"{told}\n{'':15}{bars}"
-
-
-def fit_line(trace: Trace, found: GammaFit) -> str:
-    """The fit, and whether to trust it."""
-    fanos = ", ".join(f"{f:.3g} at {w} s" for w, f in found.fano.items() if f is not None)
-    verdict = "" if found.believable else ": a poor fit, better replay the trace itself"
-    zero = f", {found.zero_gaps:.0%} of gaps are 0 and left out" if found.zero_gaps else ""
-    return (
-        f"Gamma fit of {trace.name}: rate {found.rate:.3g} req/s, shape {found.shape:.3g}, CV {found.cv:.3g} "
-        f"(trace {found.trace_cv:.3g}), KS {found.ks:.3f}{zero}{verdict}; Fano of the trace {fanos}"
-    )
-
-
-def parameter_line(parameters: BurstGPTLike) -> str:
-    return ", ".join(f"{name} {getattr(parameters, name):.3g}" for name in parameters.__slots__)
 
 
 def dropped(trace: Trace) -> str:

@@ -94,9 +94,8 @@ def _ends_well(arguments: list[str], folder: Path) -> None:
 WITH_FILES: tuple[tuple[str, ...], ...] = (
     ("trace", "info", "TRACE"), ("trace", "info", "TRACE", "--json", "--skip-bad", "--keep-failed"),
     ("trace", "convert", "TRACE", "OUT", "--hash-ids", "--skip-bad"),
-    ("trace", "synth", "OUT", "--fit", "TRACE", "--arrival", "gamma", "--num-requests", "20"),
-    ("trace", "synth", "OUT", "--fit", "MANY", "--arrival", "burstgpt-like", "--num-requests", "20"),
-    ("trace", "synth", "OUT", "--fit", "MANY", "--arrival", "weibull", "--duration", "20"),
+    ("trace", "synth", "OUT", "--rate", "2", "--lengths", "TRACE", "--arrival", "gamma", "--num-requests", "20"),
+    ("trace", "synth", "OUT", "--rate", "2", "--lengths", "MANY", "--arrival", "weibull", "--duration", "20"),
     ("trace", "synth", "OUT", "--rate", "2", "--lengths", "TRACE", "--num-requests", "20"),
     ("replay", "TRACE", "--policy", "ar", "--skip-bad", "--json"),
     ("replay", "TRACE", "--policy", "ar", "--keep-failed", "--no-drain", "--slo", "chat/95%:ttft=2s", "--json"),

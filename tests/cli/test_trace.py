@@ -102,33 +102,25 @@ def test_synth_writes_a_trace_and_the_same_one_again(tmp_path: Path) -> None:
     one, two, out = tmp_path / "1.jsonl", tmp_path / "2.jsonl", tmp_path / "3.jsonl"
     common = ("--arrival", "gamma", "--rate", 5, "--num-requests", 200, "--lengths", "fixed:512,64", "--seed", 9)
     result = run("synth", one, *common, "--cv", 2)
-    run("synth", two, *common, "--burstiness", 0.25)
+    run("synth", two, *common, "--cv", 2)
     assert one.read_bytes() == two.read_bytes()
     assert result.output.startswith(f"Wrote {one} (200 requests, gamma at 5 req/s, CV ")
     assert result.output.endswith(", seed 9)\n")
     trace = load(one)
     assert len(trace) == 200
     assert set(trace.input_length.tolist()) == {512}
-    with pytest.raises(TraceError, match=r"cv is 2\.0 but burstiness 1\.0 means 1, expected one of them"):
-        run("synth", out, *common, "--cv", 2, "--burstiness", 1)
     with pytest.raises(TraceError, match="rate is missing, expected --rate R"):
         run("synth", out)
     assert not out.exists()
 
 
-@pytest.mark.parametrize("arrival", ["poisson", "gamma", "weibull", "burstgpt-like"])
-def test_synth_fits_a_trace(tmp_path: Path, arrival: str) -> None:
+def test_synth_draws_the_lengths_of_a_trace(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    result = run("synth", out, "--fit", "azure-conv", "--arrival", arrival, "--num-requests", 5000)
-    assert result.output.splitlines()[0] == (
-        "Gamma fit of azure-conv: rate 5.53 req/s, shape 0.871, CV 1.07 (trace 1.09), KS 0.017; "
-        "Fano of the trace 1.39 at 1 s, 3.86 at 10 s, 16.1 at 60 s"
-    )
-    assert ("burstgpt-like fit: window 60, num_streams 1" in result.output) == (arrival == "burstgpt-like")
-    trace = load(out)
-    assert trace.rate == pytest.approx(5.53, rel=0.1)
+    run("synth", out, "--rate", 5.5, "--lengths", "azure-conv", "--num-requests", 5000)
+    trace, azure = load(out), load("azure-conv")
+    assert trace.rate == pytest.approx(5.5, rel=0.1)
     assert trace.input_length.mean() == pytest.approx(1155, rel=0.06)
-    assert set(trace.input_length.tolist()) <= set(load("azure-conv").input_length.tolist())
+    assert set(trace.input_length.tolist()) <= set(azure.input_length.tolist())
 
 
 def test_fetch_verifies_a_file_got_by_hand(burstgpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,8 @@ def test_every_file_that_a_scenario_names_counts_by_what_it_holds(tmp_path: Path
     settings.write_text(f'policy = "{code}:POLICY"\ncalm = 4\n')
     lengths.write_text('{"arrival": 0.0, "input_length": 10, "output_length": 32}\n')
     policy = f"{settings}@h100-sdar-8b"
-    scenario = Scenario("azure-conv", policy, fit="mooncake-conv", lengths=f"{lengths},max_tokens=8192")
-    assert set(contents_of(scenario)) == {"trace", "profile", "fit", "lengths", "policy", "policy file"}
+    scenario = Scenario("azure-conv", policy, lengths=f"{lengths},max_tokens=8192")
+    assert set(contents_of(scenario)) == {"trace", "profile", "lengths", "policy", "policy file"}
     for path, before, after in ((code, "= 32\n", "= 16\n"), (settings, "calm = 4", "calm = 8"), (lengths, "10", "20")):
         held = contents_of(scenario)
         edited(path, before, after)

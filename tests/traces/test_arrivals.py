@@ -11,9 +11,8 @@ import pytest
 from scipy.stats import kstest
 
 from dsim.engine.errors import TraceError
-from dsim.traces import ARRIVALS, Trace, fit, load, synth
+from dsim.traces import ARRIVALS, Trace, synth
 from dsim.traces.arrivals import renewal, resolve_cv, weibull_shape
-from dsim.traces.burstgpt import BurstGPTLike, burstgpt_like, fit_burstgpt_like
 from dsim.traces.stats import fano, gap_cv
 
 N = 200_000
@@ -58,8 +57,7 @@ def test_the_same_seed_gives_the_same_bytes_and_a_longer_run_begins_with_the_sho
         assert getattr(one, column).tobytes() == getattr(same, column).tobytes()
         if (arrival, column) != ("constant", "arrival"):
             assert getattr(one, column).tobytes() != getattr(other, column).tobytes()
-        if (arrival, column) != ("burstgpt-like", "arrival"):
-            assert getattr(one, column).tolist() == getattr(longer, column)[:500].tolist()
+        assert getattr(one, column).tolist() == getattr(longer, column)[:500].tolist()
 
 
 def test_draws_do_not_change_between_versions_and_scale_with_the_rate() -> None:
@@ -71,33 +69,26 @@ def test_draws_do_not_change_between_versions_and_scale_with_the_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arrival", "cv", "burstiness", "found"),
-    [
-        ("gamma", None, 0.25, 2.0), ("gamma", None, 4.0, 0.5), ("gamma", 2.0, 0.25, 2.0), ("gamma", None, None, 1.0),
-        ("poisson", 1.0, 1.0, 1.0), ("constant", 0.0, None, 0.0),
-    ],
-)  # fmt: skip
-def test_burstiness_is_the_cv_in_vllms_sense(
-    arrival: str, cv: float | None, burstiness: float | None, found: float
-) -> None:
-    assert resolve_cv(arrival, cv, burstiness) == found
+    ("arrival", "cv", "found"),
+    [("gamma", 2.0, 2.0), ("gamma", None, 1.0), ("poisson", 1.0, 1.0), ("constant", 0.0, 0.0)],
+)
+def test_a_process_has_the_cv_that_is_given_or_its_own(arrival: str, cv: float | None, found: float) -> None:
+    assert resolve_cv(arrival, cv) == found
 
 
 @pytest.mark.parametrize(
-    ("arrival", "cv", "burstiness", "complaint"),
+    ("arrival", "cv", "complaint"),
     [
-        ("gamma", 2.0, 0.5, "cv is 2.0 but burstiness 0.5 means 1.41421, expected one of them"),
-        ("gamma", 0.0, None, "cv is 0, expected 0.001 to 30 for gamma arrivals"),
-        ("poisson", 2.0, None, "cv is 2, expected 1 with poisson arrivals"),
-        ("constant", None, 1.0, "cv is 1, expected 0 with constant arrivals"),
-        ("burstgpt-like", 2.0, None, "cv is 2, expected none with burstgpt-like arrivals"),
+        ("gamma", -1.0, "cv is -1.0, expected a finite number above 0"),
+        ("gamma", 0.0, "cv is 0, expected 0.001 to 30 for gamma arrivals"),
+        ("poisson", 2.0, "cv is 2, expected 1 with poisson arrivals"),
+        ("constant", 1.0, "cv is 1, expected 0 with constant arrivals"),
+        ("trace", 2.0, "cv is 2, expected none with trace arrivals"),
     ],
 )
-def test_a_cv_that_cannot_be_is_refused(
-    arrival: str, cv: float | None, burstiness: float | None, complaint: str
-) -> None:
+def test_a_cv_that_cannot_be_is_refused(arrival: str, cv: float, complaint: str) -> None:
     with pytest.raises(TraceError, match=re.escape(complaint)):
-        resolve_cv(arrival, cv, burstiness)
+        resolve_cv(arrival, cv)
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
@@ -119,74 +110,3 @@ def test_the_fano_factor_is_one_for_poisson_and_cv_squared_at_long_windows() -> 
     assert gap_cv(np.array([0.0, 1.0, 4.0])) == 0.5
     # Worked by hand: windows [0, 1) and [1, 2) hold 3 and 1; what follows the last whole window does not count.
     assert fano(np.array([0.0, 0.1, 0.2, 1.5, 2.5]), 1.0) == pytest.approx(1.0 / 2.0)
-
-
-def test_burstgpt_like_arrivals_keep_their_rate() -> None:
-    for rate in (0.5, 5.0, 50.0):
-        arrival = burstgpt_like(100_000, rate, seed=4)
-        assert len(arrival) == 100_000
-        assert arrival[0] == 0
-        assert (np.diff(arrival) >= 0).all()
-        assert (len(arrival) - 1) / arrival[-1] == pytest.approx(rate, rel=0.03)
-
-
-def test_burstgpt_like_without_bursts_or_swing_is_poisson() -> None:
-    plain = BurstGPTLike(day_swing=0, rate_cv=0, bursty_share=0)
-    gaps = np.diff(burstgpt_like(N, 5.0, seed=1, parameters=plain))
-    assert kstest(gaps, "expon", args=(0, gaps.mean())).statistic < 1.95 / math.sqrt(N)
-
-
-def test_burstgpt_like_windows_start_in_equilibrium() -> None:
-    # Rare and bursty arrivals: a renewal process that started afresh would bring (cv^2 - 1) / 2 more a window.
-    rare = BurstGPTLike(num_streams=1, day_swing=0, rate_cv=0, bursty_share=1, bursty_low=0.2, bursty_high=0.2)
-    arrival = burstgpt_like(50_000, 0.1, seed=2, parameters=rare)
-    counts = np.bincount((arrival / 60).astype(int))
-    assert counts.mean() == pytest.approx(6.0, abs=4 * counts.std() / math.sqrt(len(counts)))
-    assert counts.std() / math.sqrt(len(counts)) < 0.1  # a bias of 2 would show
-
-
-def test_default_burstgpt_like_traffic_is_as_the_docs_say() -> None:
-    arrival = synth("burstgpt-like", 5.0, num_requests=432_000, seed=1).arrival
-    assert gap_cv(arrival) == pytest.approx(1.66, abs=0.01)
-    assert [fano(arrival, w) for w in (1.0, 10.0, 60.0)] == pytest.approx([3.4, 18, 98], rel=0.02)
-
-
-def test_burstgpt_like_parameters_are_found_again() -> None:
-    truth = BurstGPTLike(
-        num_streams=1, calm_shape=1.2, bursty_low=0.3, bursty_high=0.4, bursty_share=0.3, rate_cv=0.4, day_swing=0.5,
-        peak_hour=6, start_hour=0,
-    )  # fmt: skip
-    found = fit_burstgpt_like(synth("burstgpt-like", 5.0, num_requests=5 * 86_400 * 2, parameters=truth))
-    assert found.num_streams == 1
-    assert found.calm_shape == pytest.approx(1.2, rel=0.02)
-    assert found.bursty_share == pytest.approx(0.3, abs=0.03)
-    assert found.rate_cv == pytest.approx(0.4, abs=0.02)
-    assert found.day_swing == pytest.approx(0.5, abs=0.05)
-    assert found.peak_hour == pytest.approx(6, abs=0.2)
-    assert 0.28 < found.bursty_low < found.bursty_high < 0.43
-
-
-def test_a_short_trace_is_no_pattern_to_fit() -> None:
-    with pytest.raises(TraceError, match="has 0 windows of 60 s with 20 gaps, expected at least 4"):
-        fit_burstgpt_like(synth("poisson", 5.0, num_requests=100))
-    with pytest.raises(TraceError, match="burstgpt-like bursty_share is 2, expected 0 to 1"):
-        BurstGPTLike(bursty_share=2)
-
-
-def test_a_gamma_fit_finds_what_was_drawn_and_doubts_what_was_not() -> None:
-    drawn = fit(synth("gamma", 5.0, cv=2.0, num_requests=50_000, seed=6))
-    assert drawn.shape == pytest.approx(0.25, rel=0.02)
-    assert drawn.cv == pytest.approx(2.0, rel=0.01)
-    assert drawn.rate == pytest.approx(5.0, rel=4 * 2 / math.sqrt(50_000))
-    assert drawn.believable
-    azure = fit(load("azure-conv"))
-    assert azure.trace_cv == pytest.approx(1.09, abs=0.005)
-    assert azure.believable
-    # Windows of traffic that vary in rate: a Gamma may fit the gaps, but the Fano factor says otherwise.
-    assert azure.fano["60"] is not None
-    assert azure.fano["60"] > 10 * azure.cv**2
-    batched = fit(load("mooncake-conv"))
-    assert batched.zero_gaps == pytest.approx(0.895, abs=0.001)
-    assert not batched.believable
-    with pytest.raises(TraceError, match="has 4 gaps above 0 to fit, expected at least 10"):
-        fit(synth("poisson", 1.0, num_requests=5))

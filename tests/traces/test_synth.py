@@ -92,7 +92,7 @@ def test_a_duration_cuts_and_a_count_cuts() -> None:
 
 
 def test_synth_says_what_it_drew() -> None:
-    trace = synth("gamma", 5.0, burstiness=0.25, num_requests=10, seed=3)
+    trace = synth("gamma", 5.0, cv=2.0, num_requests=10, seed=3)
     assert trace.name == "gamma(5/s,cv=2,sharegpt,seed=3)"
     assert trace.notes.format == "synthetic"
     for arguments, complaint in (
