@@ -49,7 +49,6 @@ def import_run(
     metrics: str | Path | None = None,
     metrics_before: str | Path | None = None,
     replicas: int = 1,
-    drop_warmup: float = 0.0,
     slos: Sequence[str] = (),
     missing_passes: bool = True,
     out: str | Path | None = None,
@@ -64,8 +63,6 @@ def import_run(
     """
     if metrics_before is not None and metrics is None:
         raise DsimError(f"metrics before is {metrics_before} and metrics is missing: expected both or neither")
-    if not 0 <= drop_warmup < float("inf"):
-        raise DsimError(f"drop_warmup is {drop_warmup} s, expected at least 0 and finite")
     if not 1 <= replicas <= MAX_REPLICAS:
         raise DsimError(f"replicas is {cut(replicas)}, expected 1 to {MAX_REPLICAS}")
     own = columns if trace is None else None  # of the log, without another trace
@@ -77,7 +74,7 @@ def import_run(
     run = measured_run(
         client, None if trace is None else _requested(trace, time_unit, columns),
         policy=printable(policy or named), slos=[Slo.parse(text) for text in texts_of(slos)],
-        missing_passes=missing_passes, drop_warmup=drop_warmup, replicas=replicas, engine=engine,
+        missing_passes=missing_passes, replicas=replicas, engine=engine,
     )  # fmt: skip
     if metrics is not None:
         before = None if metrics_before is None else read_samples(Path(metrics_before))

@@ -197,16 +197,15 @@ def _derived(gpu: str, model: str | None, tp: int, graphs: bool, yields: str | P
 
 def _fitted(path: str | Path, client: str | Path | None, name: str) -> tuple[Profiled, list[str]]:
     """With its doubts. client: a file of the same time, for the front end."""
-    from ..profiler.frontend import FrontEnd
     from ..profiler.steplog import of_random_tokens, profile_of_log, read_log
 
-    log, front = read_log(path), FrontEnd()
+    log, frontend = read_log(path), 0.0
     if client is not None:
         from ..comparison.clients.engine import frontend_of
         from ..comparison.clients.read import read_client
 
-        front = frontend_of(log, read_client(Path(client)))
-    found = profile_of_log(log, name, str(path), front)
+        frontend = frontend_of(log, read_client(Path(client)))
+    found = profile_of_log(log, name, str(path), frontend)
     key = log.header.workload, log.header.threshold
     doubts = [f"{path}: {why}" for why in filter(None, [of_random_tokens(log)])]
     return Profiled(found, log.steps, {key: log.commits} if len(log.commits) else {}), doubts

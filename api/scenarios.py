@@ -68,7 +68,6 @@ def named_scenario(
     fields = _fields(traffic, slos, [policy, *policies], **more)
     if given is not None:  # already read with these options
         fields = {n: value for n, value in fields.items() if n not in ("time_unit", "skip_bad", "columns", "only")}
-        fields["keep_failed"] = True
     scenario = Scenario(trace=name, policy=policy, profile=name_of_profile(profile), **fields)
     check_together(scenario)
     return scenario

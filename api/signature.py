@@ -20,7 +20,6 @@ class Traffic(TypedDict, total=False):
     workload: str | None
     yields: str | None
     frontend: float | None
-    frontend_service: float | None
     router: str
     arrival: str
     cv: float | None
@@ -28,18 +27,14 @@ class Traffic(TypedDict, total=False):
     concurrency: int | None
     sessions: bool
     time_scale: float | None
-    jitter: float
     time_unit: str | None
     skip_bad: bool
-    keep_failed: bool
-    oracle_lengths: bool
     columns: str | None
     only: str | None
     emit: str
     eos: bool | None
     drain: bool
     missing_passes: bool
-    drop_warmup: float
     seed: int
     allow_code: Iterable[str | Path]
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import typer
 
 # They would change the logged traffic.
-OTHER = ("arrival", "rate", "cv", "lengths", "concurrency", "num_requests", "time_scale", "jitter")
+OTHER = ("arrival", "rate", "cv", "lengths", "concurrency", "num_requests", "time_scale")
 
 
 @dataclass(frozen=True)

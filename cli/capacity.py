@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..planner.replicate import Interval
 
 
-@options.of_scenario("rate", "num_requests", "time_scale", "eos", "drop_warmup")
+@options.of_scenario("rate", "num_requests", "time_scale", "eos")
 def capacity_command(
     trace: options.TraceName,
     policy: options.OnePolicy = choices.POLICY,

@@ -16,8 +16,7 @@ DRIFTED = 1
 
 
 @options.of_scenario(
-    "ensemble", "replicas", "arrival", "cv", "lengths", "num_requests", "time_scale", "skip_bad", "oracle_lengths",
-    "drop_warmup", "missing_fails",
+    "ensemble", "replicas", "arrival", "cv", "lengths", "num_requests", "time_scale", "skip_bad", "missing_fails",
 )  # fmt: skip
 def follow_command(
     urls: Annotated[

@@ -44,7 +44,6 @@ def import_command(
         Path | None, option("FILE", "The metrics before the run, to subtract.", "--metrics-before")
     ] = None,
     replicas: Annotated[int, option("N", "Replicas behind the router.", "--replicas")] = 1,
-    drop_warmup: Annotated[float, option("S", "Leave out requests of the first S seconds.")] = 0.0,
     slo: options.Slos = None,
     missing_fails: options.MissingFails = False,
     out: options.RunOut = None,
@@ -64,7 +63,7 @@ def import_command(
     screen = Screen()
     run = import_run(
         file, trace=trace, time_unit=time_unit, columns=columns, only=only, skip_bad=skip_bad, policy=policy,
-        log=log, metrics=metrics, metrics_before=metrics_before, replicas=replicas, drop_warmup=drop_warmup,
+        log=log, metrics=metrics, metrics_before=metrics_before, replicas=replicas,
         slos=slo or [], missing_passes=not missing_fails, out=out, force=force, _command=options.command(),
         _warn=screen.warn,
     )  # fmt: skip

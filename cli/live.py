@@ -11,7 +11,7 @@ from .options import INTERRUPTED, option
 from .screen import Screen, say
 
 
-@options.of_scenario("profile", "frontend", "frontend_service", "yields", "ensemble", "replicas", "router", "eos")
+@options.of_scenario("profile", "frontend", "yields", "ensemble", "replicas", "router", "eos")
 def live_command(
     trace: options.TraceName,
     model: Annotated[str | None, option("M", "tiny (the default), tiny-both-ways, or a model's directory.")] = None,

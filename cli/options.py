@@ -1,7 +1,6 @@
 """Options that several commands share."""
 
 import inspect
-import math
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -109,12 +108,6 @@ Workload = Annotated[
 Frontend = Annotated[
     float | None,
     option("SECONDS", "Time between client and engine, both directions; the profile's by default.", "--frontend"),
-]
-FrontendService = Annotated[
-    float | None,
-    option(
-        "SECONDS", "A request's time at the front end's one server, first come, first served.", "--frontend-service"
-    ),
 ]
 Yields = Annotated[
     str | None,
@@ -235,7 +228,6 @@ Columns = Annotated[
 Only = Annotated[
     str | None, option("model=NAME", "Keep this model's rows of a log, or the rows with COLUMN=VALUE.", "--only")
 ]
-KeepFailed = Annotated[bool, typer.Option("--keep-failed", help="Keep requests without output.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")]
 
 PerReplay = Annotated[
@@ -257,12 +249,6 @@ Eos = Annotated[
     typer.Option(
         "--eos/--no-eos",
         help="Requests end at an EOS that no scheduler foresees; the default if --lengths names a workload.",
-    ),
-]
-OracleLengths = Annotated[
-    bool,
-    typer.Option(
-        "--oracle-lengths", help="Show routers and your own policies true answer lengths instead of estimates."
     ),
 ]
 MissingFails = Annotated[bool, typer.Option("--missing-fails", help="A request without a metric misses bounds on it.")]
@@ -292,19 +278,17 @@ Force = Annotated[bool, typer.Option("--force", help="Replace the output folder.
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Currency = Annotated[str, option("C", "Currency of the price.", "--currency")]
 RunOut = Annotated[Path | None, option("DIR", "Write the run and report.html.", "-o", "--out")]
-DropWarmup = Annotated[float, option("S", "Leave out requests of the first S seconds.", "--drop-warmup")]
 
 # A scenario's options with defaults, in help's order.
 SCENARIO: dict[str, tuple[Any, Any]] = {
     "profile": (ProfileName, choices.PROFILE), "workload": (Workload, None), "frontend": (Frontend, None),
-    "frontend_service": (FrontendService, None),
     "yields": (Yields, None), "ensemble": (Ensemble, None), "replicas": (Replicas, None),
     "router": (Router, "round-robin"), "arrival": (Arrival, "trace"), "rate": (Rate, None), "cv": (Cv, None),
     "lengths": (Lengths, None),
     "num_requests": (NumRequests, None), "time_scale": (TimeScale, None), "time_unit": (TimeUnit, None),
     "columns": (Columns, None), "only": (Only, None), "skip_bad": (SkipBad, False),
-    "oracle_lengths": (OracleLengths, False), "emit": (Emit, "block"), "eos": (Eos, None),
-    "drop_warmup": (DropWarmup, 0.0), "slo": (Slos, None), "missing_fails": (MissingFails, False), "seed": (Seed, 0),
+    "emit": (Emit, "block"), "eos": (Eos, None),
+    "slo": (Slos, None), "missing_fails": (MissingFails, False), "seed": (Seed, 0),
     "allow_code": (AllowCode, None),
 }  # fmt: skip
 Given = Mapping[str, Any]  # by name
@@ -353,8 +337,6 @@ def scenario(given: Given, policies: Iterable[str], **other: Any) -> "Scenario":
     known["slos"] = tuple(str(Slo.parse(text)) for text in given["slo"] or [])
     known["missing_passes"] = not given["missing_fails"]
     known["allow_code"] = named_code([*policies, given.get("router", "")], given["allow_code"] or [])
-    if not 0 <= known.get("drop_warmup", 0.0) < math.inf:
-        raise DsimError(f"--drop-warmup is {known['drop_warmup']} s, expected at least 0 and finite")
     return Scenario(**{**known, **other})
 
 

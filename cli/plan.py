@@ -33,7 +33,7 @@ Gpus = Annotated[
 ]
 
 
-@options.of_scenario("profile", "yields", "replicas", "rate", "num_requests", "time_scale", "eos", "drop_warmup")
+@options.of_scenario("profile", "yields", "replicas", "rate", "num_requests", "time_scale", "eos")
 def plan_command(
     trace: options.TraceName,
     rate: Annotated[float | None, option("R", "Requests per second to serve; the trace's own by default.")] = None,

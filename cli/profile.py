@@ -113,7 +113,7 @@ def profile_command(
 
 def _show_fitted(found: "Profiled", from_log: Path | None, client: Path | None, written: list[str], json: bool) -> None:
     """Exit with NOT_VALID if the profile has doubts."""
-    from ..report.profile_words import fitted, fitted_lines, front_end_words
+    from ..report.profile_words import fitted, fitted_lines
 
     profile, doubts = found.profile, found.doubts
     if json:
@@ -123,7 +123,7 @@ def _show_fitted(found: "Profiled", from_log: Path | None, client: Path | None, 
         for line in fitted_lines(profile):
             print("  " + line)
         if from_log is not None:
-            measured = f"{front_end_words(profile)}, by {client}"
+            measured = f"{profile.frontend * 1e3:.3g} ms between a client and the engine, by {client}"
             print(f"  front end {'not measured: 0 (--client)' if client is None else measured}")
         for line in doubts:
             print("Not valid: " + line)

@@ -35,8 +35,6 @@ def replay(
     sessions: Annotated[
         bool, typer.Option("--sessions", help="Send a session's turn only after the previous turn has ended.")
     ] = False,
-    jitter: Annotated[float, option("S", "Delay each arrival by up to S seconds.")] = 0.0,
-    keep_failed: options.KeepFailed = False,
     drain: Annotated[
         bool,
         typer.Option(
@@ -75,7 +73,7 @@ def replay(
         from .as_logged import as_logged as read_as_logged
 
         logged = read_as_logged(context, trace, policy, given["profile"])
-        policy, given = logged.policies, {**given, "profile": logged.profile, "frontend": 0.0, "frontend_service": None}
+        policy, given = logged.policies, {**given, "profile": logged.profile, "frontend": 0.0}
         known |= logged.about
         for line in logged.lines:
             screen.print(line, markup=False)
@@ -93,8 +91,7 @@ def replay(
     options.check_pools(of_fleet.pools, policy, given)
     first = options.scenario(
         given, named, trace=trace, policy=specs[0], replicas=replicas_of(specs, given["replicas"]),
-        concurrency=concurrency, sessions=sessions, jitter=jitter,
-        keep_failed=keep_failed, drain=drain,
+        concurrency=concurrency, sessions=sessions, drain=drain,
     )  # fmt: skip
     check_together(first)
     scenarios = on_fleet([replace(first, policy=spec) for spec in specs], of_fleet, named=fleet is None)

@@ -44,7 +44,6 @@ def info(
     as_json: options.AsJson = False,
     time_unit: options.TimeUnit = None,
     skip_bad: options.SkipBad = False,
-    keep_failed: options.KeepFailed = False,
     format: FormatOption = None,
     columns: options.Columns = None,
     only: options.Only = None,
@@ -58,7 +57,7 @@ def info(
     from ..traces.words import table
 
     found = load(
-        trace, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, format=format, columns=columns,
+        trace, time_unit=time_unit, skip_bad=skip_bad, format=format, columns=columns,
         only=only,
     )  # fmt: skip
     facts = describe(found)
@@ -74,7 +73,6 @@ def convert(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The JSON lines file to write.")],
     time_unit: options.TimeUnit = None,
     skip_bad: options.SkipBad = False,
-    keep_failed: options.KeepFailed = False,
     format: FormatOption = None,
     columns: options.Columns = None,
     only: options.Only = None,
@@ -95,7 +93,7 @@ def convert(
 
     check_file(out, force=force)
     trace = load(
-        source, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, format=format, columns=columns,
+        source, time_unit=time_unit, skip_bad=skip_bad, format=format, columns=columns,
         only=only,
     )  # fmt: skip
     if hash_ids:

@@ -269,7 +269,7 @@ def has_steps(run: Run, policy: str) -> bool:
 def _shared_requests(
     p: Run, m: Run, policy: str, a: Columns, b: Columns
 ) -> tuple[Any, dict[str, int], bytes, list[str]]:
-    """The common requests after the warm-up, counts left out, their traffic's key, notes.
+    """The common requests, counts left out, their traffic's key, notes.
 
     DsimError if the requests differ.
     """
@@ -307,14 +307,12 @@ def _shared_requests(
                 f"{1e3 * off.max():.3g} ms"
             )
     traffic = b"".join(b[name][j].tobytes() for name in ("request", "input_length", "output_length", "arrival"))
-    warm = b["arrival"][j] >= b["arrival"].min() + m.info.get("drop_warmup", 0.0)
     done = (a["status"][i] == COMPLETED) & (b["status"][j] == COMPLETED)
     left_out = {
-        "in the warm-up": int((~warm).sum()),
-        "not completed in both": int((warm & ~done).sum()),
+        "not completed in both": int((~done).sum()),
         "not arrived in both": len(a["request"]) + len(b["request"]) - 2 * len(index),
     }
-    return index[warm].astype(np.int64), left_out, traffic, notes
+    return index.astype(np.int64), left_out, traffic, notes
 
 
 def _returned(requests: Columns, rows: Any) -> Floats:
@@ -338,7 +336,7 @@ def _check_pair(p: Run, m: Run, across: bool) -> None:
             f"{p.folder} holds policies {cut(', '.join(p.policies))}, {m.folder} holds {cut(', '.join(m.policies))}: "
             "expected at least one in both"
         )
-    same: list[tuple[str, Any]] = [("closed_loop", False), ("drop_warmup", 0.0)]
+    same: list[tuple[str, Any]] = [("closed_loop", False)]
     if not (is_client(p) or is_client(m)):  # a server's are unknown
         same += [("emit", "block"), ("replicas", 1)]
     for key, default in same:

@@ -39,7 +39,7 @@ def measured_log(scenario: Scenario, predicted: Mapping[str, Columns] | None = N
 def is_as_logged(scenario: Scenario) -> bool:
     """Whether the replay has the trace's requests, times and lengths."""
     asked = (scenario.rate, scenario.time_scale, scenario.lengths, scenario.concurrency)
-    plain = scenario.arrival == "trace" and not scenario.jitter and not scenario.sessions
+    plain = scenario.arrival == "trace" and not scenario.sessions
     longer = (scenario.num_requests or 0) > len(scenario.source())
     return plain and all(value is None for value in asked) and not longer
 
@@ -69,7 +69,6 @@ def _summary(scenario: Scenario, trace: Trace, waited: dict[str, Floats]) -> Jso
     slos = [slo for slo in map(Slo.parse, scenario.slos) if slo.slo_class is None]
     run = measured_run(
         ClientLog(trace.name, "log", "", sent), policy="the log", slos=slos, missing_passes=scenario.missing_passes,
-        drop_warmup=scenario.drop_warmup,
     )  # fmt: skip
     found: Json = no_nan(run.info["policies"][0])
     return found

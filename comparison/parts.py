@@ -24,7 +24,7 @@ from ..results.metrics import COMPLETED, Floats, latencies
 from ..results.run import Columns, Run
 from .commits import Commits
 from .latencies import Latencies
-from .rerun import Price, World, front_of, reach_of, rerun, witness, world_of
+from .rerun import Price, World, rerun, witness, world_of
 from .steps import Ints, Lists, prices
 from .summaries import is_client
 
@@ -112,7 +112,7 @@ def parts(
                     sum_ + b - a for sum_, a, b in zip((rows, forced, masks, unknown), before, now, strict=True)
                 )
     about = predicted.info.get("profiles", {}).get(policy) or predicted.info.get("profile", {})
-    inside = [requests[0] | {"arrival": reach_of(front_of(about), requests[0])}, requests[1]]
+    inside = [requests[0] | {"arrival": requests[0]["arrival"] + about.get("frontend", 0.0)}, requests[1]]
     if logged:
         inside[1] = at_engine(measured, policy, requests[1])
     found = _parts(requests[0], requests[1], inside[0], inside[1], cross, index)

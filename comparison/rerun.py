@@ -1,8 +1,8 @@
 """Serve a recorded run's requests again, with recorded or other latencies and commits."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from ..engine.prefix import Prefixes, caches_prefixes
 from ..engine.replay import Ends, replay
 from ..engine.request import requests_of
 from ..engine.step import StepOutcome, StepPlan, features_left
-from ..profiler.frontend import FrontEnd
 from ..profiler.profile import Profile
 from ..results.metrics import Floats
 from ..results.run import Columns, Run
@@ -64,8 +63,7 @@ def world_of(run: Run, name: str, profile: Profile) -> World:
             f"{run.folder}: {name} reused pages, and a run does not keep what its requests begin with (--no-parts "
             "compares without a decomposition)"
         )
-    front = front_of(run.info.get("profile", {}))
-    setting = Setting(policy, replace(profile, frontend=front.fixed, frontend_service=front.service))
+    setting = Setting(policy, replace(profile, frontend=run.info.get("profile", {}).get("frontend", 0.0)))
     recorded = next((limits for limits in run.info.get("limits", []) if limits["policy"] == name), None)
     if recorded is not None:
         limits = Limits(**{key: value for key, value in recorded.items() if key != "policy"})
@@ -101,26 +99,13 @@ def witness(world: World, run: Run, requests: Columns, steps: Columns, lists: Li
 def rerun(world: World, requests: Columns, price: Price, commits: Commits, tick: Tick = lambda: None) -> Columns:
     """Serve in simulated time, on the recorded replicas. `tick` is called once a step."""
     table = RequestTable(int(requests["request"].max(initial=-1)) + 1)
-    reach = reach_of(world.profile.front_end, requests)
+    reach = requests["arrival"] + world.profile.frontend
     for replica in np.unique(requests["replica"][requests["replica"] >= 0]).tolist():
         own = requests["replica"] == replica
         mine = {name: column[own] for name, column in requests.items()}
         of_blocks = world.profile.latency.host_block > 0
         _serve(_engine(world, table, replica), mine, reach[own], price, commits, tick, of_blocks)
     return table.columns
-
-
-def front_of(info: Mapping[str, Any]) -> FrontEnd:
-    """The front end in a run's profile information."""
-    return FrontEnd(info.get("frontend", 0.0), info.get("frontend_service", 0.0))
-
-
-def reach_of(front: FrontEnd, requests: Columns) -> Floats:
-    """When requests reach the engine (s)."""
-    order = np.lexsort((requests["request"], requests["arrival"]))
-    found = np.empty(len(order))
-    found[order] = front.reach(requests["arrival"][order])
-    return found
 
 
 def _serve(

@@ -53,7 +53,6 @@ def _again(run: Run, policy: str) -> dict[str, Any]:
         StepTotals(),
         slos if judged else [],
         missing_passes=info.get("missing_passes", True),
-        drop_warmup=info.get("drop_warmup", 0.0),
         replicas=info.get("replicas", 1),
         closed_loop=info.get("closed_loop", False),
     ).to_json()

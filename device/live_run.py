@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 NOT_ON_A_DEVICE = (
     "yields",
     "frontend",
-    "frontend_service",
     "router",
     "concurrency",
     "sessions",

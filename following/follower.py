@@ -515,9 +515,7 @@ class Follower:
     def _on(self, profile: str) -> Scenario:
         """The scenario on a profile file, which includes the yields and the front end."""
         policy = placed(self._scenario.policy)[0]
-        return replace(
-            self._scenario, profile=profile, policy=policy, yields=None, frontend=None, frontend_service=None
-        )  # fmt: skip
+        return replace(self._scenario, profile=profile, policy=policy, yields=None, frontend=None)
 
 
 @dataclass

@@ -91,7 +91,7 @@ def drawn(known: Sequence[Cause], index: int, seed: int) -> Scores:
 def known_causes(scenario: Scenario) -> tuple[Cause, ...]:
     """Unknowns of scenario and profile that the policy depends on."""
     setting = scenario.setting()
-    stated = {FRONT_END} if scenario.frontend is not None or scenario.frontend_service is not None else set()
+    stated = {FRONT_END} if scenario.frontend is not None else set()
     found = tuple(c for c in causes(setting.profile, setting.drawn) if c.name not in stated)
     if scenario.ends_at_eos or setting.policy.family == "full-sequence":
         return found

@@ -22,7 +22,7 @@ TraceLike: TypeAlias = str | Path | pd.DataFrame | Trace
 ProfileLike: TypeAlias = str | Path | Profile
 PolicyLike: TypeAlias = str | Policy
 
-READING = ("time_unit", "skip_bad", "keep_failed", "columns", "only")  # options of load
+READING = ("time_unit", "skip_bad", "columns", "only")  # options of load
 
 
 def trace_of(trace: TraceLike, options: Mapping[str, Any]) -> Trace | None:

@@ -37,12 +37,12 @@ NOT_VARIED = ("allow_code", "sent_from", "pools", "links", "decider")
 LISTS: dict[str, Any] = {"failures": Failure.parse}  # parsers of items
 # How requests are served; which requests, apart from the seed.
 OF_SERVICE = (
-    "policy", "profile", "workload", "yields", "frontend", "frontend_service", "replicas", "router", "pools", "links",
+    "policy", "profile", "workload", "yields", "frontend", "replicas", "router", "pools", "links",
     "decider", "scaler", "startup", "failures",
 )  # fmt: skip
 OF_REQUESTS = (
     "trace", "arrival", "rate", "cv", "lengths", "concurrency", "num_requests", "time_scale",
-    "jitter", "time_unit", "skip_bad", "keep_failed", "columns", "only", "oracle_lengths",
+    "time_unit", "skip_bad", "columns", "only",
 )  # fmt: skip
 FLEET = "fleet"  # a file that sets several fields
 TYPES: dict[str, Any] = {n: kind for n, kind in typing.get_type_hints(Scenario).items() if n not in NOT_VARIED}
@@ -260,8 +260,6 @@ def check_values(scenario: Scenario) -> None:
         value = getattr(scenario, name)
         if value is not None and value < 1:
             raise DsimError(f"{name} is {value}, expected at least 1")
-    if not scenario.drop_warmup >= 0:
-        raise DsimError(f"drop_warmup is {scenario.drop_warmup} s, expected at least 0")
     check_together(scenario)
 
 

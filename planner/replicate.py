@@ -122,7 +122,7 @@ def replication(scenario: Scenario, index: int, num_requests: int, block: int) -
         seed=seed,
         lengths=scenario.lengths,
     )
-    ready = with_estimates(ready, seed, scenario.oracle_lengths)
+    ready = with_estimates(ready, seed)
     if scenario.arrival != "trace":
         return own, ready
     # Warm-up and cool-down are other minutes of the trace: scale by the judged part.

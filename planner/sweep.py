@@ -37,10 +37,6 @@ Quality = Callable[[Scenario], float | None]
 SCHEMA, VERSION = "dsim-sweep", 1
 FILES = ("sweep.json", STORE, "results.parquet", "results.csv", "report.html")
 MOST_ASKED = 3  # cells under drawn profiles
-ORACLE = (
-    "Where oracle_lengths is true, routers and policies of your own see true lengths of answers: no real scheduler "
-    "knows them."
-)
 SWEEP = FolderKind("a sweep", (*FILES, *STORE_FILES), "sweep.json", has_schema(SCHEMA), kept=STORE)
 # Shown by default.
 BRIEF = (
@@ -86,7 +82,6 @@ class Sweep(Showable):
         """The object of `--json`."""
         rows: list[Json] = no_nan(self.table.to_dict("records"))
         told: Json = {} if self.ensemble is None else {"ensemble": self.ensemble.to_json()}
-        told |= {"oracle_lengths": True} if _oracle(self.plan) else {}
         return told | {
             "title": self.plan.title,
             "num_cells": self.num_cells,
@@ -225,11 +220,6 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _oracle(plan: Plan) -> bool:
-    """Whether any policy or router sees true lengths."""
-    return any(cell.scenario.oracle_lengths for cell in plan.cells)
-
-
 def _swept(
     plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, command: str = "",
     notes: Sequence[str] = (), ensemble: Uncertain | None = None,
@@ -237,8 +227,6 @@ def _swept(
     from ..report.sweep import Swept
 
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    if _oracle(plan):
-        notes = [*notes, ORACLE]
     return Swept(
         plan.title, plan.varied, rows, len(plan.cells), plan.estimated, interrupted, _facts(plan),
         command, __version__, tuple(notes), None if ensemble is None else ensemble.to_json(),

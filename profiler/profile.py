@@ -17,7 +17,6 @@ from ..engine.plain import Choice, Positive, Range, Share
 from ..files.read import cut, cut_words, did_you_mean, read_text, shown, strict_json
 from ..files.schema import FileObject, names
 from ..files.write import check_file, json_text, write_whole
-from .frontend import FrontEnd
 from .hardware import default_max_batch
 from .models import ModelShape
 
@@ -240,7 +239,6 @@ class Profile:
     canvas_laws: tuple[CanvasLaw, ...] = ()  # of canvas models; the first one's workload is the default
     frontend: float = 0.0  # s outside the engine, both ways: HTTP, tokenising, hand-over; 0: not measured
     implementations: tuple[Implementation, ...] = ()  # alternatives to its own
-    frontend_service: float = 0.0  # s per request at the front end's one server
 
     def __post_init__(self) -> None:
         windowed = self.model.windowed
@@ -250,11 +248,6 @@ class Profile:
     @property
     def is_estimate(self) -> bool:
         return self.origin != "measured"
-
-    @property
-    def front_end(self) -> FrontEnd:
-        """The time between a client and the engine."""
-        return FrontEnd(self.frontend, self.frontend_service)
 
     @property
     def verdict(self) -> str:
@@ -312,8 +305,7 @@ class Profile:
         return choose(self.commits, f"profile {self.name}", workload, block_length, threshold, temperature)
 
 
-# Optional keys of a file and of its latency, with defaults.
-OPTIONAL_TOP: dict[str, Any] = {"frontend_service": 0.0}
+# Optional keys of a file's latency, with defaults.
 OPTIONAL: dict[str, Any] = {
     "larger": False, "prompt_attention": 0.0, "prompt_kv_read": 0.0, "sequence": 0.0, "graph_knots": [],
     "walk": 0.0, "window_walk": 0.0, "walk_rows": 0, "window_walk_rows": 0, "host_block": 0.0,
@@ -418,7 +410,6 @@ def to_json(profile: Profile) -> object:
     data = {"schema": SCHEMA, "version": VERSION, **asdict(profile)}
     for name in OF_MODEL:
         del data["latency"][name]
-    data = {k: v for k, v in data.items() if k not in OPTIONAL_TOP or v != OPTIONAL_TOP[k]}
     latency = data["latency"] | data.pop("fit")
     data["latency"] = {k: v for k, v in latency.items() if k not in OPTIONAL or _plain(v) != OPTIONAL[k]}
     return _plain(data)
@@ -432,7 +423,7 @@ def from_json(data: object, path: str) -> Profile:
     if data.get("version") != VERSION or isinstance(data["version"], bool):
         raise ProfileError(f"{path}: version is {shown(data.get('version'))}, expected {VERSION}")
     latency = data.get("latency")
-    data = OPTIONAL_TOP | data | ({"latency": OPTIONAL | latency} if isinstance(latency, dict) else {})
+    data = data | ({"latency": OPTIONAL | latency} if isinstance(latency, dict) else {})
     top = _section(data, path, ("schema", "version", *(name for name in names(Profile) if name != "fit")))
     _check_implementations(top)
     terms = top.section("latency", (*(n for n in names(LatencyModel) if n not in OF_MODEL), *names(Fit)))

@@ -17,7 +17,6 @@ from ..engine.policy import PRESETS
 from ..files.read import cut, json_of, parsing, read_lines, shown
 from ..files.schema import FileObject
 from .commit_log import CommitLog
-from .frontend import NO_FRONT_END, FrontEnd
 from .hardware import capability_of_name
 from .logged import FEW_CANVASES, TOKENS, Logged, LoggedSteps, Requests, blocks_done
 from .models import ModelShape, model
@@ -127,7 +126,7 @@ def read_log(path: str | Path) -> StepLog:
     return StepLog(header, taken, commits, commit_steps, requests.read(), rows)
 
 
-def profile_of_log(log: StepLog, name: str, source: str, front: FrontEnd = NO_FRONT_END) -> Profile:
+def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) -> Profile:
     """The profile fitted to a log's steps, commits and canvases.
 
     source: the log's name, for provenance and errors. front: the measured front end.
@@ -194,8 +193,7 @@ def profile_of_log(log: StepLog, name: str, source: str, front: FrontEnd = NO_FR
         ),
         commit_fits=tuple(fits),
         canvas_laws=tuple(laws),
-        frontend=digits(front.fixed),
-        frontend_service=digits(front.service),
+        frontend=digits(frontend),
     )  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def causes(profile: Profile, model: Yielding | None) -> tuple[Cause, ...]:
             f"±{100 * FLOOR_SPREAD:.2g} % of launch and host terms: two codes take {low:.2g} and {high:.2g} ms a layer"
         )
         found.append(Cause(IMPLEMENTATION, width, False))
-    if profile.frontend == profile.frontend_service == 0:
+    if profile.frontend == 0:
         width = f"not measured: 0 to {1e3 * MOST_FRONT_END:.2g} ms, vLLM's under load"
         found.append(Cause(FRONT_END, width, True))
     if model is not None and not _logged(profile, model) and _draws(model):

@@ -72,14 +72,8 @@ def fitted(profile: Profile) -> dict[str, object]:
         "commits": [dataclasses.asdict(f) for f in profile.commit_fits],
         "canvas_laws": [dataclasses.asdict(law) for law in profile.canvas_laws],
         "frontend": profile.frontend,
-        "frontend_service": profile.frontend_service,
         "workloads": list(profile.workloads),
     }
-
-
-def front_end_words(profile: Profile) -> str:
-    queue = f" and a queue of {profile.frontend_service * 1e3:.3g} ms a request" if profile.frontend_service else ""
-    return f"{profile.frontend * 1e3:.3g} ms{queue} between a client and the engine"
 
 
 def _at(tokens: float, seconds: float) -> str:

@@ -176,8 +176,6 @@ def lengths_told(manifest: Manifest) -> str:
     lengths = manifest.get("lengths")
     if lengths is None:
         return ""
-    if lengths.get("oracle"):
-        return "true lengths, as --oracle-lengths asks: no real scheduler knows them"
     factor = number(math.exp(lengths.get("spread", 0.0)))
     return (
         f"{lengths.get('guessed', 0):,} requests set no limit: the router or policy saw estimates, two of three within "
@@ -213,8 +211,6 @@ def notes(manifest: Manifest) -> list[str]:
         lines.append(f"{_rows(count)} {_were(count)} out of order and {_were(count)} sorted by timestamp")
     if trace.get("hash_ids"):
         lines += _of_prefixes(manifest)
-    if manifest.get("drop_warmup"):
-        lines.append(f"requests of the first {number(manifest['drop_warmup'])} s are left out as warm-up")
     if manifest.get("missing_passes") is False:
         lines.append("a request that lacks a metric does not meet a bound on it")
     if manifest.get("closed_loop"):
@@ -349,11 +345,8 @@ def _cost(manifest: Manifest) -> str:
 
 def front_end(info: Mapping[str, Any]) -> str:
     """From a profile's keys; empty without one."""
-    seconds, service = info.get("frontend") or 0.0, info.get("frontend_service") or 0.0
-    queue = f"a queue of {number(1e3 * service)} ms a request, first come, first served"
-    if not service:
-        return f"{number(1e3 * seconds)} ms between a client and the engine, {OF_ARRIVALS}" if seconds else ""
-    return f"{number(1e3 * seconds)} ms and {queue}, between a client and the engine, {OF_ARRIVALS}"
+    seconds = info.get("frontend") or 0.0
+    return f"{number(1e3 * seconds)} ms between a client and the engine, {OF_ARRIVALS}" if seconds else ""
 
 
 def _commits(models: Sequence[CommitInfo]) -> list[str]:

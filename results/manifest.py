@@ -32,7 +32,6 @@ class ProfileInfo(TypedDict, total=False):
     host_or_device: list[str]  # host terms that may be device time
     unpriced: list[str]  # implementations of the policies without costs
     frontend: float  # s between client and engine, both directions
-    frontend_service: float  # s a request at the front end's one server
 
 
 class CommitInfo(TypedDict, total=False):
@@ -64,7 +63,6 @@ class MemoryInfo(TypedDict, total=False):
 class LengthsInfo(TypedDict, total=False):
     """The answer lengths that routers and a user's policies see."""
 
-    oracle: bool  # true lengths
     guessed: int  # requests without a limit: estimated
     spread: float  # standard deviation of log(estimate / truth)
 
@@ -143,7 +141,6 @@ class Manifest(TypedDict, total=False):
     memory: list[MemoryInfo]
     ensemble: dict[str, Any]  # intervals over drawn profiles, and the largest causes
     missing_passes: bool
-    drop_warmup: float
     closed_loop: bool
     interrupted: bool
     journal_failure: str  # why steps.parquet lacks steps

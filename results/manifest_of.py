@@ -90,7 +90,6 @@ def manifest_of(
         seed=scenario.seed,
         slos=list(scenario.slos),
         missing_passes=scenario.missing_passes,
-        drop_warmup=scenario.drop_warmup,
         closed_loop=closed,
         interrupted=results[-1].interrupted,
         limits=[{"policy": result.policy.name, **asdict(result.limits)} for result in results],
@@ -103,8 +102,6 @@ def _lengths_told(scenario: Scenario, source: Trace, requests: Trace, results: S
     from_outside = any(not is_shipped(part) for result in results for part in result.policy.parts())
     if not from_outside and not (scenario.num_replicas > 1 and scenario.routing().goes_by_length):
         return {}
-    if scenario.oracle_lengths:
-        return {"lengths": {"oracle": True}}
     guessed = int((requests.max_tokens == 0).sum())
     if guessed == 0 or (scenario.lengths is None and ESTIMATE in source.extras):
         return {}
@@ -191,8 +188,6 @@ def front_end_info(profile: Profile) -> ProfileInfo:
     found = ProfileInfo()
     if profile.frontend:
         found["frontend"] = profile.frontend
-    if profile.frontend_service:
-        found["frontend_service"] = profile.frontend_service
     return found
 
 

@@ -126,7 +126,6 @@ def summarize(
     slos: Sequence[Slo] = (),
     *,
     missing_passes: bool = True,
-    drop_warmup: float = 0.0,
     replicas: int = 1,
     replica_time: float | None = None,
     closed_loop: bool = False,
@@ -134,20 +133,17 @@ def summarize(
 ) -> Summary:
     """Metrics of a run's request columns (REQUEST_COLUMNS) and step totals.
 
-    drop_warmup: s; earlier arrivals are left out of request metrics, not of itl, batch, chunk, tpf, utilisation and
-    `stable`. missing_passes: a request without a metric (tpot of a single token) meets a bound on it. SLOs of a class
-    need a column slo_class.
+    missing_passes: a request without a metric (tpot of a single token) meets a bound on it. SLOs of a class need a
+    column slo_class.
     """
     arrival = requests["arrival"]
     start = float(arrival.min()) if len(arrival) else math.nan
-    run_time = _duration(requests, start)
-    measured = _where(requests, arrival >= start + drop_warmup)
-    status = measured["status"]
-    done = _where(measured, status == COMPLETED)
-    duration = max(run_time - drop_warmup, 0.0)
+    duration = _duration(requests, start)
+    status = requests["status"]
+    done = _where(requests, status == COMPLETED)
     dist = {name: _distribution(values) for name, values in latencies(done).items()}
     dist["itl"] = _from_histogram(totals.itl)
-    good = good_requests(measured, slos, missing_passes=missing_passes)
+    good = good_requests(requests, slos, missing_passes=missing_passes)
     num_tokens = float(done["num_tokens"].sum())
     busy = totals.prefill_time + totals.decode_time
     return Summary(
@@ -165,7 +161,7 @@ def summarize(
         tokens_per_emission=_per(num_tokens, float(done["num_emissions"].sum())),
         goodput=math.nan if good is None else _per(float(good.sum()), duration),
         slo_attainment=math.nan if good is None else _per(float(good.sum()), len(good)),
-        slos=tuple(_verdict(slo, measured, dist, missing_passes) for slo in slos),
+        slos=tuple(_verdict(slo, requests, dist, missing_passes) for slo in slos),
         batch=_spread(totals.batch),
         chunk=_spread(totals.chunk),
         tpf=_per(totals.committed, totals.forwards),
@@ -178,7 +174,7 @@ def summarize(
         prefill_time_share=_per(totals.prefill_time, busy),
         busy_share=_per(
             busy,
-            replicas * float(np.fmax(run_time, totals.end - start)) if replica_time is None else replica_time,
+            replicas * float(np.fmax(duration, totals.end - start)) if replica_time is None else replica_time,
         ),  # NaN: nothing completed
         kv_utilization=_per(totals.page_time, totals.num_pages / replicas * busy),
         kv_pages=totals.num_pages,
@@ -322,7 +318,7 @@ def _duration(requests: Columns, start: float) -> float:
 def _verdict(slo: Slo, requests: Columns, dist: Mapping[str, Distribution], missing_passes: bool) -> SloVerdict:
     if slo.slo_class is not None:
         requests = of_class(requests, slo)
-        if not len(requests["status"]):  # it is in the warm-up, or after num_requests
+        if not len(requests["status"]):  # it is after num_requests
             return SloVerdict(str(slo), math.nan, math.nan, None if slo.stat is None else True)
         done = _where(requests, requests["status"] == COMPLETED)
         dist = {slo.metric: _distribution(latencies(done)[slo.metric])}
@@ -419,7 +415,7 @@ METRICS: dict[str, Metric] = {
     "rejected": Metric("requests", "can never fit the KV pool or the context limit"),
     "unfinished": Metric("requests", "in flight when the run ended"),
     "cancelled": Metric("requests", "dropped as their clients left", "in no latency"),
-    "duration_s": Metric("s", "last completion - first arrival", "without the dropped warm-up"),
+    "duration_s": Metric("s", "last completion - first arrival"),
     "request_throughput": Metric("req/s", "completed / duration"),
     "output_throughput": Metric("tok/s", "output tokens of completed requests / duration"),
     "total_token_throughput": Metric("tok/s", "input and output tokens of completed requests / duration"),

@@ -1,6 +1,7 @@
 """A scenario: all inputs of one replay."""
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
@@ -18,7 +19,6 @@ from ..engine.policy import Policy, named_file, parse, with_file
 from ..engine.prefix import caches_prefixes
 from ..files.memory import free_memory
 from ..files.read import cut, quoted, read_toml
-from ..profiler.frontend import FrontEnd
 from ..profiler.placed import placed
 from ..profiler.profile import DEFAULT, Profile, as_run_by, with_file_of
 from ..profiler.profile import load as load_profile
@@ -54,7 +54,6 @@ class Scenario:
     workload: str | None = None  # None: the profile's first
     yields: str | None = None  # replaces the profile's (profiler/given_yield.py)
     frontend: float | None = None  # s between client and engine, both directions; None: the profile's
-    frontend_service: float | None = None  # s a request at the front end's one server; None: 0 with `frontend`
     variation: tuple[tuple[str, float], ...] = ()  # causes and scores (profiler/uncertainty.py)
     replicas: int = 1
     router: str = "round-robin"  # or `path/to/file.py:NAME`
@@ -72,19 +71,15 @@ class Scenario:
     sessions: bool = False  # the next turn follows the previous one
     num_requests: int | None = None
     time_scale: float | None = None
-    jitter: float = 0.0  # s
     time_unit: str | None = None
     skip_bad: bool = False
-    keep_failed: bool = False
     columns: str | None = None  # the trace's names, as in `dsim.traces.load`
     only: str | None = None  # `model=NAME` or `COLUMN=VALUE`
-    oracle_lengths: bool = False  # shown to routers and a user's policies instead of estimates
     emit: str = "block"
     eos: bool | None = None  # an EOS ends requests; None: if `lengths` names a workload
     drain: bool = True
     slos: tuple[str, ...] = ()
     missing_passes: bool = True
-    drop_warmup: float = 0.0  # s
     seed: int = 0
     # Not part of the question.
     allow_code: AllowedCode = field(default=NO_CODE, repr=False, compare=False)
@@ -93,7 +88,8 @@ class Scenario:
     def __post_init__(self) -> None:
         if self.yields is not None and self.workload is not None:
             raise DsimError(f"workload is {self.workload} and a yield of {self.yields} is given, expected one of them")
-        FrontEnd(self.frontend or 0.0, self.frontend_service or 0.0)  # checks both
+        if self.frontend is not None and not 0 <= self.frontend < math.inf:
+            raise DsimError(f"frontend is {self.frontend} s, expected at least 0 and finite")
         if self.replicas > MAX_REPLICAS:
             raise DsimError(f"replicas is {cut(self.replicas)}, expected at most {MAX_REPLICAS}")
         if self.pools and (self.replicas != 1 or self.yields is not None or self.variation):
@@ -150,7 +146,7 @@ class Scenario:
         """As in its file."""
         path = Path(self.trace)
         changed = path.stat().st_mtime_ns if os.path.isfile(path) else 0
-        return _load(self.trace, changed, self.time_unit, self.skip_bad, self.keep_failed, self.columns, self.only)
+        return _load(self.trace, changed, self.time_unit, self.skip_bad, self.columns, self.only)
 
     def requests(self) -> Trace:
         """The requests to replay; DsimError if none has the class of an SLO."""
@@ -164,11 +160,10 @@ class Scenario:
             seed=self.seed,
             lengths=self.lengths,
             time_scale=self.time_scale,
-            jitter=self.jitter,
         )
         for text in self.slos:
             Slo.parse(text).check_class(classes(ready))
-        return with_estimates(ready, self.seed, self.oracle_lengths)
+        return with_estimates(ready, self.seed)
 
     @property
     def label(self) -> str:
@@ -221,9 +216,7 @@ class Scenario:
             return self._first.loaded_profile()
         profile = self.base_profile()
         if self.frontend is not None:
-            profile = replace(profile, frontend=self.frontend, frontend_service=0.0)
-        if self.frontend_service is not None:
-            profile = replace(profile, frontend_service=self.frontend_service)
+            profile = replace(profile, frontend=self.frontend)
         if self.yields is not None:
             from ..profiler.given_yield import with_yield  # loads SciPy, as the next
 
@@ -315,7 +308,6 @@ class Scenario:
             result.totals,
             slos,
             missing_passes=self.missing_passes,
-            drop_warmup=self.drop_warmup,
             replicas=self.num_replicas,
             replica_time=result.replica_time,
             closed_loop=self.concurrency is not None,
@@ -381,8 +373,6 @@ def asked(scenario: Scenario, command: str, gpu_hour: float | None, currency: st
         trace += f", arrivals: {scenario.arrival}"
     if scenario.lengths is not None:
         trace += f", lengths: {scenario.lengths}"
-    if scenario.oracle_lengths:
-        trace += ", schedulers know true lengths (--oracle-lengths)"
     return {
         "dsim": __version__,
         "command": command,
@@ -397,7 +387,6 @@ def asked(scenario: Scenario, command: str, gpu_hour: float | None, currency: st
         "profile_version": profile.provenance.tool_version,
         "workload": workload_of(scenario.parsed_policy(), profile, scenario.workload),
         "frontend": profile.frontend,
-        **({"frontend_service": profile.frontend_service} if profile.frontend_service else {}),
         "router": scenario.router,
         "emit": scenario.emit,
         "slos": list(scenario.slos),
@@ -472,7 +461,7 @@ def arrived(result: Result, columns: Columns | None = None) -> Columns:
 
 @lru_cache(maxsize=8)
 def _load(
-    trace: str, _changed: int, time_unit: str | None, skip_bad: bool, keep_failed: bool, columns: str | None,
+    trace: str, _changed: int, time_unit: str | None, skip_bad: bool, columns: str | None,
     only: str | None,
 ) -> Trace:  # fmt: skip
-    return load(trace, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, columns=columns, only=only)
+    return load(trace, time_unit=time_unit, skip_bad=skip_bad, columns=columns, only=only)

@@ -20,7 +20,6 @@ from ..engine.loop import Executor
 from ..engine.prefix import ToldPrefixes
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
-from ..profiler.frontend import NO_FRONT_END, FrontEnd, Queue
 from ..results.engine_metrics import engine_of
 from ..sim.routers.router import Router
 from .access import AccessLog
@@ -83,7 +82,7 @@ class Fleet:
 
     table: has a row for each request in the server's life. draws: is told each request's lengths. prefixes: is told
     each prompt. append: takes the journal's steps in batches, from one thread at a time; once it fails, steps are not
-    recorded. vocab: token ids of prompts must be below it. front: delays requests. metrics_as: engine under whose names
+    recorded. vocab: token ids of prompts must be below it. frontend: s that delay requests. metrics_as: engine under whose names
     metrics are published; None: the one in the policy's name. simulates: a step takes the time that its profile
     predicts.
     """
@@ -91,7 +90,7 @@ class Fleet:
     def __init__(
         self, engines: Sequence[Engine], router: Router, table: RequestTable, clock: Clock, *,
         draws: CommitDraws | None = None, append: Append | None = None, prefixes: ToldPrefixes | None = None,
-        vocab: int | None = None, front: FrontEnd = NO_FRONT_END, metrics_as: str | None = None,
+        vocab: int | None = None, frontend: float = 0.0, metrics_as: str | None = None,
         simulates: bool = False,
     ) -> None:  # fmt: skip
         self.engines = list(engines)
@@ -109,7 +108,7 @@ class Fleet:
         self._append = append
         self._prefixes = prefixes
         self._vocab = vocab
-        self._front = Queue(front)
+        self._frontend = frontend  # s
         self._stopping: str | None = None
         self._recording = threading.Lock()
         self._entering = threading.Lock()  # no stream enters a replica that has ended its streams
@@ -177,7 +176,7 @@ class Fleet:
             if not replica.alive:
                 raise RefusedError(503, self.closed or STOPPING)
             request = replace(request, arrival=self.clock())  # inside the lock: no step that ends later misses it
-            due = self._front.reach(request.arrival)
+            due = request.arrival + self._frontend
             stream = Stream(
                 index, len(prompt), output_length, ids, replica, asyncio.get_running_loop(), request.arrival, due
             )  # fmt: skip

@@ -104,7 +104,7 @@ def open_twin(
     fleet = Fleet(
         engines, scenario.routing().new(prefixes), table, clock,
         draws=draws if isinstance(draws, CommitDraws) else None, append=append, prefixes=prefixes,
-        front=profile.front_end, metrics_as=metrics_as, simulates=True,
+        frontend=profile.frontend, metrics_as=metrics_as, simulates=True,
     )  # fmt: skip
     words = Filler(None if tokenizer is None else Tokenized(tokenizer))
     said = "" if speed == 1 else f"; times are simulated, {speed:g} times as fast as the clock"
@@ -174,7 +174,7 @@ def _manifest(
     found = Manifest(
         question="What did its clients see?", dsim=__version__, driver="live", commits=decided, live=settings,
         limits=[{"policy": scenario.policy, **asdict(limits)}], replicas=scenario.replicas, router=scenario.router,
-        emit=scenario.emit, seed=scenario.seed, closed_loop=False, interrupted=False, drop_warmup=0.0,
+        emit=scenario.emit, seed=scenario.seed, closed_loop=False, interrupted=False,
         missing_passes=True,
     )  # fmt: skip
     if profile is not None:

@@ -17,7 +17,6 @@ from ..engine.journal import RequestTable
 from ..engine.request import Request
 from ..engine.route import Choosing
 from ..engine.state import UNFINISHED, Inbox
-from ..profiler.frontend import NO_FRONT_END, FrontEnd, Queue
 from ..traces import Trace
 from ..traces.trace import CANVAS, READ_ONLY
 from .clock import ARRIVAL, Clock
@@ -50,11 +49,11 @@ class OpenLoop:
 
     foresees = True
 
-    def __init__(self, env: Clock, trace: Trace, submit: Submit, drain: bool, front: FrontEnd = NO_FRONT_END) -> None:
+    def __init__(self, env: Clock, trace: Trace, submit: Submit, drain: bool, frontend: float = 0.0) -> None:
         self._env = env
         self._trace = trace
         self._submit = submit
-        self._reach = front.reach(trace.arrival)
+        self._reach = trace.arrival + frontend
         self._next = 0  # first request that is not handed over
         self._taker: Group | None = None  # to which all are handed over
         self._end = math.inf if drain else float(self._reach[-1])
@@ -129,14 +128,13 @@ class Sessions:
 
     def __init__(
         self, env: Clock, trace: Trace, table: RequestTable, submit: Submit, drain: bool,
-        front: FrontEnd = NO_FRONT_END,
+        frontend: float = 0.0,
     ) -> None:  # fmt: skip
         sessions = trace.extras.get("session_id")
         if sessions is None:
             raise TraceError(f"{trace.name}: none of its {len(trace)} requests has a session_id, expected some")
-        self._env, self._table, self._submit, self._queue = env, table, submit, Queue(front)
-        # A fixed time delays all alike: one event a turn. A turn joins a queue when sent.
-        self._due = OpenLoop(env, trace, self._come, drain, NO_FRONT_END if front.service else front)
+        self._env, self._table, self._submit, self._frontend = env, table, submit, frontend
+        self._due = OpenLoop(env, trace, self._come, drain, frontend)
         self._before: list[int] = []  # [requests] the index of the turn before, or -1
         self._held: list[Request] = []  # due, but the turn before has not ended
         self._underway: deque[tuple[float, Request]] = deque()  # arrival at the fleet, request
@@ -180,7 +178,7 @@ class Sessions:
         if before >= 0:  # a rejected turn ended as it was sent
             end = float(np.fmax(table["finish"][before], table["arrival"][before]))
             request = replace(request, arrival=max(request.arrival, end))
-        if (reach := self._queue.reach(request.arrival)) > self._env.now:
+        if (reach := request.arrival + self._frontend) > self._env.now:
             self._underway.append((reach, request))
             self._env.process(self._arrive(reach))
         else:
@@ -198,12 +196,12 @@ class ClosedLoop:
 
     foresees = False
 
-    def __init__(self, env: Clock, trace: Trace, submit: Submit, workers: int, front: FrontEnd = NO_FRONT_END) -> None:
+    def __init__(self, env: Clock, trace: Trace, submit: Submit, workers: int, frontend: float = 0.0) -> None:
         self._env = env
         self._trace = trace
         self._submit = submit
         self._workers = workers
-        self._queue = Queue(front)
+        self._frontend = frontend  # s
         self._underway: deque[tuple[float, Request]] = deque()  # arrival at the fleet, request
         self._taken = 0
 
@@ -218,7 +216,7 @@ class ClosedLoop:
         while count and self._taken < len(self._trace):
             request = replace(self._trace.request(self._taken), arrival=self._env.now)
             self._taken += 1
-            if (reach := self._queue.reach(request.arrival)) > self._env.now:
+            if (reach := request.arrival + self._frontend) > self._env.now:
                 self._underway.append((reach, request))
                 self._env.process(self._arrive(reach))
                 count -= 1

@@ -143,14 +143,14 @@ def simulate(
         env, fleet, new_router(), step_models, new_engine, recorder, finished, table,
         prefixes.cached if prefixes is not None and caches else None, seed, split, moves,
     )  # fmt: skip
-    front = settings[0].profile.front_end
+    frontend = settings[0].profile.frontend
     source: Source
     if concurrency is not None:
-        source = ClosedLoop(env, trace, servers.submit, concurrency, front)
+        source = ClosedLoop(env, trace, servers.submit, concurrency, frontend)
     elif sessions:
-        source = Sessions(env, trace, table, servers.submit, drain, front)
+        source = Sessions(env, trace, table, servers.submit, drain, frontend)
     else:
-        source = OpenLoop(env, trace, servers.submit, drain, front)
+        source = OpenLoop(env, trace, servers.submit, drain, frontend)
     in_order = ordered and append is not None and (fleet.num_replicas > 1 or fleet.scaling is not None)
     servers.start(source, not step_by_step and not in_order, threads)
     interrupted = False

@@ -11,14 +11,9 @@ from .trace import ESTIMATE, Trace
 SPREAD = 0.5
 
 
-def with_estimates(trace: Trace, seed: int, oracle: bool = False) -> Trace:
-    """Estimate each answer's length: by the file, the request's limit, or a log-normal guess (keyed by seed and row).
-
-    oracle: the true lengths.
-    """
+def with_estimates(trace: Trace, seed: int) -> Trace:
+    """Estimate each answer's length: by the file, the request's limit, or a guess keyed by seed and row."""
     truth = trace.output_length
-    if oracle:
-        return _with_column(trace, truth.tolist())
     if ESTIMATE not in trace.extras and "max_tokens" in trace.extras and (trace.max_tokens > 0).all():
         return trace  # the limit is the estimate
     u = chance.uniform(chance.key(seed, chance.ESTIMATE, np.arange(2)[:, None], np.arange(len(trace))))
@@ -27,8 +22,5 @@ def with_estimates(trace: Trace, seed: int, oracle: bool = False) -> Trace:
     limit = trace.max_tokens
     known = trace.numbers(ESTIMATE)
     known = np.where((known > 0) & (limit > 0), np.minimum(known, limit), known)
-    return _with_column(trace, np.where(known > 0, known, np.where(limit > 0, limit, guess)).tolist())
-
-
-def _with_column(trace: Trace, estimates: list[int]) -> Trace:
+    estimates = np.where(known > 0, known, np.where(limit > 0, limit, guess)).tolist()
     return replace(trace, extras={**trace.extras, ESTIMATE: estimates})

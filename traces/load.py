@@ -91,15 +91,14 @@ def load(
     *,
     time_unit: str | None = None,
     skip_bad: bool = False,
-    keep_failed: bool = False,
     format: str | None = None,
     columns: str | None = None,
     only: str | None = None,
 ) -> Trace:
     """Load a trace from a file or a pandas frame, or a shipped one by name.
 
-    `time_unit` (s, ms, us, ns) overrides the format's; `skip_bad` leaves bad rows out and counts them; `keep_failed`
-    keeps requests without output; `format` is by default recognised by its keys; `columns` names a file's columns
+    `time_unit` (s, ms, us, ns) overrides the format's; `skip_bad` leaves bad rows out and counts them; `format` is by
+    default recognised by its keys; `columns` names a file's columns
     (`arrival=created_at,input=prompt_tokens,output=completion_tokens`); `only` (`model=NAME` or `COLUMN=VALUE`) selects
     rows. TraceError names file and line of what cannot be read.
     """
@@ -109,18 +108,16 @@ def load(
         raise TraceError(f"--columns is {cut(columns)} and --format is {cut(format)}, expected one of them")
     asked = Asked(format, columns, only, skip_bad)
     if not isinstance(path_or_name, str | Path):
-        return _ready(*read_frame(path_or_name, asked), FRAME, "frame", format, time_unit, keep_failed)
+        return _ready(*read_frame(path_or_name, asked), FRAME, "frame", format, time_unit)
     file, name = locate(path_or_name)
     path, data = str(file), read_bytes(file)
     return parsed(
-        data, (path, name, *astuple(asked), time_unit, keep_failed),
-        lambda: _ready(*read_data(path, data, asked), path, name, format, time_unit, keep_failed),
+        data, (path, name, *astuple(asked), time_unit),
+        lambda: _ready(*read_data(path, data, asked), path, name, format, time_unit),
     )  # fmt: skip
 
 
-def _ready(
-    found: Columns, form: Format, path: str, name: str, format: str | None, time_unit: str | None, keep_failed: bool
-) -> Trace:
+def _ready(found: Columns, form: Format, path: str, name: str, format: str | None, time_unit: str | None) -> Trace:
     """With doubts about the unit."""
     if time_unit is not None and form.unit == "datetime":
         raise TraceError(f"{path}: {form.time} is a date and time, expected no --time-unit (it is {time_unit})")
@@ -130,7 +127,7 @@ def _ready(
     if len(runs) > 1:
         policies = cut(", ".join(map(str, runs)))
         raise TraceError(f"{path} holds the requests of {len(runs)} policies ({policies}), expected those of one")
-    return finish(found, path, name, form, time_unit, keep_failed)
+    return finish(found, path, name, form, time_unit)
 
 
 def locate(path_or_name: str | Path) -> tuple[Path, str]:
@@ -278,16 +275,14 @@ def doubts(columns: Columns, form: Format) -> list[str]:
     return found
 
 
-def finish(columns: Columns, path: str, name: str, form: Format, time_unit: str | None, keep_failed: bool) -> Trace:
+def finish(columns: Columns, path: str, name: str, form: Format, time_unit: str | None) -> Trace:
     """Drop failures, sort by time (ties in file order), start at 0."""
-    failed = np.flatnonzero(columns.output_length == 0)
-    kept = np.arange(len(columns.time))
-    if not keep_failed:
-        kept = np.delete(kept, failed)
+    kept = np.flatnonzero(columns.output_length > 0)
+    num_failed = len(columns.time) - len(kept)
     if not len(kept):
         raise TraceError(
             f"{path}: none of {columns.num_rows} rows is a request ({columns.num_skipped} bad, "
-            f"{len(failed)} without output), expected at least 1"
+            f"{num_failed} without output), expected at least 1"
         )
     time = columns.time[kept]
     # Out of order: an earlier row is later.
@@ -307,7 +302,7 @@ def finish(columns: Columns, path: str, name: str, form: Format, time_unit: str 
         num_rows=columns.num_rows,
         num_unsorted=num_unsorted,
         num_skipped=columns.num_skipped,
-        failed_in_trace=0 if keep_failed else len(failed),
+        failed_in_trace=num_failed,
         warnings=tuple(columns.warnings),
     )
     extras = {key: [column[i] for i in kept.tolist()] for key, column in columns.extras.items()}

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..engine import chance
 from ..engine.errors import TraceError
 from ..files.read import cut
 from .arrivals import ARRIVALS, renewal, resolve_cv
@@ -17,7 +16,6 @@ from .trace import MAX_REQUESTS, Floats, Ints, Trace, TraceNotes, check_rate
 
 MAX_SEED = 2**63
 MIN_SCALE, MAX_SCALE = 1e-9, 1e9  # others are mistakes
-JITTER = 128  # keeps delays' draws apart from streams'
 
 # A request drawn twice loses what identifies or links it.
 IDENTITIES = ("id", "session_id", "delay", "hash_ids", "status")
@@ -64,22 +62,20 @@ def prepare(
     seed: int = 0,
     lengths: str | Moments | Trace | None = None,
     time_scale: float | None = None,
-    jitter: float = 0.0,
 ) -> Trace:
     """A trace's first requests for a replay, with its times and lengths or others.
 
-    At its own times (arrival "trace"), `jitter` delays each request by up to that many s, then `time_scale` multiplies
-    the gaps or `rate` rescales them. An arrival process has the trace's rate by default, and draws requests again
-    beyond the trace's end. `lengths` replace all optional columns.
+    At its own times (arrival "trace"), `time_scale` multiplies the gaps or `rate` rescales them. An arrival process has
+    the trace's rate by default, and draws requests again beyond the trace's end. `lengths` replaces all optional
+    columns.
     """
     check(arrival, seed, num_requests)
     cv = resolve_cv(arrival, cv)
     if arrival == "trace":
-        ready = own_times(trace, num_requests, rate, time_scale, jitter, seed)
+        ready = own_times(trace, num_requests, rate, time_scale)
     else:
-        for name, value in (("time scale", time_scale), ("jitter", jitter or None)):
-            if value is not None:
-                raise TraceError(f"{name} is {value}, expected none with {arrival} arrivals")
+        if time_scale is not None:
+            raise TraceError(f"time scale is {time_scale}, expected none with {arrival} arrivals")
         if rate is None and not trace.duration > 0:
             raise TraceError(f"{trace.name} has no rate, expected a --rate for {arrival} arrivals")
         rate = trace.rate if rate is None else rate
@@ -89,20 +85,11 @@ def prepare(
     return Trace(ready.name, ready.arrival, *lengths_of(lengths, len(ready), seed), ready.notes)
 
 
-def own_times(
-    trace: Trace, num_requests: int | None, rate: float | None, time_scale: float | None, jitter: float, seed: int
-) -> Trace:
-    """The first requests, with jitter, rescaled."""
+def own_times(trace: Trace, num_requests: int | None, rate: float | None, time_scale: float | None) -> Trace:
+    """The first requests, rescaled."""
     if rate is not None and time_scale is not None:
         raise TraceError(f"rate is {rate} req/s and time scale is {time_scale}, expected one of them")
-    if not 0 <= jitter < math.inf:
-        raise TraceError(f"jitter is {jitter} s, expected 0 or more and finite")
     ready = trace if num_requests is None else trace.head(num_requests)
-    if jitter > 0:
-        u = chance.uniform(chance.key(seed, chance.ARRIVAL, JITTER, 0, np.arange(len(ready))))
-        late = ready.arrival + jitter * u
-        order = np.argsort(late, kind="stable")
-        ready = ready.take(order, late[order])
     if time_scale is not None:
         if not MIN_SCALE <= time_scale <= MAX_SCALE:
             raise TraceError(f"time scale is {time_scale}, expected {MIN_SCALE:g} to {MAX_SCALE:g}")

@@ -52,7 +52,7 @@ class Trace:
     name: str
     arrival: Floats  # s, the first is 0
     input_length: Ints  # tokens, at least 1
-    output_length: Ints  # tokens; 0 only for failed requests that `load` keeps
+    output_length: Ints  # tokens, at least 1
     extras: dict[str, list[Any]] = field(default_factory=dict)
     notes: TraceNotes = TraceNotes()
 
@@ -202,12 +202,12 @@ class Trace:
             raise TraceError(
                 f"{self.name}: the last request arrives after {self.duration:g} s, expected at most {MAX_TIME:g} s"
             )
-        for name, low in (("input_length", 1), ("output_length", 0)):
+        for name in ("input_length", "output_length"):
             column = getattr(self, name)
-            bad = np.flatnonzero((column < low) | (column > MAX_LENGTH))
+            bad = np.flatnonzero((column < 1) | (column > MAX_LENGTH))
             if len(bad):
                 i = int(bad[0])
-                raise TraceError(f"{self.name}: {name} of row {i} is {column[i]}, expected {low} to {MAX_LENGTH}")
+                raise TraceError(f"{self.name}: {name} of row {i} is {column[i]}, expected 1 to {MAX_LENGTH}")
         for i, limit in enumerate(self.extras.get("max_tokens", [])):
             if limit is not None and not self.output_length[i] <= limit <= MAX_LENGTH:
                 raise TraceError(

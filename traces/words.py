@@ -29,7 +29,7 @@ def table(facts: dict[str, Any]) -> str:
         ]
         rows.append(("longest gap", f"{facts['longest_gap']:.1f} s"))
     if facts["zero_gaps"]:
-        hint = "  (batched: a replay may want --jitter)" if facts["zero_gaps"] > 0.5 else ""
+        hint = "  (batched)" if facts["zero_gaps"] > 0.5 else ""
         rows.append(("gaps of 0", f"{facts['zero_gaps']:.1%}{hint}"))
     if facts["repeated_hash_ids"] is not None:
         rows.append(("prefix reuse", f"{facts['repeated_hash_ids']:.1%} of prompt blocks come again"))

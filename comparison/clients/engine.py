@@ -6,7 +6,6 @@ from ...engine.errors import DsimError
 from ...engine.journal import STEP_COLUMNS, STEP_LISTS, pack
 from ...engine.latency import Features
 from ...engine.step import Phase
-from ...profiler.frontend import FrontEnd, fit_front_end
 from ...profiler.logged import PHASES
 from ...profiler.samples import Bools, Ints
 from ...profiler.steplog import StepLog
@@ -100,12 +99,12 @@ def _marks(log: StepLog) -> tuple[Bools, Bools]:
     return window, commits
 
 
-def frontend_of(log: StepLog, client: ClientLog) -> FrontEnd:
-    """The front end fitted to the requests' ttft at the client minus that at the engine."""
+def frontend_of(log: StepLog, client: ClientLog) -> float:
+    """Time outside the engine (s): the median of the requests' ttft at the client minus that at the engine."""
     r = log.requests
     place = places(client, Requested("the log", r.arrival, r.input_length, r.output_length))
     inside = (r.first_emission - r.arrival)[place]
     outside = np.array([sent.first - sent.sent for sent in client.requests]) - inside
     if np.isnan(outside).all():
         raise DsimError(f"{client.path}: none of its {len(outside)} requests has its first token in the log")
-    return fit_front_end(np.array([sent.sent for sent in client.requests]), outside)
+    return max(0.0, float(np.nanmedian(outside)))

@@ -62,7 +62,7 @@ class MeasuredRun(Run):
 
 def measured_run(
     log: ClientLog, trace: Requested | None = None, *, policy: str = "server", slos: Sequence[Slo] = (),
-    missing_passes: bool = True, drop_warmup: float = 0.0, replicas: int = 1, engine: StepLog | None = None,
+    missing_passes: bool = True, replicas: int = 1, engine: StepLog | None = None,
 ) -> MeasuredRun:  # fmt: skip
     """The run in a client's file; DsimError if it cannot be of the trace.
 
@@ -83,9 +83,7 @@ def measured_run(
     totals = StepTotals() if journal is None else _totals(journal[0])
     for sent in requests:
         totals.itl.add_many(np.array(sent.gaps))
-    summary = summarize(
-        policy, columns, totals, slos, missing_passes=missing_passes, drop_warmup=drop_warmup, replicas=replicas
-    ).to_json()
+    summary = summarize(policy, columns, totals, slos, missing_passes=missing_passes, replicas=replicas).to_json()
     summary |= dict.fromkeys(OF_STEPS if journal is None else OF_STEPS_UNKNOWN)
     summary["stable"] = stable(for_stability)
     arrival = columns["arrival"]
@@ -104,7 +102,6 @@ def measured_run(
         replicas=replicas,
         slos=[str(slo) for slo in slos],
         missing_passes=missing_passes,
-        drop_warmup=drop_warmup,
         interrupted=False,
         policies=[summary],
     )
@@ -130,7 +127,7 @@ def measured_beside(predicted: Run, log: ClientLog, trace: Requested | None, pol
     info = predicted.info
     return measured_run(
         log, trace, policy=names[0], slos=[Slo.parse(text) for text in info.get("slos", [])],
-        missing_passes=info.get("missing_passes", True), drop_warmup=info.get("drop_warmup", 0.0),
+        missing_passes=info.get("missing_passes", True),
     )  # fmt: skip
 
 

@@ -209,7 +209,7 @@ def _use_trace(path: Path, chance: Random, columns: str | None = None) -> None:
     with contextlib.suppress(DsimError):  # as a client's measured run
         import_run(path, columns=columns, only=only, skip_bad=chance.random() < 0.5, _warn=list)
     trace = load(
-        path, skip_bad=chance.random() < 0.5, keep_failed=chance.random() < 0.2, only=only,
+        path, skip_bad=chance.random() < 0.5, only=only,
         time_unit=chance.choice((None, None, None, "s", "ns")),
         format=None if columns else chance.choice((None, None, None, None, "guidellm", "mooncake")),
         columns=columns,
@@ -219,8 +219,8 @@ def _use_trace(path: Path, chance: Random, columns: str | None = None) -> None:
         prefixes_of(trace)
     copy = write(trace, path.with_suffix(".out"), force=True)
     measured_log(Scenario(str(copy), slos=("ttft=1s",)))
-    with contextlib.suppress(DsimError):  # a kept request without output is read back as it is asked for
-        again = load(copy, keep_failed=True)
+    with contextlib.suppress(DsimError):
+        again = load(copy)
         assert len(again) == len(trace)
         assert abs(again.duration - trace.duration) <= 2e-3 + 1e-9 * trace.duration
     with contextlib.suppress(DsimError):
@@ -230,7 +230,7 @@ def _use_trace(path: Path, chance: Random, columns: str | None = None) -> None:
 def _prepare_trace(trace: Trace, chance: Random) -> None:
     prepare(
         trace, time_scale=chance.choice((None, None, None, 1e-320, 1e300, 2.0)),
-        rate=chance.choice((None, None, None, 5.0, 1e-300)), jitter=chance.choice((0.0, 1.0, 1e300)),
+        rate=chance.choice((None, None, None, 5.0, 1e-300)),
     )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def test_replays_in_other_processes_find_a_frames_requests_and_a_profile_by_name
     for trace in (load(requests), load("mooncake-conv").head(50)):
         name = name_of_trace(trace)
         assert name == name_of_trace(trace)
-        back = load(name, keep_failed=True)
+        back = load(name)
         assert (back.name, back.extras) == (trace.name, trace.extras)
         for column in ("arrival", "input_length", "output_length"):
             assert np.array_equal(getattr(back, column), getattr(trace, column)), column

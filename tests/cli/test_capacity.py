@@ -137,12 +137,8 @@ def test_ctrl_c_prints_what_is_known_and_ends_with_130(monkeypatch: pytest.Monke
 
 def test_the_page_draws_the_distance_to_every_bound_and_the_rate_asked_for() -> None:
     quick = [*QUEUE[:-2], "--precision", "30%", "--jobs", 1, "--rate", 20, "--slo", "ttft=1s", "-o", "out", "--json"]
-    quick.append("--oracle-lengths")
     found = dsim(*quick).json
     page = Path("out/report.html").read_text(encoding="utf-8")
-    oracle = "schedulers know true lengths (--oracle-lengths)"
-    assert found["traffic"].endswith(oracle)
-    assert oracle in html.unescape(page)
     text = re.search(r'<script type="application/json" id="figures">(.*)</script>', page)
     assert text is not None
     chart = json.loads(text[1])["distance"]

@@ -69,7 +69,6 @@ def test_help_prints_every_word_and_cuts_none(name: str, monkeypatch: pytest.Mon
         ("sweep", "-o, --out DIR", ["required"]),
         ("replay", "--replicas N", []),
         ("replay", "--json", []),
-        ("replay", "--jitter S", ["default: 0"]),
         ("tune", "--jobs N", ["default: 1"]),
         ("tune", "--trials N", ["default: 60"]),
         ("trace fetch", "-o, --out DIR", ["default: ."]),

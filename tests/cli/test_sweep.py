@@ -47,14 +47,6 @@ def test_a_sweep_ends_with_what_it_did_and_json_is_one_object_with_the_api_s_row
     ]  # fmt: skip
 
 
-def test_a_sweep_says_where_true_lengths_were_shown() -> None:
-    assert "oracle_lengths" not in dsim("sweep", "c.toml", "-o", "plain", "--jobs", 1, "--json").json
-    assert "oracle_lengths" not in Path("plain/report.html").read_text()
-    Path("c.toml").write_text(CONFIG.replace("num_requests", "oracle_lengths = true\nnum_requests"))
-    assert dsim("sweep", "c.toml", "-o", "out", "--jobs", 1, "--json").json["oracle_lengths"] is True
-    assert "see true lengths of answers: no real scheduler knows them" in Path("out/report.html").read_text()
-
-
 def test_progress_counts_cells_and_an_ensembles_progress_counts_its_replays() -> None:
     cells: list[tuple[int, int]] = []
     replays: list[tuple[int, int]] = []

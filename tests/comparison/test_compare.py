@@ -88,8 +88,7 @@ def finish(writer: RunWriter, policies: dict[str, tuple[Any, StepTotals]], model
     for policy, (table, totals) in policies.items():
         columns = {name: column[table["replica"] >= 0] for name, column in table.items()}
         writer.requests(policy, columns)
-        warm_up = manifest.get("drop_warmup", 0.0)
-        summaries.append(summarize(policy, columns, totals, replicas=replicas, drop_warmup=warm_up).to_json())
+        summaries.append(summarize(policy, columns, totals, replicas=replicas).to_json())
     about = {"name": model.name, "device": "toy", "model": "toy", "estimated": True}
     writer.finish({"profile": about, "seed": 0, "emit": "block", "replicas": 1, **manifest, "policies": summaries})
 
@@ -382,18 +381,14 @@ def test_pairs_of_the_same_requests_are_ranked_together_and_others_apart(runs: R
     assert {cell.no_parts for cell in found.cells} == {"not asked for"}
 
 
-def test_the_warm_up_and_what_did_not_complete_are_left_out_and_counted(runs: Runs) -> None:
+def test_what_did_not_complete_is_left_out_and_counted(runs: Runs) -> None:
     lengths = traffic().input_length.copy()
     lengths[3] = 5000  # fits nothing
     trace = dataclasses.replace(traffic(), input_length=lengths)
-    warm = float(trace.arrival[9]) + 1e-6
-    p, m = (runs.twin(name, trace=trace, drop_warmup=warm) for name in ("twin", "slower"))
-    (cell,) = cells(p, m)
-    assert cell.left_out == {"in the warm-up": 10, "not completed in both": 0, "not arrived in both": 0}
-    assert cell.num_both == 30
     p, m = (runs.twin(name, trace=trace) for name in ("twin", "slower"))
     (cell,) = cells(p, m)
-    assert (cell.left_out["not completed in both"], cell.num_both) == (1, 39)
+    assert cell.left_out == {"not completed in both": 1, "not arrived in both": 0}
+    assert cell.num_both == 39
     assert cell.metrics["e2el"].requests is not None
     assert (cell.metrics["e2el"].requests.num, cell.metrics["e2el"].requests.num_missing) == (39, 1)
 

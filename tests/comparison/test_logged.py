@@ -120,28 +120,6 @@ def test_a_log_without_a_preset_asks_for_one() -> None:
     assert dsim("replay", "log.jsonl", "--as-logged", "--policy", SPEC, "--profile", "known.json").code == 0
 
 
-@pytest.mark.slow
-def test_a_front_end_that_queues_is_fitted_replayed_and_taken_from_the_error() -> None:
-    log = log_of(poisson(60, 6.0, 0))
-    write_client(Path("bench.json"), log, 0.01, queue=0.08)
-    assert dsim("profile", "--from-log", log, "--client", "bench.json", "-o", "mine.json").code in (0, 1)
-    mine = load("mine.json")
-    assert (mine.frontend, mine.frontend_service) == pytest.approx((0.01, 0.08), abs=1e-5)
-    both = ("--frontend", mine.frontend, "--frontend-service", mine.frontend_service)
-    assert dsim("replay", log, "--profile", "known.json", "--policy", SPEC, *both, "-o", "queued").code == 0
-    alone = dsim("replay", log, "--profile", "known.json", "--policy", SPEC, "--frontend", 0.2, "--json")
-    assert alone.json["profile"]["frontend"] == 0.2
-    assert "frontend_service" not in alone.json["profile"]
-    assert (
-        "Front end: 10.0 ms and a queue of 80.0 ms a request"
-        in dsim("replay", log, "--profile", "known.json", "--policy", SPEC, *both).out
-    )
-    # In the engine requests come later and closer than in the log, so only what the front end adds is known.
-    assert dsim("import", "bench.json", "--log", log, "-o", "client").code == 0
-    part = parts("queued", "client", "--profile", "known.json")["parts"]["metrics"]["ttft"]
-    assert part["frontend"] == pytest.approx(0.0, abs=1e-5)
-
-
 def test_the_front_end_is_what_a_client_saw_beyond_the_log() -> None:
     # The log holds the same requests twice, then slower: the client, on a clock of its own, sent them the second time.
     log = log_of(poisson(40, 6.0, 0))

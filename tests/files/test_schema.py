@@ -76,7 +76,7 @@ def test_a_key_with_a_default_may_be_absent() -> None:
         ({"slos": "ttft=1s"}, 'slos is "ttft=1s", expected a list'),
         ({"slos": [1]}, "slos[0] is 1, expected a text"),
         ({"replicas": True}, "replicas is true, expected a whole number"),
-        ({"drop_warmup": "x"}, 'drop_warmup is "x", expected a number'),
+        ({"cost": "x"}, 'cost is "x", expected an object'),
         ({"commit_models": [{"extrapolated_from": "4"}]}, 'commit_models[0].extrapolated_from is "4"'),
     ],
 )

@@ -139,20 +139,6 @@ def test_without_a_per_request_slo_goodput_is_null() -> None:
     assert found["slos"][0]["met"] is True
 
 
-def test_warm_up_leaves_the_request_metrics() -> None:
-    rows = [
-        request([(9.0, 8)], arrival=0.0),
-        rejected(1.0),
-        request([(1.0, 8)], arrival=5.0),
-        request([(2.0, 8)], arrival=9.0),
-    ]
-    found = summarize("p", request_columns(rows), StepTotals(), drop_warmup=5.0)
-    assert (found.num_requests, found.completed, found.rejected) == (2, 2, 0)
-    assert found.ttft_ms.mean == 1500.0
-    assert found.duration_s == 6.0
-    assert found.request_throughput == pytest.approx(2 / 6)
-
-
 def test_steps_give_utilisation_per_replica() -> None:
     totals = StepTotals(
         num_decode_steps=3, prefill_time=2.0, decode_time=6.0, tokens=64, committed=16, forwards=8, prefill_tokens=900,
@@ -221,13 +207,12 @@ bounds = st.lists(
 )
 
 
-@given(outcomes, bounds, st.booleans(), st.sampled_from([0.0, 20.0]))
+@given(outcomes, bounds, st.booleans())
 def test_attainment_is_a_share_and_goodput_never_beats_throughput(
-    rows: list[dict[str, Any]], slos: list[str], missing_passes: bool, drop_warmup: float
+    rows: list[dict[str, Any]], slos: list[str], missing_passes: bool
 ) -> None:
     found: Summary = summarize(
-        "p", request_columns(rows), StepTotals(), [Slo.parse(s) for s in slos],
-        missing_passes=missing_passes, drop_warmup=drop_warmup,
+        "p", request_columns(rows), StepTotals(), [Slo.parse(s) for s in slos], missing_passes=missing_passes,
     )  # fmt: skip
     json.dumps(found.to_json(), allow_nan=False)
     assert found.num_requests == found.completed + found.rejected + found.unfinished

@@ -199,15 +199,13 @@ def test_a_request_that_is_cancelled_before_it_reaches_the_engine_is_cancelled_w
     assert (behind.fleet.table["status"][0], replica.num_waiting) == (CANCELLED, 0)
 
 
-def test_clients_queue_at_the_profiles_front_end_before_the_engine(twin: Callable[..., Behind]) -> None:
-    behind = twin(frontend=0.05, frontend_service=0.1)
+def test_requests_reach_the_engine_after_the_profiles_front_end(twin: Callable[..., Behind]) -> None:
+    behind = twin(frontend=0.05)
     with serving(behind) as server:
-        waiting = [server.begin(prompt=[0], max_tokens=1) for _ in range(3)]
-        assert [connection.getresponse().status for connection in waiting] == [200, 200, 200]
+        assert server.begin(prompt=[0], max_tokens=1).getresponse().status == 200
     columns = behind.columns()
-    reached = columns["scheduled"] - columns["arrival"][0]
-    assert [bool(reached[i] >= 0.05 + 0.1 * (i + 1)) for i in range(3)] == [True] * 3
-    assert behind.manifest["profile"]["frontend_service"] == 0.1
+    assert columns["scheduled"][0] - columns["arrival"][0] >= 0.05
+    assert behind.manifest["profile"]["frontend"] == 0.05
 
 
 def test_a_stop_serves_what_is_in_flight_to_its_end(twin: Callable[..., Behind]) -> None:

@@ -242,16 +242,11 @@ def test_unsorted_rows_are_sorted_stably_and_counted(tmp_path: Path) -> None:
     assert load(path).input_length.tolist() == expected
 
 
-def test_failed_requests_are_dropped_and_counted_or_kept(tmp_path: Path) -> None:
+def test_failed_requests_are_dropped_and_counted(tmp_path: Path) -> None:
     path = save(tmp_path, row(0, output_length=0) + row(5) + row(7, 0, 0) + row(9, output_length=0))
     trace = load(path)
     assert rows_of(trace) == [(0, 5, 7)]
     assert trace.notes.failed_in_trace == 3
-    assert "input_length of row 2 is 0, expected 1" in refusal(path, keep_failed=True)
-    path = save(tmp_path, row(0, output_length=0) + row(5))
-    kept = load(path, keep_failed=True)
-    assert rows_of(kept) == [(0, 5, 0), (0.005, 5, 7)]
-    assert kept.notes.failed_in_trace == 0
 
 
 @pytest.mark.parametrize("number", ["0x10", "nan", "inf", "1_0", "true", "1e400", "--5"])

@@ -114,24 +114,6 @@ def test_a_replay_takes_the_head_and_rescales_it() -> None:
     assert (set(other.input_length.tolist()), set(other.output_length.tolist())) == ({7}, {8})
 
 
-def test_jitter_spreads_batches_by_no_more_than_it_says() -> None:
-    ready = prepare(batched(), jitter=3.0, seed=1)
-    order = [ready.extras["model"].index(m) for m in "abcdef"]
-    late = ready.arrival[order] - batched().arrival
-    assert np.ptp(late) < 3.0
-    assert len(set(late.round(6).tolist())) == 6
-    assert (ready.input_length[order] == batched().input_length).all()
-    assert ready.arrival.tolist() == prepare(batched(), jitter=3.0, seed=1).arrival.tolist()
-    assert ready.arrival.tolist() != prepare(batched(), jitter=3.0, seed=2).arrival.tolist()
-    overtaking = prepare(batched(), jitter=100.0, seed=1)
-    assert overtaking.extras["model"] != list("abcdef")
-    assert sorted(overtaking.input_length.tolist()) == list(range(10, 16))
-    mooncake = load("mooncake-conv")
-    spread = describe(prepare(mooncake, jitter=3.0))
-    assert spread["zero_gaps"] < 0.001
-    assert spread["cv"] == pytest.approx(1.0, abs=0.1)
-
-
 def test_a_process_keeps_the_requests_in_order_and_draws_the_rest() -> None:
     ready = prepare(batched(), arrival="poisson", rate=2.0, num_requests=4)
     assert ready.input_length.tolist() == [10, 11, 12, 13]
@@ -152,8 +134,6 @@ def test_a_replay_that_cannot_be_is_refused() -> None:
         (batched(), {"num_requests": 7}, "batched holds 6 requests, the run asks for 7"),
         (batched(), {"rate": 1.0, "time_scale": 2.0}, "rate is 1.0 req/s and time scale is 2.0, expected one of them"),
         (batched(), {"cv": 2.0}, "cv is 2, expected none with trace arrivals"),
-        (batched(), {"jitter": -1.0}, "jitter is -1.0 s, expected 0 or more and finite"),
-        (batched(), {"arrival": "gamma", "jitter": 1.0}, "jitter is 1.0, expected none with gamma arrivals"),
         (batched(), {"arrival": "gamma", "time_scale": 1.0}, "time scale is 1.0, expected none with gamma arrivals"),
         (still, {"arrival": "poisson"}, "talk has no rate, expected a --rate for poisson arrivals"),
     ):

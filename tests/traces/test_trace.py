@@ -59,12 +59,12 @@ def test_what_makes_no_sense_is_refused() -> None:
 
 
 def test_the_written_file_has_mooncakes_keys_and_whole_milliseconds(tmp_path: Path) -> None:
-    arrival, input_length, output_length = np.array([0.0, 0.0014, 4.3145790]), np.array([5, 6, 7]), np.array([1, 2, 0])
+    arrival, input_length, output_length = np.array([0.0, 0.0014, 4.3145790]), np.array([5, 6, 7]), np.array([1, 2, 3])
     trace = Trace("t", arrival, input_length, output_length, small().head(3).extras)
     assert write(trace, tmp_path / "out.jsonl").read_text() == (
         '{"timestamp": 0, "input_length": 5, "output_length": 1, "session_id": "a"}\n'
         '{"timestamp": 1, "input_length": 6, "output_length": 2, "gen_length": 64}\n'
-        '{"timestamp": 4315, "input_length": 7, "output_length": 0, "session_id": "a", "gen_length": 64}\n'
+        '{"timestamp": 4315, "input_length": 7, "output_length": 3, "session_id": "a", "gen_length": 64}\n'
     )
 
 
