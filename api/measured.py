@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from ..comparison import files as compare_files
 from ..comparison.bounds import Bound
-from ..comparison.cells import Progress, compare_runs
+from ..comparison.cells import Progress, check_machines, compare_runs
 from ..comparison.clients.gateway import read_measured
 from ..comparison.clients.match import Requested
 from ..comparison.clients.measured import measured_beside, measured_run, write_measured
@@ -94,12 +94,10 @@ def compare(
     measured: RunLike | Sequence[RunLike],
     *,
     profiles: Sequence[ProfileLike] = (),
-    parts: bool = True,
     bounds: Sequence[str] = (),
     trace: TraceLike | None = None,
     columns: str | None = None,
     policy: str | None = None,
-    across: bool = False,
     allow_code: Iterable[str | Path] = (),
     out: str | Path | None = None,
     force: bool = False,
@@ -124,9 +122,8 @@ def compare(
     fitted = [_fitted(run) for pair in pairs for run in pair if "fitted_profile" in run.info]
     given = [profile if isinstance(profile, Profile) else load(profile) for profile in profiles]
     known = {profile.name: profile for profile in [*fitted, *given]}
-    found = compare_runs(
-        pairs, partial(_profile, known), wanted, with_parts=parts, across=across, progress=_progress
-    )  # fmt: skip
+    check_machines(pairs)
+    found = compare_runs(pairs, partial(_profile, known), wanted, progress=_progress)
     if out is not None:
         compare_files.write(Path(out), found, pairs, force=force, command=_command)
     return Compared(found, pairs)
@@ -173,5 +170,5 @@ def _profile(known: dict[str, Profile], name: str) -> Profile:
         return load(name)
     except DsimError:
         raise DsimError(
-            f"profile {cut(name)}, which a run names, is not shipped: give its file with --profile, or --no-parts"
+            f"profile {cut(name)}, which a run names, is not shipped: give its file with --profile"
         ) from None

@@ -128,6 +128,6 @@ for rate in $rates; do
     dsim compare "$out/measured-$rate" "$out/again-$rate" -o "$out/noise-$rate" >/dev/null
     dsim compare "$out/measured-$rate-timed" "$out/again-$rate-timed" -o "$out/noise-$rate-engine" >/dev/null
     dsim replay "$out/load-$rate.jsonl" --policy "$policy" --profile "$out/vllm-cpu.json" -o "$out/predicted-$rate" >/dev/null
-    dsim compare "$out/predicted-$rate" "$out/measured-$rate" --no-parts -o "$out/compared-$rate" >/dev/null
+    dsim compare "$out/predicted-$rate" "$out/measured-$rate" -o "$out/compared-$rate" >/dev/null
 done
 "$python" "$here/benchmarks/vllm_cpu_table.py" "$out" "$docs" "$count" $rates

@@ -28,9 +28,6 @@ def compare_command(
         list[str] | None,
         option("FILE", "A profile that a run names, if it is not shipped; repeat.", "--profile"),
     ] = None,
-    parts: Annotated[
-        bool, typer.Option("--parts/--no-parts", help="Re-run each policy to divide its error into parts, or do not.")
-    ] = True,
     bound: Annotated[
         list[str] | None,
         option("BOUND", "[stat:]metric=percent: e2el=3% (MAPE), mean:e2el=15%; exit 1 when missed; repeat.", "--bound"),
@@ -42,7 +39,6 @@ def compare_command(
     policy: Annotated[
         str | None, option("P", "The policy of the predicted run that a load generator measured.", "--policy")
     ] = None,
-    across: Annotated[bool, typer.Option("--across", help="Compare different models or devices.")] = False,
     allow_code: options.AllowCode = None,
     out: Annotated[Path | None, option("DIR", "Write compare.json and report.html.", "-o", "--out")] = None,
     as_json: options.AsJson = False,
@@ -62,8 +58,8 @@ def compare_command(
     with Bar(screen, "reading", "steps") as bar:
         # Before printing: a pipe's reader may close early.
         done = compare(
-            runs[::2], runs[1::2], profiles=profile or [], parts=parts, bounds=bound or [], trace=trace,
-            columns=columns, policy=policy, across=across, allow_code=allow_code or [], out=out, force=force,
+            runs[::2], runs[1::2], profiles=profile or [], bounds=bound or [], trace=trace,
+            columns=columns, policy=policy, allow_code=allow_code or [], out=out, force=force,
             _command=options.command(),
             _progress=lambda policy, done, total: bar.update(done, total, policy),
         )  # fmt: skip

@@ -128,14 +128,11 @@ def compare_runs(
     profiles: Callable[[str], Profile],
     bounds: Sequence[Bound] = (),
     *,
-    with_parts: bool = True,
-    across: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
     """Compare (predicted, measured) pairs; DsimError if a pair's requests differ.
 
-    profiles: by the name in a run. with_parts: re-run each policy to decompose its error. across: allow different
-    models or devices.
+    profiles: by the name in a run, to re-run each policy and decompose its error.
     """
     cells: list[PolicyErrors] = []
     notes: list[str] = []
@@ -143,14 +140,14 @@ def compare_runs(
     of_traffic: dict[bytes, list[int]] = {}
     summaries: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
     for i, (p, m) in enumerate(pairs):
-        _check_pair(p, m, across)
+        _check_pair(p, m)
         shared = [name for name in p.policies if name in m.policies]
         alone = [name for name in (*p.policies, *m.policies) if name not in shared]
         if alone:
             notes.append(f"pair {i + 1}: only one of its runs holds {', '.join(alone)}: left out")
         for policy in shared:
             sides = summary(p, policy), summary(m, policy)
-            cell, values, traffic, cell_notes = _cell(i, p, m, policy, sides, profiles, with_parts, progress)
+            cell, values, traffic, cell_notes = _cell(i, p, m, policy, sides, profiles, progress)
             notes += cell_notes
             if not cell.unpaired:
                 for name, both in values.items():
@@ -217,7 +214,7 @@ def _commits_tokens(run: Run, policy: str) -> bool:
 
 def _cell(
     pair: int, p: Run, m: Run, policy: str, summaries: tuple[Mapping[str, Any], Mapping[str, Any]],
-    profiles: Callable[[str], Profile], with_parts: bool, progress: Progress | None,
+    profiles: Callable[[str], Profile], progress: Progress | None,
 ) -> tuple[PolicyErrors, dict[str, tuple[Floats, Floats]], bytes, list[str]]:  # fmt: skip
     requests = p.requests(policy), m.requests(policy)
     index, left_out, traffic, notes = _shared_requests(p, m, policy, *requests)
@@ -240,17 +237,18 @@ def _cell(
         x, y = (value(s, path) for s in summaries)
         if x is not None and y is not None:
             totals[name] = Total(METRICS[name].unit, x, y, relative_error(x, y))
-    latency, found, why = None, None, "not asked for"
-    if with_parts:
-        why = _no_parts(p, m, policy)
-        if not why:
-            own = placed(policy)[1]
-            p_profile = profiles(own or side(p).profile)
+    latency, found, why = None, None, _no_parts(p, m, policy)
+    if not why:
+        profile_name = placed(policy)[1]
+        tick = None if progress is None else lambda done, total: progress(policy, done, total)
+        try:
+            p_profile = profiles(profile_name or side(p).profile)
             # Where weights decide commits there is no profile.
-            m_profile = profiles(own or side(m).profile) if side(m).profile else p_profile
-            latency = p_profile.latency
-            tick = None if progress is None else lambda done, total: progress(policy, done, total)
+            m_profile = profiles(profile_name or side(m).profile) if side(m).profile else p_profile
             found = parts(p, m, policy, p_profile, m_profile, index, tick)
+            latency = p_profile.latency
+        except DsimError as error:
+            why = str(error)
     steps = None
     if has_steps(p, policy) and has_steps(m, policy):
         steps = compare_steps(
@@ -321,16 +319,18 @@ def _returned(requests: Columns, rows: Any) -> Floats:
     return np.asarray(np.where(done, requests["num_tokens"][rows], requests["output_length"][rows]), np.float64)
 
 
-def _check_pair(p: Run, m: Run, across: bool) -> None:
+def check_machines(pairs: Sequence[tuple[Run, Run]]) -> None:
+    """DsimError if a pair's runs are of different models or devices."""
+    for p, m in pairs:
+        for key in ("model", "device"):
+            x, y = (getattr(side(run), key) for run in (p, m))
+            if x != y and UNKNOWN not in (x, y):
+                raise DsimError(f"{key} is {cut(x)} in {p.folder} and {cut(y)} in {m.folder}: expected the same")
+
+
+def _check_pair(p: Run, m: Run) -> None:
     if side(p).driver != "twin" and side(m).driver == "twin":
         raise DsimError(f"{p.folder} is {_kind(p)} and {m.folder} a twin's: expected PREDICTED before MEASURED")
-    for key in ("model", "device"):
-        x, y = (getattr(side(run), key) for run in (p, m))
-        if x != y and UNKNOWN not in (x, y) and not across:
-            raise DsimError(
-                f"{key} is {cut(x)} in {p.folder} and {cut(y)} in {m.folder}: expected the same, or --across to "
-                "compare them"
-            )
     if not set(p.policies) & set(m.policies):
         raise DsimError(
             f"{p.folder} holds policies {cut(', '.join(p.policies))}, {m.folder} holds {cut(', '.join(m.policies))}: "

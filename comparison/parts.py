@@ -179,5 +179,5 @@ def _check_prices(run: Run, world: World, steps: Columns, lists: Lists, requests
         raise DsimError(
             f"{run.folder}: step {int(steps['step'][i])} of {policy.name} took {steps['latency'][i]:.6g} s and profile "
             f"{profile.name} prices it at {priced[i]:.6g} s: give the profile that the run was made with, --profile "
-            "FILE, or --no-parts"
+            "FILE"
         )

@@ -59,10 +59,7 @@ def world_of(run: Run, name: str, profile: Profile) -> World:
     """The world of a recorded run. Older runs recorded only the pool's size; the setting gives the other limits."""
     policy = run.policy(name)
     if caches_prefixes(policy):
-        raise DsimError(
-            f"{run.folder}: {name} reused pages, and a run does not keep what its requests begin with (--no-parts "
-            "compares without a decomposition)"
-        )
+        raise DsimError(f"{run.folder}: {name} reused pages, and a run does not keep what its requests begin with")
     setting = Setting(policy, replace(profile, frontend=run.info.get("profile", {}).get("frontend", 0.0)))
     recorded = next((limits for limits in run.info.get("limits", []) if limits["policy"] == name), None)
     if recorded is not None:
@@ -91,7 +88,7 @@ def witness(world: World, run: Run, requests: Columns, steps: Columns, lists: Li
         for line in replay(engine, replica, requests, steps, lists, see):
             raise DsimError(
                 f"{run.folder}: {world.policy.name} does not replay plan for plan with profile {world.profile.name}: "
-                f"{line} (--no-parts compares without a decomposition)"
+                f"{line}"
             )
     return ended
 

@@ -262,8 +262,8 @@ def validate(
     again = [_pair(out / cell.name, "measured", "again", code) for cell in cells if cell.again]
     measured = [pair for pair in pairs if pair is not None]
     repeated = [pair for pair in again if pair is not None]
-    comparison = compare_runs(measured, lambda _: profile, bounds, across=True)
-    noise = compare_runs(repeated, lambda _: profile, with_parts=False, across=True) if repeated else None
+    comparison = compare_runs(measured, lambda _: profile, bounds)
+    noise = compare_runs(repeated, lambda _: profile) if repeated else None
     return Validated(capacities, cells, comparison, noise, measured, left)
 
 

@@ -423,7 +423,8 @@ def from_json(data: object, path: str) -> Profile:
     if data.get("version") != VERSION or isinstance(data["version"], bool):
         raise ProfileError(f"{path}: version is {shown(data.get('version'))}, expected {VERSION}")
     latency = data.get("latency")
-    data = data | ({"latency": OPTIONAL | latency} if isinstance(latency, dict) else {})
+    if isinstance(latency, dict):
+        data = data | {"latency": OPTIONAL | latency}
     top = _section(data, path, ("schema", "version", *(name for name in names(Profile) if name != "fit")))
     _check_implementations(top)
     terms = top.section("latency", (*(n for n in names(LatencyModel) if n not in OF_MODEL), *names(Fit)))

@@ -82,9 +82,9 @@ class Fleet:
 
     table: has a row for each request in the server's life. draws: is told each request's lengths. prefixes: is told
     each prompt. append: takes the journal's steps in batches, from one thread at a time; once it fails, steps are not
-    recorded. vocab: token ids of prompts must be below it. frontend: s that delay requests. metrics_as: engine under whose names
-    metrics are published; None: the one in the policy's name. simulates: a step takes the time that its profile
-    predicts.
+    recorded. vocab: token ids of prompts must be below it. frontend: a request's delay, s. metrics_as: engine under
+    whose names metrics are published; None: the one in the policy's name. simulates: a step takes the time that its
+    profile predicts.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """A step log as an engine writes it, drawn by the twin's own engine: what is known of it can be asked back."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +72,10 @@ def write_log(path: Path, spec: str, profile: Profile, trace: Trace, *, early: f
     return path
 
 
-def write_client(path: Path, log: Path, outside: float, *, late: float = 0.0, queue: float = 0.0) -> Path:
+def write_client(path: Path, log: Path, outside: float, *, late: float = 0.0) -> Path:
     """What `vllm bench serve` would have written of a log's requests, `outside` s further away than the engine.
 
-    late: s by which its first request was sent after the others' clock. queue: s a request that a server before the
-    engine takes, first come, first served.
+    late: s by which its first request was sent after the others' clock.
     """
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     first: dict[int, float] = {}
@@ -89,15 +87,11 @@ def write_client(path: Path, log: Path, outside: float, *, late: float = 0.0, qu
                 last[request] = step["start"] + step["latency"]
     asked = [line for line in lines if line.get("kind") == "request"]
     rows = [(r, r["arrival"], first[r["request"]], last[r["request"]], r["output_length"] - 1) for r in asked]
-    free, waits = -math.inf, []
-    for _, at, *_ in rows:
-        free = max(free, at) + queue
-        waits.append(outside + free - at)
     path.write_text(json.dumps({
         "model_id": "m", "completed": len(rows), "total_output_tokens": 1,
         "start_times": [late + at for _, at, *_ in rows],
-        "ttfts": [begin - at + wait for (_, at, begin, *_), wait in zip(rows, waits, strict=True)],
-        "latencies": [end - at + wait for (_, at, _, end, _), wait in zip(rows, waits, strict=True)],
+        "ttfts": [begin - at + outside for _, at, begin, *_ in rows],
+        "latencies": [end - at + outside for _, at, _, end, _ in rows],
         "itls": [[(end - begin) / max(1, more)] * more for _, _, begin, end, more in rows],
         "input_lens": [r["input_length"] for r, *_ in rows], "output_lens": [r["output_length"] for r, *_ in rows],
         "errors": [""] * len(rows),

@@ -283,7 +283,7 @@ def test_steps_without_their_lists_are_told_in_a_line() -> None:
         record([Scenario("t.jsonl", policy="ar")], load("t.jsonl"), in_twin, out=Path(name))
     held = pq.read_table("b/steps.parquet")
     pq.write_table(held.drop_columns(["window", "commits"]), "b/steps.parquet")
-    code, err = dsim("compare", "a", "b", "--no-parts")
+    code, err = dsim("compare", "a", "b")
     assert (code, err) == (2, "Error: b/steps.parquet: lacks the columns commits, window\n")
 
 
@@ -336,7 +336,7 @@ def test_a_fitted_profile_that_is_none_is_told_in_a_line() -> None:
     record([Scenario("t.jsonl", policy="ar")], load("t.jsonl"), in_twin, out=Path("a"))
     held = json.loads(Path("a/run.json").read_text())
     Path("a/run.json").write_text(json.dumps(held | {"fitted_profile": []}))
-    code, err = dsim("compare", "a", "a", "--no-parts")
+    code, err = dsim("compare", "a", "a")
     assert (code, err.startswith("Error: a/run.json: fitted_profile"), err.count("\n")) == (2, True, 1), err
 
 

@@ -97,7 +97,7 @@ WRITERS = (
     Writer("capacity", (*CAPACITY, "-o", "out", "--force"), ("out",)),
     Writer("plan", PLAN, ("out",), adds=True),
     Writer("plan --force", (*PLAN, "--force"), ("out",)),
-    Writer("compare", ("compare", "run", "run", "--no-parts", "-o", "out", "--force"), ("out",)),
+    Writer("compare", ("compare", "run", "run", "-o", "out", "--force"), ("out",)),
     Writer("profile --from-log", ("profile", "--from-log", str(EXAMPLE), "-o", "p.json", "--force"),
            ("p.json", "p.html")),
     Writer("profile --roofline", ("profile", "--roofline", "h200", "--model", "SDAR-8B", "-o", "p.json", "--force"),

@@ -409,7 +409,7 @@ def _use_run(work: Path, folder: Path, chance: Random) -> None:
     run = read_run(folder)
     how = chance.random()
     if how < 0.1:
-        compare_runs([(_whole_run(work), run)], _profile_of, with_parts=False)
+        compare_runs([(_whole_run(work), run)], _profile_of)
     else:
         for name in run.policies:
             run.requests(name)

@@ -180,8 +180,8 @@ def test_a_written_run_is_read_back_as_it_was_returned(run: Replay) -> None:
 
 def test_runs_are_compared_as_objects_and_as_folders(requests: pd.DataFrame, run: Replay, tmp_path: Path) -> None:
     other = dsim.replay(requests, ["ar", "chunk:8"], slos=["ttft=2s"], seed=1, out=tmp_path / "other")
-    found = dsim.compare(run, other, bounds=["mean:ttft=0.001%"], parts=False)
-    assert found.to_json()["cells"] == dsim.compare(run.run.folder, tmp_path / "other", parts=False).to_json()["cells"]
+    found = dsim.compare(run, other, bounds=["mean:ttft=0.001%"])
+    assert found.to_json()["cells"] == dsim.compare(run.run.folder, tmp_path / "other").to_json()["cells"]
     table = found.to_frame().set_index(["policy", "metric"])
     cell = found.comparison.cells[0]
     assert table.loc[(cell.policy, "ttft"), "predicted_p90"] == cell.metrics["ttft"].predicted["p90"]

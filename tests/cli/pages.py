@@ -19,7 +19,6 @@ LOOSE = re.compile(r"^ {4,}(?:\$ )?(?:dsim|python3?|pip|pytest) \S", re.M)
 SHRUNK = (
     ("replay --as-logged", ""),
     ("capacity", "--num-requests 150 --precision 50% --jobs 1"),
-    ("compare", "--across"),
     ("live trace.jsonl", ""),
     ("live", "--num-requests 3 --rate 50 --lengths fixed:32,32"),
     ("plan", "--num-requests 100 --jobs 1"),

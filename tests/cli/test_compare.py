@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 
@@ -77,21 +76,20 @@ def test_json_is_one_object_alone() -> None:
 
 
 def test_a_missed_bound_is_a_line_and_exit_1() -> None:
-    ran = dsim("compare", "a", "b", "--no-parts", "--bound", "e2el=1%", "--bound", "mean:ttft=50%")
+    ran = dsim("compare", "a", "b", "--bound", "e2el=1%", "--bound", "mean:ttft=50%")
     assert ran.code == 1
     assert [line.split(" has ")[0] for line in ran.err.splitlines()] == ["e2el=1%: chunk:8", "e2el=1%: ar"]
     assert all(line.endswith("%, missed") for line in ran.err.splitlines())
 
 
 def test_o_writes_a_folder_and_keeps_what_is_there(tmp_path: Path) -> None:
-    ran = dsim("compare", "a", "b", "--no-parts", "-o", "out")
+    ran = dsim("compare", "a", "b", "-o", "out")
     assert (ran.code, ran.err) == (0, "Wrote out/ (compare.json, report.html)\n")
     assert held(tmp_path / "out") == ["compare.json", "report.html"]
-    assert json.loads(Path("out/compare.json").read_text())["cells"][0]["no_parts"] == "not asked for"
-    ran = dsim("compare", "a", "b", "--no-parts", "-o", "out")
+    ran = dsim("compare", "a", "b", "-o", "out")
     assert ran.code == 2
     assert "--force" in ran.err
-    assert dsim("compare", "a", "b", "--no-parts", "-o", "out", "--force").code == 0
+    assert dsim("compare", "a", "b", "-o", "out", "--force").code == 0
     ran = dsim("compare", "a", "b", "-o", "a")
     assert ran.err == "Error: a: holds requests.parquet, which is not of a comparison: choose another folder\n"
 

@@ -39,7 +39,9 @@ def _files(tmp_path: Path) -> None:
     Path("prompts.jsonl").write_text("\n".join(json.dumps([i, i + 1, 2 * i]) for i in range(40)) + "\n")
     known = load("a100-sdar-8b")
     latency = LatencyModel(((0.0, 1e-3), (64.0, 2e-3), (128.0, 4e-3)), 1e-5)
-    profile = replace(known, name="ours", model=shape_of(SMALL), latency=latency)
+    profile = replace(
+        known, name="ours", device=replace(known.device, name="CPU"), model=shape_of(SMALL), latency=latency
+    )
     save(replace(profile, memory=replace(profile.memory, vocab=97, kv_bytes_per_token=512)), "ours.json")
 
 
@@ -80,7 +82,7 @@ def test_the_twins_draws_commit_what_the_twin_commits_and_requests_are_compared_
     assert ran.json["commits"] == "twin"
     assert ran.json["live"]["host_ms"][spec]["p50"] > 0
     assert dsim("replay", "trace.jsonl", "--profile", "ours.json", "--policy", spec, "-o", "predicted").code == 0
-    compared = succeed("compare", "predicted", "measured", "--profile", "ours.json", "--across", "--json")
+    compared = succeed("compare", "predicted", "measured", "--profile", "ours.json", "--json")
     (cell,) = compared.json["cells"]
     assert (cell["unpaired"], cell["num_both"]) == ("", 8)
     # What a request commits in all is the draws', whenever its steps come.

@@ -51,7 +51,13 @@ def profiles_of_tiny() -> None:
         commits = tuple(replace(model, workload="records") for model in profile.commits[:1])
         memory = replace(profile.memory, vocab=config_of(preset).vocab, kv_bytes_per_token=512)
         made = replace(
-            profile, name=name, model=shape_of(config_of(preset)), latency=latency, commits=commits, memory=memory
+            profile,
+            name=name,
+            device=replace(profile.device, name="CPU"),
+            model=shape_of(config_of(preset)),
+            latency=latency,
+            commits=commits,
+            memory=memory,
         )
         save(made, f"of_{name}.json")
 

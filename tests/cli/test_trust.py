@@ -116,11 +116,10 @@ def test_a_quality_table_does_not_bring_its_code_with_it(command: str) -> None:
     assert refusal(command, *asked).startswith("scores.csv: ")
 
 
-@pytest.mark.parametrize("parts", ["--parts", "--no-parts"])
-def test_a_run_does_not_bring_its_code_with_it(recorded: Path, parts: str) -> None:
+def test_a_run_does_not_bring_its_code_with_it(recorded: Path) -> None:
     for side in ("a", "b"):
         shutil.copytree(recorded, side)
-    assert refusal("compare", "a", "b", parts).startswith("a: ")
+    assert refusal("compare", "a", "b").startswith("a: ")
     # What only shows a run asks for no policy.
     assert measured_points([Path("a")], ["ttft=2s"], 0.99, missing_passes=True)
     assert not has_run()
@@ -194,9 +193,9 @@ def test_what_a_caller_hands_over_is_named_and_what_is_in_a_dictionary_or_a_file
 def test_a_run_is_compared_in_python_by_what_it_was_read_with(recorded: Path) -> None:
     run = read_run(recorded)
     with pytest.raises(CodeError, match=r"theirs\.py"):
-        compare_runs([(run, run)], lambda _: toy_profile(), with_parts=False)
+        compare_runs([(run, run)], lambda _: toy_profile())
     run = read_run(recorded, allowed(["theirs.py"]))
-    assert compare_runs([(run, run)], lambda _: toy_profile(), with_parts=False).cells
+    assert compare_runs([(run, run)], lambda _: toy_profile()).cells
 
 
 def test_code_is_allowed_by_where_a_path_leads_not_by_how_it_is_written(tmp_path: Path) -> None:

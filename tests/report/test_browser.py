@@ -38,7 +38,7 @@ COMMANDS = {
     "capacity": ["capacity", *QUEUE, "--slo", "mean:e2el=150ms", "--num-requests", 150, "--precision", "50%"],
     "tune": ["tune", "trace.jsonl", "--space", "space.toml", "--slo", "norm_latency=20ms", "--trials", 3],
     "sweep": ["sweep", "sweep.toml", "--jobs", 1],
-    "compare": ["compare", "replay", "replay", "--no-parts"],
+    "compare": ["compare", "replay", "replay"],
     "plan": ["plan", *QUEUE, "--policy", "ar,max_batch=8", "--slo", "mean:e2el=150ms", "--num-requests", 200,
              "--rate", 30],
 }  # fmt: skip
