@@ -33,8 +33,7 @@ SPEED = {"--jobs": 1, "--backend": 1, "--address": 1}
 PANELS: dict[str, tuple[str, ...]] = {
     panel: tuple(names.split())
     for panel, names in {
-        "What to do": "--roofline --from-log --client --list --fields --questions --as-logged "
-        "--version",
+        "What to do": "--roofline --from-log --client --list --fields --questions --as-logged --version",
         "Traffic": "--trace --arrival --rate --cv --concurrency --sessions --lengths "
         "--num-requests --duration --time-scale --drain --prompts --load --seconds",
         "Trace file": "--format --time-unit --columns --only --skip-bad --hash-ids",
