@@ -58,13 +58,23 @@ def pytest_make_collect_report(
 
 @pytest.fixture(autouse=True)
 def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rules stay in plain Python where a run is short; where it is long they are compiled, but in no quick test."""
+    """Have a quick test run the policies of golden.COMPILED compiled and all others in plain Python.
+
+    A slow test's policies begin in plain Python and are compiled where a run is long.
+    """
     core = importlib.import_module("dsim.engine.core")
     for patience in ("PATIENCE", "STEPS_PATIENCE"):
         monkeypatch.setattr(core, patience, 1_000_000)
     if core.JIT and not is_slow(request.node):
-        monkeypatch.setattr(core, "is_kept", lambda *rule: False)
-        monkeypatch.setattr(core, "bind", refuse_to_compile)
+        golden = importlib.import_module("dsim.tests.engine.golden")
+        loops = core._run, core._serve
+        monkeypatch.setattr(core, "is_kept", lambda rule, answers, kinds: rule in loops and golden.is_compiled(answers))
+
+        def bind(rule: Any, answers: Any, *more: Any, **options: Any) -> Any:
+            assert golden.is_compiled(answers), COMPILES
+            return importlib.import_module("dsim.engine.jit").bind(rule, answers, *more, **options)
+
+        monkeypatch.setattr(core, "bind", bind)
     for made in core._CORES.values():  # the steps of the tests before count for nothing
         if made._spent and all(map(core.is_ours, made._answers.values())):
             made._spent = 0
@@ -81,40 +91,24 @@ def _signals() -> Generator[None, None, None]:
             signal.signal(number, handler)
 
 
-def refuse_to_compile(*arguments: Any, **options: Any) -> None:
-    """What a quick test has in place of the compiler of policies."""
-    raise AssertionError(
-        "a quick test compiles a policy, which takes ten seconds: use the fixture `uncompiled` or `compiled_worlds`, "
-        "or mark the test `slow`"
-    )
+COMPILES = (
+    "a quick test compiles a policy, which takes ten seconds: use one of golden.COMPILED, a shorter run or the fixture "
+    "`uncompiled`, or mark the test `slow`"
+)
 
 
 @pytest.fixture
 def compiled(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a slow test of what is compiled."""
+    """For a test of what is compiled."""
     monkeypatch.setattr("dsim.engine.core.bind", importlib.import_module("dsim.engine.jit").bind)
     for patience in ("PATIENCE", "STEPS_PATIENCE"):
         monkeypatch.setattr(f"dsim.engine.core.{patience}", 0)
 
 
-@pytest.fixture(scope="session")
-def _compiled_worlds() -> None:
-    """Compile the loops of golden.COMPILED, once for all workers, since code is kept on disk."""
-    golden = importlib.import_module("dsim.tests.engine.golden")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dsim.engine.core.PATIENCE", 0)
-        for spec in golden.COMPILED:
-            golden.run(spec, {"replicas": 2})
-
-
-@pytest.fixture
-def compiled_worlds(_compiled_worlds: None, compiled: None) -> None:
-    """For a quick test of compiled code: its policies are golden.COMPILED, or answer by the same rules."""
-
-
 @pytest.fixture
 def uncompiled(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rules stay in Python, users' too: compiling each takes ten seconds."""
+    """Rules stay in Python, all policies' and users' too: compiling each takes ten seconds."""
+    monkeypatch.setattr("dsim.engine.core.is_kept", lambda rule, answers, kinds: False)
     for patience in ("PATIENCE", "STEPS_PATIENCE"):
         monkeypatch.setattr(f"dsim.engine.core.{patience}", 10**12)
     monkeypatch.setattr("dsim.engine.core.is_ours", lambda answer: True)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from dsim import __version__
 from dsim.cli import choices
 from dsim.device.validate import LOADS, POLICIES
@@ -62,6 +64,7 @@ def after(*commands: list[str]) -> list[object]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_replay_of_a_shipped_trace_loads_what_it_needs() -> None:
     command = ["replay", "azure-conv", "--num-requests", "300"]  # a few would run without machine code
     after(command)  # compiling loads SciPy, and parsing the trace pyarrow
@@ -70,6 +73,7 @@ def test_a_replay_of_a_shipped_trace_loads_what_it_needs() -> None:
     ]  # numba asks for SciPy's version
 
 
+@pytest.mark.slow
 def test_a_replay_whose_code_is_on_disk_makes_a_dispatcher_of_no_shipped_rule() -> None:
     command = ["replay", "azure-conv", "--num-requests", "300"]
     after(command)

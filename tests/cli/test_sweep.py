@@ -110,6 +110,7 @@ def test_failed_cells_are_warned_of_and_a_sweep_of_nothing_else_fails() -> None:
     assert held(Path("none")) == FILES
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_folder_that_the_same_command_finishes() -> None:
     Path("c.toml").write_text(CONFIG.replace("[4, 8]", "[2, 4, 8, 16]"))
     running = start(SWEEP, "sweep", "c.toml", "-o", "out", "--jobs", 2, folder=Path("gate"), num_passes=3)

@@ -110,6 +110,7 @@ def test_a_search_begins_with_a_policy_of_the_profile_s_kind() -> None:
     assert ran.json["default"]["policy"] == "vllm-ar"
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_replays_and_says_how_to_go_on() -> None:
     command = ["--space", "space.toml", "--trials", 6, "--slo", "norm_latency=20ms", "--jobs"]
     running = start(TUNE, "tune", "trace.jsonl", *command, 2, "-o", "tuned", folder=Path("gate"), num_passes=5)

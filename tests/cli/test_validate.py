@@ -46,6 +46,7 @@ def _with_the_model(shared: Path) -> None:
     shutil.copy(shared / "ids.jsonl", "ids.jsonl")
 
 
+@pytest.mark.slow
 def test_a_profile_is_measured_and_then_validated() -> None:
     ran = dsim(
         "profile", "--model", "model", "--budget", "3s", "--prompts", "ids=ids.jsonl", "--thresholds", "0.9",
@@ -78,6 +79,7 @@ def test_a_profile_is_measured_and_then_validated() -> None:
     assert Path("v/cells/validation.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_full_sequence_policies_are_validated_by_a_profile_of_their_own(full_sequence: Path) -> None:
     profile = load(full_sequence)
     assert (profile.family, profile.commits, profile.focus, profile.latency.eviction) == ("full-sequence", (), None, 0)

@@ -7,8 +7,9 @@ hash covers the request table, the journal (ordered by replica and step) and the
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -81,19 +82,25 @@ def worlds(spec: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield name, spec + memory, how
 
 
-# The quick tests of compiled code are of these presets: at least one a kind of rows (blocks, passes, tokens, chunks,
-# canvases).
+# Quick tests run these presets compiled and all others in plain Python. Each kind of rows has at least one: blocks,
+# passes, tokens, chunks, canvases.
 COMPILED = ("optimus", "chunk", "dllm-serve", "ar", "vllm-ar", "vllm-diffusion")
 
 
-def is_compiled(spec: str) -> bool:
-    """Whether a policy answers by the very rules of one of COMPILED, so that it runs the same compiled code."""
-    return any(answers_of(parse(spec)) == answers_of(parse(preset)) for preset in COMPILED)
+@cache
+def _compiled_answers() -> list[dict[Any, Any]]:
+    return [answers_of(parse(preset)) for preset in COMPILED]
+
+
+def is_compiled(answers: Mapping[Any, Any]) -> bool:
+    """Whether a policy's answers are those of one of COMPILED, so that it runs the same compiled code."""
+    return answers in _compiled_answers()
 
 
 def in_lanes(specs: Iterable[str]) -> list[Any]:
     """Policies as parameters of a test of compiled code: those that need other code than COMPILED are slow."""
-    return [spec if is_compiled(spec) else pytest.param(spec, marks=pytest.mark.slow) for spec in specs]
+    slow = pytest.mark.slow
+    return [spec if is_compiled(answers_of(parse(spec))) else pytest.param(spec, marks=slow) for spec in specs]
 
 
 def chosen_worlds(spec: str) -> list[tuple[str, str, dict[str, Any]]]:

@@ -23,6 +23,7 @@ QUICK = [
 ] + [pytest.param(name.split(" ")[0], {"replicas": 2}, changes, id=name) for name, changes in golden.PROFILES.items()]
 
 
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize(("spec", "how", "latency_changes"), QUICK)
 def test_a_run_in_plain_python_has_the_hash_that_it_had(
     spec: str, how: dict[str, Any], latency_changes: dict[str, Any], request: pytest.FixtureRequest
@@ -50,7 +51,6 @@ def cell_choices(spec: str, how: dict[str, Any]) -> tuple[str, tuple[Any, ...], 
 
 
 @pytest.mark.skipif(not JIT, reason="nothing is compiled")
-@pytest.mark.usefixtures("compiled_worlds")
 @pytest.mark.parametrize("spec", golden.COMPILED)
 def test_a_compiled_run_has_the_hash_that_it_had(spec: str) -> None:
     recorded = golden.recorded()

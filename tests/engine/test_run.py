@@ -100,7 +100,7 @@ def test_where_a_run_pauses_changes_nothing(spec: str, monkeypatch: pytest.Monke
     assert golden.digest(*golden.run(spec, how)) == whole
 
 
-@pytest.mark.usefixtures("compiled_worlds")
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.skipif(not JIT, reason="nothing is compiled")
 def test_a_run_begins_in_python_goes_on_compiled_and_compiles_nothing_if_it_is_short(
     monkeypatch: pytest.MonkeyPatch,
@@ -117,7 +117,7 @@ def test_a_run_begins_in_python_goes_on_compiled_and_compiles_nothing_if_it_is_s
         assert ("run" in vars(made)) == (patience == 2000)
 
 
-@pytest.mark.usefixtures("compiled_worlds")
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.skipif(not JIT, reason="nothing is compiled")
 def test_the_loop_is_compiled_once_whatever_the_run() -> None:
     policy, trace = parse("ar"), golden.trace_of(full_sequence=False)

@@ -24,7 +24,6 @@ from dsim.traces import synth, write
 
 from ..worlds import SECOND, Collector
 
-pytestmark = pytest.mark.usefixtures("compiled_worlds")
 MEAN = "mean:e2el=2s"
 
 

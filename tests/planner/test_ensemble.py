@@ -225,7 +225,6 @@ def test_draws_are_of_the_seed_and_the_cause_whatever_else_is_drawn() -> None:
     assert np.abs(np.corrcoef(scores.T) - np.eye(len(known))).max() < 0.1
 
 
-@pytest.mark.usefixtures("compiled_worlds")
 def test_an_answer_that_hangs_on_nothing_survives_and_one_on_a_coin_does_not() -> None:
     base = replace(ASKED, policy="ar", concurrency=4, arrival="trace", rate=None)
     found = ensemble([base, replace(base, policy="chunk:32")], base.requests(), 4, pool=Pool(jobs=1))

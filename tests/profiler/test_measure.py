@@ -251,10 +251,10 @@ def test_a_full_sequence_profile_holds_the_cache_overhead_measured_in_a_quarter_
 
     monkeypatch.setattr(measure, "measure_cache_overhead", measured)
     profile, _ = profile_model(
-        loaded, name="full", budget=120.0, workloads={}, thresholds=(), max_batch=2, max_context=40, both_ways=True
+        loaded, name="full", budget=80.0, workloads={}, thresholds=(), max_batch=2, max_context=40, both_ways=True
     )
     assert (profile.family, profile.commits, profile.latency.eviction) == ("full-sequence", (), 0.0)
-    assert given == [(replace(profile.latency, cache_overhead=()), 30.0)]
+    assert given == [(replace(profile.latency, cache_overhead=()), 20.0)]
     assert profile.latency.cache_overhead == found
     assert from_json(to_json(profile), "p") == profile
 

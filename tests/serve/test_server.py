@@ -348,6 +348,7 @@ def test_the_metrics_are_the_journals(twin: Callable[..., Behind], tmp_path: Pat
     assert samples["vllm:num_requests_running"] == samples["vllm:num_requests_waiting"] == 0
 
 
+@pytest.mark.slow
 def test_a_model_answers_with_the_tokens_that_it_committed() -> None:
     pytest.importorskip("torch")
     from dsim.profiler.measure import open_model
@@ -384,6 +385,7 @@ def test_a_model_answers_with_the_tokens_that_it_committed() -> None:
     assert ended["choices"][0]["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.slow
 def test_the_command_serves_until_it_is_told_to_stop_and_writes_its_journal(tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "dsim", "serve", "--twin", "a100-sdar-8b", "--policy", "chunk:8", "--speed", "50",

@@ -27,7 +27,7 @@ from dsim.traces import Trace, synth
 from ..engine import golden
 from ..worlds import SECOND, toy_profile, toy_trace
 
-pytestmark = pytest.mark.usefixtures("compiled_worlds")
+pytestmark = pytest.mark.usefixtures("compiled")
 # Few pages, so that requests are preempted and some never fit.
 SPECS = (
     *PRESETS, "lmdeploy-0.18,num_pages=11", "vllm-ar,num_pages=40", "vllm-diffusion,num_pages=60",

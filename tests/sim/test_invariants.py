@@ -65,7 +65,7 @@ def traces(draw: st.DrawFn, most: int = 14, longest: int = 60) -> Trace:
     gaps = draw(st.lists(st.sampled_from([0.0, 0.0, 0.25, 1.0, 3.0, 100.0]), min_size=n, max_size=n))
     length = st.one_of(st.integers(1, longest), st.sampled_from([1, 4, 8, 16]))
     prompts = draw(st.lists(length, min_size=n, max_size=n))
-    outputs = draw(st.lists(st.one_of(st.integers(1, longest), st.sampled_from([0, 1])), min_size=n, max_size=n))
+    outputs = draw(st.lists(st.one_of(st.integers(1, longest), st.just(1)), min_size=n, max_size=n))
     arrival = np.cumsum(gaps)
     return toy_trace(arrival - arrival[0], prompts, outputs)
 
