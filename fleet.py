@@ -3,9 +3,11 @@
 from .engine.errors import PolicyError as PolicyError
 from .sim.deciders.decider import Decider as Decider
 from .sim.deciders.decider import DecodeView as DecodeView
+from .sim.routers import routing as routing
 from .sim.routers.router import ReplicaView as ReplicaView
 from .sim.routers.router import RequestView as RequestView
 from .sim.routers.router import Router as Router
+from .sim.routers.sent import SentNames as SentNames
 from .sim.scalers.scaler import PoolView as PoolView
 from .sim.scalers.scaler import Scaler as Scaler
 from .sim.scalers.wishes import Wishes as Wishes

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 
 from dsim.benchmarks.tables import print_named, table
+from dsim.engine.allowed_code import allowed
 from dsim.results.metrics import Summary
 from dsim.results.scenario import Scenario
 
@@ -126,10 +127,10 @@ def of_sequences(layout: str, prompt: int, rate: float) -> Summary:
             "pools": (f"prefill:{prefill}@{worker},saves=false", f"decode:{GPUS - prefill}@{worker}"),
             "links": (LINK,), "decider": "overflow" if "hybrid" in layout else "always",
         }  # fmt: skip
-        router = "free-pages"
+        router = "./examples/routers/free_pages.py:FreePages"
     return Scenario(
         "azure-conv", **how, router=router, arrival="poisson", rate=rate, lengths=f"fixed:{prompt},{OUTPUT}",
-        num_requests=REQUESTS // 2,
+        num_requests=REQUESTS // 2, allow_code=allowed(["./examples/routers/free_pages.py"]),
     ).run()  # fmt: skip
 
 

@@ -18,7 +18,7 @@ BURSTGPT_FILES = (
 
 PROFILE = "a100-sdar-8b"
 POLICY = "optimus"
-ROUTERS = ("round-robin", "least-tokens", "jsq", "prefix", "dynamo", "llm-d", "queued-forwards", "free-pages")
+ROUTERS = ("round-robin", "random", "least-tokens", "jsq", "prefix")
 DECIDERS = ("always", "never", "uncached", "overflow")
 FIXED = "fixed"
 SCALERS = (FIXED, "schedule", "hpa", "queued-forwards", "oracle")

@@ -102,7 +102,7 @@ def open_twin(
     _warm_up(setting, model)
     clock.start()
     fleet = Fleet(
-        engines, scenario.routing().new(prefixes), table, clock,
+        engines, scenario.routing().new(prefixes, seed=scenario.seed), table, clock,
         draws=draws if isinstance(draws, CommitDraws) else None, append=append, prefixes=prefixes,
         frontend=profile.frontend, metrics_as=metrics_as, simulates=True,
     )  # fmt: skip

@@ -61,10 +61,10 @@ class OpenLoop:
     def start(self) -> simpy.Event:
         return self._env.process(self._run())
 
-    def hand_over(self, engines: Sequence[Engine]) -> None:
-        """Have the engines submit all requests in turn; SimPy waits for the last one."""
-        for turn, engine in enumerate(engines):
-            engine.expect(self._inbox(engine, np.arange(turn, len(self._trace), len(engines), dtype=np.int32)))
+    def hand_over(self, engines: Sequence[Engine], chosen: npt.NDArray[np.int64]) -> None:
+        """Have the engines submit the requests for which they are chosen; SimPy waits for the last one."""
+        for i, engine in enumerate(engines):
+            engine.expect(self._inbox(engine, np.flatnonzero(chosen == i).astype(np.int32)))
         self._next = len(self._trace)
 
     def hand_to(self, group: Group, engine: Engine, choosing: Choosing) -> None:

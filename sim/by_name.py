@@ -55,7 +55,8 @@ def values(settings: Sequence[str], types: Mapping[str, Any], known: Sequence[st
     for item in settings:
         name, equals, text = item.partition("=")
         if not equals or name not in known:
-            raise PolicyError(f"{asker}: there is no field {quoted(name)}, expected one of {', '.join(known)}")
+            expected = f"one of {', '.join(known)}" if known else "none"
+            raise PolicyError(f"{asker}: there is no field {quoted(name)}, expected {expected}")
         if name in found:
             raise PolicyError(f"{asker}: {name} is given twice, as {quoted(found[name])} and {quoted(text)}")
         try:

@@ -131,10 +131,11 @@ class Servers:
         independent replicas.
         """
         self._source = source
-        # Whether each request's replica is known without the state of the others.
-        alone = self._fleet.num_replicas == 1 and self._fleet.routing.is_shipped
+        chosen = self._router.in_advance(len(self._table.rows), self._fleet.num_replicas)
+        if chosen is None and self._fleet.num_replicas == 1 and self._fleet.routing.is_shipped:
+            chosen = np.zeros(len(self._table.rows), np.int64)
         changes = self._fleet.scaling is not None or self._failing is not None
-        apart = not changes and (self._router.takes_turns or alone)
+        apart = not changes and chosen is not None
         ahead = ahead and isinstance(source, OpenLoop) and self._split is None
         self._together, self._apart = ahead and not apart, ahead and apart
         for members in self._members:
@@ -142,8 +143,8 @@ class Servers:
                 self._add(members)
         group = self._engines.group
         if ahead and isinstance(source, OpenLoop):
-            if self._apart:
-                self._start_apart(source, threads)
+            if self._apart and chosen is not None:
+                self._start_apart(source, chosen, threads)
             elif group is not None:
                 choosing = self._router.compiled(len(self._engines), self._table.asked.input_length, changes)
                 if choosing is not None:
@@ -156,14 +157,14 @@ class Servers:
             for members in self._members:
                 self._note(members)
 
-    def _start_apart(self, source: OpenLoop, threads: int) -> None:
-        """Start replicas that take requests in turn, or only one; if they can, they take them before they come."""
+    def _start_apart(self, source: OpenLoop, chosen: npt.NDArray[np.int64], threads: int) -> None:
+        """Start replicas whose requests are chosen in advance; if they can, they take them before they come."""
         replicas = [replica for replica in self._replicas if isinstance(replica, Replica)]
         if any(engine.asks_python for engine in self._engines):
             for replica in replicas:
                 replica.begin()
             return
-        source.hand_over(self._engines)
+        source.hand_over(self._engines, chosen)
         threads = threads if self._recorder is None else 1  # one journal
         self._env.process(run_apart(self._env, replicas, source.next_time(), threads))
 

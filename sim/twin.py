@@ -137,7 +137,7 @@ def simulate(
         firsts.setdefault(pool.name, made)
         return made
 
-    new_router = partial(fleet.routing.new, prefixes)
+    new_router = partial(fleet.routing.new, prefixes, seed=seed)
     split = Split(env, fleet, table, moves, new_router) if fleet.links and moves is not None else None
     servers = Servers(
         env, fleet, new_router(), step_models, new_engine, recorder, finished, table,

@@ -1,6 +1,5 @@
 """Routers by name: shipped, or of a user's file."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,30 +11,20 @@ from ...engine.errors import PolicyError, quoted
 from ...engine.outside import running_code_of
 from ...engine.prefix import Prefixes
 from ..by_name import kind_of, values
-from .dynamo import Dynamo
-from .free_pages import FreePages
 from .least_tokens import LeastTokens
-from .llm_d import LlmD
 from .longest_prefix import LongestPrefix
-from .queued_forwards import QueuedForwards
+from .random import Random
 from .round_robin import RoundRobin
 from .router import FIGURES, Asked, ReplicaView, RequestView, Router
-from .several import MOST, Several
 from .shortest_queue import ShortestQueue
-from .stale import Stale
 
 ROUTERS: dict[str, type[Router]] = {
     "round-robin": RoundRobin,
+    "random": Random,
     "least-tokens": LeastTokens,
     "jsq": ShortestQueue,
     "prefix": LongestPrefix,
-    "dynamo": Dynamo,
-    "llm-d": LlmD,
-    "queued-forwards": QueuedForwards,
-    "free-pages": FreePages,
 }
-
-OF_EVERY = {"delay": float, "routers": int}  # router
 
 
 @dataclass(frozen=True)
@@ -45,8 +34,6 @@ class Routing:
     name: str
     kind: type[Router]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    delay: float = 0.0  # s; above 0: its view of the replicas is up to this old
-    routers: int = 1  # that take requests in turn, each with its own memory
 
     @property
     def is_shipped(self) -> bool:
@@ -57,34 +44,22 @@ class Routing:
         """Whether it may compare answers' lengths, as any outside router may."""
         return self.kind.goes_by_length or not self.is_shipped
 
-    def new(self, prefixes: Prefixes | None = None, prefills: bool = False) -> Router:
-        """A router for one run. prefills: it chooses where to prefill."""
-        made = [self._one(prefixes, prefills) for _ in range(self.routers)]
-        return Several(made) if len(made) > 1 else made[0]
-
-    def _one(self, prefixes: Prefixes | None, prefills: bool) -> Router:
+    def new(self, prefixes: Prefixes | None = None, prefills: bool = False, seed: int = 0) -> Router:
+        """A router for one run of this seed. prefills: it chooses where to prefill."""
         with running_code_of(f"router {self.name}"):
-            made = self.kind(prefixes, **self.settings)
-            made = made.where_prefilled() if prefills else made
-            made = made if self.is_shipped else _Checked(self.name, made)
-        return Stale(made, self.delay) if self.delay else made
+            router = self.kind(prefixes, **self.settings)
+            router = router.where_prefilled() if prefills else router
+            router.seed = seed
+            return router if self.is_shipped else _Checked(self.name, router)
 
 
 def routing(spec: str, allow_code: AllowedCode = NO_CODE) -> Routing:
     """The router of a SPEC; errors as in by_name.made."""
     kind, items, asker = kind_of("router", spec, ROUTERS, Router, allow_code)
-    known = {**kind.settings, **OF_EVERY}
-    given = values(items, known, list(known), asker)
-    delay = given.pop("delay", 0.0)
-    if not 0 <= delay < math.inf:
-        raise PolicyError(f"{asker}: delay is {delay} s, expected at least 0 and finite")
-    routers = given.pop("routers", 1)
-    if not 1 <= routers <= MOST:
-        raise PolicyError(f"{asker}: routers is {routers}, expected 1 to {MOST}")
-    found = Routing(spec, kind, given, delay, routers)
-    if given:
-        found.new()  # checks the fields
-    return found
+    made = Routing(spec, kind, values(items, kind.settings, list(kind.settings), asker))
+    if made.settings:
+        made.new()  # checks the fields
+    return made
 
 
 class _View:

@@ -115,12 +115,18 @@ class Router:
     goes_by_prefix: ClassVar[bool] = False  # asks for the names of prompts' beginnings
     settings: ClassVar[Mapping[str, type]] = {}  # its SPEC's fields, which `__init__` takes by name
 
+    seed = 0  # of the run; set after `__init__`
+
     def __init__(self, prefixes: Prefixes | None = None) -> None:
         self.prefixes = prefixes
 
     def where_prefilled(self) -> "Router":
         """The router that chooses where to prefill in a fleet with links; by default this one."""
         return self
+
+    def in_advance(self, num_requests: int, num_replicas: int) -> npt.NDArray[np.int64] | None:
+        """[requests] the replica of each, if it depends on no replica's state; None: it does."""
+        return None
 
     def compiled(self, num_replicas: int, input_length: npt.NDArray[np.int64], scales: bool) -> Choosing | None:
         """How compiled code chooses in place of `route`; None: it does not.

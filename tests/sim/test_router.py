@@ -1,6 +1,5 @@
 """Routers by hand: which replica takes the next request."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,11 +39,6 @@ class Load:
 ANY = Request(0, 0.0, 10, 10)
 
 
-def idle(replica: int, pages: int = 0) -> Load:
-    """A replica without requests that holds pages."""
-    return Load(replica, 0, 0, 0, pages)
-
-
 def choose(route: Router, *loads: tuple[int, int, int]) -> int:
     return route.route([Load(i, *load) for i, load in enumerate(loads)], ANY)
 
@@ -53,6 +47,19 @@ def test_round_robin_takes_turns_whatever_the_load() -> None:
     route = routing("round-robin").new()
     full, free = (900, 9, 9), (0, 0, 0)
     assert [choose(route, full, free, full) for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_random_draws_by_seed_and_request_and_alike_in_advance() -> None:
+    router = routing("random").new(seed=3)
+    drawn = router.in_advance(6000, 3)
+    assert drawn is not None
+    assert np.bincount(drawn).tolist() == pytest.approx([2000] * 3, abs=150)
+    loads = [Load(i, 0, 9 * i, 0) for i in range(3)]
+    for i in (5, 0, 5999, 17):  # in any order
+        assert router.route(loads, Request(i, 0.0, 10, 10)) == drawn[i]
+    others = routing("random").new(seed=4), routing("random").new(seed=3, prefills=True)
+    for other in others:
+        assert np.mean(other.in_advance(6000, 3) == drawn) == pytest.approx(1 / 3, abs=0.03)
 
 
 def test_least_tokens_counts_tokens_not_requests() -> None:
@@ -111,99 +118,6 @@ def test_by_prefix_what_was_sent_longest_ago_is_forgotten(monkeypatch: pytest.Mo
         assert [sent(route, 20, i, IDLE, busy) for i in (0, 1)] == [0, 0]
         # Of three blocks 1 is forgotten, which follows 0; of two both are.
         assert sent(route, 20, 2, busy, IDLE) == expected
-
-
-def named(spec: str, *names: list[int], block: int = 10) -> Router:
-    return routing(spec).new(Prefixes(block, names, [block * len(own) for own in names]))
-
-
-def test_dynamo_weighs_prompt_blocks_and_blocks_that_decode() -> None:
-    """A prompt of 30 tokens is 3 blocks; the queued prompts of 20, 0 and 50 tokens are 2, 0 and 5."""
-    loads = [Load(0, 0, 1, 2, 4, 100, 20), Load(1, 0, 0, 3, 9, 100, 0), Load(2, 0, 2, 1, 0, 100, 50)]
-    request = Request(0, 0.0, 30, 1)
-    # 2 + 3 + 4 = 9, 0 + 3 + 9 = 12, 5 + 3 + 0 = 8.
-    assert named("dynamo", [0, 1, 2]).route(loads, request) == 2
-    # Prompts at half: 2.5 + 4 = 6.5, 1.5 + 9 = 10.5, 4 + 0 = 4; at three times: 19, 18, 24.
-    assert named("dynamo,prefill_load_scale=0.5", [0, 1, 2]).route(loads, request) == 2
-    assert named("dynamo,prefill_load_scale=3", [0, 1, 2]).route(loads, request) == 1
-    # All have three requests: a weight changes nothing. With two more on the last one it does.
-    assert named("dynamo,request_weight=5", [0, 1, 2]).route(loads, request) == 2
-    assert named("dynamo,request_weight=5", [0, 1, 2]).route([*loads[:2], Load(2, 0, 2, 3, 0, 100, 50)], request) == 0
-
-
-def test_dynamo_credits_the_blocks_that_a_replica_was_sent() -> None:
-    route = named("dynamo", [0, 1, 2], [0, 1, 3])
-    assert sent(route, 30, 0, IDLE, IDLE) == 0
-    first, second = Load(0, 0, 0, 0, 2), Load(1, 0, 0, 0, 1)
-    assert route.route([first, second], Request(1, 0.0, 30, 1)) == 0  # 1 + 2 blocks, not 3 + 1
-
-
-def test_dynamo_forgets_what_it_sent_after_its_ttl() -> None:
-    for spec, chosen in (("dynamo", 0), ("dynamo,ttl=120", 1)):
-        route = named(spec, [0, 1, 2], [0, 1, 3])
-        assert route.route([idle(0), idle(1)], Request(0, 0.0, 30, 1)) == 0
-        assert route.route([idle(0, 1), idle(1)], Request(1, 121.0, 30, 1)) == chosen
-
-
-def test_dynamo_draws_by_a_softmax_of_the_costs_at_a_temperature() -> None:
-    # Costs 3, 4 and 5 over their range are 0, 0.5 and 1 above the least: weights 1, e^-1 and e^-2 at 0.5.
-    loads, names = [idle(i, i) for i in range(3)], [[3 * i, 3 * i + 1, 3 * i + 2] for i in range(4000)]
-    route = named("dynamo,temperature=0.5", *names)
-    chosen = [route.route(loads, Request(i, 0.0, 30, 1)) for i in range(4000)]
-    total = 1 + math.exp(-1) + math.exp(-2)
-    for at in range(3):
-        assert chosen.count(at) / 4000 == pytest.approx(math.exp(-at) / total, abs=0.025)
-
-
-def test_several_routers_know_only_what_each_has_sent() -> None:
-    route = named("prefix,routers=2", [0, 1, 2], [0, 1, 2], [0, 1, 2], [0, 1, 2])
-    loads = [idle(0), idle(1)]
-    assert route.route(loads, Request(0, 0.0, 30, 1)) == 0
-    loads[0].expected_tokens = 50
-    # The second router knows nothing of it; later the first one remembers replica 0, and the second one replica 1.
-    assert [route.route(loads, Request(i, 0.0, 30, 1)) for i in (1, 2, 3)] == [1, 0, 1]
-    assert [routing("round-robin,routers=2").new().route(loads, ANY) for _ in range(2)] == [0, 0]
-
-
-def test_each_of_several_routers_refreshes_its_own_view() -> None:
-    route = routing("jsq,delay=2,routers=2").new()
-    loads = [Load(0, 0, 0, 0), Load(1, 0, 1, 0)]
-    found = []
-    for time in (0.0, 0.5, 1.0, 1.5, 2.0, 2.4, 2.5):
-        at = route.route(loads, Request(0, time, 10, 10))
-        loads[at].num_waiting += 1
-        found.append(at)
-    # The first looks at 0 and 2 s (0, 1 and 3, 2), the second at 0.5 s (1, 1), where the first of equals is taken.
-    assert found == [0, 0, 0, 0, 1, 0, 1]
-
-
-def test_llm_d_adds_up_weighted_scores() -> None:
-    loads = [Load(0, 0, 4, 0, 20), Load(1, 0, 0, 0, 90), Load(2, 0, 2, 0, 40)]
-    # queue 0, 1, 0.5 and free pages 0.8, 0.1, 0.6: sums 0.8, 1.1, 1.1; with half the queue's weight 0.8, 0.6, 0.85.
-    assert named("llm-d", [0]).route(loads, ANY) == 1
-    assert named("llm-d,queue=0.5", [0]).route(loads, ANY) == 2
-    assert named("llm-d,queue=0", [0]).route(loads, ANY) == 0
-    route = named("llm-d", [0], [0])
-    assert route.route(loads, ANY) == 1
-    # The second replica was sent all of the prompt: 2 more for it, against a queue as long as any.
-    assert route.route([Load(0, 0, 0, 0, 0), Load(1, 0, 9, 0, 90)], Request(1, 0.0, 10, 10)) == 1
-
-
-def test_queued_forwards_counts_no_prompts() -> None:
-    route = routing("queued-forwards").new()
-    assert route.route([Load(0, 900, 1, 0, queued_prompt_tokens=800), Load(1, 200, 0, 1)], ANY) == 0
-    assert choose(route, (500, 9, 9), (500, 0, 0)) == 0
-
-
-def test_a_router_with_a_delay_sees_replicas_as_they_were() -> None:
-    route = routing("jsq,delay=2").new()
-    loads = [Load(0, 0, 0, 0), Load(1, 0, 1, 0)]
-    found = []
-    for time in (0.0, 1.0, 1.9, 2.0, 3.0):
-        at = route.route(loads, Request(0, time, 10, 10))
-        loads[at].num_waiting += 1
-        found.append(at)
-    assert found == [0, 0, 0, 1, 1]  # until 2 s all join the first; then the second has 1, and the first 3
 
 
 def test_a_queue_s_prompt_tokens_are_those_that_no_step_has_begun() -> None:

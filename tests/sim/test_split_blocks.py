@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dsim.engine.allowed_code import allowed
 from dsim.engine.errors import PolicyError
 from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
@@ -33,6 +34,7 @@ from .test_failures import differences
 
 KV = serving_profile().memory.kv_bytes_per_token
 AT_ONCE = Link(math.inf)
+FREE_PAGES = f"{Path(__file__).parents[2]}/examples/routers/free_pages.py:FreePages"
 SMALL = "sangam,block_length=4,page_size=4"
 COMPLETED, UNFINISHED, CANCELLED = 0, 2, 3
 
@@ -43,15 +45,16 @@ def setting(spec: str = SMALL) -> Setting:
 
 def split(
     trace: Trace, link: Link = AT_ONCE, *fails: str, p: str = SMALL, d: str = SMALL, counts: tuple[int, int] = (1, 1),
-    decider: str = "always", router: str = "free-pages", schedule: str = "", **how: Any,
+    decider: str = "always", router: str = FREE_PAGES, schedule: str = "", **how: Any,
 ) -> Result:  # fmt: skip
     pools = tuple(
         Pool(setting(spec), count, name, Startup.parse("load=4+-1"))
         for spec, count, name in zip((p, d), counts, "pd", strict=True)
     )
     scaler = scaling(f"schedule,at={schedule},every=5") if schedule else None
+    routed = routing(router, allowed([FREE_PAGES.rpartition(":")[0]]))
     fleet = Fleet(
-        pools, routing(router), scaler, links=(link,), deciding=deciding(decider),
+        pools, routed, scaler, links=(link,), deciding=deciding(decider),
         failures=tuple(map(Failure.parse, fails)),
     )  # fmt: skip
     return simulate(trace, fleet, **how)

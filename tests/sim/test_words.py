@@ -16,11 +16,13 @@ from dsim.sim.startup import Startup
 @pytest.mark.parametrize(
     ("read", "words", "message"),
     [
-        (routing, "dynamo,scale=2", "there is no field 'scale', expected one of prefill_load_scale, request_weight"),
-        (routing, "jsq,routers=0", "routers is 0, expected 1 to 1000"),
-        (routing, "jsq,delay=x", "delay is 'x', expected a number"),
-        (routing, "jsk,delay=1", "router is 'jsk' (did you mean jsq?), expected one of round-robin, least-tokens"),
-        (scaling, "hpb", "scaler is 'hpb' (did you mean hpa?), expected one of fixed, schedule, hpa, dynamo-load, "),
+        (routing, "jsq,delay=x", "router 'jsq,delay=x': there is no field 'delay', expected none"),
+        (routing, "jsk,delay=1", "router is 'jsk' (did you mean jsq?), expected one of round-robin, random, least"),
+        (
+            scaling,
+            "hpb",
+            "scaler is 'hpb' (did you mean hpa?), expected one of fixed, schedule, hpa, queued-forward",
+        ),
         (scaling, "hpa,metric=cpu", "metric is 'cpu', expected one of requests, waiting, running, tokens, kv"),
         (scaling, "hpa,worst=2", "there is no field 'worst', expected one of every, metric, target, least, most"),
         (scaling, "hpa,every=0", "every is 0.0 s, expected above 0 and finite"),

@@ -1,14 +1,12 @@
-"""llm-d's router: the best weighted score of prefix, queue and KV use.
+"""llm-d's router: `--router ./examples/routers/llm_d.py:LlmD,prefix=2`.
 
-llm-d router 520af478 (fleet.md 4); BLIS's default weights.
+The best weighted score of prefix, queue and KV use; llm-d router 520af478, with BLIS's default weights.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
-from ...engine.errors import PolicyError
-from ...engine.prefix import Prefixes
-from .router import ReplicaView, RequestView, Router
-from .sent import SentNames
+from dsim.fleet import PolicyError, ReplicaView, RequestView, Router, SentNames
 
 MAX_TOKENS = 2**24  # remembered of each replica
 
@@ -22,9 +20,7 @@ class LlmD(Router):
     goes_by_prefix = True
     settings = {"prefix": float, "queue": float, "kv": float}  # noqa: RUF012
 
-    def __init__(
-        self, prefixes: Prefixes | None = None, prefix: float = 2.0, queue: float = 1.0, kv: float = 1.0
-    ) -> None:
+    def __init__(self, prefixes: Any = None, prefix: float = 2.0, queue: float = 1.0, kv: float = 1.0) -> None:
         super().__init__(prefixes)
         for name, value in (("prefix", prefix), ("queue", queue), ("kv", kv)):
             if not 0 <= value < float("inf"):

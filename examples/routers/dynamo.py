@@ -1,17 +1,16 @@
-"""Dynamo's router: the least cost in prompt blocks to prefill and blocks that decode.
+"""Dynamo's router: `--router ./examples/routers/dynamo.py:Dynamo,temperature=0.5`.
 
-Dynamo 1.6.1, kv_router_args.py (fleet.md 4); its names and defaults but for `ttl`.
+The least cost in prompt blocks to prefill and blocks that decode. Fields have the names and defaults of Dynamo 1.6.1
+(kv_router_args.py) but for `ttl`.
 """
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from ...engine.errors import PolicyError
-from ...engine.prefix import Prefixes
-from .router import ReplicaView, RequestView, Router
-from .sent import SentNames
+from dsim.fleet import PolicyError, ReplicaView, RequestView, Router, SentNames
 
 MAX_TOKENS = 2**24  # remembered of each replica
 _PURPOSE = 0xD1A0  # one stream of draws
@@ -21,8 +20,7 @@ class Dynamo(Router):
     """prefill_load_scale x (prompt blocks queued + the prompt's - credits) + blocks held + requests x weight.
 
     Blocks are KV pages. The router remembers what it sent, as Dynamo without events (router_ttl_secs: 120; here `ttl`,
-    without end). Above temperature 0 it draws by a
-    softmax of the costs over their range.
+    without end). Above temperature 0 it draws by a softmax of the costs over their range.
     """
 
     goes_by_prefix = True
@@ -33,7 +31,7 @@ class Dynamo(Router):
 
     def __init__(
         self,
-        prefixes: Prefixes | None = None,
+        prefixes: Any = None,
         prefill_load_scale: float = 1.0,
         request_weight: float = 0.0,
         overlap_score_credit: float = 1.0,
