@@ -14,7 +14,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from numba.core.event import Event, Listener, register
 
 # Compiled modules are kept, or each of the many processes that tests start would compile them all again.
 sys.dont_write_bytecode = False
@@ -146,22 +145,24 @@ def done_once() -> Generator[None]:
     """Count processor time as `_once`, unless something around it does."""
     global _once
     before, start = _once, processor_time()
-    yield
-    _once = before + processor_time() - start
+    try:
+        yield
+    finally:
+        _once = before + processor_time() - start
 
 
-class Compilations(Listener):
-    """Counts numba's compilations as done once: shipped rules, which all policies share."""
+class Compilations:
+    """Listens to numba and counts its compilations as done once: shipped rules, which all policies share."""
 
     def __init__(self) -> None:
         self._open: list[contextlib.AbstractContextManager[None]] = []
 
-    def on_start(self, event: Event) -> None:
-        self._open.append(done_once())
-        self._open[-1].__enter__()
-
-    def on_end(self, event: Event) -> None:
-        self._open.pop().__exit__(None, None, None)
+    def notify(self, event: Any) -> None:
+        if event.is_start:
+            self._open.append(done_once())
+            self._open[-1].__enter__()
+        else:
+            self._open.pop().__exit__(None, None, None)
 
 
 def count_imports() -> None:
@@ -173,10 +174,6 @@ def count_imports() -> None:
             exec_module(loader, module)
 
     SourceFileLoader.exec_module = counted  # type: ignore[method-assign]
-
-
-register("numba:compile", Compilations())
-count_imports()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -214,7 +211,11 @@ def pytest_runtest_makereport(
 
 
 def pytest_configure() -> None:
-    """As a worker of several, import first what the others do not."""
+    """As a worker of several, import first what the others do not; count imports and compilations apart."""
+    count_imports()
+    event = importlib.import_module("numba.core.event")
+    event.Listener.register(Compilations)
+    event.register("numba:compile", Compilations())
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         library = LIBRARIES[int(worker.removeprefix("gw")) % len(LIBRARIES)]
         if HAS_TORCH or library != "torch":
