@@ -25,11 +25,11 @@ BLOCK4 = ",block_length=4"
 
 
 def busy(n: int = 25, seed: int = 0) -> Trace:
-    """Bursts of requests, some at the same moment, one longer than a prefill and some for one token or none."""
+    """Bursts of requests, some at the same moment, one longer than a prefill and some for one token."""
     rng = np.random.default_rng(seed)
     arrival = np.cumsum(rng.choice([0.0, 0.5, 1.0, 25.0], n, p=[0.4, 0.2, 0.2, 0.2]))
     prompts, outputs = rng.integers(1, 50, n), rng.integers(1, 40, n)
-    prompts[3], prompts[5], outputs[7], outputs[8] = 150, 1, 1, 0
+    prompts[3], prompts[5], outputs[7], outputs[8] = 150, 1, 1, 1
     return toy_trace(arrival - arrival[0], prompts, outputs)
 
 

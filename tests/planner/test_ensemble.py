@@ -238,6 +238,7 @@ def test_an_answer_that_hangs_on_nothing_survives_and_one_on_a_coin_does_not() -
     assert all(s.low <= s.value <= s.high for s in (found.intervals["ar"]["output_throughput"],))
 
 
+@pytest.mark.slow
 def test_a_recommendation_that_another_beats_does_not_survive_and_its_fleet_has_a_name() -> None:
     base = replace(ASKED, policy="ar", concurrency=4, arrival="trace", rate=None, slos=("ttft=10s",))
     judged = of_objective("cost", ("p90", "norm_latency"))
@@ -269,6 +270,7 @@ def test_a_fleet_survives_where_its_capacity_stays_above_the_rate(slo: str) -> N
         assert found.survives == 1.0
 
 
+@pytest.mark.slow
 def test_a_calibrated_prediction_lies_inside_its_own_interval() -> None:
     # Host time that the calibration had already moved every draw to one side.
     asked = replace(ASKED, policy="lmdeploy-bd32", num_requests=6)
