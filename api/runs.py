@@ -58,7 +58,6 @@ def replay(
     fleet: str | Path | None = None,
     scaler: str = Scenario.scaler,
     startup: float | str = Scenario.startup,
-    failures: Sequence[str] = (),
     ensemble: int | None = None,
     jobs: int | None = None,
     backend: str = "local",
@@ -72,11 +71,10 @@ def replay(
     trace, profile, policy: as on the command line, a pandas frame of requests, or results of `load_trace`,
     `load_profile` and `parse_policy`. pools: `[NAME:]COUNT@PROFILE,POLICY` each, instead of policy, profile and
     replicas. links, decider: prefill pools, and which requests they take. fleet: a TOML file of these. scaler: changes
-    the number of replicas; startup: s until a new one serves. failures: as `--fail`
-    (docs/failures.md). ensemble: number of profiles drawn from this one's uncertainty; 19 or more give
-    intervals. jobs, backend, address: where they are replayed, as in `dsim.sweep`; without them jobs are the threads of
-    a replay, by default one a core. out: a folder as of `dsim replay -o`.
-    Raises DsimError.
+    the number of replicas; startup: s until a new one serves. ensemble: number of profiles drawn from this one's
+    uncertainty; 19 or more give intervals. jobs, backend, address: where they are replayed, as in `dsim.sweep`; without
+    them jobs are the threads of a replay, by default one a core. out: a folder as of `dsim replay -o`. Raises
+    DsimError.
     """
     check_place(ensemble, jobs, backend, address)
     if ensemble is not None:
@@ -91,7 +89,6 @@ def replay(
         decider,
         scaler,
         f"{startup or 0}",
-        tuple(failures),
     ).or_file(fleet)
     scenarios = on_fleet(scenarios, words, named=fleet is None)
     for scenario in scenarios:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from functools import cache
 
 from dsim.benchmarks.tables import print_named, table
-from dsim.engine.allowed_code import allowed
 from dsim.results.metrics import Summary
 from dsim.results.scenario import Scenario
 
@@ -110,47 +109,8 @@ def links() -> None:
     table(("link", "ttft p50", "ttft p90", "tpot p90"), rows)
 
 
-DYNAMIC = "strategy=low_confidence_dynamic"  # blocks commit by confidence, at Fast-dLLM's threshold of 0.9
-SEQUENCES = ("Fast-dLLM", "sangam", "1 + 3", "2 + 2", "hybrid 1 + 3", "hybrid 2 + 2")
-
-
-def of_sequences(layout: str, prompt: int, rate: float) -> Summary:
-    """GPUS replicas of LLaDA-8B: Fast-dLLM's script or Sangam's worker on each, a split, or Sangam's hybrid mode."""
-    profile, router, how = "h100-llada-8b", "least-tokens", {}
-    if layout in ("Fast-dLLM", "sangam"):
-        policy = "fast-dllm" if layout == "Fast-dLLM" else "sangam"
-        how = {"policy": f"{policy},{DYNAMIC}@{profile}", "replicas": GPUS}
-    else:
-        prefill = int(layout.split(" + ")[0][-1])
-        worker = f"{profile},sangam,{DYNAMIC}"
-        how = {
-            "pools": (f"prefill:{prefill}@{worker},saves=false", f"decode:{GPUS - prefill}@{worker}"),
-            "links": (LINK,), "decider": "overflow" if "hybrid" in layout else "always",
-        }  # fmt: skip
-        router = "./examples/routers/free_pages.py:FreePages"
-    return Scenario(
-        "azure-conv", **how, router=router, arrival="poisson", rate=rate, lengths=f"fixed:{prompt},{OUTPUT}",
-        num_requests=REQUESTS // 2, allow_code=allowed(["./examples/routers/free_pages.py"]),
-    ).run()  # fmt: skip
-
-
-def sequences() -> None:
-    """LLaDA-8B: req/s completed when all come at once, and e2el at 2.5 times 80 % of Fast-dLLM's (its own at 80 %)."""
-    table(("prompt", "of", *SEQUENCES), (row for prompt in (512, 2048) for row in _rows_of_sequences(prompt)))
-
-
-def _rows_of_sequences(prompt: int) -> Iterable[list[str]]:
-    most = {layout: float(of_sequences(layout, prompt, 1000.0).request_throughput) for layout in SEQUENCES}
-    yield [str(prompt), "req/s completed", *(f"{most[layout]:.1f}" for layout in SEQUENCES)]
-    base = 0.8 * most["Fast-dLLM"]
-    rates = {layout: base if layout == "Fast-dLLM" else 2.5 * base for layout in SEQUENCES}
-    runs = [of_sequences(layout, prompt, rate) for layout, rate in rates.items()]
-    said = f"e2el p90 (s) at {base:.1f} and {2.5 * base:.1f} req/s"
-    yield [str(prompt), said, *(f"{run.e2el_ms.p90 / 1e3:.1f}" for run in runs)]
-
-
 ANSWERS: dict[str, Callable[[], None]] = {
-    "lengths": lengths, "blocks": blocks, "rounds": rounds, "links": links, "sequences": sequences,
+    "lengths": lengths, "blocks": blocks, "rounds": rounds, "links": links,
 }  # fmt: skip
 
 

@@ -42,12 +42,11 @@ PANELS: dict[str, tuple[str, ...]] = {
         "Model and device": "--model --random-weights --gpu --tp --device --graphs --eager "
         "--mask-token-id --block-length --tokenizer --temperature --eos",
         "Fleet and price": "--replicas --max-replicas --spare --growth --router --pool --link --decider --fleet "
-        "--gpus --scaler --startup --fail --speed --gpu-hour --currency",
+        "--gpus --scaler --startup --speed --gpu-hour --currency",
         "SLOs and quality": "--slo --attainment --missing-fails --emit --bound --min-quality --quality-table",
         "Search": "--as-given --change-answers --objective --trials --space --precision",
         "Measurement": "--budget --thresholds --full-sequence --max-batch --measured --log --metrics --metrics-before",
-        "Server": "--host --port --allow-host --served-name --api-key --max-waiting --max-requests --max-body "
-        "--max-connections --request-timeout",
+        "Server": "--host --port --allow-host --served-name --api-key",
         "Logs": "--metrics-as --access-log --steps --step-log",
         "Following": "--interval --window --min-requests --once --what-if --webhook --token-file --ca-file",
         "Selection": "--from --to --rows --file",
@@ -154,7 +153,7 @@ Decider = Annotated[
 ]  # fmt: skip
 FleetFile = Annotated[
     Path | None,
-    option("FILE", "A TOML file with pools, links, router, decider, scaler, startup and failures.", "--fleet"),
+    option("FILE", "A TOML file with pools, links, router, decider, scaler and startup.", "--fleet"),
 ]
 Scaler = Annotated[
     str,
@@ -168,14 +167,6 @@ Startup = Annotated[
     option(
         "SECONDS", "Time to start a replica; or its parts, such as provision=240+-30,load=18, or a measured set.",
         "--startup",
-    ),
-]  # fmt: skip
-
-Fails = Annotated[
-    list[str] | None,
-    option(
-        "FAILURE", "mtbf=6h,repair=10m, or at=30m,replica=3,for=10m, or zone=2,zones=3,at=30m,for=20m, or "
-        "slow=2,share=0.1; repeat (docs/failures.md).", "--fail",
     ),
 ]  # fmt: skip
 

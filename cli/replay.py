@@ -30,7 +30,6 @@ def replay(
     fleet: options.FleetFile = None,
     scaler: options.Scaler = choices.FIXED,
     startup: options.Startup = "0",
-    fail: options.Fails = None,
     concurrency: Annotated[int | None, option("N", "Closed loop: N requests in flight, the trace as a queue.")] = None,
     sessions: Annotated[
         bool, typer.Option("--sessions", help="Send a session's turn only after the previous turn has ended.")
@@ -80,14 +79,14 @@ def replay(
     specs, ensemble = options.different(policy or ["optimus"]), given["ensemble"]
     check_place(ensemble, jobs, backend, address)
     of_fleet = FleetWords(
-        tuple(pool or ()), tuple(link or ()), given["router"], decider, scaler, startup, tuple(fail or ()),
+        tuple(pool or ()), tuple(link or ()), given["router"], decider, scaler, startup,
     ).or_file(fleet)  # fmt: skip
     if ensemble is not None:
         from ..planner.ensemble import check_num  # loads SciPy, as the next
 
         check_num(ensemble)
-        if of_fleet.pools or of_fleet.scaler != choices.FIXED or of_fleet.failures:
-            raise DsimError("--ensemble is given with --pool, --scaler or --fail, expected one pool of a fixed count")
+        if of_fleet.pools or of_fleet.scaler != choices.FIXED:
+            raise DsimError("--ensemble is given with --pool or --scaler, expected one pool of a fixed count")
     options.check_pools(of_fleet.pools, policy, given)
     first = options.scenario(
         given, named, trace=trace, policy=specs[0], replicas=replicas_of(specs, given["replicas"]),

@@ -352,8 +352,6 @@ def _no_parts(p: Run, m: Run, policy: str) -> str:
     for run in (p, m):
         if not has_steps(run, policy):
             return f"{run.folder} has no step journal"
-        if run.info.get("fleet", {}).get("failures"):
-            return f"replicas of {run.folder} may fail, and those of re-runs do not"
         if (run.requests(policy, ["status"])["status"] == CANCELLED).any():
             return f"clients of {run.folder} cancelled requests, and re-runs serve all of them"
     if p.info.get("closed_loop"):

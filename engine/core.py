@@ -47,7 +47,7 @@ from .jit import (
 from .journal import Journal, record_step
 from .latency import Cost, price
 from .numba_parts import JIT, NumbaError, save, saved
-from .prefix import find_ahead, make_room, pin, unpin
+from .prefix import find_ahead, make_room, pin
 from .route import choose
 from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, AnyPolicy, PolicyState, Replica
 
@@ -115,7 +115,7 @@ def schedule(replica: Replica, policy: AnyPolicy, now: float) -> int:
 def predict(replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost) -> None:
     """Predict the commits and latency (s) of the step in flight."""
     draw_rows(replica, policy, draws_of_step(replica, policy, draws))
-    replica.counters.latency = price(replica, cost) * replica.fixed.pace
+    replica.counters.latency = price(replica, cost)
 
 
 @rule
@@ -204,8 +204,7 @@ def run(
         if counters.stalled:
             return STALLED
         if counters.num_done == 0:
-            if replica.fixed.pace == 1.0:
-                leap(replica, policy, draws, cost, journal, horizon)
+            leap(replica, policy, draws, cost, journal, horizon)
         elif until_finish:
             return FINISHED
     return PAUSED
@@ -341,11 +340,6 @@ def _let_go(replica: Any, policy: Any, slot: int) -> None:
 def _pin(replica: Any, policy: Any, pages: Any) -> None:
     pin(opened(replica), opened_policy(policy), pages)
     make_room(opened(replica), opened_policy(policy))
-
-
-@rule
-def _unpin(replica: Any, policy: Any, pages: Any) -> None:
-    unpin(opened(replica), opened_policy(policy), pages)
 
 
 @rule
@@ -489,7 +483,7 @@ _ENTRIES: dict[str, Any] = {
     "predict": _predict, "end_step": _end_step, "let_go": _let_go, "keep_state": _keep_state, "serve": _serve,
 }  # fmt: skip
 # For prefix caches only.
-_OF_CACHE: dict[str, Any] = {"pin": _pin, "unpin": _unpin, "find_ahead": _find_ahead}
+_OF_CACHE: dict[str, Any] = {"pin": _pin, "find_ahead": _find_ahead}
 _RULES = {**_ENTRIES, **_OF_CACHE, "choose_threshold": _choose_threshold}  # the last: for policies that answer it
 
 

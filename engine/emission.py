@@ -81,17 +81,6 @@ def finish(replica: Replica, slot: int, now: float) -> None:
 
 
 @rule
-def depart(replica: Replica, slot: int) -> None:
-    """End a sequence here; another replica continues its request."""
-    counters, sequence = replica.counters, replica.sequences[slot]
-    sequence.finished = True
-    counters.outstanding_tokens -= sequence.answer - sequence.prompt - sequence.emitted
-    counters.expected_tokens -= max(0, sequence.expected - sequence.emitted)
-    replica.lists[DONE, counters.num_done] = sequence.request
-    counters.num_done += 1
-
-
-@rule
 def emit_prefixes(replica: Replica, now: float) -> None:
     """Return the tokens by which rows' committed prefixes grew."""
     counters, block = replica.counters, replica.fixed.block

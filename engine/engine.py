@@ -130,7 +130,7 @@ class Engine:
             limits.max_prefill_tokens or policy.batching.max_prefill_tokens, EMIT.index(emit), limits.state_tokens,
             replica, eos, latency.window if latency else 0, limits.window, window_bytes, limits.kv_bytes,
             window_pool, EOS.index(policy.unmasking.eos), len(policy.unmasking.thresholds), MOST_FRUITLESS,
-            num_pages if policy.batching.admits_past_rows else limits.max_batch, 1.0,
+            num_pages if policy.batching.admits_past_rows else limits.max_batch,
         )  # fmt: skip
         self._arrays: Any = new_replica(fixed, table.rows, table.asked, table.arrival)
         # Faster to update than a record's fields.
@@ -206,10 +206,6 @@ class Engine:
         """state.Counters [1], read-only."""
         counters: Any = self._arrays.counters
         return counters
-
-    def set_pace(self, factor: float) -> None:
-        """Multiply predicted times of steps that begin from now on."""
-        self._fixed.pace = factor
 
     @property
     def page_size(self) -> int:
@@ -288,12 +284,6 @@ class Engine:
         if request.arrived:
             self.table.rows["arrived"][i] = request.arrived
             self._absent_pages -= int(self.table.rows["reserved"][i])
-        returned = 0  # of its answer, elsewhere
-        if request.upto:
-            self.table.rows["upto"][i] = request.upto
-            done = request.upto - self.policy.block_length
-            returned = 0 if self.emit == "end" else min(done, request.output_length)
-            self.table.rows["num_tokens"][i] = returned
         if request.slo_class and self._goes_by_class:
             self._classes[i] = request.slo_class
         counters["submitted"] += 1
@@ -313,12 +303,9 @@ class Engine:
         end = (int(counters["queue_head"]) + waiting) % len(queue)
         queue[end, 0], queue[end, 1] = i, -1
         counters["num_waiting"] = waiting + 1
-        if request.arrived and self.policy.cache.separable:  # already prefilled: needs no budget
-            passed = self.table.rows["arrived"][queue[self._places(), 0]] == 0
-            self._move_up(i, -1, np.flatnonzero(passed))
         length = request.input_length
-        self._outstanding[0] += length + request.output_length - returned
-        self._expected[0] += length + max(0, (request.estimate or request.limit) - returned)
+        self._outstanding[0] += length + request.output_length
+        self._expected[0] += length + (request.estimate or request.limit)
         return True
 
     # ---- requests that move between replicas: their KV arrives before them or leaves after them ----------------
@@ -359,11 +346,6 @@ class Engine:
         self.table.rows["reserved"][request], self.table.rows["found"][request] = pages, found
         return True
 
-    def unreserve(self, request: int, prompt: int, tokens: int) -> None:
-        """Release the pages of a request that will not come."""
-        self._absent_pages -= int(self.table.rows["reserved"][request])
-        self._drop_reserved(request, prompt, tokens)
-
     def found(self, request: int, prompt: int, tokens: int) -> int:
         """Prefix-cached tokens among a prompt's first `tokens`."""
         return self._find_ahead(request, prompt, tokens)[0] if self._own.cache else 0
@@ -371,14 +353,6 @@ class Engine:
     @property
     def in_step(self) -> bool:
         return bool(self._counters["kind"] != NOTHING)
-
-    def _drop_reserved(self, request: int, prompt: int, tokens: int) -> None:
-        rows, entries = self.table.rows, NO_ENTRIES
-        if found := int(rows["found"][request]):
-            entries = self._find_ahead(request, prompt, tokens, found)[1]
-            self.call_cache("unpin", entries)
-        self._counters["pages_held"] -= int(rows["reserved"][request]) - len(entries)
-        rows["reserved"][request] = rows["found"][request] = 0
 
     def _find_ahead(
         self, request: int, prompt: int, tokens: int, found: int = -1
@@ -392,13 +366,6 @@ class Engine:
     def call_cache(self, name: str, *arguments: Any) -> Any:
         """Call a prefix cache's rule (core._OF_CACHE)."""
         return self._core.of_cache(name, len(self.table.rows))(*self._state, *arguments)
-
-    def _move_up(self, request: int, slot: int, behind: npt.NDArray[np.int64]) -> None:
-        """Move the queue's last request to the first place in `behind`, if any."""
-        queue, places = self._arrays.queue, self._places()
-        at = int(behind[0]) if len(behind) else len(places) - 1
-        queue[places[at + 1 :]] = queue[places[at:-1]]
-        queue[places[at], :2] = request, slot
 
     def expect(self, inbox: Inbox) -> None:
         """Have `run`, not the driver, submit these requests of the table at their times.
@@ -421,8 +388,6 @@ class Engine:
         idles = self.policy.batching.idles_finished
         if not withdraw(self._arrays, request, idles, lambda slot: self._core.let_go(*self._state, slot)):
             return False
-        # Pages reserved for it but not yet its own.
-        self._drop_reserved(request, int(t.asked.input_length[request]), int(t["arrived"][request]))
         t["status"][request] = CANCELLED
         t["finish"][request] = now
         return True

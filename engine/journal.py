@@ -1,7 +1,6 @@
 """The journal: every step's plan and outcome, in columns that the twin and a device write alike.
 
-requests.parquet: a row a request; steps.parquet: a row a step; attempts.parquet, if replicas may fail: a row for each
-attempt that a failure cut short. Times are s since the run's start.
+requests.parquet: a row a request; steps.parquet: a row a step. Times are s since the run's start.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from .step import StepOutcome, StepPlan, features_left
 STATUSES = ("completed", "rejected", "unfinished", "cancelled")
 
 # Only in journals of runs where requests move.
-_OF_MOVES = ("arrived", "reserved", "found", "upto")
+_OF_MOVES = ("arrived", "reserved", "found")
 REQUEST_COLUMNS = {name: kind for name, kind in columns_of(RequestRow) if name not in _OF_MOVES}
 
 CACHED_COLUMNS = {"cached_tokens": "int32"}  # prompt tokens in the cache at first admission
@@ -44,26 +43,14 @@ MOVE_COLUMNS = {
     "arrived": "int32",  # prompt tokens whose KV arrived then; 0: none, or the lease ran out
     "reserved_step": "int32",  # steps planned by `replica` at the reservation; -1: none
     "released_step": "int32",  # ... by `prefill_replica` when its pages were free
-    "returned_step": "int32",  # ... by `replica` when unused pages were returned at `finish`; -1: none
 }
 # If a decoding pool has a prefix cache.
 SENT_COLUMNS = {
     "sent": "int32",  # tokens of `arrived` sent over the link; the rest was cached
     "reserved_turn": "int32",  # when pages were reserved and looked up
     "reserved_in_step": "bool",  # ... whether a step was in flight
-    "returned_turn": "int32",  # when unused pages were returned
-    "returned_in_step": "bool",
 }
-# If requests move once a block: a row a block; all but the last are among the attempts.
-BLOCK_COLUMNS = {
-    "upto": "int32",  # tokens of the answer at the block's end
-    "began": "float64",  # the block begins to wait
-    "begun": "float64",  # start of its first step on `replica`
-    "left": "float64",  # the block is complete and the request goes on; NaN: last, or cut short
-}
-# If replicas may fail: the order in which attempts were handed to replicas.
-TURN_COLUMNS = {"turn": MOVE_COLUMNS["turn"]}
-MORE_COLUMNS = CACHED_COLUMNS | MOVE_COLUMNS | SENT_COLUMNS | BLOCK_COLUMNS
+MORE_COLUMNS = CACHED_COLUMNS | MOVE_COLUMNS | SENT_COLUMNS
 
 
 class StepRow(Record):

@@ -230,8 +230,6 @@ class Cache(Part):
     rows: ClassVar[Kind | None] = None  # overrides the other parts' kind
     family: ClassVar[str | None] = None  # of its checkpoints; None: the granularity's
     first_layer_whole = False  # the first layer always computes all positions
-    # Another replica may run a block's first pass; a request's pages are freed when a block ends.
-    separable = False
     # For a user's cache: the shipped cache with measured overhead, or "none" (cache_overhead.py).
     overhead: ClassVar[str | None] = None
 

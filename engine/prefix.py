@@ -475,17 +475,6 @@ def pin(replica: Replica, policy: AnyPolicy, pages: Ints) -> None:
 
 
 @rule
-def unpin(replica: Replica, policy: AnyPolicy, pages: Ints) -> None:
-    """Remove a holder; pages without holders become idle, the last first."""
-    for i in range(len(pages) - 1, -1, -1):
-        entry = policy.cache.entries[pages[i]]
-        entry.refs -= 1
-        if entry.refs == 0:
-            replica.counters.pages_held -= 1
-            _link(policy, pages[i])
-
-
-@rule
 def let_go(replica: Replica, policy: SharedState, slot: int) -> None:
     """Free a sequence's pages; shared ones without holders become idle, the last first."""
     counters, sequence, own, groups = (

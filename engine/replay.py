@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .engine import Engine
-from .journal import STEP_COLUMNS, RequestTable, pack, unpack
+from .journal import STEP_COLUMNS, pack, unpack
 from .part import Policy
 from .request import requests_of
 from .state import CANCELLED, COMPLETED, MASKED, REJECTED, UNFINISHED
@@ -33,8 +33,7 @@ def replay(
     """Feed a journal's outcomes to a fresh engine; yields a line for each difference of plans.
 
     requests, steps: the journal's columns; lists: values and offsets of each list column. on_step: called with each
-    plan and its outcome in the journal. With MOVE_COLUMNS it also holds pages for requests elsewhere; with failures,
-    `requests` has a row for each attempt cut short.
+    plan and its outcome in the journal. With MOVE_COLUMNS it also holds pages for requests elsewhere.
     """
     moves = Moved(engine, replica, requests)
     requests = moves.requests
@@ -45,19 +44,6 @@ def replay(
     coming = list(requests_of(requests, mine))
     gone = _cancelled(requests, mine)
     submitted = 0
-    rows: dict[int, int] = {}  # request -> row of `requests`, the latest attempt
-
-    def submit() -> Iterator[str]:
-        nonlocal submitted
-        request, row = coming[submitted], int(mine[submitted])
-        if request.index in rows:  # an earlier attempt is over
-            yield from _differences(engine, requests, [rows[request.index]])
-            held = engine.table.rows[["reserved", "found"]][request.index].copy()  # of the attempt that comes now
-            engine.table.rows[request.index] = RequestTable(1).rows[0]
-            engine.table.rows[["reserved", "found"]][request.index] = held
-        rows[request.index] = row
-        engine.submit(request)
-        submitted += 1
 
     for row in np.flatnonzero(steps["replica"] == replica):
         where = f"replica {replica}, step {int(steps['step'][row])}"
@@ -67,12 +53,14 @@ def replay(
         start, latency = float(steps["start"][row]), float(steps["latency"][row])
         for until in moves.asked_in_vain(int(steps["step"][row]), start):
             while submitted < len(coming) and moves.submitted[mine[submitted]] <= until:
-                yield from submit()
+                engine.submit(coming[submitted])
+                submitted += 1
             if engine.schedule(until) is not None:
                 yield f"{where}: it begins at {start:g} s, the engine has something to do at {until:g} s"
                 return
         while submitted < steps["submitted"][row]:
-            yield from submit()
+            engine.submit(coming[submitted])
+            submitted += 1
         while gone and gone[-1][0] <= start:
             yield from _cancel(engine, *gone.pop())
         plan = engine.schedule(start)
@@ -121,29 +109,18 @@ def replay(
             if value != steps[name][row]:
                 yield f"{where}: {name} is {value}, the journal has {steps[name][row]}"
     moves.finish()
-    # Requests rejected or cancelled after the last step are in no step, nor those that went on from elsewhere.
-    while submitted < len(coming):
-        again = coming[submitted].upto or coming[submitted].index in rows
-        if again or requests["status"][mine[submitted]] in (REJECTED, CANCELLED):
-            yield from submit()
-        else:
-            rows[coming[submitted].index] = int(mine[submitted])
-            submitted += 1
+    # Requests rejected or cancelled after the last step are in no step.
+    for request, row in zip(coming[submitted:], mine[submitted:], strict=True):
+        if requests["status"][row] in (REJECTED, CANCELLED):
+            engine.submit(request)
     for when, index in reversed(gone):
         yield from _cancel(engine, when, index)
-    moved_on = ~np.isnan(requests["left"][mine]) if "left" in requests else False
-    over = ((requests["status"][mine] != UNFINISHED) | moved_on).all()
-    if over and not engine.idle:
+    if (requests["status"][mine] != UNFINISHED).all() and not engine.idle:
         yield f"replica {replica}: the journal ends, the engine has more steps to run"
-    yield from _differences(engine, requests, [rows[request.index] for request in coming if request.index in rows])
-
-
-def _differences(engine: Engine, requests: Columns, rows: list[int]) -> Iterator[str]:
-    """A line for each outcome of these rows that differs from the engine's table."""
     for name in ("status", "finish", "num_tokens"):
-        ours, recorded = engine.table[name][requests["request"][rows]], requests[name][rows]
+        ours, recorded = engine.table[name][requests["request"][mine]], requests[name][mine]
         for i in np.flatnonzero(~((ours == recorded) | ((ours != ours) & (recorded != recorded)))):
-            yield f"request {requests['request'][rows[i]]}: {name} is {ours[i]}, the journal has {recorded[i]}"
+            yield f"request {requests['request'][mine[i]]}: {name} is {ours[i]}, the journal has {recorded[i]}"
 
 
 def _cancelled(requests: Columns, mine: npt.NDArray[np.int64]) -> list[tuple[float, int]]:
@@ -180,21 +157,16 @@ class Moved:
 
     def __init__(self, engine: Engine, replica: int, requests: Columns) -> None:
         self._engine, self.requests = engine, requests
-        self._kept: dict[int, list[int]] = {}  # a request's pages, from the end of each of its prefills
+        self._kept: dict[int, int] = {}  # a request's pages, from the end of its prefill
         self._changes: list[_Change] = []  # the last first
         self._any = "prefill_replica" in requests
         self._end = 0.0  # s, of the last step
         self._decodes = False
         if not self._any:
             return
-        index = requests["request"].tolist()
         mine = requests["prefill_replica"] == replica
         changes: list[_Change] = []
-        no = np.zeros(len(index), np.bool_)
-        # A destination that a move left does not know the tokens; another row of the request does.
-        most = np.zeros(max(index, default=0) + 1, np.int64)
-        np.maximum.at(most, requests["request"], requests["prefill_tokens"])
-        tokens = most[requests["request"]]
+        no = np.zeros(len(mine), np.bool_)
 
         def change(name: str, time: str, pages: npt.NDArray[Any], at_once: npt.NDArray[np.bool_] = no) -> None:
             turn, in_step = (
@@ -203,14 +175,15 @@ class Moved:
             )
             columns = (
                 requests[f"{name}_step"], requests[time], at_once, turn, in_step, requests["request"], pages,
-                requests["input_length"], tokens,
+                requests["input_length"], requests["prefill_tokens"],
             )  # fmt: skip
             found = np.flatnonzero(mine & (requests[f"{name}_step"] >= 0)).tolist()
             changes.extend(_Change(*(column[i].item() for column in columns)) for i in found)
 
         if mine.any():
-            for i in np.flatnonzero(mine)[np.argsort(requests["prefill_turn"][mine])].tolist():
-                self._kept.setdefault(index[i], []).append(int(requests["pages_kept"][i]))
+            self._kept = dict(
+                zip(requests["request"][mine].tolist(), requests["pages_kept"][mine].tolist(), strict=True)
+            )
             # Released as the step ended that the prefill ended with.
             at_once = requests["released"] == requests["prefill_finish"]
             change("released", "released", -requests["pages_kept"], at_once)
@@ -218,8 +191,6 @@ class Moved:
         else:
             mine, self._decodes = requests["replica"] == replica, True
             change("reserved", "reserved", requests["pages_reserved"])
-            if "returned_step" in requests:
-                change("returned", "finish", -requests["pages_reserved"])
         self._changes = sorted(changes, reverse=True)
         self.submitted = self.requests["submitted"]
         own = np.flatnonzero((self.requests["replica"] == replica) & (self.requests["turn"] >= 0))
@@ -264,12 +235,10 @@ class Moved:
 
     def _make(self, change: _Change) -> None:
         engine = self._engine
-        if not self._decodes:
-            engine.keep(change.pages)
-        elif change.pages > 0:
+        if self._decodes:
             engine.reserve(change.request, change.prompt, change.tokens)
         else:
-            engine.unreserve(change.request, change.prompt, change.tokens)
+            engine.keep(change.pages)
 
     def change_in_step(self, step: int) -> None:
         """Apply changes made while a step ran, before its commit changes the prefix cache."""
@@ -280,8 +249,7 @@ class Moved:
         """Keep the pages of prefills that ended with a step."""
         self._end = now
         for request in done.tolist():
-            if self._kept.get(request):
-                self._engine.keep(self._kept[request].pop(0))
+            self._engine.keep(self._kept.get(request, 0))
 
     def finish(self) -> None:
         self._change(sys.maxsize, np.inf, at_once=True)
@@ -290,15 +258,15 @@ class Moved:
 def _prefills(requests: Columns) -> Columns:
     """Requests as a prefill pool had them: of no tokens."""
     none = np.zeros(len(requests["request"]), np.int32)
-    without = ("output_length", "max_tokens", "estimate", "canvas_length", "num_tokens", "arrived", "upto")
-    finish, died = requests["prefill_finish"], np.isnan(requests["prefill_finish"]) & ~np.isnan(requests["released"])
+    without = ("output_length", "max_tokens", "estimate", "canvas_length", "num_tokens", "arrived")
+    finish = requests["prefill_finish"]
     return {
         **requests,
         **dict.fromkeys(without, none),
         "input_length": requests["prefill_tokens"], "replica": requests["prefill_replica"],
         "turn": requests["prefill_turn"], "submitted": requests["prefill_submitted"],
-        "limited": none.astype(np.bool_), "finish": np.where(died, requests["released"], finish),
-        "status": np.where(died, CANCELLED, np.where(np.isnan(finish), UNFINISHED, COMPLETED)),
+        "limited": none.astype(np.bool_), "finish": finish,
+        "status": np.where(np.isnan(finish), UNFINISHED, COMPLETED),
     }  # fmt: skip
 
 

@@ -72,16 +72,8 @@ class Replicas:
         self._run = None  # compiled for another way to choose
 
     def take_by(self, engines: Sequence[Engine]) -> None:
-        """Have these replicas take requests from now on, in this order; without any, requests wait."""
+        """Have these replicas take requests from now on, in this order."""
         self._source = self.places(engines), *self._source[1:]
-
-    def hold(self, now: float) -> list[int]:
-        """Take back the requests that came by now and were not taken, in order."""
-        _, _, inbox, taken = self._source
-        come = int(np.searchsorted(inbox.times, now, "right"))
-        held: list[int] = inbox.requests[int(taken[0]) : come].tolist()
-        taken[0] += len(held)
-        return held
 
     @property
     def num_taken(self) -> int:

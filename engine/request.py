@@ -24,7 +24,6 @@ class Request:
     slo_class: str = ""
     read_only: bool = False  # reads one uncommitted denoising step of a canvas (vLLM's /v1/decisions)
     arrived: int = 0  # tokens with KV from a link, on reserved pages (`Engine.reserve`)
-    upto: int = 0  # tokens of the answer after which it goes on elsewhere, all blocks but the last done; 0: it stays
 
     @property
     def limit(self) -> int:
@@ -47,12 +46,11 @@ def requests_of(columns: Mapping[str, Any], order: Any) -> Iterator[Request]:
     names = ("request", "arrival", "input_length", "output_length")
     held = [*(columns[name] for name in names), np.where(columns["limited"], most, 0), np.abs(widths)]
     held += [columns["estimate"], *wishes]
-    none = np.zeros(len(most), np.int32)
-    arrived, upto = (columns.get(name, none)[order].tolist() for name in ("arrived", "upto"))
-    more = zip((widths < 0)[order].tolist(), arrived, upto, strict=True)
+    arrived = columns.get("arrived", np.zeros(len(most), np.int32))
+    more = zip((widths < 0)[order].tolist(), arrived[order].tolist(), strict=True)
     rows = zip(*(column[order].tolist() for column in held), strict=True)
-    for values, (read_only, tokens, end) in zip(rows, more, strict=True):
+    for values, (read_only, tokens) in zip(rows, more, strict=True):
         request = Request(*values)
-        if read_only or tokens or end:
-            request = replace(request, read_only=read_only, arrived=tokens, upto=end)
+        if read_only or tokens:
+            request = replace(request, read_only=read_only, arrived=tokens)
         yield request

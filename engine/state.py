@@ -163,7 +163,6 @@ class Fixed(Record):
     num_thresholds: I8  # to choose from
     most_fruitless: I8  # this many steps in a row without a commit end a run
     most_admitted: I8  # requests that one decision may admit
-    pace: F8  # factor of predicted times
 
 
 SEQUENCE, COUNTERS, REPLICA = dtype_of(Sequence), dtype_of(Counters), dtype_of(Fixed)
@@ -203,7 +202,6 @@ class RequestRow(Record):
     arrived: I4  # tokens with KV from a link
     reserved: I4  # KV pages reserved for them until admission
     found: I4  # ... tokens on them from the prefix cache
-    upto: I4  # answer tokens after which it leaves this replica; 0: it stays
 
 
 Status = npt.NDArray[np.uint8]  # [width] MASKED, PENDING or CACHED

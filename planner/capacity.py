@@ -567,8 +567,6 @@ def search_of(scenario: Scenario, precision: float, attainment: float, num_reque
         raise DsimError(f"replicas is {scenario.replicas}, expected at least 1")
     if scenario.scaler != FIXED:
         raise DsimError(f"scaler is {scenario.scaler}, expected pools of a fixed count: the search varies the rate")
-    if scenario.failures:
-        raise DsimError(f"failure is {scenario.failures[0]}, expected none: the search varies the rate, not times")
     source = scenario.source()
     slos = [Slo.parse(text) for text in scenario.slos]
     for slo in slos:

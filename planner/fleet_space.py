@@ -31,7 +31,7 @@ from .space import (
 
 FLEET = ""  # in place of a preset's name
 DECIDER, LINK = "decider", "link"
-DECIDERS = ("always", "uncached,tokens=512", "uncached,tokens=2048", "overflow,tokens=4096", "overflow,tokens=16384")
+DECIDERS = ("always", "uncached,tokens=512", "uncached,tokens=2048")
 LINK_FIELDS = ("sharing", "overlap", "reserve", "lease")  # engines' flags; bandwidth is bought
 MOST_FLEETS = 1024  # counts to choose from
 Counts = tuple[int, ...]  # replicas by pool

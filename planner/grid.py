@@ -25,7 +25,6 @@ from ..profiler.profile import Profile
 from ..results.fleet_file import FleetWords
 from ..results.scenario import Scenario, classes, on_fleet
 from ..results.slo import Slo
-from ..sim.failures import Failure
 from ..traces.lengths import without_limit
 from .contents import FILES, Json, contents_of, looked_at_once
 from .fleet_space import with_parts
@@ -34,11 +33,10 @@ from .space import spelt
 MOST_CELLS = 100_000  # all are checked, stored and drawn
 POLICY = "policy."  # of `policy.chunk`, a field of the SPEC
 NOT_VARIED = ("allow_code", "sent_from", "pools", "links", "decider")
-LISTS: dict[str, Any] = {"failures": Failure.parse}  # parsers of items
 # How requests are served; which requests, apart from the seed.
 OF_SERVICE = (
     "policy", "profile", "workload", "yields", "frontend", "replicas", "router", "pools", "links",
-    "decider", "scaler", "startup", "failures",
+    "decider", "scaler", "startup",
 )  # fmt: skip
 OF_REQUESTS = (
     "trace", "arrival", "rate", "cv", "lengths", "concurrency", "num_requests", "time_scale",
@@ -142,14 +140,12 @@ def value_of(place: str, name: str, value: Any) -> Any:
     kind = typing.get_origin(kind) or kind
     if kind is tuple and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         try:
-            if name in LISTS:
-                return tuple(item for item in value if LISTS[name](item))
             return tuple(str(Slo.parse(item)) for item in value)
         except DsimError as error:
             raise DsimError(f"{place}: {error}") from None
     try:
         if kind is tuple:
-            raise ValueError(f"a list of {name if name in LISTS else 'SLOs'}")
+            raise ValueError("a list of SLOs")
         return plain(value, kind)
     except ValueError as error:
         raise DsimError(f"{place} is {quoted(value)}, expected {error}") from None

@@ -1,7 +1,6 @@
 """A plan, from question to files, for `dsim plan` and `dsim.plan`."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ from ..sim.link import Link
 from .backend import Pool
 from .contents import Json, asked_of, digest
 from .ensemble import check_num
-from .lost import in_words, lost_replica
 from .memo import Memo
 from .plan import Progress, best_fleets, candidates_of, own_rate, plan, posed
 from .plan_folder import PlanFolder
@@ -197,11 +195,5 @@ def write_plan(
     found = measured_log(replace(scenario, num_requests=None))
     info |= {} if found is None else {"measured": found}
     info["notes"] += profile_notes(list(ahead.values()))
-    own = question.options
-    if own.spare:
-        with suppress(KeyboardInterrupt):  # the plan is known: write it
-            if (lost := lost_replica(whole_trace(next(iter(ahead.values()))), own.spare, folder.memo)) is not None:
-                info["lost_replica"] = lost
-                info["notes"].append(in_words(lost, own.attainment))
     page = plan_page(info)
     return info, page, folder.write(planned, info, page, sheets)

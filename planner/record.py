@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..engine.journal import BLOCK_COLUMNS, CACHED_COLUMNS, MOVE_COLUMNS, SENT_COLUMNS, TURN_COLUMNS
+from ..engine.journal import CACHED_COLUMNS, MOVE_COLUMNS, SENT_COLUMNS
 from ..engine.prefix import caches_prefixes
 from ..report.story import notes_on
 from ..results.manifest import Manifest
@@ -69,11 +69,10 @@ def record(
     summaries: list[Summary] = []
     failure = None
     caches = any(caches_prefixes(alone.parsed_policy()) for scenario in scenarios for alone in scenario.of_each_pool())
-    moved = MOVE_COLUMNS if scenarios[0].links else TURN_COLUMNS if scenarios[0].failures else ()
+    moved = MOVE_COLUMNS if scenarios[0].links else ()
     sent = SENT_COLUMNS if scenarios[0].links and scenarios[0].fleet().shares_where_decoded else ()
-    blocks = BLOCK_COLUMNS if scenarios[0].links and scenarios[0].fleet().moves_by_block else ()
     more = (
-        *(CACHED_COLUMNS if caches else ()), *moved, *sent, *blocks,
+        *(CACHED_COLUMNS if caches else ()), *moved, *sent,
     )  # fmt: skip
     room = len(requests) * len(scenarios) if keeps else None
     with _writer(out, force=force, more=more, room_for=room) as writer:
@@ -90,8 +89,6 @@ def record(
                 columns = arrived(result)
                 none = {column: np.zeros(len(columns["request"])) for column in more}  # without a cache
                 writer.requests(name, {**none, **columns})
-                if result.attempts is not None:
-                    writer.attempts(name, result.attempts)
             if result.interrupted:
                 break
         manifest: dict[str, Any] = {**manifest_of(scenarios, requests, results, summaries), **about(results)}

@@ -183,8 +183,9 @@ def _check(scenario: Scenario, objectives: Sequence[str], trials: int, gpu_hour:
     for name, value in (("trials", trials), ("jobs", jobs)):
         if value < 1:
             raise DsimError(f"{name} is {value}, expected at least 1")
-    if scenario.scaler != FIXED or scenario.failures:
-        what = scenario.failures[0] if scenario.failures else scenario.scaler
-        raise DsimError(f"{what} changes the number of replicas, expected fleets of a fixed count: they are compared")
+    if scenario.scaler != FIXED:
+        raise DsimError(
+            f"{scenario.scaler} changes the number of replicas, expected fleets of a fixed count: they are compared"
+        )
     if scenario.concurrency is not None:
         raise DsimError("a closed loop has no held-out traffic, expected arrivals")

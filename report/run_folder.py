@@ -114,7 +114,6 @@ class RunWriter:
             self._more = {name: MORE_COLUMNS.get(name, "float64") for name in more}
             self._request_schema = pa.schema([*REQUEST_SCHEMA, *((n, _arrow(kind)) for n, kind in self._more.items())])
             self._requests = pq.ParquetWriter(self._files[1], self._request_schema, **_ENCODING)
-            self._attempts: pq.ParquetWriter | None = None
         except BaseException as error:  # interrupts too: no caller can abort yet
             self._staged.abort()
             if isinstance(error, OSError):
@@ -140,17 +139,6 @@ class RunWriter:
         more = ((name, kind) for name, kind in self._more.items() if name in schema.names)
         arrays += [pa.array(np.asarray(columns[name], kind)) for name, kind in more]
         _write(writer, pa.record_batch(arrays, schema=schema), self._shown)
-
-    def attempts(self, policy: str, columns: Mapping[str, Array]) -> None:
-        """Attempts cut short by failures, without caches' columns."""
-        schema = self._request_schema
-        for name in self._more:
-            if name not in columns:
-                schema = schema.remove(schema.get_field_index(name))
-        if self._attempts is None:
-            self._files.append((self._staged.path / "attempts.parquet").open("wb"))
-            self._attempts = pq.ParquetWriter(self._files[-1], schema, **_ENCODING)
-        self._write_rows(self._attempts, schema, policy, columns)
 
     def finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
         """Write run.json and report.html, and move the folder into place over an old run.
@@ -194,8 +182,7 @@ class RunWriter:
 
     def _close(self) -> None:
         with ExitStack() as stack:  # every file, even if one fails
-            attempts = [] if self._attempts is None else [self._attempts]
-            for file, writer in zip(self._files, (self._steps, self._requests, *attempts), strict=True):
+            for file, writer in zip(self._files, (self._steps, self._requests), strict=True):
                 stack.callback(file.close)
                 if self._keeps:
                     stack.callback(file.truncate)  # unused reserved space

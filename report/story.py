@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..results.manifest import CommitInfo, FailedRun, FleetInfo, Manifest, ProfileInfo
+from ..results.manifest import CommitInfo, FleetInfo, Manifest, ProfileInfo
 from . import measured
 from .digits import percent
 from .ensemble import of_ensemble
@@ -127,12 +127,6 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
         serving.append(f"seed {manifest['seed']}")
     if serving:
         lines.append(("Serving", ", ".join(serving)))
-    runs = manifest.get("fleet", {}).get("runs", [])
-    lines += [
-        ("Failures" if len(runs) == 1 else f"Failures of {run.get('policy')}", _failed(run["failed"]))
-        for run in runs
-        if "failed" in run
-    ]
     if manifest.get("slos"):
         lines.append(("SLOs", ", ".join(manifest["slos"])))
     if "cost" in manifest:
@@ -144,17 +138,6 @@ def _startup(startup: float | str) -> str:
     return f"{startup} s to start one" if isinstance(startup, str) else f"{startup:g} s to start one"
 
 
-def _failed(failed: FailedRun) -> str:
-    times = len(failed["outages"])
-    found = [
-        f"replicas were down {times:,} time{'' if times == 1 else 's'}, {number(failed['replica_seconds'])} s in all",
-        f"{failed['retried']:,} requests sent again", f"{failed['lost']:,} lost",
-    ]  # fmt: skip
-    if (share := failed["slo_attainment"]) is not None:
-        found.append(f"{percent(share)} % of the {failed['arrived']:,} that arrived during outages meet the SLOs")
-    return ", ".join(found)
-
-
 def _fleet(fleet: FleetInfo) -> list[str]:
     pools = fleet.get("pools", [])
     names = [f"{p.get('name')} of {p.get('replicas')}" for p in pools]
@@ -164,7 +147,6 @@ def _fleet(fleet: FleetInfo) -> list[str]:
         moved = sum(run.get("moved", 0) for run in runs)
         found += [f"links {' and '.join(links)}", f"decider {fleet.get('decider', '')}", f"{moved:,} requests moved"]
         found += [f"{percent(run['sent'])} % of their keys and values travelled" for run in runs if "sent" in run]
-    found += [f"failures {' and '.join(fleet['failures'])}"] if "failures" in fleet else []
     if "scaler" not in fleet:
         return found
     hours = [f"{number(run['replica_hours'])} replica-hours" for run in runs if run.get("replica_hours")]

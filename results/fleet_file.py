@@ -21,7 +21,6 @@ class FleetWords:
     decider: str = "always"
     scaler: str = FIXED
     startup: str = "0"
-    failures: tuple[str, ...] = ()  # `field=value,...` (sim/failures.py)
 
     def or_file(self, path: str | Path | None) -> Self:
         """Read the file, if given; DsimError if there are options too."""

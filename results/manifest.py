@@ -2,8 +2,7 @@
 
 from typing import Any, TypedDict
 
-# attempts.parquet only if replicas may fail.
-FILES = ("run.json", "requests.parquet", "steps.parquet", "report.html", "attempts.parquet")
+FILES = ("run.json", "requests.parquet", "steps.parquet", "report.html")
 
 
 class TraceInfo(TypedDict, total=False):
@@ -77,17 +76,6 @@ class PoolInfo(TypedDict, total=False):
     profile: ProfileInfo
 
 
-class FailedRun(TypedDict):
-    """What failures did."""
-
-    outages: list[list[Any]]  # start, end (s; null: after the run), pool, place, replica
-    replica_seconds: float  # down, up to the run's end
-    retried: int  # counted each time
-    lost: int
-    arrived: int  # while a replica was down
-    slo_attainment: float | None  # of these; null: no SLO, or none arrived
-
-
 class FleetRun(TypedDict, total=False):
     policy: str
     replica_hours: float | None  # paid; null: constant count
@@ -95,7 +83,6 @@ class FleetRun(TypedDict, total=False):
     moved: int  # requests prefilled in a prefill pool
     sent: float  # share of their tokens sent over the link; absent: no decoding pool has a prefix cache
     changes: list[list[Any]]  # s, pool, serving replicas, paid replicas
-    failed: "FailedRun"  # absent: no failures
 
 
 class FleetInfo(TypedDict, total=False):
@@ -106,7 +93,6 @@ class FleetInfo(TypedDict, total=False):
     decider: str
     scaler: str  # absent: constant count
     startup: float | str  # s, or its parts
-    failures: list[str]  # absent: none
     runs: list[FleetRun]
 
 

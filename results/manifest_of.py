@@ -18,11 +18,10 @@ from ..sim.twin import Result
 from ..traces import Trace
 from ..traces.estimates import SPREAD
 from ..traces.trace import ESTIMATE
-from .manifest import CommitInfo, FailedRun, FleetInfo, FleetRun, Manifest, PoolInfo, ProfileInfo
-from .metrics import Summary, good_requests
+from .manifest import CommitInfo, FleetInfo, FleetRun, Manifest, PoolInfo, ProfileInfo
+from .metrics import Summary
 from .parts import parts
-from .scenario import Scenario, class_column
-from .slo import Slo
+from .scenario import Scenario
 
 AR_EMITS = "an autoregressive policy token by token"
 
@@ -194,7 +193,7 @@ def front_end_info(profile: Profile) -> ProfileInfo:
 def _of_fleet(scenarios: Sequence[Scenario], results: Sequence[Result]) -> Manifest:
     """Empty for one pool of constant size."""
     scenario = scenarios[0]
-    if not scenario.pools and scenario.scaler == FIXED and not scenario.failures:
+    if not scenario.pools and scenario.scaler == FIXED:
         return {}
     pools = [
         PoolInfo(
@@ -210,7 +209,6 @@ def _of_fleet(scenarios: Sequence[Scenario], results: Sequence[Result]) -> Manif
             changes=[list(change) for change in result.changes],
         )
         | _moved(result)
-        | _failed(scenario, result)
         for scenario, result in zip(scenarios, results, strict=False)
     ]
     found = FleetInfo(pools=pools, runs=runs)
@@ -218,32 +216,7 @@ def _of_fleet(scenarios: Sequence[Scenario], results: Sequence[Result]) -> Manif
         found |= {"links": list(scenario.links), "decider": scenario.decider}
     if scenario.scaler != FIXED:
         found |= {"scaler": scenario.scaler, "startup": scenario.startup}
-    if scenario.failures:
-        found |= {"failures": list(scenario.failures), "startup": scenario.startup}
     return {"fleet": found}
-
-
-def _failed(scenario: Scenario, result: Result) -> FleetRun:
-    """Of requests that arrived in an outage: their SLO attainment."""
-    if result.failed is None:
-        return {}
-    end, columns = result.totals.end, result.table.columns
-    slos = [Slo.parse(text) for text in scenario.slos]
-    if any(slo.slo_class is not None for slo in slos):
-        columns = columns | {"slo_class": class_column(scenario.requests())}
-    inside = np.zeros(len(columns["arrival"]), np.bool_)
-    for outage in result.failed.outages:
-        inside |= (columns["arrival"] >= outage.start) & (columns["arrival"] < outage.end)
-    good = good_requests(
-        {name: column[inside] for name, column in columns.items()}, slos, missing_passes=scenario.missing_passes
-    )
-    failed = FailedRun(
-        outages=[[o.start, o.end if math.isfinite(o.end) else None, *o[2:]] for o in result.failed.outages],
-        replica_seconds=sum(max(0.0, min(o.end, end) - o.start) for o in result.failed.outages),
-        retried=result.failed.retried, lost=result.failed.lost, arrived=int(inside.sum()),
-        slo_attainment=None if good is None or not inside.any() else float(good.mean()),
-    )  # fmt: skip
-    return FleetRun(failed=failed)
 
 
 def _moved(result: Result) -> FleetRun:
@@ -252,12 +225,9 @@ def _moved(result: Result) -> FleetRun:
         return {}
     columns = {**result.table.columns, **result.moves}
     done = columns["status"] == COMPLETED
-    seconds_of = parts(columns, result.attempts)
+    seconds_of = parts(columns)
     means = {name: float(seconds[done].mean()) for name, seconds in seconds_of.items()} if done.any() else {}
     came = columns["arrived"] > 0
-    if result.attempts is not None and "left" in result.attempts:  # with an earlier block
-        rows = result.attempts
-        came[rows["request"][(rows["arrived"] > 0) & ~np.isnan(rows["left"])]] = True
     found = FleetRun(parts=means, moved=int(came.sum()))
     if "sent" in columns and (arrived := int(columns["arrived"].sum())):
         found["sent"] = int(columns["sent"].sum()) / arrived

@@ -68,12 +68,6 @@ class Run:
         """`status` is an index into STATUSES."""
         return self._rows("requests.parquet", policy, columns)
 
-    def attempts(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
-        """Attempts cut short by failures; empty if replicas cannot fail."""
-        if not (self.folder / "attempts.parquet").exists():
-            return {name: np.zeros(0, kind) for name, kind in REQUEST_COLUMNS.items() if name in (columns or [name])}
-        return self._rows("attempts.parquet", policy, columns)
-
     def _rows(self, name: str, policy: str, columns: Sequence[str] | None) -> Columns:
         names = list(columns or REQUEST_COLUMNS)
         path = self.folder / name

@@ -23,7 +23,6 @@ from ..profiler.placed import placed
 from ..profiler.profile import DEFAULT, Profile, as_run_by, with_file_of
 from ..profiler.profile import load as load_profile
 from ..sim.deciders import deciding
-from ..sim.failures import Failure
 from ..sim.fleet import MAX_REPLICAS as MAX_REPLICAS
 from ..sim.fleet import Fleet, Pool, PoolSpec
 from ..sim.link import Link
@@ -62,7 +61,6 @@ class Scenario:
     decider: str = "always"  # which requests prefill elsewhere; SPEC like `scaler`
     scaler: str = FIXED  # `name[,field=value...]`, or `path/to/file.py:NAME[,field=value...]`
     startup: float | str = 0.0  # s, or its parts (sim/startup.py)
-    failures: tuple[str, ...] = ()  # as `mtbf=6h,repair=10m` (sim/failures.py)
     arrival: str = "trace"
     rate: float | None = None  # req/s
     cv: float | None = None
@@ -98,7 +96,7 @@ class Scenario:
             raise DsimError(f"link is {cut(self.links[0])} and {len(self.pools)} pools are given, expected 2 or more")
         if self.decider != "always" and not self.links:
             raise DsimError(f"decider is {cut(self.decider)} and no link is given, expected one from a prefill pool")
-        if self.startup and self.scaler == FIXED and not self.failures:
+        if self.startup and self.scaler == FIXED:
             raise DsimError(
                 f"startup is {Startup.parse(self.startup)} s and the scaler is {FIXED}, expected one that starts "
                 "replicas"
@@ -130,12 +128,11 @@ class Scenario:
 
     def question(self) -> dict[str, Any]:
         """The fields that decide the result; a fleet's defaults are left out."""
-        plain = not self.pools and self.scaler == FIXED and not self.failures
+        plain = not self.pools and self.scaler == FIXED
         left_out = (
             "allow_code",
             "sent_from",
             *(("pools", "scaler", "startup") if plain else ()),
-            *(() if self.failures else ("failures",)),
             *(() if self.links else ("links", "decider")),
         )
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
@@ -242,7 +239,7 @@ class Scenario:
         links = tuple(Link.parse(text) for text in self.links)
         return Fleet(
             pools, self.routing(), scaling(self.scaler, self.allow_code), links,
-            deciding(self.decider, self.allow_code), tuple(Failure.parse(text) for text in self.failures),
+            deciding(self.decider, self.allow_code),
         ).with_ends()  # fmt: skip
 
     def of_each_pool(self) -> "list[Scenario]":

@@ -72,10 +72,6 @@ class OpenLoop:
         group.take(self._inbox(engine, np.arange(len(self._trace), dtype=np.int32)), choosing)
         self._next, self._taker = len(self._trace), group
 
-    def request(self, index: int) -> Request:
-        """A request of the trace."""
-        return self._trace.request(index)
-
     def _inbox(self, engine: Engine, rows: npt.NDArray[np.int32]) -> Inbox:
         trace = self._trace
         asked = {name: column[rows] for name, column in trace.wishes.items()}

@@ -8,7 +8,6 @@ from typing import Self
 from ..engine.errors import PolicyError, cut, quoted
 from ..engine.prefix import caches_prefixes
 from .deciders import Deciding, deciding
-from .failures import Failure
 from .link import Link
 from .routers import ROUTERS, Routing
 from .scalers import Scaling
@@ -65,7 +64,6 @@ class Fleet:
     scaling: Scaling | None = None  # None: fixed number
     links: tuple[Link, ...] = ()  # a link's first pool only prefills
     deciding: Deciding = ALWAYS  # which requests it prefills
-    failures: tuple[Failure, ...] = ()
 
     def check(self) -> Self:
         """Self; PolicyError or ProfileError if it cannot run."""
@@ -79,18 +77,7 @@ class Fleet:
             if names.count(name) > 1:
                 raise PolicyError(f"pool {name} is given {names.count(name)} times, expected once")
         self._check_links()
-        self._check_failures(names)
         return self
-
-    def _check_failures(self, names: list[str]) -> None:
-        for failure in self.failures:
-            if failure.pool and failure.pool not in names:
-                raise PolicyError(f"failure names the pool {quoted(failure.pool)}, expected one of {', '.join(names)}")
-            if failure.kind == "replica" and self.scaling is None and failure.replica >= self.num_replicas:
-                raise PolicyError(
-                    f"failure names replica {failure.replica} and the fleet has {self.num_replicas}, expected one from "
-                    f"0 to {self.num_replicas - 1}"
-                )
 
     def _check_links(self) -> None:
         if not self.links:
@@ -118,11 +105,6 @@ class Fleet:
         decoding = (pool for pool in self.pools if not self.prefills(pool))
         return bool(self.links) and any(caches_prefixes(pool.setting.policy) for pool in decoding)
 
-    @property
-    def moves_by_block(self) -> bool:
-        """Whether requests move between pools once a block."""
-        return bool(self.links) and self.pools[0].setting.policy.cache.separable
-
     def with_ends(self) -> Self:
         """The fleet with each link's pools named."""
         names = [pool.name for pool in self.pools]
@@ -147,10 +129,10 @@ def _check_pair(source: Pool, to: Pool) -> None:
     """PolicyError unless `to` can decode what `source` prefilled."""
     policies = [pool.setting.policy for pool in (source, to)]
     for pool, policy in zip((source, to), policies, strict=True):
-        if policy.family == "full-sequence" and not policy.cache.separable:
+        if policy.family == "full-sequence":
             raise PolicyError(
-                f"pool {pool.name} has {cut(policy.name)}, whose passes run where it decodes: expected a "
-                "full-sequence policy with passes that another replica may run, such as sangam"
+                f"pool {pool.name} has {cut(policy.name)}, whose passes over whole sequences run where it decodes: "
+                "expected a policy that decodes against a prompt's keys and values"
             )
     memories = [pool.setting.profile.memory for pool in (source, to)]
     for what, values in (

@@ -1,7 +1,7 @@
 """Replicas of a pool run together: one compiled call runs all that are due before the next arrival."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import SupportsIndex
 
 import numpy as np
@@ -41,10 +41,6 @@ class Member:
         """End after its last request; no more may come."""
         self._group.drain(self)
 
-    def die(self) -> None:
-        """End at once, losing the step in flight."""
-        self._group.release(self)
-
 
 class Serving(list[Engine]):
     """Engines that take requests, by number; group: runs them all, if any."""
@@ -73,20 +69,17 @@ class Serving(list[Engine]):
 class Group:
     """Replicas of one setting with known arrival times and no other influence.
 
-    The same result as a `Replica` process each. horizon: when a request, a fleet decision or a failure may come first.
-    asleep: called when no replica has anything to do.
+    The same result as a `Replica` process each. horizon: when a request or a fleet decision may come first.
     """
 
     def __init__(
         self, env: Clock, step_model: StepModel, recorder: StepRecorder | None, finished: Finished, horizon: Horizon,
-        asleep: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self._env = env
         self._model = step_model
         self._recorder = recorder
         self._finished = finished
         self._horizon = horizon
-        self._asleep = asleep
         self.replicas = Replicas()
         self._draining: list[Member] = []
         self._done = 0  # finished requests
@@ -159,8 +152,6 @@ class Group:
         if env.now < following < math.inf and following != self._alarm:
             self._alarm = following
             self._call_at(following)
-        elif following <= env.now and self._asleep is not None:
-            self._asleep()
         for member in [member for member in self._draining if member.engine.idle]:
             if member.engine.clock <= env.now:
                 self.release(member)

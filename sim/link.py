@@ -76,14 +76,6 @@ class Link:
         return max(size / profile.model.layers, size - self.bandwidth * prefill)
 
 
-@dataclass(eq=False)
-class Transfer:
-    """Bytes on their way."""
-
-    then: Callable[[], None]  # called on arrival
-    cancelled: bool = False
-
-
 class Wire:
     """A link during a run: transfers share its bandwidth equally (processor sharing)."""
 
@@ -92,39 +84,22 @@ class Wire:
         self._shares = link.sharing != "none" and math.isfinite(link.bandwidth)
         self._served = 0.0  # bytes sent to each transfer in flight since the wire was last idle
         self._since = 0.0  # s, of `_served`
-        self._ends: list[tuple[float, int, Transfer]] = []  # a heap by `_served` at each end
+        self._ends: list[tuple[float, int, Callable[[], None]]] = []  # a heap by `_served` at each end
         self._order, self._version = count(), 0
 
-    def send(self, size: float, then: Callable[[], None]) -> Transfer:
+    def send(self, size: float, then: Callable[[], None]) -> None:
         """Send bytes from now on; `then` is called on arrival."""
-        link, env, transfer = self._link, self._env, Transfer(then)
+        link, env = self._link, self._env
         if not self._shares:
-            env.call(env.now + link.latency + size / link.bandwidth, lambda: self._arrive(transfer))
+            env.call(env.now + link.latency + size / link.bandwidth, then)
         elif link.latency:
-            env.call(env.now + link.latency, lambda: self._begin(size, transfer))
+            env.call(env.now + link.latency, lambda: self._begin(size, then))
         else:
-            self._begin(size, transfer)
-        return transfer
+            self._begin(size, then)
 
-    def cancel(self, transfer: Transfer) -> None:
-        """Stop a transfer; others share its bandwidth."""
-        transfer.cancelled = True
-        left = [entry for entry in self._ends if entry[2] is not transfer]
-        if len(left) < len(self._ends):
-            self._progress()
-            self._ends = left
-            heapq.heapify(self._ends)
-            self._expect()
-
-    def _arrive(self, transfer: Transfer) -> None:
-        if not transfer.cancelled:
-            transfer.then()
-
-    def _begin(self, size: float, transfer: Transfer) -> None:
-        if transfer.cancelled:
-            return
+    def _begin(self, size: float, then: Callable[[], None]) -> None:
         self._progress()
-        heapq.heappush(self._ends, (self._served + size, next(self._order), transfer))
+        heapq.heappush(self._ends, (self._served + size, next(self._order), then))
         self._expect()
 
     def _progress(self) -> None:
@@ -151,8 +126,8 @@ class Wire:
         while self._ends and self._ends[0][0] <= self._served:
             over.append(heapq.heappop(self._ends)[2])
         self._expect()
-        for transfer in over:
-            self._arrive(transfer)
+        for then in over:
+            then()
 
 
 def _quantity(text: str, units: dict[str, str], asker: str, what: str) -> float:

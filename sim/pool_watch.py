@@ -40,10 +40,6 @@ class PoolWatch:
     def sent(self, *requests: int) -> None:
         self._new += requests
 
-    def gone(self, requests: npt.NDArray[np.int64]) -> None:
-        self._new = [request for request in self._new if request not in requests]
-        self._open = self._open[~np.isin(self._open, requests)]
-
     def view(self, now: float, engines: Sequence[Engine], starting: int, draining: Sequence[Engine]) -> PoolView:
         """The pool now; engines: of ready replicas."""
         pool = self._pool

@@ -42,9 +42,7 @@ class Replica:
         self._arrival = env.event()
         self._asleep = False
         self._draining = False
-        self._dead = False
         self.watch: Callable[[], None] | None = None  # called between steps
-        self.asleep: Callable[[], None] | None = None  # called when it has nothing to do
         self.awaited: Callable[[], bool] = lambda: False  # requests are on their way to or from it
         self._done = 0  # requests reported as finished
 
@@ -63,11 +61,6 @@ class Replica:
     def drain(self) -> None:
         """End after its last request; only requests on their way may come."""
         self._draining = True
-        self.wake()
-
-    def die(self) -> None:
-        """End at once, losing the step in flight."""
-        self._dead = True
         self.wake()
 
     def wake(self) -> None:
@@ -90,12 +83,10 @@ class Replica:
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
         env, engine = self.env, self.engine
-        while not self._dead:
+        while True:
             until = self.advance(env.now, self._horizon())
             if until > env.now:
                 yield env.at(until)
-                if self._dead:
-                    return
             if self.watch is not None:
                 self.watch()
             self.report()
@@ -104,7 +95,5 @@ class Replica:
                     self.stopped.succeed()
                     return
                 self._asleep = True
-                if self.asleep is not None:
-                    self.asleep()
                 self._arrival = env.event()
                 yield self._arrival

@@ -7,7 +7,6 @@ from ..engine.engine import Engine
 from ..engine.policy import Policy
 from ..engine.request import Request
 from .fleet import Pool
-from .link import Transfer
 from .pool_watch import PoolWatch
 from .replica import Replica
 from .routers.router import RequestView
@@ -17,10 +16,8 @@ def leaves(policy: Policy, prompt: int, output: int) -> int:
     """Tokens of a request whose KV leaves the prefill pool, by kind of rows.
 
     Masked blocks: the prompt's whole blocks. Canvases: the whole prompt. Next tokens: all but the prompt's last token,
-    from which the next is sampled. Full-sequence: prompt and all blocks, masks included.
+    from which the next is sampled.
     """
-    if policy.cache.separable:
-        return policy.batching.length(policy, prompt, output)
     if policy.family == "autoregressive":
         return prompt - 1
     return prompt // policy.block_length * policy.block_length if policy.granularity.on_a_grid else prompt
@@ -38,7 +35,6 @@ class Seat:
         self.coming = 0  # requests being prefilled or sent, to decode here
         self._coming_tokens = 0  # ... tokens they should return
         self.leaving = 0  # requests prefilled here, or with KV still here
-        self.promised = 0  # ... their pages, if they wait for some elsewhere until then
         self.asking: deque[Move] = deque()  # wait for reserved pages
 
     def expect(self, request: Request) -> None:
@@ -99,6 +95,5 @@ class Move:
     reserved: int = 0  # pages of the destination
     found: int = 0  # tokens in the destination's prefix cache
     prefilled: bool = False
-    transfer: Transfer | None = None  # under way
     lease: int = 0  # number of the current lease
-    over: bool = False  # goes another way, or is lost
+    over: bool = False  # its request is with its decoder

@@ -14,14 +14,11 @@ from ..engine.errors import PolicyError, quoted
 from ..engine.journal import RequestTable, StepRecorder, StepTotals
 from ..engine.outside import running_code_of
 from ..engine.request import Request
-from ..engine.state import CANCELLED, UNFINISHED
 from .apart import run_apart
 from .arrivals import OpenLoop, Source
 from .clock import DECISION, Clock
-from .failures import Failed, Failing, Outage
 from .fleet import Fleet, Pool
 from .group import Group, Member, Serving
-from .moves import Moves
 from .pool_watch import PoolWatch
 from .replica import Replica
 from .routers.router import Router
@@ -31,7 +28,6 @@ from .step_model import StepModel
 
 AnyReplica = Replica | Member
 
-REPAIRS = 1 << 20  # numbers of start-ups after failures begin here, so that a scaler's keep theirs
 MOST_REPLICAS = 32_767  # of a run: a journal has 16 bits for a replica's number
 
 
@@ -70,8 +66,7 @@ class Servers:
 
     new_engine: the engine of a pool's replica of a number. finished: called with the requests that end, and the time.
     cached: prompt tokens of each request that a prefix cache held. seed: of start-ups. split: of a fleet with links; it
-    hands requests to the replicas in the router's place. moves: of a fleet with links or
-    failures.
+    hands requests to the replicas in the router's place.
     """
 
     def __init__(
@@ -79,7 +74,6 @@ class Servers:
         new_engine: Callable[[Pool, int], Engine], recorder: StepRecorder | None,
         finished: Callable[[int, float], None], table: RequestTable,
         cached: npt.NDArray[Any] | None = None, seed: int = 0, split: Split | None = None,
-        moves: Moves | None = None,
     ) -> None:  # fmt: skip
         self._env = env
         self._fleet = fleet
@@ -89,7 +83,6 @@ class Servers:
         self._finished = finished
         self._seed = seed
         self._split = split
-        self._moves = moves
         self._members = [
             _Members(pool, model, None if fleet.scaling is None else self._new_watch(pool, table, cached))
             for pool, model in zip(fleet.pools, step_models, strict=True)
@@ -100,23 +93,15 @@ class Servers:
         self._apart = False  # its replicas are started together, when all are there
         self._pool_of: list[_Members] = []  # theirs
         self._starts = 0  # by a scaler
-        # Gets all requests, in a run with a scaler or failures.
+        # Gets all requests, in a run with a scaler.
         self._taker: Group | None = None
-        self._taken = 0  # requests it had taken at the last tick or failure
+        self._taken = 0  # requests it had taken at the last tick
         self._totals = StepTotals()
         self._next_tick = math.inf
         self._paid = 0.0  # replica-seconds up to `_paid_until`
         self._paid_until = 0.0
         self.changes: list[Change] = []
         self._table = table
-        self.over = env.event()  # all requests have ended: stops a run with failures, which has no other end
-        self._failing = Failing(env, fleet.failures, seed, self._die, self._pace) if fleet.failures else None
-        self._places: dict[AnyReplica, int] = {}  # of replicas, in a run with failures
-        self._num_places = 0
-        self._held: list[Request] = []  # requests that came while no replica was up
-        self._requests: dict[int, Request] = {}  # handed to a replica, in a run with failures
-        self._outages: dict[int, Outage] = {}  # by the number of the replica that died
-        self._repairs = self._retried = self._lost = 0
 
     def _new_watch(self, pool: Pool, table: RequestTable, cached: npt.NDArray[Any] | None) -> PoolWatch:
         if self._split is None:
@@ -134,7 +119,7 @@ class Servers:
         chosen = self._router.in_advance(len(self._table.rows), self._fleet.num_replicas)
         if chosen is None and self._fleet.num_replicas == 1 and self._fleet.routing.is_shipped:
             chosen = np.zeros(len(self._table.rows), np.int64)
-        changes = self._fleet.scaling is not None or self._failing is not None
+        changes = self._fleet.scaling is not None
         apart = not changes and chosen is not None
         ahead = ahead and isinstance(source, OpenLoop) and self._split is None
         self._together, self._apart = ahead and not apart, ahead and apart
@@ -153,9 +138,6 @@ class Servers:
         if self._fleet.scaling is not None:
             self._next_tick = self._env.now
             self._env.process(self._scale(self._fleet.scaling))
-        elif self._failing is not None:
-            for members in self._members:
-                self._note(members)
 
     def _start_apart(self, source: OpenLoop, chosen: npt.NDArray[np.int64], threads: int) -> None:
         """Start replicas whose requests are chosen in advance; if they can, they take them before they come."""
@@ -170,28 +152,13 @@ class Servers:
 
     def submit(self, request: Request) -> bool:
         """Hand a request to the router's choice; False if that replica can never serve it."""
-        if self._failing is not None:
-            if self._held or not self._takes_requests:
-                self._held.append(request)
-                return True
-            self._requests[request.index] = request
         if self._split is not None:
-            taken = self._split.submit(request)
-        else:
-            chosen = self._router.route(self._engines, request)
-            watch = self._pool_of[chosen].watch
-            if watch is not None:
-                watch.sent(request.index)
-            if self._moves is not None:
-                self._moves.note(request.index, turn=self._moves.next_turn())
-            taken = self._replicas[chosen].submit(request)
-        self.end_if_over()
-        return taken
-
-    @property
-    def _takes_requests(self) -> bool:
-        """Whether a replica that decodes is up."""
-        return bool(self._replicas) if self._split is None else self._split.takes_requests
+            return self._split.submit(request)
+        chosen = self._router.route(self._engines, request)
+        watch = self._pool_of[chosen].watch
+        if watch is not None:
+            watch.sent(request.index)
+        return self._replicas[chosen].submit(request)
 
     @property
     def totals(self) -> StepTotals:
@@ -223,16 +190,8 @@ class Servers:
 
     # ---- one replica -----------------------------------------------------------------------------------------
 
-    def _add(self, members: _Members, place: int | None = None) -> None:
-        """Put a pool's replica into service. place: in the fleet; None: the next one."""
-        failing = self._failing
-        if failing is not None:
-            self._catch_up()
-        if failing is not None and place is None:
-            place, self._num_places = self._num_places, self._num_places + 1
-            if failing.down_until(place, members.pool.name) > self._env.now:
-                self._env.process(self._come_back(members, place))
-                return
+    def _add(self, members: _Members) -> None:
+        """Put a pool's replica into service."""
         if self._number > MOST_REPLICAS:
             raise PolicyError(f"the run starts replica {self._number + 1}, expected at most {MOST_REPLICAS + 1}")
         engine = self._new_engine(members.pool, self._number)
@@ -242,15 +201,9 @@ class Servers:
         self._replicas.append(replica)
         self._engines.append(engine)
         self._pool_of.append(members)
-        if failing is not None and place is not None:
-            self._places[replica] = place
-            failing.up(place, members.pool.name)
-            self._set_pace(members, replica)
         if self._split is not None:
             assert isinstance(replica, Replica)
             self._split.add(replica, members.pool, members.watch)
-        if self._held:  # after others that come back now
-            self._call(self._submit_held)
 
     def _new_replica(self, members: _Members, engine: Engine) -> AnyReplica:
         if members.alone is None:
@@ -259,7 +212,6 @@ class Servers:
             if members.group is None:
                 members.group = Group(
                     self._env, members.step_model, self._recorder, self._finished, self._horizon(self._number),
-                    None if self._failing is None else self.end_if_over,
                 )  # fmt: skip
                 self._engines.group = members.group if len(self._members) == 1 else None
             return members.group.add(engine)
@@ -271,7 +223,6 @@ class Servers:
         )  # fmt: skip
         if not self._apart:
             replica.begin()
-        replica.asleep = None if self._failing is None else self.end_if_over
         return replica
 
     def _horizon(self, number: int) -> Callable[[], float]:
@@ -280,9 +231,6 @@ class Servers:
         fixed = self._fleet.scaling is None
         if self._split is not None or (not source.foresees and not (fixed and count == 1)):
             return lambda: env.now  # the next request may come at the end of another replica's
-        failing = self._failing
-        if failing is not None:
-            return lambda: min(source.next_time(), self._next_tick, failing.next_time)
         if not fixed:
             return lambda: min(source.next_time(), self._next_tick, self._next_ready)
         if self._router.takes_turns:
@@ -297,8 +245,6 @@ class Servers:
         self._starts += 1
 
     def _become_ready(self, members: _Members, starting: Starting) -> Generator[simpy.Event, Any, None]:
-        if self._failing is not None:
-            self._failing.expect(starting.ready)
         yield self._env.at(starting.ready, DECISION)
         if starting in members.starting:  # it was not cancelled
             members.starting.remove(starting)
@@ -312,20 +258,15 @@ class Servers:
         return min((one.ready for members in self._members for one in members.starting), default=math.inf)
 
     def _take_by_ready(self) -> None:
-        """Give handed-over requests to the ready replicas, after the held ones."""
+        """Give handed-over requests to the ready replicas."""
         if self._taker is not None:
-            self._taker.take_by([] if self._held else self._engines)
+            self._taker.take_by(self._engines)
 
     def _catch_up(self) -> None:
-        """Hand out the handed-over requests that came by now; hold them if no replica is up."""
-        if self._taker is None:
-            return
-        self._taker.catch_up()
-        self._note_taken()
-        if not self._engines:
-            assert isinstance(self._source, OpenLoop)
-            self._held += map(self._source.request, self._taker.replicas.hold(self._env.now))
-            self._taken = self._taker.replicas.num_taken
+        """Hand out the handed-over requests that came by now."""
+        if self._taker is not None:
+            self._taker.catch_up()
+            self._note_taken()
 
     def _note_taken(self) -> None:
         """Note the requests that replicas have taken since the last time."""
@@ -336,8 +277,6 @@ class Servers:
         watch = self._members[0].watch
         if watch is not None:
             watch.sent(*new)
-        if self._moves is not None:
-            self._moves.take_turns(new)
 
     def _drain_one(self, members: _Members) -> None:
         """Let a pool's newest replica take no more requests, and stop once idle."""
@@ -356,147 +295,8 @@ class Servers:
         yield replica.stopped
         self._pay()
         members.draining.remove(replica)
-        self._forget(replica)
         self._totals.merge(replica.engine.totals)
         self._note(members)
-
-    # ---- failures ----------------------------------------------------------------------------------------------
-
-    @property
-    def failed(self) -> Failed:
-        """What failures have done up to now."""
-        return Failed(tuple(self._outages.values()), self._retried, self._lost)
-
-    def _die(self, places: list[int], lost: bool) -> None:
-        """The replicas of these places die: their requests are lost, or sent again from now."""
-        assert self._failing is not None
-        assert self._moves is not None
-        self._catch_up()
-        self._pay()
-        at = {place: replica for replica, place in self._places.items()}
-        dead: list[AnyReplica] = []
-        for place in places:
-            replica = at[place]
-            dead.append(replica)
-            members = next(m for m in self._members if replica in m.ready or replica in m.draining)
-            self._forget(replica)
-            self._totals.merge(replica.engine.totals)
-            number, now = replica.engine.replica, self._env.now
-            self._outages[number] = Outage(now, math.inf, members.pool.name, place, number)
-            if replica in members.ready:
-                members.ready.remove(replica)
-                gone = self._replicas.index(replica)
-                for those in (self._replicas, self._engines, self._pool_of):
-                    those.pop(gone)
-                self._env.process(self._come_back(members, place, number))
-            else:
-                members.draining.remove(replica)
-            replica.die()
-            self._note(members)
-        orphans = self._orphans(dead, lost)
-        for members in self._members:
-            if members.watch is not None:
-                members.watch.gone(orphans)
-        if lost:
-            self._table["status"][orphans] = CANCELLED
-            self._table["finish"][orphans] = self._env.now
-            self._lost += len(orphans)
-            if len(orphans):
-                self._finished(len(orphans), self._env.now)
-        else:
-            self._retried += len(orphans)
-            for request in orphans.tolist():
-                self._moves.cut(request, self._env.now)
-            for request in orphans.tolist():
-                self._submit_again(self._request(request))
-        self._take_by_ready()
-        self.end_if_over()
-
-    def _request(self, index: int) -> Request:
-        """A request that was handed to a replica."""
-        if index in self._requests:
-            return self._requests[index]
-        assert isinstance(self._source, OpenLoop)  # its replica took it
-        return self._source.request(index)
-
-    def _orphans(self, dead: list[AnyReplica], lost: bool) -> npt.NDArray[np.int64]:
-        """The requests that dead replicas had, in the order of the trace."""
-        numbers = [replica.engine.replica for replica in dead]
-        mine = np.isin(self._table["replica"], numbers) & (self._table["status"] == UNFINISHED)
-        if self._split is None:
-            return np.flatnonzero(mine)
-        mine[self._split.moving] = False
-        mine[sorted(self._split.lose([one for one in dead if isinstance(one, Replica)], lost))] = True
-        return np.flatnonzero(mine)
-
-    def _submit_again(self, request: Request) -> None:
-        """Submit a request that its source counts as submitted already."""
-        if not self.submit(request):
-            self._source.ended(1)
-
-    def _come_back(
-        self, members: _Members, place: int, number: int | None = None
-    ) -> Generator[simpy.Event, Any, None]:  # fmt: skip
-        """Start the replica of a place again after its outages. number: of the replica that died there."""
-        failing, pool = self._failing, members.pool
-        assert failing is not None
-        while (until := failing.down_until(place, pool.name)) > self._env.now:
-            yield self._env.at(until, DECISION)
-            if failing.down_until(place, pool.name) > self._env.now:
-                continue
-            self._pay()
-            self._repairs += 1
-            startup = pool.startup.draw(self._seed, REPAIRS + self._repairs)
-            starting = Starting(self._env.now + startup)
-            members.starting.append(starting)
-            self._note(members)
-            if startup > 0:
-                failing.expect(starting.ready)
-                yield self._env.at(starting.ready, DECISION)
-            if starting not in members.starting:  # a scaler cancelled it
-                return
-            self._pay()
-            members.starting.remove(starting)
-        self._add(members, place)
-        if number is not None:
-            self._outages[number] = self._outages[number]._replace(end=self._env.now)
-        self._note(members)
-        self._take_by_ready()
-
-    def _pace(self) -> None:
-        self._catch_up()
-        for members in self._members:
-            for replica in (*members.ready, *members.draining):
-                self._set_pace(members, replica)
-
-    def _set_pace(self, members: _Members, replica: AnyReplica) -> None:
-        assert self._failing is not None
-        replica.engine.set_pace(self._failing.factor(self._places[replica], members.pool.name))
-
-    def _forget(self, replica: AnyReplica) -> None:
-        if self._failing is not None:
-            self._failing.gone(self._places.pop(replica))
-
-    def _call(self, then: Callable[[], None]) -> None:
-        """Call `then` after all other events of this moment."""
-        callbacks = self._env.at(self._env.now).callbacks
-        assert callbacks is not None
-        callbacks.append(lambda _: then())
-
-    def _submit_held(self) -> None:
-        held, self._held = self._held, []
-        for request in held:
-            self._submit_again(request)
-        self._take_by_ready()
-
-    def end_if_over(self) -> None:
-        """In a run with failures: trigger `over` once all requests have ended."""
-        if self._failing is None or self.over.triggered or self._held or not self._source.exhausted:
-            return
-        engines = [replica.engine for replica in self._all()]
-        at_rest = self._split is None or self._split.idle
-        if at_rest and all(engine.idle and engine.clock <= self._env.now for engine in engines):
-            self.over.succeed()
 
     # ---- the number of replicas ------------------------------------------------------------------------------
 

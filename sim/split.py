@@ -5,15 +5,10 @@
 P holds its pages until the transfer or the lease ends, D from the reservation on. P returns no first token: a prompt's
 tail, less than a block, is the head of the first block that D decodes (fleet.md 1).
 
-A draining replica gets no new requests, sends what it prefilled, and decodes what is on its way to it. One that dies
-loses its KV: its prefills begin again elsewhere, and moves to it go to another replica.
-
-Most requests move once. Full-sequence requests move once a block, with the KV of their whole sequence; in between they
-wait at the head of one queue for all replicas (fleet.md 2.4).
+A draining replica gets no new requests, sends what it prefilled, and decodes what is on its way to it.
 """
 
-import heapq
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +17,7 @@ from ..engine.engine import Engine
 from ..engine.journal import RequestTable
 from ..engine.outside import running_code_of
 from ..engine.request import Request
-from ..engine.state import COMPLETED, UNFINISHED
+from ..engine.state import COMPLETED
 from .clock import Clock
 from .fleet import Fleet, Pool
 from .link import Link, Wire
@@ -57,11 +52,6 @@ class Split:
         self._wires: dict[tuple[int, int], Wire] = {}  # by sender and link
         self._moving: dict[int, Move] = {}  # by request
         self._homeless: list[Move] = []  # without a destination
-        self._by_block = fleet.moves_by_block
-        # Requests that move once a block: waiting for a replica (a heap by arrival), and decoding.
-        self._pending: list[tuple[float, int, Request]] = []
-        self._decoding: dict[int, tuple[Seat, Request]] = {}
-        self._done: dict[int, int] = {}  # answer tokens in complete blocks
 
     def prefills(self, pool: Pool) -> bool:
         """Whether a pool only prefills."""
@@ -72,19 +62,9 @@ class Split:
         return self._moves.table if self.prefills(pool) else self._table
 
     @property
-    def takes_requests(self) -> bool:
-        """Whether a decoding replica exists."""
-        return bool(self._destinations)
-
-    @property
-    def moving(self) -> list[int]:
-        """Requests on their way."""
-        return [*self._moving, *(index for _, index, _ in self._pending)]
-
-    @property
     def idle(self) -> bool:
         """Whether no request is on its way."""
-        return not (self._moving or self._pending)
+        return not self._moving
 
     def add(self, replica: Replica, pool: Pool, watch: PoolWatch | None) -> None:
         """Add a new replica."""
@@ -96,9 +76,8 @@ class Split:
             replica.watch = lambda: self._prefilled(seat)
         else:
             self._destinations.append(seat)
-            replica.watch = lambda: self._decoded(seat)
+            replica.watch = lambda: self._reserve(seat)
             self._find_homes()
-        self._send_pending()
 
     def retire(self, replica: Replica) -> None:
         """Let a replica take only requests already on their way."""
@@ -109,14 +88,7 @@ class Split:
 
     def submit(self, request: Request) -> bool:
         """Take an arriving request; False if no replica can ever serve it."""
-        pools = {seat.pool.name for seat in self._destinations}
-        if not self._by_block or not any(self._fits(pool, request) for pool in pools):
-            return self._send(request, self._able(request))
-        self._wait(request)
-        return True
-
-    def _send(self, request: Request, able: list[Seat]) -> bool:
-        """Send a request to a replica that can prefill it, or else to a decoder."""
+        able = self._able(request)
         if not able:
             seats = self._destinations
             return self._hand_over(seats[self._to_decode.route(seats, request)], request)
@@ -124,56 +96,17 @@ class Split:
         tokens = _tokens(source.pool, request)
         move = self._moving[request.index] = Move(request, tokens, source)
         source.leaving += 1
-        source.promised += source.engine.pages_of(tokens)
         if self._link(source, self._places(source.pool, request)[0]).reserve == "early":
             self._choose(move)
         self._moves.note(
             request.index, prefill_tokens=tokens, prefill_submitted=self._env.now, prefill_turn=self._moves.next_turn()
         )
-        if source.watch is not None and not self._done.get(request.index):
+        if source.watch is not None:
             source.watch.sent(request.index)
         source.server.submit(_leg(request, tokens))
         if move.to is not None:
             self._reserve(move.to)
         return True
-
-    # ---- requests that move once a block -----------------------------------------------------------------------
-
-    def _wait(self, request: Request) -> None:
-        """Queue a request's next block before later arrivals."""
-        block = self._pools[0].setting.policy.block_length
-        request = replace(request, arrived=0, upto=self._done.get(request.index, 0) + block)
-        self._moves.begin_block(request, request.upto)
-        heapq.heappush(self._pending, (request.arrival, request.index, request))
-        self._send_pending()
-
-    def _send_pending(self) -> None:
-        """Send waiting requests, in order, until no prefill replica has pages for the first."""
-        while self._pending and self._destinations:
-            request = self._pending[0][2]
-            able = self._able(request)
-            roomy = [seat for seat in able if _has_room(seat, request)]
-            if able and not roomy:
-                return
-            heapq.heappop(self._pending)
-            self._send(request, roomy)
-
-    def _decoded(self, to: Seat) -> None:
-        """Note blocks completed by a replica's last step; reserve free pages."""
-        if self._by_block:
-            status = self._table["status"]
-            for index in to.engine.take_done():
-                seat, request = self._decoding.get(index, (None, None))
-                if seat is not to or request is None:
-                    continue
-                del self._decoding[index]
-                if status[index] == UNFINISHED:
-                    self._done[index] = request.upto
-                    self._moves.leave(index, self._env.now)
-                    self._wait(request)
-                else:
-                    self._done.pop(index, None)
-        self._reserve(to)
 
     # ---- the replicas that serve it --------------------------------------------------------------------------
 
@@ -231,14 +164,8 @@ class Split:
         """Note prefills ended by a replica's last step: keep their pages, begin transfers."""
         engine, status = source.engine, self._moves.table["status"]
         for index in engine.take_done():
-            move = self._moving.get(index)
-            # A request that begins again may have been here before.
-            if move is None or move.prefilled or status[index] != COMPLETED:
-                continue
-            if move.over:  # lost
-                source.leaving -= 1
-                del self._moving[index]
-                continue
+            move = self._moving[index]
+            assert status[index] == COMPLETED, "a prefill ends"
             move.prefilled, move.kept = True, engine.pages_of(move.tokens)
             engine.keep(move.kept)
             self._moves.note(index, pages_kept=move.kept)
@@ -264,7 +191,7 @@ class Split:
             move, engine = to.asking[0], to.engine
             index, prompt, page = move.request.index, move.request.input_length, engine.policy.memory.page_size
             here = engine.num_waiting + engine.num_running + to.coming - len(to.asking)
-            spare = -(-max(SPARE_TOKENS * (here + 1), move.request.limit) // page) if here and not self._by_block else 0
+            spare = -(-max(SPARE_TOKENS * (here + 1), move.request.limit) // page) if here else 0
             if not engine.reserve(index, prompt, move.tokens, spare):
                 return
             to.asking.popleft()
@@ -272,7 +199,7 @@ class Split:
             self._moves.note(
                 index, reserved=self._env.now, pages_reserved=move.reserved, reserved_step=engine.num_steps
             )
-            self._moves.note_pages(index, "reserved", engine.in_step)
+            self._moves.note_reserved(index, engine.in_step)
             if move.prefilled:
                 self._transfer(move)
 
@@ -283,7 +210,7 @@ class Split:
         took = float(table["finish"][index] - table["scheduled"][index])
         self._moves.note(index, transfer_start=env.now)
         size = link.left(profile, link.size(profile, move.tokens - move.found), took)
-        move.transfer = self._wire(move).send(size, lambda: self._received(move))
+        self._wire(move).send(size, lambda: self._received(move))
 
     def _wire(self, move: Move) -> Wire:
         link = self._link(move.source, move.to)
@@ -301,12 +228,9 @@ class Split:
         """A lease ended before the transfer began: the decoder also prefills."""
         if move.over or move.reserved or move.lease != lease:
             return
-        if move.to is None and self._destinations:  # no link's end: any
+        if move.to is None:  # no link's end: any
             move.to = self._destinations[self._to_decode.route(self._destinations, move.request)]
             move.to.expect(move.request)
-        elif move.to is None:
-            self._await_pages(move)
-            return
         else:
             move.to.asking.remove(move)
         self._end(move, move.request)
@@ -315,11 +239,9 @@ class Split:
         """Free the prefill replica's pages."""
         source = move.source
         source.leaving -= 1
-        source.promised -= source.engine.pages_of(move.tokens)
         source.engine.keep(-move.kept)
         self._moves.note(move.request.index, released=self._env.now, released_step=source.engine.num_steps)
         source.server.wake()
-        self._send_pending()
 
     def _end(self, move: Move, request: Request) -> None:
         to = move.to
@@ -332,70 +254,9 @@ class Split:
 
     def _hand_over(self, to: Seat, request: Request) -> bool:
         self._moves.note(request.index, submitted=self._env.now, turn=self._moves.next_turn())
-        if to.watch is not None and not self._done.get(request.index):
+        if to.watch is not None:
             to.watch.sent(request.index)
-        if self._by_block:
-            self._decoding[request.index] = to, request
         return to.server.submit(request)
-
-    # ---- failures --------------------------------------------------------------------------------------------
-
-    def lose(self, dead: Collection[Replica], lost: bool) -> set[int]:
-        """Forget dead replicas; returns requests on their way that begin again or are lost.
-
-        lost: whether requests on their way to them are lost; else each gets another replica.
-        """
-        for replica in dead:
-            self.retire(replica)
-        gone = [self._seats.pop(replica) for replica in dead]
-        self._decoding = {index: held for index, held in self._decoding.items() if held[0] not in gone}
-        ended: set[int] = set()
-        again: list[Move] = []
-        freed: list[Seat] = []
-        for index, move in list(self._moving.items()):
-            source_died, to = move.source in gone, move.to
-            if source_died and move.over:
-                del self._moving[index]
-            if move.over or not (source_died or to in gone):
-                continue
-            if move.transfer is not None:
-                self._wire(move).cancel(move.transfer)
-            if to is not None:
-                self._leave(move, to)
-                freed += [to] if to not in gone else []
-            if source_died or lost:
-                ended.add(index)
-                self._drop(move, source_died)
-            else:
-                again.append(move)
-        for to in freed:
-            to.server.wake()
-            self._reserve(to)
-        for move in again:
-            if move.reserved:
-                self._moves.cut_destination(move.request.index, self._env.now)
-            move.to, move.reserved, move.found, move.transfer = None, 0, 0, None
-            self._choose(move)
-            self._await_pages(move)
-        return ended
-
-    def _leave(self, move: Move, to: Seat) -> None:
-        """Free the pages reserved for a move."""
-        index = move.request.index
-        to.expect_no_longer(move.request)
-        if move.reserved:
-            self._moves.note(index, returned_step=to.engine.num_steps)
-            self._moves.note_pages(index, "returned", to.engine.in_step)
-            to.engine.unreserve(index, move.request.input_length, move.tokens)
-        else:
-            to.asking.remove(move)
-
-    def _drop(self, move: Move, source_died: bool) -> None:
-        """End a move; a running prefill ends by itself."""
-        move.over = True
-        if source_died or move.prefilled:
-            self._release(move)
-            del self._moving[move.request.index]
 
 
 def _tokens(pool: Pool, request: Request) -> int:
@@ -403,14 +264,8 @@ def _tokens(pool: Pool, request: Request) -> int:
     return leaves(pool.setting.policy, request.input_length, request.limit)
 
 
-def _has_room(seat: Seat, request: Request) -> bool:
-    """Whether a replica has pages to prefill another request."""
-    return seat.promised + seat.engine.pages_of(_tokens(seat.pool, request)) <= seat.num_pages
-
-
 def _leg(request: Request, tokens: int) -> Request:
     """A request's prefill: a request for no tokens."""
     return replace(
         request, input_length=tokens, output_length=0, max_tokens=0, canvas_length=0, estimate=0, read_only=False,
-        upto=0,
     )  # fmt: skip

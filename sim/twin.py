@@ -21,7 +21,6 @@ from ..traces import Trace
 from ..traces.prefixes import prefixes_of
 from .arrivals import ClosedLoop, OpenLoop, Sessions, Source
 from .clock import Clock
-from .failures import Failed
 from .fleet import Fleet, Pool
 from .moves import Moves
 from .routers import routing
@@ -51,11 +50,7 @@ class Result:
     law: CanvasLaw | None = None  # of forwards a block or canvas
     replica_time: float | None = None  # replica-seconds paid for, if the number changed
     changes: tuple[Change, ...] = ()  # of the number of replicas, with a scaler
-    # MOVE_COLUMNS with links, BLOCK_COLUMNS if requests move once a block; TURN_COLUMNS with failures alone.
-    moves: dict[str, npt.NDArray[Any]] | None = None
-    failed: Failed | None = None  # what failures did
-    # Columns of attempts cut short, and of blocks after which a request went on elsewhere.
-    attempts: dict[str, npt.NDArray[Any]] | None = None
+    moves: dict[str, npt.NDArray[Any]] | None = None  # MOVE_COLUMNS, with links
 
 
 def simulate(
@@ -121,13 +116,10 @@ def simulate(
         nonlocal ended
         ended += more
         source.ended(more)
-        servers.end_if_over()
         if progress is not None:
             progress(ended, now)
 
-    by_block, moves = fleet.moves_by_block, None
-    if fleet.links or fleet.failures:
-        moves = Moves(table, bool(fleet.links), fleet.shares_where_decoded, by_block)
+    moves = Moves(table, fleet.shares_where_decoded) if fleet.links else None
     firsts: dict[str, Engine] = {}
 
     def new_engine(pool: Pool, number: int) -> Engine:
@@ -138,10 +130,10 @@ def simulate(
         return made
 
     new_router = partial(fleet.routing.new, prefixes, seed=seed)
-    split = Split(env, fleet, table, moves, new_router) if fleet.links and moves is not None else None
+    split = None if moves is None else Split(env, fleet, table, moves, new_router)
     servers = Servers(
         env, fleet, new_router(), step_models, new_engine, recorder, finished, table,
-        prefixes.cached if prefixes is not None and caches else None, seed, split, moves,
+        prefixes.cached if prefixes is not None and caches else None, seed, split,
     )  # fmt: skip
     frontend = settings[0].profile.frontend
     source: Source
@@ -157,9 +149,7 @@ def simulate(
     try:
         with asked_to_stop(env.stop):
             last = source.start()
-            if fleet.failures and last is not None and last.callbacks is not None:
-                last.callbacks.append(lambda _: servers.end_if_over())  # the last request may have been rejected
-            env.run(last if not drain and last is not None else servers.over if fleet.failures else None)
+            env.run(None if drain else last)
     except KeyboardInterrupt:
         interrupted = True
     interrupted = interrupted or env.stopping  # it may have come with the last event
@@ -167,16 +157,12 @@ def simulate(
         recorder.flush()
     first, totals = settings[0], servers.totals
     paid = None if fleet.scaling is None else servers.replica_time(totals.end)
-    failed = servers.failed if fleet.failures else None
-    if moves is not None:
-        moves.restore_seen()
     servers.close()
     return Result(
         first.policy, first.limits, first.commits, table, totals, env.now, interrupted,
         cached_tokens=prefixes.cached if prefixes is not None and caches else None, law=first.law,
         replica_time=paid,
         changes=tuple(servers.changes), moves=None if moves is None else moves.columns,
-        failed=failed, attempts=moves.attempts if moves is not None and (fleet.failures or by_block) else None,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..admission import canvas, head, place, pop, release
 from ..draw import Draws, commit_scheduled, steps_of_schedule
-from ..emission import columns_to_decode, depart, emit, emit_prefixes, finish, has_masks, publish
+from ..emission import columns_to_decode, emit, emit_prefixes, finish, has_masks, publish
 from ..errors import PolicyError
 from ..hooks import (
     block_entered,
@@ -187,27 +187,18 @@ def pages_of_canvas(replica: Replica, policy: PassState, request: int, slot: int
 def can_let_in(replica: Replica, policy: AnyPolicy) -> bool:
     """Whether the first waiting request's pages are free."""
     request, slot = head(replica)
-    pages = pages_to_admit(replica, policy, request, slot, 0) - replica.requests[request].reserved
+    pages = pages_to_admit(replica, policy, request, slot, 0)
     return pages <= replica.fixed.num_pages - replica.counters.pages_held
 
 
 @rule
 def let_head_in(replica: Replica, policy: AnyPolicy) -> int:
-    """Admit the first waiting request; its first block begins where its prompt or last stay ended."""
+    """Admit the first waiting request; its first block begins where its prompt ended."""
     request, slot = head(replica)
-    new, block, row = slot < 0, int(replica.fixed.block), replica.requests[request]
     pages = pages_to_admit(replica, policy, request, slot, 0)
     pop(replica)
-    replica.counters.pages_held -= row.reserved
-    row.reserved = 0
-    end = max(block, int(row.upto))
-    slot = place(replica, request, slot, int(replica.asked.input_length[request]) + end, pages)
-    if new:
-        sequence = replica.sequences[slot]
-        sequence.emitted = row.num_tokens
-        sequence.seen_commit = end > block
-        # The block's first pass ran elsewhere.
-        sequence.block_steps = 1 if row.arrived > 0 else 0
+    end = int(replica.asked.input_length[request]) + int(replica.fixed.block)
+    slot = place(replica, request, slot, end, pages)
     placed(replica, policy, slot)
     return slot
 
@@ -307,8 +298,6 @@ def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
             gaps += publish(replica, slot, now)
             if sequence.start + fixed.block >= sequence.stop:
                 finish(replica, slot, now)
-            elif replica.requests[sequence.request].upto > 0:
-                depart(replica, slot)
             else:
                 next_block(replica, policy, slot)
                 sequence.block_steps = 0

@@ -6,10 +6,9 @@ from ...engine.allowed_code import NO_CODE, AllowedCode
 from ..by_name import made
 from .constant import Always, Never
 from .decider import Decider
-from .overflow import Overflow
 from .uncached import Uncached
 
-DECIDERS: dict[str, type[Decider]] = {"always": Always, "never": Never, "uncached": Uncached, "overflow": Overflow}
+DECIDERS: dict[str, type[Decider]] = {"always": Always, "never": Never, "uncached": Uncached}
 
 
 @dataclass(frozen=True)

@@ -102,11 +102,3 @@ def test_a_newer_run_is_refused() -> None:
     path = Path("b/run.json")
     path.write_text(path.read_text().replace('"version": 1', '"version": 2', 1))
     assert refused("a", "b") == "b/run.json: version is 2, expected 1"
-
-
-def test_a_run_whose_replicas_may_fail_is_compared_and_not_decomposed() -> None:
-    asked = ("replay", "small.jsonl", "--policy", "ar", "--replicas", "2", "--fail", "at=2s,replica=0,for=5s")
-    assert dsim(*asked, "-o", "failed").code == 0
-    ran = dsim("compare", "failed", "failed")
-    assert (ran.code, ran.err) == (0, "")
-    assert "The error is not decomposed: replicas of failed may fail, and those of re-runs do not." in ran.out

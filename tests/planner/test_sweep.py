@@ -142,14 +142,6 @@ def test_a_policy_file_takes_no_further_fields(tmp_path: Path) -> None:
         read_plan({"base": BASE, "list": [{"policy": str(policy), "policy.chunk": 4}]})
 
 
-def test_failures_vary_as_lists(tmp_path: Path) -> None:
-    text = '[base]\ntrace = "azure-conv"\nreplicas = 2\n[grid]\nfailures = [[], ["%s"]]\n'
-    plan = read_plan(write(tmp_path / "f.toml", text % "at=20s,replica=1,for=30s"))
-    assert [cell.scenario.failures for cell in plan.cells] == [(), ("at=20s,replica=1,for=30s",)]
-    with pytest.raises(DsimError, match=r"grid.failures: failure 'mtbf=1h': repair is missing, expected mtbf, repair"):
-        read_plan(write(tmp_path / "g.toml", text % "mtbf=1h"))
-
-
 def test_the_document_s_examples_are_what_it_says(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text(encoding="utf-8")
     plan = read_plan(write(tmp_path / "c.toml", text.split("```toml\n")[1].split("```")[0]))

@@ -181,7 +181,7 @@ PASSES = (
     "maskkv,strategy=entropy", "sparse-dllm", "sparse-dllm,denoising_steps=10,max_batch=3", "dllm-serve,eos=token",
     "dllm-serve,max_batched_tokens=900", "dllm-serve,look_ahead=true,max_batch=3", "dllm-serve,num_pages=6",
     "dllm-serve,strategy=entropy,denoising_steps=20", "vanilla,strategy=entropy", "sangam",
-    "sangam:600,num_pages=40", "sangam,saves=false",
+    "sangam:600,num_pages=40",
 )  # fmt: skip
 EMITTED += [*zip(PASSES, itertools.cycle(("block", "end", "block", "step")))]
 # Of 64 steps in two blocks, those that are run singly: a block's first and last, and each that does other work than the
@@ -314,12 +314,12 @@ def test_pages_that_come_back_while_a_step_runs_let_a_request_in() -> None:
     run = partial(engine.run, draws=model.arrays, cost=model.cost)
     engine.submit(trace.request(0))
     now = run(0.0, 0.5)
-    assert engine.reserve(2, 4, 28)
+    engine.keep(7)
     engine.submit(trace.request(1))
     now = run(now, now + 2.5)
     assert engine.in_step
     assert engine.num_waiting == 1
-    engine.unreserve(2, 4, 28)
+    engine.keep(-7)
     run(now, np.inf)
     assert engine.table["scheduled"][1] == now == 4
 

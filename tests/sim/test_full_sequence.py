@@ -48,7 +48,7 @@ SPECS = (
     f"dllm-serve,block_length=4,max_batched_tokens=150,max_batch=3,{DYNAMIC}",
     "dllm-serve,block_length=1,max_batched_tokens=100,max_batch=4",
     "sangam,block_length=4,max_batched_tokens=60,max_batch=4",
-    f"sangam,block_length=8,max_batched_tokens=90,saves=false,reuse=prefix,{DYNAMIC}",
+    f"sangam,block_length=8,max_batched_tokens=90,reuse=prefix,{DYNAMIC}",
 )
 
 

@@ -185,7 +185,6 @@ def test_a_lease_that_runs_out_has_the_decoding_replica_prefill() -> None:
         ("always", [1, 1, 1, 1]),
         ("never", [0, 0, 0, 0]),
         ("uncached,tokens=40", [0, 1, 1, 0]),
-        ("overflow,tokens=50", [1, 1, 0, 0]),  # the first two leave 88 tokens to prefill
     ],
 )
 def test_a_decider_says_which_requests_are_prefilled_elsewhere(decider: str, moved: list[int]) -> None:
