@@ -115,8 +115,8 @@ def pytest(*arguments: object) -> list[str]:
 
 # ---- the stages -----------------------------------------------------------------------------------------------
 
-BLOCKS = ("lmdeploy-bd32", "sglang-bd32", "sglang-fdfo", "sglang-joint", "chunk:8", "delayed-cache-plus", "focus")
-WHOLE = ("vanilla", "fast-dllm", "sparse-dllm", "dllm-cache", "maskkv", "dllm-serve")
+BLOCKS = ("lmdeploy-bd32", "sglang-bd32", "sglang-fdfo", "chunk:8", "delayed-cache-plus", "focus")
+WHOLE = ("vanilla", "fast-dllm", "sparse-dllm", "maskkv", "dllm-serve")
 LATE = """
 import json, sys
 late = {}
@@ -302,7 +302,7 @@ def sanitize(at: Place) -> list[Part]:
 
 def caches(at: Place) -> list[Part]:
     loads = either(
-        "--lengths lognormal:400,200,96,32 --policy fast-dllm --policy sparse-dllm --policy dllm-cache --policy maskkv "
+        "--lengths lognormal:400,200,96,32 --policy fast-dllm --policy sparse-dllm --policy maskkv "
         "--policy dllm-serve,max_batch=16 --load 0.4 --load 0.7",
         "--lengths lognormal:96,48,64,32 --policy fast-dllm --load 0.5",
     )

@@ -10,11 +10,11 @@ import numpy.typing as npt
 import torch
 
 from ..engine.chance import TOKEN, key
-from ..engine.commits import CommitDraws, LawDraws
+from ..engine.commits import CommitDraws
 from ..engine.errors import ModelError, PolicyError
 from ..engine.part import numbers_of
 from ..engine.policies.focus import Focus
-from ..engine.policies.sglang import JointThreshold, Rounds
+from ..engine.policies.sglang import Rounds
 from ..engine.policy import Policy
 from ..engine.prefix import caches_prefixes
 from ..engine.rows.blocks import visible
@@ -22,7 +22,6 @@ from ..engine.state import MASKED
 from ..engine.step import Evicting, Phase, StepOutcome, StepPlan
 from .choice import choose
 from .config import ModelConfig
-from .editing import edit, most_forwards
 from .evicting import Evict
 from .forward import Batch, Forward
 from .padding import computes_whole_blocks
@@ -76,7 +75,7 @@ class ModelExecutor(Texts):
     """
 
     def __init__(
-        self, forward: Forward, policy: Policy, prompts: Prompts, draws: CommitDraws | LawDraws | None,
+        self, forward: Forward, policy: Policy, prompts: Prompts, draws: CommitDraws | None,
         max_prefill_tokens: int, watch: Callable[[ImportanceDelta], None] | None = None, eos: Sequence[int] = (),
     ) -> None:  # fmt: skip
         config = forward.model.config
@@ -99,8 +98,6 @@ class ModelExecutor(Texts):
         assert watch is None or not self._masks_alone, "a watcher receives every row"
         self._pieces = policy.batching.pieces
         self._whole = computes_whole_blocks(policy)
-        self._editing = policy.unmasking if isinstance(policy.unmasking, JointThreshold) else None
-        self._without_masks: dict[int, int] = {}  # slot -> its block's forwards without masks
         self._coming: tuple[StepPlan, _Prepared] | None = None  # the step after the running one
         self._expected: tuple[StepPlan, _Prepared] | None = None  # the running step, as prepared
 
@@ -322,7 +319,7 @@ class ModelExecutor(Texts):
             # The watcher needs importance without evictions.
             zeros = np.zeros(n, np.int32)
             evicting, forced = Evicting(Focus(), zeros, zeros, zeros - 1), np.ones(len(rows), np.bool_)
-        elif isinstance(self._draws, CommitDraws):
+        elif self._draws is not None:
             retained, drawn = self._draws.draw_evicting(plan)
             forced = retained[rows, columns]
         masked = np.flatnonzero(plan.status[rows, columns] == MASKED)
@@ -343,8 +340,6 @@ class ModelExecutor(Texts):
             return np.ones_like(plan.window)
         if self._shifted:
             answers = self._shift(plan, answers)
-        if self._editing is not None:
-            return self._edit(self._editing, plan, answers)
         if drawn is not None:
             committed = drawn
         elif self._draws is not None:
@@ -369,26 +364,6 @@ class ModelExecutor(Texts):
             scheduled=False, known=known, threshold=plan.threshold,
         )  # fmt: skip
         return committed, answers._replace(tokens=tokens[answers.rows, answers.columns])
-
-    def _edit(self, rule: JointThreshold, plan: StepPlan, answers: _Answers) -> Bools:
-        """Edit blocks' tokens; a block commits whole, in its last forward."""
-        tokens, confidence, _ = answers.spread(plan.window.shape)
-        at = plan.block_start.astype(np.int64)[:, None] + np.arange(plan.window.shape[1])
-        held = self._tokens[plan.slots[:, None], at].astype(np.int64)
-        undecided = plan.window & (plan.status == MASKED)  # the engine knows whole blocks only
-        masked = undecided & (held == self._mask)
-        step = steps_of(plan, undecided)
-        slots = plan.slots.tolist()
-        post = np.array([self._without_masks.get(slot, 0) if n else 0 for slot, n in zip(slots, step, strict=True)])
-        edited = edit(rule, held, tokens, confidence, masked, undecided, post)
-        self._without_masks.update(zip(slots, (post + ~masked.any(axis=1)).tolist(), strict=True))
-        computed = undecided.any(axis=1)
-        self._tokens[plan.slots[computed, None], at[computed]] = edited.tokens[computed]
-        if self._draws is not None:
-            return self._draws.draw(plan)
-        done = edited.done | (step + 1 >= most_forwards(rule, self._block))
-        committed: Bools = done[:, None] & undecided
-        return committed
 
     def _shift(self, plan: StepPlan, answers: _Answers) -> _Answers:
         """Tokens by position, if a row predicts the next one (Fast-dLLM v2).
@@ -426,7 +401,7 @@ def check_policy(policy: Policy) -> None:
         raise PolicyError(f"{policy.name}: mixed is true, and dsim live prefills apart from decoding: expected false")
     if caches_prefixes(policy):
         raise PolicyError(f"{policy.name}: prefix_caching is true, and dsim live shares no pages: expected false")
-    if policy.unmasking.strategy == "law" and not isinstance(policy.unmasking, JointThreshold):
+    if policy.unmasking.strategy == "law":
         raise PolicyError(f"{policy.name}: strategy is law, which a twin draws by, and dsim live unmasks by confidence")
 
 

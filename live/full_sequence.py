@@ -16,7 +16,7 @@ from torch import Tensor
 from ..engine.commits import CommitDraws, ScheduledCommits
 from ..engine.engine import Limits
 from ..engine.errors import PolicyError
-from ..engine.policies.dllm_cache import RUN, PeriodicCache
+from ..engine.policies.dllm_cache import RUN
 from ..engine.policies.fast_dllm import FastCache
 from ..engine.policies.llada import NoCache
 from ..engine.policies.maskkv import MaskKV
@@ -46,7 +46,6 @@ INT32 = ("block_query_start", "block_start", "num_kept", "own_pages")
 # By cache; an outside one is a subclass.
 PASSES: Mapping[type, frozenset[Phase]] = {
     MaskKV: frozenset({Phase.FULL, Phase.REFRESH_PROMPT, Phase.REFRESH_RESPONSE, Phase.PARTIAL}),
-    PeriodicCache: frozenset({Phase.FULL, Phase.REFRESH_PROMPT, Phase.REFRESH_RESPONSE, Phase.PARTIAL}),
     SparseCache: frozenset({Phase.FULL, Phase.PACK, Phase.REUSE}),
     FastCache: frozenset({Phase.FULL, Phase.REUSE}),
     NoCache: frozenset({Phase.FULL}),
@@ -66,7 +65,9 @@ def check_runs(policy: Policy, config: ModelConfig) -> None:
     """PolicyError unless the executor runs the policy on the model."""
     passes_of(policy)
     cache, batching, page = cache_of(policy), policy.batching, policy.memory.page_size
-    if cache.keeps_outputs and not batching.pads:
+    if cache.keeps_outputs and not cache.votes:
+        raise PolicyError(f"{policy.name}: dsim live does not run dLLM-Cache: expected another cache, as maskkv")
+    if cache.votes and not batching.pads:
         raise PolicyError(
             f"{policy.name}: dsim live runs {type(cache).__name__} one request at a time: expected Static"
         )
@@ -77,10 +78,10 @@ def check_runs(policy: Policy, config: ModelConfig) -> None:
     if cache.votes and config.shifted:
         raise PolicyError(
             f"{policy.name}: carries no prompt from step to step, and the rows of {config.name} say the position after "
-            "theirs: expected dllm-cache"
+            "theirs: expected sparse-dllm"
         )
     multiple = RUN // gcd(RUN, config.kv_heads)
-    if cache.keeps_outputs and page % multiple:
+    if cache.votes and page % multiple:
         raise PolicyError(
             f"{policy.name}: page_size is {page}, and pages of {config.name} (kv_heads {config.kv_heads}) are cut into "
             f"runs of {RUN} keys: expected a multiple of {multiple}"
@@ -335,7 +336,7 @@ class FullSequenceExecutor(ModelExecutor):
             masked = plan.window & (plan.status == MASKED)
             step = steps_of(plan, masked)
             # A block alone cannot predict its first position; a full pass can.
-            alone = self._rule.packs or (self._rule.in_place and not self._rule.keeps_outputs)
+            alone = self._rule.packs or self._rule.in_place
             first = step == 0 if alone and (self._shifted or self._forward.by_entropy) else None
             committed, tokens = choose(
                 self._policy.unmasking, tokens, confidence, masked, self._block, self._mask, step, scheduled=True,

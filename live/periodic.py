@@ -1,8 +1,8 @@
-"""dLLM-Cache and MaskKV on the device: prompt and response refreshed in turn; other steps compute what changed.
+"""MaskKV on the device: prompt and response refreshed in turn; other steps compute what changed.
 
 One request at a time, as published (full-sequence-diffusion.md 3.1). Layers store keys, values and outputs of attention
-and feed-forward by position; a step computes some rows and reads the rest. MaskKV keeps chosen keys of the prompt (3.5)
-and leaves it out of other steps.
+and feed-forward by position of the response; a step computes some rows and reads the rest. Layers keep chosen keys of
+the prompt (3.5), which other steps leave out.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,6 @@ from ..engine.policy import Policy
 from ..engine.rows.passes import RowPosition
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
-from ..kernels.kv_scatter import kv_scatter
 from ..kernels.mask_vote import mask_vote
 from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from .cache import PagedCache
@@ -77,12 +76,11 @@ class Chosen:
 class LayerCache:
     """A request's places in one layer, as rows of one head."""
 
-    prompt: Tensor  # [prompt, kv_heads], while computed
     response: Tensor  # [response, kv_heads]
-    states: Tensor  # [positions, rows of one]: attention's outputs among keys, feed-forward's among values
+    states: Tensor  # [response, rows of one]: attention's outputs among keys, feed-forward's among values
     whole: Seen  # for steps over the prompt
-    cheap: Seen | None  # for others; None: heads have not chosen
     runs: list[Ints]  # of the response
+    cheap: Seen | None = None  # for others; None: heads have not chosen
     chosen: Chosen | None = None
 
 
@@ -106,8 +104,9 @@ class PeriodicForward(Forward):
         self.importance: Floats | None = None  # divides MaskKV's budget
         # Of the current request:
         self._layers: list[LayerCache] = []
-        self._budgets: Ints | None = None  # None: all keys are kept
+        self._budgets = np.zeros(0, np.int64)  # prompt keys of a layer's head
         self._prompt = self._length = 0
+        self._prompt_places = torch.zeros(0)  # [prompt, kv_heads], shared by layers, while computed
 
     @property
     def attended(self) -> tuple[Tensor, Tensor]:
@@ -115,7 +114,7 @@ class PeriodicForward(Forward):
 
     def prepare(self, prompts: Prompts) -> None:
         """Measure layers' importance (3.3)."""
-        if self._rule.votes and self.importance is None:
+        if self.importance is None:
             self.importance = importance_of(self.model, prompts)
 
     def open(self, slot: int, prompt: int, length: int) -> None:
@@ -125,27 +124,20 @@ class PeriodicForward(Forward):
         own = cache.table[slot][cache.table[slot] >= 0]
         self._own = Runs(cache, (np.arange(config.layers)[:, None] * cache.num_pages + own).reshape(-1))
         heads, in_state = config.kv_heads, config.state_tokens * config.kv_heads
-        every = np.full(heads, prompt)
+        every, states = np.full(heads, prompt), response * in_state
+        assert self.importance is not None, "prepare comes first"
+        self._budgets = layer_budgets(self._rule, self.importance, prompt)
+        shared = Runs(cache, np.arange(cache.scratch, len(cache.all_keys))).take(every.tolist())
+        self._prompt_places = self._on_device(places(shared, prompt))
         self._layers = []
-        states, shared = length * in_state, None
-        if self._rule.votes:
-            assert self.importance is not None, "prepare comes first"
-            self._budgets, states = layer_budgets(self._rule, self.importance, prompt), response * in_state
-            shared = Runs(cache, np.arange(cache.scratch, len(cache.all_keys))).take(every.tolist())
-            written = self._on_device(places(shared, prompt))
         for _ in range(config.layers):
             runs = self._own.take([response] * heads)
             [of_states] = self._own.take([states])
-            of_prompt = shared
-            if of_prompt is None:
-                of_prompt = self._own.take(every.tolist())
-                written = self._on_device(places(of_prompt, prompt))
-            whole = Seen.of(of_prompt, every, runs, response, self.device)
             self._layers.append(
                 LayerCache(
-                    written, self._on_device(places(runs, response)),
-                    self._on_device(places([of_states], states).reshape(-1, in_state)), whole,
-                    whole if shared is None else None, runs,
+                    self._on_device(places(runs, response)),
+                    self._on_device(places([of_states], states).reshape(-1, in_state)),
+                    Seen.of(shared, every, runs, response, self.device), runs,
                 )
             )  # fmt: skip
 
@@ -159,13 +151,8 @@ class PeriodicForward(Forward):
     @torch.inference_mode()
     def _answers_of(self, tokens: Tensor, step: Step, sampled: Tensor, keys: Tensor | None) -> list[Tensor]:
         x, cos, sin = self.model.enter(tokens, torch.arange(step.first, self._length, device=self.device))
-        layers = list(zip(cast(list[Layer], list(self.model.layers)), self._layers, strict=True))
-        if self._rule.first_layer_whole:
-            whole = Step(0, True, True, self._length - self._prompt)
-            x = self._layer(*layers[0], x, cos, sin, whole, self._heads_of(whole))
-            layers = layers[1:]
         heads = self._heads_of(step)
-        for layer, cache in layers:
+        for layer, cache in zip(cast(list[Layer], list(self.model.layers)), self._layers, strict=True):
             x = self._layer(layer, cache, x, cos, sin, step, heads)
         return [*self._sample(self.model.leave(x[sampled]), keys)]
 
@@ -186,20 +173,23 @@ class PeriodicForward(Forward):
             x = x + self._completed(self._keys, cache, x[:0], rows, len(x))
             return x + self._completed(self._values, cache, x[:0], rows, len(x))
         _, q, k, v = layer.project(x[rows], cos[rows], sin[rows])
-        one_head = (-1, 1, k.shape[2])
-        k_rows, v_rows = k.reshape(one_head), v.reshape(one_head)
-        kv_scatter(k_rows, v_rows, self._keys, self._values, to.reshape(-1), check=False)
+        self._write(k.flatten(0, 1), v.flatten(0, 1), to.reshape(-1))
         read = self._read(q, cache.whole if step.prompt else cache.cheap, *heads)
-        if step.prompt and self._budgets is not None:
+        if step.prompt:
             self._keep_chosen(layer.index, cache, q, k, v)
         x = x + self._completed(self._keys, cache, layer.output(read), rows, len(x))
         return x + self._completed(self._values, cache, layer.feed_forward(x[rows]), rows, len(x))
+
+    def _write(self, k: Tensor, v: Tensor, to: Tensor) -> None:
+        """Store rows of one head, [rows, head_dim], at places [rows]."""
+        for store, rows in ((self._keys, k), (self._values, v)):
+            store.view(-1, store.shape[-1])[to] = rows
 
     def _rows(self, layer: Layer, cache: LayerCache, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Computed rows of x, ascending, and their KV's places, [rows, kv_heads]."""
         first = self._prompt - step.first
         rows = torch.arange(first if step.prompt else 0, device=self.device)
-        to = cache.prompt[: len(rows)]
+        to = self._prompt_places[: len(rows)]
         if step.response:
             changed = torch.arange(len(x) - first, device=self.device)
         else:
@@ -244,15 +234,13 @@ class PeriodicForward(Forward):
             self._choose(index, cache, q, k)
         chosen = cache.chosen
         assert chosen is not None
-        k, v = (x[chosen.positions, chosen.heads][:, None] for x in (k, v))
-        kv_scatter(k, v, self._keys, self._values, chosen.places, check=False)
+        self._write(*(x[chosen.positions, chosen.heads] for x in (k, v)), chosen.places)
 
     def _choose(self, index: int, cache: LayerCache, q: Tensor, k: Tensor) -> None:
         """Choose each head's keys of the prompt by votes; ties go low.
 
         The host waits for the votes, once a layer and request: key counts decide places.
         """
-        assert self._budgets is not None
         prompt, length, heads = self._prompt, self._length, k.shape[1]
         budget = int(self._budgets[index])
         counts = np.full(heads, budget)
@@ -302,10 +290,9 @@ class PeriodicExecutor(FullSequenceExecutor):
 
         of_prompt = phase in (Phase.FULL, Phase.REFRESH_PROMPT)
         of_response = phase in (Phase.FULL, Phase.REFRESH_RESPONSE)
-        first = int(prompt[0]) if self._rule.votes and not of_prompt else 0
+        first = 0 if of_prompt else int(prompt[0])
         changed = int(plan.num_tokens[0]) - (int(prompt[0]) if of_prompt else 0)
-        begin = max(0, int(start[0]) - self._shifted)  # predicts the block's first position
-        sampled = np.arange(0 if self._rule.logits == "all" else begin, int(length[0])) - first
+        sampled = np.arange(int(start[0]), int(length[0])) - first
         out = self._forward.advance(
             self._tokens[slot, first : length[0]].astype(np.int64),
             Step(first, of_prompt, of_response, changed), sampled,
@@ -313,7 +300,5 @@ class PeriodicExecutor(FullSequenceExecutor):
         )  # fmt: skip
         tokens, confidence = np.zeros(plan.window.shape, np.int64), np.zeros(plan.window.shape, np.float32)
         if plan.window[0, 0]:
-            positions = np.maximum(int(start[0]) - self._shifted + np.arange(self._block), 0)
-            block = positions - first - int(sampled[0])
-            tokens[0], confidence[0] = out.tokens[block], out.confidence[block]
+            tokens[0], confidence[0] = out.tokens[: self._block], out.confidence[: self._block]
         return StepOutcome(0.0, self._decide(plan, tokens, confidence), out.device)

@@ -144,7 +144,7 @@ class Serving:
         if policy.family == "full-sequence":
             num_pages, scratch = pages_of_use(policy, limits, requests)
             cache = PagedCache(config, num_pages, page, str(weight.device), weight.dtype, scratch)
-            full = PeriodicForward if cache_of(policy).keeps_outputs else FullSequenceForward
+            full = PeriodicForward if cache_of(policy).votes else FullSequenceForward
             return full(model, cache, policy)
         longest = min(max(r.input_length + r.limit for r in requests), limits.context_limit)
         longest = -(-longest // policy.block_length) * policy.block_length
@@ -161,11 +161,10 @@ class Serving:
             assert draws is None or isinstance(draws, LawDraws), "canvases commit by law"
             return CanvasExecutor(forward, policy, self.prompts, draws, self.seed, self.eos)
         check_policy(policy)
-        assert not isinstance(draws, TokenDraws), "of policies refused above"
+        assert not isinstance(draws, TokenDraws | LawDraws), "of policies refused above"
         if isinstance(forward, PeriodicForward | FullSequenceForward):
             assert not self.eos, "a full-sequence policy denoises a canvas of fixed length"
             assert self.watch is None, "a full-sequence policy evicts nothing"
-            assert not isinstance(draws, LawDraws), "a law is of blocks that are edited, or of canvases"
             if isinstance(forward, PeriodicForward):
                 return PeriodicExecutor(forward, policy, self.prompts, draws)
             return FullSequenceExecutor(forward, policy, self.prompts, draws)

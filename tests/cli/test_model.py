@@ -38,13 +38,13 @@ def test_it_says_what_a_directory_is_and_what_it_needs(folder: Path) -> None:
         "KV       384 bytes a token in bf16",
         "pages    2,783,845 of 64 tokens, 178,166,080 tokens in all, on H100 (85.5 GB)",
         "runs     dsim live --policy lmdeploy-bd32 or lmdeploy-0.18 or sglang-bd32 or sglang-fdfo or sglang-sync or "
-        "sglang-joint or chunk or optimus or delayed-cache or delayed-cache-plus or focus",
+        "chunk or optimus or delayed-cache or delayed-cache-plus or focus",
     ]
 
 
 @pytest.mark.parametrize(("name", "policies"), [
-    ("LLaDAModelLM", "vanilla or fast-dllm or dllm-cache or sparse-dllm or maskkv or dllm-serve or sangam"),
-    ("DreamModel", "vanilla or fast-dllm or dllm-cache or sparse-dllm or dllm-serve or sangam"),
+    ("LLaDAModelLM", "vanilla or fast-dllm or sparse-dllm or maskkv or dllm-serve or sangam"),
+    ("DreamModel", "vanilla or fast-dllm or sparse-dllm or dllm-serve or sangam"),
     (
         "Fast_dLLM_QwenForCausalLM",
         "lmdeploy-bd32,block_length=8 or lmdeploy-0.18,block_length=8 or sglang-bd32,block_length=8",

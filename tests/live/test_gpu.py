@@ -65,8 +65,7 @@ def test_a_forward_on_the_gpu_says_what_one_on_the_cpu_says(page_size: int) -> N
         (WIDE, ("lmdeploy-bd32", "chunk:8", "focus", "ar")),
         (
             replace(WIDE, both_ways=True, architecture="TinyBothWaysLM"),
-            ("vanilla", "fast-dllm", "sparse-dllm:0.3", "dllm-serve:0.3", "dllm-cache:9,page_size=128",
-             "maskkv:40,page_size=128"),
+            ("vanilla", "fast-dllm", "sparse-dllm:0.3", "dllm-serve:0.3", "maskkv:40,page_size=128"),
         ),
     ],
 )  # fmt: skip

@@ -130,8 +130,7 @@ def dream(model: Decoder, prompt: list[int], output: int, steps: int, reuse: str
 @pytest.mark.parametrize(
     ("spec", "reuse"),
     [("vanilla", None), ("vanilla,logits=block", None), ("fast-dllm", "dual"), ("fast-dllm:prefix", "prefix"),
-     ("fast-dllm,logits=block", "dual"), ("dllm-cache,prompt_refresh=1,response_refresh=1", None),
-     ("dllm-cache,prompt_refresh=1,response_refresh=1,logits=block", None)],
+     ("fast-dllm,logits=block", "dual")],
 )  # fmt: skip
 @pytest.mark.parametrize(("steps", "strategy"), [(4, None), (3, None), (3, "entropy")])
 def test_dream_answers_as_its_published_loop(spec: str, reuse: str | None, steps: int, strategy: str | None) -> None:
@@ -140,9 +139,8 @@ def test_dream_answers_as_its_published_loop(spec: str, reuse: str | None, steps
     model = decoder(config)
     with torch.no_grad():
         model.head.weight[DREAM.mask_token] = 0.0
-    pages = ",page_size=32" if spec.startswith("dllm-cache") else ",page_size=8"
     strategy = "" if strategy is None else f",strategy={strategy}"
-    policy = parse(f"{spec},denoising_steps={steps},block_length={BLOCK}{pages}{strategy}")
+    policy = parse(f"{spec},denoising_steps={steps},block_length={BLOCK},page_size=8{strategy}")
     watched, table, *_ = run_full_sequence(policy, LENGTHS, config=config, model=model)
     assert (table["status"] == 0).all()
     for i, (p, o) in enumerate(LENGTHS):

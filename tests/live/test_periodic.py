@@ -1,4 +1,4 @@
-"""dLLM-Cache and MaskKV on a device against a plain executor: whole tensors, no pages."""
+"""MaskKV on a device against a plain executor: whole tensors, no pages."""
 
 from dataclasses import replace
 from functools import cache
@@ -24,16 +24,6 @@ from .watched import LENGTHS, PROMPTS, Commits, checked, decoder, run, served_by
 
 DEEP = replace(SMALL, name="deep", layers=4)
 SETTINGS = [
-    "dllm-cache:6,response_refresh=3",
-    "dllm-cache:5,response_refresh=3,transfer=0.5,logits=block",
-    "dllm-cache:4,response_refresh=2,transfer=0",
-    "dllm-cache:3,response_refresh=4,transfer=0",
-    "dllm-cache:4,response_refresh=7,transfer=1",
-    "dllm-cache:1,response_refresh=1",
-    "dllm-cache:7,response_refresh=4,block_length=8,denoising_steps=5,transfer=0.6",
-    "dllm-cache:6,response_refresh=4,strategy=low_confidence_dynamic,threshold=0.6",
-    "dllm-cache:6,response_refresh=3,first_layer_whole=false",
-    "dllm-cache:4,response_refresh=2,transfer=0,first_layer_whole=false",
     "maskkv:4,prompt_refresh=6,response_refresh=3",
     "maskkv:3,prompt_refresh=5,response_refresh=4,transfer=0.5,alpha=0,beta=0",
     "maskkv:8,prompt_refresh=7,response_refresh=2,boundary=1",
@@ -76,9 +66,9 @@ def test_whole_requests_commit_what_a_plain_executor_commits(spec: str) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        "dllm-cache:3,response_refresh=4,transfer=0", "dllm-cache:9,response_refresh=20,transfer=0.1",
-        "dllm-cache:9,response_refresh=20,transfer=0.1,block_length=8,denoising_steps=4",
+        "maskkv:4,prompt_refresh=3,response_refresh=4,transfer=0",
         "maskkv:4,prompt_refresh=6,response_refresh=20,transfer=0.1",
+        "maskkv:4,prompt_refresh=9,response_refresh=20,transfer=0.1,block_length=8,denoising_steps=4",
     ],
 )  # fmt: skip
 def test_every_step_is_as_confident_as_the_plain_executor(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,17 +103,16 @@ def test_no_two_of_those_settings_commit_alike() -> None:
     assert [(a, b) for a in SETTINGS for b in SETTINGS if a < b and served(a) == served(b)] == []
 
 
-@pytest.mark.parametrize("spec", ["dllm-cache:1,response_refresh=1", "maskkv:2,prompt_refresh=1,response_refresh=1"])
-def test_refreshing_all_in_every_step_is_the_models_own_loop(spec: str) -> None:
-    assert served(spec) == served("vanilla")
+def test_refreshing_all_in_every_step_is_the_models_own_loop() -> None:
+    assert served("maskkv:2,prompt_refresh=1,response_refresh=1") == served("vanilla")
 
 
 def test_with_room_for_the_whole_prompt_maskkv_is_dllm_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     periods = "prompt_refresh=6,response_refresh=3"
     monkeypatch.setattr(periodic, "mask_vote", None)  # nobody asks for votes
     kept, *_ = run(policy_of(f"maskkv:40,{periods}"), LENGTHS)
-    every, *_ = run(policy_of(f"dllm-cache,{periods},first_layer_whole=false"), LENGTHS)
-    assert kept.commits == every.commits
+    every = oracle(policy_of(f"dllm-cache,{periods},first_layer_whole=false"), SMALL)
+    assert kept.commits == {i: every.serve(PROMPTS(i, p).tolist(), o) for i, (p, o) in enumerate(LENGTHS)}
 
 
 def test_rows_are_told_apart_by_all_their_heads_together() -> None:
@@ -207,17 +196,15 @@ def test_importance_is_what_attention_changes() -> None:
     assert (importance_of(model, PROMPTS) >= 0.0).all()
 
 
-@pytest.mark.parametrize("spec", ["dllm-cache:6,response_refresh=3", "maskkv:4,prompt_refresh=6,response_refresh=3"])
-def test_what_nobody_wrote_is_never_seen_and_every_value_is_in_range(
-    spec: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("kv_scatter", "mask_vote", "ragged_paged_attention"):
+def test_what_nobody_wrote_is_never_seen_and_every_value_is_in_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = "maskkv:4,prompt_refresh=6,response_refresh=3"
+    for name in ("mask_vote", "ragged_paged_attention"):
         monkeypatch.setattr(periodic, name, checked(getattr(periodic, name)))
     assert run(policy_of(spec), LENGTHS, poison=True, config=DEEP)[0].commits == served(spec)
 
 
 @pytest.mark.parametrize(("kv_heads", "page"), [(1, 16), (2, 64), (4, 16)])
-@pytest.mark.parametrize("spec", ["dllm-cache", "maskkv:5,alpha=0,beta=0.1", "maskkv:17,boundary=1/2", "maskkv:200"])
+@pytest.mark.parametrize("spec", ["maskkv:5,alpha=0,beta=0.1", "maskkv:17,boundary=1/2", "maskkv:200"])
 def test_a_request_fits_the_pages_that_the_engine_holds_for_it(spec: str, page: int, kv_heads: int) -> None:
     config = replace(DEEP, kv_heads=kv_heads)
     policy = parse(f"{spec},page_size={page},block_length=4")
@@ -230,15 +217,19 @@ def test_a_request_fits_the_pages_that_the_engine_holds_for_it(spec: str, page: 
         assert 0 <= len(forward._own._runs) - forward._own._used <= config.layers * kv_heads * (2 + page // RUN)
 
 
-@pytest.mark.parametrize("spec", ["dllm-cache:5,response_refresh=3", "maskkv:4,prompt_refresh=5,response_refresh=3"])
 @pytest.mark.parametrize("transfer", [0, 0.25])
-def test_requests_of_nothing_and_of_one_token_are_served_in_bf16(spec: str, transfer: float) -> None:
+def test_requests_of_nothing_and_of_one_token_are_served_in_bf16(transfer: float) -> None:
     # Of a model whose states fill the last of their rows in part.
     config = replace(SMALL, name="odd", hidden=100)
     model = decoder(config).to(torch.bfloat16)
     model.frequencies = frequencies(config)
     lengths = [(0, 4), (0, 0), (5, 0), (1, 1), (30, 9)]
-    watched, table, *_ = run(policy_of(f"{spec},transfer={transfer}"), lengths, config=config, model=model)
+    watched, table, *_ = run(
+        policy_of(f"maskkv:4,prompt_refresh=5,response_refresh=3,transfer={transfer}"),
+        lengths,
+        config=config,
+        model=model,
+    )
     assert (table["status"] == 0).all()
     assert [sum(map(len, watched.commits[i])) for i in range(len(lengths))] == [4, 0, 0, 4, 12]
 
