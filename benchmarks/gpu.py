@@ -279,12 +279,9 @@ def canvases(at: Place) -> list[Part]:
 def sanitize(at: Place) -> list[Part]:
     names = (
         "confidence",
-        "kv_scatter",
         "add_rms_norm",
         "qk_norm_rope",
         "swiglu",
-        "compact",
-        "focus_select",
         "grouped_experts",
     )
     asked = [ROOT / f"tests/kernels/test_{name}.py" for name in either(names, ("swiglu",))]

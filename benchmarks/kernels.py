@@ -291,62 +291,30 @@ def confidences(size: Size, _: dict[str, float]) -> Iterator[Case]:
                 "matmul, confidence": lambda hidden=hidden, head=head: confidence(hidden @ head.T, 0.8),
                 "matmul, softmax, max": lambda hidden=hidden, head=head: (hidden @ head.T / 0.8).softmax(-1).max(-1),
             },
-            candidates={
-                str(how): lambda hidden=hidden, head=head, how=how: kernel.confidence_of_hidden(
-                    hidden, head, 0.8, 2048, how
-                )
-                for how in kernel.products(hidden)
-            },
         )
 
 
 def focus(size: Size, ceiling: dict[str, float]) -> Iterator[Case]:
-    """FOCUS's share of a step: importance in two layers, selection, compaction. Its floor is 2 % of the step."""
-    from dsim.kernels.compact import compact
-    from dsim.kernels.compact import reference as moved
-    from dsim.kernels.focus_importance import focus_importance
-    from dsim.kernels.focus_importance import reference as drawn
-    from dsim.kernels.focus_select import Masks, focus_select
-    from dsim.kernels.focus_select import reference as chosen
+    """FOCUS's share of a step: importance in two layers. Its floor is 2 % of the step."""
+    from dsim.kernels.focus_importance import focus_importance, reference
 
     batch, block, masked_share, device = size.batch, 32, 24, size.device
     num_rows = batch * block
     (num_heads, num_kv_heads), d = size.heads, size.head_dim
     q = torch.randn(num_rows, num_heads, d, device=device).bfloat16()
-    k, v = (torch.randn(num_rows, num_kv_heads, d, device=device).bfloat16() for _ in range(2))
-    hidden, residual = (torch.randn(num_rows, size.hidden, device=device).bfloat16() for _ in range(2))
-    cos, sin = (torch.randn(num_rows, d, device=device) for _ in range(2))
+    k = torch.randn(num_rows, num_kv_heads, d, device=device).bfloat16()
     masked = torch.cat([torch.arange(8, 8 + masked_share) + i * block for i in range(batch)]).to(device)
     masked_start = int32([masked_share * i for i in range(batch + 1)], device)
-    query_start = int32([block * i for i in range(batch + 1)], device)
-    positions = int32(torch.arange(block).repeat(batch), device)
-    decoded, steps, progress = (int32([n] * batch, device) for n in (4, 2, block))
-    first = focus_importance(q, k, masked, masked_start)
-    second = focus_importance(q + q.roll(1, 0), k, masked, masked_start)
-    choice = (first, second, Masks(masked, masked_start, positions, decoded, steps, progress))
-    retained, _ = focus_select(*choice, 1.5)
-    num_retained = int(retained.sum())
-    rows = (hidden, residual, q, k, v, positions, cos, sin)
 
     def run() -> Any:
-        one = focus_importance(q, k, masked, masked_start, check=False)
-        two = focus_importance(q, k, masked, masked_start, check=False)
-        keep, after = focus_select(*choice, 1.5, check=False)
-        return one, two, keep, after, compact(keep, query_start, *rows, num_retained=num_retained, check=False)
+        return [focus_importance(q, k, masked, masked_start, check=False) for _ in range(2)]
 
     def right(found: Any) -> bool:
-        keep, after = chosen.focus_select(*choice, 1.5)
-        importance = drawn.focus_importance(q, k, masked, masked_start, d**-0.5)
-        start, kept_rows, kept = moved.compact(keep, query_start, rows, num_retained)
-        close = all(torch.allclose(own, importance, rtol=1e-4, atol=0) for own in found[:2])
-        pairs = zip((keep, after, start, kept_rows, *kept), (*found[2:4], *found[4][:2], *found[4][2]), strict=True)
-        return close and all(torch.equal(a, b) for a, b in pairs)
+        importance = reference.focus_importance(q, k, masked, masked_start, d**-0.5)
+        return all(torch.allclose(own, importance, rtol=1e-4, atol=0) for own in found)
 
     step = max(2 * NUM_PARAMETERS / ceiling["copy_bandwidth"], 2 * NUM_PARAMETERS * num_rows / ceiling["matmul_rate"])
-    yield Case(
-        "focus", f"batch {batch}, block {block}, {num_retained} of {num_rows} retained", run, right,
-        floor=0.02 * step, target=1.0,
-    )  # fmt: skip
+    yield Case("focus", f"batch {batch}, block {block}", run, right, floor=0.02 * step, target=1.0)
 
 
 def experts(size: Size, _: dict[str, float]) -> Iterator[Case]:
@@ -529,32 +497,10 @@ def products(size: Size, _: dict[str, float]) -> Iterator[Case]:
             )  # fmt: skip
 
 
-def scatter(size: Size, _: dict[str, float]) -> Iterator[Case]:
-    from dsim.kernels.kv_scatter import kv_scatter
-
-    heads, d = size.heads[1], size.head_dim
-    for num in (32, size.batch * 32):
-        k, v = (torch.randn(num, heads, d, device=size.device).bfloat16() for _ in range(2))
-        pages = tuple(torch.zeros(num // 16, 64, heads, d, device=size.device).bfloat16() for _ in range(2))
-        slots = torch.randperm(num * 4)[:num].to(size.device)
-        given = (k, v, *pages, slots)
-
-        def right(_: None, given: Any = given) -> bool:
-            k, v, *pages, slots = given
-            found = (p.flatten(0, 1)[slots] for p in pages)
-            return all(torch.equal(a, b) for a, b in zip(found, (k, v), strict=True))
-
-        yield Case(
-            "kv_scatter", f"{num} tokens", lambda given=given: kv_scatter(*given, check=False), right,
-            num_bytes=2.0 * 4 * k.numel(),
-        )  # fmt: skip
-
-
 def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
     """Between a layer's products, against PyTorch's steps."""
     from dsim.kernels.add_rms_norm import add_rms_norm
     from dsim.kernels.add_rms_norm import reference as normed
-    from dsim.kernels.kv_scatter import kv_scatter
     from dsim.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
     from dsim.kernels.qk_norm_rope import reference as turned
     from dsim.kernels.swiglu import reference as gated
@@ -572,8 +518,9 @@ def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
         slots = torch.arange(num, device=device)
 
         def in_two(*given: Any, pages: Any = pages, slots: torch.Tensor = slots) -> torch.Tensor:
-            q, k, v = qk_norm_rope(*given)
-            kv_scatter(k, v, *pages, slots, check=False)
+            q, *fresh = qk_norm_rope(*given)
+            for store, rows in zip(pages, fresh, strict=True):
+                store.flatten(0, 1)[slots] = rows
             return q
 
         calls: dict[str, tuple[Any, Any, tuple[Any, ...], int]] = {
@@ -655,7 +602,6 @@ GROUPS = {
     "canvases": canvases,
     "confidence": confidences,
     "elementwise": elementwise,
-    "scatter": scatter,
     "focus": focus,
     "full_sequence": full_sequence,
 }

@@ -95,15 +95,12 @@ def evicting_step(forward: Forward, num: int, context: int, block: int) -> Batch
     cache.reserve(slots, np.full(num, context + block))
     row, column = np.divmod(np.arange(num * block), block)
     history, starts = np.full(num, context), np.arange(num + 1) * block
-    none = np.zeros(num, np.int32)
     return Batch(
         tokens=np.full(len(row), forward.model.config.mask_token), positions=context + column,
         places=cache.places(slots[row], context + column), query_start=starts,
         page_table=cache.tables(slots, history + block), history=history, listed=np.ones((num, block), np.bool_),
         block_length=block, sampled=np.arange(len(row)),
-        evict=Evict(
-            Focus(), np.arange(len(row)), starts, np.arange(len(row)), none, none, history - 1, column < block // 4
-        ),
+        evict=Evict(Focus(), np.arange(len(row)), starts, lambda growth: column < block // 4),
     )  # fmt: skip
 
 
@@ -153,7 +150,7 @@ def focus_steps(forward: Forward, num: int, context: int, block: int) -> dict[st
     """Median s of a whole step, of one that evicts three quarters, and of its choosing."""
     step = evicting_step(forward, num, context, block)
     # A graph allows no timing inside.
-    names = () if isinstance(forward, GraphForward) else ("focus_importance", "focus_select", "compact")
+    names = () if isinstance(forward, GraphForward) else ("focus_importance", "keep")
     with timed(names) as told:
         found: dict[str, list[float]] = {"whole": [], "evicting": [], "choosing": []}
         for _ in range(REPEATS):

@@ -1,23 +1,28 @@
-"""FOCUS's forward: all rows up to the second layer's keys, then retained rows alone."""
+"""FOCUS's forward: all rows up to the second layer's keys, then retained rows alone.
+
+The rule runs on the host (engine/policies/focus.py), which waits for importance once a step.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from ..engine.errors import PolicyError
 from ..engine.policies.focus import Focus
 from ..engine.policy import Policy
-from ..kernels.compact import compact
 from ..kernels.focus_importance import focus_importance
-from ..kernels.focus_select import Masks, focus_select
 from .model import Decoder, Layer, Pages
 
+if TYPE_CHECKING:
+    from .forward import Batch
+
 Array = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
 Inputs = dict[str, Tensor]  # a batch on the device
 
 
@@ -30,111 +35,101 @@ def check_evicts(policy: Policy) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evict:
-    """Input of FOCUS's choice among decode rows, all sampled (focus.md 3.4)."""
+    """FOCUS's choice among decode rows, all sampled (focus.md 3.4)."""
 
     rule: Focus
     masked: Array  # [M], rows that are masks, ascending
     masked_start: Array  # [sequences + 1]
-    cells: Array  # [rows], place in `listed`: sequence x width + column
-    num_decoded: npt.NDArray[np.int32]  # [sequences]
-    num_steps: npt.NDArray[np.int32]  # [sequences]
-    progress: Array  # [sequences], absolute: rightmost through all layers, or block start - 1
-    forced: npt.NDArray[np.bool_] | None = None  # [rows], retained in place of the rule's choice
-    there: npt.NDArray[np.bool_] | None = None  # [rows], False: padding
+    retain: Callable[[Floats], Bools]  # masks' growth of importance [M] -> retained [rows]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chosen:
-    """After the second layer's projections and the choice of rows."""
+class Half:
+    """Rows after the second layer's projections."""
 
     x: Tensor  # [rows, hidden], before the second attention
     q: Tensor  # [rows, heads, head_dim]
     cos: Tensor  # [rows, head_dim / 2]
     sin: Tensor
-    retained: Tensor  # [rows] bool
-    delta: Tensor  # [M], importance, second layer minus first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Retained:
-    """The retained rows, packed."""
+class Kept:
+    """A batch's retained rows, on the host."""
 
-    x: Tensor  # [R, hidden]; so the next five, [R, ..]
-    q: Tensor
-    cos: Tensor
-    sin: Tensor
-    positions: Tensor
-    places: Tensor
-    rows: Tensor  # [R], in the batch
-    start: Tensor  # [sequences + 1]
-    seen: Tensor  # [sequences, width] bool, visible keys of the block
+    rows: Array  # [R], in the batch
+    positions: Array  # [R]
+    places: Array  # [R]
+    query_start: Array  # [sequences + 1]
+    seen: Bools  # [sequences, width], visible keys of the block
 
 
-Keep = Callable[[int, Tensor, Tensor, Inputs], None]
 Attend = Callable[[int, Tensor, Inputs], Tensor]
+PagesOf = Callable[[int, Inputs], Pages]
 
 
-def choose_rows(model: Decoder, inputs: Inputs, rule: Focus, keep: Keep, attend: Attend) -> Chosen:
-    """`Decoder.forward` up to the second layer's projections, and the choice of rows (focus.md 3.2).
+def through_two(model: Decoder, inputs: Inputs, pages: PagesOf, attend: Attend) -> tuple[Half, Tensor]:
+    """`Decoder.forward` up to the second layer's projections, and each mask's growth of importance (focus.md 3.2).
 
-    keep(layer, k, v, inputs) writes KV; attend(layer, q, inputs) is attention.
+    attend(layer, q, inputs) is attention. KV of all rows is written: later layers may see evicted ones.
     """
     first, second = cast(list[Layer], list(model.layers))[:2]
     x, cos, sin = model.enter(inputs["tokens"], inputs["positions"])
-    x, q, k, v = first.project(x, cos, sin)
-    before = _importance(q, k, inputs)
-    keep(0, k, v, inputs)
+    x, q, before = _scored(first, inputs, pages, x, cos, sin)
     x, added = first.finish(x, attend(0, q, inputs))
-    x, q, k, v = second.project(x, cos, sin, added)
-    after = _importance(q, k, inputs)
-    # Evicted rows, too: later layers may see them.
-    keep(1, k, v, inputs)
-    return Chosen(x, q, cos, sin, _select(before, after, inputs, rule), after - before)
+    x, q, after = _scored(second, inputs, pages, x, cos, sin, added)
+    return Half(x, q, cos, sin), after - before
 
 
-def gather(chosen: Chosen, inputs: Inputs, rule: Focus, num_retained: int | None = None) -> Retained:
-    """Pack the retained rows; num_retained None: the host waits for it."""
-    start, rows, (x, q, cos, sin, positions, places) = compact(
-        chosen.retained, inputs["query_start"], chosen.x, chosen.q, chosen.cos, chosen.sin, inputs["positions"],
-        inputs["places"], num_retained=num_retained, check=False,
-    )  # fmt: skip
-    seen = _listed(inputs["listed"], inputs["cells"], chosen.retained, rule.visible == "listed")
-    return Retained(x, q, cos, sin, positions, places, rows, start, seen)
+def _scored(
+    layer: Layer, inputs: Inputs, pages: PagesOf, x: Tensor, cos: Tensor, sin: Tensor, added: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A layer's stream, queries and importance of masks."""
+    to = pages(layer.index, inputs)
+    x, q = layer.project_to(to, x, cos, sin, added)
+    k = to.keys.flatten(0, 1)[to.slots]
+    return x, q, focus_importance(q, k, inputs["masked"], inputs["masked_start"], check=False)
+
+
+def keep(batch: "Batch", growth: Floats) -> Kept:
+    """A batch's retained rows, from its masks' growth of importance [M]."""
+    assert batch.evict is not None
+    retained = batch.evict.retain(growth)
+    sequence = np.repeat(np.arange(len(batch.history)), np.diff(batch.query_start))
+    cells = sequence, batch.positions - batch.history[sequence]
+    rows = np.flatnonzero(retained)
+    starts = np.concatenate([[0], np.cumsum(retained)])[batch.query_start]
+    seen = _seen(batch.listed, cells, retained, batch.evict.rule.visible)
+    return Kept(rows, batch.positions[rows], batch.places[rows], starts, seen)
+
+
+def _seen(listed: Bools, cells: tuple[Array, Array], retained: Bools, visible: str) -> Bools:
+    """`visible` (engine/rows/blocks.py) after an eviction, [sequences, width].
+
+    Without evicted keys if listed; otherwise up to the last retained one.
+    """
+    if visible == "listed":
+        seen = listed.copy()
+        seen[cells] = retained
+        return seen
+    seen = np.zeros_like(listed)
+    seen[cells] = retained
+    upto: Bools = np.logical_or.accumulate(seen[:, ::-1], axis=1)[:, ::-1]
+    return upto
 
 
 def finish_rows(
-    model: Decoder, kept: Retained, inputs: Inputs, rule: Focus, pages: Callable[[int, Inputs], Pages], attend: Attend
+    model: Decoder, half: Half, inputs: Inputs, kept: Inputs, rule: Focus, pages: PagesOf, attend: Attend
 ) -> Tensor:
-    """Normed final hidden states, [R, hidden]."""
+    """Normed final hidden states of the retained rows, [R, hidden]. kept: `Kept` on the device."""
     _, second, *others = cast(list[Layer], list(model.layers))
-    left = inputs | {"query_start": kept.start, "positions": kept.positions, "places": kept.places}
+    x, q, cos, sin = (rows[kept["rows"]] for rows in (half.x, half.q, half.cos, half.sin))
+    left = inputs | {name: kept[name] for name in ("query_start", "positions", "places")}
     if rule.second_layer_sees == "retained":
-        left["listed"] = kept.seen
-    x, added = second.finish(kept.x, attend(1, kept.q, left))
-    left["listed"] = kept.seen
+        left["listed"] = kept["seen"]
+    x, added = second.finish(x, attend(1, q, left))
+    left["listed"] = kept["seen"]
     for layer in others:
-        x, q = layer.project_to(pages(layer.index, left), x, kept.cos, kept.sin, added)
+        x, q = layer.project_to(pages(layer.index, left), x, cos, sin, added)
         x, added = layer.finish(x, attend(layer.index, q, left))
     return model.leave(x, added)
-
-
-def _importance(q: Tensor, k: Tensor, inputs: Inputs) -> Tensor:
-    return focus_importance(q, k, inputs["masked"], inputs["masked_start"], check=False)
-
-
-def _select(before: Tensor, after: Tensor, inputs: Inputs, rule: Focus) -> Tensor:
-    """Retained rows; `forced` replaces the rule's choice, still made for its time."""
-    masks = Masks(*(inputs[name] for name in Masks._fields))
-    retained, _ = focus_select(before, after, masks, rule.alpha, sample_deviation=rule.sample_deviation, check=False)
-    retained = inputs.get("forced", retained)
-    return retained & inputs["there"] if "there" in inputs else retained
-
-
-def _listed(listed: Tensor, cells: Tensor, retained: Tensor, by_list: bool) -> Tensor:
-    """`visible` (engine/rows/blocks.py) on the device, after an eviction, [sequences, width].
-
-    by_list: without evicted keys; otherwise up to the last retained one.
-    """
-    there = listed.clone() if by_list else torch.zeros_like(listed)
-    there.view(-1)[cells] = retained
-    return there if by_list else there.flip(1).cumsum(1).flip(1) > 0

@@ -290,9 +290,9 @@ class ModelExecutor(Texts):
         batch, rows, columns, drawn = self._batch_of(plan)
         out = self._forward.run(batch)
         if plan.evicting is None:
-            if self._watch is not None and batch.evict is not None and out.delta is not None:
+            if self._watch is not None and batch.evict is not None and out.growth is not None:
                 m = batch.evict.masked
-                self._watch(ImportanceDelta(rows[m], columns[m], out.delta.cpu().numpy(), out.confidence[m]))
+                self._watch(ImportanceDelta(rows[m], columns[m], out.growth, out.confidence[m]))
             answers = _Answers(rows, columns, out.tokens, out.confidence)
             return StepOutcome(0.0, self._commit(plan, answers), out.device)
         assert out.rows is not None
@@ -322,13 +322,17 @@ class ModelExecutor(Texts):
         elif self._draws is not None:
             retained, drawn = self._draws.draw_evicting(plan)
             forced = retained[rows, columns]
+        rule, window = evicting.rule, self._window(plan)
         masked = np.flatnonzero(plan.status[rows, columns] == MASKED)
-        width = plan.window.shape[1]
         num = np.bincount(rows[masked], minlength=n)
-        return Evict(
-            evicting.rule, masked, np.concatenate([[0], np.cumsum(num)]), rows * width + columns, evicting.num_decoded,
-            evicting.num_steps, plan.block_start.astype(np.int64) + evicting.progress, forced,
-        ), drawn  # fmt: skip
+
+        def retain(growth: Floats) -> Bools:
+            delta = np.zeros(window.shape, np.float32)
+            delta[rows[masked], columns[masked]] = growth
+            retained: Bools = rule.retained(evicting, plan.status, window, delta)[rows, columns]
+            return retained if forced is None else forced
+
+        return Evict(rule, masked, np.concatenate([[0], np.cumsum(num)]), retain), drawn
 
     def _commit(self, plan: StepPlan, answers: _Answers, drawn: Bools | None = None) -> Bools:
         """Which sampled positions commit, by the weights or `drawn`; stores their tokens."""

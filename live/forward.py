@@ -1,7 +1,7 @@
 """One forward over many sequences' rows: host arrays in, sampled tokens and confidences out."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -10,19 +10,20 @@ import torch
 from torch import Tensor
 
 from ..kernels.confidence import confidence_of_hidden
-from ..kernels.kv_scatter import kv_scatter
 from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
+from . import evicting
 from .cache import PagedCache
 from .clock import DeviceClock
-from .evicting import Array, Attend, Evict, Inputs, choose_rows, finish_rows, gather
+from .evicting import Array, Attend, Evict, Floats, Inputs, Kept
 from .model import Decoder, Layer, Pages
 from .sampling import Sampling, sample_of_hidden
 
 # What kernels need; others are int64.
 KINDS = dict.fromkeys(
-    ("positions", "query_start", "history", "page_table", "masked_start", "num_decoded", "num_steps", "progress"),
-    torch.int32,
-) | dict.fromkeys(("listed", "forced", "there"), torch.bool)
+    ("positions", "query_start", "history", "page_table", "masked_start"), torch.int32
+) | dict.fromkeys(("listed", "seen"), torch.bool)
+
+Shapes = dict[str, tuple[int, ...]]
 
 ARRAYS = ("query_start", "history", "page_table", "listed", "tokens", "positions", "places", "sampled")
 
@@ -52,7 +53,7 @@ class Sampled:
     confidence: npt.NDArray[np.float32]
     device: float  # s, first kernel to last
     rows: Array | None = None  # retained rows of the batch; None: all sampled
-    delta: Tensor | None = None  # [M], on the device: importance's growth
+    growth: Floats | None = None  # [M], of masks' importance
 
 
 class Forward:
@@ -78,6 +79,8 @@ class Forward:
     def run(self, batch: Batch) -> Sampled:
         """Compute a batch; write its KV."""
         inputs = self._inputs_of(batch)
+        if batch.evict is not None:
+            return self._run_evicting(inputs, batch)
         return self._timed(lambda: self._answers(inputs, batch))
 
     def bring(self, batch: Batch) -> None:
@@ -91,34 +94,42 @@ class Forward:
         brought, self._brought = self._brought, None
         return brought[1] if brought is not None and brought[0] is batch else self._upload(batch)
 
-    def _timed(self, compute: Callable[[], tuple[list[Tensor], Tensor | None]]) -> Sampled:
+    def _timed(self, compute: Callable[[], tuple[Tensor, Tensor]]) -> Sampled:
         clock = DeviceClock(self.device)
-        answers, delta = compute()
+        answers = compute()
         clock.stop()
         self._meanwhile()
         if self.device.type == "cuda":
             # One copy, which waits for the device.
             both = torch.stack([answer.to(torch.float64) for answer in answers]).cpu().numpy()
-            tokens, confidence, *rows = both[0].astype(np.int64), both[1].astype(np.float32), *both[2:].astype(np.int64)
+            tokens, confidence = both[0].astype(np.int64), both[1].astype(np.float32)
         else:
-            tokens, confidence, *rows = (answer.numpy() for answer in answers)
-        return Sampled(tokens, confidence, clock.seconds(), rows[0] if rows else None, delta)
+            tokens, confidence = (answer.numpy() for answer in answers)
+        return Sampled(tokens, confidence, clock.seconds())
 
     def _meanwhile(self) -> None:
         """Host work between launch and answers."""
         for work in self.meanwhile:
             work()
 
-    def _answers(self, inputs: Inputs, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
-        """Tokens and confidences; with evictions, retained rows and importance's growth."""
-        if batch.evict is None:
-            return [*self._compute(inputs, batch.block_length)], None
-        rule, attend = batch.evict.rule, self._attending(batch.block_length)
-        chosen = choose_rows(self.model, inputs, rule, self._keep, attend)
-        kept = gather(chosen, inputs, rule)  # waits for their number
-        hidden = finish_rows(self.model, kept, inputs, rule, self._pages, attend)
-        keys = inputs.get("keys")
-        return [*self._sample(hidden, None if keys is None else keys[kept.rows]), kept.rows], chosen.delta
+    def _run_evicting(self, inputs: Inputs, batch: Batch) -> Sampled:
+        assert batch.evict is not None
+        rule, attend, kept, growth = batch.evict.rule, self._attending(batch.block_length), list[Kept](), list[Floats]()
+
+        def compute() -> tuple[Tensor, Tensor]:
+            half, grown = evicting.through_two(self.model, inputs, self._pages, attend)
+            growth.append(grown.cpu().numpy())  # waits for the device
+            kept.append(evicting.keep(batch, growth[0]))
+            left = self._unflatten(*self._moved(*flattened_kept(kept[0])))
+            hidden = evicting.finish_rows(self.model, half, inputs, left, rule, self._pages, attend)
+            keys = inputs.get("keys")
+            return self._sample(hidden, None if keys is None else keys[left["rows"]])
+
+        return replace(self._timed(compute), rows=kept[0].rows, growth=growth[0])
+
+    def _answers(self, inputs: Inputs, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Tokens and confidences."""
+        return self._compute(inputs, batch.block_length)
 
     def _compute(self, inputs: Inputs, block_length: int) -> tuple[Tensor, Tensor]:
         hidden = self._hidden(inputs, block_length)
@@ -136,9 +147,6 @@ class Forward:
     def _attending(self, block_length: int) -> Attend:
         return lambda layer, q, rows: self._attend(layer, q, rows, block_length)
 
-    def _keep(self, layer: int, k: Tensor, v: Tensor, inputs: Inputs) -> None:
-        kv_scatter(k, v, *self._pages(layer, inputs), check=False)
-
     def _pages(self, layer: int, inputs: Inputs) -> Pages:
         return Pages(self.cache.keys[layer], self.cache.values[layer], inputs["places"])
 
@@ -155,25 +163,27 @@ class Forward:
 
     def _upload(self, batch: Batch) -> Inputs:
         """Copy a batch to the device, at once."""
-        flat, shapes = self._flatten(batch)
+        return self._unflatten(*self._moved(*self._flatten(batch)))
+
+    def _moved(self, flat: Array, shapes: Shapes) -> tuple[Tensor, Shapes]:
         held = torch.from_numpy(flat)
         if self.device.type == "cuda":
             held = held.pin_memory().to(self.device, non_blocking=True)
-        return self._unflatten(held, shapes)
+        return held, shapes
 
     @staticmethod
-    def _flatten(batch: Batch) -> tuple[Array, dict[str, tuple[int, ...]]]:
+    def _flatten(batch: Batch) -> tuple[Array, Shapes]:
         """All arrays in one, and their shapes."""
         # Arrays by sequence first: offsets do not depend on rows.
         arrays: dict[str, npt.NDArray[Any]] = {name: getattr(batch, name) for name in ARRAYS}
-        if (evict := batch.evict) is not None:
-            arrays |= {name: x for name in Evict.__slots__[1:] if (x := getattr(evict, name)) is not None}
+        if batch.evict is not None:
+            arrays |= {"masked": batch.evict.masked, "masked_start": batch.evict.masked_start}
         if batch.keys is not None:
             arrays["keys"] = batch.keys.view(np.int64)
         return flattened(arrays), {name: array.shape for name, array in arrays.items()}
 
     @staticmethod
-    def _unflatten(held: Tensor, shapes: dict[str, tuple[int, ...]], names: Collection[str] | None = None) -> Inputs:
+    def _unflatten(held: Tensor, shapes: Shapes, names: Collection[str] | None = None) -> Inputs:
         """The arrays, or `names`, in kernels' dtypes."""
         found, begin = {}, 0
         for name, shape in shapes.items():
@@ -187,6 +197,12 @@ class Forward:
 def sequences_of(inputs: Inputs, block_length: int) -> Sequences[Tensor]:
     x = inputs
     return Sequences(x["page_table"], x["query_start"], x["positions"], x["history"], x["listed"], block_length)
+
+
+def flattened_kept(kept: Kept) -> tuple[Array, Shapes]:
+    """A step's retained rows in one array, and their shapes."""
+    arrays = {name: getattr(kept, name) for name in Kept.__slots__}
+    return flattened(arrays), {name: array.shape for name, array in arrays.items()}
 
 
 def flattened(arrays: Mapping[str, npt.NDArray[Any]]) -> Array:

@@ -26,7 +26,6 @@ from ..engine.request import Request
 from ..engine.rows.passes import RowPosition
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
-from ..kernels.kv_scatter import kv_scatter
 from ..kernels.pooled_topk_pack import Choice, pooled_topk_pack
 from ..kernels.ragged_paged_attention import ragged_paged_attention
 from .cache import Ints, PagedCache
@@ -150,7 +149,7 @@ class FullSequenceForward(Forward):
         super().__init__(model, cache, policy.unmasking.temperature or 1.0, policy.batching.max_prefill_tokens)
         self._rule = cache_of(policy)
 
-    def _answers(self, inputs: Inputs, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+    def _answers(self, inputs: Inputs, batch: Batch) -> tuple[Tensor, Tensor]:
         assert isinstance(batch, Pass)
         cache, table, places = self.cache, inputs["page_table"], inputs["places"]
         # Layers have own pages, and share scratch pages.
@@ -164,12 +163,14 @@ class FullSequenceForward(Forward):
             if num_packing:
                 key_start = inputs["query_start"][: num_packing + 1]
                 self._pack(layer, q, k[:num_packed], v[:num_packed], key_start, inputs)
-            kv_scatter(k, v, cache.all_keys, cache.all_values, places + layer * to_place, check=False)
+            at = places + layer * to_place
+            for store, rows in ((cache.all_keys, k), (cache.all_values, v)):
+                store.flatten(0, 1)[at] = rows
             seen = sequences_of(inputs, WHOLE)._replace(page_table=table + layer * to_page)
             return ragged_paged_attention(q, cache.all_keys, cache.all_values, seen, check=False)
 
         hidden = self.model(inputs["tokens"], inputs["positions"], attend)
-        return [*self._sample(hidden[inputs["sampled"]], inputs.get("keys"))], None
+        return self._sample(hidden[inputs["sampled"]], inputs.get("keys"))
 
     def _pack(self, layer: int, q: Tensor, k: Tensor, v: Tensor, key_start: Tensor, inputs: Inputs) -> None:
         choice = Choice(

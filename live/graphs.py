@@ -1,7 +1,7 @@
 """A forward whose decode steps are captured CUDA graphs, one a padded shape: launches cost almost nothing.
 
 Small prefills are captured, too; others hide their launches. An evicting step is two graphs, between which the host
-waits for the number of rows. A prefill, or a step with only masks through the head, is two graphs without a wait. All
+chooses the rows. A prefill, or a step with only masks through the head, is two graphs without a wait. All
 share one memory pool: answers are read before the next launch. Without CUDA a graph recomputes into the same tensors,
 so that tests check padding, aliasing and choice.
 """
@@ -18,15 +18,17 @@ from torch import Tensor
 from ..engine.latency import bucket
 from ..engine.policies.focus import Focus
 from ..engine.policy import Policy
+from . import evicting
 from .cache import PagedCache
 from .clock import DeviceClock
-from .evicting import Array, Chosen, Evict, Inputs, Retained, choose_rows, finish_rows, gather
-from .forward import Batch, Forward, Sampled, flat_size
+from .evicting import Array, Evict, Half, Inputs, Kept
+from .forward import Batch, Forward, Sampled, Shapes, flat_size, flattened_kept
 from .model import Decoder
 from .padding import (
     MAX_ROWS,
     PREFILL_SEQUENCES,
     pad,
+    pad_kept,
     prefill_shape,
     reachable,
     reachable_after,
@@ -37,7 +39,6 @@ from .padding import (
 Key = tuple[object, ...]
 Answers = tuple[Tensor, ...]
 Launches = Callable[[], Answers]
-Shapes = dict[str, tuple[int, ...]]
 # Records launches; returns their repetition, and the answers.
 Recorder = Callable[[Launches], tuple[Callable[[], None], Answers]]
 
@@ -83,29 +84,30 @@ class Captured(NamedTuple):
 
 
 class Between(NamedTuple):
-    """Rows between an evicting step's graphs, with room for the largest."""
+    """What passes between an evicting step's graphs, with room for the largest."""
 
-    chosen: Chosen
-    retained: Retained
+    half: Half
+    kept: Tensor  # the retained rows' arrays
+    staged: Tensor  # ... on the host
+    sequences: int
 
     @classmethod
     def of(cls, model: Decoder, rows: int, sequences: int, width: int) -> "Between":
         config, weight = model.config, model.embedding.weight
 
-        def zeros(*shape: int, dtype: torch.dtype = weight.dtype) -> Tensor:
-            return torch.zeros(*shape, dtype=dtype, device=weight.device)
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(rows, *shape, dtype=weight.dtype, device=weight.device)
 
-        def streams() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-            half = config.head_dim // 2
-            return (
-                zeros(rows, config.hidden), zeros(rows, config.heads, config.head_dim), zeros(rows, half),
-                zeros(rows, half),
-            )  # fmt: skip
+        turns = config.head_dim // 2
+        half = Half(zeros(config.hidden), zeros(config.heads, config.head_dim), zeros(turns), zeros(turns))
+        size = flat_size([(rows,)] * 3 + [(sequences + 1,), (sequences, width)])
+        staged = torch.zeros(size, dtype=torch.int64, pin_memory=weight.is_cuda)
+        return cls(half, torch.zeros(size, dtype=torch.int64, device=weight.device), staged, sequences)
 
-        chosen = Chosen(*streams(), zeros(rows, dtype=torch.bool), zeros(rows, dtype=torch.float32))
-        positions, places, indices = (zeros(rows, dtype=dtype) for dtype in (torch.int32, torch.int64, torch.int64))
-        start, seen = zeros(sequences + 1, dtype=torch.int32), zeros(sequences, width, dtype=torch.bool)
-        return cls(chosen, Retained(*streams(), positions, places, indices, start, seen))
+    def bring(self, kept: Kept) -> None:
+        flat, _ = flattened_kept(kept)
+        self.staged[: len(flat)] = torch.from_numpy(flat)
+        self.kept[: len(flat)].copy_(self.staged[: len(flat)], non_blocking=True)
 
 
 STEP, LAYERS, HEAD = range(3)
@@ -200,10 +202,10 @@ class GraphForward(Forward):
         return pad(batch, *shape, self.pages, batch.listed.shape[1])
 
     @torch.inference_mode()
-    def prepare(self, policy: Policy, max_batch: int, forced: bool = False, most: int | None = None) -> None:
+    def prepare(self, policy: Policy, max_batch: int, most: int | None = None) -> None:
         """Capture what a policy's decode steps can need, largest first.
 
-        forced: evictions are drawn. most: captures of each kind; others are captured on first use, and have room.
+        most: captures of each kind; others are captured on first use, and have room.
         """
         shapes, width, block = reachable(policy, max_batch), policy.width, policy.block_length
         if not shapes:
@@ -220,9 +222,9 @@ class GraphForward(Forward):
             heads |= {bucket(n) for n in range(1, shapes[0][0] + 1)}
         largest = through_layers[0]._replace(kind=HEAD)
         of_head = [largest._replace(sampled=n) for n in sorted(heads, reverse=True) if n <= largest.rows]
-        evicting = [] if rule is None else [blank_evicting(self._blank(shape), rule, forced) for shape in steps]
+        halves = [] if rule is None else [blank_evicting(self._blank(shape), rule) for shape in steps]
         # Make room before graphs read it.
-        room = max(len(self._flatten(b)[0]) for b in [*map(self._blank, [*steps, *prefills]), *evicting])
+        room = max(len(self._flatten(b)[0]) for b in [*map(self._blank, [*steps, *prefills]), *halves])
         self._bring(np.zeros(room, np.int64))
         for shape in [*steps[: 0 if masks_alone else most], *through_layers[:most], *of_head[:most]]:
             padded = self._blank(shape)
@@ -232,12 +234,14 @@ class GraphForward(Forward):
                 self._layers(padded)
             else:
                 self._step(padded)
-        if evicting:
-            self._room(max(rows for rows, _ in shapes), max(sequences for _, sequences in shapes), width)
-        for b in evicting[:most]:
-            self._half(b)
-        widest = {len(b.history): b for b in reversed(evicting)}
-        for left, sequences in (reachable_after(shapes) if evicting else [])[:most]:
+        if not halves:
+            return
+        between = self._room(max(rows for rows, _ in shapes), max(sequences for _, sequences in shapes), width)
+        for padded in halves[:most]:
+            self._half(padded)
+        widest = {len(padded.history): padded for padded in reversed(halves)}
+        for left, sequences in reachable_after(shapes)[:most]:
+            between.bring(blank_kept(left, sequences, width))
             self._rest(widest[sequences], left)
 
     def _blank(self, shape: GraphShape) -> Batch:
@@ -251,13 +255,11 @@ class GraphForward(Forward):
         return self._answered(clock, graphs[-1] if num else None, num)
 
     def _answered(self, clock: DeviceClock, graph: Captured | None, num: int) -> Sampled:
-        """Tokens, confidences and retained rows."""
+        """Tokens and confidences."""
         clock.stop()
         self._meanwhile()
-        found = np.zeros((2, 0)) if graph is None else graph.answers[0][:, :num].cpu().numpy()
-        tokens, confidence, *rows = found
-        retained = rows[0].astype(np.int64) if rows else None
-        return Sampled(tokens.astype(np.int64), confidence.astype(np.float32), clock.seconds(), retained)
+        tokens, confidence = np.zeros((2, 0)) if graph is None else graph.answers[0][:, :num].cpu().numpy()
+        return Sampled(tokens.astype(np.int64), confidence.astype(np.float32), clock.seconds())
 
     def _replay_with_head(self, padded: Batch, flat: Array, sampled: Array) -> Sampled:
         num = len(sampled)
@@ -269,26 +271,19 @@ class GraphForward(Forward):
         return self._replayed(graphs, num)
 
     def _replay_evicting(self, padded: Batch, batch: Batch) -> Sampled:
-        evict = batch.evict
-        assert evict is not None
-        flat, shapes = self._flatten(padded)
+        assert batch.evict is not None
+        flat, _ = self._flatten(padded)
         half, between = self._half(padded), self._between[padded.listed.shape[1]]
         self._bring(flat)
         clock = DeviceClock(self.device)
         half.replay()
-        num_retained = int(half.answers[0])  # the only wait
-        inputs = self._unflatten(self._held, shapes, {"query_start", "listed", "positions", "places", "cells"})
-        rows = len(padded.tokens)
-        chosen = Chosen(**{name: getattr(between.chosen, name)[:rows] for name in Chosen.__slots__})
-        retained = gather(chosen, inputs, evict.rule, num_retained)
-        # The rest is padding: it writes nothing and is of no sequence.
-        between.retained.places.fill_(-1)
-        for name in Retained.__slots__:
-            source = getattr(retained, name)
-            getattr(between.retained, name)[: len(source)].copy_(source)
-        rest = self._rest(padded, bucket(num_retained))
+        growth = half.answers[0][: len(batch.evict.masked)].cpu().numpy()  # the only wait
+        kept = evicting.keep(batch, growth)
+        num = len(kept.rows)
+        between.bring(pad_kept(kept, bucket(num), len(padded.history)))
+        rest = self._rest(padded, bucket(num))
         rest.replay()
-        return replace(self._answered(clock, rest, num_retained), delta=chosen.delta[: len(evict.masked)].clone())
+        return replace(self._answered(clock, rest, num), rows=kept.rows, growth=growth.copy())
 
     def _step(self, padded: Batch) -> Captured:
         def compute(shapes: Shapes) -> tuple[Tensor]:
@@ -329,45 +324,43 @@ class GraphForward(Forward):
         self._staged_picks = torch.zeros(rows, dtype=torch.int64, pin_memory=self.device.type == "cuda")
 
     def _half(self, padded: Batch) -> Captured:
-        """An evicting step up to the choice; answers the number of retained rows."""
-        evict, rows, (sequences, width) = padded.evict, len(padded.tokens), padded.listed.shape
-        assert evict is not None
-        between = self._room(rows, sequences, width).chosen
+        """An evicting step up to the choice; answers masks' growth of importance."""
+        rows, (sequences, width) = len(padded.tokens), padded.listed.shape
+        between = self._room(rows, sequences, width).half
 
         def compute(shapes: Shapes) -> tuple[Tensor]:
-            inputs = self._unflatten(self._held, shapes)
-            attend = self._attending(padded.block_length)
-            chosen = choose_rows(self.model, inputs, evict.rule, self._keep, attend)
-            for name in Chosen.__slots__:
-                getattr(between, name)[:rows].copy_(getattr(chosen, name))
-            return (chosen.retained.sum(),)
+            inputs, attend = self._unflatten(self._held, shapes), self._attending(padded.block_length)
+            half, growth = evicting.through_two(self.model, inputs, self._pages, attend)
+            for name in Half.__slots__:
+                getattr(between, name)[:rows].copy_(getattr(half, name))
+            return (growth,)
 
-        return self._captured((*_key("half", padded), evict.rule, evict.forced is None), padded, compute)
+        return self._captured(_key("half", padded), padded, compute)
 
     def _rest(self, padded: Batch, left: int) -> Captured:
         """The retained rows, `left` with padding."""
         evict, (sequences, width) = padded.evict, padded.listed.shape
         assert evict is not None
-        between = self._room(left, sequences, width).retained
+        between = self._room(left, sequences, width)
+        of_kept = {"rows": (left,), "positions": (left,), "places": (left,)}
+        of_kept |= {"query_start": (sequences + 1,), "seen": (sequences, width)}
 
         def compute(shapes: Shapes) -> tuple[Tensor]:
             inputs: Inputs = self._unflatten(self._held, shapes, {"history", "page_table", "listed"})
-            sizes = {"start": sequences + 1, "seen": sequences}
-            own = Retained(**{name: getattr(between, name)[: sizes.get(name, left)] for name in Retained.__slots__})
-            attend = self._attending(padded.block_length)
-            hidden = finish_rows(self.model, own, inputs, evict.rule, self._pages, attend)
+            kept, attend = self._unflatten(between.kept, of_kept), self._attending(padded.block_length)
+            hidden = evicting.finish_rows(self.model, between.half, inputs, kept, evict.rule, self._pages, attend)
             tokens, confidence = self._sample(hidden, None)
-            return (torch.stack([x.to(torch.float64) for x in (tokens, confidence, own.rows)]),)
+            return (torch.stack([tokens.to(torch.float64), confidence.to(torch.float64)]),)
 
         return self._captured(("rest", left, sequences, width, padded.block_length, evict.rule), padded, compute)
 
     def _room(self, rows: int, sequences: int, width: int) -> Between:
         """Larger room drops the smaller one's graphs."""
         have = self._between.get(width)
-        if have is not None and rows <= len(have.chosen.x) and sequences < len(have.retained.start):
+        if have is not None and rows <= len(have.half.x) and sequences <= have.sequences:
             return have
         if have is not None:
-            rows, sequences = max(rows, len(have.chosen.x)), max(sequences, len(have.retained.seen))
+            rows, sequences = max(rows, len(have.half.x)), max(sequences, have.sequences)
             self._graphs = {
                 key: graph for key, graph in self._graphs.items() if key[0] not in ("half", "rest") or key[3] != width
             }
@@ -412,13 +405,13 @@ def blank(rows: int, sequences: int, pages: int, width: int, block_length: int) 
     )  # fmt: skip
 
 
-def blank_evicting(batch: Batch, rule: Focus, forced: bool) -> Batch:
-    """With an eviction of masks alone, none retained."""
-    rows, (sequences, width) = len(batch.tokens), batch.listed.shape
-    none, zeros = np.zeros(rows, np.bool_), np.zeros(sequences, np.int32)
-    cells = np.minimum(np.arange(rows), sequences * width - 1)
-    evict = Evict(
-        rule, np.arange(rows), batch.query_start, cells, zeros, zeros, zeros.astype(np.int64) - 1,
-        none if forced else None, none,
-    )  # fmt: skip
-    return replace(batch, evict=evict)
+def blank_evicting(batch: Batch, rule: Focus) -> Batch:
+    """With an eviction of masks alone."""
+    rows = len(batch.tokens)
+    return replace(batch, evict=Evict(rule, np.arange(rows), batch.query_start, lambda growth: growth > 0))
+
+
+def blank_kept(rows: int, sequences: int, width: int) -> Kept:
+    """Padding alone."""
+    none = np.zeros(0, np.int64)
+    return pad_kept(Kept(none, none, none, np.zeros(1, np.int64), np.zeros((0, width), np.bool_)), rows, sequences)

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..engine.latency import bucket
 from ..engine.policy import Policy
-from .evicting import Evict
+from .evicting import Evict, Kept
 from .forward import Batch
 
 MAX_ROWS = 8192  # of a captured step
@@ -103,22 +103,27 @@ def pad(batch: Batch, rows: int, sequences: int, pages: int, width: int) -> Batc
         listed=listed,
         block_length=batch.block_length,
         sampled=np.arange(rows),
-        evict=None if batch.evict is None else _padded(batch.evict, num_rows, rows, num_sequences, sequences, width),
+        evict=None if batch.evict is None else _padded(batch.evict, rows, after),
     )
 
 
-def _padded(evict: Evict, num_rows: int, rows: int, num_sequences: int, sequences: int, width: int) -> Evict:
-    """Padding rows are no masks, never retained."""
-    more, after = rows - num_rows, sequences - num_sequences
+def _padded(evict: Evict, rows: int, after: int) -> Evict:
+    """Padding rows are no masks; after: padding sequences."""
     return replace(
         evict,
         # An entry a row; `masked_start` marks the real ones.
         masked=np.pad(evict.masked, (0, rows - len(evict.masked))),
         masked_start=np.pad(evict.masked_start, (0, after), mode="edge"),
-        cells=np.pad(evict.cells, (0, more), constant_values=num_sequences * width),
-        num_decoded=np.pad(evict.num_decoded, (0, after)),
-        num_steps=np.pad(evict.num_steps, (0, after)),
-        progress=np.pad(evict.progress, (0, after)),
-        forced=None if evict.forced is None else np.pad(evict.forced, (0, more)),
-        there=np.arange(rows) < num_rows,
+    )
+
+
+def pad_kept(kept: Kept, rows: int, sequences: int) -> Kept:
+    """Pad retained rows with rows that write nothing and are of no sequence."""
+    more, after = rows - len(kept.rows), sequences - len(kept.seen)
+    return Kept(
+        rows=np.pad(kept.rows, (0, more)),
+        positions=np.pad(kept.positions, (0, more)),
+        places=np.pad(kept.places, (0, more), constant_values=-1),
+        query_start=np.pad(kept.query_start, (0, after), mode="edge"),
+        seen=np.pad(kept.seen, ((0, after), (0, 0))),
     )

@@ -146,15 +146,15 @@ class PeriodicForward(Forward):
         drawn = [] if keys is None else [keys.view(np.int64)]
         numbers = self._on_device(np.concatenate([tokens, sampled, *drawn]))
         given, rows, chance = torch.tensor_split(numbers, [len(tokens), len(tokens) + len(sampled)])
-        return self._timed(lambda: (self._answers_of(given, step, rows, chance if drawn else None), None))
+        return self._timed(lambda: self._answers_of(given, step, rows, chance if drawn else None))
 
     @torch.inference_mode()
-    def _answers_of(self, tokens: Tensor, step: Step, sampled: Tensor, keys: Tensor | None) -> list[Tensor]:
+    def _answers_of(self, tokens: Tensor, step: Step, sampled: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
         x, cos, sin = self.model.enter(tokens, torch.arange(step.first, self._length, device=self.device))
         heads = self._heads_of(step)
         for layer, cache in zip(cast(list[Layer], list(self.model.layers)), self._layers, strict=True):
             x = self._layer(layer, cache, x, cos, sin, step, heads)
-        return [*self._sample(self.model.leave(x[sampled]), keys)]
+        return self._sample(self.model.leave(x[sampled]), keys)
 
     def _heads_of(self, step: Step) -> tuple[Tensor, Tensor]:
         """Each head's start among queries, [kv_heads + 1], and positions, which do not matter."""

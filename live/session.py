@@ -226,7 +226,7 @@ def run(
         try:
             most = min(serving.limits.max_batch, len(requests))
             if isinstance(forward, GraphForward):
-                forward.prepare(policy, most, serving.draws is not None)
+                forward.prepare(policy, most)
             if isinstance(forward, GraphCanvasCache):
                 forward.prepare(most)
             serving.warm_up(forward, requests)
@@ -272,7 +272,7 @@ def open_executor(serving: Serving, largest: Sequence[Request], warm_up: Prompts
     """An executor on a warm model, for requests no larger than `largest`; warm_up: prompts."""
     forward = serving.forward(largest)
     if isinstance(forward, GraphForward):
-        forward.prepare(serving.policy, serving.limits.max_batch, serving.draws is not None)
+        forward.prepare(serving.policy, serving.limits.max_batch)
     if isinstance(forward, GraphCanvasCache):
         forward.prepare(serving.limits.max_batch)
     replace(serving, prompts=warm_up).warm_up(forward, largest)

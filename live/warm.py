@@ -10,8 +10,6 @@ from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from .experts import MixedFeedForward
 from .forward import Forward
 
-# Where the head's launch changes: kernels/confidence/kernel.py.
-HEAD_ROWS = (1, 17, 33, 65, 256)
 # An expert's mean rows at which tiles change: kernels/grouped_experts/kernel.py.
 EXPERT_ROWS = (32 / 3, 64 / 3, 128 / 3)
 
@@ -33,10 +31,8 @@ def warm_kernels(forward: Forward, policy: Policy, most_tokens: int) -> None:
         if queries * config.heads // config.kv_heads >= 128:
             break
         queries *= 2
-    for rows in HEAD_ROWS:
-        if rows <= max(1, most_tokens):
-            hidden = torch.zeros(rows, config.hidden, dtype=weight.dtype, device=weight.device)
-            confidence_of_hidden(hidden, weight, forward.temperature, forward.max_num_logits)
+    hidden = torch.zeros(1, config.hidden, dtype=weight.dtype, device=weight.device)
+    confidence_of_hidden(hidden, weight, forward.temperature, forward.max_num_logits)
     layer = next((x for x in forward.model.modules() if isinstance(x, MixedFeedForward)), None)
     if layer is not None:
         warm_experts(layer.gate_up, layer.down, layer.about.top_k, "silu", most_tokens)

@@ -109,6 +109,13 @@ class Focus(DelayedCache):
     def evicting(self, rows: Any) -> Evicting:
         return Evicting(self, rows["decoded"].copy(), rows["decode_steps"].copy(), rows["progress"].copy())
 
+    def retained(self, evicting: Evicting, status: Statuses, window: Windows, delta: npt.NDArray[np.float32]) -> Any:
+        """Retained positions of a window by masks' growth of importance, [rows, width] bool."""
+        e = evicting
+        return retained_by_growth(
+            status, window, delta, e.num_decoded, e.num_steps, e.progress, float(self.alpha), self.sample_deviation
+        )
+
     def draw_retained(self, plan: StepPlan, draws: Draws, decodable: Windows) -> Any:
         """Retained positions of a plan's window, [rows, width] bool."""
         assert plan.evicting is not None
@@ -132,6 +139,20 @@ def retained_rows(
         delta_row(status[i], evaluations[i], window[i], decodable[i], int(start[i]), int(requests[i]), draws, delta)
         wanted = budget(num_decoded[i], num_steps[i], alpha)
         retain(status[i], window[i], delta, wanted, progress[i], sample_deviation, keep[i], spots, selected)
+    return keep
+
+
+@outer
+def retained_by_growth(
+    status: Statuses, window: Windows, delta: npt.NDArray[np.float32], num_decoded: Indices, num_steps: Indices,
+    progress: Indices, alpha: float, sample_deviation: bool,
+) -> Any:  # fmt: skip
+    """Positions retained by rows whose growth of importance is known, [rows, width] bool."""
+    keep = np.zeros(window.shape, np.bool_)
+    spots, selected = np.zeros(window.shape[1], np.int64), np.zeros(window.shape[1], np.uint8)
+    for i in range(len(window)):
+        wanted = budget(num_decoded[i], num_steps[i], alpha)
+        retain(status[i], window[i], delta[i], wanted, progress[i], sample_deviation, keep[i], spots, selected)
     return keep
 
 

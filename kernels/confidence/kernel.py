@@ -7,11 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..device import interpreted, num_multiprocessors
-from ..tiles import matrix_of
+from ..device import num_multiprocessors
 
-MANY = 256  # rows from which on the library multiplies, and logits go through memory
-CHUNK = 1024  # rows of logits at once then
+CHUNK = 1024  # rows of logits at once
 SPLITS = tl.constexpr(256)  # of a row, merged together
 RUN = 8  # neighbouring logits of a lane: 128 bits of bf16
 SHARE = 256  # a program's share of a row is a multiple
@@ -26,28 +24,8 @@ class Pass(NamedTuple):
     programs: int  # on a multiprocessor: rows are split until it has them
 
 
-class Product(NamedTuple):
-    """How the product with the head is compiled."""
-
-    rows: int
-    tokens: int  # of the vocabulary
-    width: int  # at a time
-    num_warps: int
-    num_stages: int
-
-
 # The first is launched; benchmarks/kernels.py --tune times the others, too.
 PASSES = (Pass(4096, 8, 8), Pass(2048, 4, 16), Pass(8192, 8, 4), Pass(4096, 4, 8))
-# Likewise, by rows.
-PRODUCTS = {
-    16: (Product(16, 128, 128, 4, 3), Product(16, 64, 128, 4, 4), Product(16, 128, 64, 4, 4)),
-    32: (Product(32, 128, 128, 4, 3), Product(32, 128, 64, 4, 4)),
-    64: (
-        Product(64, 128, 64, 4, 3), Product(64, 128, 64, 4, 4), Product(64, 256, 64, 8, 3), Product(64, 128, 128, 4, 2),
-    ),
-    128: (Product(128, 128, 64, 8, 3), Product(128, 128, 64, 8, 4), Product(128, 256, 64, 8, 3)),
-}  # fmt: skip
-WIDE_PRODUCTS = {rows: (Product(rows, 64, 32, 4, 3),) for rows in (16, 32, 64)}  # fp32
 
 
 def confidence(
@@ -67,32 +45,11 @@ def confidence(
     return _merged(best, total, token, temperature)
 
 
-def products(hidden: Tensor) -> tuple[Product, ...]:
-    """The ways to compile the product of these rows; the first is launched."""
-    table = WIDE_PRODUCTS if hidden.element_size() > 2 else PRODUCTS
-    return table[min(max(16, triton.next_power_of_2(max(len(hidden), 1))), max(table))]
-
-
 def confidence_of_hidden(
-    hidden: Tensor, head: Tensor, temperature: float, max_num_logits: int, how: Product | None = None
+    hidden: Tensor, head: Tensor, temperature: float, max_num_logits: int
 ) -> tuple[Tensor, Tensor]:
-    """With few rows no logits leave a program; with many, at most min(max_num_logits, CHUNK) rows of logits exist."""
-    num_rows, width = hidden.shape
-    if how is None and num_rows >= MANY:
-        chunks = hidden.split(min(CHUNK, max_num_logits))
-        parts = [confidence(_logits(rows, head), temperature) for rows in chunks]
-        return torch.cat([tokens for tokens, _ in parts]), torch.cat([sure for _, sure in parts])
-    how = products(hidden)[0] if how is None else how
-    num_tiles = triton.cdiv(head.shape[0], how.tokens)
-    best, total, token = _partials(num_tiles, num_rows, hidden.device)
-    if num_rows:
-        # Row tiles vary fastest: a tile of the head comes from memory once, then from the cache.
-        _of_hidden[(triton.cdiv(num_rows, how.rows), num_tiles)](
-            hidden, head, best, total, token, num_rows, head.shape[0], hidden.stride(0), head.stride(0),
-            _scale(temperature), WIDTH=width, BLOCK_R=how.rows, BLOCK_V=how.tokens, BLOCK_K=how.width,
-            WIDEN=interpreted(hidden), num_warps=how.num_warps, num_stages=how.num_stages,
-        )  # fmt: skip
-    return _merged(best, total, token, temperature)
+    parts = [confidence(_logits(rows, head), temperature) for rows in hidden.split(min(CHUNK, max_num_logits))]
+    return torch.cat([tokens for tokens, _ in parts]), torch.cat([sure for _, sure in parts])
 
 
 def _logits(hidden: Tensor, head: Tensor) -> Tensor:
@@ -157,34 +114,6 @@ def _of_logits(
     tl.store(best_ptr + o_out, best)
     tl.store(total_ptr + o_out, tl.sum(b_total * tl.exp2((b_best - best) * scale)))
     tl.store(token_ptr + o_out, tl.min(tl.where(m_best & (b_logit == best), o_token, 2147483647)))
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _of_hidden(
-    hidden_ptr, head_ptr, best_ptr, total_ptr, token_ptr, num_rows, num_tokens, hidden_row, head_row, scale,
-    WIDTH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr,
-    WIDEN: tl.constexpr,
-):  # fmt: skip
-    """A tile of rows times a tile of the vocabulary; its logits are reduced in place."""
-    o_r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    o_v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
-    m_r, m_v = o_r < num_rows, o_v < num_tokens
-    b_logit = tl.zeros([BLOCK_R, BLOCK_V], tl.float32)
-    for i_k in range(0, WIDTH, BLOCK_K):
-        o_k = i_k + tl.arange(0, BLOCK_K)
-        b_hidden = matrix_of(hidden_ptr, o_r, m_r, hidden_row, o_k, o_k < WIDTH, WIDEN)
-        b_head = matrix_of(head_ptr, o_v, m_v, head_row, o_k, o_k < WIDTH, WIDEN)
-        b_logit = tl.dot(b_hidden, tl.trans(b_head), b_logit, input_precision="ieee")
-    b_logit = tl.where(m_v[None, :], b_logit, float("-inf"))
-    b_best = tl.max(b_logit, 1)
-    b_best = tl.where(b_best > LOWEST, b_best, LOWEST)
-    b_total = tl.sum(tl.exp2((b_logit - b_best[:, None]) * scale), 1)
-    b_token = tl.min(tl.where(b_logit == b_best[:, None], o_v[None, :], 2147483647), 1)
-    b_token = tl.minimum(b_token, tl.program_id(1) * BLOCK_V + BLOCK_V)  # no finite logit: any token
-    o_out = o_r.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
-    tl.store(best_ptr + o_out, b_best, mask=m_r)
-    tl.store(total_ptr + o_out, b_total, mask=m_r)
-    tl.store(token_ptr + o_out, b_token, mask=m_r)
 
 
 @triton.jit(do_not_specialize=["num_splits"])

@@ -32,7 +32,10 @@ def qk_norm_rope_scatter(
     qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
     k_pages: Tensor, v_pages: Tensor, slots: Tensor, values: Values = "plain", *, check: bool = True,
 ) -> Tensor:  # fmt: skip
-    """`qk_norm_rope` that writes keys and values to pages, as `kv_scatter` does; returns q."""
+    """`qk_norm_rope` that writes keys and values to pages, in place; returns q.
+
+    Row i goes to slot slots[i] = page * page_size + offset [N] int64, all different; negative slots are skipped.
+    """
     num_kv_heads = _check(qkv, num_heads, q_weight, k_weight, cos, sin, values)
     check_tensor("k_pages", k_pages, qkv.device, qkv.dtype, "num_pages", "page_size", num_kv_heads, qkv.shape[2])
     check_tensor("v_pages", v_pages, qkv.device, qkv.dtype, *k_pages.shape)

@@ -4,8 +4,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
-from ..kv_scatter.reference import kv_scatter
-
 
 def qk_norm_rope(
     qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
@@ -25,7 +23,9 @@ def qk_norm_rope_scatter(
     k_pages: Tensor, v_pages: Tensor, slots: Tensor, values: str,
 ) -> Tensor:  # fmt: skip
     q, k, v = qk_norm_rope(qkv, num_heads, q_weight, k_weight, eps, cos, sin, values)
-    kv_scatter(k, v, k_pages, v_pages, slots)
+    rows = (slots >= 0).nonzero().squeeze(1)
+    for pages, fresh in ((k_pages, k), (v_pages, v)):
+        pages[slots[rows] // pages.shape[1], slots[rows] % pages.shape[1]] = fresh[rows]
     return q
 
 

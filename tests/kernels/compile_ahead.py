@@ -166,22 +166,14 @@ def others() -> None:
     """All other kernels."""
     global case
     from dsim.kernels.add_rms_norm import add_rms_norm
-    from dsim.kernels.compact import compact
-    from dsim.kernels.confidence import confidence, confidence_of_hidden
+    from dsim.kernels.confidence import confidence
     from dsim.kernels.focus_importance import focus_importance
-    from dsim.kernels.focus_select import Masks, focus_select
-    from dsim.kernels.kv_scatter import kv_scatter
     from dsim.kernels.mask_vote import mask_vote
     from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
     from dsim.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
     from dsim.kernels.swiglu import swiglu
 
-    kv_scatter(bf16(3, 8, 128), bf16(3, 8, 128), bf16(4, 64, 8, 128), bf16(4, 64, 8, 128), torch.arange(3))
     confidence(bf16(3, 151936))
-    for num_rows, width in ((64, 4096), (128, 4096)):
-        case = f"{num_rows} rows of {width}"
-        confidence_of_hidden(bf16(num_rows, width), bf16(1000, width))
-    case = ""
     add_rms_norm(bf16(3, 4096), bf16(3, 4096), bf16(4096), 1e-6)
     swiglu(bf16(3, 2 * 12288))
     heads = (bf16(3, 48, 128), 32, bf16(128), bf16(128), 1e-6, bf16(3, 64), bf16(3, 64))
@@ -190,11 +182,8 @@ def others() -> None:
     case = "and scatter"
     qk_norm_rope_scatter(*heads, bf16(4, 64, 8, 128), bf16(4, 64, 8, 128), torch.arange(3))
     case = ""
-    q, k, starts, ones = bf16(3, 4, 128), bf16(3, 2, 128), int32(0, 1, 3), int32(1, 1)
-    importance = focus_importance(q, k, torch.arange(3), starts)
-    compact(torch.ones(3, dtype=torch.bool), starts, q, k, torch.zeros(3, 4096), torch.arange(3))
-    masks = Masks(torch.arange(3), starts, int32(0, 1, 2), ones, ones, ones)
-    focus_select(importance, importance, masks, 1.5)
+    q, k = bf16(3, 4, 128), bf16(3, 2, 128)
+    focus_importance(q, k, torch.arange(3), int32(0, 1, 3))
     mask_vote(q, k, torch.arange(2), int32(0, 2), int32(0, 3), int32(1))
     choice = Choice(int32(0, 1), int32(0, 3), int32(1), int32(2), int32(0).view(1, 1))
     pooled_topk_pack(q[:1], k, k, bf16(1, 16, 2, 128), bf16(1, 16, 2, 128), choice)

@@ -23,8 +23,6 @@ from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
 from dsim.kernels import compilations, device, use
-from dsim.kernels.compact import kernel as compacting
-from dsim.kernels.compact import reference
 from dsim.live import session
 from dsim.live.canvas_model import CanvasModel, random_canvas_model
 from dsim.live.config import Experts, ModelConfig
@@ -113,16 +111,6 @@ for name in ("empty", "empty_like"):
     setattr(torch, name, zeroed(getattr(torch, name)))
 # What products come to matters as little, and in bf16 they take a CPU longer than all else.
 torch.nn.functional.linear = lambda x, weight, bias=None: x.new_zeros(*x.shape[:-1], len(weight))
-launched = compacting.compact
-
-
-def compacted(*arguments: Any) -> Any:
-    """Launched as it is, and computed: the engine checks which rows it hears of."""
-    launched(*arguments)
-    return reference.compact(*arguments)
-
-
-compacting.compact = compacted
 knobs.runtime.jit_cache_hook = lambda *_, **__: True  # not to be compiled
 
 with use("triton"):

@@ -22,7 +22,7 @@ LARGE = (" x 16 queries", " x 32 queries")  # of attention: tiles of 64 rows and
 # 16-byte loads of a thread: a norm loads 16 numbers of the stream, of what joins it and of the weight; the others load
 # two halves.
 WIDE_LOADS = {
-    ("confidence", "_of_logits"): 2, ("kv_scatter", "_scatter"): 2, ("add_rms_norm", "_add_norm"): 6,
+    ("confidence", "_of_logits"): 2, ("add_rms_norm", "_add_norm"): 6,
     ("swiglu", "_gate"): 2, ("qk_norm_rope", "_norm_rope"): 2,
 }  # fmt: skip
 
@@ -71,12 +71,9 @@ def test_attention_copies_by_16_bytes_multiplies_by_tensor_cores_and_resides_as_
 
 
 @pytest.mark.parametrize("capability", [HOPPER, BLACKWELL])
-def test_the_head_and_small_kernels_load_by_16_bytes_and_have_warps_to_choose_from(
+def test_small_kernels_load_by_16_bytes_and_have_warps_to_choose_from(
     every: list[dict[str, Any]], capability: int
 ) -> None:
-    for fact in of(every, capability, "confidence", "_of_hidden"):
-        assert (fact["wide_loads"] >= 24, fact["tensor_cores"]) == (True, TENSOR_CORES[capability]), fact
-        assert fact["programs"] * fact["warps"] >= 8
     assert all(f["programs"] * f["warps"] >= 48 for f in of(every, capability, "confidence", "_of_logits"))
     for (kernel, name), least in WIDE_LOADS.items():
         assert all(fact["wide_loads"] >= least for fact in of(every, capability, kernel, name)), kernel

@@ -77,22 +77,6 @@ def test_the_confidence_of_hidden_states_is_that_of_their_logits(
     check(found, hidden.double() @ head.double().T, 0.8, rtol=1e-4)
 
 
-@pytest.mark.parametrize("place", KERNEL)
-def test_of_256_rows_and_more_the_product_is_the_librarys(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dsim.kernels.confidence import kernel
-
-    assert (kernel.MANY, kernel.CHUNK) == (256, 1024)
-    rows, whole = [], kernel._logits
-    monkeypatch.setattr(kernel, "MANY", 7)
-    monkeypatch.setattr(kernel, "_logits", lambda hidden, head: (rows.append(len(hidden)), whole(hidden, head))[1])
-    hidden, head = normal(1, 7, 24), normal(2, 63, 24)
-    for num, chunks in ((7, [5, 2]), (6, [])):  # chunks of at most max_num_logits rows
-        rows.clear()
-        found = place.call(confidence_of_hidden, hidden[:num], head, 0.8, 5)
-        check(found, hidden[:num].double() @ head.double().T, 0.8, rtol=1e-4)
-        assert rows == chunks
-
-
 def test_at_most_max_num_logits_rows_of_logits_exist_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from dsim.kernels.confidence import reference
 

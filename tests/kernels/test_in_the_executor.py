@@ -63,7 +63,7 @@ def batches() -> list[Batch]:
         num = np.array([len(m) for m in masked])
         evict = Evict(
             Focus(visible="listed", alpha=1.0), np.flatnonzero(is_mask), np.concatenate([[0], num.cumsum()]),
-            rows * 8 + columns, np.array([0, 4], np.int32), np.array([0, 2], np.int32), history + 7,
+            lambda growth, is_mask=is_mask: ~is_mask | (np.cumsum(is_mask) - 1 == np.argmax(growth)),
         )  # fmt: skip
         made.append(
             Batch(
@@ -80,10 +80,8 @@ def test_forwards_by_the_kernels_say_what_those_by_the_references_say() -> None:
     model = random_model(WIDE, "cpu", torch.float32, seed=1)
     said = {}
     calls = {
-        # The two layers that FOCUS chooses by have keys at hand, and scatter them in a launch of its own.
-        "ragged_paged_attention": 3 * WIDE.layers, "kv_scatter": 2, "qk_norm_rope": 2,
-        "qk_norm_rope_scatter": 3 * WIDE.layers - 2, "swiglu": 3 * WIDE.layers, "focus_importance": 2,
-        "focus_select": 1, "compact": 1,
+        "ragged_paged_attention": 3 * WIDE.layers, "qk_norm_rope_scatter": 3 * WIDE.layers,
+        "swiglu": 3 * WIDE.layers, "focus_importance": 2,
     }  # fmt: skip
     for path in PATHS:
         forward = Forward(model, PagedCache(WIDE, 4, 16, "cpu", torch.float32))
@@ -187,7 +185,7 @@ def test_packs_and_reuses_by_the_kernels_say_what_those_by_the_references_say() 
         said[path], forward, now = served(path, "dllm-serve:0.3,page_size=64", requests, phases, "run", TINY.layers)
         keys[path] = forward.cache.keys.numpy()
         assert now == {
-            ("ragged_paged_attention", path): 4 * TINY.layers, ("kv_scatter", path): 4 * TINY.layers,
+            ("ragged_paged_attention", path): 4 * TINY.layers,
             ("pooled_topk_pack", path): 2 * TINY.layers, ("confidence_of_hidden", path): 4,
             ("qk_norm_rope", path): 4 * TINY.layers, ("swiglu", path): 4 * TINY.layers,
             ("add_rms_norm", path): 4 * (2 * TINY.layers + 1),
@@ -204,11 +202,9 @@ def test_refreshes_by_the_kernels_say_what_those_by_the_references_say_and_heads
     for path in PATHS:
         said[path], forward, now = served(path, spec, {0: Request(0, 0.0, 21, 16)}, [[p] for p in order], "advance", 3)
         assert isinstance(forward, PeriodicForward)
-        # A step scatters what it computes, and those that compute the prompt what is kept of it. A layer has two norms,
-        # and a third where it looks for what changed, in two steps.
+        # A layer has two norms, and a third where it looks for what changed, in two steps.
         assert now == {
-            ("ragged_paged_attention", path): 4 * 3, ("kv_scatter", path): (4 + 2) * 3,
-            ("mask_vote", path): 3, ("confidence_of_hidden", path): 4,
+            ("ragged_paged_attention", path): 4 * 3, ("mask_vote", path): 3, ("confidence_of_hidden", path): 4,
             ("qk_norm_rope", path): 4 * 3, ("swiglu", path): 4 * 3,
             ("add_rms_norm", path): 4 * (2 * 3 + 1) + 2 * 3,
         }  # fmt: skip

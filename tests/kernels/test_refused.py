@@ -8,12 +8,9 @@ import torch
 from torch import Tensor
 
 from dsim.kernels.add_rms_norm import add_rms_norm, sandwich_norm
-from dsim.kernels.compact import compact
 from dsim.kernels.confidence import confidence, confidence_of_hidden
 from dsim.kernels.focus_importance import focus_importance
-from dsim.kernels.focus_select import Masks, focus_select
 from dsim.kernels.grouped_experts import grouped_experts
-from dsim.kernels.kv_scatter import kv_scatter
 from dsim.kernels.mask_vote import mask_vote
 from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
 from dsim.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
@@ -31,20 +28,13 @@ ONE, NINE = int32(1), int32(0, 9)
 # Arguments by name that each launcher takes; those of a record stand next to it.
 CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     add_rms_norm: {"x": torch.zeros(3, 8), "added": torch.zeros(3, 8), "weight": torch.ones(8), "eps": 1e-6},
-    compact: {"retained": torch.ones(3, dtype=torch.bool), "query_start": int32(0, 3), "tensor 0": torch.zeros(3, 2)},
     confidence: {"logits": torch.zeros(2, 3), "temperature": 1.0},
     confidence_of_hidden: {"hidden": torch.ones(3, 4), "head": torch.ones(9, 4), "max_num_logits": 4},
     focus_importance: {"q": Q, "k": K, "masked": torch.tensor([1, 2, 5]), "masked_start": int32(0, 3)},
-    focus_select: {
-        "masked": torch.tensor([0, 2]), "importance_first": torch.ones(2), "importance_second": torch.ones(2),
-        "masked_start": int32(0, 2), "positions": int32(0, 1, 2), "num_decoded": ONE, "num_steps": ONE,
-        "progress": ONE, "alpha": 1.5,
-    },
     grouped_experts: {
         "x": torch.ones(4, 8), "experts": torch.zeros(4, 2).long(), "weights": torch.ones(4, 2),
         "gate_up": torch.ones(5, 6, 8), "down": torch.ones(5, 8, 3), "activation": "silu",
     },
-    kv_scatter: {"k": K[:3], "v": K[:3], "k_pages": PAGES, "v_pages": PAGES, "slots": torch.arange(3)},
     mask_vote: {
         "q": torch.zeros(9, 4, 8), "k": torch.zeros(9, 2, 8), "masked": torch.tensor([8]), "masked_start": int32(0, 1),
         "key_start": NINE, "num_prompt": int32(4),
@@ -83,7 +73,6 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     },
 }  # fmt: skip
 RECORDS: dict[Callable[..., Any], tuple[str, Any]] = {
-    focus_select: ("masks", Masks),
     pooled_topk_pack: ("choice", Choice),
     ragged_paged_attention: ("sequences", Sequences),
     window_attention: ("spans", Spans),
@@ -92,10 +81,6 @@ RECORDS: dict[Callable[..., Any], tuple[str, Any]] = {
 
 def call(launcher: Callable[..., Any], changes: dict[str, Any]) -> None:
     given = CALLS[launcher] | changes
-    if launcher is compact:
-        rows = [given.pop(name) for name in [*given] if name.startswith("tensor")]
-        compact(given.pop("retained"), given.pop("query_start"), *rows, **given)
-        return
     if launcher in RECORDS:
         name, record = RECORDS[launcher]
         given[name] = record(**{field: given.pop(field) for field in record._fields})
@@ -118,8 +103,7 @@ def test_every_tensor_has_its_shape_dtype_device_and_strides(launcher: Callable[
     first = next(iter(tensors))
     for name, tensor in tensors.items():
         for words, variant in wrong(tensor).items():
-            # The first tensor's device is that of the call, and rows to compact may be of any dtype.
-            if (name, words) not in ((first, "is on meta"), ("tensor 0", "is torch")):
+            if (name, words) != (first, "is on meta"):  # the first tensor's device is that of the call
                 with pytest.raises(ValueError, match="expected") as error:
                     call(launcher, {name: variant})
                 assert str(error.value).startswith(f"{name} {words}"), error.value
@@ -128,15 +112,10 @@ def test_every_tensor_has_its_shape_dtype_device_and_strides(launcher: Callable[
 @pytest.mark.parametrize(
     ("launcher", "changes", "message"),
     [
-        (compact, {"query_start": int32(0, 2)}, "query_start is [0, 2], expected to rise from 0 to the 3 rows"),
-        (compact, {f"tensor {i}": torch.zeros(3) for i in range(9)}, "9 tensors are to be compacted, expected 1 to 8"),
         (confidence, {"temperature": -1.0}, "temperature is -1.0, expected a finite number of at least 0"),
         (focus_importance, {"k": torch.zeros(7, 3, 8)}, "q has 4 heads, expected a multiple of the 3 of k"),
-        (focus_select, {"masked": torch.tensor([0, 3])}, "masked holds 3, expected 0 to 2"),
-        (focus_select, {"alpha": 0.5}, "alpha is 0.5, expected a finite number of at least 1"),
         (grouped_experts, {"gate_up": torch.ones(5, 7, 8)}, "gate_up has 7 rows an expert, expected an even number"),
         (grouped_experts, {"activation": "relu"}, "activation is 'relu', expected silu or gelu"),
-        (kv_scatter, {"slots": torch.tensor([0, 48, 1])}, "slots holds 48, expected at most 47"),
         (mask_vote, {"num_prompt": int32(10)}, "num_prompt[0] is 10, expected 0 to 9"),
         (mask_vote, {"key_start": int32(1, 9)}, "key_start is [1, 9], expected to rise from 0 to the 9 rows of k"),
         (pooled_topk_pack, {"pool": 4}, "pool is 4, expected an odd number of at least 1"),

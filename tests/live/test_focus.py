@@ -170,7 +170,7 @@ def test_a_budget_that_nothing_exceeds_is_the_delayed_cache_token_for_token() ->
 )
 def test_steps_that_evict_are_two_graphs_round_one_wait_and_do_the_same(extra: str, drawn: bool) -> None:
     forward = GraphForward(decoder(), PagedCache(DEEP, 200, 12, "cpu", torch.float32))
-    forward.prepare(focus(extra), 4, forced=drawn)
+    forward.prepare(focus(extra), 4)
     captured = forward.num_captures
     ran = run(focus(extra), forward=forward, draws=draws_of() if drawn else None)
     assert ran.steps == served(extra, drawn).steps
