@@ -247,10 +247,6 @@ def frequencies(head_dim: int, theta: float, share: float) -> Tensor:
     return torch.nn.functional.pad(half, (0, head_dim // 2 - turned))
 
 
-def read_canvas_config(folder: Path) -> CanvasConfig:
-    return canvas_config(config_json(folder))
-
-
 def canvas_config(source: ConfigJson, given: Given = AS_IT_SAYS) -> CanvasConfig:
     """A canvas model's dimensions. Raises ModelError."""
     with parsing(source.path, "a DiffusionGemma's configuration", ModelError):

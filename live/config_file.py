@@ -91,11 +91,6 @@ def check_plain(source: ConfigJson) -> None:
                 )
 
 
-def read_config(folder: Path, given: Given = AS_IT_SAYS) -> ModelConfig:
-    """ModelError names a missing or unsupported value."""
-    return decoder_config(config_json(folder), given)
-
-
 def decoder_config(source: ConfigJson, given: Given = AS_IT_SAYS) -> ModelConfig:
     """ModelError names a missing or unsupported value."""
     path, found, architecture = source.path, source.found, source.architecture
@@ -131,27 +126,6 @@ def decoder_config(source: ConfigJson, given: Given = AS_IT_SAYS) -> ModelConfig
     )
     eos = dict.fromkeys((*_eos(source), *config.eos))
     return replace(config, eos=tuple(token for token in eos if token < vocab))
-
-
-def config_written(config: ModelConfig) -> dict[str, Any]:
-    family = FAMILIES[config.architecture]
-    written: dict[str, Any] = {"name": config.name, "architectures": [config.architecture]}
-    for ours, theirs in family.keys.items():
-        key = theirs if isinstance(theirs, str) else theirs[0]
-        of, _, name = ours.rpartition(".")
-        written[key] = getattr(config.experts if of else config, name)
-    if config.rotary is not None:
-        written["partial_rotary_factor"] = config.rotary / config.head_dim
-    if config.scaling is not None:
-        fast, slow = SCALINGS[config.scaling.kind]
-        written["rope_scaling"] = {
-            "rope_type": config.scaling.kind, "factor": config.scaling.factor, fast: config.scaling.fast,
-            slow: config.scaling.slow, "original_max_position_embeddings": config.scaling.original,
-            "attention_factor": config.scaling.attention,
-        }  # fmt: skip
-    if config.eos:
-        written["eos_token_id"] = list(config.eos)
-    return written
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

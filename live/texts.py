@@ -33,10 +33,6 @@ class Texts:
         assert self._owner[slot] == request
         return self._tokens[slot, :length].copy()
 
-    def slot_of(self, request: int) -> int:
-        """The slot that holds a request's tokens until another takes it."""
-        return next(slot for slot, owner in self._owner.items() if owner == request)
-
     def _own(self, slot: int, request: int, prompt: int) -> None:
         """Give a slot to a request; a preempted one finds its tokens."""
         if self._owner.get(slot) != request:

@@ -1,6 +1,5 @@
 """A model's weights, random or from its directory (config.json, safetensors; names in live/families.py)."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -21,7 +19,6 @@ from .config_file import (
     ConfigJson,
     Given,
     config_json,
-    config_written,
     decoder_config,
 )
 from .families import CANVAS, FAMILIES
@@ -184,17 +181,6 @@ def _fill(model: Decoder, folder: Path, device: str) -> list[Held]:
     if again is not None and device == NOWHERE and not alike((again, head), (found[embedding], embedding)):
         raise ModelError(f"{again}: {head} is not the embedding, and {tied} is true: expected false")
     return stored
-
-
-def save_model(model: Decoder, folder: Path, dtype: torch.dtype) -> None:
-    """Write a decoder's weights, by the names of its family, and its config.json."""
-    config = model.config
-    folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: weight.detach().to("cpu", dtype) for name, weight in model.state_dict().items()}
-    assert config.rotary is None, "components in another order than the family has them"
-    tensors = {place.name: place.of(weights).contiguous().clone() for place in _places(config, weights)}
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config_written(config), indent=2) + "\n", encoding="utf-8")
 
 
 def turned_first(config: ModelConfig) -> list[int] | None:

@@ -22,7 +22,7 @@ from dsim.comparison.clients.read import read_client
 from dsim.comparison.errors import errors, relative_error
 from dsim.engine.errors import DsimError, MachineError, ModelError, TraceError
 from dsim.engine.policy import parse
-from dsim.live.config_file import read_config
+from dsim.live.weights import config_of
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.record import in_twin, record
 from dsim.planner.sweep import sweep
@@ -246,7 +246,7 @@ CONFIG_JSON = {
 def test_a_config_of_another_shape_is_one_line(changed: dict[str, object], says: str) -> None:
     Path("config.json").write_text(json.dumps(CONFIG_JSON | changed))
     with pytest.raises(ModelError, match=f"config.json: {says}") as error:
-        read_config(Path.cwd())
+        config_of(str(Path.cwd()))
     assert len(str(error.value)) < 500
 
 

@@ -132,7 +132,8 @@ def prepare_device(folder: Path) -> bool:
     import torch
 
     from dsim.live.config import ModelConfig
-    from dsim.live.weights import random_model, save_model
+    from dsim.live.weights import random_model
+    from dsim.research.tiny.saved import save_model
 
     torch.set_num_threads(1)
     small = ModelConfig("small", 2, 48, 4, 2, 16, 80, 97, 128, 4, 96, rope_theta=1e4)

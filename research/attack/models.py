@@ -16,11 +16,12 @@ import torch
 from dsim.device.model_info import describe
 from dsim.live.canvas_model import ARCHITECTURE
 from dsim.live.config import ModelConfig
-from dsim.live.config_file import Given, read_config
+from dsim.live.config_file import Given
 from dsim.live.families import FAMILIES
 from dsim.live.prompts import read_tokens
 from dsim.live.stored import INDEX, WEIGHTS
-from dsim.live.weights import check_model, random_model, read_model, save_model
+from dsim.live.weights import check_model, config_of, random_model, read_model
+from dsim.research.tiny.saved import save_model
 
 from . import mutate
 
@@ -103,7 +104,7 @@ def weights(work: Path, chance: Random, folder: Path) -> None:
         check_model(folder)
     else:
         read_model(folder, "cpu", torch.float32, Given(block_length=chance.choice((None, None, 4, 8))))
-    assert read_config(folder).vocab == 20
+    assert config_of(str(folder)).vocab == 20
 
 
 @cache

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from dsim.live.model import Decoder
-from dsim.live.weights import config_of, save_model
+from dsim.live.weights import config_of
+from dsim.research.tiny.saved import save_model
 
 CONTEXT, BATCH = 512, 8
 RATE = 3e-3

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from dsim.live.model import Decoder
-from dsim.live.weights import config_of, load, save_model
+from dsim.live.weights import config_of, load
+from dsim.research.tiny.saved import save_model
 
 NAME = "tiny-both-ways"
 CONTEXT, BATCH = 320, 8

@@ -18,10 +18,11 @@ from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.live.config import ModelConfig
 from dsim.live.forward import Batch, Forward, Sampled
-from dsim.live.weights import random_model, save_model
+from dsim.live.weights import random_model
 from dsim.profiler.measure import shape_of
 from dsim.profiler.profile import load, save
 from dsim.report.run_folder import FILES
+from dsim.research.tiny.saved import save_model
 from dsim.results.run import read_run
 
 from .command import Ran, dsim, succeed

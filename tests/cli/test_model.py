@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dsim.live.canvas_model import read_canvas_config, shapes
+from dsim.live.canvas_model import canvas_config, shapes
+from dsim.live.weights import source_of
 
 from ..live.checkpoints import CHECKPOINTS, llada2, rewrite, sdar_moe
 from .command import dsim, succeed
@@ -103,7 +104,7 @@ def test_a_diffusion_gemma_is_described_with_what_serves_it(tmp_path: Path, monk
     said = {"architectures": ["DiffusionGemmaForBlockDiffusion"], "text_config": text, "canvas_length": 256}
     Path("config.json").write_text(json.dumps(said))
     assert "neither model.safetensors" in dsim("model", "info", ".", "--gpu", "H100").refusal
-    _claim({f"model.decoder.{name}": shape for name, shape in shapes(read_canvas_config(Path())).items()})
+    _claim({f"model.decoder.{name}": shape for name, shape in shapes(canvas_config(source_of("."))).items()})
     ran = succeed("model", "info", ".", "--gpu", "H100", "--json")
     found = json.loads(ran.out)
     # production-dllm-serving.md 1.1

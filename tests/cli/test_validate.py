@@ -11,8 +11,9 @@ import torch
 from dsim.engine.errors import DsimError
 from dsim.files.duration import seconds_of
 from dsim.live.config import ModelConfig
-from dsim.live.weights import random_model, save_model
+from dsim.live.weights import random_model
 from dsim.profiler.profile import load
+from dsim.research.tiny.saved import save_model
 
 from .command import dsim, held, succeed
 

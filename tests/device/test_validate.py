@@ -16,11 +16,12 @@ from dsim.engine.errors import DsimError
 from dsim.engine.latency import LatencyModel
 from dsim.live.config import ModelConfig
 from dsim.live.sampling import Sampling
-from dsim.live.weights import random_model, save_model
+from dsim.live.weights import random_model
 from dsim.planner.backend import Pool
 from dsim.planner.memo import Memo
 from dsim.profiler.measure import Loaded, open_model, shape_of
 from dsim.profiler.profile import Profile, load, save
+from dsim.research.tiny.saved import save_model
 from dsim.results.scenario import Scenario
 
 from ..ray_cluster import TwoWorkers, cluster, shared_cluster

@@ -35,7 +35,8 @@ def answers(
         engine = Engine(policy, limits, RequestTable(request.index + 1))
         serve(engine, executor, [Request(request.index, 0.0, request.input_length, request.output_length)])
         length = request.input_length + request.output_length
-        text = executor.text(request.index, executor.slot_of(request.index), length)
+        slot = next(slot for slot, owner in executor._owner.items() if owner == request.index)
+        text = executor.text(request.index, slot, length)
         found.append(Answer(request.input_length, text))
     return found
 

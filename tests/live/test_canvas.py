@@ -27,8 +27,9 @@ from dsim.live import session
 from dsim.live.canvas import Canvas, CanvasCache, accept
 from dsim.live.canvas_executor import CanvasExecutor, KeyedChance
 from dsim.live.canvas_graphs import GraphCanvasCache, padded
-from dsim.live.canvas_model import CanvasModel, Renoise, check_canvas_model, read_canvas_config, read_canvas_model
+from dsim.live.canvas_model import CanvasModel, Renoise, canvas_config, check_canvas_model, read_canvas_model
 from dsim.live.prompts import random_prompts
+from dsim.live.weights import source_of
 from dsim.profiler import measure, measure_canvas
 from dsim.profiler.canvas import LoadedCanvas, open_any
 from dsim.profiler.clocks import Clocks
@@ -198,7 +199,7 @@ def test_the_surest_are_accepted_until_what_is_surer_passes_the_bound() -> None:
 
 
 def test_the_checkpoints_own_rule_is_read(gemma: tuple[Any, Path], tmp_path: Path) -> None:
-    config = read_canvas_config(gemma[1])
+    config = canvas_config(source_of(str(gemma[1])))
     assert config.renoise == Renoise()
     assert [(layer.sliding, layer.kv_heads, layer.head_dim) for layer in config.layers[:2]] == [
         (True, 2, 8), (False, 1, 16),
@@ -206,7 +207,7 @@ def test_the_checkpoints_own_rule_is_read(gemma: tuple[Any, Path], tmp_path: Pat
     (tmp_path / "config.json").write_text((gemma[1] / "config.json").read_text())
     said = {"max_denoising_steps": 16, "sampler_config": {"entropy_bound": 0.2}, "eos_token_id": [1, 106]}
     (tmp_path / "generation_config.json").write_text(json.dumps(said))
-    config = read_canvas_config(tmp_path)
+    config = canvas_config(source_of(str(tmp_path)))
     assert (config.renoise, config.eos) == (Renoise(max_steps=16, entropy_bound=0.2), (1, 106))
 
 

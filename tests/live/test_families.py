@@ -13,10 +13,11 @@ from dsim.engine.errors import ModelError
 from dsim.engine.policy import parse
 from dsim.engine.request import Request
 from dsim.live.config import RopeScaling
-from dsim.live.config_file import Given, read_config
+from dsim.live.config_file import Given
 from dsim.live.families import FAMILIES
 from dsim.live.prompts import random_prompts
-from dsim.live.weights import check_model, read_model, save_model
+from dsim.live.weights import check_model, config_of, read_model
+from dsim.research.tiny.saved import save_model
 
 from .answers import answers
 from .checkpoints import CHECKPOINTS, LLADA2, Logits, drawn, llada2, qwen3_yarn, replaced, rewrite, sdar
@@ -82,7 +83,7 @@ def test_a_family_knows_what_its_config_does_not_say(
 ) -> None:
     pytest.importorskip("transformers")
     CHECKPOINTS[name](tmp_path)
-    config = read_config(tmp_path)
+    config = config_of(str(tmp_path))
     assert (config.mask_token, config.block_length, config.both_ways, config.shifted, config.eos) == (
         mask, block, both_ways, shifted, eos,
     )  # fmt: skip
@@ -138,7 +139,7 @@ def test_the_published_checkpoints_have_their_sizes(tmp_path: Path, name: str) -
     said, params, kv_bytes, mask, eos = PUBLISHED[name]
     (tmp_path / "config.json").write_text("{}")
     rewrite(tmp_path, **said | {"architectures": [name]})
-    config = read_config(tmp_path)
+    config = config_of(str(tmp_path))
     assert config.num_params == pytest.approx(params, rel=1e-4)
     assert (2 * config.kv_elements, config.mask_token, config.eos) == (kv_bytes, mask, eos)
 
@@ -146,14 +147,14 @@ def test_the_published_checkpoints_have_their_sizes(tmp_path: Path, name: str) -
 def test_a_llada_that_says_neither_has_the_base_and_the_epsilon_it_was_trained_with(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     rewrite(tmp_path, **PUBLISHED["LLaDAModelLM"][0] | {"architectures": ["LLaDAModelLM"]})
-    config = read_config(tmp_path)
+    config = config_of(str(tmp_path))
     assert (config.rope_theta, config.norm_eps, config.qk_norm, config.qkv_bias) == (5e5, 1e-5, False, False)
 
 
 def test_a_llada2_that_says_neither_turns_half_a_head_and_scales_its_experts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     rewrite(tmp_path, **LLADA2 | {"partial_rotary_factor": None, "routed_scaling_factor": None})
-    config = read_config(tmp_path)
+    config = config_of(str(tmp_path))
     assert (config.rotary, config.experts and config.experts.scale) == (8, 2.5)
 
 
@@ -166,8 +167,8 @@ def test_a_checkpoint_without_a_block_size_asks_for_one(tmp_path: Path) -> None:
     sdar(tmp_path)
     rewrite(tmp_path, block_size=None)
     with pytest.raises(ModelError, match=r"has no block_size, which the checkpoint .* say it \(--block-length\)"):
-        read_config(tmp_path)
-    assert read_config(tmp_path, Given(block_length=16)).block_length == 16
+        config_of(str(tmp_path))
+    assert config_of(str(tmp_path), Given(block_length=16)).block_length == 16
 
 
 def test_tied_or_untied_at_odds_with_the_files_is_said(tmp_path: Path) -> None:
@@ -199,14 +200,14 @@ def test_angles_that_yarn_stretches_are_those_of_transformers(tmp_path: Path) ->
         ours = model.logits(model(TOKENS, torch.arange(len(TOKENS)), Dense(seen)))
     torch.testing.assert_close(ours, plain(TOKENS, seen), rtol=0, atol=NEAR)
     save_model(model, tmp_path / "again", torch.float32)
-    assert replace(read_config(tmp_path / "again"), name=model.config.name) == model.config
+    assert replace(config_of(str(tmp_path / "again")), name=model.config.name) == model.config
 
 
 def test_other_ways_to_stretch_rope_are_refused_by_name(tmp_path: Path) -> None:
     sdar(tmp_path)
     rewrite(tmp_path, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4})
     with pytest.raises(ModelError, match=r'rope_type is "longrope", expected default, yarn or llama3$'):
-        read_config(tmp_path)
+        config_of(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM"])

@@ -25,9 +25,10 @@ from dsim.kernels import taken
 from dsim.live import full_sequence, session
 from dsim.live.full_sequence import pages_of_use
 from dsim.live.model import Decoder
-from dsim.live.weights import random_model, save_model
+from dsim.live.weights import random_model
 from dsim.profiler.measure import shape_of
 from dsim.profiler.profile import load, save
+from dsim.research.tiny.saved import save_model
 from dsim.results.run import read_run
 
 from ..cli.command import dsim, succeed

@@ -13,7 +13,8 @@ from dsim.live.cache import PagedCache
 from dsim.live.config import ModelConfig
 from dsim.live.forward import Batch, Forward
 from dsim.live.graphs import CudaRecorder
-from dsim.live.weights import random_model, save_model
+from dsim.live.weights import random_model
+from dsim.research.tiny.saved import save_model
 from dsim.results.run import read_run
 
 from ..cli.command import succeed

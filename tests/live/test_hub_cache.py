@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from dsim.engine.errors import DsimError, ModelError
-from dsim.live.config_file import named, read_config
+from dsim.live.config_file import named
 from dsim.live.hub_cache import in_cache
 from dsim.live.prompts import tokenizer_folder
-from dsim.live.weights import random_model, save_model
+from dsim.live.weights import config_of, random_model
+from dsim.research.tiny.saved import save_model
 from dsim.serve.words import Tokenized
 
 from ..cli.command import dsim
@@ -33,7 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_name_is_the_snapshot_of_main(cache: Path) -> None:
     assert named("owner/tiny.model", None)[0] == str(cache / "snapshots" / "abc123")
-    assert read_config(Path(in_cache("owner/tiny.model"))).name == "tiny.model"
+    assert config_of(in_cache("owner/tiny.model")).name == "tiny.model"
     assert dsim("model", "info", "owner/tiny.model").out.startswith("model    tiny.model: SDARForCausalLM")
 
 

@@ -8,7 +8,8 @@ import torch
 
 from dsim.engine.errors import ModelError
 from dsim.live import weights
-from dsim.live.weights import config_of, random_model, read_model, save_model
+from dsim.live.weights import config_of, random_model, read_model
+from dsim.research.tiny.saved import save_model
 
 from .dense import SMALL, logits
 

@@ -21,7 +21,7 @@ from dsim.live import measure as live_measure
 from dsim.live.config import Experts, ModelConfig
 from dsim.live.measure import Shape
 from dsim.live.padding import MAX_ROWS
-from dsim.live.weights import random_model, save_model
+from dsim.live.weights import random_model
 from dsim.profiler import measure
 from dsim.profiler.clocks import Clocks
 from dsim.profiler.measure import (
@@ -40,6 +40,7 @@ from dsim.profiler.measure import (
 )  # fmt: skip
 from dsim.profiler.profile import from_json, load, to_json
 from dsim.profiler.samples import points
+from dsim.research.tiny.saved import save_model
 
 SMALL = ModelConfig("small", 2, 48, 4, 2, 16, 80, 97, 128, 4, 96, rope_theta=1e4)
 
