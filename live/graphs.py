@@ -342,12 +342,14 @@ class GraphForward(Forward):
         evict, (sequences, width) = padded.evict, padded.listed.shape
         assert evict is not None
         between = self._room(left, sequences, width)
-        of_kept = {"rows": (left,), "positions": (left,), "places": (left,)}
-        of_kept |= {"query_start": (sequences + 1,), "seen": (sequences, width)}
+        shapes_of_kept: Shapes = {
+            "rows": (left,), "positions": (left,), "places": (left,), "query_start": (sequences + 1,),
+            "seen": (sequences, width),
+        }  # fmt: skip
 
         def compute(shapes: Shapes) -> tuple[Tensor]:
             inputs: Inputs = self._unflatten(self._held, shapes, {"history", "page_table", "listed"})
-            kept, attend = self._unflatten(between.kept, of_kept), self._attending(padded.block_length)
+            kept, attend = self._unflatten(between.kept, shapes_of_kept), self._attending(padded.block_length)
             hidden = evicting.finish_rows(self.model, between.half, inputs, kept, evict.rule, self._pages, attend)
             tokens, confidence = self._sample(hidden, None)
             return (torch.stack([tokens.to(torch.float64), confidence.to(torch.float64)]),)

@@ -234,7 +234,8 @@ class PeriodicForward(Forward):
             self._choose(index, cache, q, k)
         chosen = cache.chosen
         assert chosen is not None
-        self._write(*(x[chosen.positions, chosen.heads] for x in (k, v)), chosen.places)
+        at = chosen.positions, chosen.heads
+        self._write(k[at], v[at], chosen.places)
 
     def _choose(self, index: int, cache: LayerCache, q: Tensor, k: Tensor) -> None:
         """Choose each head's keys of the prompt by votes; ties go low.
