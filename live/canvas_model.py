@@ -372,7 +372,7 @@ def random_canvas_model(
 
 
 def read_canvas_model(folder: Path, device: str, dtype: torch.dtype) -> CanvasModel:
-    """Read a model without its vision part. Raises ModelError as `read_model` does."""
+    """Read a model without its vision part. Raises ModelError."""
     source = config_json(folder)
     config = canvas_config(source)
     return CanvasModel(config, _read(source, config, device, dtype)[0])

@@ -54,7 +54,7 @@ class Half:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class Retained:
     """A batch's retained rows, on the host."""
 
     rows: Array  # [R], in the batch
@@ -91,7 +91,7 @@ def _scored(
     return x, q, focus_importance(q, k, inputs["masked"], inputs["masked_start"], check=False)
 
 
-def keep(batch: "Batch", growth: Floats) -> Kept:
+def keep(batch: "Batch", growth: Floats) -> Retained:
     """A batch's retained rows, from its masks' growth of importance [M]."""
     assert batch.evict is not None
     retained = batch.evict.retain(growth)
@@ -100,7 +100,7 @@ def keep(batch: "Batch", growth: Floats) -> Kept:
     rows = np.flatnonzero(retained)
     starts = np.concatenate([[0], np.cumsum(retained)])[batch.query_start]
     seen = _seen(batch.listed, cells, retained, batch.evict.rule.visible)
-    return Kept(rows, batch.positions[rows], batch.places[rows], starts, seen)
+    return Retained(rows, batch.positions[rows], batch.places[rows], starts, seen)
 
 
 def _seen(listed: Bools, cells: tuple[Array, Array], retained: Bools, visible: str) -> Bools:
@@ -121,7 +121,7 @@ def _seen(listed: Bools, cells: tuple[Array, Array], retained: Bools, visible: s
 def finish_rows(
     model: Decoder, half: Half, inputs: Inputs, kept: Inputs, rule: Focus, pages: PagesOf, attend: Attend
 ) -> Tensor:
-    """Normed final hidden states of the retained rows, [R, hidden]. kept: `Kept` on the device."""
+    """Normed final hidden states of the retained rows, [R, hidden]. kept: `Retained` on the device."""
     _, second, *others = cast(list[Layer], list(model.layers))
     x, q, cos, sin = (rows[kept["rows"]] for rows in (half.x, half.q, half.cos, half.sin))
     left = inputs | {name: kept[name] for name in ("query_start", "positions", "places")}

@@ -14,7 +14,7 @@ from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from . import evicting
 from .cache import PagedCache
 from .clock import DeviceClock
-from .evicting import Array, Attend, Evict, Floats, Inputs, Kept
+from .evicting import Array, Attend, Evict, Floats, Inputs, Retained
 from .model import Decoder, Layer, Pages
 from .sampling import Sampling, sample_of_hidden
 
@@ -114,13 +114,18 @@ class Forward:
 
     def _run_evicting(self, inputs: Inputs, batch: Batch) -> Sampled:
         assert batch.evict is not None
-        rule, attend, kept, growth = batch.evict.rule, self._attending(batch.block_length), list[Kept](), list[Floats]()
+        rule, attend, kept, growth = (
+            batch.evict.rule,
+            self._attending(batch.block_length),
+            list[Retained](),
+            list[Floats](),
+        )
 
         def compute() -> tuple[Tensor, Tensor]:
             half, grown = evicting.through_two(self.model, inputs, self._pages, attend)
             growth.append(grown.cpu().numpy())  # waits for the device
             kept.append(evicting.keep(batch, growth[0]))
-            left = self._unflatten(*self._moved(*flattened_kept(kept[0])))
+            left = self._unflatten(*self._moved(*flattened_retained(kept[0])))
             hidden = evicting.finish_rows(self.model, half, inputs, left, rule, self._pages, attend)
             keys = inputs.get("keys")
             return self._sample(hidden, None if keys is None else keys[left["rows"]])
@@ -199,9 +204,9 @@ def sequences_of(inputs: Inputs, block_length: int) -> Sequences[Tensor]:
     return Sequences(x["page_table"], x["query_start"], x["positions"], x["history"], x["listed"], block_length)
 
 
-def flattened_kept(kept: Kept) -> tuple[Array, Shapes]:
+def flattened_retained(kept: Retained) -> tuple[Array, Shapes]:
     """A step's retained rows in one array, and their shapes."""
-    arrays = {name: getattr(kept, name) for name in Kept.__slots__}
+    arrays = {name: getattr(kept, name) for name in Retained.__slots__}
     return flattened(arrays), {name: array.shape for name, array in arrays.items()}
 
 

@@ -21,14 +21,14 @@ from ..engine.policy import Policy
 from . import evicting
 from .cache import PagedCache
 from .clock import DeviceClock
-from .evicting import Array, Evict, Half, Inputs, Kept
-from .forward import Batch, Forward, Sampled, Shapes, flat_size, flattened_kept
+from .evicting import Array, Evict, Half, Inputs, Retained
+from .forward import Batch, Forward, Sampled, Shapes, flat_size, flattened_retained
 from .model import Decoder
 from .padding import (
     MAX_ROWS,
     PREFILL_SEQUENCES,
     pad,
-    pad_kept,
+    pad_retained,
     prefill_shape,
     reachable,
     reachable_after,
@@ -104,8 +104,8 @@ class Between(NamedTuple):
         staged = torch.zeros(size, dtype=torch.int64, pin_memory=weight.is_cuda)
         return cls(half, torch.zeros(size, dtype=torch.int64, device=weight.device), staged, sequences)
 
-    def bring(self, kept: Kept) -> None:
-        flat, _ = flattened_kept(kept)
+    def bring(self, kept: Retained) -> None:
+        flat, _ = flattened_retained(kept)
         self.staged[: len(flat)] = torch.from_numpy(flat)
         self.kept[: len(flat)].copy_(self.staged[: len(flat)], non_blocking=True)
 
@@ -241,7 +241,7 @@ class GraphForward(Forward):
             self._half(padded)
         widest = {len(padded.history): padded for padded in reversed(halves)}
         for left, sequences in reachable_after(shapes)[:most]:
-            between.bring(blank_kept(left, sequences, width))
+            between.bring(blank_retained(left, sequences, width))
             self._rest(widest[sequences], left)
 
     def _blank(self, shape: GraphShape) -> Batch:
@@ -280,7 +280,7 @@ class GraphForward(Forward):
         growth = half.answers[0][: len(batch.evict.masked)].cpu().numpy()  # the only wait
         kept = evicting.keep(batch, growth)
         num = len(kept.rows)
-        between.bring(pad_kept(kept, bucket(num), len(padded.history)))
+        between.bring(pad_retained(kept, bucket(num), len(padded.history)))
         rest = self._rest(padded, bucket(num))
         rest.replay()
         return replace(self._answered(clock, rest, num), rows=kept.rows, growth=growth.copy())
@@ -413,7 +413,9 @@ def blank_evicting(batch: Batch, rule: Focus) -> Batch:
     return replace(batch, evict=Evict(rule, np.arange(rows), batch.query_start, lambda growth: growth > 0))
 
 
-def blank_kept(rows: int, sequences: int, width: int) -> Kept:
+def blank_retained(rows: int, sequences: int, width: int) -> Retained:
     """Padding alone."""
     none = np.zeros(0, np.int64)
-    return pad_kept(Kept(none, none, none, np.zeros(1, np.int64), np.zeros((0, width), np.bool_)), rows, sequences)
+    return pad_retained(
+        Retained(none, none, none, np.zeros(1, np.int64), np.zeros((0, width), np.bool_)), rows, sequences
+    )

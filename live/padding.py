@@ -7,7 +7,7 @@ import numpy as np
 
 from ..engine.latency import bucket
 from ..engine.policy import Policy
-from .evicting import Evict, Kept
+from .evicting import Evict, Retained
 from .forward import Batch
 
 MAX_ROWS = 8192  # of a captured step
@@ -117,10 +117,10 @@ def _padded(evict: Evict, rows: int, after: int) -> Evict:
     )
 
 
-def pad_kept(kept: Kept, rows: int, sequences: int) -> Kept:
+def pad_retained(kept: Retained, rows: int, sequences: int) -> Retained:
     """Pad retained rows with rows that write nothing and are of no sequence."""
     more, after = rows - len(kept.rows), sequences - len(kept.seen)
-    return Kept(
+    return Retained(
         rows=np.pad(kept.rows, (0, more)),
         positions=np.pad(kept.positions, (0, more)),
         places=np.pad(kept.places, (0, more), constant_values=-1),

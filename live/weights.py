@@ -120,12 +120,6 @@ def draw_experts(model: Decoder, seed: int) -> None:
             layer.experts.drawn = table
 
 
-def read_model(folder: Path, device: str, dtype: torch.dtype, given: Given = AS_IT_SAYS) -> Decoder:
-    """Read a decoder's weights; ModelError if a shard or weight is missing or of another shape."""
-    source = config_json(folder)
-    return _read(folder, decoder_config(source, given), device, dtype)
-
-
 def _read(folder: Path, config: ModelConfig, device: str, dtype: torch.dtype) -> Decoder:
     _fill(_empty(config, NOWHERE, dtype), folder, NOWHERE)  # before memory is taken for a file's sizes
     model = _empty(config, device, dtype)
@@ -136,7 +130,7 @@ def _read(folder: Path, config: ModelConfig, device: str, dtype: torch.dtype) ->
 
 
 def check_model(folder: Path, given: Given = AS_IT_SAYS) -> Stored:
-    """Compare a directory's names and shapes with its config.json, as `read_model`.
+    """Compare a directory's names and shapes with its config.json, as `load`.
 
     Only a tied model's head and embedding are read, if both are stored.
     """

@@ -20,7 +20,7 @@ from dsim.live.config_file import Given
 from dsim.live.families import FAMILIES
 from dsim.live.prompts import read_tokens
 from dsim.live.stored import INDEX, WEIGHTS
-from dsim.live.weights import check_model, config_of, random_model, read_model
+from dsim.live.weights import check_model, config_of, load, random_model
 from dsim.research.tiny.saved import save_model
 
 from . import mutate
@@ -103,7 +103,7 @@ def weights(work: Path, chance: Random, folder: Path) -> None:
     if chance.random() < 0.5:
         check_model(folder)
     else:
-        read_model(folder, "cpu", torch.float32, Given(block_length=chance.choice((None, None, 4, 8))))
+        load(str(folder), "cpu", torch.float32, given=Given(block_length=chance.choice((None, None, 4, 8))))
     assert config_of(str(folder)).vocab == 20
 
 

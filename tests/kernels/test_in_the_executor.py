@@ -29,7 +29,7 @@ from dsim.live.evicting import Evict
 from dsim.live.forward import Batch, Forward, Sampled
 from dsim.live.periodic import PeriodicForward
 from dsim.live.prompts import random_prompts
-from dsim.live.weights import random_model, read_model
+from dsim.live.weights import load, random_model
 
 from ..live.checkpoints import CHECKPOINTS, drawn
 from ..live.dense import block_causal
@@ -111,7 +111,7 @@ def test_rows_over_pages_say_the_logits_and_the_tokens_of_an_independent_impleme
 ) -> None:
     pytest.importorskip("transformers")
     plain = CHECKPOINTS[name](tmp_path, drawn(3))
-    model, tokens = read_model(tmp_path, "cpu", torch.float32), torch.arange(9) * 7 % 97
+    model, tokens = load(str(tmp_path), "cpu", torch.float32), torch.arange(9) * 7 % 97
     config, num = model.config, len(tokens)
     block = num if config.both_ways else min(config.block_length, 4)
     pages, at = np.array([[2, 0, 1]], np.int32), np.arange(num)

@@ -16,7 +16,7 @@ from dsim.live.config import RopeScaling
 from dsim.live.config_file import Given
 from dsim.live.families import FAMILIES
 from dsim.live.prompts import random_prompts
-from dsim.live.weights import check_model, config_of, read_model
+from dsim.live.weights import check_model, config_of, load
 from dsim.research.tiny.saved import save_model
 
 from .answers import answers
@@ -45,7 +45,7 @@ def test_a_checkpoint_gives_the_logits_of_an_independent_implementation(
     checkpoint: tuple[Logits, Path], block: int
 ) -> None:
     plain, folder = checkpoint
-    model = read_model(folder, "cpu", torch.float32)
+    model = load(str(folder), "cpu", torch.float32)
     seen = block_causal(len(TOKENS), block)
     with torch.no_grad():
         ours = model.logits(model(TOKENS, torch.arange(len(TOKENS)), Dense(seen)))
@@ -55,7 +55,7 @@ def test_a_checkpoint_gives_the_logits_of_an_independent_implementation(
 
 
 def test_values_alone_are_those_of_the_projection(checkpoint: tuple[Logits, Path]) -> None:
-    model = read_model(checkpoint[1], "cpu", torch.float32)
+    model = load(str(checkpoint[1]), "cpu", torch.float32)
     layer: Any = model.layers[0]
     with torch.no_grad():
         x, cos, sin = model.enter(TOKENS, torch.arange(len(TOKENS)))
@@ -63,7 +63,7 @@ def test_values_alone_are_those_of_the_projection(checkpoint: tuple[Logits, Path
 
 
 def test_the_parameters_are_counted_as_they_are(checkpoint: tuple[Logits, Path]) -> None:
-    model = read_model(checkpoint[1], "cpu", torch.float32)
+    model = load(str(checkpoint[1]), "cpu", torch.float32)
     assert sum(weight.numel() for weight in model.parameters()) == model.config.num_params
 
 
@@ -174,11 +174,11 @@ def test_a_checkpoint_without_a_block_size_asks_for_one(tmp_path: Path) -> None:
 def test_tied_or_untied_at_odds_with_the_files_is_said(tmp_path: Path) -> None:
     llada2(tmp_path)
     rewrite(tmp_path, tie_word_embeddings=True)
-    for reads in (lambda: read_model(tmp_path, "cpu", torch.float32), lambda: check_model(tmp_path)):
+    for reads in (lambda: load(str(tmp_path), "cpu", torch.float32), lambda: check_model(tmp_path)):
         with pytest.raises(ModelError, match=r"lm_head.weight is not the embedding, and tie_word_embeddings is true"):
             reads()
     replaced(tmp_path, "lm_head.weight", lambda tensors: tensors["model.word_embeddings.weight"].clone())
-    assert read_model(tmp_path, "cpu", torch.float32).config.tied
+    assert load(str(tmp_path), "cpu", torch.float32).config.tied
     assert check_model(tmp_path).num_files == 3
 
 
@@ -187,13 +187,13 @@ def test_an_index_that_names_files_elsewhere_is_refused(tmp_path: Path) -> None:
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"a": "../secret.safetensors"}}')
     with pytest.raises(ModelError, match=r"weight_map names \.\./secret.safetensors, expected a file of the folder"):
-        read_model(tmp_path, "cpu", torch.float32)
+        load(str(tmp_path), "cpu", torch.float32)
 
 
 def test_angles_that_yarn_stretches_are_those_of_transformers(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     plain = qwen3_yarn(tmp_path)
-    model = read_model(tmp_path, "cpu", torch.float32)
+    model = load(str(tmp_path), "cpu", torch.float32)
     assert model.config.scaling == RopeScaling("yarn", 4.0, 64, 32.0, 1.0, pytest.approx(1.138629, rel=1e-6))
     seen = block_causal(len(TOKENS), 1)
     with torch.no_grad():
@@ -214,7 +214,7 @@ def test_other_ways_to_stretch_rope_are_refused_by_name(tmp_path: Path) -> None:
 def test_an_autoregressive_model_says_the_tokens_that_transformers_likes_best(tmp_path: Path, name: str) -> None:
     pytest.importorskip("transformers")
     plain = CHECKPOINTS[name](tmp_path)
-    model = read_model(tmp_path, "cpu", torch.float32)
+    model = load(str(tmp_path), "cpu", torch.float32)
     (answer,) = answers(
         model, parse("ar,page_size=8"), Limits(20, 64, 1), [Request(0, 0.0, 9, 24)], random_prompts(model.config, 3)
     )

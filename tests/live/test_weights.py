@@ -8,7 +8,7 @@ import torch
 
 from dsim.engine.errors import ModelError
 from dsim.live import weights
-from dsim.live.weights import config_of, random_model, read_model
+from dsim.live.weights import config_of, load, random_model
 from dsim.research.tiny.saved import save_model
 
 from .dense import SMALL, logits
@@ -19,7 +19,7 @@ TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
 def test_a_saved_model_reads_back_the_same_and_in_transformers(tmp_path: Path) -> None:
     model = random_model(SMALL, "cpu", torch.float32, seed=3)
     save_model(model, tmp_path / "m", torch.float32)
-    back = read_model(tmp_path / "m", "cpu", torch.float32)
+    back = load(str(tmp_path / "m"), "cpu", torch.float32)
     assert back.config == SMALL
     assert torch.equal(logits(back, TOKENS, 4), logits(model, TOKENS, 4))
 
@@ -51,14 +51,14 @@ def saved(tmp_path: Path) -> Path:
 def test_missing_files_are_named(saved: Path, tmp_path: Path) -> None:
     (saved / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"has neither model.safetensors nor model.safetensors.index.json"):
-        read_model(saved, "cpu", torch.float32)
+        load(str(saved), "cpu", torch.float32)
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
     (saved / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match=r"lacks model-00001-of-00002.safetensors \(1 of 1 shards are missing\)"):
-        read_model(saved, "cpu", torch.float32)
+        load(str(saved), "cpu", torch.float32)
     (saved / "model-00001-of-00002.safetensors").write_bytes(b"not one")
     with pytest.raises(ModelError, match="not a safetensors file"):
-        read_model(saved, "cpu", torch.float32)
+        load(str(saved), "cpu", torch.float32)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match=r"has no config\.json"):
-        read_model(tmp_path / "empty", "cpu", torch.float32)
+        load(str(tmp_path / "empty"), "cpu", torch.float32)
