@@ -114,12 +114,8 @@ class Forward:
 
     def _run_evicting(self, inputs: Inputs, batch: Batch) -> Sampled:
         assert batch.evict is not None
-        rule, attend, kept, growth = (
-            batch.evict.rule,
-            self._attending(batch.block_length),
-            list[Retained](),
-            list[Floats](),
-        )
+        rule, attend = batch.evict.rule, self._attending(batch.block_length)
+        kept, growth = list[Retained](), list[Floats]()
 
         def compute() -> tuple[Tensor, Tensor]:
             half, grown = evicting.through_two(self.model, inputs, self._pages, attend)
