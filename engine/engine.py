@@ -821,16 +821,14 @@ class Engine:
         self._outstanding, self._expected = arrays.counters["outstanding_tokens"], arrays.counters["expected_tokens"]
         self._moved(self._state)
 
-    def join(
-        self, counters: Any, bins: Any = None, moved: Callable[[tuple[Any, Any]], None] = lambda state: None
-    ) -> None:  # fmt: skip
-        """Use these counters [1], and bins that other replicas share (Replicas); None: its own.
+    def join(self, counters: Any, bins: Any, moved: Callable[[tuple[Any, Any]], None]) -> None:
+        """Use these counters [1], and bins that other replicas share (Replicas).
 
         moved: called with the state's arrays whenever they are replaced.
         """
         counters[:] = self._arrays.counters
-        self._moved, self._shares_bins = moved, bins is not None
-        self._set(self._arrays._replace(counters=counters, bins=self._arrays.bins if bins is None else bins))
+        self._moved, self._shares_bins = moved, True
+        self._set(self._arrays._replace(counters=counters, bins=bins))
 
     @property
     def state(self) -> tuple[Any, Any]:

@@ -23,7 +23,9 @@ def made(
     kind, settings, asker = kind_of(what, spec, shipped, base, allow_code, others)
     try:
         with running_code_of(asker):
-            return kind(**values(settings, get_type_hints(kind), _fields(kind), asker))
+            hints = get_type_hints(kind)
+            types = {field.name: hints[field.name] for field in fields(kind) if not field.name.startswith("_")}
+            return kind(**values(settings, types, asker))
     except PolicyError as error:
         raise PolicyError(f"{asker}: {str(error).removeprefix(f'{asker}: ')}") from error.__cause__
 
@@ -50,12 +52,12 @@ def kind_of(
     raise PolicyError(f"{what} is {quoted(name)}{hint}, expected one of {', '.join(known)}")
 
 
-def values(settings: Sequence[str], types: Mapping[str, Any], known: Sequence[str], asker: str) -> dict[str, Any]:
+def values(settings: Sequence[str], types: Mapping[str, Any], asker: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for item in settings:
         name, equals, text = item.partition("=")
-        if not equals or name not in known:
-            expected = f"one of {', '.join(known)}" if known else "none"
+        if not equals or name not in types:
+            expected = f"one of {', '.join(types)}" if types else "none"
             raise PolicyError(f"{asker}: there is no field {quoted(name)}, expected {expected}")
         if name in found:
             raise PolicyError(f"{asker}: {name} is given twice, as {quoted(found[name])} and {quoted(text)}")
@@ -65,7 +67,3 @@ def values(settings: Sequence[str], types: Mapping[str, Any], known: Sequence[st
             wanted = WANTED.get(types[name], "a number")
             raise PolicyError(f"{asker}: {name} is {quoted(text)}, expected {wanted}") from None
     return found
-
-
-def _fields(kind: Any) -> list[str]:
-    return [field.name for field in fields(kind) if not field.name.startswith("_")]

@@ -16,7 +16,6 @@ from ..engine.route import Choosing
 from ..engine.state import Inbox
 from .clock import Clock
 from .replica import Finished, Horizon
-from .routers.router import COUNTED
 from .step_model import StepModel
 
 MANY = 32  # from this number on, figures are read as one column
@@ -57,8 +56,8 @@ class Serving(list[Engine]):
         return super().pop(at)
 
     def column(self, name: str) -> "Sequence[int] | npt.NDArray[np.int64]":
-        """A figure of each replica (ReplicaView)."""
-        if self.group is None or len(self) < MANY or name not in COUNTED:
+        """A figure of each replica (Router.least)."""
+        if self.group is None or len(self) < MANY:
             return [getattr(engine, name) for engine in self]
         if self._places is None:
             self._places = self.group.replicas.places(self)

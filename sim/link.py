@@ -53,9 +53,10 @@ class Link:
         found: dict[str, Any] = {"bandwidth": _quantity(first, _BANDWIDTH, asker, "a bandwidth")}
         if rest and "=" not in rest[0]:
             found["latency"] = _quantity(rest.pop(0), _LATENCY, asker, "a latency")
-        types = {field.name: field.type for field in fields(cls)} | {"from": str}
-        known = ["from", *(field.name for field in fields(cls) if field.name not in ("bandwidth", "latency", "source"))]
-        given = values(rest, types, known, asker)
+        types = {"from": str} | {field.name: field.type for field in fields(cls)}
+        for name in ("bandwidth", "latency", "source"):
+            del types[name]
+        given = values(rest, types, asker)
         if "from" in given:
             given["source"] = given.pop("from")
         return cls(**found, **given)

@@ -56,7 +56,7 @@ class Routing:
 def routing(spec: str, allow_code: AllowedCode = NO_CODE) -> Routing:
     """The router of a SPEC; errors as in by_name.made."""
     kind, items, asker = kind_of("router", spec, ROUTERS, Router, allow_code)
-    made = Routing(spec, kind, values(items, kind.settings, list(kind.settings), asker))
+    made = Routing(spec, kind, values(items, kind.settings, asker))
     if made.settings:
         made.new()  # checks the fields
     return made

@@ -7,9 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...engine.prefix import Prefixes
-from ...engine.records import columns_of
 from ...engine.route import Choosing
-from ...engine.state import Counters
 
 
 class ReplicaView(Protocol):
@@ -49,7 +47,6 @@ class ReplicaView(Protocol):
 
 
 FIGURES = tuple(name for name, value in vars(ReplicaView).items() if isinstance(value, property))
-COUNTED = frozenset(FIGURES) & {name for name, _ in columns_of(Counters)}  # that compiled code has
 
 
 class RequestView(Protocol):
@@ -109,7 +106,7 @@ class Router:
     prefixes: names of prompts' first blocks; None unless `goes_by_prefix`.
     """
 
-    least: ClassVar[tuple[str, ...]] = ()  # figures of ReplicaView whose least sum is chosen
+    least: ClassVar[tuple[str, ...]] = ()  # figures, of state.Counters too, whose least sum is chosen
     takes_turns: ClassVar[bool] = False  # request i goes to replica i modulo their number
     goes_by_length: ClassVar[bool] = False  # compares answers' estimated lengths
     goes_by_prefix: ClassVar[bool] = False  # asks for the names of prompts' beginnings

@@ -24,10 +24,6 @@ class Scaling:
     spec: str
     scaler: Scaler
 
-    @property
-    def is_shipped(self) -> bool:
-        return type(self.scaler) in SCALERS.values()
-
 
 def scaling(spec: str, allow_code: AllowedCode = NO_CODE) -> Scaling | None:
     """The scaler of a SPEC, None for `fixed`; errors as in by_name.made."""
