@@ -294,16 +294,12 @@ def of_objective(objective: str) -> tuple[str, bool]:
 
 def _replay(requests: Trace | None, metric: str, memo: Memo, scenario: Scenario) -> Values:
     """requests: by default the scenario's. At module level, for pickling."""
-    return replayed(scenario, list(dict.fromkeys((metric, *TOLD))), memo, requests)
-
-
-def replayed(scenario: Scenario, metrics: Sequence[str], memo: Memo, requests: Trace | None = None) -> Values:
-    """A replay's metrics by name; requests: by default the scenario's."""
+    metrics = list(dict.fromkeys((metric, *TOLD)))
 
     def values() -> Values:
         summary = scenario.run(requests)
         others = {name: float(attrgetter(name)(summary)) for name in metrics if name != A_REPLICA}
-        return {A_REPLICA: summary.goodput / scenario.replicas, **others} if A_REPLICA in metrics else others
+        return {A_REPLICA: summary.goodput / scenario.replicas, **others} if metric == A_REPLICA else others
 
     def asked() -> Json:
         return asked_of(scenario, of=metrics, requests=None if requests is None else contents_of_requests(requests))

@@ -299,20 +299,16 @@ def own_rate(scenario: Scenario) -> float:
     return source.rate
 
 
-def best_fleets(scenario: Scenario, candidates: Sequence[PlanCandidate], planned: Planned) -> dict[str, Posed]:
-    """The best two fleets at the plan's rate, by name.
+def best_fleets(scenario: Scenario, candidates: Sequence[PlanCandidate], planned: Planned) -> list[Posed]:
+    """The best two fleets at the plan's rate.
 
     Each is one replay without resampling: at most the trace's requests.
     """
     if scenario.arrival == "trace" and (scenario.num_requests or 0) > len(scenario.source()):
         scenario = replace(scenario, num_requests=None)
     on = {c.profile.name: c for c in candidates}
-    best = [(replace(on[f.profile], policy=f.policy), f.replicas) for f in planned.ranking[:2]]
-    ahead = {str(candidate): (candidate, replicas) for candidate, replicas in best}
-    return {
-        name: posed(replace(scenario, rate=planned.rate), candidate, replicas or 1)
-        for name, (candidate, replicas) in ahead.items()
-    }
+    scenario = replace(scenario, rate=planned.rate)
+    return [posed(scenario, replace(on[f.profile], policy=f.policy), f.replicas or 1) for f in planned.ranking[:2]]
 
 
 def posed(scenario: Scenario, candidate: PlanCandidate, replicas: int = 1) -> Posed:

@@ -131,8 +131,8 @@ def answer(
     backend: str = "local",
     address: str | None = None,
     progress: Progress | None = None,
-) -> tuple[Planned, dict[str, Posed]]:
-    """The plan with its optional parts, and the best two fleets by name."""
+) -> tuple[Planned, list[Posed]]:
+    """The plan with its optional parts, and the best two fleets."""
     own, memo = question.options, memo or Memo()
 
     def show(doing: str, done: int, of: int) -> None:
@@ -145,7 +145,7 @@ def answer(
         jobs=jobs, backend=backend, address=address, memo=memo, progress=progress,
     )  # fmt: skip
     ahead = best_fleets(question.scenario, question.candidates, planned)
-    best = next(iter(ahead.values()))
+    best = ahead[0]
     if own.ensemble is not None:
         with Pool(backend, jobs, address) as pool:
             planned = replace(planned, ensemble=uncertain_fleet(
@@ -194,6 +194,6 @@ def write_plan(
     info["workload"] = scenario.workload or ", ".join(filter(None, firsts)) or None
     found = measured_log(replace(scenario, num_requests=None))
     info |= {} if found is None else {"measured": found}
-    info["notes"] += profile_notes(list(ahead.values()))
+    info["notes"] += profile_notes(ahead)
     page = plan_page(info)
     return info, page, folder.write(planned, info, page, sheets)
