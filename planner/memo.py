@@ -66,8 +66,6 @@ class Memo:
         self.path = path
         if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
             raise DsimError(f"{path}: is {described(path.lstat().st_mode)}, expected a file to keep replays in")
-        if not path.parent.is_dir():
-            raise DsimError(f"{path}: expected a file in a folder that exists, to keep replays in")
         with _named(path):
             _ = self._connection
         self._goes_on = self._holds_any
