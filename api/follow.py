@@ -53,13 +53,10 @@ def follow(
     window: float = 300.0,
     min_requests: int = 200,
     attainment: float = 0.99,
-    what_if: Sequence[str] = (),
-    gpu_hour: float | None = None,
     access_log: str | Path | None = None,
     steps: str | Path | None = None,
     token_file: str | Path | None = None,
     ca_file: str | Path | None = None,
-    webhook: str | None = None,
     seconds: float | None = None,
     _command: str = "",
     _tell: Callable[[str], None] = lambda line: None,
@@ -88,16 +85,13 @@ def follow(
         Target(url, token_file and Path(token_file), ca_file and Path(ca_file))  # type: ignore[arg-type]
         for url in wanted
     ]
-    scenario = named_scenario("azure-conv", slos, spec_of(policy), profile, [*map(str, what_if)], traffic, rate=rate)
+    scenario = named_scenario("azure-conv", slos, spec_of(policy), profile, [], traffic, rate=rate)
     for text in slos:
         Slo.parse(text).check_class(())
     followed = Followed(
-        scenario, tuple(target.url for target in targets), interval, window, min_requests, plan, attainment,
-        tuple(what_if), gpu_hour,
+        scenario, tuple(target.url for target in targets), interval, window, min_requests, plan, attainment
     )  # fmt: skip
     scenario.setting().check()
-    for other in what_if:
-        Scenario(trace="", policy=other, profile=scenario.profile, allow_code=scenario.allow_code).setting().check()
     logs = GrowingLogs(
         None if access_log is None else AccessLog(Path(access_log), columns, only, unit),
         None if steps is None else StepLogTail(Path(steps)),
@@ -106,7 +100,7 @@ def follow(
     lock = Lock(folder)
     try:
         follower = Follower(followed, folder, logs, _tell, partial(Background, LIMIT))
-        watcher = Watcher(follower, targets, folder, _tell, command=_command, webhook=webhook)
+        watcher = Watcher(follower, targets, folder, _tell, command=_command)
         try:
             if _serve is not None:
                 _serve(watcher)

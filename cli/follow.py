@@ -37,13 +37,10 @@ def follow_command(
     ] = None,
     steps: Annotated[Path | None, option("F", "A growing step log, as written by dsim's hooks.")] = None,
     attainment: options.Attainment = "99%",
-    what_if: Annotated[list[str] | None, option("SPEC", "Another policy to evaluate; repeat.", "--what-if")] = None,
-    gpu_hour: options.GpuHour = None,
     token_file: Annotated[Path | None, option("F", "A file with a bearer token.", "--token-file")] = None,
     ca_file: Annotated[Path | None, option("F", "Certificates to trust, as PEM.", "--ca-file")] = None,
-    webhook: Annotated[str | None, option("URL", "URL that receives each alarm as a JSON POST.")] = None,
-    host: Annotated[str, option("H", "The address of the live page.")] = "127.0.0.1",
-    port: Annotated[int | None, option("N", "Serve the live page and /metrics; 0 takes a free port.")] = None,
+    host: Annotated[str, option("H", "The address of --port.")] = "127.0.0.1",
+    port: Annotated[int | None, option("N", "Serve the page and /metrics; 0 takes a free port.")] = None,
     once: Annotated[
         bool, typer.Option("--once", help="Read once and exit, for cron; exit 1 if an alarm is open.")
     ] = False,
@@ -75,7 +72,7 @@ def follow_command(
             if port is None:
                 watcher.run()
             else:
-                from ..following.port import serving  # needs the serve extra
+                from ..following.port import serving
 
                 with serving(watcher, host, port) as url:
                     tell(f"The page is on {url}, its metrics on {url}/metrics")
@@ -86,8 +83,8 @@ def follow_command(
     given = dict(given)
     found = follow(
         urls, policy, slos=given.pop("slo") or (), out=out, trace=trace, interval=interval, window=window,
-        min_requests=min_requests, attainment=options.percent("--attainment", attainment), what_if=what_if or (),
-        gpu_hour=gpu_hour, access_log=access_log, steps=steps, token_file=token_file, ca_file=ca_file, webhook=webhook,
+        min_requests=min_requests, attainment=options.percent("--attainment", attainment),
+        access_log=access_log, steps=steps, token_file=token_file, ca_file=ca_file,
         allow_code=given.pop("allow_code") or (), _command=options.command(), _tell=tell,
         _serve=None if once else serve, **given,
     )  # fmt: skip

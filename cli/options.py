@@ -48,7 +48,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "Measurement": "--budget --thresholds --full-sequence --max-batch --measured --log --metrics --metrics-before",
         "Server": "--host --port --allow-host --served-name --api-key",
         "Logs": "--metrics-as --access-log --steps --step-log",
-        "Following": "--interval --window --min-requests --once --what-if --webhook --token-file --ca-file",
+        "Following": "--interval --window --min-requests --once --token-file --ca-file",
         "Selection": "--from --to --rows --file",
         "Execution": "--jobs --backend --address --seed",
         "Output": "--out --output --json --force --install-completion --show-completion --help",

@@ -94,8 +94,6 @@ METRICS = (
              _one(lambda f, _: float(_last(f)["extrapolating"]) if f.windows else None), "bool"),
     Exported("attainment", "Share of requests within the SLOs, by the twin.", _what_if, "percentunit"),
     Exported("replicas", "Replicas that serve.", _one(lambda f, _: _last(f).get("replicas"))),
-    Exported("wanted_replicas", "Replicas that the twin would run.",
-             _one(lambda f, _: (_last(f).get("shadow") or {}).get("replicas"))),
 )  # fmt: skip
 
 

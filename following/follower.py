@@ -23,7 +23,7 @@ from ..traces import Trace
 from . import refit
 from .alarms import MEMORY, Alarm, Alarms, learnt_band, widened
 from .background import Background, Inline
-from .outlook import Ahead, Headroom, Plan, WhatIf, advice, growth, shadow, what_ifs
+from .outlook import Headroom, WhatIf, advice, growth, search_headroom, what_ifs
 from .predicted import Prediction, Seen, bands_of, predict
 from .residuals import (
     DISTRIBUTIONS,
@@ -45,7 +45,7 @@ from .windows import REQUESTS, SECONDS, Arrivals, Cutter, Scrape, Window, with_o
 SCHEMA, VERSION = "dsim-follow", 1
 HELD = 2000  # records in memory, about a week
 KEPT = 12  # windows in memory, enough for a refit's evidence
-PLAN_EVERY = 3600.0  # s
+HOUR = 3600.0  # s
 CANDIDATE = "candidate.json"  # the newest candidate
 BASELINE = 6  # windows that stand for a plan's traffic if no trace is given
 DAY = 86400.0
@@ -63,10 +63,8 @@ class Followed:
     requests: int = REQUESTS  # of a window
     plan: Trace | None = None  # the traffic that the fleet was planned for
     attainment: float = 0.99  # share of requests that are to meet the SLOs
-    others: tuple[str, ...] = ()  # policies to ask about
-    gpu_hour: float | None = None
     most_bytes: int = 256 << 20  # of the samples on disk
-    outlook: bool = True  # replay what-ifs, and search the capacity and a plan
+    outlook: bool = True  # replay what-ifs, and search the capacity
 
 
 class Follower:
@@ -76,7 +74,7 @@ class Follower:
         self, followed: Followed, folder: Path, logs: GrowingLogs | None = None, tell: Tell = lambda line: None,
         background: Callable[[], Background | Inline] = Inline,
     ) -> None:  # fmt: skip
-        """background: makes the two workers, one for plans and one for fits."""
+        """background: makes the two workers, one for capacities and one for fits."""
         self.followed, self.folder, self.tell = followed, folder, tell
         self.logs = logs or GrowingLogs()
         self._scrapes = Lines(folder / "samples", followed.most_bytes)
@@ -88,9 +86,8 @@ class Follower:
         self.windows: deque[dict[str, Any]] = deque(maxlen=HELD)  # as they are stored
         self.last: Scrape | None = None
         self.room: Headroom | None = None
-        self.plan: Plan | None = None
-        self._plans, self._fits = background(), background()
-        self._planned = -math.inf  # s since 1970, when the capacity and the plan were last asked for
+        self._searches, self._fits = background(), background()
+        self._searched = -math.inf  # s since 1970, when the capacity was last searched
         self._scenario, self._setting = followed.scenario, followed.scenario.setting().check()
         self._seen: deque[tuple[Seen, Residuals]] = deque(maxlen=KEPT)
         self.judged_at_start: list[dict[str, Any]] = []  # records of windows that a kill had left unjudged
@@ -195,7 +192,7 @@ class Follower:
         record["usual"], record["usual_bands"] = dict(self._usual), dict(self._usual_bands)
         self._refit(window, seen, prediction, record)
         if self.followed.outlook:
-            self._look_ahead(window, seen, record)
+            self._look_ahead(window, record)
         record["version"], record["known"] = self.version, self._known
         record["alarms"] = {cause: alarm.to_json() for cause, alarm in self.alarms.open.items()}
         record["unmeasured"] = self.unmeasured
@@ -292,10 +289,10 @@ class Follower:
 
     def _take_fit(self) -> bool:
         """Take the candidate that the background has fitted, if any. Its trial begins with the next window."""
-        found = self._fits.poll()
-        if not found or self._fit is None:
+        fitted = self._fits.poll()
+        if fitted is None or self._fit is None:
             return False
-        version, self._fit, fitted = self._fit, None, found[0]
+        version, self._fit = self._fit, None
         if "error" in fitted:
             self.tell(f"No candidate profile: {fitted['error']}")
             return True
@@ -353,85 +350,63 @@ class Follower:
         self._ask_anew()
 
     def _ask_anew(self) -> None:
-        """Forget the capacity and the plan, since the profile or the traffic has changed."""
-        self.room = self.plan = None
-        self._planned = -math.inf
-        self._plans.close()
+        """Forget the capacity, since the profile or the traffic has changed."""
+        self.room = None
+        self._searched = -math.inf
+        self._searches.close()
 
-    def _look_ahead(self, window: Window, seen: Seen, record: dict[str, Any]) -> None:
-        """Add what-ifs and one recommendation to the record; ask for capacity and plan if they are old."""
-        followed = self.followed
-        found = what_ifs(self._scenario, self.recent(), window.replicas, followed.others)
-        earlier = [w for w in self.windows if w["end"] > window.end - PLAN_EVERY]
+    def _look_ahead(self, window: Window, record: dict[str, Any]) -> None:
+        """Add what-ifs and one recommendation to the record; search the capacity anew if it is old."""
+        outcomes = what_ifs(self._scenario, self.recent(), window.replicas)
+        earlier = [w for w in self.windows if w["end"] > window.end - HOUR]
         grows = growth(
             [*(w["end"] for w in earlier), window.end], [*(w["traffic"]["rate"] for w in earlier), window.rate]
         )
-        aside = shadow(found, followed.attainment, window.duration / 3600)
-        record |= {
-            "what_if": [w.to_json() for w in found], "growth": grows,
-            "shadow": None if aside is None else aside.to_json(),
-        }  # fmt: skip
+        record |= {"what_if": [outcome.to_json() for outcome in outcomes], "growth": grows}
         self._advise(record)
-        if window.end - self._planned > PLAN_EVERY and not self._plans.busy:
-            self._planned = window.end
-            day = [w for w in self.windows if w["end"] > window.end - DAY]
-            busiest = max([window.rate, *(w["traffic"]["rate"] for w in day)])
-            self._plans.start(
-                Ahead(
-                    self._scenario, window.replicas, busiest, followed.attainment, followed.gpu_hour, followed.others,
-                    self.folder, window.end, self.version,
-                ), self.traffic(),
-            )  # fmt: skip
-            self._take_plan(record)
+        if window.end - self._searched > HOUR and not self._searches.busy:
+            self._searched = window.end
+            fleet = replace(self._scenario, replicas=window.replicas)
+            self._searches.start(
+                search_headroom, fleet, self.followed.attainment, self.folder, window.end, self.version, self.traffic()
+            )
+            self._take_headroom(record)
 
     def look(self) -> bool:
-        """Take the background's findings; return whether there were any."""
+        """Take the background's answers; return whether there were any."""
         fitted = self._take_fit()
-        return (bool(self.windows) and self._take_plan(self.windows[-1])) or fitted
-
-    @property
-    def judged(self) -> bool:
-        """Whether a window has been judged since the start."""
-        return bool(self._seen)
+        return (bool(self.windows) and self._take_headroom(self.windows[-1])) or fitted
 
     @property
     def busy(self) -> bool:
         """Whether the background is busy."""
-        return self._plans.busy or self._fits.busy
+        return self._searches.busy or self._fits.busy
 
     def close(self) -> None:
         """Stop the background."""
-        self._plans.close()
+        self._searches.close()
         self._fits.close()
 
-    def _take_plan(self, record: dict[str, Any]) -> bool:
-        found = self._plans.poll()
-        for part in found:
-            if "error" in part:
-                self.tell(f"No plan: {part['error']}")
-            own = part.get("headroom") or part.get("plan")
-            if own is None or own["version"] != self.version:  # it used a profile that was replaced
-                continue
-            if "plan" in part:
-                self.plan = _plan_of(own)
-            else:
-                self.room = Headroom(**own)
-        if found:
-            self._advise(record)
-        return bool(found)
+    def _take_headroom(self, record: dict[str, Any]) -> bool:
+        answer = self._searches.poll()
+        if answer is None:
+            return False
+        if "error" in answer:
+            self.tell(f"No capacity: {answer['error']}")
+        room = answer.get("headroom")
+        if room is not None and room["version"] == self.version:  # not of a profile that was replaced
+            self.room = Headroom(**room)
+        self._advise(record)
+        return True
 
     def _advise(self, record: dict[str, Any]) -> None:
-        """Add the window's recommendation to its record, from its what-ifs and the newest capacity and plan."""
-        followed = self.followed
+        """Add the window's recommendation to its record, from its what-ifs and the newest capacity."""
         words = {cause: alarm.words for cause, alarm in self.alarms.open.items()}
         advised = advice(
-            [WhatIf(**w) for w in record["what_if"]], self.room, self.plan, record["traffic"]["rate"],
-            record["growth"], followed.attainment, words, followed.gpu_hour,
+            [WhatIf(**w) for w in record["what_if"]], self.room, record["traffic"]["rate"], record["growth"],
+            self.followed.attainment, words,
         )  # fmt: skip
-        record |= {
-            "headroom": None if self.room is None else self.room.to_json(),
-            "plan": None if self.plan is None else self.plan.to_json(), "advice": advised.to_json(),
-        }  # fmt: skip
+        record |= {"headroom": None if self.room is None else self.room.to_json(), "advice": advised.to_json()}
 
     def recent(self) -> Trace:
         """The requests of the last two windows, as a trace."""
@@ -509,8 +484,7 @@ class Follower:
             own = self._on(version.profile)
             self._trial = _Trial(version, own, own.setting(), state["trial"]["gains"])
         self.room = Headroom(**last["headroom"]) if last.get("headroom") else None
-        self.plan = _plan_of(last["plan"]) if last.get("plan") else None
-        self._planned = self.plan.time if self.plan is not None else -math.inf
+        self._searched = self.room.time if self.room is not None else -math.inf
 
     def _on(self, profile: str) -> Scenario:
         """The scenario on a profile file, which includes the yields and the front end."""
@@ -530,11 +504,6 @@ class _Trial:
 
 def _residuals_of(record: Mapping[str, Any]) -> Residuals:
     return {name: (float(r), float(s)) for name, (r, s) in record["residuals"].items() if r is not None}
-
-
-def _plan_of(found: dict[str, Any]) -> Plan:
-    attained = found["attained"]
-    return Plan(**found | {"attained": None if attained is None else tuple(attained)})
 
 
 def _pooled(prediction: Prediction, name: str) -> Buckets:

@@ -7,7 +7,6 @@ from typing import Any
 
 from .. import __version__
 from ..report.chart import Chart
-from ..report.page import Code as Copied
 from ..report.page import Figure, Number, Page, Section, Words, table
 from ..report.table import number
 from .follower import DAY, Follower
@@ -60,7 +59,7 @@ def page_of(follower: Follower, command: str = "") -> Page:
         sections=tuple(filter(None, (
             _advice(advice),
             Section("Is the twin right?", (_predicted(windows), _drift(windows), _residuals(last))),
-            _what_if(last), _changes(follower, windows), _shadow(windows),
+            _what_if(last), _changes(follower, windows),
         ))),
         command=command,
         version=__version__,
@@ -124,12 +123,9 @@ def _facts(follower: Follower, last: dict[str, Any]) -> list[tuple[str, str]]:
 def _advice(advice: dict[str, str]) -> Section | None:
     if not advice:
         return None
-    names = (("Gain", "gain"), ("Price", "price"), ("Evidence", "evidence"))
+    names = (("Gain", "gain"), ("Evidence", "evidence"))
     words = [f"{name}: {advice[key]}." for name, key in names if advice.get(key)]
-    blocks: list[Any] = [Words((advice["do"], *words), loud=True)]
-    if advice["flags"]:
-        blocks.append(Copied(tuple(advice["flags"].split("\n"))))
-    return Section("Recommendation", tuple(blocks))
+    return Section("Recommendation", (Words((advice["do"], *words), loud=True),))
 
 
 def _times(windows: Sequence[dict[str, Any]]) -> list[str]:
@@ -209,14 +205,14 @@ def _what_if(last: dict[str, Any]) -> Section | None:
         return None
     rows = [
         (
-            w["name"], f"{w['replicas']}", w["policy"], "–" if w["attainment"] is None else f"{w['attainment']:.1%}",
+            w["name"], f"{w['replicas']}", "–" if w["attainment"] is None else f"{w['attainment']:.1%}",
             "–" if w["e2el_p90"] is None else f"{number(w['e2el_p90'])} s",
         )
         for w in last["what_if"]
     ]  # fmt: skip
-    head = ("what if", "replicas", "policy", "within the SLOs", "p90 of e2el")
+    head = ("what if", "replicas", "within the SLOs", "p90 of e2el")
     caption = "Replays of the last two windows' requests."
-    return Section("What if", (table(head, rows, caption=caption, left=frozenset({0, 2})),))
+    return Section("What if", (table(head, rows, caption=caption, left=frozenset({0})),))
 
 
 def _changes(follower: Follower, windows: Sequence[dict[str, Any]]) -> Section:
@@ -244,20 +240,3 @@ def _changes(follower: Follower, windows: Sequence[dict[str, Any]]) -> Section:
 
 def _shift(window: dict[str, Any], name: str) -> str:
     return f"{math.expm1(window['smooth'].get(name) or 0.0):+.1%}"
-
-
-def _shadow(windows: Sequence[dict[str, Any]]) -> Section | None:
-    known = [(w, w["shadow"]) for w in windows if w.get("shadow")]
-    if not known:
-        return None
-    settings = windows[-1]["what_if"][0]["policy"]
-    fleets = sum(own["replicas"] == w["replicas"] for w, own in known) / len(known)
-    agree = sum(own["policy"] == settings for _, own in known) / len(known)
-    more, missed = (sum(own[name] for _, own in known) for name in ("gpu_hours", "attainment"))
-    line = (
-        f"In {len(known)} window{'' if len(known) == 1 else 's'} the twin would have run as many replicas as served in "
-        f"{fleets:.0%}, and the same settings in {agree:.0%}. By its replays the fleet in force took {number(more)} "
-        "GPU-hours more, and "
-        f"{number(100 * missed / len(known))} points fewer requests met the SLOs."
-    )
-    return Section("What the twin would have done", (Words((line,), loud=True),))

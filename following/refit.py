@@ -1,7 +1,7 @@
 """Refit two factors: how long steps take, and how many steps a token needs, if the evidence identifies them."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -151,10 +151,10 @@ def at_measured(
 
 def candidate(
     scenario: Scenario, evidence: Sequence[Seen], known: Sequence[Residuals], shape: Trace | None
-) -> Iterator[dict[str, Any]]:
+) -> dict[str, Any]:
     """The result of `fit` as JSON, for the background."""
     profile, factors, errors = fit(scenario, evidence, known, shape)
-    yield {"profile": to_json(profile), "factors": asdict(factors), "errors": errors}
+    return {"profile": to_json(profile), "factors": asdict(factors), "errors": errors}
 
 
 def scaled(setting: Setting, factors: Factors) -> Profile:

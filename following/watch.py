@@ -1,22 +1,17 @@
 """The loop that reads servers at an interval and publishes the follower's findings."""
 
-import json
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from .. import __version__
 from ..engine.errors import DsimError, cut
 from ..files.place import FolderKind, check_folder, has_schema
 from ..files.read import read_json
 from ..files.write import json_text, write_whole
-from ..planner.memo import FILES as STORE_FILES
 from ..results.metrics import no_nan
-from .asked import Asked
 from .exported import dashboard, exposition, rules
 from .follower import CANDIDATE, SCHEMA, VERSION, Followed, Follower, Tell
 from .pages import page_of
@@ -27,10 +22,9 @@ from .windows import LATE, SPEED, Scrape
 FILES = ("follow.json", "report.html", "grafana.json", "alerts.yml")
 FOLDER = FolderKind(
     "a followed server",
-    (*FILES, CANDIDATE, "samples", "windows", "versions", "profiles", "traffic.jsonl", *STORE_FILES), "follow.json",
+    (*FILES, CANDIDATE, "samples", "windows", "versions", "profiles", "traffic.jsonl"), "follow.json",
     has_schema(SCHEMA), folders=("samples", "windows", "versions", "profiles"),
 )  # fmt: skip
-PATIENCE = 10.0  # s for a webhook
 LOOKS = 0.2  # s between checks of the background while waiting for it
 
 
@@ -84,20 +78,13 @@ class Watcher:
 
     def __init__(
         self, follower: Follower, targets: Sequence[Target], folder: Path, tell: Tell, *, command: str = "",
-        webhook: str | None = None, clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
-        if webhook is not None and urlsplit(webhook).scheme not in ("http", "https"):
-            raise DsimError(f"webhook is {cut(webhook)}, expected http://... or https://...")
         self.follower, self._targets, self._folder, self._tell = follower, targets, folder, tell
-        self._command, self._webhook, self._clock = command, webhook, clock
+        self._command, self._clock = command, clock
         self._missing: set[str] = set()
-        self.asked = Asked(follower)
         self.page, self.metrics = "", ""  # what the port serves
-        self._now: dict[str, Any] = {}
-        self.turn = 0  # grows with each page
         self.publish()
-        for record in follower.judged_at_start:
-            self._call(record)
 
     def once(self) -> dict[str, Any] | None:
         """Read every server once; return the record of the window that this completes, if any."""
@@ -109,9 +96,7 @@ class Watcher:
         looked = self.follower.look()
         if record is not None or looked:
             self.publish()
-        if record is not None:
-            self._call(record)
-        self._tell_now()
+        self.metrics = exposition(self.follower, self._clock())
         return record
 
     def run(self, until: Callable[[], bool] = lambda: False, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -135,12 +120,7 @@ class Watcher:
 
     def close(self) -> None:
         """Stop the processes in the background."""
-        self.asked.close()
         self.follower.close()
-
-    def event(self) -> str:
-        """The state that changes between two pages, as JSON."""
-        return json.dumps(self._now | self.asked.look())
 
     def publish(self) -> None:
         """Write the folder's files, and renew what the port serves."""
@@ -149,20 +129,7 @@ class Watcher:
         self.page = to_html(page_of(self.follower, self._command))
         write_whole(self._folder / "report.html", self.page)
         write_state(self._folder, self.follower.followed, self.follower)
-        self.turn += 1
-        self._tell_now()
-
-    def _tell_now(self) -> None:
-        """The state that changes with every reading."""
         self.metrics = exposition(self.follower, self._clock())
-        last = None if self.follower.last is None else self.follower.last.together()
-        gauges = {} if last is None else {name: last.gauges.get(name) for name in ("running", "waiting", "kv_usage")}
-        windows = self.follower.windows
-        replicas = windows[-1]["replicas"] if windows else None
-        self._now = {
-            "turn": self.turn, "time": self._clock(), **gauges, "replicas": replicas,
-            "policy": self.follower.scenario.policy,
-        }  # fmt: skip
 
     def _time(self, samples: Sequence[Sample | None]) -> float:
         """The time of a reading (s since 1970), by a simulated server's clock if it has one."""
@@ -187,26 +154,6 @@ class Watcher:
             return None
         self._missing.discard(target.url)
         return found
-
-    def _call(self, record: Mapping[str, Any]) -> None:
-        """Post a window's alarms to the webhook."""
-        if self._webhook is None or not (record["raised"] or record["settled"]):
-            return
-        words = [f"dsim follow: {alarm['words']}" for alarm in record["raised"]]
-        words += [f"dsim follow: {cause} is over" for cause in record["settled"]]
-        body = {
-            "text": "; ".join(words),
-            "raised": record["raised"],
-            "settled": record["settled"],
-            "time": record["end"],
-        }
-        request = urllib.request.Request(
-            self._webhook, json.dumps(body).encode(), {"content-type": "application/json"}, method="POST"
-        )
-        try:
-            urllib.request.urlopen(request, timeout=PATIENCE).close()
-        except (OSError, ValueError) as error:
-            self._tell(f"The webhook was not told: {cut(error)}")
 
 
 def line_of(record: Mapping[str, Any]) -> str:

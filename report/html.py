@@ -39,11 +39,6 @@ def to_html(page: Page) -> str:
     )
 
 
-def live_part() -> str:
-    """Added by a running process at the end of the body."""
-    return (files(__package__) / "templates" / "live.html").read_text(encoding="utf-8")
-
-
 def write_findings(
     folder: str | Path, kind: FolderKind, found: Mapping[str, Any], page: Page, *, force: bool = False
 ) -> None:

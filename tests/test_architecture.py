@@ -45,8 +45,8 @@ ONLY_IN = {
     "typer": {"cli"},
     "rich": {"cli", "report"},
     "plotly": {"report"},
-    "starlette": {"serve", "following"},
-    "uvicorn": {"serve", "following"},
+    "starlette": {"serve"},
+    "uvicorn": {"serve"},
     "prometheus_client": {"following", "serve"},
 }
 # What would bring a clock, a device, the environment or hidden randomness into the engine.

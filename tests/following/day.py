@@ -18,7 +18,7 @@ ROOM = Headroom(3.0, 2.9, 3.1, "memory", "ttft=1s", NOW, 1)
 
 def whatifs(*met: float) -> list[WhatIf]:
     fleets = (("as it is", 2), ("a replica less", 1), ("a replica more", 3))
-    return [WhatIf(name, n, "a", 2 * n, share, 1.0) for (name, n), share in zip(fleets, met, strict=True)]
+    return [WhatIf(name, n, share, 1.0) for (name, n), share in zip(fleets, met, strict=True)]
 
 
 def window(hours_ago: float, rate: float, slow: float, smooth: float) -> dict[str, Any]:
@@ -32,7 +32,6 @@ def window(hours_ago: float, rate: float, slow: float, smooth: float) -> dict[st
         "measured": {"e2el": 2.0 * slow}, "predicted": {"e2el": 2.0}, "slos": {"ttft=1s": [[0.9, 0.95], [0.97, 0.97]]},
         "raised": [], "settled": [], "alarms": {}, "version": 1, "usual": {}, "known": {},
         "growth": 0.01, "headroom": ROOM.to_json(),
-        "shadow": {"replicas": 2, "policy": "a", "agrees": True, "attainment": 0.0, "gpu_hours": 0.0},
         "what_if": [w.to_json() for w in whatifs(0.98, 0.9, 1.0)],
         "advice": Advice("Do nothing.", "it is well", evidence="73 replays").to_json(),
     }  # fmt: skip

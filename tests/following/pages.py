@@ -89,12 +89,6 @@ def showing(page: list[str], status: int = 200) -> Iterator[tuple[str, list[dict
             self.end_headers()
             self.wfile.write(page[0].encode())
 
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"])).decode()
-            asked.append({"body": body, "path": self.path})
-            self.send_response(200)
-            self.end_headers()
-
         def log_message(self, *of: Any) -> None:
             pass
 

@@ -57,9 +57,7 @@ def test_once_reads_a_sample_and_the_next_goes_on() -> None:
         (("http://a", "--once", "--port", 1), "--once is given and --port is 1, expected one of them"),
         (("http://a", "--access-log", "none.csv"), "none.csv: cannot be read: No such file or directory"),
         (("http://a", "--token-file", "none"), "none: cannot be read: No such file or directory"),
-        (("http://a", "--webhook", "mail"), "webhook is mail, expected http://... or https://..."),
         (("http://a", "--profile", "a100-sdar-8b"), "profile a100-sdar-8b holds no law of steps a canvas"),
-        (("http://a", "--what-if", "nothing"), "no preset is named 'nothing'"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(words: tuple[object, ...], said: str) -> None:
@@ -79,7 +77,6 @@ def test_a_taken_port_is_one_line() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        # In a process of its own, where no handler of pytest's takes uvicorn's log.
         command = [sys.executable, "-m", "dsim", "follow", "http://127.0.0.1:9", *WORDS, "--port", str(port)]
         found = subprocess.run(command, capture_output=True, text=True)
     assert found.stderr == f"Error: --port is {port}, expected one that is free on 127.0.0.1\n"
@@ -87,21 +84,19 @@ def test_a_taken_port_is_one_line() -> None:
 
 def test_a_server_that_is_gone_for_a_while_ends_nothing(tmp_path: Path) -> None:
     page, told = [pages.vllm(5)], []
-    with pages.showing(page) as (url, asked):
+    with pages.showing(page) as (url, _):
         target = Target(url)
         scenario = Scenario(trace="", policy=WORDS[1], profile=WORDS[3])
         follower = Follower(Followed(scenario, (target.url,)), tmp_path)
-        watcher = Watcher(follower, [target], tmp_path, told.append, webhook=f"{url}/hook")
+        watcher = Watcher(follower, [target], tmp_path, told.append)
         watcher.once()
         page[0] = "nothing 1\n"
         watcher.once()
-        watcher._call({"raised": [{"words": "prices: up"}], "settled": ["yield"], "end": 1.0})
         page[0] = pages.vllm(6)
         watcher.once()
     assert len(told) == 1
     assert "expected the metrics of an engine" in told[0]
     assert 'dsim_follow_up{url="' + target.url + '"} 1' in watcher.metrics
-    assert json.loads(asked[2]["body"])["text"] == "dsim follow: prices: up; dsim follow: yield is over"
 
 
 def test_a_kill_at_any_moment_loses_at_most_one_reading() -> None:

@@ -1,9 +1,7 @@
 """A follower of simulated servers: what it names, what it fits, and that a kill costs nothing."""
 
 import copy
-import json
 import math
-import re
 import shutil
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,14 +16,13 @@ from dsim.engine.errors import DsimError
 from dsim.following.background import Background
 from dsim.following.exported import exposition
 from dsim.following.follower import Followed, Follower
-from dsim.following.outlook import Ahead, Headroom, Plan, WhatIf, flags_of, freed, shadow
+from dsim.following.outlook import Headroom, search_headroom
 from dsim.following.pages import page_of
 from dsim.following.predicted import Seen, predict
 from dsim.following.refit import Factors, middle, precise, scaled
 from dsim.following.residuals import PRICES
 from dsim.following.sources.sample import Sample
 from dsim.following.windows import Cutter, Scrape, Window
-from dsim.planner.deploy import deployment_of
 from dsim.planner.given import name_of_profile
 from dsim.profiler.profile import load
 from dsim.report.html import to_html
@@ -165,7 +162,7 @@ def test_no_reading_waits_for_a_fit_and_a_kill_makes_it_again(slower: Whole, tmp
     fits = Later()
     Follower(followed(SGLANG), folder, background=lambda: fits)  # killed as it fitted
     [(question, *of)] = fits.asked  # of the same windows
-    [answer] = question(*of)
+    answer = question(*of)
     assert answer["factors"]["price"] == at_once.versions[0].factors.price
 
     again = Follower(followed(SGLANG), folder, background=partial(Background, 600.0))  # in a process
@@ -202,109 +199,76 @@ class Later:
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
-        self.found: list[dict[str, Any]] = []
+        self.answer: dict[str, Any] | None = None
         self.busy = False
 
     def start(self, question: Any, *of: Any) -> None:
         self.asked.append((question, *of))
         self.busy = True
 
-    def poll(self) -> list[dict[str, Any]]:
-        found, self.found = self.found, []
-        return found
+    def poll(self) -> dict[str, Any] | None:
+        answer, self.answer = self.answer, None
+        return answer
 
     def close(self) -> None:
         self.busy = False
 
 
-def test_the_outlook_asks_for_a_plan_in_the_background_and_recommends_by_it(
+def test_the_outlook_searches_the_capacity_in_the_background_and_advises_by_it(
     as_it_is: list[Sample], tmp_path: Path
 ) -> None:
     server = replace(SGLANG, scenario=replace(SGLANG.scenario, slos=("ttft=1s", "e2el=20s")))
     later: Any = Later()
-    follower = Follower(
-        followed(server, outlook=True, attainment=0.9, gpu_hour=2.0), tmp_path, background=[Later(), later].pop
-    )
+    how: dict[str, Any] = {"outlook": True, "attainment": 0.9}
+    follower = Follower(followed(server, **how), tmp_path, background=[Later(), later].pop)
     records = feed(follower, as_it_is[:240])
     assert [w["name"] for w in records[-1]["what_if"]] == ["as it is", "a replica more", "30% more traffic"]
     assert records[-1]["headroom"] is None
     assert records[-1]["advice"]["do"] == "Do nothing."
-    assert records[-1]["shadow"] == {
-        "replicas": 1, "policy": SGLANG.scenario.policy, "agrees": True, "attainment": 0.0, "gpu_hours": 0.0,
-    }  # fmt: skip
-    [(question, trace)] = later.asked  # once, and no second while it is being answered
-    assert (question.rate, question.replicas, question.version) == (records[0]["traffic"]["rate"], 1, 0)
+    [(question, scenario, _, _, _, version, trace)] = later.asked  # once, and no second while it is being answered
+    assert (question, scenario.replicas, version) == (search_headroom, 1, 0)
     assert len(trace) == records[0]["requests"]
     assert not follower.look()
 
     room = Headroom(0.9, 0.8, 1.0, "rows", "ttft=1s", ZERO, 0)
-    plan = Plan("sglang-fdfo,rows=9", 2, 2, 4.0, "launch", (0.99, 1.0), 1.1, "9 replays", ZERO, 0)
-    later.found = [{"headroom": room.to_json()}, json.loads(json.dumps({"plan": plan.to_json()}))]
+    later.answer = {"headroom": room.to_json()}
     assert follower.look()
     last = follower.windows[-1]
-    assert follower.plan == plan
-    assert last["headroom"]["capacity"] == 0.9
-    assert last["advice"]["do"] == "Run 2 replicas of sglang-fdfo,rows=9."
-    assert (last["advice"]["price"], last["advice"]["flags"]) == ("+2 an hour, 4 in place of 2", "launch")
+    assert (follower.room, last["headroom"]["capacity"]) == (room, 0.9)
+    assert last["advice"]["do"] == "Run 2 replicas."
     assert "Run 2 replicas" in to_html(page_of(follower))
-    later.found = [{"plan": replace(plan, version=7).to_json()}, {"error": "no fleet meets the SLOs"}]
-    assert follower.look()
-    assert follower.plan == plan  # that of another profile is none
+    for answer in ({"headroom": replace(room, version=7).to_json()}, {"error": "it took too long"}):
+        later.answer = answer
+        assert follower.look()
+    assert follower.room == room  # that of another profile is dropped
     said = exposition(follower, ZERO + 1300)
     assert 'dsim_follow_alarm{cause="prices"} 0' in said
     assert f"dsim_follow_requests_rate {records[-1]['traffic']['rate']:.10g}" in said
     later.busy = False
-    feed(follower, as_it_is[240:310])  # a window later, with the plan in its record
-    again = Follower(followed(server, attainment=0.9, gpu_hour=2.0), tmp_path, background=[Later(), later].pop)
-    assert (again.plan, again.room) == (plan, room)
+    feed(follower, as_it_is[240:310])  # a window later, with the capacity in its record
+    again = Follower(followed(server, **how), tmp_path, background=[Later(), later].pop)
+    assert again.room == room
 
 
-def test_a_plan_is_the_cheapest_fleet_for_the_traffic_and_goes_on_from_its_replays(tmp_path: Path) -> None:
+def test_the_headroom_is_the_capacity_of_the_fleet_under_its_traffic(tmp_path: Path) -> None:
     from dsim.benchmarks.follow import traffic
 
-    scenario = Scenario(trace="", policy="chunk:8", profile="a100-sdar-8b", slos=("e2el=30s",))
-    ahead = Ahead(scenario, 3, 1.5, 0.9, 2.0, (), tmp_path, ZERO, 4)
-    room, found = ahead(traffic(1.5, 100, 3))
-    plan = found["plan"]
-    assert room["headroom"]["capacity"] > plan["replicas"] * 0.5
-    assert (plan["policy"], plan["per_hour"], plan["rate"], plan["version"]) == (
-        "chunk:8", 2.0 * plan["gpus"], 1.5, 4,
-    )  # fmt: skip
-    assert plan["attained"][0] >= 0.9
-    said = re.search(r"on profile version 4; it takes (\d+)% more before an SLO breaks", plan["evidence"])
-    assert said is not None
-    # The cheapest fleet of the plan and the fleet in force take about as much a replica.
-    own, in_force = 1.5 * (1 + int(said[1]) / 100) / plan["replicas"], room["headroom"]["capacity"] / 3
-    assert 0.6 * in_force < own < 1.3 * in_force
-    assert {"traffic.jsonl", "replays.db"} <= {path.name for path in tmp_path.iterdir()}
+    scenario = Scenario(trace="", policy="chunk:8", profile="a100-sdar-8b", slos=("e2el=30s",), replicas=3)
+    found = search_headroom(scenario, 0.9, tmp_path, ZERO, 4, traffic(1.5, 100, 3))
+    assert found["headroom"]["low"] <= found["headroom"]["capacity"] <= found["headroom"]["high"]
+    assert (found["headroom"]["version"], found["headroom"]["binding_slo"]) == (4, "e2el=30s")
+    assert (tmp_path / "traffic.jsonl").exists()
 
 
-def test_a_plan_may_choose_what_changes_no_answer_and_its_flags_are_those_of_dsim_plan() -> None:
-    scenario = replace(SGLANG.scenario, policy="sglang-fdfo,max_running_requests=2,threshold=0.9")
-    assert freed(scenario) == "sglang-fdfo,threshold=0.9"
-    launch = deployment_of(scenario.policy, scenario.loaded_profile())
-    assert launch is not None
-    first, *others = flags_of(launch).splitlines()
-    assert first == launch.shell
-    assert others == [f"# dllm.yaml: {line}" for line in launch.files()["dllm.yaml"].splitlines()]
-    assert flags_of(None) == ""
+def test_a_question_of_the_background_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    from dsim.benchmarks.follow import traffic
 
-
-def test_the_shadow_is_the_smallest_fleet_that_meets_the_slos_or_the_best() -> None:
-    def asked(*met: float) -> list[WhatIf]:
-        fleets = (("as it is", 2, "a"), ("a replica less", 1, "a"), ("a replica more", 3, "a"), ("b", 2, "b"))
-        return [WhatIf(*fleet, 2 * fleet[1], share, 1.0) for fleet, share in zip(fleets, met, strict=True)]
-
-    for met, fleet, attainment, gpu_hours in (
-        ((0.99, 0.90, 1.0, 1.0), (2, "a"), 0.0, 0.0),  # as good settings are no reason to change
-        ((0.99, 0.95, 1.0, 1.0), (1, "a"), -0.04, 0.2),
-        ((0.90, 0.80, 1.0, 0.97), (2, "b"), 0.07, 0.0),
-        ((0.50, 0.30, 0.7, 0.60), (3, "a"), 0.2, -0.2),
-    ):
-        found = shadow(asked(*met), 0.95, 0.1)
-        assert found is not None
-        assert (found.replicas, found.policy, found.agrees) == (*fleet, fleet == (2, "a"))
-        assert (found.attainment, found.gpu_hours) == pytest.approx((attainment, gpu_hours))
+    background = Background(0.0)
+    background.start(search_headroom, SGLANG.scenario, 0.9, tmp_path, ZERO, 0, traffic(1.0, 10, 1))
+    assert background.busy
+    assert background.poll() == {"error": "it took more than 0 s"}
+    assert not background.busy
+    assert background.poll() is None
 
 
 def test_a_yield_is_fitted_from_the_counter_of_steps(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """A follower of `dsim serve`, end to end: the twin's page over HTTP, read by its own clock, and its access log."""
 
-import json
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import urlopen
+
+import pytest
 
 from dsim.following import port as live
 from dsim.following.follower import Followed, Follower
@@ -51,9 +53,9 @@ def test_the_page_of_a_served_twin_is_as_its_twin_says(tmp_path: Path) -> None:
     assert 'dsim_follow_up{url="' in watcher.metrics
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
     with live.serving(watcher, "127.0.0.1", 0) as url:
-        assert b"EventSource" in urlopen(f"{url}/").read()
+        assert urlopen(f"{url}/").read().decode() == watcher.page
         assert urlopen(f"{url}/metrics").read().decode() == watcher.metrics
-        with urlopen(f"{url}/events") as events:
-            assert json.loads(events.readline().removeprefix(b"data: "))["turn"] == watcher.turn
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(f"{url}/follow.json")
     again = Follower(replace(followed), tmp_path)
     assert [record["end"] for record in again.windows] == [record["end"] for record in records]
