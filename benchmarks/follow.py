@@ -5,22 +5,17 @@ every 5 s: months pass in minutes.
 
     python -m dsim.benchmarks.follow                 # the changes, each at minute 90
     python -m dsim.benchmarks.follow --days 30 --out DIR    # a month without any; DIR: to go on from
-    python -m dsim.benchmarks.follow --load          # processor time that a reading costs `dsim serve`
     python -m dsim.benchmarks.follow --bound         # how much a window of vLLM's page tells of the price
 """
 
 import argparse
 import json
-import re
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-import urllib.request
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +26,6 @@ from dsim.following.predicted import Seen, predict
 from dsim.following.refit import MOST_EVIDENCE, Factors, middle, scaled
 from dsim.following.replayed import Recorder, samples_of
 from dsim.following.sources.sample import Sample
-from dsim.following.sources.scrape import Target
 from dsim.following.store import Lines
 from dsim.following.windows import SECONDS, Scrape, Window
 from dsim.planner.given import name_of_profile
@@ -304,94 +298,14 @@ def told_by(window: Window) -> list[float]:
     return [float(x) for x in found]
 
 
-# Profile and policy of the twin for each engine's page.
-READ = {
-    "vllm": ("h200x2-diffusiongemma/vllm", "vllm-diffusion"),
-    "sglang": ("h100-sdar-8b/sglang", "sglang-fdfo"),
-    "lmdeploy": ("h100-sdar-8b/lmdeploy", "lmdeploy-0.18"),
-}
-ASKED = {"model": "m", "prompt": "word " * 100, "max_tokens": 100, "ignore_eos": True}
-
-
-def load(engine: str, rate: float, stretches: int, readings: int = 40, seconds: float = 10.0) -> dict[str, Any]:
-    """Processor time that a reading costs a `dsim serve` under traffic: the median of pairs of stretches.
-
-    One stretch of a pair is read. rate: req/s of a client. stretches: pairs. readings: of a stretch, evenly. seconds:
-    of a stretch.
-    """
-    profile, policy = READ[engine]
-    command = ["serve", "--twin", profile, "--policy", policy, "--port", "0", "--served-name", "m"]
-    python = [sys.executable, "-u", "-m", "dsim"]
-    over = threading.Event()
-    with subprocess.Popen([*python, *command], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        url = next(found for line in server.stdout if (found := re.search(r"http://[\w.:]+", line))).group()
-        clients = [
-            threading.Thread(target=_ask, args=(url, over, i / rate, CLIENTS / rate))
-            for i in range(CLIENTS if rate else 0)
-        ]
-        for client in clients:
-            client.start()
-        target = Target(url)
-
-        def busy(times: int) -> tuple[float, float]:
-            begin, then = _processor_time(server.pid), time.monotonic()
-            for i in range(1, max(1, times) + 1):
-                if times:
-                    target.sample()
-                time.sleep(max(0.0, then + i * seconds / max(1, times) - time.monotonic()))
-            return _processor_time(server.pid) - begin, time.monotonic() - then
-
-        busy(readings)  # warm
-        pairs = [(busy(0), busy(readings)) for _ in range(stretches)]
-        size = len(urllib.request.urlopen(target.url).read())
-        over.set()
-        for client in clients:
-            client.join()
-        server.terminate()
-    # Late readings make a stretch longer: the other's processor time is taken by the second.
-    costs = np.array([(read - own / alone * whole) / readings for (own, alone), (read, whole) in pairs])
-    return {
-        "engine": engine, "rate": rate, "bytes": size, "pairs": pairs, "readings": readings,
-        "ms": 1e3 * float(np.median(costs)), "ms_error": 1e3 * 1.25 * float(costs.std(ddof=1)) / stretches**0.5,
-        "share_of_a_core_without": float(np.median([own / whole for (own, whole), _ in pairs])),
-        "share_of_a_core_at_5_s": float(np.median(costs)) / INTERVAL,
-    }  # fmt: skip
-
-
-CLIENTS = 50  # threads, each of which waits for its answer
-
-
-def _ask(url: str, over: threading.Event, first: float, every: float) -> None:
-    """Ask for a completion every `every` s from `first` s on, until `over` is set."""
-    begin, body = time.monotonic() + first, json.dumps(ASKED).encode()
-    for index in count():
-        if over.wait(max(0.0, begin + index * every - time.monotonic())):
-            return
-        request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
-        with urllib.request.urlopen(request) as reply:
-            reply.read()
-
-
-def _processor_time(pid: int) -> float:
-    """Seconds on a processor, of all threads."""
-    return sum(int(t.read_text().split()[0]) for t in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--days", type=float, default=0.0)
     parser.add_argument("--server", choices=SERVERS, action="append")
     parser.add_argument("--change", type=int, action="append")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--load", action="store_true")
     parser.add_argument("--bound", action="store_true")
     asked = parser.parse_args()
-    if asked.load:
-        for engine in READ:
-            for rate, stretches in ((0.0, 4), (5.0, 10)):
-                print(json.dumps(load(engine, rate, stretches)), flush=True)
-        return
     if asked.bound:
         print(json.dumps(bound(SERVERS["vllm"])))
         return

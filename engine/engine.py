@@ -188,16 +188,6 @@ class Engine:
         return self._own.cache or None
 
     @property
-    def idle_pages(self) -> int:
-        """Pages that only the prefix cache keeps."""
-        return int(self._own.cache.pool["idle"][0]) if self._own.cache else 0
-
-    @property
-    def evicted_pages(self) -> int:
-        """Pages that a prefix cache has evicted."""
-        return int(self._own.cache.pool["evicted"][0]) if self._own.cache else 0
-
-    @property
     def num_pages(self) -> int:
         return self.limits.num_pages
 

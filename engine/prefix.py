@@ -71,7 +71,6 @@ class Pool(Record):
     junction: I8  # pages found in layers without a window at the last lookup, if others lacked some; else 0
     queries: I8  # prompt tokens looked up
     hits: I8  # ... found
-    evicted: I8  # pages, ever
 
 
 ENTRY, POOL = dtype_of(Entry), dtype_of(Pool)
@@ -581,7 +580,6 @@ def _evict(policy: AnyPolicy) -> None:
         policy.cache.entries[before].next = entry.next
     entry.next = counts.unused
     counts.unused = at
-    counts.evicted += 1
 
 
 @rule

@@ -22,7 +22,6 @@ class Exported:
     about: str
     values: Callable[[Follower, float], Rows]
     unit: str = "short"  # Grafana's
-    kind: str = "gauge"
 
 
 def _last(follower: Follower) -> dict[str, Any]:
@@ -102,7 +101,7 @@ def exposition(follower: Follower, now: float) -> str:
     lines = []
     for metric in METRICS:
         name = f"dsim_follow_{metric.name}"
-        lines += [f"# HELP {name} {metric.about}", f"# TYPE {name} {metric.kind}"]
+        lines += [f"# HELP {name} {metric.about}", f"# TYPE {name} gauge"]
         for labels, value in metric.values(follower, now):
             if value is not None and math.isfinite(value):
                 of = ",".join(f"{label}={json.dumps(text, ensure_ascii=False)}" for label, text in labels.items())

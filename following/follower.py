@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.errors import DsimError
 from ..files.read import read_json
 from ..files.write import json_text, write_whole
 from ..profiler.placed import placed
@@ -35,7 +34,6 @@ from .residuals import (
     Residuals,
     of_traffic,
     share_within,
-    stability_index,
 )
 from .sources.growing import GrowingLogs
 from .sources.sample import Buckets, Sample
@@ -90,7 +88,6 @@ class Follower:
         self._searched = -math.inf  # s since 1970, when the capacity was last searched
         self._scenario, self._setting = followed.scenario, followed.scenario.setting().check()
         self._seen: deque[tuple[Seen, Residuals]] = deque(maxlen=KEPT)
-        self.judged_at_start: list[dict[str, Any]] = []  # records of windows that a kill had left unjudged
         self._before: Seen | None = None
         self._bands: dict[str, float] | None = None
         self._usual: dict[str, float] = {}  # the plan's traffic
@@ -224,7 +221,6 @@ class Follower:
             "gauges": {name: float(window.gauge(name)[1:].mean()) for name in ("running", "waiting", "kv_usage")},
             "measured": {name: of.mean for name, of in measured.items()},
             "predicted": {name: of.mean for name, of in twin.items()},
-            "shapes": {name: stability_index(measured[name], twin[name]) for name in measured},
             "slos": slos,
         }  # fmt: skip
 
@@ -447,19 +443,13 @@ class Follower:
             self._setting = self._scenario.setting()
         self.windows.extend(reversed(list(islice(self._windows.newest(), HELD))))
         if self.windows:
-            if lacking := {"state", "usual_bands"} - self.windows[-1].keys():
-                raise DsimError(
-                    f"{self.folder}: its windows lack {', '.join(sorted(lacking))}, expected a folder of this version "
-                    "of dsim: choose another one"
-                )
             self._restore(self.windows[-1])
         # Cut the windows in memory again: they are a refit's evidence, and the run-in of the next window.
         begin = self.windows[-min(len(self.windows), KEPT + 1)]["begin"] if self.windows else 0.0
         for line in reversed(list(takewhile(lambda line: line["time"] >= begin, self._scrapes.newest()))):
             samples = tuple(None if s is None else Sample.from_json(s) for s in line["samples"])
             if len(samples) == len(self.followed.urls):
-                record = self._take(Scrape(float(line["time"]), samples))
-                self.judged_at_start += [] if record is None else [record]
+                self._take(Scrape(float(line["time"]), samples))
         if not self._fits.busy:  # the windows of an interrupted fit are no longer stored
             self._fit = None
 
@@ -477,7 +467,7 @@ class Follower:
             self._bands, self._since = None, 0
             self.alarms.close((PRICES, YIELD))
             return
-        if state.get("fit") is not None:
+        if state["fit"] is not None:
             self._fit = refit.Version.from_json(state["fit"])
         if state["trial"] is not None:
             version = refit.Version.from_json(state["trial"]["version"])

@@ -102,13 +102,6 @@ def mean_log(buckets: Buckets) -> float:
     return float((buckets.shares * np.log(np.sqrt(low * high))).sum())
 
 
-def stability_index(measured: Buckets, predicted: Buckets) -> float:
-    """The population stability index of two histograms: above 0.2 their shapes differ."""
-    one = (measured.shares * measured.num + 0.5) / (measured.num + 0.5 * len(measured.counts))
-    other = (predicted.shares * predicted.num + 0.5) / (predicted.num + 0.5 * len(predicted.counts))
-    return float(((one - other) * np.log(one / other)).sum())
-
-
 def share_within(buckets: Buckets, bound: float) -> tuple[float, float]:
     """Bounds of the share of values up to `bound`; they are equal if the bound is the end of a bucket."""
     if not buckets.num:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from dsim.benchmarks.follow import SERVERS, Server, joined, pages
-from dsim.engine.errors import DsimError
 from dsim.following.background import Background
 from dsim.following.exported import exposition
 from dsim.following.follower import Followed, Follower
@@ -106,11 +105,7 @@ def test_a_kill_costs_at_most_an_interval_and_a_restart_goes_on_as_if_there_was_
     last = tmp_path / "whole" / "windows" / "00000001.jsonl"  # killed between a sample and its window's record
     last.write_text(last.read_text().rpartition("\n{")[0] + "\n")
     again = Follower(followed(SGLANG), tmp_path / "whole")
-    assert again.judged_at_start == whole[-1:]
     assert list(again.windows) == whole
-    last.write_text(last.read_text().replace('"usual_bands"', '"another"'))  # of another version
-    with pytest.raises(DsimError, match="its windows lack usual_bands, expected a folder of this version of dsim"):
-        Follower(followed(SGLANG), tmp_path / "whole")
 
 
 def test_longer_steps_are_prices_and_the_candidate_is_adopted_once_it_predicts_better(slower: Whole) -> None:
