@@ -251,7 +251,7 @@ def test_the_headroom_is_the_capacity_of_the_fleet_under_its_traffic(tmp_path: P
     scenario = Scenario(trace="", policy="chunk:8", profile="a100-sdar-8b", slos=("e2el=30s",), replicas=3)
     found = search_headroom(scenario, 0.9, tmp_path, ZERO, 4, traffic(1.5, 100, 3))
     assert found["headroom"]["low"] <= found["headroom"]["capacity"] <= found["headroom"]["high"]
-    assert (found["headroom"]["version"], found["headroom"]["binding_slo"]) == (4, "e2el=30s")
+    assert (found["headroom"]["version"], found["headroom"]["capacity"] > 1.5) == (4, True)
     assert (tmp_path / "traffic.jsonl").exists()
 
 
