@@ -17,7 +17,7 @@ from .jit import plain
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
 from .latency import Continued, Cost, Features, LatencyModel
 from .part import Policy, Rows, Waiting, numbers_of, with_canvas
-from .prefix import Cache, Prefixes, caches_prefixes
+from .prefix import Prefixes, caches_prefixes
 from .request import Request
 from .state import (
     BATCHES,
@@ -181,11 +181,6 @@ class Engine:
     @property
     def pages_held(self) -> int:
         return int(self._counters["pages_held"])
-
-    @property
-    def prefix_cache(self) -> Cache | None:
-        """Arrays for watchers; None without prefix caching."""
-        return self._own.cache or None
 
     @property
     def num_pages(self) -> int:
