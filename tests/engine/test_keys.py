@@ -111,6 +111,7 @@ def edit(path: Path, before: str, after: str) -> None:
     path.write_text(text.replace(before, after), encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_an_edited_constant_of_the_engine_is_followed_by_what_is_compiled_of_it(place: Path) -> None:
     before = run(place, PRICE)
     edit(place / "replica" / "engine" / "latency.py", "POWERS_TO = 256", "POWERS_TO = 100")
@@ -119,6 +120,7 @@ def test_an_edited_constant_of_the_engine_is_followed_by_what_is_compiled_of_it(
     assert before - after == 256 - 200
 
 
+@pytest.mark.slow
 def test_an_edit_of_a_plug_in_s_rule_and_of_all_that_it_goes_by_is_picked_up(place: Path) -> None:
     (place / "plugin.py").write_text(PLUGIN)
     (place / "shares.py").write_text("SHARE = 1\n")

@@ -255,7 +255,14 @@ def test_a_recommendation_that_another_beats_does_not_survive_and_its_fleet_has_
     assert spoken == "ar: no uncertainty of the profile moves goodput of a replica (req/s)."
 
 
-@pytest.mark.parametrize("slo", ["p90:norm_latency=50ms", "p90:norm_latency=10s", "p90:norm_latency=46ms"])
+@pytest.mark.parametrize(
+    "slo",
+    [
+        pytest.param("p90:norm_latency=50ms", marks=pytest.mark.slow),
+        pytest.param("p90:norm_latency=10s", marks=pytest.mark.slow),
+        "p90:norm_latency=46ms",
+    ],
+)
 def test_a_fleet_survives_where_its_capacity_stays_above_the_rate(slo: str) -> None:
     # A bound that binds, one that never does, and one that a floor 10 % higher holds at no rate.
     scenario = replace(ASKED, policy="ar", slos=(slo,), num_requests=None, rate=None)

@@ -15,7 +15,7 @@ from dsim.traces import load, write
 
 from ..cli.command import dsim
 
-POLICY = "lmdeploy-bd32:4"
+POLICY = "chunk:4"
 
 
 @pytest.fixture
