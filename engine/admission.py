@@ -87,27 +87,6 @@ def push_front(replica: Replica, request: int, slot: int) -> None:
 
 
 @rule
-def queue_by_arrival(replica: Replica, request: int, slot: int) -> None:
-    """Queue a sequence by arrival, before requests that were never admitted."""
-    push_front(replica, request, slot)
-    counters, last = replica.counters, len(replica.queue) - 1
-    at = 1
-    while at < counters.num_waiting:
-        place = (counters.queue_head + at) & last
-        other = int(replica.queue[place, 0])
-        later = replica.arrival[other] > replica.arrival[request] or (
-            replica.arrival[other] == replica.arrival[request] and other > request
-        )
-        if replica.queue[place, 1] < 0 or later:
-            break
-        for k in range(2):
-            replica.queue[(counters.queue_head + at - 1) & last, k] = replica.queue[place, k]
-        replica.queue[place, 0] = request
-        replica.queue[place, 1] = slot
-        at += 1
-
-
-@rule
 def unqueue(replica: Replica, slot: int) -> None:
     counters, last = replica.counters, len(replica.queue) - 1
     at = 0

@@ -183,7 +183,7 @@ def run(
         if counters.kind == NOTHING:
             now = counters.clock
             enter(replica, now)
-            if counters.num_free < min(counters.num_waiting, replica.fixed.most_admitted):
+            if counters.num_free < min(counters.num_waiting, replica.fixed.max_batch):
                 return NO_SLOTS
             if schedule(replica, policy, now) == NOTHING:
                 if counters.num_waiting > 0 or counters.num_running > 0 or not comes_by(replica, horizon):

@@ -130,7 +130,6 @@ class Engine:
             limits.max_prefill_tokens or policy.batching.max_prefill_tokens, EMIT.index(emit), limits.state_tokens,
             replica, eos, latency.window if latency else 0, limits.window, window_bytes, limits.kv_bytes,
             window_pool, EOS.index(policy.unmasking.eos), len(policy.unmasking.thresholds), MOST_FRUITLESS,
-            num_pages if policy.batching.admits_past_rows else limits.max_batch,
         )  # fmt: skip
         self._arrays: Any = new_replica(fixed, table.rows, table.asked, table.arrival)
         # Faster to update than a record's fields.
@@ -752,7 +751,7 @@ class Engine:
         for _ in range(most):
             if counters["kind"] == NOTHING:
                 now = float(counters["clock"])
-                if counters["num_free"] < min(int(counters["num_waiting"]), int(self._fixed.most_admitted)):
+                if counters["num_free"] < min(int(counters["num_waiting"]), int(self._fixed.max_batch)):
                     return core.NO_SLOTS
                 if self._schedule(now) == NOTHING:
                     return core.IDLE_NOW
@@ -777,7 +776,7 @@ class Engine:
     def _make_slots(self) -> None:
         """Make a slot for each request that the next decision may admit."""
         counters = self._counters
-        wanted = min(int(counters["num_waiting"]), int(self._fixed.most_admitted))
+        wanted = min(int(counters["num_waiting"]), int(self._fixed.max_batch))
         if int(counters["num_free"]) < wanted:
             self._grow(max(2 * len(self._arrays.sequences), len(self._arrays.sequences) + wanted))
 

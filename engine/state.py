@@ -162,7 +162,6 @@ class Fixed(Record):
     stops: I8  # AT_BLOCK, AT_TOKEN or IGNORED
     num_thresholds: I8  # to choose from
     most_fruitless: I8  # this many steps in a row without a commit end a run
-    most_admitted: I8  # requests that one decision may admit
 
 
 SEQUENCE, COUNTERS, REPLICA = dtype_of(Sequence), dtype_of(Counters), dtype_of(Fixed)

@@ -100,7 +100,7 @@ def check_runs(policy: Policy, config: ModelConfig) -> None:
 def pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) -> tuple[int, int]:
     """Pages that requests may hold at once, and the largest step's scratch pages."""
     page = policy.memory.page_size
-    most = len(requests) if policy.batching.admits_past_rows else min(limits.max_batch, len(requests))
+    most = min(limits.max_batch, len(requests))
     prompt = np.array([r.input_length for r in requests], np.int64)
     length = lengths(prompt, prompt + np.array([r.limit for r in requests]), policy.block_length)
     cache = cache_of(policy)

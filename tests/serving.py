@@ -93,8 +93,7 @@ class Loop(PlainLoop):
         f = plan.features
         assert (self.trace.arrival[plan.requests] <= plan.now).all()
         assert len(set(plan.requests.tolist())) == len(plan.requests) == f.batch
-        past_rows = self.policy.batching.admits_past_rows
-        assert f.batch <= self.limits.max_batch or past_rows
+        assert f.batch <= self.limits.max_batch
         assert f.tokens == plan.num_tokens.sum() <= self.most
         assert (f.sum_kv, f.sum_q_kv) == (plan.num_keys.sum(), (plan.num_tokens * plan.num_keys).sum())
         assert 0 <= f.head_rows == f.sampled_rows
@@ -102,5 +101,5 @@ class Loop(PlainLoop):
         assert plan.pages <= self.limits.num_pages
         assert not set(plan.requests.tolist()) & set(self.ended)
         # Nobody is put off but by the budget of a step.
-        assert plan.running == len(plan.requests) or past_rows or isinstance(self.policy.batching, PhaseMultiplexed)
+        assert plan.running == len(plan.requests) or isinstance(self.policy.batching, PhaseMultiplexed)
         self._check_commits(plan, outcome)

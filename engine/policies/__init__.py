@@ -2,7 +2,7 @@
 
 SHIPPED = (
     "ar", "lmdeploy", "look_ahead", "sglang", "chunk", "optimus", "delayed_cache", "focus", "llada", "fast_dllm",
-    "dllm_cache", "sparse_dllm", "maskkv", "dllm_serve", "sangam", "vllm",
+    "dllm_cache", "sparse_dllm", "maskkv", "dllm_serve", "vllm",
 )  # fmt: skip
 
 # Default parts: file and name.

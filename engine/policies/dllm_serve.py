@@ -150,12 +150,12 @@ def steady_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
         return WHATEVER
     if counters.num_waiting == 0:
         return UNTIL_A_REQUEST
-    waits = used + _length_of_head(replica) > policy.fields.max_batched_tokens or not can_let_in(replica, policy)
+    waits = used + length_of_head(replica) > policy.fields.max_batched_tokens or not can_let_in(replica, policy)
     return WHATEVER if waits else NO
 
 
 @rule
-def _length_of_head(replica: Replica) -> int:
+def length_of_head(replica: Replica) -> int:
     """Prompt and canvas of the first waiting request, in tokens."""
     request, _ = head(replica)
     return int(replica.asked.input_length[request]) + canvas(
@@ -173,7 +173,7 @@ def _let_in(replica: Replica, policy: MultiplexedState, num: int, used: int, bud
         _count_loads(replica, policy, loads)
     while counters.num_waiting > 0 and num + new < most:
         request, _ = head(replica)
-        length = _length_of_head(replica)
+        length = length_of_head(replica)
         if used + length > budget or not can_let_in(replica, policy):
             break
         if fields.look_ahead and not _has_room(replica, policy, request, length, budget, loads):

@@ -44,8 +44,8 @@ def test_it_says_what_a_directory_is_and_what_it_needs(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "policies"), [
-    ("LLaDAModelLM", "vanilla or fast-dllm or sparse-dllm or maskkv or dllm-serve or sangam"),
-    ("DreamModel", "vanilla or fast-dllm or sparse-dllm or dllm-serve or sangam"),
+    ("LLaDAModelLM", "vanilla or fast-dllm or sparse-dllm or maskkv or dllm-serve"),
+    ("DreamModel", "vanilla or fast-dllm or sparse-dllm or dllm-serve"),
     (
         "Fast_dLLM_QwenForCausalLM",
         "lmdeploy-bd32,block_length=8 or lmdeploy-0.18,block_length=8 or sglang-bd32,block_length=8",

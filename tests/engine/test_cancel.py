@@ -23,7 +23,6 @@ SPECS = [
     "sglang-fdfo:4,page_size=8,num_pages=30,block_length=4",
     "vanilla:3,block_length=4,page_size=8,num_pages=30",  # a static batch, padded
     "dllm-serve,max_batch=3,block_length=4,page_size=8,num_pages=40",
-    "sangam:60,max_batch=3,block_length=4,page_size=8,num_pages=40",
 ]
 
 

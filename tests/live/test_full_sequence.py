@@ -160,17 +160,6 @@ def test_requests_multiplexed_commit_what_a_plain_executor_commits(rule: NoCache
     assert watched.commits == plainly(policy)
 
 
-@pytest.mark.parametrize("spec", ["sangam:60,max_batch=2", "sangam:90,reuse=prefix,max_batch=4"])
-def test_requests_whose_pages_are_free_between_blocks_commit_what_a_plain_executor_commits(spec: str) -> None:
-    policy = parse(spec + ",page_size=8,block_length=4")
-    watched, table, journal, done = run(policy, LENGTHS, num_pages=20, poison=True)
-    assert (table["status"] == 0).all()
-    assert {Phase.FULL, Phase.REUSE} in [set(phases) for phases in watched.phases]
-    assert watched.commits == plainly(policy)
-    assert done.differences() == []
-    assert journal.steps["pages"].max() > 8
-
-
 def test_no_two_of_those_settings_commit_alike() -> None:
     # The tests above would tell nothing apart. All keys kept are Fast-dLLM's: packed by rank, or at their positions.
     alike = [(a, b) for a in SETTINGS for b in SETTINGS if a < b and served(a) == served(b)]

@@ -233,7 +233,7 @@ def test_every_phase_of_every_kind_of_cache_is_measured(loaded: Loaded) -> None:
     phases = ["full", "refresh_response", "refresh_prompt", "partial"]
     assert {cache: [u.phase for u in found if u.cache == cache] for cache in CACHES} == {
         "NoCache": ["full"], "FastCache": ["full", "reuse"], "SparseCache": ["full", "pack", "reuse"],
-        "PeriodicCache": phases, "MaskKV": phases, "SeparableCache": [],  # `dsim live` does not run this one
+        "PeriodicCache": phases, "MaskKV": phases,
     }  # fmt: skip
     assert all(u.row >= 0 and u.token >= 0 and u.row + 100 * u.token > 1e-6 for u in found)
     assert measure_cache_overhead(loaded, ages, 1e3) == ()

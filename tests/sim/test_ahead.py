@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("compiled")
 # Few pages, so that requests are preempted and some never fit.
 SPECS = (
     *PRESETS, "lmdeploy-0.18,num_pages=11", "vllm-ar,num_pages=40", "vllm-diffusion,num_pages=60",
-    "optimus,num_pages=9", "dllm-serve,num_pages=6", "sangam:600,num_pages=40",
+    "optimus,num_pages=9", "dllm-serve,num_pages=6",
 )  # fmt: skip
 # Replicas that a router compares run other code, which takes time to compile: one for each kind of rows, beside `ar`.
 TOGETHER = ("optimus,num_pages=9", "vllm-diffusion,num_pages=60", "dllm-serve,num_pages=6")
@@ -180,8 +180,7 @@ PASSES = (
     "dllm-cache", "dllm-cache:13,response_refresh=4,max_batch=3",
     "maskkv,strategy=entropy", "sparse-dllm", "sparse-dllm,denoising_steps=10,max_batch=3", "dllm-serve,eos=token",
     "dllm-serve,max_batched_tokens=900", "dllm-serve,look_ahead=true,max_batch=3", "dllm-serve,num_pages=6",
-    "dllm-serve,strategy=entropy,denoising_steps=20", "vanilla,strategy=entropy", "sangam",
-    "sangam:600,num_pages=40",
+    "dllm-serve,strategy=entropy,denoising_steps=20", "vanilla,strategy=entropy",
 )  # fmt: skip
 EMITTED += [*zip(PASSES, itertools.cycle(("block", "end", "block", "step")))]
 # Of 64 steps in two blocks, those that are run singly: a block's first and last, and each that does other work than the

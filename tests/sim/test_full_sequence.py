@@ -47,8 +47,6 @@ SPECS = (
     "dllm-serve,block_length=4,max_batched_tokens=70,look_ahead=true,delay=2",
     f"dllm-serve,block_length=4,max_batched_tokens=150,max_batch=3,{DYNAMIC}",
     "dllm-serve,block_length=1,max_batched_tokens=100,max_batch=4",
-    "sangam,block_length=4,max_batched_tokens=60,max_batch=4",
-    f"sangam,block_length=8,max_batched_tokens=90,reuse=prefix,{DYNAMIC}",
 )
 
 

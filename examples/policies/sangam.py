@@ -1,31 +1,21 @@
-"""Sangam: each block begins with a pass over the whole sequence; unused budget is saved for it (fleet.md 2.4).
+"""Sangam (arXiv 2607.04206): each block begins with a pass over the whole sequence; unused budget is saved for it.
 
 The pass fills the cache and commits; the block is then decoded against all cached keys, as in Fast-dLLM. A request with
-a complete block frees its pages and waits for the next block's pass.
+a complete block frees its pages and waits for the next block's pass. The example leaves out what needs an engine of its
+own: a pool for the passes, and more requests with pages than rows decode.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
-from ..admission import canvas, copy_list, head, queue_by_arrival
-from ..hooks import decide, give_back, rows_updated, steady
-from ..jit import rule
-from ..part import Answers, PagedMemory, Policy, Preset, Range
-from ..rows.passes import PassScheduler, can_let_in, let_head_in, tokens_of_row
-from ..state import (
-    DECODE_STEP,
-    FREED,
-    NO,
-    NOTHING,
-    ROWS,
-    RUNNING,
-    UNTIL_A_REQUEST,
-    PolicyState,
-    Replica,
-)
-from .fast_dllm import FastCache
-from .llada import ONE_A_STEP
+from dsim.engine.admission import copy_list, push_front
+from dsim.engine.policies.dllm_serve import length_of_head
+from dsim.engine.policies.fast_dllm import FastCache
+from dsim.engine.policies.llada import ONE_A_STEP
+from dsim.engine.rows.passes import PassScheduler, can_let_in, let_head_in, tokens_of_row
+from dsim.engine.state import DECODE_STEP, FREED, NOTHING
+from dsim.policy import ROWS, RUNNING, Answers, PagedMemory, Policy, PolicyState, Preset, Range, Replica, hooks, rule
 
 
 class DeficitFields(Protocol):
@@ -40,8 +30,8 @@ DeficitState = PolicyState[DeficitFields, Any, DeficitRecord]
 
 
 @dataclass(frozen=True)
-class SeparableCache(FastCache):
-    """Fast-dLLM's cache, which computes no finished block once more."""
+class PassedCache(FastCache):
+    """Fast-dLLM's cache; a block that its pass completes is not computed again."""
 
     def numbers(self, policy: Any) -> dict[str, bool | int | float]:
         return {**super().numbers(policy), "once_more": False}
@@ -49,25 +39,23 @@ class SeparableCache(FastCache):
 
 @dataclass(frozen=True)
 class DeficitBudget(PassScheduler):
-    """Sangam's worker: decode rows first; passes over whole sequences take the remaining budget (2.4).
+    """Sangam's worker: decode rows first; passes over whole sequences take the remaining budget.
 
     Passes are never chunked, since keys depend on the whole sequence: budget left while requests wait is saved for the
-    next step. Requests past their pass wait with their pages while `max_batch` rows decode.
+    next step.
     """
 
     max_batched_tokens: Annotated[int, Range(1), "tokens of a step: blocks in decode and whole sequences"] = 4096
-    max_batch: Annotated[int | None, Range(1), "rows in decode; none: the device's default"] = 128
+    max_batch: Annotated[int | None, Range(1), "running requests; none: the device's default"] = 128
     max_num_logits: Annotated[int, Range(1), "most rows of logits at once"] = 4096
 
     neutral = frozenset({"max_batched_tokens", "max_batch", "max_num_logits"})
-    admits_past_rows = True
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
         return {"deficit": 0}
 
     def answers(self, policy: Policy) -> Answers:
-        answers = {decide: decide_by_deficit, rows_updated: wait_for_pass}
-        return answers | ({steady: steady_deficit} if policy.leaps else {})
+        return {hooks.decide: decide_by_deficit, hooks.rows_updated: wait_for_pass}
 
 
 @rule
@@ -76,8 +64,7 @@ def decide_by_deficit(replica: Replica, policy: DeficitState) -> int:
     counters, fields, record = replica.counters, policy.fields, policy.record
     if counters.num_running == 0 and counters.num_waiting == 0:
         return NOTHING
-    # The first to have run their pass.
-    decoding = min(int(counters.num_running), int(replica.fixed.max_batch))
+    decoding = int(counters.num_running)
     copy_list(replica, RUNNING, ROWS, decoding)
     fresh = fields.max_batched_tokens
     for i in range(decoding):
@@ -88,14 +75,11 @@ def decide_by_deficit(replica: Replica, policy: DeficitState) -> int:
     no_room = False
     counters.num_rows = decoding
     while counters.num_waiting > 0:
-        request, _ = head(replica)
-        length = int(replica.asked.input_length[request]) + canvas(
-            int(replica.asked.max_tokens[request]), int(replica.fixed.block)
-        )
+        length = length_of_head(replica)
         # Without rows one pass of any length is taken.
         if admitted + length > budget and counters.num_rows > 0:
             break
-        if not can_let_in(replica, policy):
+        if counters.num_running >= replica.fixed.max_batch or not can_let_in(replica, policy):
             no_room = True
             break
         slot = let_head_in(replica, policy)
@@ -114,15 +98,6 @@ def decide_by_deficit(replica: Replica, policy: DeficitState) -> int:
 
 
 @rule
-def steady_deficit(replica: Replica, policy: DeficitState) -> int:
-    """All rows run again while none waits; a waiting pass changes the saved budget each step."""
-    counters = replica.counters
-    if counters.num_rows != counters.num_running or policy.record.deficit > 0:
-        return NO
-    return UNTIL_A_REQUEST if counters.num_waiting == 0 else NO
-
-
-@rule
 def wait_for_pass(replica: Replica, policy: DeficitState) -> None:
     """Queue rows that begin a block before requests that have not begun, by arrival."""
     counters = replica.counters
@@ -134,25 +109,42 @@ def wait_for_pass(replica: Replica, policy: DeficitState) -> None:
             replica.lists[RUNNING, left] = slot
             left += 1
         else:
-            give_back(replica, policy, slot)
+            hooks.give_back(replica, policy, slot)
             replica.lists[FREED, counters.num_freed] = sequence.request
             counters.num_freed += 1
-            queue_by_arrival(replica, int(sequence.request), slot)
+            _queue_by_arrival(replica, int(sequence.request), slot)
     counters.num_running = left
 
 
-PRESETS = {
-    "sangam": Preset(
-        Policy(
-            "sangam",
-            batching=DeficitBudget(),
-            cache=SeparableCache(logits="block"),
-            unmasking=ONE_A_STEP,
-            memory=PagedMemory(page_size=16),
-            implementation="sangam",
-        ),
-        "max_batched_tokens",
-        "full-sequence: Sangam, passes over whole sequences under a token budget that is saved up",
-        "Sangam (fleet.md 2.4)",
-    )
-}
+@rule
+def _queue_by_arrival(replica: Replica, request: int, slot: int) -> None:
+    """Queue a sequence by arrival, before requests that were never admitted."""
+    push_front(replica, request, slot)
+    counters, last = replica.counters, len(replica.queue) - 1
+    at = 1
+    while at < counters.num_waiting:
+        place = (counters.queue_head + at) & last
+        other = int(replica.queue[place, 0])
+        later = replica.arrival[other] > replica.arrival[request] or (
+            replica.arrival[other] == replica.arrival[request] and other > request
+        )
+        if replica.queue[place, 1] < 0 or later:
+            break
+        for k in range(2):
+            replica.queue[(counters.queue_head + at - 1) & last, k] = replica.queue[place, k]
+        replica.queue[place, 0] = request
+        replica.queue[place, 1] = slot
+        at += 1
+
+
+POLICY = Preset(
+    Policy(
+        "sangam",
+        batching=DeficitBudget(),
+        cache=PassedCache(logits="block"),
+        unmasking=ONE_A_STEP,
+        memory=PagedMemory(page_size=16),
+    ),
+    main="max_batched_tokens",
+    summary="full-sequence: passes over whole sequences under a token budget that is saved up",
+)
