@@ -204,7 +204,7 @@ def test_requests_reach_the_engine_after_the_profiles_front_end(twin: Callable[.
     with serving(behind) as server:
         assert server.begin(prompt=[0], max_tokens=1).getresponse().status == 200
     columns = behind.columns()
-    assert columns["scheduled"][0] - columns["arrival"][0] >= 0.05
+    assert columns["scheduled"][0] >= columns["arrival"][0] + 0.05
     assert behind.manifest["profile"]["frontend"] == 0.05
 
 
