@@ -222,37 +222,6 @@ def prefill() -> None:
     table(("clients", "1 block a round", "2", "4", "8", "128 (all)"), rows)
 
 
-def mixed() -> None:
-    """The gain of prefill and decode in the same forward."""
-    print(f"`sglang-fdfo` on `{SDAR}` (estimated, host 1 ms), ShareGPT's outputs: tok/s and ttft p50, predicted\n")
-    rows = []
-    for prompt in (None, 4096):
-        for n in (4, 16, 64):
-            policies = (
-                f"sglang-fdfo:{n},mixed={word},prefill_blocks_per_round={blocks}"
-                for blocks in (1, 8)
-                for word in ("false", "true")
-            )
-            cells = (cell(loop(SDAR, policy, n, chats(n, prompt))) for policy in policies)
-            rows.append(["ShareGPT" if prompt is None else f"{prompt:,}", str(n), *cells])
-    table(("prompts", "clients", "1 block, apart", "1, mixed", "8, apart", "8, mixed"), rows)
-
-
-def steps() -> None:
-    """The gain of several forwards a round, where the host's time shows."""
-    print(f"`sglang-fdfo` on `{SDAR}` (estimated), ShareGPT's lengths: tok/s and ttft p50, predicted\n")
-    rows = []
-    for host in HOST:
-        profile = with_host(SDAR, host)
-        for n in (1, 16, 64):
-            requests, cells = chats(n), [f"{host:g} ms", str(n)]
-            for k in (1, 2, 4, 8, 16):
-                run = loop(profile, f"sglang-fdfo:{n},steps_per_round={k}", n, requests)
-                cells.append(f"{run.throughput:,.0f} ({1e3 * run.ttft():,.0f} ms)")
-            rows.append(cells)
-    table(("host a forward", "clients", *(f"K = {k}" for k in (1, 2, 4, 8, 16))), rows)
-
-
 # ---- DiffusionGemma on one card ------------------------------------------------------------------------------------
 
 CANVAS = 256  # tokens
@@ -424,7 +393,7 @@ def best_of(clients: int, threshold: float) -> list[str]:
 
 
 ANSWERS: dict[str, Callable[[], None]] = {
-    "calibration": calibration, "fdfo": fdfo, "prefill": prefill, "mixed": mixed, "steps": steps, "memory": memory,
+    "calibration": calibration, "fdfo": fdfo, "prefill": prefill, "memory": memory,
     "thrash": thrash, "overtake": overtake, "settings": settings,
 }  # fmt: skip
 

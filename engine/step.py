@@ -35,7 +35,7 @@ class Evicting:
     """A step's input to eviction, an entry a row."""
 
     rule: Any
-    num_decoded: npt.NDArray[np.int32]  # in the mean's scope
+    num_decoded: npt.NDArray[np.int32]  # of the block
     num_steps: npt.NDArray[np.int32]  # that decoded any
     progress: npt.NDArray[np.int32]  # rightmost block column that went through all layers, or -1
 

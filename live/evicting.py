@@ -118,17 +118,13 @@ def _seen(listed: Bools, cells: tuple[Array, Array], retained: Bools, visible: s
     return upto
 
 
-def finish_rows(
-    model: Decoder, half: Half, inputs: Inputs, kept: Inputs, rule: Focus, pages: PagesOf, attend: Attend
-) -> Tensor:
+def finish_rows(model: Decoder, half: Half, inputs: Inputs, kept: Inputs, pages: PagesOf, attend: Attend) -> Tensor:
     """Normed final hidden states of the retained rows, [R, hidden]. kept: `Retained` on the device."""
     _, second, *others = cast(list[Layer], list(model.layers))
     x, q, cos, sin = (rows[kept["rows"]] for rows in (half.x, half.q, half.cos, half.sin))
     left = inputs | {name: kept[name] for name in ("query_start", "positions", "places")}
-    if rule.second_layer_sees == "retained":
-        left["listed"] = kept["seen"]
-    x, added = second.finish(x, attend(1, q, left))
     left["listed"] = kept["seen"]
+    x, added = second.finish(x, attend(1, q, left))
     for layer in others:
         x, q = layer.project_to(pages(layer.index, left), x, cos, sin, added)
         x, added = layer.finish(x, attend(layer.index, q, left))

@@ -401,8 +401,6 @@ def check_policy(policy: Policy) -> None:
         raise PolicyError(
             f"{policy.name}: dsim live prefills a prompt apart from others' steps, and {kind} beside them"
         )
-    if isinstance(policy.batching, Rounds) and policy.batching.mixed:
-        raise PolicyError(f"{policy.name}: mixed is true, and dsim live prefills apart from decoding: expected false")
     if caches_prefixes(policy):
         raise PolicyError(f"{policy.name}: prefix_caching is true, and dsim live shares no pages: expected false")
     if policy.unmasking.strategy == "law":

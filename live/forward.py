@@ -114,7 +114,7 @@ class Forward:
 
     def _run_evicting(self, inputs: Inputs, batch: Batch) -> Sampled:
         assert batch.evict is not None
-        rule, attend = batch.evict.rule, self._attending(batch.block_length)
+        attend = self._attending(batch.block_length)
         kept, growth = list[Retained](), list[Floats]()
 
         def compute() -> tuple[Tensor, Tensor]:
@@ -122,7 +122,7 @@ class Forward:
             growth.append(grown.cpu().numpy())  # waits for the device
             kept.append(evicting.keep(batch, growth[0]))
             left = self._unflatten(*self._moved(*flattened_retained(kept[0])))
-            hidden = evicting.finish_rows(self.model, half, inputs, left, rule, self._pages, attend)
+            hidden = evicting.finish_rows(self.model, half, inputs, left, self._pages, attend)
             keys = inputs.get("keys")
             return self._sample(hidden, None if keys is None else keys[left["rows"]])
 

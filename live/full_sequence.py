@@ -88,8 +88,6 @@ def check_runs(policy: Policy, config: ModelConfig) -> None:
     for layer in cache.boundary if cache.votes else ():
         if not -config.layers <= layer < config.layers:
             raise PolicyError(f"{policy.name}: boundary has layer {layer}, and {config.name} has {config.layers}")
-    if cache.packs and cache.prefix_only:
-        raise PolicyError(f"{policy.name}: prefix_only is true, and dsim live chooses among all keys: expected false")
     if batching.pads and batching.max_batch != 1:
         raise PolicyError(
             f"{policy.name}: max_batch is {batching.max_batch}, and dsim live pads no batch: expected 1 (dllm-serve "

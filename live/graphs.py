@@ -350,7 +350,7 @@ class GraphForward(Forward):
         def compute(shapes: Shapes) -> tuple[Tensor]:
             inputs: Inputs = self._unflatten(self._held, shapes, {"history", "page_table", "listed"})
             kept, attend = self._unflatten(between.kept, shapes_of_kept), self._attending(padded.block_length)
-            hidden = evicting.finish_rows(self.model, between.half, inputs, kept, evict.rule, self._pages, attend)
+            hidden = evicting.finish_rows(self.model, between.half, inputs, kept, self._pages, attend)
             tokens, confidence = self._sample(hidden, None)
             return (torch.stack([tokens.to(torch.float64), confidence.to(torch.float64)]),)
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Protocol
 from ..errors import PolicyError
 from ..hooks import choose, select
 from ..jit import rule
-from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Choice, Granularity, Policy, Preset, Range
-from ..state import CACHED, MASKED, Marks, PolicyState, Replica, Status
+from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Granularity, Policy, Preset, Range
+from ..state import MASKED, Marks, PolicyState, Replica, Status
 from .delayed_cache import DelayedCache
 from .lmdeploy import EVERY_STEP
 from .whole_block import select_pending_first
@@ -20,13 +20,8 @@ class ChunkFields(Protocol):
 ChunkState = PolicyState[ChunkFields, Any, Any]
 
 
-WINDOWS = ("pending-first", "in-order")
-
-
 class Streaming(Granularity):
     """At most a chunk of the block, over a delayed cache; with `obs` also of the next block."""
-
-    window: str
 
     def check(self, policy: Policy) -> None:
         if not policy.eviction.delayed:
@@ -35,10 +30,7 @@ class Streaming(Granularity):
             raise PolicyError(f"{policy.name}: neighbour_aware is true and obs is true: expected one of them")
 
     def answers(self, policy: Policy) -> Answers:
-        which = select_in_order
-        if self.window == "pending-first":
-            which = select_a_mask_too if policy.eviction.neighbour_aware else select_pending_first
-        return {select: which}
+        return {select: select_a_mask_too if policy.eviction.neighbour_aware else select_pending_first}
 
 
 @dataclass(frozen=True)
@@ -49,7 +41,6 @@ class FixedChunk(Streaming):
     chunk: Annotated[int, Range(2, MAX_BLOCK), "positions computed per sequence and step, at most the block"] = 8
     block_length: Annotated[int, Range(1, MAX_BLOCK), "tokens of a block, as the checkpoint was trained"] = 32
     obs: Annotated[bool, "out-of-block streaming: the window may reach into the next block"] = False
-    window: Annotated[str, Choice(WINDOWS), "committed positions first (W2), or in order (W1, 6.4 a)"] = "pending-first"
 
     sized_by_block = "chunk"
 
@@ -65,18 +56,6 @@ class FixedChunk(Streaming):
 @rule
 def fixed_chunk(replica: Replica, policy: ChunkState) -> int:
     return int(policy.fields.chunk)
-
-
-@rule
-def select_in_order(status: Status, reach: int, chunk: int, fields: ChunkFields, window: Marks) -> None:
-    """The leftmost uncached positions (W1)."""
-    room = chunk
-    for k in range(reach):
-        if room == 0:
-            break
-        if status[k] != CACHED:
-            window[k] = True
-            room -= 1
 
 
 @rule

@@ -29,11 +29,9 @@ from .sparse_dllm import SparseCache
 
 
 class MultiplexedFields(Protocol):
-    admit_past_stalled: bool
     hold_behind_stalled: bool
     look_ahead: float
     max_batched_tokens: int
-    newcomers_first: bool
 
 
 class MultiplexedRecord(Protocol):
@@ -46,25 +44,20 @@ MultiplexedState = PolicyState[MultiplexedFields, Any, MultiplexedRecord]
 
 @dataclass(frozen=True)
 class PhaseMultiplexed(PassScheduler):
-    """dLLM-Serve's scheduler, step for step; each boolean field repairs a fault (4.3)."""
+    """dLLM-Serve's scheduler, step for step; each boolean field repairs a fault (4.3).
+
+    As in its code and not in the paper, a waiting request may use budget that a stalled one cannot and then stays ahead
+    of it, and a block's first step commits its first token.
+    """
 
     max_batched_tokens: Annotated[int, Range(1), "query tokens of a step"] = 16384
     max_batch: Annotated[int | None, Range(1), "running requests; none: the device's default"] = 512
     max_num_logits: Annotated[int, Range(1), "most rows of logits at once (logit decomposition)"] = 1024
     hold_behind_stalled: Annotated[bool, "requests behind a refresh that does not fit do not run either"] = True
-    admit_past_stalled: Annotated[bool, "a waiting request may use budget that a stalled one cannot"] = True
-    newcomers_first: Annotated[bool, "... and then stays ahead of the stalled one"] = True
     look_ahead: Annotated[bool, "admit only requests that fit every step of the next block"] = False
-    first_token: Annotated[bool, "a block's first step commits its first token, as the code does (not the paper)"] = (
-        True
-    )
 
-    neutral = frozenset(
-        {
-            "max_batched_tokens", "max_batch", "max_num_logits", "hold_behind_stalled", "admit_past_stalled",
-            "newcomers_first", "look_ahead",
-        }
-    )  # fmt: skip
+    neutral = frozenset({"max_batched_tokens", "max_batch", "max_num_logits", "hold_behind_stalled", "look_ahead"})
+    first_token = True
 
     @property
     def most_tokens(self) -> int:
@@ -116,14 +109,9 @@ def decide_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
             first_stalled = counters.num_running
     else:
         copy_list(replica, RUNNING, ROWS, num)
-    stalled = num < counters.num_running
-    new = 0
-    if not stalled or fields.admit_past_stalled:
-        new = _let_in(replica, policy, num, used, budget, most)
+    new = _let_in(replica, policy, num, used, budget, most)
     if new > 0:
-        at = counters.num_running
-        if fields.newcomers_first and stalled:
-            at = first_stalled
+        at = first_stalled
         for i in range(counters.num_running - 1, at - 1, -1):
             replica.lists[RUNNING, i + new] = replica.lists[RUNNING, i]
         for i in range(new):

@@ -12,7 +12,7 @@ from ..errors import PolicyError
 from ..hooks import block_entered, draw_rows, learn, placed, plan_rows, preempted, select, settle
 from ..jit import outer, rule
 from ..part import MAX_BLOCK, Answers, Choice, Policy, Preset, Range
-from ..records import I4, Bool, Record, columns_of
+from ..records import I4, Record, columns_of
 from ..rows.blocks import BlockFields, plan_block, visible_keys
 from ..state import MASKED, ROWS, Marks, PolicyState, Replica, Status
 from ..step import Evicting, StepPlan
@@ -23,17 +23,13 @@ from .whole_block import select_pending_first
 
 class FocusFields(BlockFields, Protocol):
     alpha: float
-    exact_block: bool
-    sample_deviation: bool
-    scope: int
 
 
 class FocusColumns(Record):
-    decoded: I4  # tokens in the mean's scope
+    decoded: I4  # tokens of the block
     decode_steps: I4  # steps that decoded any
     progress: I4  # rightmost column of the block through all layers, or -1
     budget: I4  # least masks to keep in this step
-    carried: Bool  # the mean is the previous block's until this one decodes
 
 
 class FocusRecord(Protocol):
@@ -46,15 +42,11 @@ class FocusRecord(Protocol):
 FocusState = PolicyState[FocusFields, FocusColumns, FocusRecord]
 
 
-SCOPES = ("block", "request", "carry")
-SCOPE_BLOCK, _, SCOPE_CARRY = range(3)
-
-
 @dataclass(frozen=True)
 class Focus(DelayedCache):
     """FOCUS: keeps masks whose importance grows most from the first layer to the second, over DC+ (focus.md 3).
 
-    Where published codes differ (3.11), defaults are LMDeploy's.
+    Where published codes differ (3.11), it does as LMDeploy's.
     """
 
     neighbour_aware: Annotated[bool, "must be true: FOCUS evicts from DC+"] = True
@@ -65,16 +57,7 @@ class Focus(DelayedCache):
         "what a query sees of its block: cached or computed positions, or all up to the last one",
     ] = "prefix"
     sample_block: Annotated[bool, "soft-max and sampling run on the whole block (focus.md 3.2)"] = True
-    alpha: Annotated[float, Range(1.0), "budget, as a multiple of the mean tokens decoded per step"] = 1.5
-    # carry: the previous block's until this one decodes (Hugging Face); request: the paper's E.3.1.
-    scope: Annotated[str, Choice(SCOPES), "steps in that mean: this block's, the whole request's, or carried over"] = (
-        "block"
-    )
-    sample_deviation: Annotated[bool, "divide by n - 1, as the Hugging Face code does"] = False
-    exact_block: Annotated[bool, "compute a complete block once more as a whole (Hugging Face)"] = False
-    second_layer_sees: Annotated[
-        str, Choice(("retained", "computed")), "what the second layer's queries see of the block"
-    ] = "retained"
+    alpha: Annotated[float, Range(1.0), "budget, as a multiple of the block's mean tokens decoded per step"] = 1.5
 
     columns = columns_of(FocusColumns)
     by_importance = True
@@ -94,9 +77,8 @@ class Focus(DelayedCache):
 
     def answers(self, policy: Policy) -> Answers:
         return {
-            plan_rows: plan_focus, draw_rows: draw_focus, learn: learn_yield, select: select_focus,
-            settle: settle_delayed, placed: focus_placed, preempted: focus_preempted,
-            block_entered: focus_block_entered,
+            plan_rows: plan_focus, draw_rows: draw_focus, learn: learn_yield, select: select_pending_first,
+            settle: settle_delayed, placed: start_block, preempted: focus_preempted, block_entered: start_block,
         }  # fmt: skip
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
@@ -112,9 +94,7 @@ class Focus(DelayedCache):
     def retained(self, evicting: Evicting, status: Statuses, window: Windows, delta: npt.NDArray[np.float32]) -> Any:
         """Retained positions of a window by masks' growth of importance, [rows, width] bool."""
         e = evicting
-        return retained_by_growth(
-            status, window, delta, e.num_decoded, e.num_steps, e.progress, float(self.alpha), self.sample_deviation
-        )
+        return retained_by_growth(status, window, delta, e.num_decoded, e.num_steps, e.progress, float(self.alpha))
 
     def draw_retained(self, plan: StepPlan, draws: Draws, decodable: Windows) -> Any:
         """Retained positions of a plan's window, [rows, width] bool."""
@@ -122,14 +102,14 @@ class Focus(DelayedCache):
         e = plan.evicting
         return retained_rows(
             plan.status, plan.evaluations, plan.window, decodable, plan.block_start, plan.requests, e.num_decoded,
-            e.num_steps, e.progress, float(self.alpha), self.sample_deviation, draws,
+            e.num_steps, e.progress, float(self.alpha), draws,
         )  # fmt: skip
 
 
 @outer
 def retained_rows(
     status: Statuses, evaluations: Counts, window: Windows, decodable: Windows, start: Indices, requests: Indices,
-    num_decoded: Indices, num_steps: Indices, progress: Indices, alpha: float, sample_deviation: bool, draws: Draws,
+    num_decoded: Indices, num_steps: Indices, progress: Indices, alpha: float, draws: Draws,
 ) -> Any:  # fmt: skip
     """Positions retained by a plan's rows, [rows, width] bool."""
     keep = np.zeros(window.shape, np.bool_)
@@ -138,38 +118,22 @@ def retained_rows(
     for i in range(len(window)):
         delta_row(status[i], evaluations[i], window[i], decodable[i], int(start[i]), int(requests[i]), draws, delta)
         wanted = budget(num_decoded[i], num_steps[i], alpha)
-        retain(status[i], window[i], delta, wanted, progress[i], sample_deviation, keep[i], spots, selected)
+        retain(status[i], window[i], delta, wanted, progress[i], keep[i], spots, selected)
     return keep
 
 
 @outer
 def retained_by_growth(
     status: Statuses, window: Windows, delta: npt.NDArray[np.float32], num_decoded: Indices, num_steps: Indices,
-    progress: Indices, alpha: float, sample_deviation: bool,
+    progress: Indices, alpha: float,
 ) -> Any:  # fmt: skip
     """Positions retained by rows whose growth of importance is known, [rows, width] bool."""
     keep = np.zeros(window.shape, np.bool_)
     spots, selected = np.zeros(window.shape[1], np.int64), np.zeros(window.shape[1], np.uint8)
     for i in range(len(window)):
         wanted = budget(num_decoded[i], num_steps[i], alpha)
-        retain(status[i], window[i], delta[i], wanted, progress[i], sample_deviation, keep[i], spots, selected)
+        retain(status[i], window[i], delta[i], wanted, progress[i], keep[i], spots, selected)
     return keep
-
-
-@rule
-def select_focus(status: Status, reach: int, chunk: int, fields: FocusFields, window: Marks) -> None:
-    """Uncached positions; with exact_block also a complete block once more."""
-    if fields.exact_block:
-        whole = True
-        for k in range(len(status)):
-            if status[k] == MASKED:
-                whole = False
-                break
-        if whole:
-            for k in range(len(status)):
-                window[k] = True
-            return
-    select_pending_first(status, reach, chunk, fields, window)
 
 
 @rule
@@ -203,7 +167,7 @@ def draw_focus(replica: Replica, policy: FocusState, draws: Draws) -> None:
 
     Deltas depend on whether a mask is decodable: would commit without eviction.
     """
-    counters, fields = replica.counters, policy.fields
+    counters = replica.counters
     if not counters.evicting:
         for i in range(counters.num_rows):
             slot = replica.lists[ROWS, i]
@@ -231,7 +195,6 @@ def draw_focus(replica: Replica, policy: FocusState, draws: Draws) -> None:
             delta,
             own.budget,
             own.progress,
-            fields.sample_deviation,
             replica.retained[slot],
             record.spots,
             record.selected,
@@ -265,7 +228,7 @@ def count_left(replica: Replica, policy: FocusState) -> None:
 @rule
 def retain(
     status: Status, window: Marks, delta: npt.NDArray[np.float32], budgeted: int, progress: int,
-    sample_deviation: bool, keep: Marks, spots: npt.NDArray[np.int64], selected: npt.NDArray[np.uint8],
+    keep: Marks, spots: npt.NDArray[np.int64], selected: npt.NDArray[np.uint8],
 ) -> None:  # fmt: skip
     """Mark the positions of a row's `window` that go on, [width] (focus.md 3.4).
 
@@ -291,7 +254,7 @@ def retain(
     for j in range(num):
         off = np.float64(delta[spots[j]]) - mean
         total += off * off
-    high = mean + np.sqrt(total / (num - 1 if sample_deviation else num))
+    high = mean + np.sqrt(total / num)
     wanted = 0
     for j in range(num):
         if np.float64(delta[spots[j]]) >= high:
@@ -333,38 +296,22 @@ def learn_yield(replica: Replica, policy: FocusState, prefill: bool) -> None:
             if replica.committed[slot, k]:
                 num += 1
         if num > 0:
-            if own.carried:
-                own.decoded = 0
-                own.decode_steps = 0
-                own.carried = False
             own.decoded += num
             own.decode_steps += 1
 
 
 @rule
-def focus_placed(replica: Replica, policy: FocusState, slot: int) -> None:
+def start_block(replica: Replica, policy: FocusState, slot: int) -> None:
+    """A new block: its mean and its progress begin again."""
     own = policy.columns[slot]
     own.decoded = 0
     own.decode_steps = 0
-    own.carried = False
     own.progress = -1
 
 
 @rule
 def focus_preempted(replica: Replica, policy: FocusState, slot: int) -> None:
     policy.columns[slot].progress = -1
-
-
-@rule
-def focus_block_entered(replica: Replica, policy: FocusState, slot: int) -> None:
-    """Restart the mean, or carry it over."""
-    own, scope = policy.columns[slot], policy.fields.scope
-    own.progress = -1
-    if scope == SCOPE_BLOCK:
-        own.decoded = 0
-        own.decode_steps = 0
-    else:
-        own.carried = scope == SCOPE_CARRY
 
 
 PRESETS = {

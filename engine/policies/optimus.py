@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +11,10 @@ from ..errors import PolicyError
 from ..hooks import choose, learn
 from ..jit import rule
 from ..latency import seconds
-from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Choice, Policy, Preset, Range
+from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Policy, Preset, Range
 from ..rows.blocks import count_prefixes
 from ..state import ROWS, PolicyState, Replica
-from .chunk import WINDOWS, Streaming
+from .chunk import Streaming
 from .delayed_cache import DelayedCache
 from .lmdeploy import EVERY_STEP
 
@@ -23,8 +23,6 @@ class ElasticFields(Protocol):
     cold_start: int
     hysteresis: float
     memory: int
-    probe_every: int
-    robust: bool
 
 
 class ElasticRecord(Protocol):
@@ -52,23 +50,18 @@ TINY = 1e-12
 class ElasticChunk(Streaming):
     """c* = argmax over candidates of N_commit(c) b / T(c, b), each step (Optimus, elastic-chunking.md 6.3).
 
-    robust: learns f(m), the commits if the m leftmost masks are computed; N_commit(c) solves N = f(c - N), as committed
-    tokens take a slot once more. literal: learns n(c), the commits among a window's first c positions.
+    It learns f(m), the commits if the m leftmost masks are computed; N_commit(c) solves N = f(c - N), as committed
+    tokens take a slot once more.
     """
 
     max_chunk: Annotated[int, Range(2, MAX_BLOCK), "the largest chunk, at most the block"] = 32
     block_length: Annotated[int, Range(1, MAX_BLOCK), "tokens of a block, as the checkpoint was trained"] = 32
     candidates: Annotated[tuple[int, ...], "chunks to choose from; empty: every even number up to max_chunk"] = ()
     obs: Annotated[bool, "out-of-block streaming: the window may reach into the next block"] = False
-    window: Annotated[str, Choice(WINDOWS), "committed positions first (W2), or in order (W1, 6.4 a)"] = "pending-first"
-    estimator: Annotated[
-        str, Choice(("robust", "literal")), "how commits are estimated: robust, or as in the paper's text (6.3)"
-    ] = "robust"
-    memory: Annotated[int, Range(1), "steps in the running average of commits"] = 300
-    cold_start: Annotated[int, Range(0), "observed steps at the largest chunk before choosing"] = 16
-    probe_every: Annotated[int, Range(0), "steps between runs of the largest chunk; 0: never"] = 0
     hysteresis: Annotated[float, Range(0), "relative gain needed to change the chunk"] = 0.0
 
+    memory: ClassVar[int] = 300  # steps in the running average of commits
+    cold_start: ClassVar[int] = 16  # observed steps at the largest chunk before choosing
     sized_by_block = "max_chunk"
     needs_latency = True
 
@@ -85,7 +78,7 @@ class ElasticChunk(Streaming):
         return tuple(sorted(set(self.candidates))) or tuple(range(2, self.max_chunk + 1, 2))
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        return {"robust": self.estimator == "robust", "hysteresis": float(self.hysteresis)}
+        return {"memory": self.memory, "cold_start": self.cold_start, "hysteresis": float(self.hysteresis)}
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
         # Fixed lengths: one compilation for all settings.
@@ -113,7 +106,7 @@ def elastic_chunk(replica: Replica, policy: ElasticState) -> int:
     if record.latency_batch != batch:
         _latencies(replica, policy, batch)
         record.latency_batch = batch
-    record.last = _best(policy.fields, record, counters.num_decode_steps)
+    record.last = _best(policy.fields, record)
     return int(record.last)
 
 
@@ -137,10 +130,10 @@ def _latencies(replica: Replica, policy: ElasticState, batch: int) -> None:
 
 
 @rule
-def _best(fields: ElasticFields, record: ElasticRecord, step: int) -> int:
+def _best(fields: ElasticFields, record: ElasticRecord) -> int:
     chunks, curve, slots, rate = record.chunks, record.curve, record.slots, record.rate
     n, size = record.num_chunks, record.width
-    if record.observed < fields.cold_start or (fields.probe_every > 0 and step % fields.probe_every == 0):
+    if record.observed < fields.cold_start:
         return int(chunks[n - 1])
     top = -np.inf
     for k in range(size + 1):
@@ -150,15 +143,11 @@ def _best(fields: ElasticFields, record: ElasticRecord, step: int) -> int:
     below = 0
     for k in range(n):
         chunk = chunks[k]
-        if fields.robust:
-            # Masks that fill the chunk, interpolated, at most the window.
-            while below < size - 1 and slots[below + 1] <= chunk:
-                below += 1
-            masks = below + (chunk - slots[below]) / max(slots[below + 1] - slots[below], TINY)
-            expected = chunk - min(masks, float(size))
-        else:
-            expected = curve[chunk]
-        rate[k] = expected / record.latency[k]
+        # Masks that fill the chunk, interpolated, at most the window.
+        while below < size - 1 and slots[below + 1] <= chunk:
+            below += 1
+        masks = below + (chunk - slots[below]) / max(slots[below + 1] - slots[below], TINY)
+        rate[k] = (chunk - min(masks, float(size))) / record.latency[k]
         if rate[k] > rate[best]:
             best = k
     if fields.hysteresis > 0.0 and record.last > 0:
@@ -173,7 +162,7 @@ def _best(fields: ElasticFields, record: ElasticRecord, step: int) -> int:
 @rule
 def learn_curve(replica: Replica, policy: ElasticState, prefill: bool) -> None:
     """Update the curve with a step; a prefill's block counts at the largest chunk (6.4 h)."""
-    counters, record, fields = replica.counters, policy.record, policy.fields
+    counters, record = replica.counters, policy.record
     for k in range(record.width + 1):
         record.counts[k] = 0
         record.sums[k] = 0
@@ -183,12 +172,11 @@ def learn_curve(replica: Replica, policy: ElasticState, prefill: bool) -> None:
             replica.status[slot],
             replica.window[slot],
             replica.committed[slot],
-            not fields.robust,
             record.counts,
             record.sums,
         )
     record.observed = _observe(
-        record.curve[: record.width + 1], record.counts, record.sums, record.observed, fields.robust, fields.memory
+        record.curve[: record.width + 1], record.counts, record.sums, record.observed, policy.fields.memory
     )
 
 
@@ -198,7 +186,6 @@ def _observe(
     counts: npt.NDArray[np.int64],
     sums: npt.NDArray[np.int64],
     observed: int,
-    robust: bool,
     memory: int,
 ) -> int:
     """Add a step: counts[m] rows computed at least m positions, and their first m committed sums[m] in total."""
@@ -215,7 +202,7 @@ def _observe(
     weight = 1.0 / min(observed + 1, memory)
     for m in range(1, top + 1):
         curve[m] += weight * (sums[m] / counts[m] - curve[m])
-    if robust and top < size:
+    if top < size:
         ratio = curve[top] / before
         for m in range(top + 1, size + 1):
             curve[m] *= ratio

@@ -62,13 +62,10 @@ from .lmdeploy import decide_continuous, end_group, pages_of_prefill
 
 class RoundFields(Protocol):
     dllm_fdfo: bool
-    entered: int
     grid: bool
     ignore_eos: bool
     late: bool
-    mixed: bool
     prefill_blocks_per_round: int
-    steps_per_round: int
 
 
 class RoundColumns(Record):
@@ -182,28 +179,17 @@ class Rounds(Scheduler):
     )
     max_prefill_tokens: Annotated[int, Range(1), "tokens of a prefill; a canvas model's prompt is cut there"] = 16384
     prefill_blocks_per_round: Annotated[int, Range(1, 4096), "blocks of a prompt per round (proposed: PR 31586)"] = 1
-    mixed: Annotated[bool, "prefill and decode in one forward (proposed: PR 33196)"] = False
-    steps_per_round: Annotated[int, Range(1, 4096), "forwards that the host plans at once (proposed: PR 33190)"] = 1
     ignore_eos: Annotated[bool, "canvas models: requests set ignore_eos, as in benchmarks; prompts alone need room"] = (
         False
     )
 
     neutral = frozenset(
-        {
-            "max_running_requests", "dllm_fdfo", "max_prefill_tokens", "prefill_blocks_per_round", "mixed",
-            "steps_per_round", "ignore_eos",
-        }
-    )  # fmt: skip
+        {"max_running_requests", "dllm_fdfo", "max_prefill_tokens", "prefill_blocks_per_round", "ignore_eos"}
+    )
     pieces = True
     frees_windows = True
     skips_ahead = True
     columns = columns_of(RoundColumns)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.dllm_fdfo and (self.mixed or self.steps_per_round > 1):
-            found = f"mixed={str(self.mixed).lower()}, steps_per_round={self.steps_per_round}"
-            raise PolicyError(f"dllm_fdfo is false and {found}: expected mixed=false, steps_per_round=1")
 
     @property
     def max_batch(self) -> int | None:  # type: ignore[override]
@@ -225,7 +211,7 @@ class Rounds(Scheduler):
         return super().reserved(policy, prompt, output + (prompt + output == 0))
 
     def at_once(self, policy: Policy, prompt: int, output: int) -> int:
-        return max(prompt, policy.block_length * (1 + int(self.numbers(policy)["entered"])))
+        return max(prompt, policy.block_length)
 
     def most_reused(self, policy: Policy, prompt: int) -> int:
         return prompt // policy.block_length * policy.block_length
@@ -236,9 +222,7 @@ class Rounds(Scheduler):
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         grid = policy.granularity.on_a_grid
         late = grid and policy.unmasking.strategy != "law"
-        # Blocks that a row may enter in a round; with a closing pass a block takes at least two forwards.
-        entered = self.steps_per_round // 2 if late else self.steps_per_round - 1
-        return {"grid": grid, "late": late, "last": 0, "scratch": 0, "entered": entered}
+        return {"grid": grid, "late": late, "last": 0, "scratch": 0}
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
         return {
@@ -251,8 +235,7 @@ class Rounds(Scheduler):
             decide: decide_round, placed: enter_round, step_over: step_of_round, block_entered: stay,
             holds_back: round_is_open,
         }  # fmt: skip
-        leaps = policy.leaps and self.dllm_fdfo and not self.mixed and self.steps_per_round == 1
-        return answers | ({steady: steady_rounds} if leaps else {})
+        return answers | ({steady: steady_rounds} if policy.leaps and self.dllm_fdfo else {})
 
 
 @rule
@@ -272,7 +255,7 @@ def stay(replica: Replica, policy: AnyPolicy, slot: int) -> None:
 @rule
 def decide_round(replica: Replica, policy: RoundState) -> int:
     """Continue the round, or begin one: of prefilling rows if any, else of all (_process_dllm_batches)."""
-    counters, fields, record = replica.counters, policy.fields, policy.record
+    counters, record = replica.counters, policy.record
     record.goes_on = counters.num_group >= 0
     record.as_before = True
     if counters.num_group >= 0:
@@ -306,8 +289,6 @@ def decide_round(replica: Replica, policy: RoundState) -> int:
         return PREFILL_STEP
     copy_list(replica, ROWS, GROUP, num)
     counters.num_group = num
-    # A round with prompts is one forward, as their next blocks need pages.
-    counters.loops_left = 1 if some_prefill else fields.steps_per_round
     return DECODE_STEP
 
 
@@ -337,7 +318,6 @@ def _has_room_to_the_end(replica: Replica, policy: RoundState, request: int, slo
     """
     counters, fixed = replica.counters, replica.fixed
     block = int(fixed.block)
-    decoded = block * (1 + policy.fields.entered)  # positions of a row in a round
     pages = int(counters.pages_held)
     seen = 0
     for i in range(counters.num_running):
@@ -345,14 +325,14 @@ def _has_room_to_the_end(replica: Replica, policy: RoundState, request: int, slo
         sequence, own, end = replica.sequences[other], policy.columns[other], _canvas_end(replica, policy, other)
         pages += -(-end // int(fixed.page)) - sequence.pages - sequence.window_pages
         piece = min(int(own.goal) - int(own.computed), _largest_piece(fixed, int(sequence.prompt)))
-        seen += max(int(sequence.window_pages), most_in_sight(fixed, end, max(decoded, piece)))
+        seen += max(int(sequence.window_pages), most_in_sight(fixed, end, max(block, piece)))
     prompt = int(replica.asked.input_length[request])
     start = prompt // block * block if policy.fields.grid else prompt
     end = start + canvas(max(1, prompt + int(replica.asked.max_tokens[request])) - start, block)
     piece = min(max(start, int(replica.sequences[slot].start)), _largest_piece(fixed, prompt))
     if not policy.fields.grid and counters.num_running > 0:  # a round counts a row's pages among those it asks for
         pages += (counters.num_running + 1) * (-(-block // int(fixed.page)) + 1)
-    return have_room(fixed, pages + -(-end // int(fixed.page)), seen + most_in_sight(fixed, end, max(decoded, piece)))
+    return have_room(fixed, pages + -(-end // int(fixed.page)), seen + most_in_sight(fixed, end, max(block, piece)))
 
 
 @rule
@@ -412,7 +392,7 @@ def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
             slot = replica.lists[RUNNING, i]
             own = policy.columns[slot]
             prefills = _prefills(replica, policy, slot)
-            if not more or (own.entry == NEW) != (turn == 1) or (some_prefill and not fields.mixed and not prefills):
+            if not more or (own.entry == NEW) != (turn == 1) or (some_prefill and not prefills):
                 continue
             before = int(counters.num_rows)
             more = _go_on(replica, policy, slot, prefills) if turn == 0 else _enter(replica, policy, slot)
@@ -556,10 +536,9 @@ def _in_window(fixed: Fixed, tokens: int, limit: int) -> int:
 @rule
 def _seat(replica: Replica, policy: RoundState, slot: int, wanted: int, there: int) -> bool:
     """Give a row pages and a place in the round; False without pages, where SGLang ends with an error."""
-    counters, fixed, fields, record, sequence, own = (
+    counters, fixed, record, sequence, own = (
         replica.counters,
         replica.fixed,
-        policy.fields,
         policy.record,
         replica.sequences[slot],
         policy.columns[slot],
@@ -572,7 +551,7 @@ def _seat(replica: Replica, policy: RoundState, slot: int, wanted: int, there: i
         before += _num_encoded(replica, slot)
     tokens = before + wanted
     if not prefills and not _is_decoded(replica, policy, slot):
-        tokens = min(int(sequence.start) + wanted * (1 + fields.entered), _canvas_end(replica, policy, slot))
+        tokens = min(int(sequence.start) + wanted, _canvas_end(replica, policy, slot))
     pages = max(int(sequence.pages), -(-int(tokens) // int(fixed.page)))
     seen = in_sight(fixed, before, tokens)
     more = pages - sequence.pages
@@ -691,7 +670,7 @@ def plan_round(replica: Replica, policy: RoundState) -> None:
             first = _num_encoded(replica, slot)
             before += first
             seen = n * (n + 1) // 2
-            if counters.num_group < 0:  # mixed rounds count it as decode
+            if counters.num_group < 0:  # a decode round counts it as decode
                 encoded += n
         else:
             n = block
@@ -748,18 +727,15 @@ def steady_rounds(replica: Replica, policy: RoundState) -> int:
 
 @rule
 def step_of_round(replica: Replica, policy: RoundState) -> None:
-    """End the round after its last forward; a sync round when its blocks are done."""
-    counters = replica.counters
+    """End the round; a sync round when its blocks are done."""
     policy.record.goes_on = holds_back(replica, policy)
     if policy.record.goes_on:
         return
-    counters.loops_left -= 1
-    if counters.loops_left <= 0:
-        for i in range(counters.num_rows):  # an answer's last block is stored, too
-            slot = replica.lists[ROWS, i]
-            if replica.sequences[slot].finished:
-                hold(replica, policy, slot, int(replica.sequences[slot].stop))
-        end_group(replica, policy)
+    for i in range(replica.counters.num_rows):  # an answer's last block is stored, too
+        slot = replica.lists[ROWS, i]
+        if replica.sequences[slot].finished:
+            hold(replica, policy, slot, int(replica.sequences[slot].stop))
+    end_group(replica, policy)
 
 
 @dataclass(frozen=True)

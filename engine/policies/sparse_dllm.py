@@ -7,53 +7,45 @@ import numpy as np
 
 from ..errors import PolicyError
 from ..hooks import held, work
-from ..jit import plain, rule
+from ..jit import rule
 from ..part import Preset, Range
-from ..rows.passes import Ints, RowPosition
 from ..state import FULL, PACK, REUSE
 from .llada import NoCache, script
 
 
 class SparseFields(Protocol):
     at_least: int
-    delay: int
-    prefix_only: bool
     retention: float
 
 
 @rule
-def kept(length: int, start: int, block: int, fields: SparseFields) -> int:
+def kept(length: int, block: int, fields: SparseFields) -> int:
     """Keys outside the block seen by reuse steps."""
     outside = length - block
-    candidates = start if fields.prefix_only else outside
-    chosen = min(candidates, max(int(fields.at_least), int(np.floor(candidates * fields.retention))))
-    return chosen + (outside - candidates)
+    return min(outside, max(int(fields.at_least), int(np.floor(outside * fields.retention))))
 
 
 @rule
 def delayed_then_kept(
     prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: SparseFields
 ) -> tuple[int, int, int]:  # fmt: skip
-    """Full passes, a packing one, then the block against the kept keys."""
-    if block_step < fields.delay:
+    """A full pass, a packing one, then the block against the kept keys."""
+    if block_step == 0:
         return FULL, length, length
-    if block_step == fields.delay:
+    if block_step == 1:
         return PACK, length, length
-    return REUSE, block, kept(length, start, block, fields) + block
+    return REUSE, block, kept(length, block, fields) + block
 
 
 @rule
 def kept_held(prompt: int, length: int, state: int, fields: SparseFields) -> int:
     """The share of keys kept for the first block, the largest."""
-    tokens = max(max(1, int(fields.at_least)), int(np.ceil(length * fields.retention)))
-    if fields.prefix_only:
-        tokens = max(tokens, int(np.floor(prompt * fields.retention)) + length - prompt)
-    return tokens
+    return max(max(1, int(fields.at_least)), int(np.ceil(length * fields.retention)))
 
 
 @dataclass(frozen=True)
 class SparseCache(NoCache):
-    """Sparse-dLLM and dLLM-Serve: delay + 1 full passes a block, the last of which chooses keys (2.1, 4.2).
+    """Sparse-dLLM and dLLM-Serve: two full passes a block, the second of which chooses keys (2.1, 4.2).
 
     Other steps compute the block against the `retention` share of keys outside it, by pooled scores of the block's mean
     query: the same for all heads, or each its own (`head_centric`).
@@ -61,8 +53,6 @@ class SparseCache(NoCache):
 
     retention: Annotated[float, Range(0, 1), "share of the keys outside the block that is kept"] = 0.5
     pool_width: Annotated[int, Range(1), "positions over which a score is pooled, an odd number"] = 3
-    delay: Annotated[int, Range(0), "full passes of a block before the one that chooses"] = 1
-    prefix_only: Annotated[bool, "choose among the keys before the block, and keep all after it (Alg. 5)"] = False
     head_centric: Annotated[bool, "each head keeps its own keys"] = False
     at_least: Annotated[int, Range(0), "least number of keys kept (dLLM-Serve: 1)"] = 0
 
@@ -76,12 +66,6 @@ class SparseCache(NoCache):
 
     def numbers(self, policy: Any) -> dict[str, bool | int | float]:
         return {**super().numbers(policy), "retention": float(self.retention)}
-
-    def kept(self, at: RowPosition) -> Ints:
-        """Keys outside the block seen by reuse steps, [requests]."""
-        count = plain(kept)
-        rows = zip(at.length.tolist(), at.start.tolist(), strict=True)
-        return np.array([count(length, start, at.block, self) for length, start in rows], np.int64)
 
 
 PRESETS = {

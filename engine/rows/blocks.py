@@ -153,42 +153,21 @@ def count_prefixes(
     status: Status,
     window: Marks,
     committed: Marks,
-    pending_counts: bool,
     counts: npt.NDArray[np.int64],
     sums: npt.NDArray[np.int64],
 ) -> None:
     """Add a row: counts[m] += 1 if it computed at least m positions, sums[m] += the commits of its first m.
 
-    Positions are the window's masks, or with `pending_counts` all of it, from the left; m counts from 1. A part with a
-    mask adds at least one commit.
+    Positions are the window's masks from the left; m counts from 1. A part adds at least one commit.
     """
-    width = len(window)
     rank = 0
     commits = 0
-    if not pending_counts:
-        for p in range(width):
-            if window[p] and status[p] == MASKED:
-                rank += 1
-                commits += committed[p]
-                counts[rank] += 1
-                sums[rank] += max(commits, 1)
-        return
-    any_mask = False
-    for p in range(width):
+    for p in range(len(window)):
         if window[p] and status[p] == MASKED:
-            any_mask = True
-            break
-    if not any_mask:
-        return
-    seen_mask = False
-    for p in range(width):
-        if not window[p]:
-            continue
-        seen_mask = seen_mask or status[p] == MASKED
-        rank += 1
-        commits += committed[p]
-        counts[rank] += 1
-        sums[rank] += max(commits, 1) if seen_mask else commits
+            rank += 1
+            commits += committed[p]
+            counts[rank] += 1
+            sums[rank] += max(commits, 1)
 
 
 _whole = whole("choose")

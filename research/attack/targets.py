@@ -328,7 +328,7 @@ def _policy_file(chance: Random, folder: Path) -> None:
 def _policy(chance: Random, folder: Path) -> None:
     given = chance.choice(
         (*PRESETS, "optimus:8,obs=true", "lmdeploy-bd32,max_batch=4,threshold=0.8", "maskkv:32,logits=block",
-         "optimus,candidates=2/8/32,hysteresis=0.1", "focus:1.2,scope=carry")
+         "optimus,candidates=2/8/32,hysteresis=0.1", "focus:1.2")
     )  # fmt: skip
     parse(mutate.spec(given, chance))
 

@@ -74,24 +74,11 @@ def test_sparse_dllm_takes_two_full_passes_a_block() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "delay", "full", "pack", "reuse"),
-    [
-        (32, 0, 0, 8, 248),
-        (32, 1, 8, 8, 240),
-        (32, 3, 24, 8, 224),
-        (16, 1, 8, 8, 112),
-        (2, 1, 8, 8, 0),
-        (1, 1, 8, 0, 0),
-        (1, 3, 8, 0, 0),
-    ],
+    ("steps", "full", "pack", "reuse"), [(32, 8, 8, 240), (16, 8, 8, 112), (2, 8, 8, 0), (1, 8, 0, 0)]
 )
-def test_passes_of_a_request_are_a_full_one_for_every_step_up_to_the_delay(
-    steps: int, delay: int, full: int, pack: int, reuse: int
-) -> None:
-    counts = passes(SparseCache(delay=delay), every_step(100, 256, steps=steps))
+def test_a_block_s_first_pass_is_full_and_its_second_packs(steps: int, full: int, pack: int, reuse: int) -> None:
+    counts = passes(SparseCache(), every_step(100, 256, steps=steps))
     assert [counts.get(p, 0) for p in (Phase.FULL, Phase.PACK, Phase.REUSE)] == [full, pack, reuse]
-    assert full + pack == 8 * min(steps, delay + 1)
-    assert reuse == 8 * max(0, steps - delay - 1)
 
 
 @pytest.mark.parametrize("retention", [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0])
@@ -102,23 +89,15 @@ def test_the_cache_keeps_as_many_keys_as_the_selection_does(retention: float, at
     at = RowPosition(length - 32, length, length - 32, 2 * same, 2 * same, 32)
     cache = SparseCache(retention=retention, at_least=at_least)
     expected = [num_kept(int(n) - 32, retention, at_least) for n in length]
-    assert cache.kept(at).tolist() == expected
     assert (cache.work(at).keys - 32).tolist() == expected
 
 
 def test_dllm_serve_never_keeps_nothing_where_there_is_something() -> None:
     for prompt, sparse, serve in ((0, 0, 0), (1, 0, 1), (9, 0, 1), (20, 2, 2)):
         at = every_step(prompt, 32)
-        assert SparseCache(retention=0.1).kept(at)[2] == sparse
-        assert SparseCache(retention=0.1, at_least=1).kept(at)[2] == serve
+        assert SparseCache(retention=0.1).work(at).keys[2] == sparse + 32
+        assert SparseCache(retention=0.1, at_least=1).work(at).keys[2] == serve + 32
     assert parse("dllm-serve").cache == SparseCache(logits="block", head_centric=True, at_least=1)
-
-
-def test_the_prefix_sparse_variant_chooses_before_the_block_and_keeps_all_after_it() -> None:
-    # floor(o r) + (L - o - b), of blocks at o = 101, 133 and 325 of 357.
-    at = every_step(101, 256)
-    kept = SparseCache(retention=0.3, prefix_only=True).kept(at)
-    assert kept[[2, 34, 255]].tolist() == [30 + 224, 39 + 192, 97 + 0]
 
 
 @pytest.mark.parametrize(
@@ -169,10 +148,6 @@ def test_what_is_held_follows_the_published_memory_of_each() -> None:
     assert SparseCache().held(prompt, length).tolist() == [17, 178, 628]
     assert SparseCache(retention=0.0).held(prompt, length).tolist() == [1, 1, 1]
     assert SparseCache(retention=0.0, at_least=40).held(prompt, length).tolist() == [40, 40, 40]
-    # Half of the prompt, and all after it.
-    assert SparseCache(prefix_only=True).held(prompt, length).tolist() == [
-        p // 2 + n - p for p, n in zip(prompt.tolist(), length.tolist(), strict=True)
-    ]
     # Keys, values, and the outputs of attention and feed-forward: twice as much, and each in whole runs of 16.
     assert PeriodicCache().held(prompt, length).tolist() == [16 + 32 + 48, 112 + 256 + 368, 1008 + 256 + 1264]
     # Of the prompt the budget, and as much as heads may leave empty in their last runs.

@@ -34,7 +34,7 @@ def test_a_value_after_the_name_sets_the_main_field(spec: str, field: str, value
 @pytest.mark.parametrize(
     ("spec", "changed"),
     [
-        ("chunk,obs=true,window=in-order,chunk=4", {"obs": True, "window": "in-order", "chunk": 4}),
+        ("chunk,obs=true,chunk=4", {"obs": True, "chunk": 4}),
         ("optimus,candidates=8/2/32,hysteresis=0.05", {"candidates": (8, 2, 32), "hysteresis": 0.05}),
         ("ar,num_pages=12,page_size=16", {"num_pages": 12, "page_size": 16}),
         ("lmdeploy-bd32,decide_ahead=false,num_loops=3", {"decide_ahead": False, "num_loops": 3}),
@@ -51,8 +51,8 @@ def test_fields_follow_the_name(spec: str, changed: dict[str, object]) -> None:
 
 
 ROUND_TRIPS = [
-    *PRESETS, "ar:4", "chunk,num_loops=none", "chunk:4,obs=true,window=in-order", "sglang-bd32,max_batch=3",
-    "optimus,candidates=2/8/32,estimator=literal,hysteresis=0.1", "chunk,block_length=4", "optimus,block_length=16",
+    *PRESETS, "ar:4", "chunk,num_loops=none", "chunk:4,obs=true", "sglang-bd32,max_batch=3",
+    "optimus,candidates=2/8/32,hysteresis=0.1", "chunk,block_length=4", "optimus,block_length=16",
     "lmdeploy-bd32:4,page_size=8,num_pages=7,decide_ahead=false",
     "delayed-cache-plus:16,visible=listed,threshold=0.8,temperature=0.5",
 ]  # fmt: skip
@@ -70,8 +70,8 @@ def test_a_policy_survives_its_file(spec: str, tmp_path: Path) -> None:
 
 def test_a_file_holds_only_what_differs_from_its_preset() -> None:
     assert to_toml(parse("optimus"), "optimus") == 'policy = "optimus"\n'
-    text = to_toml(parse("chunk:4,obs=true,window=in-order"), "chunk")
-    assert text == 'policy = "chunk"\nchunk = 4\nobs = true\nwindow = "in-order"\n'
+    text = to_toml(parse("chunk:4,obs=true"), "chunk")
+    assert text == 'policy = "chunk"\nchunk = 4\nobs = true\n'
 
 
 def test_a_policy_describes_itself_in_plain_values() -> None:
@@ -106,7 +106,6 @@ def test_a_policy_describes_itself_in_plain_values() -> None:
         ("sparse-dllm,denoising_steps=33", "denoising_steps is 33, expected at most the block length 32"),
         ("sparse-dllm,pool_width=2", "pool_width is 2, expected an odd number"),
         ("maskkv,first_layer_whole=true", "first_layer_whole is true, and MaskKV carries no prompt"),
-        ("sglang-sync,mixed=true", "dllm_fdfo is false and mixed=true, steps_per_round=1: expected mixed=false"),
         ("sglang-fdfo,ignore_eos=true", "ignore_eos is true, expected false but for canvas models"),
         ("sglang-gemma,max_prefill_tokens=255", "max_prefill_tokens is 255 and canvas_length 256: expected at least a"),
         ("sglang-gemma,swa_full_tokens_ratio=0", "swa_full_tokens_ratio is 0.0, expected more than 0 and at most 1"),

@@ -153,7 +153,7 @@ def test_only_committed_tokens_of_canvases_are_found() -> None:
         "sglang-fdfo,block_length=4,page_size=8,max_running_requests=4,num_pages=32",
         "sglang-sync,block_length=4,page_size=8,max_running_requests=4,num_pages=32",
         "sglang-joint,block_length=4,page_size=8,max_running_requests=4,num_pages=32",
-        "sglang-fdfo,block_length=4,page_size=8,mixed=true,steps_per_round=3,prefill_blocks_per_round=3,num_pages=40",
+        "sglang-fdfo,block_length=4,page_size=8,prefill_blocks_per_round=3,num_pages=40",
         "lmdeploy-0.18:4,page_size=8,max_batch=4,num_pages=30,max_prefill_tokens=64",
         "vllm-diffusion,canvas_length=4,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=30",
         "vllm-ar-spec,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=26",

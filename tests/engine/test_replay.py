@@ -74,14 +74,13 @@ SPECS = [
     "lmdeploy-bd32" + SMALL + BLOCK4 + ",decide_ahead=false",
     "lmdeploy-bd32" + SMALL + BLOCK4 + ",num_loops=1",
     "chunk:2" + SMALL + BLOCK4 + ",obs=true",
-    "chunk:4" + SMALL + BLOCK4 + ",obs=true,window=in-order",
-    "chunk:2" + SMALL + BLOCK4 + ",window=in-order",
+    "chunk:4" + SMALL + BLOCK4 + ",obs=true",
     "chunk:4" + SMALL + BLOCK4 + ",neighbour_aware=true",
     "chunk:4" + SMALL + BLOCK4 + ",num_loops=none,decide_ahead=true",
     "delayed-cache-plus" + SMALL + BLOCK4 + ",num_loops=3",
-    "optimus" + SMALL + ",block_length=8,estimator=literal,cold_start=4,probe_every=5",
-    "optimus" + SMALL + ",block_length=8,obs=true,hysteresis=0.05,memory=10",
-    "optimus" + SMALL + ",block_length=8,window=in-order,candidates=2/3/8",
+    "optimus" + SMALL + ",block_length=8",
+    "optimus" + SMALL + ",block_length=8,obs=true,hysteresis=0.05",
+    "optimus" + SMALL + ",block_length=8,candidates=2/3/8",
 ]
 
 
@@ -103,7 +102,7 @@ RUNS: list[tuple[str, Trace | None, dict[str, Any]]] = [
     *((SPECS[1], None, how) for how in ({"replicas": 2}, {"concurrency": 3}, {"drain": False})),
     (SPECS[4], None, {"replicas": 2, "concurrency": 5, "router": "jsq"}),
     *((SPECS[3], None, {"emit": emit}) for emit in ("step", "end")),
-    *((spec, None, {}) for spec in (EVICTING, "focus:2,scope=carry,exact_block=true" + SMALL + BLOCK4)),
+    *((spec, None, {}) for spec in (EVICTING, "focus:2" + SMALL + BLOCK4)),
     *((DIFFUSION, asked(diffusion_canvas_length=narrow), {}) for narrow in ([2, None, 3], [None, 1, None])),
     (DIFFUSION, asked(diffusion_read_only=[True, None, True]), {}),
     ("vllm-ar,max_num_seqs=2,page_size=4,num_pages=64", asked(max_tokens=SHORT.output_length.tolist()), {"eos": True}),

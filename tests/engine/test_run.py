@@ -19,8 +19,8 @@ from . import golden
 # Each kind of rows: pools that preempt, windows of two blocks, and what is carried from step to step.
 # The plain loops of tests/sim drive every preset.
 SPECS = (
-    "ar,num_pages=11", "lmdeploy-bd32:8,num_pages=11", "optimus,obs=true,num_pages=11,memory=5,hysteresis=0.05",
-    "focus:1,scope=carry,sample_deviation=true,num_pages=11", "vanilla",
+    "ar,num_pages=11", "lmdeploy-bd32:8,num_pages=11", "optimus,obs=true,num_pages=11,hysteresis=0.05",
+    "focus:1,num_pages=11", "vanilla",
     pytest.param("maskkv", marks=pytest.mark.slow),
     pytest.param("dllm-serve,look_ahead=true,num_pages=6", marks=pytest.mark.slow),
     "lmdeploy-0.18,num_pages=11", "vllm-ar-spec,num_pages=40", "vllm-diffusion,num_pages=60", "sglang-gemma",
@@ -68,7 +68,7 @@ def test_a_run_is_its_steps_one_at_a_time(spec: str, monkeypatch: pytest.MonkeyP
     assert (result.totals.preemptions > 0) == any(pages in spec for pages in PREEMPTING)
 
 
-@pytest.mark.parametrize("spec", ["vllm-ar", "vllm-diffusion", "sglang-fdfo,steps_per_round=4", "sglang-joint"])
+@pytest.mark.parametrize("spec", ["vllm-ar", "vllm-diffusion", "sglang-fdfo", "sglang-joint"])
 def test_host_time_is_hidden_and_shared_alike_and_an_eos_unforeseen_alike(spec: str) -> None:
     host: dict[str, Any] = {"host_step": 0.004, "host_request": 0.0005, "overlap": True, "launch": 0.002}
     eos = not spec.startswith("sglang")  # whose requests go on past an EOS in their prompt's block

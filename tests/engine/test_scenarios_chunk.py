@@ -1,17 +1,13 @@
 """Streaming chunks, in and out of the block (elastic-chunking.md 6.2), and delayed caches (focus.md 3.6)."""
 
-import pytest
-
 from ..worlds import World
 
 CHUNK2 = "chunk:2,block_length=4,page_size=4"
 OBS = "chunk:4,block_length=4,page_size=4,obs=true"
 
 
-@pytest.mark.parametrize("window", ["pending-first", "in-order"])
-def test_a_fixed_chunk_streams_through_its_block_and_flushes_at_the_boundary(window: str) -> None:
-    # With a constant chunk both orders are the same (6.4 a).
-    w = World(f"{CHUNK2},window={window}")
+def test_a_fixed_chunk_streams_through_its_block_and_flushes_at_the_boundary() -> None:
+    w = World(CHUNK2)
     w.submit(0, 4, 8)
     assert w.step() == "prefill 0:PPPP"
     assert w.step({0: [0]}) == "decode 0D:MMmm"

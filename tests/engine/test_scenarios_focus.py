@@ -150,51 +150,12 @@ def one_block(w: FocusWorld) -> None:
 
 
 def test_a_mean_of_the_block_begins_anew_with_every_block() -> None:
-    w = FocusWorld(FOCUS4 + ",scope=block")
+    w = FocusWorld(FOCUS4)
     one_block(w)
     assert w.goes_by() == [(0, 0, -1)]
     w.end({0: [0]}, {0: [0]})
     w.schedule()
     assert w.goes_by() == [(1, 1, 0)]
-
-
-def test_a_mean_of_the_request_goes_on_over_its_blocks() -> None:
-    w = FocusWorld(FOCUS4 + ",scope=request")
-    one_block(w)
-    assert w.goes_by() == [(4, 2, -1)]
-    w.end({0: [0]}, {0: [0, 1]})
-    w.schedule()
-    assert w.goes_by() == [(5, 3, 1)]
-
-
-def test_a_mean_that_is_carried_holds_until_the_block_decodes() -> None:
-    w = FocusWorld(FOCUS4 + ",scope=carry")
-    one_block(w)
-    assert w.goes_by() == [(4, 2, -1)]
-    w.end({}, {0: [0, 1, 2]})
-    w.schedule()
-    assert w.goes_by() == [(4, 2, 2)]
-    w.end({0: [0]}, {0: [0, 1]})
-    assert w.schedule() == "decode 0D:PMMM"
-    assert w.goes_by() == [(1, 1, 2)]
-    w.end({0: [1, 2]}, {0: [0, 1, 2]})
-    # 3 in 2 steps are of this block alone, and go to the next.
-    w.run({0: [3]})
-    w.run()
-    assert w.schedule() == "decode 0D:MMMM"
-    assert w.goes_by() == [(4, 3, -1)]
-
-
-def test_a_carried_mean_makes_a_budget_that_evicts_nothing() -> None:
-    # 4 in one step: a budget of 4. Of its own the second block would keep one mask of four.
-    for scope, evicts in (("block", True), ("request", False), ("carry", False)):
-        w = FocusWorld(FOCUS4 + f",scope={scope}")
-        w.submit(0, 4, 16)
-        w.run()
-        w.run({0: range(4)}, {0: range(4)})
-        w.run()
-        assert w.schedule() == "decode 0D:MMMM"
-        assert (w.goes_by() is not None) == evicts, scope
 
 
 def test_a_step_whose_rows_all_fit_their_budgets_evicts_nothing() -> None:
@@ -239,25 +200,8 @@ def test_features_and_journal_of_two_rows_before_and_after() -> None:
     assert (w.engine.totals.tokens, w.engine.totals.evicted, w.engine.totals.forwards) == (16, 8, 2)
 
 
-def test_an_exact_block_is_computed_once_more_as_a_whole() -> None:
-    w = FocusWorld(FOCUS8 + ",exact_block=true")
-    w.submit(0, 12, 12)
-    w.submit(1, 12, 12)
-    w.run({0: [5, 6, 7], 1: [5, 6, 7]})
-    assert w.run() == "decode 0D:PPPPMPPP 1D:PPPPMPPP"
-    # Until then it is DC+.
-    assert w.run({0: [4]}) == "decode 0D:cccPMccc 1D:cccPMccc"
-    assert w.run() == "decode 0F:CCCPPCCC 1D:cccPMccc"
-    assert w.features() == (10, 8 * 16 + 2 * 13, 16 + 13, 10, 16, 2, 0, 1)
-    assert w.run({1: [4]}) == "decode 0D:MMMMMMMM 1D:cccPMccc"
-    assert w.run() == "decode 0D:MMMMMMMM 1F:CCCPPCCC"  # and this is all that is left of the block
-    assert w.schedule() == "decode 0D:MMMMMMMM 1D:MMMMMMMM"
-    assert w.goes_by() == [(0, 0, 7), (0, 0, -1)]
-
-
-@pytest.mark.parametrize("scope", ["block", "request", "carry"])
-def test_a_preempted_sequence_has_no_progress_and_computes_its_block_again(scope: str) -> None:
-    w = FocusWorld(FOCUS4 + f",scope={scope}", num_pages=4)
+def test_a_preempted_sequence_has_no_progress_and_computes_its_block_again() -> None:
+    w = FocusWorld(FOCUS4, num_pages=4)
     w.submit(0, 4, 8)
     w.submit(1, 4, 8)
     w.run()

@@ -3,8 +3,6 @@
 One step by step for each idea: the random scenarios of test_oracles.py, recorded in SGLang, hold the rest.
 """
 
-import pytest
-
 from dsim.engine.latency import LatencyModel
 from dsim.sim.step_model import StepModel
 
@@ -60,41 +58,6 @@ def test_blocks_of_a_prompt_that_are_prefilled_in_one_round() -> None:
     assert w.features() == (16, 2 * (4 * 4 + 4 * 8), 16, 16, 0, 2, 16, 1)
     assert w.step_tokens({}) == "prefill 0P4/12"
     assert w.step_tokens({}) == "decode 0D4/16 1D4/12"
-
-
-def test_a_mixed_round_prefills_and_decodes_in_one_forward() -> None:
-    w = World(FDFO + ",mixed=true")
-    w.submit(0, 3, 5)
-    w.step({0: [3]})
-    w.submit(1, 8, 4)
-    assert w.step_tokens({}) == "decode 0F4/4 1P4/4"
-    assert w.features() == (8, 16 + 16, 8, 8, 4, 2, 4, 1)
-    assert w.step_tokens({0: ALL}) == "decode 0D4/8 1P4/8"
-    assert w.step_tokens({}) == "decode 0F4/8 1D4/12"
-    assert w.engine.totals.prefill_tokens == 8
-    assert w["finish"][0] == 4.0
-
-
-def test_the_host_plans_several_forwards_at_once_and_looks_up_between_them_alone() -> None:
-    latency = LatencyModel(((0.0, 1.0),), 0.0, host_step=0.5)
-    model = StepModel(latency, None)
-    w = World(FDFO + ",steps_per_round=3")
-    w.submit(0, 2, 6)
-    said, costs = [], []
-    for k, commits in enumerate(([2, 3], [], ALL, [])):
-        said.append(w.plan_tokens())
-        costs.append(model.step(w.plan).latency)
-        if k == 0:
-            w.submit(1, 2, 2)
-        w.commit({0: commits})
-    # A row enters its next block within the round; who comes waits for the round to end.
-    assert said == ["decode 0D4/4", "decode 0F4/4", "decode 0D4/8", "decode 0F4/8 1D4/4"]
-    assert costs == [1.5, 1.0, 1.0, 1.5]
-    assert w["finish"][0] == 4.0
-    # A finished row is computed until its round ends.
-    assert w.step_tokens({}) == "decode 0I4/8 1D4/4"
-    assert w.step_tokens({}) == "decode 0I4/8 1D4/4"
-    assert w.step_tokens({}) == "decode 1D4/4"
 
 
 def test_a_request_of_no_tokens_at_all_decodes_a_block_and_holds_its_pages() -> None:
@@ -180,9 +143,8 @@ def test_a_decoded_canvas_is_prefilled_in_a_round_that_all_others_wait_for_but_n
     assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
 
 
-@pytest.mark.parametrize("field", ["dllm_fdfo=false", "steps_per_round=3"])
-def test_a_canvas_decoded_within_a_round_waits_for_its_end(field: str) -> None:
-    w = World(f"{GEMMA},{field}")
+def test_a_canvas_decoded_within_a_round_waits_for_its_end() -> None:
+    w = World(f"{GEMMA},dllm_fdfo=false")
     w.submit(0, 4, 8)
     w.submit(1, 4, 8)
     w.step_tokens({})
@@ -193,16 +155,6 @@ def test_a_canvas_decoded_within_a_round_waits_for_its_end(field: str) -> None:
     assert w["num_tokens"][:2] == [4, 4]
     assert w.step_tokens({}) == "prefill 0F4/8 1F4/8"
     assert w.step_tokens({}) == "decode 0D4/12 1D4/12"
-
-
-def test_a_mixed_round_prefills_a_canvas_beside_those_that_are_denoised() -> None:
-    w = World(GEMMA + ",mixed=true")
-    w.submit(0, 4, 8)
-    w.submit(1, 4, 8)
-    w.step_tokens({})
-    w.step_tokens({0: ALL})
-    assert w.step_tokens({1: ALL}) == "decode 0F4/8 1D4/8"
-    assert w.step_tokens({}) == "decode 0D4/12 1F4/8"
 
 
 def test_a_row_holds_a_window_s_pages_by_its_length() -> None:

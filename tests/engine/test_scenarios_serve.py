@@ -131,25 +131,10 @@ def test_features_of_a_step_add_up_over_its_rows() -> None:
 # ---- each fault repaired alone ---------------------------------------------------------------------------------
 
 
-def test_without_admission_past_the_stalled_newcomers_wait_with_them() -> None:
-    w = collided(",admit_past_stalled=false")
-    assert w.steps(2) == ["0F", "0K"]
-    assert w.step() == "0r 1K"  # 932: no room for 84
-    assert w.step() == "0r 1r 2F"
-
-
-def test_newcomers_last_stand_behind_the_stalled_and_are_held_with_all_others_there() -> None:
-    w = collided(",newcomers_first=false")
-    assert w.step() == "0F 2F"
-    assert w.steps(3) == ["0K", "0r 1K", "0r 1r 2K"]  # 900 + 84 would have had room, 932 + 84 has not
-
-
 def test_without_holding_who_runs_behind_a_stalled_refresh_runs() -> None:
     w = behind_a_stalled(",hold_behind_stalled=false")
     # The stalled one keeps its place.
     assert w.steps(4) == ["0F 2K", "0K 2r", "0r 1K 2r", "0r 1r 2F"]
-    last = behind_a_stalled(",hold_behind_stalled=false,newcomers_first=false")
-    assert last.steps(4) == ["0F 2K", "0K 2r", "0r 1K 2r", "0r 1r 2F"]
 
 
 def test_look_ahead_lets_no_one_in_whose_second_refresh_would_collide() -> None:
@@ -175,8 +160,7 @@ CACHES = (
     "fast-dllm:dual,",
     "fast-dllm:prefix,",
     "sparse-dllm:0.5,",
-    "sparse-dllm:0.1,delay=0,",
-    "sparse-dllm:0.9,delay=3,prefix_only=true,",
+    "sparse-dllm:0.1,",
     "dllm-serve:0.5,",
 )
 

@@ -45,7 +45,6 @@ class PlainFocus:
 
         progress = start - 1
         decoded: list[int] = []
-        before: list[int] = []
         while True:
             inside = set(range(start, start + block))
             if not open_ & inside and start + block >= end:
@@ -53,21 +52,17 @@ class PlainFocus:
             if not uncached:
                 start += block
                 uncached, progress = set(range(start, start + block)), start - 1
-                if self.rule.scope == "carry":
-                    before = decoded or before
-                if self.rule.scope != "request":
-                    decoded = []
+                decoded = []
                 continue
             masked = open_ & inside
-            computed = inside if self.rule.exact_block and not masked else uncached
-            mean = torch.tensor(decoded or before or [1]).double().mean().item()
+            mean = torch.tensor(decoded or [1]).double().mean().item()
             target = min(len(masked), max(1, math.ceil(max(mean, 1.0) * self.rule.alpha)))
             hidden, retained = self.forward(
-                text, sorted(computed), [self.seen(start, computed, uncached)] * len(computed),
+                text, sorted(uncached), [self.seen(start, uncached, uncached)] * len(uncached),
                 (start, sorted(masked), target, progress, uncached) if len(masked) > target else None,
             )  # fmt: skip
             committed = self.unmask(hidden, retained, masked & set(retained))
-            steps.append(Step(frozenset(computed), frozenset(retained), committed))
+            steps.append(Step(frozenset(uncached), frozenset(retained), committed))
             progress = max(progress, *retained)
             if committed:
                 decoded = [*decoded, len(committed)]
@@ -103,10 +98,7 @@ class PlainFocus:
                 left = [p for p in positions if p in chosen or p not in masked]
                 rows = [positions.index(p) for p in left]
                 x, q, positions = x[rows], q[rows], left
-                after = [self.seen(start, set(left), uncached)] * len(left)
-                seen = seen[: len(left)] if self.rule.second_layer_sees == "computed" else after
-            elif evict and index == 2:
-                seen = after
+                seen = [self.seen(start, set(left), uncached)] * len(left)
             x = x + attention(q, self.keys[index], self.values[index], seen) @ layer.output.weight.T
             gate, up = (norm(layer.ffn_norm, x) @ layer.gate_up.weight.T).chunk(2, dim=-1)
             x = x + (gate * gate.sigmoid() * up) @ layer.down.weight.T
@@ -117,7 +109,7 @@ class PlainFocus:
         value = dict(zip(masked, delta.double().tolist(), strict=True))
         mean = sum(value.values()) / len(masked)
         squares = sum((d - mean) ** 2 for d in value.values())
-        bound = mean + math.sqrt(squares / (len(masked) - 1 if self.rule.sample_deviation else len(masked)))
+        bound = mean + math.sqrt(squares / len(masked))
         selected = {p for p in masked if value[p] >= bound}
         if len(selected) < target:
             selected = set(sorted(masked, key=lambda p: (-value[p], p))[:target])

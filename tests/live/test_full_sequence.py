@@ -46,15 +46,15 @@ SETTINGS = [
     "fast-dllm:prefix,block_length=8",
     "fast-dllm:prefix,strategy=low_confidence_dynamic,threshold=0.6",
     "sparse-dllm:0.3",
-    "sparse-dllm:0.5,delay=0,pool_width=1",
-    "sparse-dllm:0.5,delay=2,block_length=8,denoising_steps=6",
+    "sparse-dllm:0.5,pool_width=1",
+    "sparse-dllm:0.5,block_length=8,denoising_steps=6",
     "sparse-dllm:0.3,head_centric=true,logits=block",
-    "sparse-dllm:0.5,head_centric=true,delay=0,pool_width=5,at_least=1",
-    "sparse-dllm:0.1,delay=0,at_least=6",
-    "sparse-dllm:1.0,delay=0",
+    "sparse-dllm:0.5,head_centric=true,pool_width=5,at_least=1",
+    "sparse-dllm:0.1,at_least=6",
+    "sparse-dllm:1.0",
     "sparse-dllm:0.5,strategy=low_confidence_dynamic,threshold=0.6",
 ]
-SERVED = ",max_batched_tokens=90,page_size=8,block_length=4,first_token=false"
+SERVED = ",max_batched_tokens=90,page_size=8,block_length=4"
 
 
 def policy_of(spec: str) -> Policy:
@@ -79,6 +79,8 @@ class Plain:
                 best, token = logits.softmax(-1).max(-1)
                 confidence = dict(enumerate(best.tolist(), start))
                 now = chosen(self.policy.unmasking, block, confidence, masks, step)
+                if self.policy.batching.first_token and step == 0:
+                    now = {start}
                 steps.append({p: int(token[p - start]) for p in now})
                 for p, t in steps[-1].items():
                     text[p] = t
@@ -93,8 +95,7 @@ class Plain:
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """The block's logits, and what later steps of the block see besides what they compute."""
         rule, length, block = self.policy.cache, len(text), self.block
-        delay = rule.delay if isinstance(rule, SparseCache) else 0
-        if type(rule) is NoCache or step <= delay:
+        if type(rule) is NoCache or step <= isinstance(rule, SparseCache):
             made: list[tuple[Tensor, Tensor]] = []
 
             def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -163,7 +164,7 @@ def test_requests_multiplexed_commit_what_a_plain_executor_commits(rule: NoCache
 def test_no_two_of_those_settings_commit_alike() -> None:
     # The tests above would tell nothing apart. All keys kept are Fast-dLLM's: packed by rank, or at their positions.
     alike = [(a, b) for a in SETTINGS for b in SETTINGS if a < b and served(a) == served(b)]
-    assert alike == [("fast-dllm", "sparse-dllm:1.0,delay=0")]
+    assert alike == []
 
 
 def test_requests_multiplexed_get_what_each_gets_alone() -> None:

@@ -33,7 +33,7 @@ def test_published_scores_are_looked_up() -> None:
     assert relative("delayed-cache") == pytest.approx(DELAYED / BASE)
     assert relative("delayed-cache-plus") == pytest.approx(NEIGHBOUR / BASE)
     # 90.15, 64.30, 69.51, 61.09 and 60.87.
-    assert relative("focus") == relative("focus:1.5,scope=block") == pytest.approx(345.92 / 5 / BASE)
+    assert relative("focus") == relative("focus:1.5") == pytest.approx(345.92 / 5 / BASE)
     found = quality_of(parse("delayed-cache"), MODEL)
     assert found.source.startswith("FOCUS")
     # MBPP: 49.81 of 56.81.
@@ -72,7 +72,6 @@ def test_between_published_thresholds_quality_is_on_a_line() -> None:
         ("lmdeploy-bd32,threshold=0.95", MODEL, "none is extrapolated"),
         ("delayed-cache,threshold=0.8", MODEL, "threshold is 0.8"),
         ("focus:3", MODEL, "alpha is 3, and scores are published at 1.2, 1.5, 1.8: none is extrapolated"),
-        ("focus,exact_block=true", MODEL, "exact_block is True, and no score is published for that"),
         ("delayed-cache,visible=listed", MODEL, "visible is listed, and no score is published for that"),
         ("lmdeploy-bd32:16", MODEL, "block_length is 16"),
         ("lmdeploy-bd32,temperature=0.8", MODEL, "temperature is 0.8"),

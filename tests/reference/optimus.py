@@ -16,15 +16,14 @@ Floats = npt.NDArray[np.float64]
 class CommitCurve:
     """What Optimus learns while it runs: the commits to expect of a chunk, from the steps it has seen.
 
-    robust: f(m), the commits when the m leftmost masks are computed; N_commit(c) solves N = f(c - N), which leaves
-    room for the committed tokens that take a slot once more. literal: n(c), the commits among a window's first c.
+    f(m), the commits when the m leftmost masks are computed; N_commit(c) solves N = f(c - N), which leaves room for the
+    committed tokens that take a slot once more.
     """
 
     size: int
-    robust: bool
     memory: int
     observed: int = 0  # steps
-    # f[m] or n[c]; f[0] = 0. Before the first observation: one commit a step.
+    # f[m]; f[0] = 0. Before the first observation: one commit a step.
     curve: Floats = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
@@ -42,14 +41,12 @@ class CommitCurve:
         # The plain mean at first, so that the start is forgotten; then an exponential one.
         weight = 1.0 / min(self.observed + 1, self.memory)
         self.curve[1 : top + 1] += weight * (seen - self.curve[1 : top + 1])
-        if self.robust and top < self.size:
+        if top < self.size:
             self.curve[top + 1 :] *= self.curve[top] / before
         self.observed += 1
 
     def expected(self, chunks: npt.NDArray[np.int64]) -> Floats:
         """N_commit(c): commits a sequence and step at each chunk."""
-        if not self.robust:
-            return self.curve[chunks]
         slots = np.maximum.accumulate(np.arange(self.size + 1) + self.curve)
         below = np.clip(np.searchsorted(slots, chunks, side="right") - 1, 0, self.size - 1)
         # Masks computed when the window's slots are full, between whole numbers of them; never more than there are.
@@ -59,11 +56,11 @@ class CommitCurve:
 
 
 def choose_chunk(
-    policy: ElasticChunk, curve: CommitCurve, chunks: npt.NDArray[np.int64], latency: Floats, last: int, step: int
+    policy: ElasticChunk, curve: CommitCurve, chunks: npt.NDArray[np.int64], latency: Floats, last: int
 ) -> int:
     """The chunk of the next step, for latencies T(c, b) of the candidates; ties go to the smallest."""
     largest = int(chunks[-1])
-    if curve.observed < policy.cold_start or (policy.probe_every and step % policy.probe_every == 0):
+    if curve.observed < policy.cold_start:
         return largest
     rate = curve.expected(chunks) / latency
     best = int(np.argmax(rate))

@@ -163,7 +163,7 @@ LEAPING = (
     "ar", "ar,num_pages=12", "ar,max_batch=3", "ar,page_size=5", "ar,eos=ignored", "vllm-diffusion",
     "vllm-diffusion,num_pages=60", "vllm-diffusion,max_num_seqs=2", "vllm-diffusion,async_scheduling=false",
     "vllm-diffusion,prefill_schedule_interval=3", "vllm-diffusion,max_num_batched_tokens=600,max_num_seqs=4",
-    "sglang-gemma", "sglang-gemma,max_running_requests=2", "sglang-gemma,dllm_fdfo=false", "sglang-gemma,mixed=true",
+    "sglang-gemma", "sglang-gemma,max_running_requests=2", "sglang-gemma,dllm_fdfo=false",
     "sglang-gemma,num_pages=8", "vllm-ar,num_pages=40", "vllm-ar,max_num_seqs=3", "vllm-ar,async_scheduling=false",
     "vllm-ar,max_num_batched_tokens=96,max_num_seqs=16", "vllm-ar,prefill_schedule_interval=3",
     "vllm-ar,page_size=5,eos=ignored", "vllm-ar", "vllm-ar,prefix_caching=true,num_pages=110",

@@ -55,13 +55,12 @@ SPECS = (
     "vllm-diffusion,canvas_length=4,page_size=8,async_scheduling=false,long_prefill_token_threshold=5",
     "vllm-diffusion,canvas_length=4,page_size=1,scheduler_reserve_full_isl=false",
     "sglang-fdfo,block_length=4,page_size=4",
-    "sglang-fdfo,block_length=8,page_size=16,prefill_blocks_per_round=2,mixed=true",
-    "sglang-fdfo,block_length=4,page_size=8,steps_per_round=5",
+    "sglang-fdfo,block_length=8,page_size=16,prefill_blocks_per_round=2",
     "sglang-sync,block_length=4,page_size=4",
-    "sglang-joint,block_length=4,page_size=4,steps_per_round=3,mixed=true",
+    "sglang-joint,block_length=4,page_size=4",
     "sglang-joint,block_length=4,page_size=8,dllm_fdfo=false",
     "sglang-gemma,canvas_length=4,page_size=3",
-    "sglang-gemma,canvas_length=4,page_size=4,mixed=true,steps_per_round=3",
+    "sglang-gemma,canvas_length=4,page_size=4",
     "sglang-gemma,canvas_length=4,page_size=8,dllm_fdfo=false",
 )
 ROWS = {"vllm": "max_num_seqs", "sglang": "max_running_requests"}  # a preset's field of rows, by its engine
@@ -105,8 +104,8 @@ class EngineDriver(Driver):
         if hasattr(batching, "max_num_batched_tokens"):
             assert plan.features.tokens <= batching.max_num_batched_tokens
         elif not plan.prefill:
-            assert batching.mixed or not np.isin(plan.phases, (Phase.PREFILL,)).any()
-            assert policy.granularity.on_a_grid or batching.mixed or not (plan.phases == Phase.FLUSH).any()
+            assert not np.isin(plan.phases, (Phase.PREFILL,)).any()
+            assert policy.granularity.on_a_grid or not (plan.phases == Phase.FLUSH).any()
         for row, request in enumerate(plan.requests.tolist()):
             found = np.flatnonzero(outcome.committed[row])
             self.committed[request] |= {int(plan.block_start[row]) + int(p) for p in found}

@@ -37,7 +37,7 @@ def test_with_a_budget_of_the_whole_block_focus_is_the_delayed_cache_of_dc_plus(
     assert focus.totals.evicted == 0
 
 
-@pytest.mark.parametrize("spec", ["focus", "focus:1,scope=request", "focus:2,scope=carry,exact_block=true"])
+@pytest.mark.parametrize("spec", ["focus", "focus:1", "focus:2"])
 def test_every_step_costs_what_its_journal_says_was_computed_and_left(spec: str) -> None:
     journal = Collector()
     result = run(spec, journal)
@@ -79,7 +79,7 @@ def test_a_small_budget_computes_less_for_the_same_tokens() -> None:
     free = replace(PROFILE, latency=replace(LATENCY, eviction=0.0))
     plus, focus = (
         simulate(crowd(), Setting(parse(spec + SMALL), free), seed=3, concurrency=4)
-        for spec in ("delayed-cache-plus", "focus:1,scope=request")
+        for spec in ("delayed-cache-plus", "focus:1")
     )
     computed = [int(result.table["num_computed"].sum()) for result in (plus, focus)]
     assert computed[1] < 0.9 * computed[0]

@@ -39,12 +39,12 @@ SPECS = (
     "dllm-cache:5,block_length=4,response_refresh=2,max_batch=2",
     "dllm-cache:3,block_length=8,denoising_steps=2,transfer=0",
     f"sparse-dllm:0.5,block_length=4,max_batch=3,{DYNAMIC}",
-    "sparse-dllm:0.1,block_length=4,delay=0,prefix_only=true",
+    "sparse-dllm:0.1,block_length=4",
     "maskkv:8,block_length=4,prompt_refresh=6,response_refresh=4,max_batch=3",
     "dllm-serve,block_length=4,max_batched_tokens=130",
     "dllm-serve:0.2,block_length=8,max_batched_tokens=80,hold_behind_stalled=false",
-    "dllm-serve:1,block_length=4,max_batched_tokens=90,admit_past_stalled=false,newcomers_first=false",
-    "dllm-serve,block_length=4,max_batched_tokens=70,look_ahead=true,delay=2",
+    "dllm-serve:1,block_length=4,max_batched_tokens=90",
+    "dllm-serve,block_length=4,max_batched_tokens=70,look_ahead=true",
     f"dllm-serve,block_length=4,max_batched_tokens=150,max_batch=3,{DYNAMIC}",
     "dllm-serve,block_length=1,max_batched_tokens=100,max_batch=4",
 )
@@ -239,17 +239,15 @@ def test_other_scripts_are_predicted_with_their_own_launch_overhead(spec: str, b
     assert min(errors(spec)) > faster  # the longest request's first layer under dLLM-Cache hides most of the floor
 
 
-@pytest.mark.parametrize(
-    ("delay", "retention", "length", "tokens"), [(1, 0.5, 863, 256), (0, 0.3, 354, 96), (3, 0.9, 1769, 256)]
-)
-def test_a_request_takes_its_full_passes_and_its_reuses(delay: int, retention: float, length: int, tokens: int) -> None:
-    spec = f"sparse-dllm:{retention},delay={delay}"
-    seen = simulate(toy_trace([0], [length - tokens], [tokens]), Setting(parse(spec), CARD)).end
+@pytest.mark.parametrize(("retention", "length", "tokens"), [(0.5, 863, 256), (0.3, 354, 96), (0.9, 1769, 256)])
+def test_a_request_takes_its_full_passes_and_its_reuses(retention: float, length: int, tokens: int) -> None:
+    policy = parse(f"sparse-dllm:{retention}")
+    seen = simulate(toy_trace([0], [length - tokens], [tokens]), Setting(policy, CARD)).end
     keys = int(retention * (length - 32)) + 32
     full = CARD.latency.step(Features(length, length**2, length, length, length, 1, 0))
     reuse = CARD.latency.step(Features(32, 32 * keys, keys, 32, 32, 1, 0))
     blocks = tokens // 32
-    assert seen == pytest.approx(blocks * ((delay + 1) * full + (32 - delay - 1) * reuse), rel=1e-12)
+    assert seen == pytest.approx(blocks * (2 * full + 30 * reuse), rel=1e-12)
     assert reuse == pytest.approx(0.026, abs=0.0005)  # Sparse-dLLM's reuse pass, whatever L: 25.7 to 26.4 ms
 
 
