@@ -222,7 +222,7 @@ class Rounds(Scheduler):
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         grid = policy.granularity.on_a_grid
         late = grid and policy.unmasking.strategy != "law"
-        return {"grid": grid, "late": late, "last": 0, "scratch": 0}
+        return {"grid": grid, "late": late}
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
         return {

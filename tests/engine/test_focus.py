@@ -11,19 +11,17 @@ from dsim.engine.policies import focus as rules
 from dsim.engine.state import CACHED, MASKED, PENDING
 
 
-def kept(delta: list[float], positions: list[int], budget: int, progress: int = -1, sample: bool = False) -> list[int]:
+def kept(delta: list[float], positions: list[int], budget: int, progress: int = -1) -> list[int]:
     """The positions of one sequence's masks that the rule keeps; nothing else is computed."""
     width = max(positions, default=0) + 1
     window, own = np.zeros(width, np.bool_), np.zeros(width, np.float32)
     window[positions], own[positions] = True, delta
-    return retained(np.full(width, MASKED, np.uint8), window, own, budget, progress, sample)
+    return retained(np.full(width, MASKED, np.uint8), window, own, budget, progress)
 
 
-def retained(
-    status: np.ndarray, window: np.ndarray, delta: np.ndarray, budget: int, progress: int, sample: bool
-) -> list[int]:
+def retained(status: np.ndarray, window: np.ndarray, delta: np.ndarray, budget: int, progress: int) -> list[int]:
     keep, n = np.zeros(len(window), np.bool_), len(window)
-    rules.retain(status, window, delta, budget, progress, sample, keep, np.zeros(n, np.int64), np.zeros(n, np.uint8))
+    rules.retain(status, window, delta, budget, progress, keep, np.zeros(n, np.int64), np.zeros(n, np.uint8))
     return np.flatnonzero(keep).tolist()
 
 
@@ -43,11 +41,11 @@ def test_the_budget_is_the_mean_yield_times_alpha_rounded_up(
     assert rules.budget(num_decoded, num_steps, alpha) == expected
 
 
-def by_the_book(delta: list[int], positions: list[int], target: int, progress: int, sample: bool) -> list[int]:
+def by_the_book(delta: list[int], positions: list[int], target: int, progress: int) -> list[int]:
     """What focus.md 3.4 retains."""
     n = len(delta)
     mean = Fraction(sum(delta), n)
-    variance = sum((d - mean) ** 2 for d in delta) / (n - sample)
+    variance = sum((d - mean) ** 2 for d in delta) / n
     high = [i for i in range(n) if delta[i] >= mean and (delta[i] - mean) ** 2 >= variance]
     best = sorted(range(n), key=lambda i: (-delta[i], i))
     selected = high if len(high) >= target else best[:target]
@@ -62,25 +60,21 @@ def by_the_book(delta: list[int], positions: list[int], target: int, progress: i
     st.lists(st.integers(1, 3), min_size=16, max_size=16),
     st.integers(1, 16),
     st.integers(-1, 40),
-    st.booleans(),
 )
-def test_a_choice_is_the_book_s(delta: list[int], gaps: list[int], target: int, progress: int, sample: bool) -> None:
+def test_a_choice_is_the_book_s(delta: list[int], gaps: list[int], target: int, progress: int) -> None:
     # Powers of two of small whole numbers: a float's mean is exact. Fewer than the budget are not chosen among.
     delta = delta[: 1 << (len(delta).bit_length() - 1)]
     positions = (np.cumsum(gaps)[: len(delta)] - 1).tolist()
     target = min(target, len(delta) - 1)
-    found = kept([float(d) for d in delta], positions, target, progress, sample)
-    assert found == by_the_book(delta, positions, target, progress, sample)
+    found = kept([float(d) for d in delta], positions, target, progress)
+    assert found == by_the_book(delta, positions, target, progress)
 
 
 def test_choices_at_the_edges() -> None:
     assert kept([0.1, 0.1, 0.1], [1, 2, 3], 1, progress=3) == [1, 2, 3]  # all alike
     assert (kept([3, -1], [4, 9], 2), kept([], [], 0)) == ([4, 9], [])  # no more than the budget
-    # Mean 0. Of all four the deviation is 1: two of them reach it, more than the budget; a sample's is 2 / sqrt(3).
+    # The mean is 0 and the deviation 1: two of them reach it, more than the budget.
     assert kept([1, -1, 1, -1], [0, 2, 4, 6], 1, 7) == [0, 4]
-    assert kept([1, -1, 1, -1], [0, 2, 4, 6], 1, 7, sample=True) == [0]
-    # A sample's is sqrt(44 / 5), which the two threes reach.
-    assert kept([3, 3, -5, -1, 0, 0], [0, 2, 4, 6, 8, 10], 1, 11, sample=True) == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -94,4 +88,4 @@ def test_committed_tokens_go_on_and_their_deltas_count_for_nothing(
     status: list[int], delta: list[float], progress: int, keep: list[int]
 ) -> None:
     cells = np.array(status, np.uint8)
-    assert retained(cells, cells != CACHED, np.array(delta, np.float32), 1, progress, False) == keep
+    assert retained(cells, cells != CACHED, np.array(delta, np.float32), 1, progress) == keep

@@ -153,7 +153,7 @@ def test_a_field_outside_its_declared_bounds_is_refused(part: Part) -> None:
         ("max_batch = 4", '`policy` is None, expected a preset\'s name such as "optimus"'),
         ("policy = ", "cannot be read as TOML: "),
         ('policy = "chunk"\nchunk = true', "chunk is True, expected a whole number"),
-        ('policy = "chunk"\nwindow = 4', "window is 4, expected a word"),
+        ('policy = "chunk"\nvisible = 4', "visible is 4, expected a word"),
         ('policy = "ar"\n[nested]\nmax_batch = 4', "there is no field 'nested'"),
     ],
 )
