@@ -151,8 +151,8 @@ def test_workers_that_are_in_another_folder_find_the_files(tmp_path: Path, monke
     for name in ("first", "second"):  # the second's workers were begun in the first
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
-        write(synth("poisson", 1.0, lengths="fixed:512,1", num_requests=60, seed=1), Path("q.csv"))
-        found.append(capacity(queue, jobs=2, num_requests=60, precision=0.5, curve=False))
+        write(synth("poisson", 1.0, lengths="fixed:512,1", num_requests=100, seed=1), Path("q.csv"))
+        found.append(capacity(queue, jobs=2, num_requests=100, precision=0.5, curve=False))
         (tmp_path / name / "q.csv").unlink()
     assert found[0] == found[1]
 

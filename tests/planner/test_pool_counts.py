@@ -112,6 +112,7 @@ def test_as_many_servers_are_needed_in_two_pools_as_in_one(queue: Scenario) -> N
     assert min(less) > 3000  # ms
 
 
+@pytest.mark.slow
 def test_the_command_and_python_say_the_same_of_a_fleets_file(tmp_path: Path) -> None:
     server = "h100-sdar-8b,lmdeploy-bd32"
     pools, links = [f"prefill:1@{server}", f"decode:1@{server}"], ["450GB/s,10us"]

@@ -313,6 +313,7 @@ def test_an_interrupt_ends_a_sweep_with_what_is_done(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "sweep.json").read_text())["complete"]
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_in_the_middle_loses_and_repeats_no_finished_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,6 +386,7 @@ def of_fleets(*base: str) -> str:
     )
 
 
+@pytest.mark.slow
 def test_a_cell_on_a_fleet_s_file_is_the_replay_of_that_fleet(tmp_path: Path) -> None:
     pools = "pools = ['1@h100-sdar-8b,lmdeploy-bd32', '1@a100-sdar-8b,lmdeploy-bd32']\n"
     fleets = [
@@ -409,6 +411,7 @@ def test_a_fleet_s_file_is_the_whole_fleet(tmp_path: Path, field: str) -> None:
         sweep(write(tmp_path / "sweep.toml", of_fleets(field)))
 
 
+@pytest.mark.slow
 def test_a_field_of_a_pool_varies_by_the_pool_s_name_and_its_replicas_too(tmp_path: Path) -> None:
     pools = ["prefill:1@h100-sdar-8b,lmdeploy-bd32", "decode:1@h100-sdar-8b,lmdeploy-bd32"]
     write(tmp_path / "split.toml", FleetWords(tuple(pools), ("450GB/s,10us",)).toml())

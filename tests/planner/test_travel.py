@@ -48,6 +48,7 @@ def scenarios(here: Path) -> list[Scenario]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncompiled")
 def test_a_scenario_runs_where_none_of_its_files_is(here: Path) -> None:
     before = scenarios(here)

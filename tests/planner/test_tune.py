@@ -82,6 +82,7 @@ def test_a_space_that_is_used_up_ends_the_search_and_an_unknown_quality_is_said(
     )
 
 
+@pytest.mark.slow
 def test_the_confirmed_gain_of_pure_luck_is_none() -> None:
     searched, confirmed, recommended = [], [], 0
     for seed in range(40):
@@ -96,6 +97,7 @@ def test_the_confirmed_gain_of_pure_luck_is_none() -> None:
     assert recommended <= 5  # 2.5 % of 40, and then some
 
 
+@pytest.mark.slow
 def test_the_confirmed_gain_of_a_true_one_is_covered() -> None:
     def landscape(seed: int) -> Evaluate:
         return lambda c, p: ReplayOutcome((smooth(c) + 2 * noise(c, p, seed),))

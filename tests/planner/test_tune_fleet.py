@@ -43,6 +43,7 @@ def known(candidate: Any, part: Part) -> ReplayOutcome:
     return ReplayOutcome((points,))
 
 
+@pytest.mark.slow
 def test_the_best_fleet_of_a_known_landscape_is_found_within_the_budget_and_beats_the_fleet_as_given() -> None:
     space = fleet_space(SCENARIO, SPACE, gpus=4)
     found = tune(SCENARIO, space=space, evaluate=known, trials=60)
@@ -137,6 +138,7 @@ def search(*more: object) -> Ran:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_search_ends_in_a_command_and_a_file_that_give_the_same_replay() -> None:
     ran = search("--gpus", 3, "--space", "space.toml", "-o", "tuned")
     assert ran.code == 0
