@@ -19,7 +19,7 @@ from dsim.engine.replay import replay
 from dsim.live.config import ModelConfig
 from dsim.live.forward import Batch, Forward, Sampled
 from dsim.live.weights import random_model
-from dsim.profiler.measure import shape_of
+from dsim.profiler.measure import describe, shape_of
 from dsim.profiler.profile import load, save
 from dsim.report.run_folder import FILES
 from dsim.research.tiny.saved import save_model
@@ -41,7 +41,11 @@ def _files(tmp_path: Path) -> None:
     known = load("a100-sdar-8b")
     latency = LatencyModel(((0.0, 1e-3), (64.0, 2e-3), (128.0, 4e-3)), 1e-5)
     profile = replace(
-        known, name="ours", device=replace(known.device, name="CPU"), model=shape_of(SMALL), latency=latency
+        known,
+        name="ours",
+        device=replace(known.device, name=describe("cpu").name),
+        model=shape_of(SMALL),
+        latency=latency,
     )
     save(replace(profile, memory=replace(profile.memory, vocab=97, kv_bytes_per_token=512)), "ours.json")
 

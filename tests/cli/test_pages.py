@@ -40,7 +40,7 @@ HELD_ELSEWHERE = {
 def profiles_of_tiny() -> None:
     """Profiles of the shipped models that call them fast, as if they had been measured here."""
     from dsim.live.weights import config_of
-    from dsim.profiler.measure import shape_of
+    from dsim.profiler.measure import describe, shape_of
     from dsim.profiler.profile import load, save
 
     latency = LatencyModel(((0.0, 1e-3), (64.0, 2e-3), (128.0, 4e-3)), 1e-5)
@@ -53,7 +53,7 @@ def profiles_of_tiny() -> None:
         made = replace(
             profile,
             name=name,
-            device=replace(profile.device, name="CPU"),
+            device=replace(profile.device, name=describe("cpu").name),
             model=shape_of(config_of(preset)),
             latency=latency,
             commits=commits,
