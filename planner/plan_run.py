@@ -163,11 +163,6 @@ def answer(
     return planned, ahead
 
 
-def whole_trace(scenario: Posed) -> Posed:
-    """With an arrival process: its number of requests."""
-    return replace(scenario, num_requests=None) if scenario.arrival == "trace" else scenario
-
-
 def write_plan(
     question: Question, folder: PlanFolder, command: str, *, sheets: Sequence[Profile] = (),
     gpu_hour: str | None = None, currency: str = "USD", progress: Progress, **pool: Any,
