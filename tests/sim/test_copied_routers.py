@@ -11,7 +11,8 @@ from dsim.engine.prefix import Prefixes
 from dsim.engine.request import Request
 from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.link import Link
-from dsim.sim.routers import Router, Routing, routing
+from dsim.sim.routers import Routing, routing
+from dsim.sim.routers.router import Router
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 

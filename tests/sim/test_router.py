@@ -15,7 +15,8 @@ from dsim.engine.request import Request
 from dsim.engine.state import MASKED, Asked, Inbox
 from dsim.engine.step import StepOutcome
 from dsim.sim.group import MANY
-from dsim.sim.routers import ROUTERS, Router, routing
+from dsim.sim.routers import ROUTERS, routing
+from dsim.sim.routers.router import Router
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 
