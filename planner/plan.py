@@ -191,7 +191,7 @@ def plan(
     if not 0 < rate < math.inf:
         raise DsimError(f"rate is {rate} req/s, expected above 0 and finite")
     groups, candidates = _spread_out(candidates)
-    searches = [search_of(posed(scenario, c), 0.02, attainment, num_requests, None) for c in candidates]
+    searches = [search_of(posed(scenario, c), 0.02, attainment, num_requests) for c in candidates]
     whole = [whole_search(search, attainment) for search in searches]
     with Pool(backend, jobs, address) as pool:
         run = _Run(candidates, groups, searches, whole, rate, max_replicas, spare, pool, memo or Memo(), progress)
@@ -250,7 +250,7 @@ def whole_search(search: CapacitySearch, attainment: float) -> CapacitySearch:
     if scenario.arrival != "trace" and scenario.lengths is not None:
         return search
     num = min(to_judge(len(scenario.source())), WHOLE if scenario.arrival == "trace" else MANY)
-    return search if num <= search.num_requests else search_of(scenario, 0.02, attainment, num, None)
+    return search if num <= search.num_requests else search_of(scenario, 0.02, attainment, num)
 
 
 def _missed(search: CapacitySearch, whole: CapacitySearch, num_settled: int) -> tuple[str, ...]:

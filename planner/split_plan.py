@@ -80,7 +80,7 @@ def split_or_not(
 
     def search(scenario: Scenario) -> CapacitySearch:
         many = max(num, PER_REPLICA * scenario.num_replicas)
-        return search_of(scenario, 0.02, attainment, many, None)
+        return search_of(scenario, 0.02, attainment, many)
 
     def side(scenario: Scenario) -> Side:
         [seen] = memo.map(pool, partial(_seen, search(scenario)), [rate])

@@ -38,7 +38,7 @@ def uncertain_fleet(
     """Replay a fleet under `num` drawn profiles, one replication each, and each cause at ±1; the first criterion
     decides."""
     assert scenario.rate is not None
-    short = search_of(replace(scenario, rate=None), 0.02, attainment, num_requests, None)
+    short = search_of(replace(scenario, rate=None), 0.02, attainment, num_requests)
     search = fleet(whole_search(short, attainment), scenario.replicas)
     fields = {name: getattr(search.scenario, name) for name in Posed.__dataclass_fields__}
     own = Lucky(**fields, at=scenario.rate)
