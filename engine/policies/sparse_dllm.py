@@ -7,8 +7,9 @@ import numpy as np
 
 from ..errors import PolicyError
 from ..hooks import held, work
-from ..jit import rule
+from ..jit import plain, rule
 from ..part import Preset, Range
+from ..rows.passes import Ints, RowPosition
 from ..state import FULL, PACK, REUSE
 from .llada import NoCache, script
 
@@ -66,6 +67,11 @@ class SparseCache(NoCache):
 
     def numbers(self, policy: Any) -> dict[str, bool | int | float]:
         return {**super().numbers(policy), "retention": float(self.retention)}
+
+    def kept(self, at: RowPosition) -> Ints:
+        """Keys outside the block seen by reuse steps, [requests]."""
+        count = plain(kept)
+        return np.array([count(length, at.block, self) for length in at.length.tolist()], np.int64)
 
 
 PRESETS = {
