@@ -245,6 +245,7 @@ def test_the_outlook_searches_the_capacity_in_the_background_and_advises_by_it(
     assert again.room == room
 
 
+@pytest.mark.slow  # a search of a capacity
 def test_the_headroom_is_the_capacity_of_the_fleet_under_its_traffic(tmp_path: Path) -> None:
     from dsim.benchmarks.follow import traffic
 
@@ -281,6 +282,7 @@ def test_a_page_without_a_window_says_what_is_missing(tmp_path: Path) -> None:
     assert "dsim_follow_grade 0" in exposition(follower, ZERO)
 
 
+@pytest.mark.slow  # compiles a policy
 def test_servers_together_are_a_fleet_of_as_many_replicas(tmp_path: Path) -> None:
     two = Server("two", replace(SGLANG.scenario, replicas=2), "sglang", 2 * SGLANG.rate, "")
     found = pages(two, two.scenario, two.rate, ZERO, 1200, 3)
