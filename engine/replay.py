@@ -118,9 +118,9 @@ def replay(
     if (requests["status"][mine] != UNFINISHED).all() and not engine.idle:
         yield f"replica {replica}: the journal ends, the engine has more steps to run"
     for name in ("status", "finish", "num_tokens"):
-        ours, recorded = engine.table[name][requests["request"][mine]], requests[name][mine]
-        for i in np.flatnonzero(~((ours == recorded) | ((ours != ours) & (recorded != recorded)))):
-            yield f"request {requests['request'][mine[i]]}: {name} is {ours[i]}, the journal has {recorded[i]}"
+        served, recorded = engine.table[name][requests["request"][mine]], requests[name][mine]
+        for k in np.flatnonzero(~((served == recorded) | ((served != served) & (recorded != recorded)))):
+            yield f"request {requests['request'][mine[k]]}: {name} is {served[k]}, the journal has {recorded[k]}"
 
 
 def _cancelled(requests: Columns, mine: npt.NDArray[np.int64]) -> list[tuple[float, int]]:
