@@ -118,7 +118,7 @@ def prefix_curve(log: CommitLog) -> Floats:
     counts, sums = np.zeros((2, log.block_length + 1), np.int64)
     status = np.where(log.masked, np.uint8(MASKED), np.uint8(PENDING))
     for row in zip(status, log.window, log.committed, strict=True):
-        count_prefixes(*row, False, counts, sums)
+        count_prefixes(*row, counts, sums)
     with np.errstate(invalid="ignore"):
         return np.asarray(sums / counts, np.float64)
 

@@ -168,7 +168,7 @@ CACHES = (
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
-        st.tuples(st.sampled_from([0, 0, 1, 2, 3, 7]), st.integers(1, 60), st.integers(0, 20)), min_size=1, max_size=25
+        st.tuples(st.sampled_from([0, 0, 1, 2, 3, 7]), st.integers(1, 60), st.integers(1, 20)), min_size=1, max_size=25
     ),
     st.sampled_from(CACHES), st.integers(20, 200), st.integers(1, 30), st.sampled_from([1, 2, 4]),
 )  # fmt: skip
