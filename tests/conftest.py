@@ -80,6 +80,13 @@ def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
             made._kept.clear()
 
 
+@pytest.fixture
+def two_replications(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search confirms its winners by two replays, not by ten."""
+    for module in ("confirm", "tune"):
+        monkeypatch.setattr(f"dsim.planner.{module}.REPLICATIONS", 2)
+
+
 @pytest.fixture(autouse=True)
 def _signals() -> Generator[None, None, None]:
     """Restore handlers: a whole command leaves Ctrl-C to the system, and Ray takes SIGTERM."""

@@ -51,6 +51,7 @@ def test_replay_judges_each_class_by_its_own_bound() -> None:
     assert "chat/e2el=3s" in page
 
 
+@pytest.mark.slow
 def test_tune_searches_by_the_class() -> None:
     Path("space.toml").write_text('policy = ["lmdeploy-bd32", "optimus"]\n')
     ran = succeed(
@@ -62,7 +63,7 @@ def test_tune_searches_by_the_class() -> None:
     with Path("tuned/trials.csv").open(encoding="utf-8") as file:
         rows = {row["policy"]: row for row in csv.DictReader(file)}
     scenario = Scenario("two.csv", slos=("chat/e2el=3s",))
-    requests = traffic(scenario, False, 0.6)
+    requests = traffic(scenario, False)
     columns = scenario.simulate(requests).table.columns
     slow = columns["finish"] - columns["arrival"] > 3.0
     chat = np.array(requests.extras["slo_class"]) == "chat"

@@ -17,7 +17,7 @@ SPACE = 'policy = ["optimus", "chunk"]\nchunk = [4, 16]\nmax_batch = ["none", 32
 
 
 @pytest.fixture(autouse=True)
-def _files(tmp_path: Path) -> None:
+def _files(two_replications: None, tmp_path: Path) -> None:
     Path("trace.jsonl").write_text(rows(120))
     Path("space.toml").write_text(SPACE)
 
@@ -28,6 +28,7 @@ def tune(*more: object) -> Ran:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_search_ends_in_a_policy_that_replay_takes() -> None:
     ran = tune("-o", "tuned", "--policy", "lmdeploy-bd32", "--ensemble", 2)
     assert (ran.code, ran.err) == (0, "Wrote tuned/ (policy.toml, tune.json, trials.csv, report.html)\n")

@@ -122,7 +122,7 @@ def test_pools_without_a_link_have_no_decider() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _files(two_replications: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("trace.jsonl").write_text(rows(60, prompt=700))
     Path("space.toml").write_text(
