@@ -113,7 +113,7 @@ def of_plan(kept: Kept, problem: Problem, scenario: Scenario, pool: Pool, jobs: 
     planned = kept(f"plan {problem.name}", answer)
     lines = []
     for row in planned["ranking"]:
-        search = search_of(replace(scenario, policy=row["policy"]), 0.02, 0.99, num, None)
+        search = search_of(replace(scenario, policy=row["policy"]), 0.02, 0.99, num)
 
         def at(replicas: int, rate: float, search: CapacitySearch = search) -> Any:
             key = f"plan {problem.name} {search.policy} {replicas} {rate:.6g}"
@@ -145,7 +145,7 @@ def of_capacity(kept: Kept, problem: Problem, scenario: Scenario, pool: Pool, jo
             f"capacity {problem.name} {policy}",
             partial(rate_of, own, num, jobs),
         )
-        search = search_of(own, 0.05, 0.99, num, None)
+        search = search_of(own, 0.05, 0.99, num)
 
         def at(rate: float, search: CapacitySearch = search) -> Any:
             key = f"capacity {problem.name} {search.policy} {rate:.6g}"
