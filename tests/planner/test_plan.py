@@ -247,7 +247,7 @@ def test_replays_that_are_shorter_than_the_trace_say_what_they_may_have_missed(n
     scenario = dataclasses.replace(QUEUE, trace="x", arrival="trace")
     trace = load_trace("azure-conv").head(600)
     with mock.patch.object(Scenario, "source", return_value=trace):
-        search = search_of(scenario, 0.02, 0.99, num, None)
+        search = search_of(scenario, 0.02, 0.99, num)
         whole = whole_search(search, 0.99)
         said = _missed(search, whole, 2)
     assert (whole is search) == (says is None)
