@@ -19,12 +19,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so_in_one_line() -> None:
     done = run()
     said = f"kernels.py measures a CUDA device, and PyTorch {torch.__version__} finds none\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
+@pytest.mark.slow
 def test_a_smoke_run_says_what_it_ran_on_and_times_every_way_that_a_kernel_lists(tmp_path: Path) -> None:
     done = run(*PATIENT, "--only", "confidence", "--tune", "--json", str(tmp_path / "kernels.json"))
     assert done.returncode == 0, done.stderr
@@ -45,6 +47,7 @@ def test_a_smoke_run_says_what_it_ran_on_and_times_every_way_that_a_kernel_lists
     assert done.stdout.count("<- launched") == len(report["cases"])
 
 
+@pytest.mark.slow
 def test_experts_are_timed_beside_other_ways_to_the_same_and_what_the_time_leaves_out_is_named(tmp_path: Path) -> None:
     done = run(*PATIENT, "--only", "experts", "routers", "canvases", "--json", str(tmp_path / "kernels.json"))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -76,6 +76,7 @@ def batches() -> list[Batch]:
     return made
 
 
+@pytest.mark.slow
 def test_forwards_by_the_kernels_say_what_those_by_the_references_say() -> None:
     model = random_model(WIDE, "cpu", torch.float32, seed=1)
     said = {}
@@ -175,6 +176,7 @@ def assert_alike(found: list[Sampled], expected: list[Sampled]) -> None:
         np.testing.assert_allclose(mine.confidence, theirs.confidence, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_packs_and_reuses_by_the_kernels_say_what_those_by_the_references_say() -> None:
     # The second request comes in while the first packs its block: then it reuses beside a full pass, and beside a pack.
     # Pages of as many keys as a tile holds, so that whole tiles between the packed keys and the block's are nobody's.
@@ -195,6 +197,7 @@ def test_packs_and_reuses_by_the_kernels_say_what_those_by_the_references_say() 
     np.testing.assert_allclose(keys["triton"], keys["reference"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_refreshes_by_the_kernels_say_what_those_by_the_references_say_and_heads_keep_the_same_keys() -> None:
     order = [Phase.FULL, Phase.PARTIAL, Phase.REFRESH_RESPONSE, Phase.REFRESH_PROMPT]
     spec = "maskkv:6,page_size=16,prompt_refresh=3,response_refresh=2,transfer=0.5"
@@ -217,6 +220,7 @@ def test_refreshes_by_the_kernels_say_what_those_by_the_references_say_and_heads
     assert_alike(said["triton"], said["reference"])
 
 
+@pytest.mark.slow
 def test_canvases_by_the_kernels_are_those_by_the_references() -> None:
     source = ConfigJson(pathlib.Path("config.json"), GEMMA, {}, "gemma")
     model = random_canvas_model(source, "cpu", torch.float32, 0, Given(random_weights=True))

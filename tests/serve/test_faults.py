@@ -294,6 +294,7 @@ def test_a_second_signal_ends_at_once_and_writes_the_journal(tmp_path: Path) -> 
     assert read_run(tmp_path / "run").requests("chunk:2")["status"].tolist() == [UNFINISHED]
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         words = [*SERVE, "--port", str(taken.getsockname()[1])]
