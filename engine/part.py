@@ -373,7 +373,7 @@ class Preset:
     engine: str = ""  # release that serves it, a key of ENGINES (planner/deploy.py); empty: none
     serve: str = ""  # fixed arguments of its command
     flags: Mapping[str, str] = field(default_factory=dict)  # field -> engine's flag (planner/deploy.py)
-    probe: str = ""  # a SPEC that soon reaches all phases of its cache, to measure overhead
+    probe: str = ""  # a SPEC that soon reaches all phases of its cache; empty: `dsim live` does not run it
 
     def __post_init__(self) -> None:
         if self.engine and not self.policy.implementation:

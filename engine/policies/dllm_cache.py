@@ -86,6 +86,5 @@ PRESETS = {
         "prompt_refresh",
         "full-sequence: dLLM-Cache, prompt and response refreshed at their own periods",
         "dLLM-Cache (full-sequence-diffusion.md 3.1)",
-        probe="dllm-cache:7,logits=block,response_refresh=3",
     )
 }

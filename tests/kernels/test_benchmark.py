@@ -33,8 +33,11 @@ def test_a_smoke_run_says_what_it_ran_on_and_times_every_way_that_a_kernel_lists
     report = json.loads((tmp_path / "kernels.json").read_text())
     assert (report["schema"], report["smoke"], report["torch"]) == (1, True, torch.__version__)
     assert {"device", "driver", "triton", "ceilings"} <= set(report)
-    for case in report["cases"]:
-        assert case["right"]
+    assert all(case["right"] for case in report["cases"])
+    tuned = [
+        case for case in report["cases"] if case["name"] == "confidence"
+    ]  # the library computes the head's product
+    for case in tuned:
         seconds = [way["seconds"] for way in case["candidates"]]
         assert seconds == sorted(seconds)
         assert [way["launched"] for way in case["candidates"]].count(True) == 1
@@ -42,9 +45,9 @@ def test_a_smoke_run_says_what_it_ran_on_and_times_every_way_that_a_kernel_lists
     assert (report["left"], {row["shape"] for row in report["cases"] if row["name"] == "confidence"}) == (
         [], {"3 rows of 1000", "5 rows of 1000"},
     )  # fmt: skip
-    ways = {way["how"] for way in report["cases"][0]["candidates"]}
+    ways = {way["how"] for way in tuned[0]["candidates"]}
     assert (len(ways), "Pass(block=4096, num_warps=8, programs=8)" in ways) == (4, True)
-    assert done.stdout.count("<- launched") == len(report["cases"])
+    assert done.stdout.count("<- launched") == len(tuned)
 
 
 @pytest.mark.slow
@@ -57,6 +60,6 @@ def test_experts_are_timed_beside_other_ways_to_the_same_and_what_the_time_leave
     for case in (case for case in cases if case["name"] == "grouped_experts"):
         assert all(isinstance(took, float) for took in case["alternatives"].values())
         assert "loop of matmuls" in case["alternatives"]
-    none = run("--smoke", "--only", "scatter", "products", "--seconds", "0", "--json", str(tmp_path / "none.json"))
-    assert (none.returncode, "left out cases of scatter, products\n" in none.stdout) == (0, True)
-    assert json.loads((tmp_path / "none.json").read_text())["left"] == ["scatter", "products"]
+    none = run("--smoke", "--only", "routers", "products", "--seconds", "0", "--json", str(tmp_path / "none.json"))
+    assert (none.returncode, "left out cases of routers, products\n" in none.stdout) == (0, True)
+    assert json.loads((tmp_path / "none.json").read_text())["left"] == ["routers", "products"]

@@ -26,7 +26,7 @@ NAMES: tuple[str, ...] = (
     "command's files",
 )  # fmt: skip
 if find_spec("torch"):
-    NAMES += ("model config", "tokenizer", "prompts", "chats", "safetensors")
+    NAMES += ("model config", "tokenizer", "prompts", "safetensors")
 NAMES += ("worlds",)
 
 
