@@ -361,10 +361,8 @@ def _findable(replica: Replica, policy: SharedState, slot: int, page: int) -> bo
     if interval > 0 and (seen >= interval or page % interval >= interval - seen):
         return True
     # An equal prompt recomputes its last token.
-    for end in ((int(replica.sequences[slot].prompt) - 1) // size, int(columns.junction)):
-        if end - seen <= page < end:
-            return True
-    return False
+    end, junction = (int(replica.sequences[slot].prompt) - 1) // size, int(columns.junction)
+    return end - seen <= page < end or junction - seen <= page < junction
 
 
 @rule

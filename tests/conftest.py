@@ -207,8 +207,8 @@ def pytest_runtest_makereport(
         return report
     used = processor_time() - _once - item.stash[_STARTED]
     if used > QUICK_LIMIT:
-        # A machine half as fast passes; so does a slower one, and a busy one, whose cores share their units.
-        limit = QUICK_LIMIT * max(2.0, calibrate() / CALIBRATION)
+        # A machine a third as fast passes; so does a slower one, and a busy one, whose cores share their units.
+        limit = QUICK_LIMIT * max(3.0, calibrate() / CALIBRATION)
         if used > limit:
             report.outcome = "failed"
             report.longrepr = (

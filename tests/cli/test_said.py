@@ -91,6 +91,7 @@ def numbers(text: str) -> set[float]:
     return digits | {float(NUMBERS[word]) for word in re.findall(r"[a-z]+", text.lower()) if word in NUMBERS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", answer.COMMANDS)
 def test_the_readmes_answers_are_those_of_its_commands(name: str) -> None:
     kept, command = answer.kept()[name], answer.COMMANDS[name]()

@@ -61,6 +61,7 @@ def test_a_search_ends_in_a_policy_that_replay_takes() -> None:
         assert part in page
 
 
+@pytest.mark.slow
 def test_json_is_one_object_and_the_same_seed_gives_the_same_bytes() -> None:
     first, again = tune("--json"), tune("--json")
     assert first.out == again.out
@@ -84,6 +85,7 @@ def test_two_objectives_give_a_front_and_a_policy_for_each_of_its_settings() -> 
     assert 'id="front"' in Path("tuned/report.html").read_text()
 
 
+@pytest.mark.slow
 def test_more_trials_go_on_from_the_replays_that_are_kept_and_no_mistake_loses_them() -> None:
     assert tune("-o", "tuned").code == 0
     store = Path("tuned/replays.db")

@@ -99,6 +99,7 @@ def test_a_server_that_is_gone_for_a_while_ends_nothing(tmp_path: Path) -> None:
     assert 'dsim_follow_up{url="' + target.url + '"} 1' in watcher.metrics
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_loses_at_most_one_reading() -> None:
     words = [*WORDS, "--interval", "0.1", "-o", "killed"]
     with pages.showing([pages.vllm()]) as (url, asked):

@@ -21,6 +21,7 @@ BLOCK_COST = 0.0075  # s
 KNOWN = LatencyModel(((32.0, 0.005), (512.0, 0.012)), 3e-5, attention=1e-9, host_request=2e-4, host_block=BLOCK_COST)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "num_blocks"),
     [

@@ -240,7 +240,7 @@ def test_leaps_end_where_steps_do(spec: str, emit: str, monkeypatch: pytest.Monk
     hows: list[dict[str, Any]] = [{"replicas": 2}, {"drain": False}, {"concurrency": 9}]
     if not spec.startswith(("sglang", *PASSES)):  # compiled anew for it
         hows += [{"replicas": 2, "router": "jsq"}]
-    check_leaps(spec, emit, 80 if spec.startswith("ar") else 60 if spec in PASSES else 150, monkeypatch, hows)
+    check_leaps(spec, emit, 80 if spec.startswith("ar") else 60 if spec in PASSES else 100, monkeypatch, hows)
 
 
 FEW_LEAPING = (
