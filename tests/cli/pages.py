@@ -18,7 +18,7 @@ LOOSE = re.compile(r"^ {4,}(?:\$ )?(?:dsim|python3?|pip|pytest) \S", re.M)
 # What is added to the first that a command matches; an option that is given twice counts the second time.
 SHRUNK = (
     ("replay --as-logged", ""),
-    ("capacity", "--num-requests 150 --precision 50% --jobs 1"),
+    ("capacity", "--num-requests 400 --precision 50% --jobs 1"),
     ("live trace.jsonl", ""),
     ("live", "--num-requests 3 --rate 50 --lengths fixed:32,32"),
     ("plan", "--num-requests 100 --jobs 1"),
