@@ -129,7 +129,11 @@ def is_slow(test: pytest.Item) -> bool:
 QUICK_LIMIT = 2.0  # s of processor time of a quick test
 CALIBRATION = 0.06  # s that `calibrate` takes on the machine of that limit
 # Where there is a GPU kernels are compiled, and where numba is off shared rules are not: a test takes what it takes.
-LIMITED = "CI" in os.environ and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0" and not os.path.exists("/dev/nvidia0")
+LIMITED = (
+    "QUICK_LIMIT" in os.environ
+    and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
+    and not os.path.exists("/dev/nvidia0")
+)
 _STARTED = pytest.StashKey[float]()
 _once = 0.0  # s of processor time for what is done once a process, whichever test is the first that needs it
 

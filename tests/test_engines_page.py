@@ -73,6 +73,7 @@ def test_every_setting_of_an_engine_s_scheduler_is_in_a_table() -> None:
             assert (preset, field) in on_page
 
 
+@pytest.mark.slow
 def test_calibrated_rows_are_within_5_percent_and_on_the_page(engines: ModuleType) -> None:
     rows = engines.calibrated()
     assert len(rows) == 17

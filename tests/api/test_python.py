@@ -178,6 +178,7 @@ def test_a_written_run_is_read_back_as_it_was_returned(run: Replay) -> None:
     assert str(back).splitlines()[0] == str(run).splitlines()[0]
 
 
+@pytest.mark.slow
 def test_runs_are_compared_as_objects_and_as_folders(requests: pd.DataFrame, run: Replay, tmp_path: Path) -> None:
     other = dsim.replay(requests, ["ar", "chunk:8"], slos=["ttft=2s"], seed=1, out=tmp_path / "other")
     found = dsim.compare(run, other, bounds=["mean:ttft=0.001%"])

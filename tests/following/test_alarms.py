@@ -38,6 +38,7 @@ def test_the_run_length_is_what_simulated_charts_have() -> None:
     assert lengths[np.isfinite(lengths)].mean() == pytest.approx(500, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_change_raises_at_most_one_alarm_a_month() -> None:
     rng, alarms, raised = np.random.default_rng(2), Alarms(), 0
     for window in range(WINDOWS_A_MONTH):

@@ -108,6 +108,7 @@ def test_a_kill_costs_at_most_an_interval_and_a_restart_goes_on_as_if_there_was_
     assert list(again.windows) == whole
 
 
+@pytest.mark.slow
 def test_longer_steps_are_prices_and_the_candidate_is_adopted_once_it_predicts_better(slower: Whole) -> None:
     follower, folder, records = slower.follower, slower.folder, slower.records
     shutil.rmtree(folder)  # records name it
@@ -125,6 +126,7 @@ def test_longer_steps_are_prices_and_the_candidate_is_adopted_once_it_predicts_b
     assert again.scenario.profile == version.profile
 
 
+@pytest.mark.slow
 def test_a_flag_that_changes_while_prices_are_open_is_named_before_the_refit_and_once(tmp_path: Path) -> None:
     slow = name_of_profile(replace(scaled(SGLANG.scenario.setting(), Factors(price=1.22)), name="changed"))
     flag = 30.0  # minutes
@@ -143,6 +145,7 @@ def test_a_flag_that_changes_while_prices_are_open_is_named_before_the_refit_and
     assert follower.alarms.open.keys() == {"rule"}
 
 
+@pytest.mark.slow
 def test_no_reading_waits_for_a_fit_and_a_kill_makes_it_again(slower: Whole, tmp_path: Path) -> None:
     found, at_once, expected = slower.found, slower.follower, copy.deepcopy(slower.records)
     folder, fits = tmp_path / "followed", Later()

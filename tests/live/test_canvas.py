@@ -372,6 +372,7 @@ def canvas_profile(gemma: tuple[Any, Path]) -> tuple[Profile, Evidence]:
     return profile_canvas(loaded, name="g", budget=1.0, workloads={}, max_batch=2, max_context=64)
 
 
+@pytest.mark.slow
 def test_a_canvas_model_is_measured_and_its_law_is_the_rule_s(
     gemma: tuple[Any, Path], canvas_profile: tuple[Profile, Evidence], tmp_path: Path
 ) -> None:

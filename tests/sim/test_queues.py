@@ -204,6 +204,7 @@ def one_queue(arrival: Floats, service: Floats, servers: int) -> Floats:
     return wait
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS[:2])
 def test_joining_the_shortest_queue_waits_less_than_taking_turns(seed: int) -> None:
     # Same arrivals, same service times, two servers at load 0.8: taking turns leaves one idle while others queue.
