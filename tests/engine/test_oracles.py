@@ -20,6 +20,7 @@ def pairs(path: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     return list(zip(lines[::2], lines[1::2], strict=True))
 
 
+@pytest.mark.usefixtures("uncompiled")  # the published runs are long enough to be compiled
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_a_preset_schedules_step_by_step_as_its_engine_did(path: Path) -> None:
     found = {scenario["seed"]: difference(recording, play(scenario)) for scenario, recording in pairs(path)}
