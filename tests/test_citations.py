@@ -48,6 +48,8 @@ def test_every_cited_file_is_there() -> None:
     )
     missing = []
     for path, text in texts(".py", ".md", ".toml", ".yml", ".sh"):
+        if path.name == "not-here.md":  # which tells of files that are gone
+            continue
         cited = DOCUMENT.findall(text) + FILE.findall(text)
         if SPECS in path.parents:  # they cite other projects' sources, and one another
             cited = [name for name in cited if "/" not in name]

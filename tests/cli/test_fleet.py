@@ -34,6 +34,7 @@ def test_a_scaled_fleet_says_its_replica_hours(tmp_path: Path) -> None:
     assert "Replicas over time" in (tmp_path / "run" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_prefill_pool_sends_keys_over_a_link_and_the_run_says_so(tmp_path: Path) -> None:
     pools = [f"prefill:1@{SDAR}", f"decode:2@{SDAR}"]
     options = ["--pool", pools[0], "--pool", pools[1], "--link", "450GB/s,10us", "--decider", "uncached,tokens=512"]

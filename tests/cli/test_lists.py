@@ -31,7 +31,7 @@ def test_policies_as_json_hold_every_axis() -> None:
     listed = dsim("policies", "--json").json
     assert list(listed) == list(PRESETS)
     assert listed["chunk"]["granularity"] == {
-        "kind": "FixedChunk", "chunk": 8, "block_length": 32, "obs": False, "window": "pending-first",
+        "kind": "FixedChunk", "chunk": 8, "block_length": 32, "obs": False,
     }  # fmt: skip
     for axes in listed.values():
         assert list(axes) == ["name", "batching", "granularity", "eviction", "cache", "unmasking", "memory"]

@@ -103,11 +103,11 @@ class Live:
 
 
 def crowd(n: int = 18, seed: int = 0, grain: float = 0.125) -> Trace:
-    """Requests at multiples of `grain` s, some together, some after a pause; one fits no pool, one asks for none."""
+    """Requests at multiples of `grain` s, some together, some after a pause; one fits no pool."""
     rng = np.random.default_rng(seed)
     arrival = np.cumsum(rng.choice([0, 1, 5, 40, 200], n, p=[0.2, 0.2, 0.3, 0.2, 0.1])) * grain
     prompts, outputs = rng.integers(1, 60, n), rng.integers(1, 40, n)
-    prompts[4], outputs[9] = 1000, 0
+    prompts[4], outputs[9] = 1000, 1
     return toy_trace(arrival - arrival[0], prompts, outputs)
 
 

@@ -63,12 +63,14 @@ def test_a_cache_that_refreshes_every_step_decodes_as_one_that_keeps_nothing() -
     assert mine.commits == plain.commits
 
 
+@pytest.mark.slow
 def test_a_cache_of_passes_that_the_device_computes_is_served() -> None:
     mine, table, *_ = run(policy(every=2), LENGTHS, poison=True)
     assert {Phase(p) for step in mine.phases for p in step} == {Phase.FULL, Phase.REUSE}
     assert (table["status"] == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "says"),
     [

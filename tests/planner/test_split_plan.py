@@ -50,6 +50,7 @@ def test_the_fleets_file_is_read_as_the_same_fleet(tmp_path: Path) -> None:
     assert (words.pools, words.links, words.router) == (SPLIT.pools, FOUND.links, "jsq")
 
 
+@pytest.mark.slow
 def test_a_plan_with_a_link_finds_the_cheapest_split_fleet(tmp_path: Path) -> None:
     trace, out = tmp_path / "some.csv", tmp_path / "plan"
     load("azure-conv").head(120).to_frame().to_csv(trace, index=False)
