@@ -236,7 +236,7 @@ def refused(ran: Ran, folder: Path, listing: list[str]) -> str:
             "profile a100-sdar-8b holds commit models for sharegpt-focus at thresholds 0.80, 0.90; this run asks for "
             "0.50",
         ),
-        (["--router", "luck"], "router is 'luck', expected one of round-robin, least-tokens, jsq"),
+        (["--router", "luck"], "router is 'luck', expected one of round-robin, random, least-tokens, jsq"),
         (["--num-requests", "13"], "small holds 12 requests, the run asks for 13"),
         (
             ["--policy", "ar,num_pages=2"],
