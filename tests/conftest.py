@@ -129,11 +129,7 @@ def is_slow(test: pytest.Item) -> bool:
 QUICK_LIMIT = 2.0  # s of processor time of a quick test
 CALIBRATION = 0.06  # s that `calibrate` takes on the machine of that limit
 # Where there is a GPU kernels are compiled, and where numba is off shared rules are not: a test takes what it takes.
-LIMITED = (
-    "QUICK_LIMIT" in os.environ
-    and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
-    and not os.path.exists("/dev/nvidia0")
-)
+LIMITED = "CI" in os.environ and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0" and not os.path.exists("/dev/nvidia0")
 _STARTED = pytest.StashKey[float]()
 _once = 0.0  # s of processor time for what is done once a process, whichever test is the first that needs it
 
@@ -211,8 +207,8 @@ def pytest_runtest_makereport(
         return report
     used = processor_time() - _once - item.stash[_STARTED]
     if used > QUICK_LIMIT:
-        # A machine a third as fast passes; so does a slower one, and a busy one, whose cores share their units.
-        limit = QUICK_LIMIT * max(3.0, calibrate() / CALIBRATION)
+        # A slower machine's tests take longer; so do a busy one's, whose cores share their units.
+        limit = QUICK_LIMIT * max(1.5, calibrate() / CALIBRATION)
         if used > limit:
             report.outcome = "failed"
             report.longrepr = (

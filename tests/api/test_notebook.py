@@ -31,6 +31,7 @@ def shown(code: str, held: dict[str, Any]) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_every_cell_runs_and_shows_a_frame_or_a_figure(notebook: dict[str, Any]) -> None:
     held: dict[str, Any] = {}
     kinds = []

@@ -103,10 +103,9 @@ def test_a_terminal_gets_a_bar_and_no_lines(monkeypatch: pytest.MonkeyPatch) -> 
     [
         (["replay", "t.jsonl", "--json"], r"(replay|optimus): \d+ (of 80 )?requests"),
         (["sweep", "c.toml", "-o", "s", "--jobs", "1", "--json"], r"sweep: \d of 2 cells; "),
-        (
-            ["tune", "t.jsonl", "--slo", "e2el=9s", "--trials", "2", "--space", "s.toml",
-             "--json"],
-            r"(searching|confirming): \d( of 2)?",
+        pytest.param(
+            ["tune", "t.jsonl", "--slo", "e2el=9s", "--trials", "2", "--space", "s.toml", "--json"],
+            r"(searching|confirming): \d( of 2)?", marks=pytest.mark.slow,
         ),
     ],
     ids=["replay", "sweep", "tune"],

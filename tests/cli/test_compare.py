@@ -40,6 +40,7 @@ def _record() -> None:
 SLOWER = ("--profile", "slower.json")
 
 
+@pytest.mark.slow
 def test_the_report_says_the_error_and_its_parts() -> None:
     ran = dsim("compare", "a", "b", *SLOWER)
     assert (ran.code, ran.err) == (0, "")

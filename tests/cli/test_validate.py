@@ -104,6 +104,7 @@ def test_lengths_of_time_are_read_as_people_write_them() -> None:
             seconds_of(text)
 
 
+@pytest.mark.slow
 def test_a_budget_that_cannot_do_is_refused_with_what_would(full_sequence: Path) -> None:
     before = held(Path())
     command = [

@@ -224,6 +224,7 @@ def adds_up(cell: PolicyErrors) -> None:
 # ---- the parts ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_beside_itself_has_no_error_and_no_parts_of_one(runs: Runs) -> None:
     run = runs.twin(policies=ALL, replicas=2)
     for cell in cells(run, run):
@@ -241,6 +242,7 @@ def test_a_run_beside_itself_has_no_error_and_no_parts_of_one(runs: Runs) -> Non
             assert (part.error, part.latency, part.commits, part.scheduling) == (0.0, 0.0, 0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_a_full_sequence_run_beside_itself_is_priced_with_its_cache_overhead(runs: Runs) -> None:
     policies = tuple(f"{policy},page_size=8,num_pages=200" for policy in SERVING)
     run = runs.twin("serving", policies=policies)
@@ -257,6 +259,7 @@ def test_a_full_sequence_run_beside_itself_is_priced_with_its_cache_overhead(run
     assert re.search(r"of dllm-serve.* took .* s and profile serving prices it at", cell.no_parts)
 
 
+@pytest.mark.slow
 def test_slower_steps_alone_are_the_latency_models_part(runs: Runs) -> None:
     for cell in runs.slower.cells:
         adds_up(cell)
@@ -271,6 +274,7 @@ def test_slower_steps_alone_are_the_latency_models_part(runs: Runs) -> None:
             assert part.commits == pytest.approx(0, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_another_yield_alone_is_the_commit_models_part(runs: Runs) -> None:
     base, eager = runs.twin(policies=ALL), runs.twin("eager", policies=ALL)
     for cell in cells(base, eager):
@@ -300,6 +304,7 @@ def test_two_causes_are_told_apart(runs: Runs) -> None:
     assert part.scheduling == pytest.approx(0, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_another_seed_is_the_commit_models_part_and_leaves_requests_unpaired(runs: Runs) -> None:
     a, b = runs.twin(), runs.twin(seed=1)
     (cell,) = cells(a, b)
@@ -316,6 +321,7 @@ def test_another_seed_is_the_commit_models_part_and_leaves_requests_unpaired(run
     assert cell.unpaired == ""
 
 
+@pytest.mark.slow
 def test_a_device_that_is_a_tenth_slower_is_the_latency_models_part(runs: Runs) -> None:
     (cell,) = cells(runs.twin(), runs.live(factor=1.1))
     adds_up(cell)
@@ -341,6 +347,7 @@ def test_waking_late_is_schedulings_part(runs: Runs) -> None:
     assert cell.steps.decode.paired.bias < 0  # the host's time
 
 
+@pytest.mark.slow
 def test_noise_of_the_device_leaves_the_yields_part_small(runs: Runs) -> None:
     trace = traffic(100)
     noise = np.random.default_rng(3).normal(1.0, 0.05, 10_000)
@@ -371,6 +378,7 @@ def test_requests_steps_and_ranking_of_several_policies(runs: Runs) -> None:
     assert json.loads(json.dumps(found.to_json(), allow_nan=False))["cells"][0]["policy"] == LMDEPLOY
 
 
+@pytest.mark.slow
 def test_pairs_of_the_same_requests_are_ranked_together_and_others_apart(runs: Runs) -> None:
     other = traffic(seed=5)
     pairs = [
@@ -394,6 +402,7 @@ def test_what_did_not_complete_is_left_out_and_counted(runs: Runs) -> None:
     assert (cell.metrics["e2el"].requests.num, cell.metrics["e2el"].requests.num_missing) == (39, 1)
 
 
+@pytest.mark.slow
 def test_weights_that_decide_leave_requests_unpaired(runs: Runs) -> None:
     # Such a run may have used no profile.
     decided = runs.live(commits="model", profile={})
@@ -407,6 +416,7 @@ def test_weights_that_decide_leave_requests_unpaired(runs: Runs) -> None:
         compared(runs.twin(), decided, "e2el=3%")
 
 
+@pytest.mark.slow
 def test_a_bound_is_kept_or_missed(runs: Runs) -> None:
     p, m = runs.twin(), runs.twin("slower")
     (cell,) = compared(p, m).cells
@@ -537,6 +547,7 @@ def test_a_policy_of_one_run_alone_is_left_out_and_said(runs: Runs) -> None:
 # ---- the folder -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_same_comparison_gives_the_same_bytes_and_says_what_each_side_is(runs: Runs, tmp_path: Path) -> None:
     p, m = runs.twin(), runs.live(factor=1.1)
     found = compared(p, m, "e2el=1%")

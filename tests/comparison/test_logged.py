@@ -120,6 +120,7 @@ def test_a_log_without_a_preset_asks_for_one() -> None:
     assert dsim("replay", "log.jsonl", "--as-logged", "--policy", SPEC, "--profile", "known.json").code == 0
 
 
+@pytest.mark.slow
 def test_the_front_end_is_what_a_client_saw_beyond_the_log() -> None:
     # The log holds the same requests twice, then slower: the client, on a clock of its own, sent them the second time.
     log = log_of(poisson(40, 6.0, 0))

@@ -78,6 +78,7 @@ def run(world: tuple[Scenario, Loaded], out: Path, **how: Any) -> Validated:
     return validate(out, *world, profile(), **how)
 
 
+@pytest.mark.slow
 def test_every_cell_is_predicted_measured_compared_and_kept(world: tuple[Scenario, Loaded], tmp_path: Path) -> None:
     found = run(world, tmp_path / "v")
     assert set(found.capacities) == set(POLICIES)
@@ -139,6 +140,7 @@ def test_of_requests_that_end_at_an_eos_the_twin_is_told_where(world: tuple[Scen
         run((world[0], loaded), tmp_path / "v", **how)
 
 
+@pytest.mark.slow
 def test_however_short_the_budget_one_cell_is_measured_and_the_next_call_does_what_was_left(
     world: tuple[Scenario, Loaded], tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from dsim.benchmarks.oracles.compare import difference, play
 
 RECORDED = sorted((Path(__file__).parent / "oracles").glob("*.xz"))
+LONG = ("sglang-published", "sglang-gemma")
 
 
 def pairs(path: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -21,7 +22,9 @@ def pairs(path: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 @pytest.mark.usefixtures("uncompiled")  # the published runs are long enough to be compiled
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] * (p.stem in LONG)) for p in RECORDED]
+)
 def test_a_preset_schedules_step_by_step_as_its_engine_did(path: Path) -> None:
     found = {scenario["seed"]: difference(recording, play(scenario)) for scenario, recording in pairs(path)}
     assert {seed: why for seed, why in found.items() if why} == {}

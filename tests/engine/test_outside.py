@@ -308,7 +308,9 @@ def test_a_cache_from_outside_has_the_overhead_of_the_shipped_one_that_it_names(
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
-        ("misspelt", "rule helper cannot be compiled: there is no field 'no_such_field'"),
+        pytest.param(
+            "misspelt", "rule helper cannot be compiled: there is no field 'no_such_field'", marks=pytest.mark.slow
+        ),
         ("untyped", "rule untyped cannot be compiled: Cannot infer the type of variable "),
         ("halved", "choose is answered with float64, expected a whole number"),
     ],

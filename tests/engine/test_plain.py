@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import dsim
 
 from . import golden
@@ -18,6 +20,7 @@ CELLS = (
 )
 
 
+@pytest.mark.slow
 def test_runs_that_are_not_compiled_have_the_recorded_hashes_and_warn_of_nothing() -> None:
     # Numbers that wrap on purpose would be warned of where NumPy adds them.
     path = os.pathsep.join([str(Path(dsim.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])

@@ -20,7 +20,7 @@ from . import golden
 # The plain loops of tests/sim drive every preset.
 SPECS = (
     "ar,num_pages=11", "lmdeploy-bd32:8,num_pages=11", "optimus,obs=true,num_pages=11,hysteresis=0.05",
-    "focus:1,num_pages=11", "vanilla",
+    "focus:1,num_pages=11", pytest.param("vanilla", marks=pytest.mark.slow),
     pytest.param("maskkv", marks=pytest.mark.slow),
     pytest.param("dllm-serve,look_ahead=true,num_pages=6", marks=pytest.mark.slow),
     "lmdeploy-0.18,num_pages=11", "vllm-ar-spec,num_pages=40", "vllm-diffusion,num_pages=60", "sglang-gemma",
@@ -92,7 +92,7 @@ def test_captured_steps_are_padded_alike(spec: str, graph_tokens: int) -> None:
     assert padded == (graph_tokens > 1)
 
 
-@pytest.mark.parametrize("spec", ["chunk", "maskkv"])
+@pytest.mark.parametrize("spec", ["chunk", pytest.param("maskkv", marks=pytest.mark.slow)])
 def test_where_a_run_pauses_changes_nothing(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     how = {"emit": "step", "concurrency": 9}
     whole = golden.digest(*golden.run(spec, how))

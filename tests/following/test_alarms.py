@@ -47,6 +47,7 @@ def test_a_server_that_does_not_change_raises_at_most_one_alarm_a_month() -> Non
     assert raised <= 1
 
 
+@pytest.mark.slow
 def test_traffic_that_few_windows_stand_for_is_not_known_exactly() -> None:
     a_window = 300
     off = 3 / math.sqrt(6 * a_window)  # the mean of six windows, three standard errors off for good

@@ -80,6 +80,7 @@ def slower(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return Whole.of(samples(SGLANG, Factors(price=1.2), 1.7), tmp_path_factory.mktemp("slower") / "followed")
 
 
+@pytest.mark.slow
 def test_a_twin_of_the_same_engine_predicts_its_page(plain: Whole) -> None:
     records = plain.records
     assert len(records) == 7  # of nine windows: the first runs in the second, the last is not whole
@@ -96,6 +97,7 @@ def in_parts(folder: Path, found: list[Sample], size: int) -> list[dict[str, Any
     return [record for part in parts for record in feed(Follower(followed(SGLANG), folder), part)]
 
 
+@pytest.mark.slow
 def test_a_kill_costs_at_most_an_interval_and_a_restart_goes_on_as_if_there_was_none(
     plain: Whole, tmp_path: Path
 ) -> None:
@@ -270,6 +272,7 @@ def test_a_question_of_the_background_that_takes_too_long_is_ended(tmp_path: Pat
     assert background.poll() is None
 
 
+@pytest.mark.slow
 def test_a_yield_is_fitted_from_the_counter_of_steps(tmp_path: Path) -> None:
     server = SERVERS["vllm"]
     found = samples(server, Factors(steps=1.2), 2.2)

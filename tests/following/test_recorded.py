@@ -53,6 +53,7 @@ def alarms(records: list[dict[str, Any]]) -> list[tuple[float, str, str]]:
     return [(r["end"] - ZERO, a["cause"], a["quantity"]) for r in records for a in r["raised"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "way", "quantity", "windows"),
     [

@@ -24,6 +24,7 @@ from ..serve.serving import serving
 REQUESTS = 45
 
 
+@pytest.mark.slow
 def test_the_page_of_a_served_twin_is_as_its_twin_says(tmp_path: Path) -> None:
     scenario = Scenario(trace="", policy="chunk:8", profile="a100-sdar-8b")
     behind, log = open_twin(scenario, speed=10.0), tmp_path / "access.jsonl"

@@ -391,6 +391,7 @@ def test_a_canvas_model_is_measured_and_its_law_is_the_rule_s(
     check_live(Scenario("azure-conv", f"sglang-gemma,canvas_length={CANVAS}"), loaded, found, "twin")
 
 
+@pytest.mark.slow
 def test_a_server_that_draws_commits_takes_the_law_of_the_workload_it_is_asked_for(
     gemma: tuple[Any, Path], canvas_profile: tuple[Profile, Evidence], serving: Any
 ) -> None:
@@ -406,6 +407,7 @@ def test_a_server_that_draws_commits_takes_the_law_of_the_workload_it_is_asked_f
     assert steps[0] - steps[1] == 1
 
 
+@pytest.mark.slow
 def test_a_gpu_is_heated_before_canvases_are_measured_and_its_state_noted_with_each_batch(
     gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,7 +119,7 @@ def test_a_front_is_what_nothing_beats() -> None:
         slow = 0.0 if f["max_batch"] == 64 else 5.0  # beaten in both
         return ReplayOutcome((f["chunk"] - slow, float(f["chunk"]) ** 2 / 10 + slow))
 
-    best = found_by(landscape, objectives=("throughput", "latency"), trials=48)
+    best = found_by(landscape, objectives=("throughput", "latency"), trials=40)
     front = [fields(f.candidate) for f in best.front]
     assert {f["max_batch"] for f in front} == {64}
     chunks = [f["chunk"] for f in front]
@@ -134,7 +134,7 @@ def test_what_misses_an_slo_is_not_recommended() -> None:
         over = fields(candidate)["chunk"] > 12
         return ReplayOutcome((smooth(candidate),), 0.5 if over else 0.0, "p90:ttft=2s" if over else "")
 
-    assert found_by(landscape, trials=48).recommended.spec == "chunk,max_batch=64,chunk=12"
+    assert found_by(landscape, trials=32).recommended.spec == "chunk,max_batch=64,chunk=12"
     with pytest.raises(DsimError, match=r"no setting of 10 trials meets p90:ttft=1s; the closest, chunk.* by 40 %"):
         found_by(lambda c, _: ReplayOutcome((smooth(c),), 0.4 + smooth(c) % 1e-9, "p90:ttft=1s"), trials=10)
 

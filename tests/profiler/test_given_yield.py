@@ -116,6 +116,7 @@ def test_a_workload_beside_a_yield_is_refused() -> None:
         Scenario("azure-conv", workload="lmsys", yields="3.2")
 
 
+@pytest.mark.slow
 def test_a_calibrated_profile_says_its_yield_and_a_run_under_another_says_so() -> None:
     under = calibrated_under(SDAR)
     assert under is not None

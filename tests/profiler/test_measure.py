@@ -110,6 +110,7 @@ def test_steps_of_padded_batches_are_fitted_as_the_staircase_they_are(loaded: Lo
     assert from_json(json.loads(json.dumps(to_json(profile))), "here.json") == profile
 
 
+@pytest.mark.slow
 def test_a_journal_serves_batches_of_every_size_and_compiles_nothing(loaded: Loaded) -> None:
     for given in (loaded, replace(loaded, graphs=True)):
         found, late = serve_journal(given, 1e3, max_batch=3)
@@ -239,6 +240,7 @@ def test_every_phase_of_every_kind_of_cache_is_measured(loaded: Loaded) -> None:
     assert measure_cache_overhead(loaded, ages, 1e3) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_seconds_a_shape")
 def test_a_full_sequence_profile_holds_the_cache_overhead_measured_in_a_quarter_of_the_budget(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch

@@ -22,7 +22,7 @@ from dsim.results.run import read_run
 from ..worlds import Collector
 from .fabricate import POLICIES, toy_run, write_run
 
-SMALL = {"num_requests": 40, "rate": 8.0}
+SMALL = {"num_requests": 12, "rate": 8.0}
 
 
 @pytest.fixture(scope="module")

@@ -136,8 +136,8 @@ def test_one_at_a_time_any_policy_is_a_lindley_queue(spec: str) -> None:
     # Alone in the replica a request takes the same steps whenever it comes: first those far apart, then in a crowd.
     policy = parse(f"{spec},max_batch=1")
     rng = np.random.default_rng(4)
-    n = 60
-    prompts, outputs = rng.integers(1, 500, n), rng.integers(1, 200, n)
+    n = 40
+    prompts, outputs = rng.integers(1, 500, n), rng.integers(1, 100, n)
     profile = load("a100-sdar-8b")
     alone = simulate(toy_trace(np.arange(n) * 100.0, prompts, outputs), Setting(policy, profile))
     assert (waits(alone) == 0).all()

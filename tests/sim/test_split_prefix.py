@@ -143,7 +143,7 @@ def tree(seed: int, n: int = 40) -> Trace:
 )  # fmt: skip
 @pytest.mark.parametrize("pages", [400, 40], ids=["roomy", "crowded"])
 def test_requests_are_conserved_and_journals_replay(spec: str, pages: int) -> None:
-    num = 40
+    num = 20
     for seed, reserve, router in ((0, "late", "prefix"), (1, "early", "least-tokens")):
         trace, journal = tree(seed, num), Collector()
         link, spec_of = Link(KV * 300.0, 0.01, reserve=reserve, lease=5.0), f"{spec},num_pages={pages}"
