@@ -8,8 +8,10 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Generator
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,12 +26,13 @@ for threads in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(threads, "1")
 
 MOST_WORKERS = 8  # each loads PyTorch: more would want memory rather than cores
-# First, in one process, what compiles: it keeps what its tests share, and the others find it compiled.
-COMPILING = ("tests/engine/test_golden.py", "tests/sim/test_ahead.py", "tests/engine/test_run.py")
-# The longest of the slow lane begin another worker's share, so that none is left alone with one of them at the end.
-LONGEST = ("tests/kernels/test_warm.py", "tests/kernels/test_compile.py")
-# Last what would otherwise have compiled policies before those, in processes that share none of their rules.
-REPLAYING = ("tests/planner/", "tests/following/", "tests/report/test_html.py")
+# First what takes longest, and in one process what compiles: others find it compiled.
+FIRST = (
+    "tests/engine/test_golden.py", "tests/sim/test_ahead.py", "tests/engine/test_run.py",
+    "tests/kernels/test_warm.py", "tests/kernels/test_compile.py",
+)  # fmt: skip
+# Last, in each worker, what runs policies: two workers would compile the same one at once.
+REPLAYING = ("api", "cli", "comparison", "engine", "files", "following", "planner", "report", "results", "sim")
 
 # In a new environment workers make bytecode of what they import: each begins with another of these.
 LIBRARIES = ("torch", "scipy.stats", "pandas")
@@ -207,8 +210,8 @@ def pytest_runtest_makereport(
         return report
     used = processor_time() - _once - item.stash[_STARTED]
     if used > QUICK_LIMIT:
-        # A slower machine's tests take longer; so do a busy one's, whose cores share their units.
-        limit = QUICK_LIMIT * max(1.5, calibrate() / CALIBRATION)
+        # By half as much a test's time varies on a busy machine.
+        limit = 1.5 * QUICK_LIMIT * max(1.0, calibrate() / CALIBRATION)
         if used > limit:
             report.outcome = "failed"
             report.longrepr = (
@@ -237,17 +240,24 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(cores + 1, MOST_WORKERS)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What others wait for first; the rest as it is written, which keeps a file's shared worlds together."""
-
-    def place(item: pytest.Item) -> tuple[int, bool]:
-        first = next((i for i, name in enumerate(COMPILING) if item.nodeid.startswith(name)), len(COMPILING))
-        return first, item.nodeid.startswith(REPLAYING)
-
-    rest = sorted((item for item in items if not item.nodeid.startswith(LONGEST)), key=place)
-    longest = [item for item in items if item.nodeid.startswith(LONGEST)]
-    share = len(items) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    items[:] = rest[:share] + longest + rest[share:]
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    """Have cases that are `sampled` in the quick lane, and give each worker a share in the order that FIRST says."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        if sampled := item.get_closest_marker("sampled"):
+            function = item.nodeid.partition("[")[0]
+            if cases[function] % sampled.args[0]:
+                item.add_marker("slow")
+            cases[function] += 1
+    yield
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    folders = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
+    halves = [[item for item in items if (folders[item] in REPLAYING) == replaying] for replaying in (False, True)]
+    items.clear()
+    for i in range(workers):
+        share = [item for half in halves for item in half[i * len(half) // workers : (i + 1) * len(half) // workers]]
+        items += sorted(share, key=lambda item: not item.nodeid.startswith(FIRST))
 
 
 # What imports leave is looked through once and not again at every collection: it is never garbage.

@@ -54,6 +54,7 @@ def name_of(words: tuple[object, ...]) -> str:
     return said.named(" ".join(map(str, words)))[0]
 
 
+@pytest.mark.slow
 def test_what_commands_print_and_refuse_obeys_the_rules() -> None:
     """tests/cli/test_pages.py holds what the pages' commands print to the same rules."""
     write(load("azure-conv").head(150), Path("few.jsonl"))

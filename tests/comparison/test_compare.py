@@ -362,6 +362,7 @@ def test_noise_of_the_device_leaves_the_yields_part_small(runs: Runs) -> None:
 # ---- what is compared -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_requests_steps_and_ranking_of_several_policies(runs: Runs) -> None:
     found = runs.slower
     assert [cell.policy for cell in found.cells] == list(ALL)

@@ -33,6 +33,7 @@ def check(place: Place, x: torch.Tensor, added: torch.Tensor | None, weight: tor
     return normed
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize(
     ("num_rows", "width", "dtype"),

@@ -49,6 +49,7 @@ def near(out: Tensor, expected: Tensor, x: Tensor) -> None:
     torch.testing.assert_close(out.double(), expected, rtol=limit, atol=limit)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize(
     ("num_rows", "num_experts", "top_k", "width", "ffn", "dtype", "activation"),
@@ -74,6 +75,7 @@ def test_all_rows_may_have_the_same_experts_and_no_other_is_read(place: Place) -
     check(place, one, read=3)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("place", KERNEL)
 @pytest.mark.parametrize("rows", [*kernel.TILES, 0])
 def test_tiles_of_any_size_give_the_same(place: Place, rows: int) -> None:

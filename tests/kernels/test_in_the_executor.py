@@ -106,6 +106,7 @@ def test_forwards_by_the_kernels_say_what_those_by_the_references_say() -> None:
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_rows_over_pages_say_the_logits_and_the_tokens_of_an_independent_implementation(
     name: str, tmp_path: pathlib.Path

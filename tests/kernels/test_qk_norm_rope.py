@@ -55,6 +55,7 @@ def world(num_rows: int, heads: int, head_dim: int, dtype: torch.dtype) -> tuple
     return normal(head_dim, num_rows, heads, head_dim, dtype=dtype), weights.unbind()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize(
     ("num_rows", "num_heads", "num_kv_heads", "head_dim", "dtype", "normed"),

@@ -128,6 +128,7 @@ def test_pages_of_every_size_are_read(place: Place, page_size: int, head_dim: in
     check(place, world(LONG, page_size=page_size, head_dim=head_dim, seed=page_size))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("place", KERNEL)
 @pytest.mark.parametrize(("num_splits", "dtype"), [(2, FP32), (7, FP32), (7, BF16), (70, FP32)])  # a small device: 1
 def test_keys_may_be_split_among_any_number_of_programs(place: Place, num_splits: int, dtype: torch.dtype) -> None:

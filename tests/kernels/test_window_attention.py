@@ -60,6 +60,7 @@ def by_definition(sample: World, window: int, causal: bool, scale: float) -> Ten
 SEQUENCES = [(5, 41), (0, 7), (1, 1), (12, 12), (3, 90), (4, 0), (2, 17)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ def expected(policy: Policy, text: list[int], prompt: int, output: int) -> int:
     return ends[0] if ends else output
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("spec", "emit"), [*((spec, "block") for spec in SPECS), *product(("chunk:3,obs=true", "focus"), ("step", "end"))]
 )

@@ -155,6 +155,7 @@ def run(
 
 
 # What FOCUS computes is held against a plain executor of its own, in test_focus.py.
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [name for name in BLOCK_PRESETS if name != "focus"])
 @torch.no_grad()
 def test_every_policy_computes_what_a_plain_executor_does_and_its_journal_replays(name: str) -> None:

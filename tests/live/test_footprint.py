@@ -88,6 +88,7 @@ def forwards(config: ModelConfig, spec: str, max_num_logits: int) -> list[tuple[
     return found
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("config", "spec", "max_num_logits", "largest"),
     [

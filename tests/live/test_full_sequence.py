@@ -147,6 +147,7 @@ def served(spec: str) -> dict[int, Commits]:
     return watched.commits
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("spec", SETTINGS)
 def test_whole_requests_commit_what_a_plain_executor_commits(spec: str) -> None:
     assert served(spec) == plainly(policy_of(spec))

@@ -127,6 +127,7 @@ def dream(model: Decoder, prompt: list[int], output: int, steps: int, reuse: str
     return text[: len(prompt) + output]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("spec", "reuse"),
     [("vanilla", None), ("vanilla,logits=block", None), ("fast-dllm", "dual"), ("fast-dllm:prefix", "prefix"),

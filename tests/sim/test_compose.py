@@ -95,6 +95,7 @@ def differences(setting: Setting, result: Result, journal: Collector) -> list[st
 HOW: list[dict[str, Any]] = [{}, {"concurrency": 5}, {"sessions": True}]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(
     "policy",

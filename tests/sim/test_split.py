@@ -267,6 +267,7 @@ SPECS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("crowded", [False, True])
 def test_requests_are_conserved_and_journals_replay_through_moves(spec: str, crowded: bool) -> None:
