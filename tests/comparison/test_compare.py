@@ -321,17 +321,6 @@ def test_another_seed_is_the_commit_models_part_and_leaves_requests_unpaired(run
     assert cell.unpaired == ""
 
 
-@pytest.mark.slow
-def test_a_device_that_is_a_tenth_slower_is_the_latency_models_part(runs: Runs) -> None:
-    (cell,) = cells(runs.twin(), runs.live(factor=1.1))
-    adds_up(cell)
-    assert cell.parts is not None
-    part = cell.parts.metrics["e2el"]
-    assert part.error < -0.1 * part.measured
-    assert part.latency == pytest.approx(part.error, rel=0.05)
-    assert cell.steps.decode.host == pytest.approx(0.001)
-
-
 def test_waking_late_is_schedulings_part(runs: Runs) -> None:
     # Requests far apart: each finds an idle server, which sees it 2 ms late.
     trace = toy_trace(np.arange(10) * 30.0, [8] * 10, [8] * 10)
@@ -345,18 +334,6 @@ def test_waking_late_is_schedulings_part(runs: Runs) -> None:
     assert cell.steps.same
     assert cell.steps.decode.paired is not None
     assert cell.steps.decode.paired.bias < 0  # the host's time
-
-
-@pytest.mark.slow
-def test_noise_of_the_device_leaves_the_yields_part_small(runs: Runs) -> None:
-    trace = traffic(100)
-    noise = np.random.default_rng(3).normal(1.0, 0.05, 10_000)
-    (cell,) = cells(runs.twin(trace=trace), runs.live(factor=noise, trace=trace))
-    adds_up(cell)
-    assert cell.parts is not None
-    part = cell.parts.metrics["e2el"]
-    assert abs(part.commits) < 0.005 * part.measured
-    assert abs(part.scheduling) < 0.02 * part.measured
 
 
 # ---- what is compared -----------------------------------------------------------------------------------------

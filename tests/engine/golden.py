@@ -84,7 +84,7 @@ def worlds(spec: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 # Quick tests run these presets compiled and all others in plain Python. Each kind of rows has at least one: blocks,
 # passes, tokens, chunks, canvases.
-COMPILED = ("optimus", "dllm-serve", "ar", "vllm-ar", "vllm-diffusion")
+COMPILED = ("optimus", "chunk", "dllm-serve", "ar", "vllm-ar", "vllm-diffusion")
 
 
 @cache

@@ -218,6 +218,7 @@ def test_who_was_stalled_waits_for_a_place_in_the_batch_when_there_are_tokens_ag
 # ---- the published scheduler under load (4.3, replayed) --------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "budget", "num_pages", "mean"),
     [

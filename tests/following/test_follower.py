@@ -185,6 +185,7 @@ def test_no_reading_waits_for_a_fit_and_a_kill_makes_it_again(slower: Whole, tmp
     assert pending == 1
 
 
+@pytest.mark.slow
 def test_a_trace_of_the_plan_tells_what_traffic_is_other(as_it_is: list[Sample], tmp_path: Path) -> None:
     from dsim.benchmarks.follow import traffic
 
@@ -214,6 +215,7 @@ class Later:
         self.busy = False
 
 
+@pytest.mark.slow
 def test_the_outlook_searches_the_capacity_in_the_background_and_advises_by_it(
     as_it_is: list[Sample], tmp_path: Path
 ) -> None:

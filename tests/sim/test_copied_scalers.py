@@ -2,8 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
-from math import isnan, nan
+from math import nan
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 from dsim.engine.allowed_code import allowed
-from dsim.engine.errors import PolicyError
 from dsim.engine.policy import parse
 from dsim.profiler.profile import load
 from dsim.sim.fleet import Fleet, Pool
@@ -70,27 +68,6 @@ def test_a_predictor_goes_by_the_values_since_the_first_that_is_not_zero(
     assert forecast(name, values) == pytest.approx(expected)
 
 
-def test_the_kalman_filter_is_a_local_linear_trend() -> None:
-    """By hand: variances 1000 of level and trend, which grow by 1 and 0.1; variance 10 of a value."""
-    level, trend, p, c, q = 10.0, 0.0, 1000.0, 0.0, 1000.0  # p, c, q: variance of level, covariance, of trend
-    for value in (12.0, 15.0, 11.0, 18.0):
-        p, c, q = p + 2 * c + q + 1, c + q, q + 0.1  # a step: level + trend
-        gain, more = p / (p + 10), c / (p + 10)
-        error = value - (level + trend)
-        level, trend = level + trend + gain * error, trend + more * error
-        p, c, q = p - gain * p, c - gain * c, q - more * c
-    assert forecast("kalman", [10, 12, 15, 11, 18]) == pytest.approx(level + trend)
-
-
-def test_arima_says_what_it_needs() -> None:
-    if find_spec("statsmodels") is not None:
-        assert forecast("arima", [5, 5, 5, 5, 5]) == 5
-        assert forecast("arima", [2 * i for i in range(30)]) == pytest.approx(60, rel=0.02)
-        return
-    with pytest.raises(PolicyError, match="predictor is arima, which needs statsmodels"):
-        scaling_of("dynamo.py:DynamoThroughput,predictor=arima")
-
-
 # A step takes 10 ms, 10 us a prompt token and 0.1 us a KV token.
 POOL = PoolView(
     "pool", 4, 0, 0, 0, 0, 0, 0, 4 * 6875, 0, 0, page_size=16, max_batch=64, max_prefill=8192, context_limit=8192,
@@ -107,18 +84,6 @@ def known_model() -> Any:
     for prefill, kv in ((0, 0), (0, 50_000), (100, 0), (100, 80_000), (50, 20_000)):
         model.add((prefill, kv, step_time(prefill, kv)))
     return model
-
-
-def test_step_times_are_learnt_by_least_squares_and_not_believed_where_load_makes_them_shorter() -> None:
-    model = dynamo.PerfModel()
-    for prefill, kv in ((0, 0), (0, 50_000), (100, 0), (100, 80_000)):
-        model.add((prefill, kv, step_time(prefill, kv)))
-    assert isnan(model.time(10, 10))  # four samples
-    assert known_model().time(500, 90_000) == pytest.approx(0.01 + 0.005 + 0.009)
-    odd = dynamo.PerfModel()
-    for i in range(5):
-        odd.add((i, i * i, 1.0 - 0.1 * i))
-    assert isnan(odd.time(1, 1))
 
 
 @pytest.mark.parametrize(
@@ -207,20 +172,6 @@ def test_dynamos_thresholds_compare_the_fullest_replica(mode: str, kv: float, ro
     assert list(found.targets(5, [pool])) == [expected]
 
 
-def test_no_replica_goes_at_the_first_tick_for_want_of_traffic() -> None:
-    idle = seen(POOL, 0, 0)
-    load = dynamo.DynamoLoad(budget=64, mode="throughput").begin()
-    assert [list(load.targets(now, [idle])) for now in (0, 5)] == [[4], [3]]
-
-
-def test_thresholds_take_no_replica_whose_load_would_bring_it_back() -> None:
-    two = POOL._replace(ready=2, num_pages=2 * 6875)
-    found = dynamo.DynamoLoad(budget=64, mode="throughput").begin()
-    assert list(found.targets(0, [seen(two, 0, 56_000)])) == [2]
-    assert list(found.targets(5, [seen(two, 0, 56_000)])) == [2]  # 0.51 of the KV, and 1.02 with one replica
-    assert list(found.targets(10, [seen(two, 0, 54_000)])) == [1]
-
-
 def test_dynamos_throughput_loop_divides_the_predicted_rate_by_a_replicas() -> None:
     found = dynamo.DynamoThroughput(budget=64, predictor="constant").begin()
     loaded = seen(POOL, 0, 50_000)._replace(submitted=18_000, completed=9, output_length=200.0, hit_rate=0.5)
@@ -249,13 +200,6 @@ def test_a_budget_of_gpus_shrinks_both_pools_in_proportion(
 ) -> None:
     pools = [POOL._replace(name=str(i), gpus=count) for i, count in enumerate(gpus)]
     assert dynamo.within_budget(targets, pools, budget, 1) == expected
-
-
-def test_the_slow_loop_bounds_the_fast_one_from_below() -> None:
-    quiet = seen(POOL, 0, 20_000)._replace(submitted=500, completed=9, output_length=200.0, hit_rate=0.5)
-    both = dynamo.DynamoLoad(budget=64, throughput_every=10, predictor="constant").begin()
-    # 150 requests a second over 17.167 need 9 replicas; by itself the fast loop would remove one.
-    assert [list(both.targets(now, [quiet])) for now in (0, 5, 10)] == [[4], [3], [9]]
 
 
 # ---- llm-d -------------------------------------------------------------------------------------------------------
