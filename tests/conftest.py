@@ -210,8 +210,8 @@ def pytest_runtest_makereport(
         return report
     used = processor_time() - _once - item.stash[_STARTED]
     if used > QUICK_LIMIT:
-        # By half as much a test's time varies on a busy machine.
-        limit = 1.5 * QUICK_LIMIT * max(1.0, calibrate() / CALIBRATION)
+        # Twice: other workers share the cores.
+        limit = 2 * QUICK_LIMIT * max(1.0, calibrate() / CALIBRATION)
         if used > limit:
             report.outcome = "failed"
             report.longrepr = (

@@ -99,6 +99,7 @@ def test_every_step_is_as_confident_as_the_plain_executor(spec: str, monkeypatch
         np.testing.assert_allclose(np.array(said), expected, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_no_two_of_those_settings_commit_alike() -> None:
     # The tests above would tell nothing apart.
     assert [(a, b) for a in SETTINGS for b in SETTINGS if a < b and served(a) == served(b)] == []

@@ -37,7 +37,7 @@ def test_the_two_ways_to_write_a_rule_serve_alike_and_runs_read_back(
     lane: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     request.getfixturevalue(lane)
-    how: dict[str, Any] = {"slos": ["ttft=2s"], "num_requests": 8, "arrival": "poisson", "rate": 4.0, "seed": 3}
+    how: dict[str, Any] = {"slos": ["ttft=2s"], "num_requests": 4, "arrival": "poisson", "rate": 4.0, "seed": 3}
     (compiled,) = dsim.replay("azure-conv", COMPILED, **how).results
     request.getfixturevalue("uncompiled")
     plain, combined = dsim.replay("azure-conv", [NUMPY, COMBINED], **how, out=tmp_path / "run").results

@@ -142,7 +142,7 @@ def test_a_step_belongs_to_the_bin_of_its_middle(tmp_path: Path) -> None:
 
 
 def test_steps_average_by_time_and_utilise_by_chunk(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", num_requests=60, rate=8.0)
+    write_run(tmp_path / "run", num_requests=30, rate=8.0)
     run = read_run(tmp_path / "run")
     raw = run.steps("optimus")
     decode = ~raw["prefill"]
