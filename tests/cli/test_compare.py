@@ -29,7 +29,7 @@ def _two_runs(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def _record() -> None:
-    Path("small.jsonl").write_text(rows(6, gap=1400))
+    Path("small.jsonl").write_text(rows(12, gap=1400))
     base = load("a100-sdar-8b")
     save(dataclasses.replace(base, name="slower", latency=base.latency.scaled(1.05)), "slower.json")
     policies = ["--policy", "chunk:8", "--policy", "ar"]
