@@ -240,7 +240,7 @@ def test_leaps_end_where_steps_do(spec: str, emit: str, monkeypatch: pytest.Monk
     hows: list[dict[str, Any]] = [{"replicas": 2}, {"drain": False}, {"concurrency": 9}]
     if not spec.startswith(("sglang", *PASSES)):  # compiled anew for it
         hows += [{"replicas": 2, "router": "jsq"}]
-    check_leaps(spec, emit, 80 if spec.startswith("ar") else 60 if spec in PASSES else 100, monkeypatch, hows)
+    check_leaps(spec, emit, 80 if spec.startswith("ar") else 60 if spec in PASSES else 150, monkeypatch, hows)
 
 
 FEW_LEAPING = (
@@ -274,7 +274,7 @@ def check_leaps(spec: str, emit: str, num: int, monkeypatch: pytest.MonkeyPatch,
         with monkeypatch.context() as patch:
             patch.setattr(StepRecorder, "__init__", one_step)
             steps = simulate(trace, setting, emit=emit, append=single, ordered=False, **how)
-        assert steps.totals.num_decode_steps > num
+        assert steps.totals.num_decode_steps > 2 * num / 3
         for append in (recorded, None):
             leaps = simulate(trace, setting, emit=emit, append=append, ordered=False, **how)
             for name, column in steps.table.columns.items():
