@@ -27,7 +27,7 @@ SLO_ROW = re.compile(
     r"^ *(?:p(?P<percentile>\d+)|(?P<share>[\d.]+)%):\w+[=<]+(?P<bound>[\d.]+)(?P<unit>ms|s)(?:/token)? ", re.M
 )
 MEASURED = re.compile(r"(?P<value>[\d,.]+) (?P<unit>ms|s|%) (?P<verdict>met|not met)")
-SUSTAINS = re.compile(r"sustains (?P<value>[\d.]+) req/s \((?P<low>[\d.]+) to (?P<high>[\d.]+)\)")
+SUSTAINS = re.compile(r"(?<!less: )sustains? (?P<value>[\d.]+) req/s \((?P<low>[\d.]+) to (?P<high>[\d.]+)\)")
 RATE_ROW = re.compile(r"^ *(?P<rate>[\d.]+) .*(?P<verdict>meets all|violated|violates)", re.M)
 
 

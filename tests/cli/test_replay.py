@@ -140,7 +140,7 @@ def test_a_prefix_cache_is_counted_in_the_report_the_object_and_the_request_tabl
     assert "prefix cache hits" in ran.out
     # What was computed is the less.
     assert cached["ttft_ms"]["mean"] < bare["ttft_ms"]["mean"]
-    (cell,) = succeed("compare", "run", "run", "--json").json["cells"]
+    _, cell = succeed("compare", "run", "run", "--json").json["cells"]
     assert cell["no_parts"] == (f"run: {CACHED} reused pages, and a run does not keep what its requests begin with")
 
 

@@ -24,7 +24,7 @@ SCENARIO = Scenario("azure-conv", pools=POOLS, links=("450GB/s,10us",), slos=("t
 SPACE = {
     "prefill": {"replicas": [1, 2, 3], "max_prefill_tokens": [2048, 4096]},
     "decode": {"replicas": [1, 2, 3], "max_batch": [16, 64, 128]},
-    "decider": ["always", "overflow,tokens=9000"],
+    "decider": ["always", "uncached,tokens=9000"],
     "link": {"reserve": ["late", "early"]},
 }
 
@@ -34,7 +34,7 @@ def chosen(candidate: FleetCandidate) -> dict[str, str]:
 
 
 def known(candidate: Any, part: Part) -> ReplayOutcome:
-    """Best of all: 2+2 replicas, 64 rows, prompts that overflow, pages reserved early."""
+    """Best of all: 2+2 replicas, 64 rows, long prompts moved, pages reserved early."""
     of = chosen(candidate)
     points = {"2+2": 4.0, "1+3": 2.0}.get(of["replicas"], 0.0) + {"64": 2.0}.get(of["decode.max_batch"], 0.0)
     points += (
@@ -53,7 +53,7 @@ def test_the_best_fleet_of_a_known_landscape_is_found_within_the_budget_and_beat
         "prefill:2@h100-sdar-8b,lmdeploy-0.18,max_prefill_tokens=2048",
         "decode:2@h100-sdar-8b,lmdeploy-0.18,max_batch=64",
     )
-    assert (best.words.decider, best.words.links) == ("overflow,tokens=9000", ("450GB/s,10us,reserve=early",))
+    assert (best.words.decider, best.words.links) == ("uncached,tokens=9000", ("450GB/s,10us,reserve=early",))
     assert found.confirmed
     assert found.default.candidate.spec == (
         "prefill:1@h100-sdar-8b,lmdeploy-0.18 + decode:3@h100-sdar-8b,lmdeploy-0.18, link 450GB/s,10us, decider always"
