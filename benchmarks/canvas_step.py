@@ -216,7 +216,7 @@ def main() -> None:
         dtype = torch.bfloat16 if cuda else torch.float32
         model = random_canvas_model(source, device, dtype, 0, random)
     config, about = model.config, describe(device)
-    made = weights_made(source, random, 0, dtype, trained=False, has_experts=True)
+    made = weights_made(0, trained=False, has_experts=True)
     size = model.embedding.element_size()
     if cuda:
         torch.cuda.synchronize()

@@ -110,7 +110,8 @@ def script(name: str, *arguments: object) -> list[str]:
 
 
 def pytest(*arguments: object) -> list[str]:
-    return [PYTHON, "-m", "pytest", *map(str, arguments), "--rootdir", str(ROOT), "-p", "no:cacheprovider"]
+    words = ["-m", "pytest", "-m", "", *map(str, arguments), "--rootdir", str(ROOT), "-p", "no:cacheprovider"]
+    return [PYTHON, *words]  # of both lanes, unless arguments choose
 
 
 # ---- the stages -----------------------------------------------------------------------------------------------
