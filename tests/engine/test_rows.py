@@ -24,7 +24,7 @@ def marks(*texts: str) -> npt.NDArray[np.bool_]:
 
 
 def fields(spec: str) -> Any:
-    return numbers_of(parse(spec))[0]
+    return numbers_of(parse(spec)).view(np.recarray)[0]
 
 
 def test_a_whole_block_is_computed_whatever_is_cached_and_no_more() -> None:

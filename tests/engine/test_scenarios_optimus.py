@@ -193,7 +193,8 @@ def test_what_is_learned_and_chosen_is_the_oracle_s_bit_for_bit(
 ) -> None:
     rng = np.random.default_rng(seed)
     policy = parse(f"optimus:{block},block_length={block},obs={str(obs).lower()},hysteresis={hysteresis}")
-    p, m, size = numbers_of(policy)[0], record_of(policy)[0], policy.width
+    p, m = (found.view(np.recarray)[0] for found in (numbers_of(policy), record_of(policy)))
+    size = policy.width
     curve = m["curve"][: size + 1]
     chunks, oracle, last = np.array(policy.granularity.chunks()), CommitCurve(size, memory), 0
     for _ in range(20):
