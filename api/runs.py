@@ -12,7 +12,6 @@ from ..planner.ensemble import ensemble as run_ensemble
 from ..planner.given import PolicyLike, ProfileLike, TraceLike
 from ..planner.recorded import Recorded, Replay
 from ..planner.replay_run import check_place, write_replay
-from ..planner.space import runs_on
 from ..profiler.profile import load as _load_profile
 from ..results.fleet_file import FleetWords
 from ..results.run import read_run
@@ -92,7 +91,7 @@ def replay(
     ).or_file(fleet)
     scenarios = on_fleet(scenarios, words, named=fleet is None)
     for scenario in scenarios:
-        runs_on(scenario.loaded_profile(), scenario.workload)(scenario.parsed_policy())
+        _ = scenario.setting().check().limits
     requests = scenarios[0].requests()
     folder = None if out is None else Path(out)
     drawn = {}

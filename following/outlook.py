@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.errors import DsimError
+from ..report.digits import counted
 from ..results.metrics import no_nan
 from ..results.scenario import Scenario
 from ..traces import Trace
@@ -146,16 +147,12 @@ def advice(
     more = next(outcome for outcome in outcomes if outcome.name == "a replica more")
     if now.attainment < target or (room is not None and room.capacity < rate):
         gain = f"{now.attainment:.1%} to {more.attainment or 0.0:.1%} of requests within the SLOs"
-        return Advice(f"Run {_replicas(more.replicas)}.", met, gain, "a replay of the last two windows")
+        return Advice(f"Run {counted(more.replicas, 'replica')}.", met, gain, "a replay of the last two windows")
     if room is not None and grows > 0 and (minutes := (room.capacity - rate) / grows) < SOON:
         return Advice(
-            f"Run {_replicas(more.replicas)} within {max(0.0, minutes):.0f} minutes.",
+            f"Run {counted(more.replicas, 'replica')} within {max(0.0, minutes):.0f} minutes.",
             f"traffic grows by {60 * grows:.2g} req/s an hour, and the fleet takes {room.capacity:.3g} req/s",
             f"about {room.capacity * more.replicas / now.replicas:.3g} req/s within the SLOs",
             "the rates of the last hour, and a search of the fleet's capacity",
         )  # fmt: skip
     return Advice("Do nothing.", met)
-
-
-def _replicas(num: int) -> str:
-    return f"{num} replica{'' if num == 1 else 's'}"

@@ -195,6 +195,7 @@ class CapacityOptions:
         return Pool(self.backend, self.jobs, self.address)
 
     def search(self, scenario: Scenario) -> "CapacitySearch":
+        scenario.check_fits()
         return search_of(scenario, self.precision, self.attainment, self.num_requests)
 
 

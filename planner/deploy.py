@@ -11,7 +11,7 @@ from ..engine.part import Preset
 from ..engine.policy import name_of, parse, preset_of, settings_of
 from ..profiler.models import BYTES, CHECKPOINTS
 from ..profiler.profile import Profile
-from ..report.fleet import count_of
+from ..report.digits import counted
 
 IN_FILE, IN_JSON = "config:", "json:"  # flag prefixes: a key of the engine's file, or of a JSON object
 CONFIG = "dllm.yaml"
@@ -122,7 +122,8 @@ class Deployment:
         return "".join(f"{name}: {_yaml(value)}\n" for name, value in self.config.items())
 
     def _head(self) -> str:
-        lines = [f"{self.engine}, {self.model} ({self.weights}): {self.replicas} replicas of {count_of(self.gpus)}"]
+        fleet = f"{counted(self.replicas, 'replica')} of {counted(self.gpus, 'GPU')}"
+        lines = [f"{self.engine}, {self.model} ({self.weights}): {fleet}"]
         lines += [f"spare replicas: {self.spare}; the SLOs are met without them"] if self.spare else []
         lines += [f"no flag sets: {text}" for text in self.unsaid]
         # One line each: these files are executed, and model names may hold line breaks.

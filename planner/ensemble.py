@@ -15,6 +15,7 @@ from scipy.special import ndtri
 from ..engine import chance
 from ..engine.errors import DsimError
 from ..profiler.uncertainty import FRONT_END, Cause, causes
+from ..report.digits import counted
 from ..results.metrics import no_nan
 from ..results.scenario import Scenario
 from ..results.slo import Slo
@@ -178,7 +179,7 @@ def capacities(
     """
     of = partial(_capacity, attainment, num_requests)
     values, effects = ask(of, _called([scenario]), num, CAPACITY, pool, progress, memo)
-    fleet = f"{scenario.replicas} replica{'s' if scenario.replicas > 1 else ''}"
+    fleet = counted(scenario.replicas, "replica")
     [own] = values.values()
     return Uncertain(
         num, level(num), CAPACITY, True, intervals(values), effects,

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 
-from ..engine.policy import Policy
 from ..sim.setting import Setting
 
-WEIGHTS, PAGES, SCRATCH, WINDOWED, WORKSPACE, FREE = (
-    "weights", "KV pages", "scratch slots", "windowed layers", "sampler workspace", "left free",
+WEIGHTS, PAGES, WINDOWED, WORKSPACE, FREE = (
+    "weights", "KV pages", "windowed layers", "sampler workspace", "left free",
 )  # fmt: skip
 ROWS, TOKENS = "max rows", "tokens of a prefill"  # settings that may bind instead
 
@@ -14,14 +13,13 @@ ROWS, TOKENS = "max rows", "tokens of a prefill"  # settings that may bind inste
 def parts(setting: Setting, in_windows: float = 0.0) -> dict[str, int]:
     """Bytes by part with max_batch rows, without empty parts.
 
-    in_windows: share of pages in layers with a window (Shares.in_windows), unless they have a pool. Scratch slots hold
-    what follows a row's committed tokens. The workspace includes a step's logits.
+    in_windows: share of pages in layers with a window (Shares.in_windows), unless they have a pool. The workspace
+    includes a step's logits.
     """
     policy, memory, limits = setting.policy, setting.memory, setting.limits
     pool = limits.num_pages * policy.memory.page_size * memory.kv_bytes_per_token
     of_windows = policy.memory.pools(limits.num_pages, limits.window_bytes, limits.kv_bytes)[1]
     windowed = of_windows * policy.memory.page_size * memory.kv_bytes_per_token or round(in_windows * pool)
-    scratch = min(pool - windowed, limits.max_batch * scratch_tokens(policy) * memory.kv_bytes_per_token)
     logits = memory.logit_bytes(
         limits.max_batch,
         limits.max_prefill_tokens or policy.batching.max_prefill_tokens,
@@ -29,22 +27,12 @@ def parts(setting: Setting, in_windows: float = 0.0) -> dict[str, int]:
     )
     found = {
         WEIGHTS: memory.weight_bytes,
-        PAGES: pool - windowed - scratch,
-        SCRATCH: scratch,
+        PAGES: pool - windowed,
         WINDOWED: windowed,
         WORKSPACE: limits.max_batch * memory.workspace_bytes + logits,
     }
     found[FREE] = max(0, memory.capacity_bytes - sum(found.values()))
     return {name: size for name, size in found.items() if size}
-
-
-def scratch_tokens(policy: Policy) -> int:
-    """A row's tokens after its committed ones: a block or drafts, and lookahead."""
-    if policy.family == "full-sequence":
-        return 0
-    numbers = policy.granularity.numbers(policy)
-    own = numbers.get("drafts", 0) if policy.rows.commits == "tokens" else policy.block_length
-    return int(own + numbers.get("scratch", 0))
 
 
 def largest(held: Mapping[str, int]) -> str:

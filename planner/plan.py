@@ -23,7 +23,7 @@ from ..engine.policy import PRESETS, name_of, parse, preset_of
 from ..files.read import cut
 from ..profiler.placed import placed
 from ..profiler.profile import Profile, as_run_by, load
-from ..report.digits import percent
+from ..report.digits import counted, percent
 from ..results.scenario import MAX_REPLICAS, Scenario
 from ..traces.prefixes import num_named
 from .backend import Pool
@@ -33,7 +33,7 @@ from .deploy import deployment_of, engine_of_preset, engine_of_profile, times_an
 from .memo import Memo
 from .plan_replays import Posed, Replays, Task
 from .planned import MEETS, MISSES, UNSURE, Fleet, PlanCandidate, Planned, Risk, Size
-from .purchase import check_growth, growth_of, peak_of
+from .purchase import growth_of, parsed_growth, peak_of
 from .quality import Quality, QualityTable, quality_of
 from .race import CONFIDENCE, FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
 from .replicate import Criterion, Interval, interval, judged, student, to_judge
@@ -71,6 +71,7 @@ def candidates_of(
     asked = _on_profiles(policies, profiles)
     devices = {profile.device.name for profile, _ in asked}
     engines = {engine_of_profile(profile) for profile, _ in asked}
+    longest = scenario.longest()
     shared_prefixes = not as_given and scenario.lengths is None and num_named(scenario.source()) > 0
     for held, own in asked:
         place = "" if len(asked) == 1 else held.name if len(devices) < len(asked) else held.device.name
@@ -78,7 +79,7 @@ def candidates_of(
             spec = candidate_of(given, allow_code=scenario.allow_code).spec if given.endswith(".toml") else given
             policy = replace(scenario, policy=given).parsed_policy()
             profile = as_run_by(held, policy.implementation)
-            check = searchable(profile, scenario.workload)
+            check = searchable(profile, scenario.workload, longest)
             quality = quality_of(policy, profile.model.name, quality_table)
             answers = {} if as_given else changing_answers(given, profile, scenario.workload, scenario.allow_code)
             candidate = PlanCandidate(
@@ -110,7 +111,7 @@ def candidates_of(
                 try:
                     check(policy)
                 except DsimError as error:
-                    reason = str(error)
+                    reason = str(error).removeprefix(f"{cut(policy.name)}: ")
             if not reason and min_quality is not None and not (settings if searched else _keeps(quality, min_quality)):
                 said = f"unknown: {quality.notes[0]}" if quality.relative is None else str(quality)
                 reason = f"quality {said}, expected at least {100 * min_quality:g} %"
@@ -186,7 +187,7 @@ def plan(
     if not 0 <= spare <= MAX_REPLICAS:
         raise DsimError(f"spare is {spare}, expected 0 to {MAX_REPLICAS} replicas")
     if growth is not None:
-        check_growth(growth)
+        parsed_growth(growth)
     rate = own_rate(scenario) if rate is None else rate
     if not 0 < rate < math.inf:
         raise DsimError(f"rate is {rate} req/s, expected above 0 and finite")
@@ -405,12 +406,12 @@ class _Run:
             if i in cannot:
                 rows.append(replace(self._row(i), dropped=cannot[i]))
             elif i in expensive:
-                said = f"about {_replicas(guesses[i])} by the pilot: costs far more than the two cheapest"
+                said = f"about {counted(guesses[i], 'replica')} by the pilot: costs far more than the two cheapest"
                 rows.append(replace(self._row(i), about=guesses[i], dropped=said))
         for lane in lanes:
             if lane.replicas is None:
                 what = "more than" if lane.dropped else "even"
-                said = f"{what} {_replicas(lane.low)}: " + (
+                said = f"{what} {counted(lane.low, 'replica')}: " + (
                     "costs more than two others" if lane.dropped else "not enough"
                 )
                 rows.append(replace(self._row(lane.candidate), least=lane.low + 1, dropped=said))
@@ -430,7 +431,7 @@ class _Run:
             self.whole |= {lane.candidate for lane in take}
             for lane in self._race({x.candidate: x.high or 1 for x in take}):
                 if lane.replicas is None:
-                    said = f"even {_replicas(lane.low)}: not enough on the whole trace"
+                    said = f"even {counted(lane.low, 'replica')}: not enough on the whole trace"
                     failed.append(replace(self._row(lane.candidate), least=lane.low + 1, dropped=said))
                 else:
                     best.append(lane)
@@ -695,10 +696,6 @@ def _of_count(share: float, num: int) -> tuple[float, float]:
     low = float(betaincinv(good, num - good + 1, 1 - CONFIDENCE)) if good else 0.0
     high = float(betaincinv(good + 1, num - good, CONFIDENCE)) if good < num else 1.0
     return low, high
-
-
-def _replicas(count: int) -> str:
-    return "1 replica" if count == 1 else f"{count} replicas"
 
 
 def _judged(seen: Sequence[Json]) -> int:

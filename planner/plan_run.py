@@ -22,7 +22,7 @@ from .plan import Progress, best_fleets, candidates_of, own_rate, plan, posed
 from .plan_folder import PlanFolder
 from .plan_replays import Posed
 from .planned import Fleet, PlanCandidate, Planned
-from .purchase import check_growth
+from .purchase import parsed_growth
 from .quality import load_table, parse_share
 from .record import profile_notes
 from .split_plan import split_or_not
@@ -63,7 +63,7 @@ class Options:
         for text in self.links:
             Link.parse(text)
         if self.growth is not None:
-            check_growth(self.growth)
+            parsed_growth(self.growth)
         if self.ensemble is not None:
             check_num(self.ensemble)
 

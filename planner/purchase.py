@@ -15,17 +15,13 @@ AHEAD = (1, 2, 3)  # years
 
 def growth_of(text: str, fleet: Fleet) -> Growth:
     """How long the fleet lasts at a growth such as `30%/year`."""
-    share, per = _parsed(text)
+    share, per = parsed_growth(text)
     yearly = (1 + share) ** PERIODS[per]
     room = fleet.headroom
     assert room is not None
     lasts = [math.log(1 + end) / math.log(yearly) if end > 0 else 0.0 for end in (room.low, room.high)]
     later = tuple(_fleet_at(fleet, yearly**year) for year in AHEAD)
     return Growth(text, share, per, lasts[0], lasts[1], later)
-
-
-def check_growth(text: str) -> None:
-    _parsed(text)
 
 
 def peak_of(trace: Trace, rate: float, fleet: Fleet) -> Peak | None:
@@ -38,7 +34,7 @@ def peak_of(trace: Trace, rate: float, fleet: Fleet) -> Peak | None:
     return None
 
 
-def _parsed(text: str) -> tuple[float, str]:
+def parsed_growth(text: str) -> tuple[float, str]:
     """Share of the traffic, and period."""
     found = re.fullmatch(rf"(\d+(?:\.\d+)?) ?%/({'|'.join(PERIODS)})", text.strip())
     share = 0.0 if found is None else float(found[1]) / 100

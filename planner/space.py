@@ -18,7 +18,9 @@ from ..engine.policy import PRESETS, Policy, is_shipped, known_presets, name_of,
 from ..files.read import did_you_mean, quoted, read_toml
 from ..profiler.profile import Profile
 from ..results.scenario import Scenario
+from ..sim.memory import check_fits
 from ..sim.setting import Setting
+from ..traces import Trace
 from .deploy import times_another
 from .quality import Quality
 
@@ -164,8 +166,9 @@ def candidate_of(spec: str, replicas: int = 1, allow_code: AllowedCode = NO_CODE
 
 
 def default_space(
-    profile: Profile, workload: str | None, also: Sequence[str] = (), allow_code: AllowedCode = NO_CODE
-) -> Space:
+    profile: Profile, workload: str | None, also: Sequence[str] = (), allow_code: AllowedCode = NO_CODE,
+    requests: Trace | None = None,
+) -> Space:  # fmt: skip
     """Settings worth trying on any traffic that the profile can run, of shipped presets and those in `also`.
 
     An engine's preset is included if the step times are that engine's, or no engine's.
@@ -181,7 +184,7 @@ def default_space(
     table = {p: spaces[p] for p in (*(p for p in spaces if p not in full), *reversed(full))}
     outside = {name: preset_of(name, allow_code=allow_code) for name in also if name not in PRESETS}
     table |= {name: _own_space(preset, moved) or {} for name, preset in outside.items()}
-    check, found = searchable(profile, workload), PRESETS | outside
+    check, found = searchable(profile, workload, requests), PRESETS | outside
     able = {
         preset: _fitting_fields(preset, fields, check, allow_code)
         for preset, fields in table.items()
@@ -316,8 +319,8 @@ def runs_on(profile: Profile, workload: str | None) -> Check:
     return check
 
 
-def searchable(profile: Profile, workload: str | None) -> Check:
-    """`runs_on`, and the same family of checkpoints."""
+def searchable(profile: Profile, workload: str | None, requests: Trace | None = None) -> Check:
+    """`runs_on`, the same family of checkpoints, and room for the largest forward of these requests."""
     runs = runs_on(profile, workload)
 
     def check(policy: Policy) -> None:
@@ -327,6 +330,8 @@ def searchable(profile: Profile, workload: str | None) -> Check:
                 f"{policy.name} serves {policy.family} checkpoints, and profile {profile.name} is of a "
                 f"{profile.family} one: expected a policy for the same checkpoint (dsim replay compares others)"
             )
+        if requests is not None:
+            check_fits(Setting(policy, profile, workload), requests)
 
     return check
 

@@ -50,7 +50,7 @@ def tune(
     same seed and jobs give the same result on any backend, interrupted or not.
     """
     _check(scenario, objectives, trials, gpu_hour, jobs)
-    profile = scenario.loaded_profile()
+    profile, longest = scenario.loaded_profile(), scenario.longest()
     if scenario.pools:
         if not isinstance(space, FleetSpace):
             space = fleet_space(scenario, by_cost="cost" in objectives)
@@ -58,9 +58,9 @@ def tune(
     else:
         if space is None:
             also = () if default is None else (default.preset,)
-            space = default_space(profile, scenario.workload, also, scenario.allow_code)
+            space = default_space(profile, scenario.workload, also, scenario.allow_code, longest)
         default = default or Candidate(BASELINES[profile.family], (), scenario.replicas)
-        searchable(profile, scenario.workload)(*default.policies)
+        searchable(profile, scenario.workload, longest)(*default.policies)
     declared = space
 
     def judge(candidate: Tried) -> Quality:
@@ -157,6 +157,7 @@ def _refusal(scenario: Scenario, judge: Judge, min_quality: float | None) -> Ref
             quality = judge(candidate)
             if scenario.pools:
                 candidate.posed(scenario).fleet().check()
+            candidate.posed(scenario).check_fits()
         except DsimError as error:  # contradictory fields
             return str(error)
         if min_quality is None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ..report.digits import counted
 from ..results.scenario import Scenario
 from .backend import Pool
 from .capacity import CapacitySearch, search_of
@@ -42,7 +43,7 @@ def uncertain_fleet(
     search = fleet(whole_search(short, attainment), scenario.replicas)
     fields = {name: getattr(search.scenario, name) for name in Posed.__dataclass_fields__}
     own = Lucky(**fields, at=scenario.rate)
-    name = f"{scenario.replicas} replica{'s' if scenario.replicas > 1 else ''} of {scenario.policy}"
+    name = f"{counted(scenario.replicas, 'replica')} of {scenario.policy}"
     metric = _metric(search.criteria[0])
     replay = partial(_replay, search.criteria, search.num_requests, search.block)
     values, effects = ask(replay, {name: own}, num, metric, pool, progress, memo, _in_replication)

@@ -5,7 +5,7 @@ import math
 from ..files.place import has_keys
 from ..results.metrics import ROUNDING
 from .chart import Chart
-from .digits import outward, percent, places_of, within
+from .digits import counted, outward, percent, places_of, within
 from .ensemble import of_ensemble
 from .page import Figure, Number, Page, Section, Table, estimate, table
 from .search import Json, money
@@ -22,7 +22,7 @@ MOST_SHOWN = 2.5  # times its bound
 
 def answer(found: Json) -> str:
     count = found["replicas"]
-    fleet = f"{count} replica{_es(count)}"
+    fleet = f"{counted(count, 'replica')}"
     sure = f"{span(found['rate'])} at {100 * found['confidence']:g}% confidence"
     if pools := found.get("pools"):
         fleet += f" ({', '.join('{replicas} of {name}'.format_map(pool) for pool in pools)})"
@@ -75,7 +75,7 @@ def facts(found: Json) -> list[tuple[str, str]]:
         "What binds": found["shares"] and (f"{binds}; the memory of a replica is {held}" if held else binds),
         "At capacity": seen,
         "Cost": cost
-        and f"{money(cost['per_hour'], found)} an hour for {cost['gpus']} GPU{_es(cost['gpus'])}, "
+        and f"{money(cost['per_hour'], found)} an hour for {counted(cost['gpus'], 'GPU')}, "
         f"{money(cost['per_million_requests'], found)} per million requests",
         **{name: about[name] for name in ("Workload", "Front end", "Profile")},
         "Search": f"{found['num_replays']} replays of {found['num_requests']:,} requests, "
@@ -289,7 +289,3 @@ def _shown(found: Json, name: str, value: float | None) -> str:
 
 def _half(rate: Json) -> float:
     return math.inf if rate["high"] is None else (rate["high"] - rate["low"]) / (2 * rate["value"])
-
-
-def _es(count: int) -> str:
-    return "" if count == 1 else "s"

@@ -5,6 +5,11 @@ import math
 MOST_PLACES = 9
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 replica`, `2 replicas`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def within(value: float, bound: float, places: int) -> str:
     """At least `places` decimals, and enough to show whether it exceeds the bound."""
     exceeds = value > bound

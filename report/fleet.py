@@ -54,10 +54,6 @@ def gpus_of(fleet: Json) -> str:
     return f"{count:,} {fleet['device']}{replicas}"
 
 
-def count_of(gpus: int) -> str:
-    return f"{gpus:,} GPU" if gpus == 1 else f"{gpus:,} GPUs"
-
-
 def cost_of(info: Json, fleet: Json) -> float:
     """What ranks fleets: money an hour, or GPUs without prices."""
     return float(fleet["per_hour"] if info["priced"] else fleet["gpus"])

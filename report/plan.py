@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from . import measured
 from .chart import COLOURS, Chart
-from .digits import percent
+from .digits import counted, percent
 from .ensemble import of_ensemble, sentences
-from .fleet import cost_of, count_of, floor_of, gpus_of, met_share, name_of
+from .fleet import cost_of, floor_of, gpus_of, met_share, name_of
 from .page import Block, Code, Figure, Number, Page, Section, Table, Words, table
 from .pareto import pareto
 from .purchase import by_gpu, grown, lasting
@@ -206,7 +206,7 @@ def _risks(info: Json) -> Table:
             verdict += ": the queue grows without end"
         needs = "more than were allowed"
         if risk["needs"] is not None:
-            needs = count_of((risk["needs"] + best["spare"]) * best["gpus_per_replica"])
+            needs = counted((risk["needs"] + best["spare"]) * best["gpus_per_replica"], "GPU")
         if risk["per_hour"] is not None and info["priced"]:
             needs += f", {money(risk['per_hour'], info)} an hour"
         rows.append([risk["change"], f"{met}, {verdict}", needs, risk["best"] or "neither of the best two"])
@@ -290,8 +290,8 @@ def _costs(info: Json) -> Figure:
 def _label(fleet: Json) -> str:
     """Long ones take two lines, for a phone."""
     name, on, where = name_of(fleet).partition(" on ")
-    line = f"{name}{on}{where}: {count_of(fleet['gpus'])}"
-    return line if len(line) <= LONG or not on else f"{name}<br>on {where}: {count_of(fleet['gpus'])}"
+    line = f"{name}{on}{where}: {counted(fleet['gpus'], 'GPU')}"
+    return line if len(line) <= LONG or not on else f"{name}<br>on {where}: {counted(fleet['gpus'], 'GPU')}"
 
 
 def _notes(info: Json) -> list[str]:

@@ -2,12 +2,12 @@
 
 import math
 
-from .fleet import cost_of, count_of, met_share, name_of
+from .digits import counted
+from .fleet import cost_of, met_share, name_of
 from .page import Section, Words, table
 from .search import Json, money
 
-# Unit, its number in a year, the least number shown.
-UNITS = (("year", 1.0, 3.0), ("month", 12.0, 3.0), ("week", 365.25 / 7, 3.0), ("day", 365.25, 0.0))
+UNITS = (("days", 365.25, 0.05), ("weeks", 365.25 / 7, 0.25), ("months", 12.0, 3.0), ("years", 1.0, math.inf))
 
 
 def by_gpu(info: Json) -> tuple[Section, ...]:
@@ -75,13 +75,8 @@ def lasting(info: Json) -> str:
     growth = info["growth"]
     if growth is None:
         return ""
-    low, high = growth["low"], growth["high"]
-    if high <= 0:
-        when = "there is no room to grow"
-    elif low <= 0:
-        when = f"it may run out at once, and does within {_span(high, up=True)}"
-    else:
-        when = f"it runs out after {_between(low, high)}"
+    low, high = max(growth["low"], 0.0), growth["high"]
+    when = f"it runs out after {_between(low, high)}" if high > 0 else "there is no room to grow"
     return f" If traffic grows by {100 * growth['share']:g} % a {growth['per']}, {when}."
 
 
@@ -90,9 +85,8 @@ def grown(info: Json) -> tuple[Words, ...]:
     lines = []
     best, growth, peak = info["recommended"], info["growth"], info["peak"]
     if growth is not None:
-        ahead = [_fleet(info, best, replicas) for replicas in growth["replicas_ahead"]]
-        years = ("one year", "two", "three")
-        needs = "; ".join(f"after {year} about {fleet}" for year, fleet in zip(years, ahead, strict=True))
+        years = zip(("one year", "two", "three"), growth["replicas_ahead"], strict=True)
+        needs = "; ".join(f"after {year} about {_fleet(info, best, replicas)}" for year, replicas in years)
         lines.append(f"With {100 * growth['share']:g} % more traffic each {growth['per']}: {needs}.")
     if peak is not None:
         lines.append(
@@ -109,20 +103,11 @@ def _fleet(info: Json, best: Json, replicas: int) -> str:
     """`replicas` and the spare: size, cost."""
     gpus = (replicas + best["spare"]) * best["gpus_per_replica"]
     cost = f", {money(gpus * best['price'], info)} an hour" if info["priced"] else ""
-    return f"{count_of(gpus)}{cost}"
+    return f"{counted(gpus, 'GPU')}{cost}"
 
 
 def _between(low: float, high: float) -> str:
-    """Of years: `5 to 8 months`."""
-    first, last = _span(low), _span(high, up=True)
-    if first == last:
-        return first
-    number, unit = first.split()
-    return f"{number} to {last}" if unit.rstrip("s") == last.split()[1].rstrip("s") else f"{first} to {last}"
-
-
-def _span(years: float, *, up: bool = False) -> str:
-    """Weeks, months or years, rounded down or up."""
-    unit, of_year = next((u, n) for u, n, least in UNITS if years * n >= least)
-    count = math.ceil(years * of_year) if up else math.floor(years * of_year)
-    return f"{count} {unit}" if count == 1 else f"{count} {unit}s"
+    """Of years, in one unit: `5 to 8 months`."""
+    unit, of_year = next((name, of_year) for name, of_year, most in UNITS if (low or high) < most)
+    first, last = math.floor(low * of_year), math.ceil(high * of_year)
+    return f"{first} to {last} {unit}"

@@ -1,6 +1,6 @@
 """A page's section: the recommended fleet next to the cheapest with a prefill pool."""
 
-from .fleet import count_of
+from .digits import counted
 from .page import Block, Code, Section, Words, table
 from .search import Json, money
 from .table import number
@@ -59,7 +59,7 @@ def sentence(info: Json) -> str:
 
 def _price(info: Json, side: Json) -> str:
     hourly = "" if side["per_hour"] is None else f", {money(side['per_hour'], info)} an hour"
-    return f"{count_of(side['gpus'])}{hourly}"
+    return f"{counted(side['gpus'], 'GPU')}{hourly}"
 
 
 def _row(info: Json, name: str, side: Json) -> list[str]:

@@ -26,6 +26,7 @@ from ..sim.deciders import deciding
 from ..sim.fleet import MAX_REPLICAS as MAX_REPLICAS
 from ..sim.fleet import Fleet, Pool, PoolSpec
 from ..sim.link import Link
+from ..sim.memory import check_fits, longest
 from ..sim.routers import Routing, routing
 from ..sim.scalers import FIXED, scaling
 from ..sim.setting import Setting
@@ -144,6 +145,15 @@ class Scenario:
         path = Path(self.trace)
         changed = path.stat().st_mtime_ns if os.path.isfile(path) else 0
         return _load(self.trace, changed, self.time_unit, self.skip_bad, self.columns, self.only)
+
+    def longest(self) -> Trace:
+        """The requests that decide whether a setting fits the memory."""
+        return longest(self.source() if self.lengths is None else self.requests())
+
+    def check_fits(self) -> None:
+        """ProfileError if a pool's largest forward exceeds the memory."""
+        for _, setting in self.each_pool():
+            check_fits(setting, self.longest())
 
     def requests(self) -> Trace:
         """The requests to replay; DsimError if none has the class of an SLO."""

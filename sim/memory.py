@@ -4,15 +4,16 @@ Engines size the page pool beforehand (profiler/profile.py); this adds a step's 
 names the largest if the sum does not fit.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..engine.engine import Limits
+from ..engine.errors import ProfileError, cut
 from ..engine.part import Policy
 from ..engine.rows.passes import RowPosition
-from ..profiler.footprint import of_forward
+from ..profiler.footprint import SERVING, of_forward
 from ..profiler.profile import gb
 from ..traces import Trace
 from .setting import Setting
@@ -48,7 +49,9 @@ class StepMemory:
     def of(self, forward: Forward) -> dict[str, int]:
         """Bytes of a forward's tensors: each GPU holds the whole residual stream and logits."""
         cap = getattr(self.setting.policy.batching, "max_num_logits", None)
-        found = of_forward(self.setting.profile.model, forward.tokens, forward.head_rows, max_num_logits=cap)
+        # A row's workspace holds the copies of its logits.
+        how = replace(SERVING, logit_bytes=4) if self.setting.memory.workspace_bytes else SERVING
+        found = of_forward(self.setting.profile.model, forward.tokens, forward.head_rows, how=how, max_num_logits=cap)
         return {name: self.setting.profile.device.count * size for name, size in found.items()}
 
     def largest(self, requests: Trace) -> Forward:
@@ -81,6 +84,18 @@ class StepMemory:
             "capacity_gb": round(self.capacity / 1e9, 3),
             "shortage": self.shortage(forward),
         }
+
+
+def check_fits(setting: Setting, requests: Trace) -> None:
+    """ProfileError if the largest forward of these requests exceeds the memory."""
+    memory = StepMemory(setting)
+    if shortage := memory.shortage(memory.largest(requests)):
+        raise ProfileError(f"{cut(setting.policy.name)}: {shortage}")
+
+
+def longest(requests: Trace) -> Trace:
+    """The requests that can be in a largest forward."""
+    return requests.take(np.sort(np.argsort(requests.input_length + requests.limit)[-8192:]))  # more than its rows
 
 
 def _forwards(policy: Policy, limits: Limits, requests: Trace) -> list[Forward]:

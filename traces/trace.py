@@ -53,7 +53,7 @@ class Trace:
     arrival: Floats  # s, the first is 0
     input_length: Ints  # tokens, at least 1
     output_length: Ints  # tokens, at least 1
-    extras: dict[str, list[Any]] = field(default_factory=dict)
+    extras: dict[str, list[Any]] = field(default_factory=dict, repr=False)
     notes: TraceNotes = TraceNotes()
 
     def __post_init__(self) -> None:

@@ -25,23 +25,17 @@ def held(spec: str, profile: Profile, in_windows: float = 0.0) -> dict[str, int]
 
 def test_the_parts_of_a_canvas_model_s_memory_are_its_sheet_s() -> None:
     found = held("vllm-diffusion:4", GEMMA, 0.75)
-    assert list(found) == [
-        "weights", "KV pages", "scratch slots", "windowed layers", "sampler workspace", "left free",
-    ]  # fmt: skip
+    assert list(found) == ["weights", "KV pages", "windowed layers", "sampler workspace", "left free"]
     assert found["sampler workspace"] == 4 * 6 * LOGITS  # six tensors of a canvas at once, the logits among them
-    assert found["scratch slots"] == 4 * 2 * 256 * 20_480
     assert sum(found.values()) == GEMMA.memory.capacity_bytes
     pages = Setting(parse("vllm-diffusion:4"), GEMMA).limits.num_pages
     pool = pages * 16 * 20_480
     assert found["windowed layers"] == round(0.75 * pool)  # they and the others share it
-    assert found["KV pages"] + found["scratch slots"] + found["windowed layers"] == pool
-    # SGLang decides on nothing ahead: a canvas of each row, and no more.
-    assert held("sglang-gemma:4", GEMMA)["scratch slots"] == 4 * 256 * 20_480
+    assert found["KV pages"] + found["windowed layers"] == pool
 
 
-def test_blocks_hold_one_block_of_scratch_and_no_row_has_a_workspace() -> None:
+def test_no_row_of_blocks_has_a_workspace() -> None:
     found = held("lmdeploy-bd32,max_batch=8", load("a100-sdar-8b"))
-    assert found["scratch slots"] == 8 * 32 * load("a100-sdar-8b").memory.kv_bytes_per_token
     assert "windowed layers" not in found
     assert found["sampler workspace"] == (4096 + 16) * 151_936 * 2  # a prefill's logits
 

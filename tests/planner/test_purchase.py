@@ -5,7 +5,7 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.planner.planned import Fleet
-from dsim.planner.purchase import check_growth, growth_of, peak_of
+from dsim.planner.purchase import parsed_growth, growth_of, peak_of
 from dsim.planner.quality import Quality
 from dsim.planner.race import Entry, race
 from dsim.planner.replicate import Interval
@@ -32,7 +32,7 @@ def test_a_fleet_lasts_until_compound_growth_has_used_its_headroom() -> None:
 @pytest.mark.parametrize("text", ["30", "30%", "0%/year", "-5%/year", "30%/day", "1001%/year", "nan%/year", "30/year"])
 def test_a_growth_that_is_none_is_refused_with_what_was_expected(text: str) -> None:
     with pytest.raises(DsimError, match=r"growth is .*, expected a percentage above 0 .* such as 30%/year"):
-        check_growth(text)
+        parsed_growth(text)
 
 
 def at(seconds: list[float]) -> Trace:

@@ -205,9 +205,9 @@ def test_a_spare_is_in_the_fleet_and_its_cost_and_the_slos_are_met_without_it() 
     ("low", "high", "says"),
     [
         (0.42, 0.71, "it runs out after 5 to 9 months."),
-        (0.3, 5.2, "it runs out after 3 months to 6 years."),
+        (0.3, 5.2, "it runs out after 3 to 63 months."),
         (0.02, 0.05, "it runs out after 7 to 19 days."),
-        (-0.1, 0.2, "it may run out at once, and does within 11 weeks."),
+        (-0.1, 0.2, "it runs out after 0 to 11 weeks."),
         (-0.2, 0.0, "there is no room to grow."),
     ],
 )

@@ -13,6 +13,7 @@ from dsim.sim.memory import Forward, StepMemory
 from dsim.sim.setting import Setting
 from dsim.traces import synth
 
+from ..cli.command import dsim
 from ..engine import golden
 
 SDAR = MODELS["SDAR-8B"]
@@ -77,3 +78,10 @@ def test_a_full_sequence_of_long_prompts_runs_out_of_memory_on_all_rows_of_logit
     assert sizes["all"][1] is not None
     assert "logits of a forward" in sizes["all"][1]
     assert sizes["block"][1] is None
+
+
+@pytest.mark.parametrize("command", ["capacity", "tune", "plan"])
+def test_no_search_has_a_setting_that_does_not_fit_and_says_by_how_much(command: str) -> None:
+    spec = "lmdeploy-bd32,max_batch=256,max_prefill_tokens=8192,num_pages=6600"
+    asked = ("azure-conv", "--policy", spec, "--slo", "ttft=2s", "--num-requests", 200)
+    assert ": out of memory by 5.36 GB of 85.9 GB: logits of" in dsim(command, *asked).refusal
