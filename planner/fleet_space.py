@@ -166,7 +166,7 @@ def fleet_space(
     for (spec, setting), alone in zip(scenario.each_pool(), scenario.of_each_pool(), strict=True):
         if spec.name in (DECIDER, LINK, REPLICAS):
             raise DsimError(f"pool {spec.name} has the name of a part of the space, expected another one")
-        check = searchable(setting.profile, scenario.workload, scenario.longest())
+        check = searchable(setting.profile, scenario.workload)
         preset = candidate_of(spec.policy, allow_code=scenario.allow_code).preset
         prefills = spec.name in _sources(words)
         if given is None:

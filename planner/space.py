@@ -166,9 +166,8 @@ def candidate_of(spec: str, replicas: int = 1, allow_code: AllowedCode = NO_CODE
 
 
 def default_space(
-    profile: Profile, workload: str | None, also: Sequence[str] = (), allow_code: AllowedCode = NO_CODE,
-    requests: Trace | None = None,
-) -> Space:  # fmt: skip
+    profile: Profile, workload: str | None, also: Sequence[str] = (), allow_code: AllowedCode = NO_CODE
+) -> Space:
     """Settings worth trying on any traffic that the profile can run, of shipped presets and those in `also`.
 
     An engine's preset is included if the step times are that engine's, or no engine's.
@@ -184,7 +183,7 @@ def default_space(
     table = {p: spaces[p] for p in (*(p for p in spaces if p not in full), *reversed(full))}
     outside = {name: preset_of(name, allow_code=allow_code) for name in also if name not in PRESETS}
     table |= {name: _own_space(preset, moved) or {} for name, preset in outside.items()}
-    check, found = searchable(profile, workload, requests), PRESETS | outside
+    check, found = searchable(profile, workload), PRESETS | outside
     able = {
         preset: _fitting_fields(preset, fields, check, allow_code)
         for preset, fields in table.items()

@@ -50,7 +50,7 @@ def tune(
     same seed and jobs give the same result on any backend, interrupted or not.
     """
     _check(scenario, objectives, trials, gpu_hour, jobs)
-    profile, longest = scenario.loaded_profile(), scenario.longest()
+    profile = scenario.loaded_profile()
     if scenario.pools:
         if not isinstance(space, FleetSpace):
             space = fleet_space(scenario, by_cost="cost" in objectives)
@@ -58,9 +58,10 @@ def tune(
     else:
         if space is None:
             also = () if default is None else (default.preset,)
-            space = default_space(profile, scenario.workload, also, scenario.allow_code, longest)
+            space = default_space(profile, scenario.workload, also, scenario.allow_code)
         default = default or Candidate(BASELINES[profile.family], (), scenario.replicas)
-        searchable(profile, scenario.workload, longest)(*default.policies)
+        searchable(profile, scenario.workload)(*default.policies)
+    default.posed(scenario).check_fits()
     declared = space
 
     def judge(candidate: Tried) -> Quality:

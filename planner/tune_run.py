@@ -85,7 +85,7 @@ def question_of(scenario: Scenario, options: Options) -> Question:
         )
     if options.gpus is not None:
         raise DsimError(f"gpus is {options.gpus} and no pool is given, expected --pool, or replicas in a space file")
-    check = searchable(scenario.loaded_profile(), scenario.workload, scenario.longest())
+    check = searchable(scenario.loaded_profile(), scenario.workload)
     declared = None
     if space is not None:
         declared = (

@@ -5,7 +5,7 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.planner.planned import Fleet
-from dsim.planner.purchase import parsed_growth, growth_of, peak_of
+from dsim.planner.purchase import growth_of, parsed_growth, peak_of
 from dsim.planner.quality import Quality
 from dsim.planner.race import Entry, race
 from dsim.planner.replicate import Interval

@@ -85,7 +85,7 @@ def test_by_default_every_split_of_the_budget_is_tried_and_with_a_price_smaller_
 
 
 def test_replicas_of_more_gpus_count_for_all_of_them() -> None:
-    pools = tuple(f"{name}:1@h200x2-diffusiongemma,sglang-gemma:32" for name in ("prefill", "decode"))
+    pools = ("prefill:1@h200x2-diffusiongemma,sglang-gemma", "decode:1@h200x2-diffusiongemma,sglang-gemma")
     scenario = replace(SCENARIO, pools=pools)
     assert scenario.num_gpus == 4
     assert fleet_space(scenario, gpus=5).fields["replicas"] == Choice(("1+1",))
