@@ -15,7 +15,7 @@ from typing import Any
 
 from ..engine.errors import ProfileError
 from ..engine.plain import Range
-from ..files.read import cut, did_you_mean, read_toml
+from ..files.read import cut, read_toml
 from ..files.schema import FileObject
 
 ATTENTION_EFFICIENCY = 0.3  # of the peak, for short windows over paged keys
@@ -101,9 +101,9 @@ def gpu(name: str) -> Gpu:
     known = {key.lower(): key for key in GPUS}
     if wanted.lower() in known:
         return GPUS[known[wanted.lower()]]
-    hint = did_you_mean(wanted, GPUS, any_case=True)
+    # No hint: the name alike is another chip's.
     raise ProfileError(
-        f"no GPU is named {cut(name)}{hint}; the known ones are {', '.join(GPUS)}, and a data sheet's TOML "
+        f"no GPU is named {cut(name)}; the known ones are {', '.join(GPUS)}, and a data sheet's TOML "
         "(docs/plan.md)"
     )
 
