@@ -224,7 +224,7 @@ def _changes(follower: Follower, windows: Sequence[dict[str, Any]]) -> Section:
         for name in last["traffic"] if all(w["traffic"].get(name) for w in shown)
     ]  # fmt: skip
     rows += [
-        (f"{QUANTITIES[name]}, against the profile", *(_shift(w, name) for w in shown))
+        (f"{QUANTITIES[name]}, against the profile", *(shift(w, name) for w in shown))
         for name in ("step_time", "steps_per_token") if name in last["smooth"]
     ]  # fmt: skip
     rows.append(("replicas", *(str(w["replicas"]) for w in shown)))
@@ -238,5 +238,5 @@ def _changes(follower: Follower, windows: Sequence[dict[str, Any]]) -> Section:
     return Section("What changed", (table(head, rows), Words(tuple(sorted(lines)) or ("No alarm, no new profile.",))))
 
 
-def _shift(window: dict[str, Any], name: str) -> str:
+def shift(window: dict[str, Any], name: str) -> str:
     return f"{math.expm1(window['smooth'].get(name) or 0.0):+.1%}"

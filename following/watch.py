@@ -14,7 +14,7 @@ from ..files.write import json_text, write_whole
 from ..results.metrics import no_nan
 from .exported import dashboard, exposition, rules
 from .follower import CANDIDATE, SCHEMA, VERSION, Followed, Follower, Tell
-from .pages import page_of
+from .pages import page_of, shift
 from .sources.sample import Sample
 from .sources.scrape import MissingError, Target
 from .windows import LATE, SPEED, Scrape
@@ -162,7 +162,7 @@ def line_of(record: Mapping[str, Any]) -> str:
     parts = [f"{requests} requests at {rate:.3g} req/s"]
     for name in ("step_time", "steps_per_token", "e2el"):
         if name in record["smooth"]:
-            parts.append(f"{name} {record['smooth'][name]:+.1%}")
+            parts.append(f"{name} {shift(record, name)}")
     parts.append(", ".join(record["alarms"]) or "no alarm")
     if "advice" in record:
         parts.append(record["advice"]["do"])

@@ -103,8 +103,7 @@ def gpu(name: str) -> Gpu:
         return GPUS[known[wanted.lower()]]
     # No hint: the name alike is another chip's.
     raise ProfileError(
-        f"no GPU is named {cut(name)}; the known ones are {', '.join(GPUS)}, and a data sheet's TOML "
-        "(docs/plan.md)"
+        f"no GPU is named {cut(name)}; the known ones are {', '.join(GPUS)}, and a data sheet's TOML (docs/plan.md)"
     )
 
 

@@ -221,9 +221,6 @@ def adds_up(cell: PolicyErrors) -> None:
         assert total == pytest.approx(part.error, abs=1e-12), name
 
 
-# ---- the parts ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_run_beside_itself_has_no_error_and_no_parts_of_one(runs: Runs) -> None:
     run = runs.twin(policies=ALL, replicas=2)
@@ -336,9 +333,6 @@ def test_waking_late_is_schedulings_part(runs: Runs) -> None:
     assert cell.steps.decode.paired.bias < 0  # the host's time
 
 
-# ---- what is compared -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_requests_steps_and_ranking_of_several_policies(runs: Runs) -> None:
     found = runs.slower
@@ -441,9 +435,6 @@ def test_a_request_that_ended_at_an_eos_is_asked_once_too_often_in_a_re_run_too(
     assert all(part.error == part.scheduling == 0.0 for part in cell.parts.metrics.values())
 
 
-# ---- what is refused ------------------------------------------------------------------------------------------
-
-
 def moved(by: float) -> Trace:
     """The traffic with its eighth request later (s)."""
     return dataclasses.replace(traffic(), arrival=traffic().arrival + by * (np.arange(40) == 7))
@@ -522,9 +513,6 @@ def test_a_policy_of_one_run_alone_is_left_out_and_said(runs: Runs) -> None:
     assert found.notes == [f"pair 1: only one of its runs holds {AR}: left out"]
 
 
-# ---- the folder -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_the_same_comparison_gives_the_same_bytes_and_says_what_each_side_is(runs: Runs, tmp_path: Path) -> None:
     p, m = runs.twin(), runs.live(factor=1.1)
@@ -545,9 +533,6 @@ def test_the_same_comparison_gives_the_same_bytes_and_says_what_each_side_is(run
     with pytest.raises(DsimError, match=r"exists and holds compare.json, report.html"):
         write(tmp_path / "x", found, [(p, m)])
     write(tmp_path / "x", found, [(p, m)], force=True)
-
-
-# ---- runs that lack something ----------------------------------------------------------------------------------
 
 
 def test_a_metric_that_a_run_lacks_is_computed_or_missing(runs: Runs) -> None:

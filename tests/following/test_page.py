@@ -8,6 +8,7 @@ from dsim.following.exported import exposition
 from dsim.following.follower import Follower
 from dsim.following.outlook import Advice, advice, growth
 from dsim.following.pages import page_of
+from dsim.following.watch import line_of
 from dsim.report.page import Figure, Page, Section, Table, Words
 
 from .day import NOW, ROOM, a_day, whatifs
@@ -31,6 +32,7 @@ def test_headroom_its_minutes_and_what_binds_stand_on_the_page_and_in_the_metric
     said = exposition(follower, NOW)
     assert "\ndsim_follow_headroom 1\n" in said
     assert "\ndsim_follow_headroom_seconds 6000\n" in said
+    assert "; step_time +16.2%; " in line_of(follower.windows[-1])  # a logarithm of 0.15
 
 
 def test_the_growth_of_the_last_hour_is_found_and_noise_is_none() -> None:
