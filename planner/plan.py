@@ -406,15 +406,15 @@ class _Run:
             if i in cannot:
                 rows.append(replace(self._row(i), dropped=cannot[i]))
             elif i in expensive:
-                said = f"about {counted(guesses[i], 'replica')} by the pilot: costs far more than the two cheapest"
-                rows.append(replace(self._row(i), about=guesses[i], dropped=said))
+                reason = f"about {counted(guesses[i], 'replica')} by the pilot: costs far more than the two cheapest"
+                rows.append(replace(self._row(i), about=guesses[i], dropped=reason))
         for lane in lanes:
             if lane.replicas is None:
                 what = "more than" if lane.dropped else "even"
-                said = f"{what} {counted(lane.low, 'replica')}: " + (
+                reason = f"{what} {counted(lane.low, 'replica')}: " + (
                     "costs more than two others" if lane.dropped else "not enough"
                 )
-                rows.append(replace(self._row(lane.candidate), least=lane.low + 1, dropped=said))
+                rows.append(replace(self._row(lane.candidate), least=lane.low + 1, dropped=reason))
         return self._settled(lanes), rows
 
     def decide(self, lanes: Sequence[Lane]) -> tuple[list[Lane], list[Lane], list[Fleet]]:
@@ -431,8 +431,8 @@ class _Run:
             self.whole |= {lane.candidate for lane in take}
             for lane in self._race({x.candidate: x.high or 1 for x in take}):
                 if lane.replicas is None:
-                    said = f"even {counted(lane.low, 'replica')}: not enough on the whole trace"
-                    failed.append(replace(self._row(lane.candidate), least=lane.low + 1, dropped=said))
+                    reason = f"even {counted(lane.low, 'replica')}: not enough on the whole trace"
+                    failed.append(replace(self._row(lane.candidate), least=lane.low + 1, dropped=reason))
                 else:
                     best.append(lane)
         first, tied = self.rank(self._settled(best))

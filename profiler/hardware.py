@@ -101,7 +101,7 @@ def gpu(name: str) -> Gpu:
     known = {key.lower(): key for key in GPUS}
     if wanted.lower() in known:
         return GPUS[known[wanted.lower()]]
-    # No hint: the name alike is another chip's.
+    # No hint: a similar name is another chip.
     raise ProfileError(
         f"no GPU is named {cut(name)}; the known ones are {', '.join(GPUS)}, and a data sheet's TOML (docs/plan.md)"
     )

@@ -22,7 +22,7 @@ MOST_SHOWN = 2.5  # times its bound
 
 def answer(found: Json) -> str:
     count = found["replicas"]
-    fleet = f"{counted(count, 'replica')}"
+    fleet = counted(count, "replica")
     sure = f"{span(found['rate'])} at {100 * found['confidence']:g}% confidence"
     if pools := found.get("pools"):
         fleet += f" ({', '.join('{replicas} of {name}'.format_map(pool) for pool in pools)})"

@@ -109,5 +109,4 @@ def _fleet(info: Json, best: Json, replicas: int) -> str:
 def _between(low: float, high: float) -> str:
     """Of years, in one unit: `5 to 8 months`."""
     unit, of_year = next((name, of_year) for name, of_year, most in UNITS if (low or high) < most)
-    first, last = math.floor(low * of_year), math.ceil(high * of_year)
-    return f"{first} to {last} {unit}"
+    return f"{math.floor(low * of_year)} to {math.ceil(high * of_year)} {unit}"

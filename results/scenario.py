@@ -152,8 +152,9 @@ class Scenario:
 
     def check_fits(self) -> None:
         """ProfileError if a pool's largest forward exceeds the memory."""
+        requests = self.longest()
         for _, setting in self.each_pool():
-            check_fits(setting, self.longest())
+            check_fits(setting, requests)
 
     def requests(self) -> Trace:
         """The requests to replay; DsimError if none has the class of an SLO."""

@@ -49,10 +49,10 @@ class StepMemory:
     def of(self, forward: Forward) -> dict[str, int]:
         """Bytes of a forward's tensors: each GPU holds the whole residual stream and logits."""
         cap = getattr(self.setting.policy.batching, "max_num_logits", None)
-        # A row's workspace holds the copies of its logits.
+        # A workspace holds the copies of its row's logits.
         how = replace(SERVING, logit_bytes=4) if self.setting.memory.workspace_bytes else SERVING
-        found = of_forward(self.setting.profile.model, forward.tokens, forward.head_rows, how=how, max_num_logits=cap)
-        return {name: self.setting.profile.device.count * size for name, size in found.items()}
+        tensors = of_forward(self.setting.profile.model, forward.tokens, forward.head_rows, how=how, max_num_logits=cap)
+        return {name: self.setting.profile.device.count * size for name, size in tensors.items()}
 
     def largest(self, requests: Trace) -> Forward:
         """The largest forward of these requests."""
