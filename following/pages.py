@@ -1,7 +1,7 @@
 """The page of a followed server: now, headroom, whether the twin is right, what changed, one recommendation."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -238,5 +238,5 @@ def _changes(follower: Follower, windows: Sequence[dict[str, Any]]) -> Section:
     return Section("What changed", (table(head, rows), Words(tuple(sorted(lines)) or ("No alarm, no new profile.",))))
 
 
-def shift(window: dict[str, Any], name: str) -> str:
+def shift(window: Mapping[str, Any], name: str) -> str:
     return f"{math.expm1(window['smooth'].get(name) or 0.0):+.1%}"
