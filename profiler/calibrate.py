@@ -15,7 +15,7 @@ from .samples import Floats
 REACH = 8.0  # positions
 # Standard deviations of the log-odds. REQUEST_SPREAD is solved for PAIR: at a mean of 2.8 tokens a step, requests'
 # steps per token have P90 / P50 = 3.0, which puts the P90 of latency within 8 % of 50 ms a token at each of Optimus's
-# published capacities (`python benchmarks/spread.py`).
+# published capacities.
 PAIR = 2.8, 3.0
 REQUEST_SPREAD = 1.96
 SPREAD_SOURCE = (
