@@ -19,7 +19,7 @@ from ..profiler.profile import load as load_profile
 from ..results.fleet_file import FleetWords
 from ..results.scenario import Scenario, on_fleet, replicas_of
 from .scenarios import named_config, named_scenario
-from .signature import Traffic, real_signature
+from .signature import Traffic, Unrouted, real_signature
 
 
 @real_signature
@@ -73,34 +73,35 @@ def plan(
     max_replicas: int = 64,
     spare: int = 0,
     growth: str | None = None,
+    horizon: float = 1.0,
+    buy_now: bool = False,
     ensemble: int | None = None,
     as_given: bool = False,
     change_answers: bool = False,
-    links: Sequence[str] = (),
-    pools: Sequence[str] = (),
-    decider: str = Scenario.decider,
+    router: str = "random",
     min_quality: float | str | None = None,
     quality_table: str | Path | None = None,
     num_requests: int | None = None,
     jobs: int | None = None,
     backend: str = "local",
     address: str | None = None,
-    **traffic: Unpack[Traffic],
+    **traffic: Unpack[Unrouted],
 ) -> Planned:
     """Rank policies on profiles for a trace, with replicas and cost.
 
     policies: by default every shipped one that a profile's model can run. profiles: by default the commands' default,
     or none if each policy names its own. gpu_hour: a price, or prices by profile name. as_given: search no engine
-    settings. change_answers: also search block, threshold and canvas. spare: standby replicas. growth: such as
-    30%/year. ensemble: also replay the recommended fleet under this many drawn profiles; 19 or more give intervals.
-    links: also find the cheapest fleet with a prefill pool, of `pools` or of the recommended policy. Raises
-    DsimError.
+    settings. change_answers: also search block, threshold and canvas. router: what stands before the replicas; a plain
+    Service of Kubernetes draws at random. spare: standby replicas. growth: such as 30%/year; the cost is then the mean
+    over `horizon` years, each GPU bought when it is needed, or (buy_now) today. ensemble: also replay the recommended
+    fleet under this many drawn profiles; 19 or more give intervals. Raises DsimError.
     """
     specs = [spec_of(policy) for policy in policies]
-    scenario = named_scenario(trace, slos, Scenario.policy, Scenario.profile, specs, traffic)
+    routed = Traffic(**traffic, router=router)
+    scenario = named_scenario(trace, slos, Scenario.policy, Scenario.profile, specs, routed)
     options = Options(
-        rate, attainment, max_replicas, num_requests, spare, growth, ensemble, min_quality, quality_table, as_given,
-        change_answers, tuple(links), tuple(pools), decider,
+        rate, attainment, max_replicas, num_requests, spare, growth, horizon, buy_now, ensemble, min_quality,
+        quality_table, as_given, change_answers,
     )  # fmt: skip
     loaded = None if profiles is None else [p if isinstance(p, Profile) else load_profile(p) for p in profiles]
     question = plan_question(

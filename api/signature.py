@@ -14,13 +14,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Traffic(TypedDict, total=False):
+class Unrouted(TypedDict, total=False):
     """A Scenario's fields that every function takes, with the same defaults."""
 
     workload: str | None
     yields: str | None
     frontend: float | None
-    router: str
     arrival: str
     cv: float | None
     lengths: str | None
@@ -39,6 +38,12 @@ class Traffic(TypedDict, total=False):
     allow_code: Iterable[str | Path]
 
 
+class Traffic(Unrouted, total=False):
+    """With the router."""
+
+    router: str
+
+
 def real_signature(function: Callable[P, R], name: str = "") -> Callable[P, R]:
     """Put Traffic's fields in place of `**traffic` in the signature, for completion and help.
 
@@ -53,7 +58,8 @@ def real_signature(function: Callable[P, R], name: str = "") -> Callable[P, R]:
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
             parameters.append(parameter)
             continue
-        for name, kind in get_type_hints(Traffic).items():
+        own = {parameter.name for parameter in parameters}
+        for name, kind in ((name, kind) for name, kind in get_type_hints(Traffic).items() if name not in own):
             default = () if name == "allow_code" else getattr(Scenario, name)
             parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
     known = [parameter.name for parameter in parameters]

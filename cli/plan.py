@@ -33,7 +33,7 @@ Gpus = Annotated[
 ]
 
 
-@options.of_scenario("profile", "yields", "replicas", "rate", "num_requests", "time_scale", "eos")
+@options.of_scenario("profile", "yields", "replicas", "router", "rate", "num_requests", "time_scale", "eos")
 def plan_command(
     trace: options.TraceName,
     rate: Annotated[float | None, option("R", "Requests per second to serve; the trace's own by default.")] = None,
@@ -61,8 +61,12 @@ def plan_command(
         option("N", "Standby replicas (N+1): included in cost and launch files; the SLOs hold without them."),
     ] = 0,
     growth: Annotated[
-        str | None, option("X%/year", "Growth of traffic, also per /month or /week; adds how long the fleet lasts.")
+        str | None, option("X%/year", "Growth of traffic, also per /month or /week; costs are then of the horizon.")
     ] = None,
+    horizon: Annotated[float, option("YEARS", "With --growth: the years that are paid.")] = 1.0,
+    buy_now: Annotated[
+        bool, typer.Option("--buy-now", help="With --growth: buy what the end needs, instead of each quarter's.")
+    ] = False,
     min_quality: options.MinQuality = None,
     quality_table: options.QualityTable = None,
     as_given: Annotated[
@@ -74,9 +78,7 @@ def plan_command(
             "--change-answers", help="Also search block, threshold and canvas, which change the model's answers."
         ),
     ] = False,
-    link: options.Links = None,
-    pool: options.Pools = None,
-    decider: options.Decider = "always",
+    router: options.Router = "random",
     num_requests: options.PerReplay = None,
     given: options.Given = options.NONE_GIVEN,
     jobs: options.Jobs = None,
@@ -102,12 +104,12 @@ def plan_command(
     if not given["slo"]:
         raise DsimError("no SLO is given, expected at least one, such as --slo ttft=2s --slo 100ms/token")
     asked = Options(
-        rate, options.percent("--attainment", attainment), max_replicas, num_requests, spare, growth,
+        rate, options.percent("--attainment", attainment), max_replicas, num_requests, spare, growth, horizon, buy_now,
         given["ensemble"], min_quality, quality_table, as_given, change_answers,
-        tuple(link or ()), tuple(pool or ()), decider,
     )  # fmt: skip
     specs = options.different(policy or [])
     sheets, profiles = _profiles(specs, gpu, model, tp, yields, profile)
+    given = {**given, "router": router}
     scenario = options.scenario(
         given, specs, trace=trace, policy=Scenario.policy, profile=choices.PROFILE, num_requests=num_requests
     )

@@ -369,6 +369,7 @@ class Preset:
     summary: str = ""
     citation: str = ""  # paper or source file
     space: Mapping[str, Any] | None = None  # default search space; None: not tuned
+    tested: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # field -> its engine's largest, who says so
     reference: bool = False  # full cache, the quality reference
     engine: str = ""  # release that serves it, a key of ENGINES (planner/deploy.py); empty: none
     serve: str = ""  # fixed arguments of its command

@@ -7,6 +7,7 @@ import numpy as np
 
 from .objective import Part, ReplayOutcome, Tried
 from .quality import Quality
+from .race import nearest
 from .replicate import Interval, student
 from .search import Judge, Search
 from .tuned import Finalist
@@ -20,7 +21,7 @@ NUM_CONFIRMED = 8  # of a Pareto front
 def chosen(search: Search) -> list[Tried]:
     """Settings to confirm, best first: the best two, or spread over the front."""
     if len(search.objectives) == 1:
-        return _rerank(search, [c for c, outcome in search.ranked() if outcome.violation <= 0][:NUM_RERANKED])
+        return _rerank(search, _to_rerank(search))
     front = search.front()
     if len(front) <= NUM_CONFIRMED:
         return front
@@ -90,20 +91,34 @@ def gain(values: Sequence[float], base: Sequence[float], sign: float) -> Interva
     return Interval(value, value + spread.low, value + spread.high)
 
 
+def _to_rerank(search: Search) -> list[Tried]:
+    """The best setting and others of the best, those first that are as good and nearer to the engine's default.
+
+    A setting beyond the engine's tested range must be a tenth better.
+    """
+    feasible = [c for c, outcome in search.ranked() if outcome.violation <= 0]
+    ranked = sorted(feasible, key=lambda c: -search.worth(c, search.seen[c]))  # stable
+    best, *others = ranked
+    equal = sorted(search.equals(best, others), key=search.changes)
+    return [best, *equal, *(c for c in others if c not in equal)][:NUM_RERANKED]
+
+
 def _rerank(search: Search, few: list[Tried]) -> list[Tried]:
-    """The best two under fresh luck, on the search's part of the trace."""
+    """The best two under fresh luck, on the search's part of the trace; of equals the nearest to the default."""
     if len(few) < 2:
         return few
-    scores: dict[Tried, tuple[float, float]] = dict.fromkeys(few, (0.0, 0.0))
+    costs: dict[Tried, list[float]] = {c: [] for c in few}
     missed: dict[Tried, int] = dict.fromkeys(few, 0)
     for index in range(NUM_RERANKS):
         search.progress("ranking", index, NUM_RERANKS, search.best_text())
         outcomes = search.measure([(c, Part("rerank", index)) for c in few])
         for c, outcome in zip(few, outcomes, strict=True):
-            value, latency = search.order(outcome)
-            scores[c] = scores[c][0] + value, scores[c][1] + latency
+            costs[c].append(-search.worth(c, outcome))
             missed[c] += outcome.violation > 0
-    return sorted(few, key=lambda c: (2 * missed[c] > NUM_RERANKS, scores[c]))[:2]
+    order = sorted(few, key=lambda c: (2 * missed[c] > NUM_RERANKS, sum(costs[c])))
+    able = [c for c in order if 2 * missed[c] <= NUM_RERANKS] or order
+    best = able[nearest([costs[c] for c in able], [search.changes(c) for c in able])[0]]
+    return [best, *(c for c in order if c != best)][:2]
 
 
 def _finalist(

@@ -91,6 +91,7 @@ class Deployment:
     config: Mapping[str, Any]  # of CONFIG; empty: no file
     unsaid: tuple[str, ...]  # fields without a flag
     spare: int = 0
+    untested: tuple[str, ...] = ()  # settings beyond what the engine is tested with
 
     @property
     def shell(self) -> str:
@@ -125,7 +126,7 @@ class Deployment:
         fleet = f"{counted(self.replicas, 'replica')} of {counted(self.gpus, 'GPU')}"
         lines = [f"{self.engine}, {self.model} ({self.weights}): {fleet}"]
         lines += [f"spare replicas: {self.spare}; the SLOs are met without them"] if self.spare else []
-        lines += [f"no flag sets: {text}" for text in self.unsaid]
+        lines += [*self.untested, *(f"no flag sets: {text}" for text in self.unsaid)]
         # One line each: these files are executed, and model names may hold line breaks.
         return "".join(f"# {' '.join(line.split())}\n" for line in lines)
 
@@ -217,6 +218,7 @@ def deployment_of(
     router: str = "",
     allow_code: AllowedCode = NO_CODE,
     spare: int = 0,
+    untested: tuple[str, ...] = (),
 ) -> Deployment | None:
     """The launch of a SPEC's policy on a profile's device; None if no released engine is known to serve it.
 
@@ -241,12 +243,12 @@ def deployment_of(
         words += [engine.config, CONFIG]
     if "drafter" in preset.flags and settings_of(parse(spec, allow_code))["drafter"] != "ngram":
         unsaid.append("the draft model: `model` of --speculative-config")
-    if router and replicas > 1:
+    if router not in ("", "random") and replicas > 1:
         unsaid.append(f"the router in front of the replicas: the plan uses {router}")
     return Deployment(
         f"{engine.name} {engine.version}", engine.image, model or "MODEL", weights, replicas, profile.device.count,
         (*engine.command, model or "MODEL", *preset.serve.split(), *words), engine.port, engine.everywhere, config,
-        tuple(unsaid), spare,
+        tuple(unsaid), spare, untested,
     )  # fmt: skip
 
 

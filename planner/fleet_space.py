@@ -20,6 +20,7 @@ from .space import (
     REPLICAS,
     Choice,
     Dimension,
+    beyond_tested,
     candidate_of,
     dimension_of,
     fields_to_move,
@@ -50,6 +51,11 @@ class FleetCandidate:
         words = self.words
         parts = [" + ".join(words.pools), *(f"link {link}" for link in words.links)]
         return ", ".join([*parts, *([f"decider {words.decider}"] if words.links else [])])
+
+    @property
+    def untested(self) -> tuple[str, ...]:
+        """See `beyond_tested`."""
+        return tuple(said for pool in PoolSpec.parse_all(self.words.pools) for said in beyond_tested(pool.policy))
 
     @property
     def counts(self) -> Counts:

@@ -17,6 +17,7 @@ COMPUTE, KV_MEMORY, ACTIVATION, HOST = "compute", "KV memory", "activation budge
 
 FULL = 0.9  # of the KV pool; above it, requests wait for pages
 WAITED = 0.25  # share of busy time spent waiting for a pool that limits
+BEYOND = "beyond the prices"  # steps of more tokens than any that a price was read from
 THRASH = 0.01  # preemptions per request
 
 
@@ -57,6 +58,7 @@ class Shares:
         crowded = waiting & (steps["running"] >= self.setting.limits.max_batch) & ~full
         # The token budget cut these prefills; a larger one saves their fixed cost.
         cut = prefill & (waiting & ~full & ~crowded | (steps["num_forwards"] > 1))
+        beyond = ~prefill & (steps["tokens"] > self.setting.profile.fit.domain[1])
         fixed = np.clip(took - token_time(self.setting.profile.latency, steps), 0.0, None)
         self.busy += float(took.sum())
         windowed = float((took * steps["window_kv"]).sum()) * self.setting.limits.window_bytes
@@ -69,6 +71,7 @@ class Shares:
             ("waiting for pages", took[full]),
             ("waiting for rows", took[crowded]),
             ("cut prefills", fixed[cut]),
+            (BEYOND, took[beyond]),
         ):
             self.sums[name] = self.sums.get(name, 0.0) + float(amount.sum())
 

@@ -32,14 +32,16 @@ from .contents import Json
 from .deploy import deployment_of, engine_of_preset, engine_of_profile, times_another
 from .memo import Memo
 from .plan_replays import Posed, Replays, Task
-from .planned import MEETS, MISSES, UNSURE, Fleet, PlanCandidate, Planned, Risk, Size
-from .purchase import growth_of, parsed_growth, peak_of
+from .planned import MEETS, MISSES, UNSURE, Due, Fleet, PlanCandidate, Planned, Risk, Routed
+from .purchase import Horizon, growth_of, peak_of
 from .quality import Quality, QualityTable, quality_of
-from .race import CONFIDENCE, FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
+from .race import CONFIDENCE, FIRST, LIMIT, MOST, Entry, Lane, best_of, nearest, race, verdict
 from .replicate import Criterion, Interval, interval, judged, student, to_judge
 from .settings import Tried, changing_answers, halve, settings_to_try
-from .space import candidate_of, searchable
+from .space import beyond_tested, candidate_of, searchable
 
+UNROUTED = "random"  # the router of the written files: a Kubernetes Service draws a replica for each connection
+BETTER = "jsq"  # the router that is tried in its place
 DOUBT = 1.25  # possible error factor of a pilot
 MORE_TRAFFIC, SLOWER = 1.3, 1.2
 HEADROOM = 4  # replications of the capacity search
@@ -166,7 +168,7 @@ def plan(
     rate: float | None = None,
     max_replicas: int = 64,
     spare: int = 0,
-    growth: str | None = None,
+    horizon: Horizon | None = None,
     attainment: float = 0.99,
     num_requests: int | None = None,
     jobs: int | None = None,
@@ -178,7 +180,7 @@ def plan(
     """Rank candidates by the cost of the smallest fleet that meets the scenario's `slos` at `rate` (req/s).
 
     rate: by default the trace's. A share `attainment` of arrivals must meet SLOs without a statistic. `spare` standby
-    replicas cost, but serve nothing. `growth` (30%/year) asks how long the recommendation lasts. The scenario's policy,
+    replicas cost, but serve nothing. With a `horizon` the cost is the mean over it. The scenario's policy,
     profile and replicas are unused. `jobs`, `backend`, `address` (see `Pool`) and `memo` change no result. DsimError if
     no candidate meets the SLOs.
     """
@@ -186,8 +188,6 @@ def plan(
         raise DsimError(f"max replicas is {max_replicas}, expected 1 to {MAX_REPLICAS}")
     if not 0 <= spare <= MAX_REPLICAS:
         raise DsimError(f"spare is {spare}, expected 0 to {MAX_REPLICAS} replicas")
-    if growth is not None:
-        parsed_growth(growth)
     rate = own_rate(scenario) if rate is None else rate
     if not 0 < rate < math.inf:
         raise DsimError(f"rate is {rate} req/s, expected above 0 and finite")
@@ -195,19 +195,27 @@ def plan(
     searches = [search_of(posed(scenario, c), 0.02, attainment, num_requests) for c in candidates]
     whole = [whole_search(search, attainment) for search in searches]
     with Pool(backend, jobs, address) as pool:
-        run = _Run(candidates, groups, searches, whole, rate, max_replicas, spare, pool, memo or Memo(), progress)
+        run = _Run(
+            candidates, groups, searches, whole, rate, max_replicas, spare, horizon, pool, memo or Memo(), progress
+        )  # fmt: skip
         run.choose_settings()
         lanes, dropped = run.settle()
         order, tied, failed = run.decide(lanes)
-        room = run.headroom(order[:1])
+        order = run.as_given_if_enough(order)
+        # With growth, of each GPU's best: what a request a second costs at the limit.
+        devices = {candidates[lane.candidate].profile.device.name: lane for lane in reversed(order)}
+        room = run.headroom(order[:1] if horizon is None else [lane for lane in order if lane in devices.values()])
         ranking = [run.fleet(lane, room.get(lane.candidate)) for lane in order]
+        routed = run.with_router(order[0])
         risks = run.risks(order[:2], max(float(np.std(lane.settled, ddof=1)) for lane in order[:2]))
     search, best = searches[0], candidates[order[0].candidate]
     criteria = search.criteria
     recommended = ranking[0]
     assert recommended.replicas is not None
     bought = recommended.replicas + spare
-    deployment = deployment_of(best.policy, best.profile, bought, scenario.router, scenario.allow_code, spare)
+    deployment = deployment_of(
+        best.policy, best.profile, bought, scenario.router, scenario.allow_code, spare, recommended.untested
+    )
     return Planned(
         rate=rate,
         ranking=tuple(ranking),
@@ -226,7 +234,8 @@ def plan(
         block=search.block,
         notes=(*_missed(search, whole[0], min(2, len(order))), *_of_answers(candidates, best, scenario.allow_code)),
         peak=peak_of(scenario.source(), rate, recommended) if scenario.arrival == "trace" else None,
-        growth=None if growth is None else growth_of(growth, recommended),
+        growth=None if horizon is None else growth_of(horizon, recommended),
+        routed=routed,
         deployment=deployment,
     )
 
@@ -321,22 +330,29 @@ def posed(scenario: Scenario, candidate: PlanCandidate, replicas: int = 1) -> Po
 class _Run:
     def __init__(
         self,
-        candidates: Sequence[PlanCandidate],
+        candidates: list[PlanCandidate],
         groups: Sequence[Sequence[int]],
-        searches: Sequence[CapacitySearch],
-        whole: Sequence[CapacitySearch],
+        searches: list[CapacitySearch],
+        whole: list[CapacitySearch],
         rate: float,
         most: int,
         spare: int,
+        horizon: Horizon | None,
         pool: Pool,
         memo: Memo,
         progress: Progress | None,
     ) -> None:
         self.candidates, self.searches, self.rate, self.most, self.spare = candidates, searches, rate, most, spare
+        self.horizon = horizon
+        self.due: dict[int, list[Lane]] = {}  # by candidate, after today
         self.replays = Replays(searches, whole, pool, memo, self._tell)
+        self.whole_searches = whole
         self.shortened = searches[0] is not whole[0]
         self.whole: set[int] = set()  # candidates that replay the whole trace now
         self._groups = groups
+        code = searches[0].scenario.allow_code
+        self._num_changes = [len(candidate_of(one.policy, allow_code=code).settings) for one in candidates]
+        self.untested = {i for i, one in enumerate(candidates) if beyond_tested(one.policy, code)}
         self.chosen = [group[0] for group in groups]  # each policy's setting
         self.tried: dict[int, Tried] = {}  # by the chosen setting
         self._progress = progress
@@ -360,7 +376,7 @@ class _Run:
         """Choose each policy's best setting."""
         self._doing = "settings"
         self._expected += sum(3 * len(group) for group in self._groups if len(group) > 1)
-        halvings = {k: halve(group) for k, group in enumerate(self._groups) if len(group) > 1}
+        halvings = {k: halve(group, self.untested) for k, group in enumerate(self._groups) if len(group) > 1}
         asked = {k: next(halving) for k, halving in halvings.items()}
         while asked:  # all policies at once, to fill the pool
             tasks = [
@@ -376,11 +392,12 @@ class _Run:
                     self._choose(k, *done.value)
         self._expected = self.replays.num_replays + len(self._groups) * SETTLED + self._after
 
-    def _choose(self, k: int, best: int, rates: Mapping[int, float]) -> None:
+    def _choose(self, k: int, best: int, rates: Mapping[int, float], equal: int) -> None:
         """rates: req/s that a replica serves, by setting."""
         given = self._groups[k][0]
         self.chosen[k] = best
-        self.tried[best] = Tried(len(self._groups[k]), self.candidates[given].policy, rates[given], rates[best])
+        specs = [self.candidates[i].policy for i in (given, best)]
+        self.tried[best] = Tried(len(self._groups[k]), specs[0], rates[given], specs[1], rates[best], equal)
 
     def settle(self) -> tuple[list[Lane], list[Fleet]]:
         """The lanes of the race, and the dropped rows."""
@@ -393,7 +410,7 @@ class _Run:
             said = f"no fleet of up to {self.most} replicas meets the SLOs at {self.rate:g} req/s"
             raise DsimError(f"{said}; {next(iter(cannot.values()))}")
         guesses = {i: int(p["replicas"]) for i, p in pilots.items() if i not in cannot}
-        costs = {i: self.candidates[i].weight * (n + self.spare) for i, n in guesses.items()}
+        costs = {i: self.candidates[i].weight * (n + self.spare) for i, n in self._over_time(guesses).items()}
         second = sorted(costs.values())[:2][-1]
         # Costs more than the two cheapest even if the pilot misjudged all three by DOUBT.
         expensive = {i for i, cost in costs.items() if cost / DOUBT > second * DOUBT}
@@ -438,6 +455,24 @@ class _Run:
         first, tied = self.rank(self._settled(best))
         return first + order, tied, failed
 
+    def as_given_if_enough(self, order: list[Lane]) -> list[Lane]:
+        """The best policy as it was given, where that costs no more and the settings found do not surely gain.
+
+        Where they are beyond the engine's tested range, costing no more is enough.
+        """
+        best = order[0]
+        given = next(group[0] for group in self._groups if best.candidate in group)
+        if given == best.candidate:
+            return order
+        if best.candidate in self.whole:
+            self.whole.add(given)
+        [plain] = self._race({given: best.high or 1}, best.high if self.horizon is None else None)
+        if plain.replicas is None or self._cost(plain) > self._cost(best):
+            return order
+        first = plain if best.candidate in self.untested else self.rank([plain, best])[0][0]
+        self.tried[given] = self.tried[best.candidate]
+        return [first, *order[1:]]
+
     def _settled(self, lanes: Sequence[Lane]) -> list[Lane]:
         settled = [lane for lane in lanes if lane.replicas is not None]
         if not settled:
@@ -458,8 +493,30 @@ class _Run:
             tasks = [self._replay(lane.candidate, self.rate, lane.high or 0, 1.0, n) for lane in short]
             for lane, found in zip(short, self.replays(tasks), strict=True):
                 lane.settled.append(float(found["severity"]))
-        order = sorted(lanes, key=lambda lane: (self._cost(lane), lane not in left, float(np.mean(lane.settled))))
+        at, _ = nearest([lane.settled for lane in left], [self._num_changes[lane.candidate] for lane in left])
+        best = left[at]
+        order = sorted(
+            lanes,
+            key=lambda lane: (self._cost(lane), lane is not best, lane not in left, float(np.mean(lane.settled))),
+        )
         return order, [lane for lane in left if lane is not order[0]]
+
+    def with_router(self, lane: Lane) -> Routed | None:
+        """The best fleet behind a router that knows the queues; None if another router is named, or for one replica."""
+        scenario = self.searches[lane.candidate].scenario
+        if scenario.router != UNROUTED or lane.replicas in (None, 1):
+            return None
+        self._doing = "another router"
+        at = len(self.candidates)
+        self.candidates.append(self.candidates[lane.candidate])
+        for searches in (self.searches, self.whole_searches):
+            search = searches[lane.candidate]
+            searches.append(replace(search, scenario=replace(search.scenario, router=BETTER)))
+        if lane.candidate in self.whole:
+            self.whole.add(at)
+        [better] = self._raced([(at, self.rate, 1.0)], [lane.replicas], most=lane.replicas, patience=MOST)
+        replicas = better.replicas or lane.replicas
+        return Routed(BETTER, replicas, *self._charge(replicas, self.candidates[at]))
 
     def headroom(self, lanes: Sequence[Lane]) -> dict[int, list[Json]]:
         """By candidate: capacities in HEADROOM replications, each with the criterion that breaks above it."""
@@ -505,14 +562,14 @@ class _Run:
         assert mine.replicas is not None
         worlds = [(rate, slower) for _, rate, slower in self._changes]
         after = self._race_in([(mine, *world) for world in worlds], spread)
-        costs = [math.inf if lane.replicas is None else self._cost(lane) for lane in after]
+        costs = [math.inf if lane.replicas is None else self._cost_today(lane) for lane in after]
         # No change makes the runner-up cheaper, so it is replayed only where the recommendation then costs more.
-        asked = [i for i, cost in enumerate(costs) for other in best[1:] if cost > self._cost(other)]
+        asked = [i for i, cost in enumerate(costs) for other in best[1:] if cost > self._cost_today(other)]
         rivals = dict(zip(asked, self._race_in([(best[1], *worlds[i]) for i in asked], spread), strict=True))
         found: list[Risk] = []
         for i, (change, rate, slower) in enumerate(self._changes):
             then = [lane for lane in (after[i], rivals.get(i)) if lane is not None and lane.replicas is not None]
-            cheapest = min(then, key=self._cost, default=None)
+            cheapest = min(then, key=self._cost_today, default=None)
             said = "" if cheapest is None else str(self.candidates[cheapest.candidate])
             found.append(self._risk(change, after[i], mine.replicas, rate, slower, spread, after[i].replicas, said))
         same = str(self.candidates[mine.candidate])
@@ -552,27 +609,41 @@ class _Run:
             breaks_first=breaks,
             limited_by=seen[0]["limited_by"],
             limiting_setting=seen[0]["limiting_setting"],
+            assumed=seen[0]["assumed"],
+            due=() if self.horizon is None else tuple(self._dues(lane)),
+            mean_cost=None if self.horizon is None else self._cost(lane),
+            untested=beyond_tested(candidate.policy, self.searches[lane.candidate].scenario.allow_code),
             latency_ms=seen[0]["latency_ms"],
-            sizes=tuple(self._sizes(lane, candidate)),
         )
 
     def _charge(self, replicas: int, candidate: PlanCandidate) -> tuple[int, float | None]:
         gpus = (replicas + self.spare) * candidate.gpus
         return gpus, None if candidate.price is None else gpus * candidate.price
 
-    def _sizes(self, lane: Lane, candidate: PlanCandidate) -> Iterator[Size]:
-        """The fleet sizes that a lane tried, by the first replication."""
-        for replicas in sorted(replicas for replicas, own in lane.severities.items() if own):
-            [first] = self.replays([self._replay(lane.candidate, self.rate, replicas, 1.0, 0)])
-            if "error" not in first and first["stable"]:
-                p90 = {metric: values["p90"] for metric, values in first["latency_ms"].items() if values}
-                yield Size(replicas, *self._charge(replicas, candidate), p90, replicas > lane.low)
+    def _race(self, starts: Mapping[int, int], most: int | None = None) -> list[Lane]:
+        """A race at the plan's rate, and at those of the horizon. starts: first replicas, by candidate."""
+        growths = self._growths
+        worlds = [(i, self.rate * more, 1.0) for i in starts for more in growths]
+        firsts = [math.ceil(n * more) for n in starts.values() for more in growths]
+        lanes = self._raced(worlds, firsts, drop=self.horizon is None, patience=MOST, most=most)
+        today = lanes[:: len(growths)]
+        for k, lane in enumerate(today):
+            due = lanes[k * len(growths) + 1 : (k + 1) * len(growths)]
+            if any(later.replicas is None for later in due):
+                lane.low, lane.high = self.most, None
+            self.due[lane.candidate] = due
+        return today
 
-    def _race(self, starts: Mapping[int, int]) -> list[Lane]:
-        """A race at the plan's rate. starts: first replicas, by candidate."""
-        who = list(starts)
-        worlds = [(i, self.rate, 1.0) for i in who]
-        return self._raced(worlds, list(starts.values()), drop=True, spread=None, patience=MOST)
+    @property
+    def _growths(self) -> list[float]:
+        """Factors of the rate: today, and at each date of the horizon."""
+        return [1.0] if self.horizon is None else [self.horizon.yearly**years for years in self.horizon.dates]
+
+    def _over_time(self, replicas: Mapping[int, int]) -> dict[int, float]:
+        """The replicas paid on average, if those needed grow like the traffic."""
+        if self.horizon is None:
+            return {i: float(n) for i, n in replicas.items()}
+        return {i: self.horizon.mean([math.ceil(n * more) for more in self._growths]) for i, n in replicas.items()}
 
     def _race_in(self, worlds: Sequence[tuple[Lane, float, float]], spread: float) -> list[Lane]:
         """The fewest replicas at another rate and slow-down.
@@ -581,11 +652,11 @@ class _Run:
         """
         own = [(lane.candidate, rate, slower) for lane, rate, slower in worlds]
         starts = [lane.replicas or 1 for lane, _, _ in worlds]
-        return self._raced(own, starts, drop=False, spread=spread, patience=FIRST)
+        return self._raced(own, starts, spread=spread, patience=FIRST)
 
     def _raced(
         self, worlds: Sequence[tuple[int, float, float]], starts: Sequence[int], *,
-        drop: bool, spread: float | None, patience: int,
+        drop: bool = False, spread: float | None = None, patience: int, most: int | None = None,
     ) -> list[Lane]:  # fmt: skip
         def severities(entries: Sequence[Entry]) -> list[float]:
             tasks = []
@@ -596,8 +667,9 @@ class _Run:
 
         prices = [self.candidates[i].weight for i, _, _ in worlds]
         lanes = race(
-            prices, starts, self.most, severities, drop=drop, spread=spread, patience=patience, spare=self.spare
-        )
+            prices, starts, most or self.most, severities, drop=drop, spread=spread, patience=patience,
+            spare=self.spare,
+        )  # fmt: skip
         for lane in lanes:
             lane.candidate = worlds[lane.candidate][0]
         return lanes
@@ -676,7 +748,22 @@ class _Run:
         return replace(_row(self.candidates[candidate]), tried=self.tried.get(candidate))
 
     def _cost(self, lane: Lane) -> float:
+        """An hour (without prices: GPUs), on average over the horizon."""
+        replicas = float(lane.replicas or 0)
+        if self.horizon is not None:
+            replicas = self.horizon.mean([later.replicas or 0 for later in (lane, *self.due[lane.candidate])])
+        return self.candidates[lane.candidate].weight * (replicas + self.spare)
+
+    def _cost_today(self, lane: Lane) -> float:
         return self.candidates[lane.candidate].weight * ((lane.replicas or 0) + self.spare)
+
+    def _dues(self, lane: Lane) -> Iterator[Due]:
+        assert self.horizon is not None
+        lanes = (lane, *self.due[lane.candidate])
+        for years, more, later in zip(self.horizon.dates, self._growths, lanes, strict=True):
+            replicas = later.replicas or 0
+            cost = self._charge(replicas, self.candidates[lane.candidate])
+            yield Due(years, self.rate * more, replicas, *cost)
 
     def _tell(self) -> None:
         if self._progress is not None:

@@ -15,10 +15,9 @@ from .memo import STORE, StoreFolder
 from .planned import SCHEMA, Planned
 
 FILES = ("plan.toml", "plan.json", "report.html")
-FLEET = "fleet.toml"  # of a split fleet
 DEPLOY = "deploy"  # a folder
 PLAN = FolderKind(
-    "a plan", (*FILES, FLEET, DEPLOY, "profile-*.json", *STORE_FILES), "plan.json", has_schema(SCHEMA), (DEPLOY,),
+    "a plan", (*FILES, DEPLOY, "profile-*.json", *STORE_FILES), "plan.json", has_schema(SCHEMA), (DEPLOY,),
     kept=STORE,
 )  # fmt: skip
 
@@ -38,9 +37,6 @@ class PlanFolder(StoreFolder):
         files = {"plan.toml": planned.plan_toml, "plan.json": text + "\n", "report.html": to_html(page)}
         for name, content in files.items():
             write_whole(self.folder / name, content)
-        if planned.split is not None and (fleet := planned.split.fleet_toml()):
-            write_whole(self.folder / FLEET, fleet)
-            files[FLEET] = fleet
         launch = {} if planned.deployment is None else planned.deployment.files()
         for name, content in launch.items():
             (self.folder / DEPLOY).mkdir(exist_ok=True)

@@ -16,7 +16,7 @@ from .capacity import PER_REPLICA, PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHAR
 from .contents import Json
 from .crossing import find
 from .fewest import Fewest
-from .limits import Shares, limited_by
+from .limits import BEYOND, Shares, limited_by
 from .memo import Memo
 from .pool_counts import PILOT_PER_REPLICA, severity_of
 from .replicate import Reading, judge, judged, replication
@@ -164,7 +164,7 @@ def _of_fleet(search: CapacitySearch, task: Task) -> Json:
     if shares is not None:
         spent = shares.shares()
         limit = limited_by(spent, result.totals.preemptions / len(timed), setting)
-        found |= {"limited_by": limit.name, "limiting_setting": limit.setting}
+        found |= {"limited_by": limit.name, "limiting_setting": limit.setting, "assumed": spent[BEYOND]}
         found["latency_ms"] = latency_ms(window, SEEN)
     return found
 

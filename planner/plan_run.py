@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ..comparison.measured_log import measured_log
-from ..engine.errors import DsimError, cut
+from ..engine.errors import DsimError
 from ..profiler.placed import placed
 from ..profiler.profile import Profile, load
 from ..report.page import Page
 from ..report.plan import plan_page
 from ..results.scenario import MAX_REPLICAS, Scenario, asked
-from ..sim.link import Link
 from .backend import Pool
 from .contents import Json, asked_of, digest
 from .ensemble import check_num
@@ -22,10 +21,9 @@ from .plan import Progress, best_fleets, candidates_of, own_rate, plan, posed
 from .plan_folder import PlanFolder
 from .plan_replays import Posed
 from .planned import Fleet, PlanCandidate, Planned
-from .purchase import parsed_growth
+from .purchase import Horizon
 from .quality import load_table, parse_share
 from .record import profile_notes
-from .split_plan import split_or_not
 from .uncertain_fleet import uncertain_fleet
 
 
@@ -39,14 +37,13 @@ class Options:
     num_requests: int | None = None
     spare: int = 0
     growth: str | None = None
+    horizon: float = 1.0  # years
+    buy_now: bool = False
     ensemble: int | None = None
     min_quality: float | str | None = None
     quality_table: str | Path | None = None
     as_given: bool = False
     change_answers: bool = False
-    links: Sequence[str] = ()  # also find the cheapest fleet with a prefill pool
-    pools: Sequence[str] = ()  # ... of these pools; default: with the recommended policy
-    decider: str = Scenario.decider
 
     def __post_init__(self) -> None:
         if not 0 <= self.spare <= MAX_REPLICAS:
@@ -55,17 +52,15 @@ class Options:
             raise DsimError(
                 "as given and change answers are both true, expected at most one: the first searches nothing"
             )
-        for name, value in (("pool", next(iter(self.pools), "")), ("decider", self.decider)):
-            if value not in ("", Scenario.decider) and not self.links:
-                raise DsimError(f"{name} is {cut(value)} and no link is given, expected one from a prefill pool")
-        if self.links and len(self.pools) == 1:
-            raise DsimError(f"pool is {cut(self.pools[0])} and a link is given, expected 2 or more pools, or none")
-        for text in self.links:
-            Link.parse(text)
-        if self.growth is not None:
-            parsed_growth(self.growth)
+        if self.growth is None and (self.horizon != 1 or self.buy_now):
+            raise DsimError("horizon or buy now is given and no growth, expected one such as 30%/year")
+        _ = self.over
         if self.ensemble is not None:
             check_num(self.ensemble)
+
+    @property
+    def over(self) -> Horizon | None:
+        return None if self.growth is None else Horizon(self.growth, self.horizon, self.buy_now)
 
 
 @dataclass(frozen=True)
@@ -141,7 +136,7 @@ def answer(
 
     planned = plan(
         question.scenario, question.candidates, question.left_out, rate=question.rate, attainment=own.attainment,
-        max_replicas=own.max_replicas, num_requests=own.num_requests, spare=own.spare, growth=own.growth,
+        max_replicas=own.max_replicas, num_requests=own.num_requests, spare=own.spare, horizon=own.over,
         jobs=jobs, backend=backend, address=address, memo=memo, progress=progress,
     )  # fmt: skip
     ahead = best_fleets(question.scenario, question.candidates, planned)
@@ -151,14 +146,6 @@ def answer(
             planned = replace(planned, ensemble=uncertain_fleet(
                 best, own.ensemble, attainment=own.attainment, num_requests=planned.num_requests, pool=pool, memo=memo,
                 progress=partial(show, "asking drawn profiles"),
-            ))  # fmt: skip
-    if own.links:
-        recommended = planned.recommended
-        with Pool(backend, jobs, address) as pool:
-            planned = replace(planned, split=split_or_not(
-                best, own.pools, own.links, own.decider, planned.rate, recommended.replicas or 1, question.prices,
-                attainment=own.attainment, num_requests=own.num_requests, most=own.max_replicas, memo=memo, pool=pool,
-                progress=lambda doing, done: show(f"splitting: {doing}", done, done + 1),
             ))  # fmt: skip
     return planned, ahead
 

@@ -15,7 +15,6 @@ from .quality import Quality
 from .race import CONFIDENCE
 from .replicate import Interval
 from .settings import Tried
-from .split_plan import SplitOrNot
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,14 +50,14 @@ class PlanCandidate:
 
 
 @dataclass(frozen=True)
-class Size:
-    """A fleet size tried by the race, with a stable queue in the first replication."""
+class Due:
+    """The fleet that grown traffic needs, by a race at that rate."""
 
+    years: float  # from today
+    rate: float  # req/s
     replicas: int
     gpus: int  # with spare
     per_hour: float | None
-    p90_ms: Mapping[str, float]  # by metric, in the first replication
-    meets: bool  # the SLOs
 
 
 @dataclass(frozen=True)
@@ -86,8 +85,11 @@ class Fleet:
     breaks_first: str = ""  # that criterion or "stability"; without headroom the worst criterion
     limited_by: str = ""
     limiting_setting: str = ""
+    assumed: float = 0.0  # share of busy time in decode steps larger than any that the prices were read from
+    untested: tuple[str, ...] = ()  # settings beyond what the engine is tested with
     latency_ms: Mapping[str, Any] = field(default_factory=dict)
-    sizes: tuple[Size, ...] = ()  # by replicas
+    due: tuple[Due, ...] = ()  # today, each quarter and the end of the horizon; empty: no growth
+    mean_cost: float | None = None  # an hour (without prices: GPUs) over the horizon, which ranks fleets then
     tried: Tried | None = None  # None: settings not searched
     price: float | None = None  # of a GPU per hour
     about: int | None = None  # the pilot's estimate, if it dropped the candidate
@@ -118,7 +120,18 @@ class Growth:
     per: str  # year, month or week
     low: float  # years, by the headroom's low end
     high: float  # years, by its high end
-    replicas_ahead: tuple[int, ...]  # after 1, 2, 3 years, estimated
+    horizon: float  # years
+    buy_now: bool
+
+
+@dataclass(frozen=True)
+class Routed:
+    """The recommended policy behind a router that knows the queues."""
+
+    router: str
+    replicas: int
+    gpus: int  # with spare
+    per_hour: float | None
 
 
 @dataclass(frozen=True)
@@ -152,9 +165,9 @@ class Planned(Showable):
     notes: tuple[str, ...] = ()
     peak: Peak | None = None  # None: other times than the trace's, or too short
     growth: Growth | None = None  # None: not asked for
+    routed: Routed | None = None  # None: a router is named, or one replica is enough
     deployment: Deployment | None = None  # None: no released engine is known to serve it
     ensemble: Uncertain | None = None  # None: not asked for
-    split: SplitOrNot | None = None  # None: not asked for
 
     @property
     def recommended(self) -> Fleet:
@@ -179,12 +192,10 @@ class Planned(Showable):
         data: Json = no_nan(asdict(self))
         data["deploy"] = None if self.deployment is None else self.deployment.to_json()
         del data["deployment"]
-        for name in ("ensemble", "split"):
-            found = getattr(self, name)
-            if found is None:
-                del data[name]
-            else:
-                data[name] = found.to_json()
+        if self.ensemble is None:
+            del data["ensemble"]
+        else:
+            data["ensemble"] = self.ensemble.to_json()
         out: Json = {"schema": SCHEMA, "version": VERSION, "recommended": data["ranking"][0]}
         return out | {"runner_up": data["ranking"][1] if self.runner_up else None} | data
 

@@ -1,7 +1,10 @@
 """How long a plan's fleet lasts as traffic grows, and what the busiest time needs, by headroom alone."""
 
+import itertools
 import math
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..engine.errors import DsimError
 from ..traces import Trace
@@ -10,18 +13,48 @@ from .planned import Fleet, Growth, Peak
 
 PERIODS = {"year": 1.0, "month": 12.0, "week": 365.25 / 7}  # in a year
 MOST_GROWTH = 10.0  # each period
-AHEAD = (1, 2, 3)  # years
+MOST_YEARS = 10.0
+QUARTERS = 4  # of a horizon
 
 
-def growth_of(text: str, fleet: Fleet) -> Growth:
-    """How long the fleet lasts at a growth such as `30%/year`."""
-    share, per = parsed_growth(text)
-    yearly = (1 + share) ** PERIODS[per]
+@dataclass(frozen=True)
+class Horizon:
+    """Traffic that grows, and when its GPUs are bought."""
+
+    growth: str  # 30%/year, or per month or week; compound
+    years: float = 1.0
+    buy_now: bool = False  # what the end needs; else each quarter what it needs
+
+    def __post_init__(self) -> None:
+        parsed_growth(self.growth)
+        if not 0 < self.years <= MOST_YEARS:
+            raise DsimError(f"horizon is {self.years:g} years, expected above 0 and at most {MOST_YEARS:g}")
+
+    @property
+    def yearly(self) -> float:
+        """Factor of the traffic."""
+        share, per = parsed_growth(self.growth)
+        return math.pow(1 + share, PERIODS[per])
+
+    @property
+    def dates(self) -> list[float]:
+        """Today, each quarter of the horizon, and its end, in years."""
+        return [self.years * k / QUARTERS for k in range(QUARTERS + 1)]
+
+    def mean(self, replicas: Sequence[int]) -> float:
+        """Paid on average, by the replicas that each date needs; between two dates the mean of both."""
+        if self.buy_now:
+            return float(replicas[-1])
+        return sum((a + b) / 2 for a, b in itertools.pairwise(replicas)) / QUARTERS
+
+
+def growth_of(horizon: Horizon, fleet: Fleet) -> Growth:
+    """How long the fleet lasts."""
+    share, per = parsed_growth(horizon.growth)
     room = fleet.headroom
     assert room is not None
-    lasts = [math.log(1 + end) / math.log(yearly) if end > 0 else 0.0 for end in (room.low, room.high)]
-    later = tuple(_fleet_at(fleet, yearly**year) for year in AHEAD)
-    return Growth(text, share, per, lasts[0], lasts[1], later)
+    lasts = [math.log(1 + end) / math.log(horizon.yearly) if end > 0 else 0.0 for end in (room.low, room.high)]
+    return Growth(horizon.growth, share, per, lasts[0], lasts[1], horizon.years, horizon.buy_now)
 
 
 def peak_of(trace: Trace, rate: float, fleet: Fleet) -> Peak | None:

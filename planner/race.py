@@ -128,6 +128,12 @@ def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
     return [i for i, gap in enumerate(behind) if i == leader or gap.mean() - student(gap, CONFIDENCE) <= 0]
 
 
+def nearest(severities: Sequence[Sequence[float]], changes: Sequence[int]) -> tuple[int, list[int]]:
+    """Of the best and those it does not surely beat, the one of fewest changes to the engine's default; and all."""
+    equal = best_of(severities)
+    return min(equal, key=lambda i: (changes[i], float(np.mean(severities[i])))), equal
+
+
 def _second_price(lanes: Sequence[Lane]) -> float:
     """The second cheapest cost known to be enough; infinite if there is none."""
     known = sorted(lane.cost(lane.high) for lane in lanes if lane.high is not None)

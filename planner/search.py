@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import optuna
 import pandas as pd
-from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from scipy.stats import rankdata
 
 from ..engine import chance
 from .fleet_space import FleetSpace
 from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Measure, Part, ReplayOutcome, Tried
 from .quality import Quality
+from .settings import NEAR, UNTESTED
 from .space import Choice, Dimension, Space
 
 EXPLORE, EXHAUSTED = 3, 100  # batches without a new setting: then random proposals, then the end
+FAR = 100  # fields by which another policy counts
 SAMPLER = 234  # purpose of draws
 
 Progress = Callable[[str, int, int, str], None]  # phase, done, total, best setting
@@ -82,6 +82,22 @@ class Search:
         """Sorts outcomes, best first."""
         return -self.signs[0] * outcome.values[0], outcome.latency
 
+    def worth(self, candidate: Tried, outcome: ReplayOutcome) -> float:
+        """By the first objective, more is better; beyond the engine's tested range a tenth less."""
+        value = self.signs[0] * outcome.values[0]
+        return value - (UNTESTED - 1) * abs(value) if candidate.untested else value
+
+    def equals(self, best: Tried, others: Sequence[Tried]) -> list[Tried]:
+        """The settings that are as good in the search, within NEAR."""
+        least = self.worth(best, self.seen[best])
+        least -= (NEAR - 1) * abs(least)
+        return [c for c in others if self.worth(c, self.seen[c]) >= least]
+
+    def changes(self, candidate: Tried) -> int:
+        """How many fields differ from the engine's default, or from the fleet as given; another policy is farther."""
+        plain = self.space.candidate(candidate.preset, {}, candidate.replicas).columns
+        return len(candidate.columns.items() - plain.items()) + FAR * (candidate.preset != self.default.preset)
+
     def best_text(self) -> str:
         """For a progress line."""
         best = [(c, o) for c, o in self.ranked() if o.violation <= 0][:1]
@@ -120,41 +136,6 @@ class Search:
             row |= candidate.columns
             rows.append(row)
         return pd.DataFrame(rows)
-
-    def importance(self, preset: str) -> dict[str, float]:
-        """How much each choice explains of the gap between good settings and others; sums to 1.
-
-        The policy's share is of the variance of all trials' ranks; the preset's fields share the rest by PED-ANOVA over
-        its trials. Empty after too few trials.
-        """
-        counted = [t for t in self._counted() if t.state == TrialState.COMPLETE]
-        complete = [t for t in counted if self._candidate_of(t).preset == preset]
-        if len(complete) < 10 or len({t.values[0] for t in complete}) < 3:
-            return {}
-        shared = set.intersection(*(set(t.params) for t in complete)) - {"policy"}
-        if len(shared) < 2:
-            return {}
-        costs = self._costs(counted)
-        try:
-            found = optuna.importance.get_param_importances(
-                self.study, evaluator=PedAnovaImportanceEvaluator(), params=sorted(shared),
-                target=lambda t: costs.get(t.number, max(costs.values())),
-            )  # fmt: skip
-        except (ValueError, RuntimeError):  # nothing varied
-            return {}
-        found = {name: value for name, value in found.items() if math.isfinite(value)}
-        presets = [self._candidate_of(t).preset for t in counted]
-        if len(set(presets)) == 1:
-            return found
-        policy = _explained(np.array([costs[t.number] for t in counted]), presets)
-        return {"policy": policy, **{name: (1 - policy) * value for name, value in found.items()}}
-
-    def _costs(self, trials: Sequence[FrozenTrial]) -> dict[int, float]:
-        """By trial, less is better: the first objective; settings that miss an SLO on the run rank last."""
-        costs = {t.number: -self.signs[0] * t.values[0] for t in trials}
-        low, high = min(costs.values()), max(costs.values())
-        misses = {t.number: v for t in trials if (v := float(t.user_attrs.get("violation", 0.0))) > 0}
-        return costs | {number: high + (1 + v) * ((high - low) or 1.0) for number, v in misses.items()}
 
     def _finished(self) -> list[FrozenTrial]:
         """Without interrupted trials."""
@@ -271,17 +252,6 @@ def _suggest(trial: optuna.Trial, name: str, dimension: Dimension) -> Any:
         step = 1 if dimension.step is None else int(dimension.step)
         return trial.suggest_int(name, int(dimension.low), int(dimension.high), step=step, log=dimension.log)
     return trial.suggest_float(name, dimension.low, dimension.high, step=dimension.step, log=dimension.log)
-
-
-def _explained(values: "np.ndarray[Any, Any]", groups: Sequence[str]) -> float:
-    """The share of the ranks' variance that lies between groups."""
-    ranks = rankdata(values)
-    whole = float(((ranks - ranks.mean()) ** 2).sum())
-    names = np.array(groups)
-    between = sum(
-        float((names == name).sum()) * (float(ranks[names == name].mean()) - ranks.mean()) ** 2 for name in set(groups)
-    )
-    return between / whole if whole > 0 else 0.0
 
 
 def _violation(trial: FrozenTrial) -> tuple[float, ...]:

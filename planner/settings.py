@@ -5,7 +5,7 @@ to which one replica meets the SLOs.
 """
 
 import itertools
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ CANVASES = {"canvas_length": [64, 128]}  # a law scales to narrower canvases
 MOST = 64  # settings of a policy
 GAIN = 1.02  # factor by which a setting must beat the given one
 NEAR = 1.01  # factor within which fewer changes win
+UNTESTED = 1.1  # factor by which a setting beyond the engine's tested range must beat the others
 WIDTH, SHARPNESS = 0.2, 0.03  # of the search for a score, in log rate
 
 
@@ -38,7 +39,9 @@ class Tried:
     num: int  # settings tried
     given: str  # the policy as given
     given_rate: float  # 0: it meets the SLOs at no rate
+    best: str
     rate: float
+    equal: int  # other settings as good, within NEAR
 
 
 def settings_to_try(
@@ -98,13 +101,13 @@ def changing_answers(
     return {name: values for name, values in found.items() if name in free}
 
 
-# Yields settings, a rung, and the first rate (None: the plan's); receives each setting's rate; returns the best setting
-# and the last rung's scores.
-Halving = Generator[tuple[Sequence[int], int, float | None], Sequence[float], tuple[int, dict[int, float]]]
+# Yields settings, a rung, and the first rate (None: the plan's); receives each setting's rate; returns the best
+# setting, the last rung's scores, and how many are as good.
+Halving = Generator[tuple[Sequence[int], int, float | None], Sequence[float], tuple[int, dict[int, float], int]]
 
 
-def halve(settings: Sequence[int]) -> Halving:
-    """The best setting; the first one is the policy as given."""
+def halve(settings: Sequence[int], untested: Collection[int] = ()) -> Halving:
+    """The best setting; the first one is the policy as given. untested: beyond the engine's tested range."""
     left = list(settings)
     start: float | None = None
     found: dict[int, float] = {}
@@ -113,12 +116,16 @@ def halve(settings: Sequence[int]) -> Halving:
         start = first[0] or start
         others = yield left[1:], rung, start
         found = dict(zip(left, [*first, *others], strict=True))
-        order = sorted(left[1:], key=lambda i: -found[i])  # stable
+        worth = {i: rate / (UNTESTED if i in untested else 1.0) for i, rate in found.items()}
+        order = sorted(left[1:], key=lambda i: -worth[i])  # stable
         left = [left[0], *order[: max(1, round(GOES_ON * len(order)))]]
         start = max(found.values()) or start
-    most = max((found[i] for i in found if i != left[0]), default=0.0)
-    best = min((i for i in found if i != left[0] and found[i] * NEAR >= most), default=left[0])
-    return (best if found[best] > GAIN * found[left[0]] else left[0]), found
+    given = left[0]
+    most = max((worth[i] for i in found if i != given), default=0.0)
+    best = min((i for i in found if i != given and worth[i] * NEAR >= most), default=given)
+    if worth[best] <= GAIN * worth[given]:
+        best = given
+    return best, found, sum(i != best and rate * NEAR >= worth[best] for i, rate in worth.items())
 
 
 def score(search: CapacitySearch, rung: int, start: float, memo: Memo) -> tuple[float, int]:

@@ -86,6 +86,11 @@ class Candidate:
         return (self.policy,)
 
     @property
+    def untested(self) -> tuple[str, ...]:
+        """See `beyond_tested`."""
+        return beyond_tested(self.spec, self.allow_code)
+
+    @property
     def columns(self) -> dict[str, str]:
         """Chosen values, by name."""
         return {f"{self.preset}.{name}": value for name, value in self.settings}
@@ -163,6 +168,17 @@ def candidate_of(spec: str, replicas: int = 1, allow_code: AllowedCode = NO_CODE
         return Candidate(preset, tuple((name, value) for name, _, value in pairs), replicas, allow_code)
     changed = tuple((n, spelt(v)) for n, v in settings_of(policy).items() if v != base[n])
     return Candidate(preset, changed, replicas, allow_code)
+
+
+def beyond_tested(spec: str, allow_code: AllowedCode = NO_CODE) -> tuple[str, ...]:
+    """The fields of a SPEC above what its engine's makers tested, in words."""
+    preset = preset_of(name_of(spec), spec, allow_code)
+    values = settings_of(parse(spec, allow_code)) if preset.tested else {}
+    return tuple(
+        f"{name}={values[name]} is beyond {largest}, the most that its engine is tested with ({source})"
+        for name, (largest, source) in preset.tested.items()
+        if values[name] > largest
+    )
 
 
 def default_space(

@@ -1,6 +1,5 @@
 """The result of a search."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -42,8 +41,8 @@ class Tuned(Showable):
     front: tuple[Finalist, ...]  # Pareto front, with several objectives
     search_gain: float  # the winner's, relative: biased upward
     trials: pd.DataFrame
-    importance: Mapping[str, float]  # of the winner's fields in the first objective; empty: too few trials
     space: Space | FleetSpace
+    equal: int  # other settings as good in the search, within 1 %
     notes: tuple[str, ...]
     num_replays: int
     replications: int
@@ -80,8 +79,8 @@ class Tuned(Showable):
                 "default": self._plain(self.default),
                 "front": [self._plain(f) for f in self.front],
                 "search_gain": self.search_gain,
-                "importance": dict(self.importance),
                 "space": self.space.to_json(),
+                "equal": self.equal,
                 "notes": list(self.notes),
                 "num_trials": len(self.trials),
                 "num_replays": self.num_replays,
@@ -99,4 +98,5 @@ class Tuned(Showable):
             "searched": dict(zip(self.objectives, f.search, strict=True)),
             "meets_run_slos": f.meets,
             "attainment": f.attainment,
+            "untested": list(f.candidate.untested),
         }

@@ -55,5 +55,7 @@ def gpus_of(fleet: Json) -> str:
 
 
 def cost_of(info: Json, fleet: Json) -> float:
-    """What ranks fleets: money an hour, or GPUs without prices."""
+    """What ranks fleets: money an hour, or GPUs without prices; with growth the mean over the horizon."""
+    if fleet["mean_cost"] is not None:
+        return float(fleet["mean_cost"])
     return float(fleet["per_hour"] if info["priced"] else fleet["gpus"])

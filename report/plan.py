@@ -10,11 +10,8 @@ from .digits import counted, percent
 from .ensemble import of_ensemble, sentences
 from .fleet import cost_of, floor_of, gpus_of, met_share, name_of
 from .page import Block, Code, Figure, Number, Page, Section, Table, Words, table
-from .pareto import pareto
-from .purchase import by_gpu, grown, lasting
+from .purchase import by_gpu, grown, lasting, over_time
 from .search import Json, cautions, facts, in_currency, money, quality, quality_number
-from .split import sentence as split_sentence
-from .split import split_or_not
 from .table import number, time_of
 
 VERDICTS = {"meets": "meets them", "misses": "misses them", "unsure": "too close to tell"}
@@ -36,10 +33,8 @@ def plan_page(info: Json) -> Page:
         facts=tuple(_facts(info)),
         sections=(
             Section("The ranking", (_ranking(info), *_left_out(info)), spoken=True),
-            *by_gpu(info),
-            *pareto(info),
+            *(over_time(info) or by_gpu(info)),
             *(Section("The engines' settings", found, spoken=True) for found in [_settings(info)] if found),
-            *split_or_not(info),
             Section("What could change it", (_risks(info), *grown(info)), spoken=True),
             Section("To deploy", tuple(_deploy(info)), spoken=True),
             *of_ensemble(info),
@@ -65,17 +60,35 @@ def answer(info: Json) -> str:
         text += f", {money(best['per_hour'], info)} an hour"
     if not info["deploy"]:
         text += "; no released engine is known to run this policy"
+    if best["assumed"] >= 0.01:
+        share = f"{100 * best['assumed']:.0f} % of its busy time"
+        text += (
+            f"; {share} is in steps of more tokens than any whose price was published or measured, at an assumed one"
+        )
+    text += "".join(f"; {said}" for said in best["untested"])
     text += f". {_met(info, best)}, {_room_sentence(best)}."
     tail = " These figures are of the fleet without its spare." if best["spare"] else ""
-    tail += lasting(info)
-    if info.get("split"):
-        tail += f" {split_sentence(info)}"
+    tail += lasting(info) + _routed(info)
     if info.get("ensemble"):
         tail += " " + " ".join(line for line in sentences(info["ensemble"]) if "drawn profiles" in line)
     if second is None:
         others = "; no other meets the SLOs" if info["left_out"] else ""
         return f"{text[:-1]}{others}.{tail}"
     return f"{text} Runner-up: {why(info, best, second)}.{tail}"
+
+
+def _routed(info: Json) -> str:
+    """What a router that knows the queues would save; empty if one is named."""
+    routed, best = info["routed"], info["recommended"]
+    if routed is None:
+        return ""
+    if routed["replicas"] == best["replicas"]:
+        return f" Requests go to a replica at random, as without a router; behind {routed['router']} it needs as many."
+    price = f", {money(routed['per_hour'], info)} an hour," if info["priced"] else ""
+    return (
+        f" Requests go to a replica at random, as without a router; behind {routed['router']} "
+        f"{counted(routed['gpus'], 'GPU')}{price} would do (--router {routed['router']})."
+    )
 
 
 def why(info: Json, best: Json, second: Json) -> str:
@@ -220,10 +233,6 @@ def _deploy(info: Json) -> list[Block]:
     policy, _, _ = info["plan_toml"].partition("\n[deploy]")
     intro = _loud("plan.toml, for every dsim command that takes a policy:")
     blocks: list[Block] = [intro, Code(tuple(policy.splitlines()))]
-    if info.get("split") and info["split"]["pays"]:
-        blocks.append(
-            _loud("The split fleet is cheaper: fleet.toml, above. The commands below are for one kind of replica.")
-        )
     found = info["deploy"]
     if not found:
         return [*blocks, _loud("No released engine is known to run this policy: the file is for dsim's own engine.")]
@@ -254,14 +263,16 @@ def _settings(info: Json) -> tuple[Table, ...]:
         found = fleet["tried"]
         gain = "–" if not found["given_rate"] else f"{100 * (found['rate'] / found['given_rate'] - 1):+.0f} %"
         rates = [f"{rate:.3g} req/s" if rate else "at no rate" for rate in (found["given_rate"], found["rate"])]
-        best = _changed(found["given"], fleet["policy"])
+        best = _changed(found["given"], found["best"])
         where = [fleet["place"]] if several else []
-        rows.append([found["given"], *where, str(found["num"]), rates[0], best, rates[1], gain])
+        rows.append([found["given"], *where, str(found["num"]), rates[0], best, rates[1], gain, str(found["equal"])])
     caption = (
         "The rate that one replica serves within the SLOs with the policy's given settings, and with the best settings "
-        "of its engine, by replays of 1,600 requests: long enough to choose settings, too short to size a fleet."
+        "of its engine, by replays of 1,600 requests: long enough to choose settings, too short to size a fleet. As "
+        "good: other settings within 1 %; the one of fewest changes wins. Beyond what the engine is tested with, a "
+        "setting must gain 10 %."
     )
-    head = ["policy", *(["on"] if several else []), "settings tried", "as given", "best", "with it", "gain"]
+    head = ["policy", *(["on"] if several else []), "settings tried", "as given", "best", "with it", "gain", "as good"]
     words = frozenset(i for i, name in enumerate(head) if name in ("policy", "on", "best"))
     return (table(head, rows, caption=caption, left=words),)
 

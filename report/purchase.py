@@ -7,6 +7,7 @@ from .fleet import cost_of, met_share, name_of
 from .page import Section, Words, table
 from .search import Json, money
 
+HOURS = 24 * 365.25  # in a year
 UNITS = (("days", 365.25, 0.05), ("weeks", 365.25 / 7, 0.25), ("months", 12.0, 3.0), ("years", 1.0, math.inf))
 
 
@@ -75,19 +76,51 @@ def lasting(info: Json) -> str:
     growth = info["growth"]
     if growth is None:
         return ""
+    best = info["recommended"]
     low, high = max(growth["low"], 0.0), growth["high"]
     when = f"it runs out after {_between(low, high)}" if high > 0 else "there is no room to grow"
-    return f" If traffic grows by {100 * growth['share']:g} % a {growth['per']}, {when}."
+    text = f" If traffic grows by {100 * growth['share']:g} % a {growth['per']}, {when}"
+    if info["priced"]:
+        cost = money(best["mean_cost"] * HOURS * growth["horizon"], info)
+        text += f"; over {_years(growth['horizon'])} it costs {cost}, the least of all"
+    return f"{text}."
+
+
+def over_time(info: Json) -> tuple[Section, ...]:
+    """What each GPU's best fleet needs and costs as traffic grows; none without --growth."""
+    growth = info["growth"]
+    if growth is None:
+        return ()
+    best: dict[str, Json] = {}
+    for fleet in info["ranking"]:
+        best.setdefault(fleet["device"], fleet)
+    rows = []
+    for fleet in best.values():
+        cells = [money(d["per_hour"], info) if info["priced"] else "" for d in fleet["due"]]
+        row = [name_of(fleet), *(f"{d['gpus']} {cell}".strip() for d, cell in zip(fleet["due"], cells, strict=True))]
+        if info["priced"]:
+            limit = info["rate"] * (1 + fleet["headroom"]["value"])
+            row += [money(fleet["mean_cost"] * HOURS * growth["horizon"], info), money(fleet["per_hour"] / limit, info)]
+        rows.append(row)
+    dates = ["today", *(f"after {_years(d['years'])}" for d in info["recommended"]["due"][1:])]
+    when = "all GPUs bought today" if growth["buy_now"] else "GPUs bought when they are needed"
+    caption = (
+        f"GPUs and cost an hour as traffic grows to {info['recommended']['due'][-1]['rate']:.4g} req/s, each date by "
+        f"replays at its rate; the sum is with {when}. The last column is today's fleet at the most that it takes."
+    )
+    head = ["", *dates, *(["in all", "an hour for each req/s at the limit"] if info["priced"] else [])]
+    return (Section("As traffic grows", (table(head, rows, caption=caption, left=frozenset({0})),), spoken=True),)
+
+
+def _years(years: float) -> str:
+    months = round(12 * years)
+    return counted(months // 12, "year") if months % 12 == 0 else counted(months, "month")
 
 
 def grown(info: Json) -> tuple[Words, ...]:
-    """Fleets for growth and the busiest time."""
+    """The fleet for the busiest time."""
     lines = []
-    best, growth, peak = info["recommended"], info["growth"], info["peak"]
-    if growth is not None:
-        years = zip(("one year", "two", "three"), growth["replicas_ahead"], strict=True)
-        needs = "; ".join(f"after {year} about {_fleet(info, best, replicas)}" for year, replicas in years)
-        lines.append(f"With {100 * growth['share']:g} % more traffic each {growth['per']}: {needs}.")
+    best, peak = info["recommended"], info["peak"]
     if peak is not None:
         lines.append(
             f"The trace's busiest {peak['window']} has {peak['times']:.2f} times its mean rate: {peak['rate']:.3g} "
@@ -95,7 +128,7 @@ def grown(info: Json) -> tuple[Words, ...]:
             f"{_fleet(info, best, peak['replicas'])}. The plan's own replays contain the trace's busy times."
         )
     if lines:
-        lines.append("These fleets are derived from the low end of the headroom, not replayed.")
+        lines.append("This fleet is derived from the low end of the headroom, not replayed.")
     return (Words(tuple(lines), loud=True),) if lines else ()
 
 

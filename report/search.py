@@ -43,4 +43,5 @@ def money(amount: float, info: Json) -> str:
 
 def in_currency(info: Json) -> str:
     """Of a fleet's cost."""
-    return f"{info.get('currency') or ''} an hour".strip() if info["priced"] else "GPUs"
+    over = ", mean over the horizon" if info.get("growth") else ""
+    return (f"{info.get('currency') or ''} an hour".strip() if info["priced"] else "GPUs") + over

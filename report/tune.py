@@ -1,12 +1,12 @@
 """The page of `dsim tune`: best settings, their certainty, trials."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
 from .chart import COLOURS, INK, Chart
-from .digits import percent, plus_minus
+from .digits import counted, percent, plus_minus
 from .ensemble import of_ensemble
 from .page import Figure, Number, Page, Section, Table, Words, table
 from .search import Json, cautions, quality, quality_number
@@ -62,7 +62,7 @@ def answer(info: Json) -> str:
     kept = "the fleet as given" if is_fleet else spelt(default)
     if was_default(info, winner):
         text = f"{'The fleet as given' if is_fleet else kept}, the default, is the best of the "
-        return text + f"{info['num_trials']} settings tried." + _attained(info, default, None)
+        return text + f"{info['num_trials']} settings tried." + _equals(info) + _attained(info, default, None)
     gain = f"a gain in {name} of {gain_text(winner['gains'][name])} over {kept}"
     if winner["gains"][name]["value"] is None:  # the default's value is zero
         had, has = (f"{f['values'][name]['value']:.4g}" for f in (default, winner))
@@ -72,7 +72,20 @@ def answer(info: Json) -> str:
     if not info["confirmed"]:
         found = "the best found" if is_fleet else f"the best found, {spelt(winner)},"
         text = f"Keep {kept}: {found} has {gain}."
-    return text + _attained(info, default, winner)
+    return text + _equals(info) + _attained(info, default, winner)
+
+
+def _equals(info: Json) -> str:
+    """How many settings are as good as the one named, and whether it leaves what was tested."""
+    recommended = info["winner" if info["confirmed"] else "default"]
+    text = "".join(f" {said}." for said in recommended["untested"])
+    if info["equal"]:
+        does = "does" if info["equal"] == 1 else "do"
+        text += (
+            f" {counted(info['equal'], 'other setting')} {does} as well within 1 %; this one changes the fewest of the "
+            "engine's defaults."
+        )
+    return text
 
 
 def _attained(info: Json, default: Json, winner: Json | None) -> str:
@@ -205,12 +218,6 @@ def figures(info: Json, trials: pd.DataFrame) -> list[Figure]:
         "line shows the best so far that meets them."
     )
     found.append(Figure("history", "Trials", about, _history(info, whole, first)))
-    if info["importance"]:
-        about = (
-            "The share of the differences between settings (in the SLOs on the run, then in the objective) that each "
-            "choice explains: the policy over all trials, then the fields of the winner's policy."
-        )
-        found.append(Figure("importance", "What mattered", about, _importance(info["importance"])))
     return found
 
 
@@ -264,17 +271,6 @@ def _gains(info: Json, name: str) -> Chart:
     chart.vline(0.0, dash="solid")
     chart.x["tickformat"] = "+.1~%"
     chart.y["autorange"] = "reversed"
-    return chart
-
-
-def _importance(importance: Mapping[str, float]) -> Chart:
-    chart = Chart("share explained", "", legend=True, from_zero=False)
-    items = sorted(importance.items(), key=lambda item: item[1])
-    chart.add(
-        "bar", x=[v for _, v in items], y=[n for n, _ in items], orientation="h", marker={"color": COLOURS[0]},
-        showlegend=False,
-    )  # fmt: skip
-    chart.x["tickformat"] = ".0%"
     return chart
 
 

@@ -41,6 +41,7 @@ class Published:
     host_or_device: tuple[str, ...] = ()  # host terms that may be device time
     terms: Mapping[str, float] = field(default_factory=dict)  # of the latency model, if known; else the data sheet's
     uncertainty: float = 0.1
+    most_tokens: float = 0.0  # of a published step, if the last point is assumed
 
 
 def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said: str) -> Profile:
@@ -81,7 +82,7 @@ def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said
         latency=latency,
         memory=memory,
         fit=Fit(
-            (runs.points[0][0], 4 * runs.points[-1][0]),
+            (runs.points[0][0], runs.most_tokens or runs.points[-1][0]),
             regimes,
             None,
             None,
@@ -154,6 +155,7 @@ BLOG_GEMMA = Published(
     CANVAS / 16,
     weight_bytes=1,
     uncertainty=0.3,
+    most_tokens=CANVAS,
 )
 # Autoregressive: 149 tok/s alone and 5,794 at 64 (6.4): 6.71 and 11.05 ms a forward.
 QWEN_AR = Published(

@@ -1,6 +1,7 @@
 """A plan against a queue whose answer is known: the ranking, the price, the risks, and what a store spares."""
 
 import dataclasses
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from unittest import mock
 
 import pytest
 
+import dsim
 from dsim.engine.errors import DsimError
 from dsim.engine.latency import CacheOverhead
 from dsim.engine.policy import PRESETS, name_of
@@ -16,6 +18,7 @@ from dsim.planner.memo import Memo
 from dsim.planner.plan import _missed, candidates_of, plan, whole_search
 from dsim.planner.plan_run import Options, question_of
 from dsim.planner.planned import Planned
+from dsim.planner.purchase import Horizon
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
 from dsim.profiler.profile import Profile, load
@@ -57,21 +60,45 @@ def test_the_cheapest_fleet_that_meets_the_slos_is_recommended(found: Planned) -
     assert best.per_million_requests == pytest.approx(2.0 / (3600 * 3.2) * 1e6)
     assert second.limited_by == "compute"
     assert second.breaks_first in ("mean:e2el=3s", "stability")
-    [own] = [size for size in second.sizes if size.replicas == second.replicas]
-    assert (own.gpus, own.per_hour) == (second.gpus, second.per_hour)
-    assert own.p90_ms["ttft"] == second.latency_ms["ttft"]["p90"]
     value = best.values["mean:e2el=3s"]
     assert value.low <= value.value <= value.high <= 3.0
 
 
-def test_a_fleet_knows_the_sizes_that_the_race_tried_and_which_meet_the_slos() -> None:
-    # Four servers keep up with 3.2 req/s, but let a request wait too long.
-    found = planned(dataclasses.replace(QUEUE, slos=("mean:e2el=1200ms",)), (ONE,)).recommended
-    assert found.replicas is not None
-    assert {size.meets for size in found.sizes} == {True, False}
-    assert all(size.meets == (size.replicas >= found.replicas) for size in found.sizes)
-    waits = [size.p90_ms["ttft"] for size in found.sizes]
-    assert waits == sorted(waits, reverse=True)
+def test_a_plan_draws_replicas_at_random_and_says_what_a_router_would_save(found: Planned) -> None:
+    assert inspect.signature(dsim.plan).parameters["router"].default == "random"
+    drawn = planned(dataclasses.replace(QUEUE, router="random"), (ONE,))
+    routed = drawn.routed
+    assert routed is not None
+    assert 4 <= routed.replicas < (drawn.recommended.replicas or 0)  # four servers of 0.8 requests a second each
+    assert routed.per_hour == 2.0 * routed.replicas
+    assert found.routed is None  # its router is named
+    assert "behind jsq" in drawn.page().answer
+
+
+def test_growth_decides_which_gpu_is_bought() -> None:
+    # A slow server takes 0.8 req/s within 3 s, one four times as fast all of it: at 0.6 req/s one is enough of each, at
+    # 1.2 it takes two slow ones.
+    fast = dataclasses.replace(SERVER, name="fast", latency=SECOND.scaled(0.25))
+    how: dict[str, Any] = {
+        "profiles": [SERVER, fast],
+        "prices": lambda p: 1.3 if p.name == "fast" else 1.0,
+        "rate": 0.6,
+    }
+    today, years = (planned(specs=(ONE,), horizon=given, **how) for given in (None, Horizon("100%/year")))
+    assert [row.place for row in today.ranking] == ["second", "fast"]
+    assert [row.place for row in years.ranking] == ["fast", "second"]
+    slow = years.ranking[1]
+    assert [due.replicas for due in slow.due] == [1, 1, 2, 2, 2]
+    assert slow.mean_cost == pytest.approx((1 + 1.5 + 2 + 2) / 4)
+
+
+def test_settings_that_save_nothing_stay_as_given() -> None:
+    gemma = load("h200x2-diffusiongemma-vllm")
+    scenario = Scenario("azure-conv", arrival="poisson", lengths="fixed:500,60", slos=("ttft=4s",))
+    found = planned(scenario, ("vllm-diffusion",), profiles=[gemma], rate=0.5).recommended
+    assert (found.policy, found.replicas) == ("vllm-diffusion", 1)
+    assert found.tried is not None
+    assert found.tried.num > 1
 
 
 def test_headroom_is_the_traffic_until_an_slo_breaks(found: Planned) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.planner.planned import Fleet
-from dsim.planner.purchase import growth_of, parsed_growth, peak_of
+from dsim.planner.purchase import Horizon, growth_of, parsed_growth, peak_of
 from dsim.planner.quality import Quality
 from dsim.planner.race import Entry, race
 from dsim.planner.replicate import Interval
@@ -18,15 +18,22 @@ FLEET = Fleet(
 
 
 def test_a_fleet_lasts_until_compound_growth_has_used_its_headroom() -> None:
-    found = growth_of("10%/year", FLEET)
+    found = growth_of(Horizon("10%/year"), FLEET)
     assert found.low == pytest.approx(1.0)  # 1.1 times as much after one year
     assert 1.1**found.high == pytest.approx(1.3)
-    # A replica surely serves 1.1 / 4 of the rate: 4 are enough for 1.1 times as much, 5 for 1.21 and 1.331.
-    assert found.replicas_ahead == (4, 5, 5)
-    monthly = growth_of("2 %/month", FLEET)
+    monthly = growth_of(Horizon("2 %/month"), FLEET)
     assert monthly.low == pytest.approx(np.log(1.1) / np.log(1.02) / 12)
-    none = growth_of("10%/week", Fleet(**{**vars(FLEET), "headroom": Interval(-0.1, -0.2, 0.0)}))
+    none = growth_of(Horizon("10%/week"), Fleet(**{**vars(FLEET), "headroom": Interval(-0.1, -0.2, 0.0)}))
     assert (none.low, none.high) == (0.0, 0.0)
+
+
+def test_what_grows_is_paid_from_when_it_is_needed_or_at_once() -> None:
+    horizon = Horizon("44%/year", 2.0)
+    assert horizon.dates == [0.0, 0.5, 1.0, 1.5, 2.0]
+    assert horizon.mean([2, 2, 3, 3, 4]) == (2 + 2.5 + 3 + 3.5) / 4
+    assert Horizon("44%/year", 2.0, buy_now=True).mean([2, 2, 3, 3, 4]) == 4
+    with pytest.raises(DsimError, match="horizon is 11 years, expected above 0 and at most 10"):
+        Horizon("44%/year", 11)
 
 
 @pytest.mark.parametrize("text", ["30", "30%", "0%/year", "-5%/year", "30%/day", "1001%/year", "nan%/year", "30/year"])

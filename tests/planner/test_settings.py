@@ -8,7 +8,7 @@ import pytest
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import PRESETS, parse
 from dsim.planner.settings import GAIN, changing_answers, halve, settings_to_try
-from dsim.planner.space import searchable
+from dsim.planner.space import beyond_tested, searchable
 from dsim.profiler.profile import load
 
 SDAR = load("a100-sdar-8b")
@@ -84,10 +84,10 @@ def test_a_policy_of_no_engine_is_tried_as_it_is() -> None:
     assert not PRESETS["optimus"].engine
 
 
-def halved(scores: Sequence[float]) -> int:
+def halved(scores: Sequence[float], untested: Sequence[int] = ()) -> int:
     asked: list[tuple[int, int]] = []
 
-    halving = halve(range(len(scores)))
+    halving = halve(range(len(scores)), untested)
     settings, rung, _ = next(halving)
     while True:
         asked.append((rung, len(settings)))
@@ -110,3 +110,11 @@ def test_a_gain_within_the_noise_changes_nothing_and_of_equals_the_first_is_pref
     assert halved([1.0, 0.99 * GAIN]) == 0
     assert halved([1.0, 0.5, 1.2, 1.205, 1.19, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]) == 2
     assert halved([0.0, 0.0]) == 0
+
+
+def test_beyond_the_tested_range_a_setting_must_gain_a_tenth() -> None:
+    assert halved([1.0, 1.05, 1.09], untested=[2]) == 1
+    assert halved([1.0, 1.05, 1.17], untested=[2]) == 2
+    assert halved([1.0, *[1.03] * 4, *[1.2] * 12], untested=range(1, 17)) == 5  # none within the range is as good
+    assert beyond_tested("vllm-diffusion:8") == beyond_tested("optimus") == ()
+    assert beyond_tested("vllm-diffusion:12")[0].startswith("max_num_seqs=12 is beyond 8")

@@ -21,6 +21,7 @@ from dsim.planner.plan import candidates_of
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.replicate import Interval, in_order, resample
 from dsim.planner.space import Candidate, Choice, Space, candidate_of, default_space, guarded, load_space
+from dsim.report.tune import answer
 from dsim.results.scenario import Scenario
 
 from dsim.planner.space import runs_on, searchable, space_of  # isort: skip
@@ -29,7 +30,7 @@ from dsim.profiler.profile import load
 from dsim.traces import synth
 
 SCENARIO = Scenario("azure-conv", slos=("ttft=2s",))
-PROFILE = load(SCENARIO.profile)
+PROFILE, GEMMA = load(SCENARIO.profile), "h200x2-diffusiongemma-vllm"
 CHECK = runs_on(PROFILE, None)
 SPACE = space_of(
     {"policy": "chunk", "chunk": {"low": 2, "high": 32, "step": 2}, "max_batch": [16, 64, 128]}, "x", CHECK
@@ -58,7 +59,7 @@ def smooth(candidate: Candidate) -> float:
 
 def found_by(evaluate: Evaluate, **more: Any) -> Any:
     options = {"space": SPACE, "default": DEFAULT, "evaluate": evaluate, "trials": 30, **more}
-    return tune(replace(SCENARIO, seed=options.pop("seed", 0)), **options)
+    return tune(replace(options.pop("scenario", SCENARIO), seed=options.pop("seed", 0)), **options)
 
 
 def test_the_optimum_of_a_smooth_landscape_is_found() -> None:
@@ -80,6 +81,30 @@ def test_a_space_that_is_used_up_ends_the_search_and_an_unknown_quality_is_said(
     assert best.notes == (
         "the quality of the recommended policy is unknown: no score is published for chunk on SDAR-8B",
     )
+
+
+def test_of_equals_the_nearest_to_the_default_wins_and_they_are_counted() -> None:
+    def level(candidate: Candidate, _: Part) -> ReplayOutcome:
+        return ReplayOutcome((100.0 if fields(candidate)["chunk"] > 8 else 50.0,))
+
+    few = space_of({"policy": "chunk", "chunk": [16, 8, 24, 32], "max_batch": [16, 64, "none"]}, "x", CHECK)
+    best = found_by(level, space=few, trials=12)
+    assert [name for name, _ in best.recommended.settings] == ["chunk"]  # the batch stays
+    assert best.equal == 8
+    assert "8 other settings do as well" in answer(best.to_json())
+    assert found_by(lambda c, p: ReplayOutcome((1.0,)), space=few).recommended == DEFAULT
+
+
+def test_a_setting_beyond_what_the_engine_is_tested_with_must_gain_a_tenth() -> None:
+    rows = space_of({"policy": "vllm-diffusion", "max_num_seqs": [4, 6, 12]}, "x", runs_on(load(GEMMA), None))
+    for rate, best in ((1.08, 6), (1.2, 12)):
+        worth = {4: 1.0, 6: 1.02, 8: 1.0, 12: rate}
+        found = found_by(
+            lambda c, _, worth=worth: ReplayOutcome((worth[fields(c)["max_num_seqs"]],)), space=rows,
+            default=Candidate("vllm-diffusion"), scenario=replace(SCENARIO, profile=GEMMA),
+        )  # fmt: skip
+        assert fields(found.recommended)["max_num_seqs"] == best
+        assert ("max_num_seqs=12 is beyond 8" in answer(found.to_json())) == (best == 12)
 
 
 @pytest.mark.slow
@@ -137,15 +162,6 @@ def test_what_misses_an_slo_is_not_recommended() -> None:
     assert found_by(landscape, trials=32).recommended.spec == "chunk,max_batch=64,chunk=12"
     with pytest.raises(DsimError, match=r"no setting of 10 trials meets p90:ttft=1s; the closest, chunk.* by 40 %"):
         found_by(lambda c, _: ReplayOutcome((smooth(c),), 0.4 + smooth(c) % 1e-9, "p90:ttft=1s"), trials=10)
-
-
-def test_importance_is_of_what_decides() -> None:
-    def by_chunk(candidate: Candidate, _: Part) -> ReplayOutcome:
-        return ReplayOutcome((100.0 - abs(fields(candidate)["chunk"] - 20),))
-
-    found = found_by(by_chunk, trials=40).importance
-    assert found["chunk.chunk"] > 0.8
-    assert sum(found.values()) == pytest.approx(1.0)
 
 
 def test_a_winner_that_fails_on_held_out_traffic_gives_way_to_the_default() -> None:

@@ -24,7 +24,8 @@ def fleet(policy: str, replicas: int, share: float, **more: Any) -> dict[str, An
         "attained": {"ttft=2s": 0.999, "norm_latency=50ms": 0.993}, "judged": 2550,
         "headroom": {"value": 0.163, "low": 0.118, "high": 0.214}, "breaks_first": MET,
         "limited_by": "compute", "limiting_setting": "", "quality": {"relative": 1.0, "notes": []}, "dropped": "",
-        "tried": None, "sizes": [], "spare": 0, "price": 2.0, "about": None, "least": None,
+        "tried": None, "assumed": 0.0, "untested": [], "mean_cost": None, "spare": 0, "price": 2.0, "about": None,
+        "least": None,
         **more,
     }  # fmt: skip
 
@@ -37,7 +38,7 @@ def info(*ranking: dict[str, Any], **more: Any) -> dict[str, Any]:
         "slos": ["ttft=2s", "norm_latency=50ms"], "plan_toml": 'policy = "optimus"\nreplicas = 4\n', "deploy": None,
         "priced": True, "currency": "USD", "trace": "azure-conv", "traffic": "azure-conv, 10 requests", "profile": "p",
         "estimated": True, "gpu_hour": "2", "num_replays": 9, "num_requests": 100, "block": 25, "seed": 0, "notes": [],
-        "growth": None, "peak": None,
+        "growth": None, "peak": None, "routed": None,
         **more,
     }  # fmt: skip
 
@@ -144,15 +145,17 @@ def test_the_launch_is_said_with_what_it_cannot_say() -> None:
 
 
 def test_the_search_over_settings_is_said_with_its_gain() -> None:
-    tried = {"num": 24, "given": "vllm-diffusion", "given_rate": 2.0, "rate": 2.5}
+    best = "vllm-diffusion,max_num_seqs=24"
+    tried = {"num": 24, "given": "vllm-diffusion", "given_rate": 2.0, "best": best, "rate": 2.5, "equal": 3}
     lines = text(info(fleet("vllm-diffusion,max_num_seqs=24", 4, 0.994, tried=tried)))
     row = next(line.split() for line in lines if line.startswith("vllm-diffusion   "))
-    assert row == ["vllm-diffusion", "24", "2", "req/s", "max_num_seqs=24", "2.5", "req/s", "+25", "%"]
+    assert row == ["vllm-diffusion", "24", "2", "req/s", "max_num_seqs=24", "2.5", "req/s", "+25", "%", "3"]
     placed = (fleet("vllm-diffusion", 4, 0.994, place=place, tried=tried) for place in ("H100", "B200"))
     rows = [line.split()[:3] for line in text(info(*placed)) if line.startswith("vllm-diffusion ")]
     assert rows[-2:] == [["vllm-diffusion", "H100", "24"], ["vllm-diffusion", "B200", "24"]]
-    nowhere = text(info(fleet("vllm-diffusion", 4, 0.994, tried=tried | {"given_rate": 0.0, "rate": 0.0})))
-    assert "vllm-diffusion 24 at no rate as given at no rate –" in [" ".join(line.split()) for line in nowhere]
+    tried |= {"given_rate": 0.0, "best": "vllm-diffusion", "rate": 0.0}
+    nowhere = text(info(fleet("vllm-diffusion", 4, 0.994, tried=tried)))
+    assert "vllm-diffusion 24 at no rate as given at no rate – 3" in [" ".join(line.split()) for line in nowhere]
 
 
 def test_each_gpu_has_its_best_row_also_where_it_lost_and_why() -> None:
@@ -211,11 +214,17 @@ def test_a_spare_is_in_the_fleet_and_its_cost_and_the_slos_are_met_without_it() 
         (-0.2, 0.0, "there is no room to grow."),
     ],
 )
-def test_growth_says_how_long_the_fleet_lasts_and_what_it_then_takes(low: float, high: float, says: str) -> None:
-    growth = {"text": "30%/year", "share": 0.3, "per": "year", "low": low, "high": high, "replicas_ahead": [5, 6, 8]}
-    assert answer(info(growth=growth)).endswith(f" If traffic grows by 30 % a year, {says}")
-    needs = "after one year about 5 GPUs, 10.00 USD an hour; after two about 6 GPUs, 12.00 USD an hour; after three"
-    assert any(needs in line for line in text(info(growth=growth)))
+def test_growth_says_how_long_the_fleet_lasts_and_what_the_horizon_costs(low: float, high: float, says: str) -> None:
+    growth = {"text": "30%/year", "share": 0.3, "per": "year", "low": low, "high": high, "horizon": 1, "buy_now": False}
+    due = [
+        {"years": k / 4, "rate": 12 + k, "replicas": n, "gpus": n, "per_hour": 2.0 * n}
+        for k, n in enumerate((4, 4, 4, 5, 5))
+    ]
+    data = info(fleet("optimus", 4, 0.994, due=due, mean_cost=8.75), growth=growth)
+    cost = "; over 1 year it costs 76,702.50 USD, the least of all."  # 8.75 an hour, 24 x 365.25 hours
+    assert answer(data).endswith(f" If traffic grows by 30 % a year, {says[:-1]}{cost}")
+    rows = [" ".join(line.split()) for line in text(data)]
+    assert "optimus 4 8.00 USD 4 8.00 USD 4 8.00 USD 5 10.00 USD 5 10.00 USD 76,702.50 USD 0.57 USD" in rows
 
 
 def test_the_busiest_time_is_said_with_what_it_would_need_and_that_this_is_derived() -> None:
@@ -223,26 +232,15 @@ def test_the_busiest_time_is_said_with_what_it_would_need_and_that_this_is_deriv
     at = next(i for i, line in enumerate(lines) if line.startswith("The trace's busiest minute"))
     assert "1.52 times its mean rate: 18.3 req/s instead of 12" in lines[at]
     assert "about 6 GPUs, 12.00 USD an hour" in lines[at]
-    assert lines[at + 1] == "These fleets are derived from the low end of the headroom, not replayed."
+    assert lines[at + 1] == "This fleet is derived from the low end of the headroom, not replayed."
 
 
-def test_cost_against_latency_shows_each_size_and_the_frontier() -> None:
-    def size(replicas: int, ttft: float, *, meets: bool) -> dict[str, Any]:
-        cost = {"replicas": replicas, "gpus": replicas, "per_hour": 2.0 * replicas}
-        return cost | {"p90_ms": {"ttft": ttft, "norm_latency": 20.0}, "meets": meets}
-
-    best = fleet("optimus", 4, 0.994, sizes=[size(3, 9000.0, meets=False), size(4, 900.0, meets=True)])
-    second = fleet("focus", 5, 0.994, sizes=[size(5, 950.0, meets=True), size(6, 300.0, meets=True)])
-    [section] = [s for s in plan_page(info(best, second)).sections if s.title == "Cost against latency"]
-    first, other = section.blocks
-    assert (first.name, other.name) == ("pareto-ttft", "pareto-norm_latency")
-    front, own, its = first.chart.data
-    assert (front["x"], front["y"]) == ([8.0, 12.0], [900.0, 300.0])  # 950 ms for 10 is beaten by 900 for 8
-    assert own["marker"]["symbol"] == ["circle-open", "circle"]
-    assert (its["x"], its["y"]) == ([10.0, 12.0], [950.0, 300.0])
-    assert first.chart.y["type"] == "log"
-    assert "Cost against latency" not in text(info(best, second))  # a picture is for the page
-    assert all(s.title != "Cost against latency" for s in plan_page(info()).sections)
+def test_the_answer_says_where_it_rests_on_an_assumed_price_or_leaves_what_was_tested() -> None:
+    said = answer(info(fleet("vllm-diffusion:12", 4, 0.994, assumed=0.93, untested=["max_num_seqs=12 is beyond 8"])))
+    first = said.split(". ")[0]
+    assert "; 93 % of its busy time is in steps of more tokens than any whose price was published" in first
+    assert first.endswith("; max_num_seqs=12 is beyond 8")
+    assert "busy time" not in answer(info())
 
 
 def test_a_long_name_beside_a_bar_takes_two_lines() -> None:

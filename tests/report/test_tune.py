@@ -20,16 +20,16 @@ def finalist(policy: str, cost: float, gain: float | None, **more: Any) -> dict[
     return {
         "policy": policy, "replicas": 2, "quality": {"relative": 1.0, "notes": []},
         "values": {"cost": interval(cost)}, "gains": {"cost": interval(gain)}, "searched": {"cost": cost},
-        "meets_run_slos": 1.0, "attainment": 0.99, **more,
+        "meets_run_slos": 1.0, "attainment": 0.99, "untested": [], **more,
     }  # fmt: skip
 
 
 def info(**more: Any) -> dict[str, Any]:
     return {
         "objectives": {"cost": "$ per 1000 good requests"}, "confirmed": True, "winner": finalist("optimus", 2.0, 0.2),
-        "runner_up": None, "default": finalist("lmdeploy-bd32", 2.5, 0.0), "front": [], "importance": {},
+        "runner_up": None, "default": finalist("lmdeploy-bd32", 2.5, 0.0), "front": [],
         "space": {"optimus": {}}, "notes": [], "num_trials": 3, "num_replays": 9, "replications": 2, "profile": "p",
-        "estimated": True, "slos": ["ttft=2s"], "seed": 0, "currency": "EUR", "gpu_hour": 2.0, **more,
+        "estimated": True, "slos": ["ttft=2s"], "seed": 0, "currency": "EUR", "gpu_hour": 2.0, "equal": 0, **more,
     }  # fmt: skip
 
 
