@@ -75,9 +75,11 @@ def plan(
     growth: str | None = None,
     horizon: float = 1.0,
     buy_now: bool = False,
+    today: str | None = None,
     ensemble: int | None = None,
     as_given: bool = False,
     change_answers: bool = False,
+    research: bool = False,
     router: str = "random",
     min_quality: float | str | None = None,
     quality_table: str | Path | None = None,
@@ -89,19 +91,20 @@ def plan(
 ) -> Planned:
     """Rank policies on profiles for a trace, with replicas and cost.
 
-    policies: by default every shipped one that a profile's model can run. profiles: by default the commands' default,
+    policies: by default those of engines that a profile's model can run. profiles: by default the commands' default,
     or none if each policy names its own. gpu_hour: a price, or prices by profile name. as_given: search no engine
-    settings. change_answers: also search block, threshold and canvas. router: what stands before the replicas; a plain
-    Service of Kubernetes draws at random. spare: standby replicas. growth: such as 30%/year; the cost is then the mean
-    over `horizon` years, each GPU bought when it is needed, or (buy_now) today. ensemble: also replay the recommended
-    fleet under this many drawn profiles; 19 or more give intervals. Raises DsimError.
+    settings. change_answers: also search block, threshold and canvas. research: also schedulers of no engine. router:
+    a plain Service of Kubernetes draws at random. spare: standby replicas. growth: such as 30%/year; the cost is the
+    mean over `horizon` years, each GPU bought when it is needed, or (buy_now) today. today: what runs now, as
+    SPEC,replicas=N. ensemble: also replay the recommended fleet under this many drawn profiles; 19 or more give
+    intervals. Raises DsimError.
     """
     specs = [spec_of(policy) for policy in policies]
     routed = Traffic(**traffic, router=router)
     scenario = named_scenario(trace, slos, Scenario.policy, Scenario.profile, specs, routed)
     options = Options(
-        rate, attainment, max_replicas, num_requests, spare, growth, horizon, buy_now, ensemble, min_quality,
-        quality_table, as_given, change_answers,
+        rate, attainment, max_replicas, num_requests, spare, growth, horizon, buy_now, today, ensemble, min_quality,
+        quality_table, as_given, change_answers, research,
     )  # fmt: skip
     loaded = None if profiles is None else [p if isinstance(p, Profile) else load_profile(p) for p in profiles]
     question = plan_question(

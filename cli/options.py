@@ -41,11 +41,10 @@ PANELS: dict[str, tuple[str, ...]] = {
         "--ensemble --commits --allow-code",
         "Model and device": "--model --random-weights --gpu --tp --device --graphs --eager "
         "--mask-token-id --block-length --tokenizer --temperature --eos",
-        "Fleet and price": "--replicas --max-replicas --spare --growth --horizon --buy-now --router --pool --link "
-        "--decider --fleet "
-        "--gpus --scaler --startup --speed --gpu-hour --currency",
+        "Fleet and price": "--replicas --max-replicas --spare --growth --horizon --buy-now --today --router --pool "
+        "--link --decider --fleet --gpus --scaler --startup --speed --gpu-hour --currency",
         "SLOs and quality": "--slo --attainment --missing-fails --emit --bound --min-quality --quality-table",
-        "Search": "--as-given --change-answers --objective --trials --space --precision",
+        "Search": "--as-given --change-answers --research --objective --trials --space --precision",
         "Measurement": "--budget --thresholds --full-sequence --max-batch --measured --log --metrics --metrics-before",
         "Server": "--host --port --allow-host --served-name --api-key",
         "Logs": "--metrics-as --access-log --steps --step-log",

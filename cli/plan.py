@@ -22,7 +22,7 @@ Compared = Annotated[
     list[str] | None,
     option(
         "SPEC",
-        "A policy to compare, as elsewhere; repeat. By default every shipped one that the model runs.",
+        "A policy to compare, as elsewhere; repeat. By default those of released engines that run the model.",
         "--policy",
         values=options.policies,
     ),
@@ -67,6 +67,7 @@ def plan_command(
     buy_now: Annotated[
         bool, typer.Option("--buy-now", help="With --growth: buy what the end needs, instead of each quarter's.")
     ] = False,
+    today: Annotated[str | None, option("SPEC,replicas=N", "What runs today: replayed beside the answer.")] = None,
     min_quality: options.MinQuality = None,
     quality_table: options.QualityTable = None,
     as_given: Annotated[
@@ -77,6 +78,9 @@ def plan_command(
         typer.Option(
             "--change-answers", help="Also search block, threshold and canvas, which change the model's answers."
         ),
+    ] = False,
+    research: Annotated[
+        bool, typer.Option("--research", help="Also what a scheduler that no released engine has would save.")
     ] = False,
     router: options.Router = "random",
     num_requests: options.PerReplay = None,
@@ -105,7 +109,8 @@ def plan_command(
         raise DsimError("no SLO is given, expected at least one, such as --slo ttft=2s --slo 100ms/token")
     asked = Options(
         rate, options.percent("--attainment", attainment), max_replicas, num_requests, spare, growth, horizon, buy_now,
-        given["ensemble"], min_quality, quality_table, as_given, change_answers,
+        today,        given["ensemble"], min_quality, quality_table, as_given, change_answers,
+        research,
     )  # fmt: skip
     specs = options.different(policy or [])
     sheets, profiles = _profiles(specs, gpu, model, tp, yields, profile)

@@ -123,7 +123,7 @@ class Capacity(Showable):
     policy: str
     profile: str
     estimated: bool  # profile not measured
-    latency_ms: dict[str, dict[str, float] | None]  # at capacity: p50, p90, p99; None: no values
+    latency_ms: dict[str, dict[str, float] | None]  # at capacity, by percentile; None: no values
     cost: Cost | None = None
     asked_rate: float | None = None  # req/s to size replicas for
     one_fewer: Interval | None = None  # capacity with one replica less
@@ -521,11 +521,11 @@ def _reading(fields: Sequence[Any]) -> Reading:
 
 
 def latency_ms(requests: Columns, metrics: Sequence[str]) -> Latency:
-    """p50, p90, p99 of latency metrics; None if no request has one."""
+    """Percentiles of latency metrics; None if no request has one."""
     known = {name: 1e3 * values[~np.isnan(values)] for name, values in latencies(requests).items() if name in metrics}
+    stats = ("p50", "p90", "p95", "p99")
     return {
-        name: {stat: statistic(known[name], stat) for stat in ("p50", "p90", "p99")} if len(known[name]) else None
-        for name in metrics
+        name: {stat: statistic(known[name], stat) for stat in stats} if len(known[name]) else None for name in metrics
     }
 
 

@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from scipy.special import betaincinv
@@ -61,10 +62,12 @@ def candidates_of(
     quality_table: QualityTable | None = None,
     as_given: bool = False,
     change_answers: bool = False,
+    research: bool = False,
 ) -> tuple[list[PlanCandidate], list[Fleet]]:
     """Policies on the profiles that can run them, and policies left out, with reasons.
 
-    POLICY@PROFILE runs on that profile only. Without policies: all shipped presets of a profile's family. An engine's
+    POLICY@PROFILE runs on that profile only. Without policies: the shipped presets of a profile's family that a
+    released engine has; with `research`, or if none of them can run, also those that no engine has. An engine's
     preset is left out on another engine's profile, unless named and without a profile of its own engine. as_given:
     search no settings. change_answers: also search settings that change answers. DsimError if no candidate remains.
     """
@@ -92,6 +95,7 @@ def candidates_of(
                 prices(profile),
                 changing=tuple(answers),
                 searches_changing=change_answers,
+                is_research=not (policies or preset_of(name_of(given), given, scenario.allow_code).engine),
             )
             searched = {} if as_given else {
                 one: quality_of(parse(one, scenario.allow_code), profile.model.name, quality_table)
@@ -101,6 +105,8 @@ def candidates_of(
             }  # fmt: skip
             settings = {one: own for one, own in searched.items() if _keeps(own, min_quality)}
             preset = preset_of(name_of(given), given, scenario.allow_code)
+            if not (policies or research or preset.engine):
+                continue
             elsewhere = times_another(profile, preset)
             if elsewhere and engine_of_preset(preset) in engines:
                 continue
@@ -124,6 +130,13 @@ def candidates_of(
                     specs, qualities = tuple(settings), tuple(settings.values())
                     candidate = replace(candidate, policy=specs[0], settings=specs, qualities=qualities)
                 found.append(candidate)
+    if not policies and not research and not found:
+        found, out = candidates_of(
+            scenario, policies, profiles, prices, min_quality=min_quality, quality_table=quality_table,
+            as_given=as_given, change_answers=change_answers, research=True,
+        )  # fmt: skip
+    if all(candidate.is_research for candidate in found):
+        found = [replace(candidate, is_research=False) for candidate in found]
     if not found:
         said = "; ".join(dict.fromkeys(f"{_named(row)}: {row.dropped}" for row in out))
         raise DsimError(said or "no policy and no profile is given, expected one of each")
@@ -169,6 +182,7 @@ def plan(
     max_replicas: int = 64,
     spare: int = 0,
     horizon: Horizon | None = None,
+    today: str | None = None,
     attainment: float = 0.99,
     num_requests: int | None = None,
     jobs: int | None = None,
@@ -180,9 +194,9 @@ def plan(
     """Rank candidates by the cost of the smallest fleet that meets the scenario's `slos` at `rate` (req/s).
 
     rate: by default the trace's. A share `attainment` of arrivals must meet SLOs without a statistic. `spare` standby
-    replicas cost, but serve nothing. With a `horizon` the cost is the mean over it. The scenario's policy,
-    profile and replicas are unused. `jobs`, `backend`, `address` (see `Pool`) and `memo` change no result. DsimError if
-    no candidate meets the SLOs.
+    replicas cost, but serve nothing. With a `horizon` the cost is the mean over it. `today`: what runs now, as
+    SPEC,replicas=N. The scenario's policy, profile and replicas are unused. `jobs`, `backend`, `address` (see `Pool`)
+    and `memo` change no result. DsimError if no candidate meets the SLOs.
     """
     if not 1 <= max_replicas <= MAX_REPLICAS:
         raise DsimError(f"max replicas is {max_replicas}, expected 1 to {MAX_REPLICAS}")
@@ -199,13 +213,15 @@ def plan(
             candidates, groups, searches, whole, rate, max_replicas, spare, horizon, pool, memo or Memo(), progress
         )  # fmt: skip
         run.choose_settings()
-        lanes, dropped = run.settle()
+        lanes, dropped = run.settle([i for i in run.chosen if not candidates[i].is_research])
         order, tied, failed = run.decide(lanes)
         order = run.as_given_if_enough(order)
         # With growth, of each GPU's best: what a request a second costs at the limit.
         devices = {candidates[lane.candidate].profile.device.name: lane for lane in reversed(order)}
         room = run.headroom(order[:1] if horizon is None else [lane for lane in order if lane in devices.values()])
         ranking = [run.fleet(lane, room.get(lane.candidate)) for lane in order]
+        now = None if today is None else run.as_today(order[0], *fleet_of_today(today))
+        research = run.research([i for i in run.chosen if candidates[i].is_research])
         routed = run.with_router(order[0])
         risks = run.risks(order[:2], max(float(np.std(lane.settled, ddof=1)) for lane in order[:2]))
     search, best = searches[0], candidates[order[0].candidate]
@@ -236,6 +252,8 @@ def plan(
         peak=peak_of(scenario.source(), rate, recommended) if scenario.arrival == "trace" else None,
         growth=None if horizon is None else growth_of(horizon, recommended),
         routed=routed,
+        today=now,
+        research=tuple(research),
         deployment=deployment,
     )
 
@@ -399,12 +417,21 @@ class _Run:
         specs = [self.candidates[i].policy for i in (given, best)]
         self.tried[best] = Tried(len(self._groups[k]), specs[0], rates[given], specs[1], rates[best], equal)
 
-    def settle(self) -> tuple[list[Lane], list[Fleet]]:
+    def research(self, chosen: Sequence[int]) -> list[Fleet]:
+        """The fleets of schedulers that no engine has, the cheapest first, as far as short replays tell."""
+        if not chosen:
+            return []
+        try:
+            lanes, _ = self.settle(chosen)
+        except DsimError:  # none meets the SLOs
+            return []
+        return [self.fleet(lane, None) for lane in self.rank(lanes)[0]]
+
+    def settle(self, chosen: Sequence[int]) -> tuple[list[Lane], list[Fleet]]:
         """The lanes of the race, and the dropped rows."""
         self._doing = "pilot"
-        pilots = dict(
-            zip(self.chosen, self.replays(Task("pilot", i, self.rate, self.most) for i in self.chosen), strict=True)
-        )
+        tasks = (Task("pilot", i, self.rate, self.most) for i in chosen)
+        pilots = dict(zip(chosen, self.replays(tasks), strict=True))
         cannot = {i: self._refusal(i, p) for i, p in pilots.items() if p.get("replicas") is None}
         if len(cannot) == len(pilots):
             said = f"no fleet of up to {self.most} replicas meets the SLOs at {self.rate:g} req/s"
@@ -419,7 +446,7 @@ class _Run:
         self._doing = "racing"
         lanes = self._race({i: guesses[i] for i in running})
         rows: list[Fleet] = []
-        for i in self.chosen:
+        for i in chosen:
             if i in cannot:
                 rows.append(replace(self._row(i), dropped=cannot[i]))
             elif i in expensive:
@@ -507,16 +534,34 @@ class _Run:
         if scenario.router != UNROUTED or lane.replicas in (None, 1):
             return None
         self._doing = "another router"
-        at = len(self.candidates)
-        self.candidates.append(self.candidates[lane.candidate])
-        for searches in (self.searches, self.whole_searches):
-            search = searches[lane.candidate]
-            searches.append(replace(search, scenario=replace(search.scenario, router=BETTER)))
-        if lane.candidate in self.whole:
-            self.whole.add(at)
+        at = self._add(self.candidates[lane.candidate], lane, router=BETTER)
         [better] = self._raced([(at, self.rate, 1.0)], [lane.replicas], most=lane.replicas, patience=MOST)
         replicas = better.replicas or lane.replicas
         return Routed(BETTER, replicas, *self._charge(replicas, self.candidates[at]))
+
+    def as_today(self, lane: Lane, policy: str, replicas: int) -> Fleet:
+        """What runs today, on the recommended GPUs and under the plan's traffic."""
+        self._doing = "today's fleet"
+        best = self.candidates[lane.candidate]
+        at = self._add(replace(best, policy=policy, settings=()), lane, policy=policy)
+        now = Lane(candidate=at, price=best.weight, most=replicas, at=replicas, low=replicas - 1, high=replicas)
+        found = self.replays([self._replay(at, self.rate, replicas, 1.0, index) for index in range(FIRST)])
+        for one in found:
+            if "error" in one:
+                raise DsimError(f"today is {policy}: {one['error']}")
+        now.severities[replicas] = [float(one["severity"]) for one in found]
+        return self.fleet(now, None)
+
+    def _add(self, candidate: PlanCandidate, like: Lane, **changed: Any) -> int:
+        """Add a candidate that is replayed like a lane's, with a scenario's changed fields; returns its index."""
+        self.candidates.append(candidate)
+        for searches in (self.searches, self.whole_searches):
+            search = searches[like.candidate]
+            searches.append(replace(search, scenario=replace(search.scenario, **changed)))
+        at = len(self.candidates) - 1
+        if like.candidate in self.whole:
+            self.whole.add(at)
+        return at
 
     def headroom(self, lanes: Sequence[Lane]) -> dict[int, list[Json]]:
         """By candidate: capacities in HEADROOM replications, each with the criterion that breaks above it."""
@@ -610,8 +655,8 @@ class _Run:
             limited_by=seen[0]["limited_by"],
             limiting_setting=seen[0]["limiting_setting"],
             assumed=seen[0]["assumed"],
-            due=() if self.horizon is None else tuple(self._dues(lane)),
-            mean_cost=None if self.horizon is None else self._cost(lane),
+            due=tuple(self._dues(lane)),
+            mean_cost=None if self.horizon is None or lane.candidate not in self.due else self._cost(lane),
             untested=beyond_tested(candidate.policy, self.searches[lane.candidate].scenario.allow_code),
             latency_ms=seen[0]["latency_ms"],
         )
@@ -758,7 +803,8 @@ class _Run:
         return self.candidates[lane.candidate].weight * ((lane.replicas or 0) + self.spare)
 
     def _dues(self, lane: Lane) -> Iterator[Due]:
-        assert self.horizon is not None
+        if self.horizon is None or lane.candidate not in self.due:
+            return
         lanes = (lane, *self.due[lane.candidate])
         for years, more, later in zip(self.horizon.dates, self._growths, lanes, strict=True):
             replicas = later.replicas or 0
@@ -769,6 +815,15 @@ class _Run:
         if self._progress is not None:
             done = self.replays.num_replays
             self._progress(self._doing, done, max(self._expected, done + 1))
+
+
+def fleet_of_today(text: str) -> tuple[str, int]:
+    """SPEC and replicas of `SPEC,replicas=N`."""
+    *items, last = text.split(",")
+    name, _, number = last.partition("=")
+    if not items or name != "replicas" or not (number.isdigit() and 1 <= int(number) <= MAX_REPLICAS):
+        raise DsimError(f"today is {cut(text)}, expected SPEC,replicas=N such as vllm-diffusion:4,replicas=3")
+    return ",".join(items), int(number)
 
 
 def _slack(criterion: Criterion, value: float) -> float:

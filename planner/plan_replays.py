@@ -22,7 +22,7 @@ from .pool_counts import PILOT_PER_REPLICA, severity_of
 from .replicate import Reading, judge, judged, replication
 from .settings import score
 
-SEEN = ("ttft", "norm_latency", "tpot_chunk")  # clients' percentiles in ms
+SEEN = ("ttft", "e2el", "norm_latency", "tpot_chunk")  # clients' percentiles in ms
 OWN_WIDTH, OWN_SHARPNESS = 0.15, 0.04  # log rate, of the search for a fleet's capacity
 NEXT_WIDTH = 0.04  # ... if another replication's is known
 

@@ -17,7 +17,7 @@ from .backend import Pool
 from .contents import Json, asked_of, digest
 from .ensemble import check_num
 from .memo import Memo
-from .plan import Progress, best_fleets, candidates_of, own_rate, plan, posed
+from .plan import Progress, best_fleets, candidates_of, fleet_of_today, own_rate, plan, posed
 from .plan_folder import PlanFolder
 from .plan_replays import Posed
 from .planned import Fleet, PlanCandidate, Planned
@@ -39,11 +39,13 @@ class Options:
     growth: str | None = None
     horizon: float = 1.0  # years
     buy_now: bool = False
+    today: str | None = None
     ensemble: int | None = None
     min_quality: float | str | None = None
     quality_table: str | Path | None = None
     as_given: bool = False
     change_answers: bool = False
+    research: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.spare <= MAX_REPLICAS:
@@ -55,6 +57,8 @@ class Options:
         if self.growth is None and (self.horizon != 1 or self.buy_now):
             raise DsimError("horizon or buy now is given and no growth, expected one such as 30%/year")
         _ = self.over
+        if self.today is not None:
+            fleet_of_today(self.today)
         if self.ensemble is not None:
             check_num(self.ensemble)
 
@@ -107,6 +111,7 @@ def question_of(
     table, quality = options.quality_table, options.min_quality
     candidates, left_out = candidates_of(
         scenario, policies, profiles, prices, as_given=options.as_given, change_answers=options.change_answers,
+        research=options.research,
         min_quality=None if quality is None else parse_share(quality),
         quality_table=None if table is None else load_table(table, scenario.allow_code),
     )  # fmt: skip
@@ -137,7 +142,7 @@ def answer(
     planned = plan(
         question.scenario, question.candidates, question.left_out, rate=question.rate, attainment=own.attainment,
         max_replicas=own.max_replicas, num_requests=own.num_requests, spare=own.spare, horizon=own.over,
-        jobs=jobs, backend=backend, address=address, memo=memo, progress=progress,
+        today=own.today, jobs=jobs, backend=backend, address=address, memo=memo, progress=progress,
     )  # fmt: skip
     ahead = best_fleets(question.scenario, question.candidates, planned)
     best = ahead[0]

@@ -35,6 +35,7 @@ class PlanCandidate:
     qualities: tuple[Quality, ...] = ()  # of `settings`
     changing: tuple[str, ...] = ()  # flags that change answers, left open by the SPEC
     searches_changing: bool = False  # `settings` change answers
+    is_research: bool = False  # of no released engine, and not named by the user
 
     def __str__(self) -> str:
         return f"{self.policy} on {self.place}" if self.place else self.policy
@@ -165,6 +166,8 @@ class Planned(Showable):
     notes: tuple[str, ...] = ()
     peak: Peak | None = None  # None: other times than the trace's, or too short
     growth: Growth | None = None  # None: not asked for
+    research: tuple[Fleet, ...] = ()  # of schedulers that no released engine has, the cheapest first
+    today: Fleet | None = None  # what runs now, replayed; None: not said
     routed: Routed | None = None  # None: a router is named, or one replica is enough
     deployment: Deployment | None = None  # None: no released engine is known to serve it
     ensemble: Uncertain | None = None  # None: not asked for

@@ -10,13 +10,14 @@ from .digits import counted, percent
 from .ensemble import of_ensemble, sentences
 from .fleet import cost_of, floor_of, gpus_of, met_share, name_of
 from .page import Block, Code, Figure, Number, Page, Section, Table, Words, table
-from .purchase import by_gpu, grown, lasting, over_time
+from .purchase import HOURS, by_gpu, grown, lasting, over_time
 from .search import Json, cautions, facts, in_currency, money, quality, quality_number
 from .table import number, time_of
 
 VERDICTS = {"meets": "meets them", "misses": "misses them", "unsure": "too close to tell"}
 QUESTION = "Which policy, on how many GPUs, at what cost?"
 
+CLIENTS = ("ttft", "e2el")
 LONG = 36  # characters of a bar's label
 
 
@@ -32,12 +33,15 @@ def plan_page(info: Json) -> Page:
         chart=_costs(info),
         facts=tuple(_facts(info)),
         sections=(
-            Section("The ranking", (_ranking(info), *_left_out(info)), spoken=True),
             *(over_time(info) or by_gpu(info)),
+            *_clients(info),
+            Section("The ranking", (_ranking(info),), spoken=True),
+            *_research(info),
             *(Section("The engines' settings", found, spoken=True) for found in [_settings(info)] if found),
             Section("What could change it", (_risks(info), *grown(info)), spoken=True),
             Section("To deploy", tuple(_deploy(info)), spoken=True),
             *of_ensemble(info),
+            *_left_out(info),
         ),
         notes=(*_notes(info), *info["notes"]),
         command=info.get("command", ""),
@@ -57,7 +61,8 @@ def answer(info: Json) -> str:
     slos = _and(info.get("slos") or info["criteria"])
     text = f"{info['rate']:.4g} req/s within {slos}: {best['policy']} on {gpus_of(best)}"
     if best["per_hour"] is not None:
-        text += f", {money(best['per_hour'], info)} an hour"
+        month = best["per_hour"] * HOURS / 12
+        text += f", {money(best['per_hour'], info)} an hour, {money(month, info, 0)} a month"
     if not info["deploy"]:
         text += "; no released engine is known to run this policy"
     if best["assumed"] >= 0.01:
@@ -66,15 +71,24 @@ def answer(info: Json) -> str:
             f"; {share} is in steps of more tokens than any whose price was published or measured, at an assumed one"
         )
     text += "".join(f"; {said}" for said in best["untested"])
-    text += f". {_met(info, best)}, {_room_sentence(best)}."
+    text += f". {_met(info, best)}, {_room_sentence(best)}.{_waits(best)}"
     tail = " These figures are of the fleet without its spare." if best["spare"] else ""
     tail += lasting(info) + _routed(info)
     if info.get("ensemble"):
         tail += " " + " ".join(line for line in sentences(info["ensemble"]) if "drawn profiles" in line)
     if second is None:
-        others = "; no other meets the SLOs" if info["left_out"] else ""
-        return f"{text[:-1]}{others}.{tail}"
+        return f"{text}{tail}"
     return f"{text} Runner-up: {why(info, best, second)}.{tail}"
+
+
+def _waits(best: Json) -> str:
+    """Clients' percentiles; empty without any."""
+    parts = [
+        f"{metric} {number(times['p50'])}, {number(times['p95'])} and {number(times['p99'])} ms"
+        for metric in CLIENTS
+        if (times := best["latency_ms"].get(metric))
+    ]
+    return f" Clients wait for {', '.join(parts)} (p50, p95, p99)." if parts else ""
 
 
 def _routed(info: Json) -> str:
@@ -202,11 +216,52 @@ def _limit(fleet: Json) -> str:
     return str(fleet["limited_by"]) + (f", {fleet['limiting_setting']}" if fleet["limiting_setting"] else "")
 
 
-def _left_out(info: Json) -> tuple[Table, ...]:
-    if not info["left_out"]:
+def _left_out(info: Json) -> tuple[Section, ...]:
+    """One row for each reason."""
+    names: dict[str, list[str]] = {}
+    for fleet in info["left_out"]:
+        names.setdefault(fleet["dropped"], []).append(name_of(fleet))
+    if not names:
         return ()
-    rows = [[name_of(f), f["dropped"]] for f in info["left_out"]]
-    return (table(["left out", "why"], rows, left=frozenset({0, 1})),)
+    rows = [[", ".join(those), why] for why, those in names.items()]
+    return (Section("Left out", (table(["left out", "why"], rows, left=frozenset({0, 1})),), spoken=True),)
+
+
+def _clients(info: Json) -> tuple[Section, ...]:
+    """Percentiles of the recommended fleet, of what runs today, and of the log."""
+    best, today, log = info["recommended"], info["today"], info.get("measured")
+    columns = {f"{best['policy']} on {gpus_of(best)}": best["latency_ms"]}
+    if today is not None:
+        columns[f"today, {today['policy']} on {gpus_of(today)}"] = today["latency_ms"]
+    if log:
+        columns["measured in the log"] = {name: log["summary"][f"{name}_ms"] for name in CLIENTS}
+    rows = []
+    for metric in CLIENTS:
+        for stat in ("p50", "p95", "p99"):
+            times = [(times.get(metric) or {}).get(stat) for times in columns.values()]
+            if times[0] is not None:
+                rows.append([f"{metric} {stat}", *("–" if t is None else f"{number(t)} ms" for t in times)])
+    if today is not None:
+        rows.append(["meet the SLOs", met_share(info, best), met_share(info, today), *(["–"] if log else [])])
+    about = "One replay each, at the plan's rate; what runs today is replayed on the recommended GPUs."
+    shown = table(["", *columns], rows, caption=about, left=frozenset({0}))
+    return (Section("What clients see", (shown,), spoken=True),) if rows else ()
+
+
+def _research(info: Json) -> tuple[Section, ...]:
+    """What schedulers of no engine would save; none without --research."""
+    if not info["research"]:
+        return ()
+    best = cost_of(info, info["recommended"])
+    rows = []
+    for fleet in info["research"]:
+        saves = 1 - cost_of(info, fleet) / best
+        cells = [money(fleet["per_hour"], info)] if info["priced"] else []
+        rows.append([name_of(fleet), f"{fleet['gpus']:,}", *cells, f"{100 * saves:.0f} %" if saves > 0 else "nothing"])
+    caption = "Schedulers that no released engine has, by short replays: what it would be worth to build one."
+    head = ["policy", "GPUs", *(["an hour"] if info["priced"] else []), "saves"]
+    shown = table(head, rows, caption=caption, left=frozenset({0}))
+    return (Section("What a new scheduler would save", (shown,), spoken=True),)
 
 
 def _risks(info: Json) -> Table:

@@ -5,7 +5,6 @@ import numpy as np
 from ..results.manifest import FleetInfo, FleetRun, PoolInfo
 from ..results.metrics import Floats
 from ..results.parts import PARTS
-from ..results.scaling import FLAP_WINDOW, RISE, behaviour
 from .chart import GRID, Chart, colour
 from .page import Block, Figure, Section, Table, table
 from .table import number
@@ -14,11 +13,7 @@ CAPTION = (
     "Replicas that take requests (solid) and replicas that are paid for (dotted), and the rate of arrivals (grey, "
     "right). Replicas that start or drain take no request and are paid for."
 )
-HOURS = (
-    "Replica-hours are paid for: from the decision to start a replica until its last request has ended. A flap: a "
-    f"replica more and one less within {FLAP_WINDOW / 60:g} minutes, or the other way round. To react: the mean time "
-    f"from a rise of the load, to {RISE:g} times its lowest since the last, until another replica takes requests."
-)
+HOURS = "Replica-hours are paid for: from the decision to start a replica until its last request has ended."
 WINDOWS = 96  # of arrivals
 
 
@@ -34,7 +29,7 @@ def of_replicas(fleet: FleetInfo | None, end: float, arrival: Floats) -> Section
         blocks.append(_parts(moved))
     if scaled:
         paid = [run for run in scaled if run.get("replica_hours") is not None]  # a scaler changed the number
-        blocks += [_hours(paid, arrival)] if paid else []
+        blocks += [_hours(paid)] if paid else []
         blocks.append(_over_time(scaled, end, arrival))
     return Section("Replicas", tuple(blocks))
 
@@ -56,23 +51,16 @@ def _parts(runs: list[FleetRun]) -> Table:
     return table(
         ("moved", *(f"{name.replace('_', ' ')} (ms)" for name in PARTS)), rows,
         caption="Requests that a prefill pool prefilled, and the mean times of a finished request: to its first tokens "
-        "(up to first block), and the rest. Links: keys and values travel after the prefill, once pages are reserved. "
-        "If a request moves once a block, all parts but the first block are sums over its blocks.",
+        "(up to first block), and the rest. Links: keys and values travel after the prefill, once pages are reserved.",
     )  # fmt: skip
 
 
-def _hours(runs: list[FleetRun], arrival: Floats) -> Table:
+def _hours(runs: list[FleetRun]) -> Table:
     rows = []
     for run in runs:
-        changes = run.get("changes", [])
-        ready = [change[2] for change in changes]
-        did = behaviour(changes, arrival)
-        reacted = f"{number(did.reaction)} s ({did.answered} of {did.rises} rises)" if did.answered else "–"
-        rows.append((
-            run.get("policy", ""), number(run.get("replica_hours")), f"{min(ready):,}", f"{max(ready):,}",
-            f"{did.flaps:,}", reacted,
-        ))  # fmt: skip
-    head = ("policy", "replica-hours", "fewest of a pool", "most of a pool", "flaps", "to react")
+        ready = [change[2] for change in run.get("changes", [])]
+        rows.append((run.get("policy", ""), number(run.get("replica_hours")), f"{min(ready):,}", f"{max(ready):,}"))
+    head = ("policy", "replica-hours", "fewest of a pool", "most of a pool")
     return table(head, rows, caption=HOURS)
 
 

@@ -37,8 +37,8 @@ def quality_number(fleet: Json) -> Number:
     return Number("quality", ((None, quality(fleet)),), "of answers, compared with the full cache")
 
 
-def money(amount: float, info: Json) -> str:
-    return f"{amount:,.2f} {info['currency']}".rstrip() if info.get("currency") else f"{amount:,.2f}"
+def money(amount: float, info: Json, places: int = 2) -> str:
+    return f"{amount:,.{places}f} {info.get('currency') or ''}".rstrip()
 
 
 def in_currency(info: Json) -> str:

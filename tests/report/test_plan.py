@@ -24,8 +24,8 @@ def fleet(policy: str, replicas: int, share: float, **more: Any) -> dict[str, An
         "attained": {"ttft=2s": 0.999, "norm_latency=50ms": 0.993}, "judged": 2550,
         "headroom": {"value": 0.163, "low": 0.118, "high": 0.214}, "breaks_first": MET,
         "limited_by": "compute", "limiting_setting": "", "quality": {"relative": 1.0, "notes": []}, "dropped": "",
-        "tried": None, "assumed": 0.0, "untested": [], "mean_cost": None, "spare": 0, "price": 2.0, "about": None,
-        "least": None,
+        "tried": None, "assumed": 0.0, "untested": [], "mean_cost": None, "latency_ms": {}, "spare": 0, "price": 2.0,
+        "about": None, "least": None,
         **more,
     }  # fmt: skip
 
@@ -38,7 +38,7 @@ def info(*ranking: dict[str, Any], **more: Any) -> dict[str, Any]:
         "slos": ["ttft=2s", "norm_latency=50ms"], "plan_toml": 'policy = "optimus"\nreplicas = 4\n', "deploy": None,
         "priced": True, "currency": "USD", "trace": "azure-conv", "traffic": "azure-conv, 10 requests", "profile": "p",
         "estimated": True, "gpu_hour": "2", "num_replays": 9, "num_requests": 100, "block": 25, "seed": 0, "notes": [],
-        "growth": None, "peak": None, "routed": None,
+        "growth": None, "peak": None, "routed": None, "research": [], "today": None,
         **more,
     }  # fmt: skip
 
@@ -51,9 +51,9 @@ def text(data: dict[str, Any]) -> list[str]:
 
 def test_the_answer_is_a_fleet_its_price_what_it_attains_and_who_came_second() -> None:
     assert answer(info()) == (
-        "12 req/s within ttft=2s and 50ms/token: optimus on 4 A100-80GB, 8.00 USD an hour; no released engine is "
-        "known to run this policy. 99.4 % of requests meet the SLOs (99 % asked), with room for 11 to 22 % more "
-        "traffic. Runner-up: lmdeploy-bd32 needs 6 A100-80GB, 12.00 USD an hour."
+        "12 req/s within ttft=2s and 50ms/token: optimus on 4 A100-80GB, 8.00 USD an hour, 5,844 USD a month; no "
+        "released engine is known to run this policy. 99.4 % of requests meet the SLOs (99 % asked), with room for 11 "
+        "to 22 % more traffic. Runner-up: lmdeploy-bd32 needs 6 A100-80GB, 12.00 USD an hour."
     )
 
 
@@ -70,7 +70,7 @@ def test_a_runner_up_of_the_same_price_lost_by_its_slos_or_is_a_tie() -> None:
 
 def test_without_a_second_fleet_or_a_price_the_answer_says_no_more_than_is_known() -> None:
     alone = answer(info(fleet("optimus", 4, 0.994, per_hour=None), priced=False, left_out=[fleet("x", 0, 0.0)]))
-    assert alone.endswith("with room for 11 to 22 % more traffic; no other meets the SLOs.")
+    assert alone.endswith("with room for 11 to 22 % more traffic.")
     assert "USD" not in alone
 
 
@@ -233,6 +233,21 @@ def test_the_busiest_time_is_said_with_what_it_would_need_and_that_this_is_deriv
     assert "1.52 times its mean rate: 18.3 req/s instead of 12" in lines[at]
     assert "about 6 GPUs, 12.00 USD an hour" in lines[at]
     assert lines[at + 1] == "This fleet is derived from the low end of the headroom, not replayed."
+
+
+def test_clients_percentiles_stand_beside_today_s_and_the_log_s() -> None:
+    def times(first: float) -> dict[str, Any]:
+        return {m: {"p50": first, "p90": 0.0, "p95": 2 * first, "p99": 3 * first} for m in ("ttft", "e2el")}
+
+    best = fleet("vllm-diffusion", 4, 0.994, latency_ms=times(100.0))
+    data = info(best, today=fleet("vllm-diffusion:4", 5, 0.981, latency_ms=times(200.0)))
+    assert "Clients wait for ttft 100, 200 and 300 ms, e2el 100, 200 and 300 ms (p50, p95, p99)." in answer(data)
+    rows = [" ".join(line.split()) for line in text(data)]
+    assert "ttft p95 200 ms 400 ms" in rows
+    assert "meet the SLOs 99.4 % (99.3 to 99.5) 98.1 % (98.0 to 98.2)" in rows
+    summary = {name: {"p50": 900.0, "p95": 950.0, "p99": 990.0} for name in ("ttft_ms", "e2el_ms")}
+    log = {"summary": summary | {"slo_attainment": 0.9}, "rate": 3.0, "beside": []}
+    assert "e2el p99 300 ms 600 ms 990 ms" in [" ".join(line.split()) for line in text({**data, "measured": log})]
 
 
 def test_the_answer_says_where_it_rests_on_an_assumed_price_or_leaves_what_was_tested() -> None:
