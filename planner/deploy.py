@@ -1,22 +1,40 @@
 """A fleet as an engine's launch command, compose file and Kubernetes manifest."""
 
 import json
+import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import yaml
 
 from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.part import Preset
-from ..engine.policy import name_of, parse, preset_of, settings_of
+from ..engine.policy import name_of, named_fields, parse, preset_of, settings_of
+from ..profiler.hardware import product_of
 from ..profiler.models import BYTES, CHECKPOINTS
-from ..profiler.profile import Profile
+from ..profiler.profile import Device, Profile
 from ..report.digits import counted
 
 IN_FILE, IN_JSON = "config:", "json:"  # flag prefixes: a key of the engine's file, or of a JSON object
 CONFIG = "dllm.yaml"
 HOST_GPUS = 8  # of a compose file's host
+# Published checkpoints, by model and weights (precisions-and-cards.md 1.2).
+QUANTISED = {
+    ("DiffusionGemma-26B-A4B", "fp8"): "RedHatAI/diffusiongemma-26B-A4B-it-FP8-dynamic",
+    ("DiffusionGemma-26B-A4B", "nvfp4"): "nvidia/diffusiongemma-26B-A4B-it-NVFP4",
+}
+# For heads of 512 where FlashAttention 4 does not run (precisions-and-cards.md 3.2).
+ATTENTION = {"vllm": "--attention-backend TRITON_ATTN", "sglang": "--attention-backend triton"}
 FREE, ALL = "free", "all"  # shares of memory without weights, or of all
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes what occurs twice twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -31,31 +49,50 @@ class Engine:
     memory: str
     memory_of: str  # FREE or ALL
     weights: Mapping[str, str]  # the profile's weights -> arguments
+    context: str  # flag of a request's most tokens
+    share: float  # of `memory`, by default; 0: chosen by the engine
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # the release's, where a preset has others
     config: str = ""  # flag of CONFIG
     everywhere: str = ""  # arguments to listen outside the container
 
 
 ENGINES = {
     "vllm": Engine(
-        "vLLM", "0.32.0", "vllm/vllm-openai:v0.32.0", ("vllm", "serve"), "--port", "--gpu-memory-utilization", ALL,
-        {"bf16": "--dtype bfloat16", "fp8": "--dtype bfloat16 --quantization fp8"},
+        "vLLM", "0.33.0", "vllm/vllm-openai:v0.33.0", ("vllm", "serve"), "--port", "--gpu-memory-utilization", ALL,
+        {"bf16": "", "fp8": "--quantization fp8"}, "--max-model-len", 0.92, {"prefix_caching": True},
     ),
     "sglang": Engine(
         "SGLang", "0.5.23", "lmsysorg/sglang:v0.5.23", ("python3", "-m", "sglang.launch_server", "--model-path"),
-        "--port", "--mem-fraction-static", ALL,
-        {"bf16": "--dtype bfloat16", "fp8": "--dtype bfloat16 --quantization fp8"}, "--dllm-algorithm-config",
-        "--host 0.0.0.0",
+        "--port", "--mem-fraction-static", ALL, {"bf16": "", "fp8": "--quantization fp8"}, "--context-length", 0.0,
+        {"prefix_caching": True, "dllm_fdfo": True}, "--dllm-algorithm-config", "--host 0.0.0.0",
     ),
     "lmdeploy": Engine(
         "LMDeploy", "0.18.0", "openmmlab/lmdeploy:v0.18.0", ("lmdeploy", "serve", "api_server"), "--server-port",
-        "--cache-max-entry-count", FREE, {"bf16": "--dtype bfloat16"},
+        "--cache-max-entry-count", FREE, {"bf16": ""}, "--session-len", 0.8,
     ),
     # The last release before 0.12.0, which dropped frozen groups.
     "lmdeploy-0.11": Engine(
         "LMDeploy", "0.11.1", "openmmlab/lmdeploy:v0.11.1", ("lmdeploy", "serve", "api_server"), "--server-port",
-        "--cache-max-entry-count", FREE, {"bf16": "--dtype bfloat16"},
+        "--cache-max-entry-count", FREE, {"bf16": ""}, "--session-len", 0.8,
     ),
 }  # fmt: skip
+GIB = 2**30
+
+
+def budget_of(device: Device) -> int:
+    """vLLM's default --max-num-batched-tokens by card (0.33.0, vllm/engine/arg_utils.py:2940)."""
+    if device.memory_bytes >= 160 * GIB:
+        return 16384
+    small = device.memory_bytes < 70 * GIB or "A100" in device.name or device.compute_capability == "12.1"
+    return 2048 if small else 8192
+
+
+def no_image(preset: Preset, device: Device) -> str:
+    """Why no released image of a preset's engine runs on a device; empty: one does."""
+    engine = ENGINES.get(preset.engine)
+    if engine is None or not device.compute_capability.startswith("gfx"):
+        return ""
+    return f"no image of {engine.name} {engine.version} for AMD's {device.name} is known"
 
 
 def engine_of_preset(preset: Preset) -> str:
@@ -90,6 +127,8 @@ class Deployment:
     everywhere: str
     config: Mapping[str, Any]  # of CONFIG; empty: no file
     unsaid: tuple[str, ...]  # fields without a flag
+    differs: tuple[tuple[str, str], ...] = ()  # flags other than the release's defaults, and why
+    product: str = ""  # a node's label of the GPU; empty: unknown
     spare: int = 0
     untested: tuple[str, ...] = ()  # settings beyond what the engine is tested with
 
@@ -126,7 +165,8 @@ class Deployment:
         fleet = f"{counted(self.replicas, 'replica')} of {counted(self.gpus, 'GPU')}"
         lines = [f"{self.engine}, {self.model} ({self.weights}): {fleet}"]
         lines += [f"spare replicas: {self.spare}; the SLOs are met without them"] if self.spare else []
-        lines += [*self.untested, *(f"no flag sets: {text}" for text in self.unsaid)]
+        lines += [*self.untested, *(f"{flag}: {why}" for flag, why in self.differs)]
+        lines += [f"no flag sets: {text}" for text in self.unsaid]
         # One line each: these files are executed, and model names may hold line breaks.
         return "".join(f"# {' '.join(line.split())}\n" for line in lines)
 
@@ -172,84 +212,161 @@ class Deployment:
 
     def _kubernetes(self) -> str:
         name = "dsim-plan"
-        volumes = ["{name: shm, emptyDir: {medium: Memory}}", "{name: cache, emptyDir: {}}"]
-        mounts = ["{name: shm, mountPath: /dev/shm}", "{name: cache, mountPath: /root/.cache/huggingface}"]
-        parts = []
+        labels = {"app": name}
+        pod: dict[str, Any] = {
+            "containers": [self._container()],
+            "volumes": [
+                {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}},
+                {"name": "cache", "persistentVolumeClaim": {"claimName": f"{name}-models"}},
+                *([{"name": "config", "configMap": {"name": name}}] if self.config else []),
+            ],
+        }
+        if self.product:
+            pod["nodeSelector"] = {"nvidia.com/gpu.product": self.product}
+        # The nodes have GPUs for these replicas only: a new one starts once an old one has ended.
+        strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}}
+        spec = {
+            "replicas": self.replicas, "strategy": strategy, "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        }  # fmt: skip
+        claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "200Gi"}}}
+        service = {"selector": labels, "ports": [{"port": 80, "targetPort": 8000}]}
+        parts: list[tuple[str, str, str, dict[str, Any]]] = [
+            ("v1", "PersistentVolumeClaim", f"{name}-models", {"spec": claim}),
+            ("apps/v1", "Deployment", name, {"spec": spec}),
+            ("v1", "Service", name, {"spec": service}),
+        ]
         if self.config:
-            volumes.append(f"{{name: config, configMap: {{name: {name}}}}}")
-            mounts.append("{name: config, mountPath: /deploy}")
-            parts.append(
-                f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}}}\n"
-                f"data:\n  {CONFIG}: {json.dumps(self._config())}\n"
-            )
-        parts.append(
-            f"""apiVersion: apps/v1
-kind: Deployment
-metadata: {{name: {name}}}
-spec:
-  replicas: {self.replicas}
-  selector: {{matchLabels: {{app: {name}}}}}
-  template:
-    metadata: {{labels: {{app: {name}}}}}
-    spec:
-      containers:
-        - name: engine
-          image: {json.dumps(self.image)}
-          command: {json.dumps(self.in_container)}
-{"          workingDir: /deploy" + chr(10) if self.config else ""}\
-          ports: [{{containerPort: 8000}}]
-          readinessProbe: {{httpGet: {{path: /health, port: 8000}}, periodSeconds: 10, failureThreshold: 180}}
-          resources: {{limits: {{nvidia.com/gpu: {self.gpus}}}}}
-          volumeMounts: [{", ".join(mounts)}]
-      volumes: [{", ".join(volumes)}]
-"""
-        )
-        parts.append(
-            f"apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n"
-            f"spec: {{selector: {{app: {name}}}, ports: [{{port: 80, targetPort: 8000}}]}}\n"
-        )
-        return self._head() + "---\n".join(parts)
+            parts.insert(0, ("v1", "ConfigMap", name, {"data": {CONFIG: self._config()}}))
+        objects = [
+            {"apiVersion": version, "kind": kind, "metadata": {"name": own}, **body}
+            for version, kind, own, body in parts
+        ]
+        secret = "# A token for Hugging Face: kubectl create secret generic hf --from-literal token=...\n"
+        return self._head() + secret + yaml.dump_all(objects, Dumper=_Plain, sort_keys=False, width=120)
+
+    def _container(self) -> dict[str, Any]:
+        """The engine's, which loads weights for up to an hour before it is asked whether it is alive."""
+        health = {"httpGet": {"path": "/health", "port": 8000}, "periodSeconds": 10}
+        size = {"nvidia.com/gpu": self.gpus, "cpu": str(8 * self.gpus), "memory": f"{64 * self.gpus}Gi"}
+        mounts = [
+            {"name": "shm", "mountPath": "/dev/shm"},
+            {"name": "cache", "mountPath": "/root/.cache/huggingface"},
+            *([{"name": "config", "mountPath": "/deploy"}] if self.config else []),
+        ]
+        token = {"secretKeyRef": {"name": "hf", "key": "token", "optional": True}}
+        return {
+            "name": "engine", "image": self.image, "command": self.in_container,
+            **({"workingDir": "/deploy"} if self.config else {}),
+            "env": [{"name": "HF_TOKEN", "valueFrom": token}],
+            "ports": [{"containerPort": 8000}],
+            "startupProbe": {**health, "failureThreshold": 360}, "readinessProbe": health,
+            "livenessProbe": {**health, "failureThreshold": 6, "timeoutSeconds": 5},
+            "resources": {"requests": size, "limits": size}, "volumeMounts": mounts,
+        }  # fmt: skip
 
 
 def deployment_of(
     spec: str,
     profile: Profile,
     replicas: int = 1,
+    *,
     router: str = "",
     allow_code: AllowedCode = NO_CODE,
     spare: int = 0,
     untested: tuple[str, ...] = (),
+    context: int | None = None,
 ) -> Deployment | None:
     """The launch of a SPEC's policy on a profile's device; None if no released engine is known to serve it.
 
-    Fields without a value keep the engine's default. spare: standby replicas.
+    Only what differs from the release's defaults has a flag. spare: standby replicas. context: a request's most tokens.
     """
     preset = preset_of(name_of(spec), spec, allow_code)
     engine = ENGINES.get(preset.engine)  # a preset from outside may name any engine
-    if engine is None:
+    if engine is None or no_image(preset, profile.device):
         return None
-    words, config, unsaid = _arguments(preset, settings_of(parse(spec, allow_code)), profile.device.count)
-    model = CHECKPOINTS.get(profile.model.name)
-    if model is None:
-        unsaid.append(f"the checkpoint of {profile.model.name}: replace MODEL by its name or path")
+    chosen, flags = settings_of(parse(spec, allow_code)), _Flags(engine, preset, profile.device)
+    for name, flag in preset.flags.items():
+        if name == "prefix_caching" and not chosen[name] and name not in named_fields(spec, allow_code):
+            if engine.defaults.get(name):
+                flags.differs.append(("prefix caching", "stays on, as in the release; the plan counted no hits"))
+            continue
+        flags.add(name, flag, profile.device.count if name == "gpus" else chosen.get(name))
+    usual = settings_of(preset.policy)
+    flags.unsaid += [f"{n}={_yaml(v)}" for n, v in chosen.items() if n not in preset.flags and v != usual[n]]
     weights = weights_of(profile)
-    if weights in engine.weights:
-        words += engine.weights[weights].split()
+    model = QUANTISED.get((profile.model.name, weights), CHECKPOINTS.get(profile.model.name))
+    if model is None:
+        flags.unsaid.append(f"the checkpoint of {profile.model.name}: replace MODEL by its name or path")
+    elif (profile.model.name, weights) in QUANTISED:
+        flags.differs.append((model, f"a checkpoint of {weights} weights, as the plan has them"))
+    elif weights in engine.weights:
+        flags.say(engine.weights[weights], "the weights that the plan has")
     else:
-        unsaid.append(f"weights of {weights}, for which no flag of {engine.name} {engine.version} is known")
-    if profile.memory.fixed_num_pages is None:
-        words += [engine.memory, f"{_share(profile, engine.memory_of):.2g}"]
-    if config:
-        words += [engine.config, CONFIG]
-    if "drafter" in preset.flags and settings_of(parse(spec, allow_code))["drafter"] != "ngram":
-        unsaid.append("the draft model: `model` of --speculative-config")
+        flags.unsaid.append(f"weights of {weights}, for which no flag of {engine.name} {engine.version} is known")
+    if profile.memory.fixed_num_pages is None and (share := _share(profile, engine.memory_of)) != engine.share:
+        usual_share = f"; default {engine.share:g}" if engine.share else ""
+        flags.say(f"{engine.memory} {share:.2g}", f"the profile's share of memory{usual_share}")
+    if context is not None:
+        most = min(profile.model.context_limit or math.inf, -(-context // 1024) * 1024)
+        flags.say(f"{engine.context} {most:.0f}", f"the longest request of the traffic has {context:,} tokens")
+    if preset.policy.family == "canvas" and not profile.device.compute_capability.startswith("9."):
+        flags.say(ATTENTION.get(preset.engine, ""), "the engine's recipe, for heads of 512 on this GPU")
+    if flags.config:
+        flags.words += [engine.config, CONFIG]
+    if "drafter" in preset.flags and chosen["drafter"] != "ngram":
+        flags.unsaid.append("the draft model: `model` of --speculative-config")
     if router not in ("", "random") and replicas > 1:
-        unsaid.append(f"the router in front of the replicas: the plan uses {router}")
+        flags.unsaid.append(f"the router in front of the replicas: the plan uses {router}")
     return Deployment(
         f"{engine.name} {engine.version}", engine.image, model or "MODEL", weights, replicas, profile.device.count,
-        (*engine.command, model or "MODEL", *preset.serve.split(), *words), engine.port, engine.everywhere, config,
-        tuple(unsaid), spare, untested,
+        (*engine.command, model or "MODEL", *preset.serve.split(), *flags.words), engine.port, engine.everywhere,
+        flags.config, tuple(flags.unsaid), tuple(flags.differs), product_of(profile.device.name), spare, untested,
     )  # fmt: skip
+
+
+class _Flags:
+    """What a launch says beyond the release's defaults."""
+
+    def __init__(self, engine: Engine, preset: Preset, device: Device) -> None:
+        self.words: list[str] = []
+        self.config: dict[str, Any] = {}  # of CONFIG
+        self.unsaid: list[str] = []
+        self.differs: list[tuple[str, str]] = []  # flag, why
+        usual = settings_of(preset.policy)
+        by_card = {"max_num_batched_tokens": budget_of(device)} if preset.engine == "vllm" else {}
+        self._defaults = {**usual, "gpus": 1, **by_card, **engine.defaults}
+        self._fork = preset.engine == "lmdeploy-0.11"  # whose own defaults were not read
+
+    def say(self, flag: str, why: str) -> None:
+        if flag:
+            self.words += flag.split()
+            self.differs.append((flag, why))
+
+    def add(self, name: str, flag: str, value: Any) -> None:
+        """A field's flag, unless the release has the value by default."""
+        default = self._defaults.get(name)
+        if value is None:
+            return
+        if flag.startswith(IN_FILE):
+            self.config[flag.removeprefix(IN_FILE)] = value
+        elif flag.startswith(IN_JSON):
+            option, _, key = flag.removeprefix(IN_JSON).partition(".")
+            if value == default and option != "--speculative-config":
+                return
+            held = json.loads(self.words[self.words.index(option) + 1]) if option in self.words else {}
+            if option not in self.words:
+                self.words += [option, ""]
+            self.words[self.words.index(option) + 1] = json.dumps({**held, key: value})
+        elif value != default or self._fork:
+            yes, _, no = flag.partition("/")
+            text = f"{flag} {value}" if not isinstance(value, bool) else yes if value else no
+            why = f"as replayed; default {_yaml(default)}"
+            if name == "gpus":
+                why = "GPUs of a replica"
+            elif self._fork:
+                why = "as replayed; this release's default was not read"
+            self.say(text, why)
 
 
 def weights_of(profile: Profile) -> str:
@@ -268,32 +385,6 @@ def _share(profile: Profile, of: str) -> float:
         return m.utilisation
     free = m.capacity_bytes - m.weight_bytes
     return max(0.01, (m.capacity_bytes * m.utilisation - m.weight_bytes - m.workspace_bytes) / free)
-
-
-def _arguments(preset: Preset, chosen: Mapping[str, Any], gpus: int) -> tuple[list[str], dict[str, Any], list[str]]:
-    """Arguments, the engine's file, fields without a flag."""
-    usual = settings_of(preset.policy)
-    words: list[str] = []
-    config: dict[str, Any] = {}
-    objects: dict[str, dict[str, Any]] = {}
-    for name, flag in preset.flags.items():
-        value = gpus if name == "gpus" else chosen.get(name)
-        if value is None:
-            continue
-        if flag.startswith(IN_FILE):
-            config[flag.removeprefix(IN_FILE)] = value
-        elif flag.startswith(IN_JSON):
-            option, _, key = flag.removeprefix(IN_JSON).partition(".")
-            objects.setdefault(option, {})[key] = value
-        elif isinstance(value, bool):
-            yes, _, no = flag.partition("/")
-            words += [yes if value else no] if (yes if value else no) else []
-        else:
-            words += [flag, str(value)]
-    for option, values in objects.items():
-        words += [option, json.dumps(values)]
-    unsaid = [f"{n}={_yaml(v)}" for n, v in chosen.items() if n not in preset.flags and v != usual[n]]
-    return words, config, unsaid
 
 
 def _yaml(value: Any) -> str:

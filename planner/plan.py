@@ -22,6 +22,7 @@ from ..engine.allowed_code import AllowedCode
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import PRESETS, name_of, parse, preset_of
 from ..files.read import cut
+from ..profiler.canvas_law import mean_forwards
 from ..profiler.placed import placed
 from ..profiler.profile import Profile, as_run_by, load
 from ..report.digits import counted, percent
@@ -30,10 +31,10 @@ from ..traces.prefixes import num_named
 from .backend import Pool
 from .capacity import MANY, PARTS, STABILITY, WHOLE, CapacitySearch, search_of
 from .contents import Json
-from .deploy import deployment_of, engine_of_preset, engine_of_profile, times_another
+from .deploy import deployment_of, engine_of_preset, engine_of_profile, no_image, times_another
 from .memo import Memo
 from .plan_replays import Posed, Replays, Task
-from .planned import MEETS, MISSES, UNSURE, Due, Fleet, PlanCandidate, Planned, Risk, Routed
+from .planned import MEETS, MISSES, UNSURE, Due, Fleet, PlanCandidate, Planned, Risk, Routed, UnderLaw
 from .purchase import Horizon, growth_of, peak_of
 from .quality import Quality, QualityTable, quality_of
 from .race import CONFIDENCE, FIRST, LIMIT, MOST, Entry, Lane, best_of, nearest, race, verdict
@@ -110,11 +111,9 @@ def candidates_of(
             elsewhere = times_another(profile, preset)
             if elsewhere and engine_of_preset(preset) in engines:
                 continue
-            reason = (
-                ""
-                if policies or not elsewhere
-                else f"{profile.name} has the step times of {cut(profile.implementation)}"
-            )
+            reason = no_image(preset, profile.device)
+            if not reason and elsewhere and not policies:
+                reason = f"{profile.name} has the step times of {cut(profile.implementation)}"
             if not reason and not searched:
                 try:
                     check(policy)
@@ -221,6 +220,7 @@ def plan(
         room = run.headroom(order[:1] if horizon is None else [lane for lane in order if lane in devices.values()])
         ranking = [run.fleet(lane, room.get(lane.candidate)) for lane in order]
         now = None if today is None else run.as_today(order[0], *fleet_of_today(today))
+        laws = run.under_laws(order[0])
         research = run.research([i for i in run.chosen if candidates[i].is_research])
         routed = run.with_router(order[0])
         risks = run.risks(order[:2], max(float(np.std(lane.settled, ddof=1)) for lane in order[:2]))
@@ -229,9 +229,11 @@ def plan(
     recommended = ranking[0]
     assert recommended.replicas is not None
     bought = recommended.replicas + spare
+    longest = scenario.longest()
     deployment = deployment_of(
-        best.policy, best.profile, bought, scenario.router, scenario.allow_code, spare, recommended.untested
-    )
+        best.policy, best.profile, bought, router=scenario.router, allow_code=scenario.allow_code, spare=spare,
+        untested=recommended.untested, context=int((longest.input_length + longest.limit).max()),
+    )  # fmt: skip
     return Planned(
         rate=rate,
         ranking=tuple(ranking),
@@ -252,6 +254,7 @@ def plan(
         peak=peak_of(scenario.source(), rate, recommended) if scenario.arrival == "trace" else None,
         growth=None if horizon is None else growth_of(horizon, recommended),
         routed=routed,
+        laws=laws,
         today=now,
         research=tuple(research),
         deployment=deployment,
@@ -539,6 +542,25 @@ class _Run:
         replicas = better.replicas or lane.replicas
         return Routed(BETTER, replicas, *self._charge(replicas, self.candidates[at]))
 
+    def under_laws(self, lane: Lane) -> tuple[UnderLaw, ...]:
+        """What the best policy needs under each counted law of canvases; empty if one is given."""
+        scenario, best = self.searches[lane.candidate].scenario, self.candidates[lane.candidate]
+        counted = {law.workload: law for law in reversed(best.profile.canvas_laws) if law.engine}
+        if best.profile.family != "canvas" or scenario.workload or scenario.yields or len(counted) < 2:
+            return ()
+        self._doing = "another law"
+        assert lane.replicas is not None
+        found = []
+        for law in reversed(counted.values()):
+            replicas = lane.replicas
+            if law.workload != best.profile.workloads[0]:
+                at = self._add(best, lane, workload=law.workload)
+                [other] = self._raced([(at, self.rate, 1.0)], [replicas], patience=MOST)
+                replicas = other.replicas or self.most
+            cost = self._charge(replicas, best)
+            found.append(UnderLaw(law.workload, mean_forwards(law), law.source, replicas, *cost))
+        return tuple(found)
+
     def as_today(self, lane: Lane, policy: str, replicas: int) -> Fleet:
         """What runs today, on the recommended GPUs and under the plan's traffic."""
         self._doing = "today's fleet"
@@ -607,14 +629,14 @@ class _Run:
         assert mine.replicas is not None
         worlds = [(rate, slower) for _, rate, slower in self._changes]
         after = self._race_in([(mine, *world) for world in worlds], spread)
-        costs = [math.inf if lane.replicas is None else self._cost_today(lane) for lane in after]
+        costs = [math.inf if lane.replicas is None else lane.cost(lane.replicas or 0) for lane in after]
         # No change makes the runner-up cheaper, so it is replayed only where the recommendation then costs more.
-        asked = [i for i, cost in enumerate(costs) for other in best[1:] if cost > self._cost_today(other)]
+        asked = [i for i, cost in enumerate(costs) for other in best[1:] if cost > other.cost(other.replicas or 0)]
         rivals = dict(zip(asked, self._race_in([(best[1], *worlds[i]) for i in asked], spread), strict=True))
         found: list[Risk] = []
         for i, (change, rate, slower) in enumerate(self._changes):
             then = [lane for lane in (after[i], rivals.get(i)) if lane is not None and lane.replicas is not None]
-            cheapest = min(then, key=self._cost_today, default=None)
+            cheapest = min(then, key=lambda lane: lane.cost(lane.replicas or 0), default=None)
             said = "" if cheapest is None else str(self.candidates[cheapest.candidate])
             found.append(self._risk(change, after[i], mine.replicas, rate, slower, spread, after[i].replicas, said))
         same = str(self.candidates[mine.candidate])
@@ -656,7 +678,7 @@ class _Run:
             limiting_setting=seen[0]["limiting_setting"],
             assumed=seen[0]["assumed"],
             due=tuple(self._dues(lane)),
-            mean_cost=None if self.horizon is None or lane.candidate not in self.due else self._cost(lane),
+            mean_cost=self._cost(lane) if self.horizon and lane.candidate in self.due else None,
             untested=beyond_tested(candidate.policy, self.searches[lane.candidate].scenario.allow_code),
             latency_ms=seen[0]["latency_ms"],
         )
@@ -799,17 +821,12 @@ class _Run:
             replicas = self.horizon.mean([later.replicas or 0 for later in (lane, *self.due[lane.candidate])])
         return self.candidates[lane.candidate].weight * (replicas + self.spare)
 
-    def _cost_today(self, lane: Lane) -> float:
-        return self.candidates[lane.candidate].weight * ((lane.replicas or 0) + self.spare)
-
     def _dues(self, lane: Lane) -> Iterator[Due]:
-        if self.horizon is None or lane.candidate not in self.due:
-            return
-        lanes = (lane, *self.due[lane.candidate])
-        for years, more, later in zip(self.horizon.dates, self._growths, lanes, strict=True):
-            replicas = later.replicas or 0
-            cost = self._charge(replicas, self.candidates[lane.candidate])
-            yield Due(years, self.rate * more, replicas, *cost)
+        if self.horizon is not None and lane.candidate in self.due:
+            lanes = (lane, *self.due[lane.candidate])
+            for years, more, later in zip(self.horizon.dates, self._growths, lanes, strict=True):
+                replicas = later.replicas or 0
+                yield Due(years, self.rate * more, replicas, *self._charge(replicas, self.candidates[lane.candidate]))
 
     def _tell(self) -> None:
         if self._progress is not None:

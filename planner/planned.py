@@ -136,6 +136,18 @@ class Routed:
 
 
 @dataclass(frozen=True)
+class UnderLaw:
+    """The recommended policy under a law of canvases."""
+
+    workload: str
+    forwards: float  # denoising, of a canvas, on average
+    source: str
+    replicas: int
+    gpus: int  # with spare
+    per_hour: float | None
+
+
+@dataclass(frozen=True)
 class Peak:
     """The trace's busiest hour or minute, and replicas for it."""
 
@@ -168,6 +180,7 @@ class Planned(Showable):
     growth: Growth | None = None  # None: not asked for
     research: tuple[Fleet, ...] = ()  # of schedulers that no released engine has, the cheapest first
     today: Fleet | None = None  # what runs now, replayed; None: not said
+    laws: tuple[UnderLaw, ...] = ()  # the default one first; empty: the workload or yield is given, or no canvases
     routed: Routed | None = None  # None: a router is named, or one replica is enough
     deployment: Deployment | None = None  # None: no released engine is known to serve it
     ensemble: Uncertain | None = None  # None: not asked for

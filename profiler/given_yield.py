@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import ProfileError
 from ..engine.policy import Policy
-from ..files.read import cut, quoted, read_csv
+from ..files.read import cut, quoted, read_csv, read_text
 from .calibrate import calibrate_commits
 from .canvas_law import with_mean
 from .fit_commits import fit_commits
@@ -21,7 +23,12 @@ from .published import per_denoise_step
 from .request_effects import mixture, with_tail
 from .steplog import read_log
 
-FORMS = "tokens a denoise step (3.2), per-forward:X, processed-per-token:X, a .csv by threshold, or a step log"
+FORMS = (
+    "tokens a denoise step (3.2), per-forward:X, processed-per-token:X, a .csv by threshold, a step log, or for "
+    "canvases a page of metrics"
+)
+# Forwards of rows, with the commits, and delivered tokens.
+COUNTERS = ("vllm:diffusion_num_denoising_steps_total", "vllm:diffusion_num_committed_tokens_total")
 MOST_BLOCK = 256  # tokens of a block or canvas
 COLUMNS = ("threshold", "yield")  # optional: block_length, p90_over_p50, class, share
 
@@ -67,6 +74,9 @@ def given_law(text: str, policy: Policy, held: Sequence[CanvasLaw]) -> CanvasLaw
     if like is None:
         lengths = ", ".join(str(n) for n in sorted({law.canvas_length for law in held})) or "none"
         raise ProfileError(f"--yield is {cut(text)} and the profile holds laws of {lengths} tokens, expected {length}")
+    pages = text.split(",")
+    if os.path.isfile(pages[0]):
+        text = f"per-forward:{_counted(pages)!r}"
     kind, _, number = text.rpartition(":")
     if kind not in ("", "per-forward"):
         raise ProfileError(
@@ -83,9 +93,32 @@ def given_law(text: str, policy: Policy, held: Sequence[CanvasLaw]) -> CanvasLaw
         )
     return replace(
         with_mean(replace(like, drift=1.0), forwards), workload="given",
-        source=f"--yield {text}: {forwards:.4g} forwards for {length} tokens; how requests and blocks differ is as of "
-        f"{like.workload}",
+        source=f"--yield {','.join(pages)}: {forwards:.4g} forwards for {length} tokens; how requests and blocks "
+        f"differ is as of {like.workload}",
     )  # fmt: skip
+
+
+def _counted(pages: Sequence[str]) -> float:
+    """Tokens a forward by vLLM's counters: of one page of metrics, or between two.
+
+    The answers' last canvases count as what was delivered of them, so the yield is never too high.
+    """
+    if len(pages) > 2:
+        raise ProfileError(f"yield is {cut(','.join(pages))}, expected one page of metrics, or two: before,after")
+    steps = tokens = 0.0
+    for path, sign in zip(reversed(pages), (1.0, -1.0), strict=False):
+        try:
+            families = list(text_string_to_metric_families(read_text(path, kind=ProfileError)))
+        except ValueError as error:
+            raise ProfileError(f"{path}: is no page of metrics: {error}") from None
+        for sample in (sample for family in families for sample in family.samples):
+            steps += sign * sample.value * (sample.name == COUNTERS[0])
+            tokens += sign * sample.value * (sample.name == COUNTERS[1])
+    if not (steps > 0 and tokens > 0):
+        raise ProfileError(
+            f"{','.join(pages)}: {COUNTERS[0]} counts {steps:g} and {COUNTERS[1]} {tokens:g}, expected both above 0"
+        )
+    return tokens / steps
 
 
 def _processed(tokens: float, block_length: int) -> float:

@@ -39,6 +39,7 @@ class Gpu:
     bandwidth_efficiency: float
     source: str = ""  # of the figures
     compute_capability: str = ""  # NVIDIA's, such as 9.0, or AMD's gfx target; empty: unknown
+    driver_name: str = ""  # as nvidia-smi prints it
 
 
 _NVLINK, _PCIE = 10e-6, 30e-6  # s
@@ -47,26 +48,53 @@ _ADA = "NVIDIA Ada GPU Architecture white paper"
 
 _GPUS = (
     # name FLOP/s bytes/s memory link B/s latency matmul bandwidth, compute capability
-    Gpu("A100-80GB", 312.0e12, 2.039e12, 81920 * MIB, 300e9, _NVLINK, 0.75, 0.80, _A100.format(80), "8.0"),
-    Gpu("A100-40GB", 312.0e12, 1.555e12, 40 * GB, 300e9, _NVLINK, 0.75, 0.80, _A100.format(40), "8.0"),
-    Gpu("H100", 989.4e12, 3.350e12, 81559 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H100 SXM data sheet", "9.0"),
-    Gpu("H100-PCIe", 756.0e12, 2.000e12, 80 * GB, 63e9, _PCIE, 0.65, 0.80, "NVIDIA H100 PCIe data sheet", "9.0"),
-    Gpu("H200", 989.4e12, 4.800e12, 143771 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H200 SXM data sheet", "9.0"),
-    Gpu("H20", 148.0e12, 4.000e12, 97871 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H20 data sheet", "9.0"),
+    Gpu("A100-80GB", 312.0e12, 2.039e12, 81920 * MIB, 300e9, _NVLINK, 0.75, 0.80, _A100.format(80), "8.0",
+        "NVIDIA A100-SXM4-80GB"),
+    Gpu("A100-40GB", 312.0e12, 1.555e12, 40 * GB, 300e9, _NVLINK, 0.75, 0.80, _A100.format(40), "8.0",
+        "NVIDIA A100-SXM4-40GB"),
+    Gpu("H100", 989.4e12, 3.350e12, 81559 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H100 SXM data sheet", "9.0",
+        "NVIDIA H100 80GB HBM3"),
+    Gpu("H100-PCIe", 756.0e12, 2.000e12, 80 * GB, 63e9, _PCIE, 0.65, 0.80, "NVIDIA H100 PCIe data sheet", "9.0",
+        "NVIDIA H100 PCIe"),
+    Gpu("H200", 989.4e12, 4.800e12, 143771 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H200 SXM data sheet", "9.0",
+        "NVIDIA H200"),
+    Gpu("H20", 148.0e12, 4.000e12, 97871 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H20 data sheet", "9.0",
+        "NVIDIA H20"),
     Gpu(
         "B200", 2250.0e12, 8.000e12, 180 * GB, 900e9, _NVLINK, 0.65, 0.80, "NVIDIA HGX B200 data sheet (1000 W)",
-        "10.0",
+        "10.0", "NVIDIA B200",
     ),
     Gpu(
-        "MI300X", 1307.4e12, 5.300e12, 192 * GB, 448e9, _NVLINK, 0.50, 0.80, "AMD Instinct MI300X data sheet", "gfx942"
+        "MI300X", 1307.4e12, 5.300e12, 192 * GB, 448e9, _NVLINK, 0.50, 0.80, "AMD Instinct MI300X data sheet", "gfx942",
+        "AMD Instinct MI300X",
     ),
+    # precisions-and-cards.md 2: B300, GB10, H800 and RTX PRO 6000 from NVIDIA's tables of measured kernels, others from
+    # data sheets.
+    Gpu("MI355X", 2516e12, 8.000e12, 288 * GB, 537e9, _NVLINK, 0.50, 0.80, "AMD Instinct MI355X data sheet", "gfx950",
+        "AMD Instinct MI355X"),
+    Gpu("B300", 2250e12, 7.750e12, 275040 * MIB, 900e9, _NVLINK, 0.65, 0.80, "aisimulate 0.13 systems", "10.3",
+        "NVIDIA B300 SXM6 AC"),
+    Gpu("H800", 989.4e12, 3.350e12, 80 * GB, 200e9, _NVLINK, 0.65, 0.80, "aiconfigurator systems", "9.0",
+        "NVIDIA H800"),
+    Gpu("A800", 312.0e12, 2.039e12, 81920 * MIB, 200e9, _NVLINK, 0.75, 0.80, "NVIDIA A800 SXM data sheet", "8.0",
+        "NVIDIA A800-SXM4-80GB"),
+    Gpu("L20", 119.5e12, 0.864e12, 48 * GB, 31.5e9, _PCIE, 0.65, 0.80, "NVIDIA L20 data sheet", "8.9", "NVIDIA L20"),
+    Gpu("GB10", 125.0e12, 0.273e12, round(119.7 * 2**30), 25e9, _PCIE, 0.65, 0.80,
+        "NVIDIA DGX Spark, aiconfigurator systems; bf16 by ratio to the stated FP4", "12.1", "NVIDIA GB10"),
+    Gpu("RTX5090", 209.5e12, 1.792e12, 32607 * MIB, 63e9, _PCIE, 0.80, 0.85, "NVIDIA RTX Blackwell white paper", "12.0",
+        "NVIDIA GeForce RTX 5090"),
+    Gpu("RTX-PRO-6000", 467.8e12, 1.792e12, 97887 * MIB, 63e9, _PCIE, 0.80, 0.85,
+        "aisimulate 0.13 systems, Server Edition", "12.0", "NVIDIA RTX PRO 6000 Blackwell Server Edition"),
     Gpu(
         "L4", 121.0e12, 0.300e12, 24 * GB, 31.5e9, _PCIE, 0.65, 0.80, "NVIDIA L4 data sheet, half of it with sparsity",
-        "8.9",
+        "8.9", "NVIDIA L4",
     ),
-    Gpu("L40S", 362.1e12, 0.864e12, 46068 * MIB, 31.5e9, _PCIE, 0.65, 0.80, "NVIDIA L40S data sheet", "8.9"),
-    Gpu("A10", 125.0e12, 0.600e12, 24 * GB, 31.5e9, _PCIE, 0.75, 0.80, "NVIDIA A10 data sheet", "8.6"),
-    Gpu("RTX4090", 165.2e12, 1.008e12, 24564 * MIB, 31.5e9, _PCIE, 0.80, 0.85, _ADA, "8.9"),
+    Gpu("L40S", 362.1e12, 0.864e12, 46068 * MIB, 31.5e9, _PCIE, 0.65, 0.80, "NVIDIA L40S data sheet", "8.9",
+        "NVIDIA L40S"),
+    Gpu("A10", 125.0e12, 0.600e12, 24 * GB, 31.5e9, _PCIE, 0.75, 0.80, "NVIDIA A10 data sheet", "8.6",
+        "NVIDIA A10"),
+    Gpu("RTX4090", 165.2e12, 1.008e12, 24564 * MIB, 31.5e9, _PCIE, 0.80, 0.85, _ADA, "8.9",
+        "NVIDIA GeForce RTX 4090"),
     Gpu(
         "RTX4090-48GB", 165.2e12, 1.008e12, 49140 * MIB, 31.5e9, _PCIE, 0.80, 0.85,
         f"{_ADA}; a modified card, used by Sparse-dLLM", "8.9",
@@ -98,7 +126,7 @@ def gpu(name: str) -> Gpu:
     if name.endswith(".toml"):
         return read_gpu(name)
     wanted = ALIASES.get(name.lower(), name)
-    known = {key.lower(): key for key in GPUS}
+    known = {spelling.lower(): key for key, row in GPUS.items() for spelling in (row.driver_name, key)}
     if wanted.lower() in known:
         return GPUS[known[wanted.lower()]]
     # No hint: a similar name is another chip.
@@ -130,6 +158,12 @@ def read_gpu(path: str | Path) -> Gpu:
     memory = round(figures.pop("memory_bytes"))
     found = Gpu(**texts, memory_bytes=memory, compute_capability=str(kind).strip(), **figures)
     return found if found.compute_capability else replace(found, compute_capability=_like(found))
+
+
+def product_of(name: str) -> str:
+    """The label that NVIDIA's operator gives a Kubernetes node with such GPUs; empty: unknown."""
+    known = GPUS.get(name)
+    return "" if known is None else known.driver_name.replace(" ", "-")
 
 
 def _like(sheet: Gpu) -> str:

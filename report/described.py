@@ -29,9 +29,6 @@ def _trace(trace: dict[str, Any], x_axis: dict[str, Any]) -> str:
     """Empty without values."""
     name = _plain(str(trace.get("name") or ""))
     head = f"{name}: " if name else ""
-    if trace.get("type") == "heatmap":
-        values = _numbers(np.ravel(np.array([list(row) for row in trace["z"]], dtype=object)).tolist())
-        return f"{head}a map of {len(values)} values from {_span(values)}" if values else ""
     places, values = list(trace.get("x", ())), list(trace.get("y", ()))
     if trace.get("orientation") == "h" or not any(map(_known, values)):  # names along y
         places, values = values, places
@@ -52,10 +49,6 @@ def _at(value: Any) -> str:
 
 def _known(value: Any) -> bool:
     return isinstance(value, int | float | np.number) and bool(np.isfinite(value))
-
-
-def _numbers(values: Sequence[Any]) -> list[float]:
-    return [float(value) for value in values if _known(value)]
 
 
 def _span(values: Sequence[float]) -> str:

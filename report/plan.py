@@ -73,7 +73,7 @@ def answer(info: Json) -> str:
     text += "".join(f"; {said}" for said in best["untested"])
     text += f". {_met(info, best)}, {_room_sentence(best)}.{_waits(best)}"
     tail = " These figures are of the fleet without its spare." if best["spare"] else ""
-    tail += lasting(info) + _routed(info)
+    tail += _laws(info) + lasting(info) + _routed(info)
     if info.get("ensemble"):
         tail += " " + " ".join(line for line in sentences(info["ensemble"]) if "drawn profiles" in line)
     if second is None:
@@ -91,13 +91,26 @@ def _waits(best: Json) -> str:
     return f" Clients wait for {', '.join(parts)} (p50, p95, p99)." if parts else ""
 
 
+def _laws(info: Json) -> str:
+    """What the fleet would be under each counted law of canvases; empty if one is given."""
+    if not info["laws"]:
+        return ""
+    needs = "; ".join(
+        f"under the law '{law['workload']}' ({law['forwards']:.1f} denoising steps a canvas: {law['source']}) "
+        f"it needs {counted(law['gpus'], 'GPU')}"
+        for law in info["laws"]
+    )
+    return (
+        f" The steps of a canvas decide: {needs}. Your server's counters vllm:diffusion_num_denoising_steps and "
+        "..._committed_tokens tell which is yours (--yield PAGE, --workload NAME)."
+    )
+
+
 def _routed(info: Json) -> str:
     """What a router that knows the queues would save; empty if one is named."""
-    routed, best = info["routed"], info["recommended"]
+    routed = info["routed"]
     if routed is None:
         return ""
-    if routed["replicas"] == best["replicas"]:
-        return f" Requests go to a replica at random, as without a router; behind {routed['router']} it needs as many."
     price = f", {money(routed['per_hour'], info)} an hour," if info["priced"] else ""
     return (
         f" Requests go to a replica at random, as without a router; behind {routed['router']} "
@@ -301,6 +314,11 @@ def _deploy(info: Json) -> list[Block]:
     if found["config"]:
         fields = tuple(f"{name}: {value}" for name, value in found["config"].items())
         blocks += [_loud("  with a file dllm.yaml of"), Code(fields, indent="    ")]
+    if found["differs"]:
+        about = "All else is the release's default."
+        blocks.append(
+            table(["differs from the default", "why"], found["differs"], caption=about, left=frozenset({0, 1}))
+        )
     return [*blocks, _loud(*(f"No flag sets: {text}." for text in found["unsaid"]))]
 
 

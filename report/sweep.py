@@ -1,4 +1,4 @@
-"""The page of `dsim sweep`: best cell, heatmaps over two numeric fields or curves over one, table."""
+"""The page of `dsim sweep`: best cell, curves over a numeric field or bars, table."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,6 @@ Values = Mapping[str, Any]  # of the results
 
 UNITS = {"rate": "req/s", "concurrency": "requests"}  # on the x axis
 MAX_ROWS = 500  # of the table
-MAX_PANELS = 24  # heatmaps a metric
 MAX_CURVES = len(COLOURS) * len(LINES)
 REPLICATION = "seed"  # cells that differ only in it are averaged
 
@@ -160,47 +159,12 @@ def _figures(sweep: Swept) -> dict[str, list[Figure]]:
     axes = sorted((n for n in names if _numeric(sweep.rows, n)), key=lambda n: _priority(sweep.rows, n))
     drawn = [name for name in METRICS if any(row.get(name) is not None for row in sweep.rows)]
     sections: dict[str, list[Figure]] = {}
-    if len(axes) > 1:
-        x, y = axes[:2]
-        for metric in drawn:
-            sections[f"{METRICS[metric].title} by {x} and {y}"] = _heatmaps(sweep, metric, x, y, names)
     if axes:
         curves = [c for metric in drawn if (c := _curves(sweep, metric, axes[0], names)) is not None]
         sections[f"Curves over {axes[0]}"] = curves
     elif names:
         sections["Cells side by side"] = [_bars(sweep, metric, names) for metric in drawn]
     return {title: cards for title, cards in sections.items() if cards}
-
-
-def _heatmaps(sweep: Swept, metric: str, x: str, y: str, names: Sequence[str]) -> list[Figure]:
-    """One a setting of the other fields, with one colour scale."""
-    shown = METRICS[metric]
-    others = [name for name in names if name not in (x, y)]
-    points = _points(sweep.rows, [x, y, *others], metric)
-    xs, ys = _values(sweep.rows, x), _values(sweep.rows, y)
-    # Overloaded cells' latencies grow with the trace: not in the scale.
-    scale = [p.value * shown.scale for p in points.values() if p.stable and not math.isnan(p.value)]
-    panels = list(dict.fromkeys(place[2:] for place in points))
-    cards = []
-    for i, rest in enumerate(panels[:MAX_PANELS]):
-        grid = [[points.get((a, b, *rest)) for a in xs] for b in ys]
-        chart = Chart(x, y, height=max(240, 90 + 34 * len(ys)), from_zero=False)
-        chart.add(
-                "heatmap", x=[_label(a) for a in xs], y=[_label(b) for b in ys],
-                z=[[None if p is None or math.isnan(p.value) else p.value * shown.scale for p in row] for row in grid],
-                text=[[_mark(p, shown) for p in row] for row in grid], texttemplate="%{text}", textfont={"size": 12},
-                customdata=[[_hover(p, shown) for p in row] for row in grid],
-                hovertemplate=f"{escape(x)} %{{x}}, {escape(y)} %{{y}}: %{{customdata}}<extra></extra>",
-                colorscale="Cividis", reversescale=not shown.higher, xgap=2, ygap=2, showscale=True,
-                zmin=min(scale, default=0.0), zmax=max(scale, default=1.0),
-                colorbar={"thickness": 10, "outlinewidth": 0, "tickfont": {"size": 11}},
-        )  # fmt: skip
-        # Equal widths.
-        for axis in (chart.x, chart.y):
-            axis["type"] = "category"
-        title = ", ".join(f"{n} = {_label(v)}" for n, v in zip(others, rest, strict=True)) or shown.title
-        cards.append(Figure(f"map-{metric}-{i}", title, f"{shown.unit}; brighter is better, ✕ is overloaded.", chart))
-    return cards
 
 
 def _curves(sweep: Swept, metric: str, x: str, names: Sequence[str]) -> Figure | None:
@@ -291,18 +255,14 @@ def _whiskers(points: Sequence[SweptPlace], shown: Drawn) -> dict[str, Any] | No
     return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 3}
 
 
-def _mark(point: SweptPlace | None, shown: Drawn) -> str:
-    if point is None:
-        return ""
+def _mark(point: SweptPlace, shown: Drawn) -> str:
     if point.failed:
         return "failed"
     value = "–" if math.isnan(point.value) else number(point.value * shown.scale)
     return value if point.stable else f"{value} ✕"
 
 
-def _hover(point: SweptPlace | None, shown: Drawn) -> str:
-    if point is None:
-        return "no cell"
+def _hover(point: SweptPlace, shown: Drawn) -> str:
     if point.failed:
         return "failed"
     text = "none" if math.isnan(point.value) else f"{number(point.value * shown.scale)} {shown.unit}"

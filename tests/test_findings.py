@@ -195,7 +195,6 @@ REFUSED: tuple[tuple[str, Any, str, str], ...] = (
     *(("x", "", f"replay t.jsonl --columns {columns}", "--columns")
       for columns in (LONG, f"arrival={LONG}", f"arrival={LONG},input=input_length,output=output_length")),
     ("x", "", f"trace info t.jsonl --columns {'x' * 150} --format {'y' * 150}", "expected one of them"),
-    ("x", "", f"trace fetch burstgpt --file {'x' * 150}", "in burstgpt, expected one of"),
     *(("x", "", command, "") for name in ("pipe", "/dev/zero", LONG) for command in (
         f"replay {name}", f"replay t.jsonl --profile {name}", f"replay t.jsonl --policy {name}",
         f"replay t.jsonl --lengths {name}", f"import {name}")),

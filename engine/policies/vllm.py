@@ -569,7 +569,7 @@ PRESETS = {
         tested={"max_num_seqs": (8, "vLLM's source, which says that more exhaust the memory of one H200")},
         engine="vllm",
         # The checkpoint's generation_config.json would cap answers at 256 tokens.
-        serve="--generation-config vllm",
+        serve="--generation-config vllm --enable-auto-tool-choice --tool-call-parser gemma4 --reasoning-parser gemma4",
         flags={**FLAGS, **CANVASES},
     ),
 }

@@ -5,8 +5,6 @@ A command runs in a child of this process, which has loaded everything: a fork c
 
 import contextlib
 import ctypes
-import hashlib
-import io
 import json
 import os
 import resource
@@ -21,7 +19,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import dsim
 from dsim.__main__ import main
@@ -30,7 +27,6 @@ from dsim.planner.memo import FILES as STORE_FILES
 from dsim.planner.memo import STORE
 from dsim.results.run import read_run
 from dsim.results.scenario import Scenario
-from dsim.traces.fetch import RELEASES, Release
 
 from ...tests.stored import rows
 
@@ -47,7 +43,6 @@ class Writer:
     places: tuple[str, ...]
     adds: bool = False  # it goes on with what is there, and needs no --force
     measures: bool = False  # the clock is in what it writes: a second run's bytes are others
-    before: Callable[[], object] = lambda: None  # what its process does before it
 
     @property
     def replaces_as_it_goes(self) -> bool:
@@ -74,19 +69,6 @@ PLAN = (
     "--lengths", "fixed:512,1", "--slo", "mean:e2el=150ms", "--num-requests", "100", "--rate", "3", "--jobs", "1",
     "-o", "out",
 )  # fmt: skip
-TRACED = (
-    b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n0,ChatGPT,47,18,65,Conversation log\n" * 99
-)
-
-
-def _published() -> None:
-    """Let a small file be the published one, and the network bring it."""
-    release = Release("https://github.com/x", len(TRACED), hashlib.sha256(TRACED).hexdigest())
-    RELEASES["burstgpt"]["BurstGPT_1.csv"] = release
-    network = SimpleNamespace(open=lambda *_, **__: io.BytesIO(TRACED))
-    urllib.request.build_opener = lambda *_: network  # type: ignore[assignment]
-
-
 LIVE = ("--lengths", "fixed:8,4", "--policy", "lmdeploy-bd32:4,max_batch=4,page_size=8")
 WRITERS = (
     Writer("replay", ("replay", "trace.jsonl", "--policy", "ar", "-o", "out", "--force"), ("out",)),
@@ -104,8 +86,6 @@ WRITERS = (
            ("p.json",)),
     Writer("import", ("import", "bench.json", "-o", "out", "--force"), ("out",)),
     Writer("trace convert", ("trace", "convert", "azure-conv", "t.jsonl", "--force"), ("t.jsonl",)),
-    Writer("trace fetch", ("trace", "fetch", "burstgpt", "-o", "out", "--force"), ("out",),
-           before=_published),
     Writer("trace synth", ("trace", "synth", "t.jsonl", "--rate", "5", "--num-requests", "5000", "--force"),
            ("t.jsonl",)),
 )  # fmt: skip
@@ -195,7 +175,7 @@ def run(arguments: tuple[str, ...], folder: Path, before: Callable[[], object] =
 
 def begun(writer: Writer, folder: Path, before: Callable[[], object] = lambda: None) -> int:
     """Begin a writer's command in a child."""
-    return run(writer.arguments, folder, lambda: (writer.before(), before()))
+    return run(writer.arguments, folder, before)
 
 
 def said_by(child: int, stream: str) -> Path:

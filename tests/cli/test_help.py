@@ -71,7 +71,6 @@ def test_help_prints_every_word_and_cuts_none(name: str, monkeypatch: pytest.Mon
         ("replay", "--json", []),
         ("tune", "--jobs N", ["default: 1"]),
         ("tune", "--trials N", ["default: 60"]),
-        ("trace fetch", "-o, --out DIR", ["default: ."]),
         ("replay", "--drain/--no-drain", ["default: drain"]),
         ("replay", "--eos/--no-eos", []),
         ("serve", "--api-key KEY", ["env: DSIM_API_KEY"]),

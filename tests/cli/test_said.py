@@ -25,7 +25,7 @@ OTHERS: tuple[tuple[object, ...], ...] = (
     ("metrics",),
 )  # fmt: skip
 # Of these only refusals are read: they need a network, or serve until they are told to end.
-NOT_RUN = {"follow", "trace fetch"}
+NOT_RUN = {"follow"}
 REFUSED: tuple[tuple[object, ...], ...] = (
     ("replay", "few.jsonl", "--policy", "nothing"),
     ("replay", "few.jsonl", "--profile", "nothing"),

@@ -21,7 +21,6 @@ from dsim.sim.deciders import DECIDERS
 from dsim.sim.routers import ROUTERS
 from dsim.sim.scalers import FIXED, KNOWN
 from dsim.traces import ARRIVALS, LENGTHS, shipped_names
-from dsim.traces.fetch import RELEASES
 from dsim.traces.formats import FORMATS, TICKS_PER_SECOND
 from dsim.traces.lengths import FORMS
 
@@ -114,7 +113,6 @@ def test_the_choices_that_help_lists_are_those_of_the_parts() -> None:
     assert choices.ARRIVALS == ARRIVALS
     assert tuple(LENGTHS) == choices.LENGTHS
     assert choices.LENGTH_FORMS == FORMS
-    assert {name: tuple(files) for name, files in RELEASES.items()} == {"burstgpt": choices.BURSTGPT_FILES}
     assert choices.PROFILE == DEFAULT
     assert Scenario.policy == choices.POLICY
     assert tuple(ROUTERS) == choices.ROUTERS

@@ -1,6 +1,5 @@
 """dsim trace: whole output, and one line for bad input."""
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from typer.testing import CliRunner, Result
 from dsim.cli.trace import app
 from dsim.engine.errors import DsimError, TraceError
 from dsim.traces import load
-from dsim.traces.fetch import RELEASES, Release
 
 BURSTGPT = """\
 Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
@@ -121,14 +119,3 @@ def test_synth_draws_the_lengths_of_a_trace(tmp_path: Path) -> None:
     assert trace.rate == pytest.approx(5.5, rel=0.1)
     assert trace.input_length.mean() == pytest.approx(1155, rel=0.06)
     assert set(trace.input_length.tolist()) <= set(azure.input_length.tolist())
-
-
-def test_fetch_verifies_a_file_got_by_hand(burstgpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    release = Release(burstgpt.as_uri(), len(BURSTGPT), hashlib.sha256(BURSTGPT.encode()).hexdigest())
-    monkeypatch.setitem(RELEASES["burstgpt"], "BurstGPT_1.csv", release)
-    said = f"(BurstGPT_1.csv, CC BY 4.0, https://github.com/HPMLL/BurstGPT); next: dsim trace info {burstgpt}\n"
-    assert run("fetch", "burstgpt", "--from", burstgpt).output == f"Verified {burstgpt} {said}"
-    with pytest.raises(TraceError, match=r"cannot be fetched \(file:// is asked, expected https to github.com\)"):
-        run("fetch", "burstgpt", "-o", burstgpt.parent / "new")
-    with pytest.raises(TraceError, match=r"is not BurstGPT_2\.csv"):
-        run("fetch", "burstgpt", "--from", burstgpt, "--file", "BurstGPT_2.csv")

@@ -7,21 +7,29 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
 from dsim.engine.allowed_code import allowed
+from dsim.engine.errors import DsimError
 from dsim.engine.part import AXES
 from dsim.engine.policy import PRESETS, settings_of
 from dsim.planner.deploy import ENGINES, Deployment, deployment_of
+from dsim.planner.plan import candidates_of
+from dsim.profiler.hardware import gpu
+from dsim.profiler.models import model
 from dsim.profiler.profile import load
+from dsim.profiler.roofline import roofline
+from dsim.results.scenario import Scenario
 
 SERVED = [name for name, preset in PRESETS.items() if preset.engine]
 VLLM, FP8, SDAR = load("h200x2-diffusiongemma-vllm"), load("h100-diffusiongemma-fp8"), load("a100-sdar-8b")
+QWEN = load("h100-qwen3-8b-ar")
 
 
 def deployed(spec: str, profile: Any = SDAR, replicas: int = 1, router: str = "") -> Deployment:
-    found = deployment_of(spec, profile, replicas, router)
+    found = deployment_of(spec, profile, replicas, router=router)
     assert found is not None
     return found
 
@@ -36,20 +44,55 @@ def test_an_engine_that_is_not_known_has_no_command(tmp_path: Path) -> None:
     assert deployment_of(f"{file}:POLICY", SDAR, allow_code=allowed([str(file)])) is None
 
 
-def test_a_command_is_whole() -> None:
-    assert deployed("vllm-diffusion,max_num_seqs=24", VLLM, 4).shell == (
-        "vllm serve google/diffusiongemma-26B-A4B-it --generation-config vllm --tensor-parallel-size 2 "
-        "--max-num-seqs 24 --max-num-batched-tokens 8192 --block-size 16 --long-prefill-token-threshold 0 "
-        "--enable-chunked-prefill --prefill-schedule-interval 1 --async-scheduling --no-enable-prefix-caching "
-        "--prefix-cache-retention-interval 0 "
-        """--diffusion-config '{"canvas_length": 256}' --dtype bfloat16 --gpu-memory-utilization 0.9 --port 8000"""
+def test_a_command_is_whole_and_has_only_what_differs_from_the_defaults() -> None:
+    found = deployment_of("vllm-diffusion,max_num_seqs=24", VLLM, 4, context=6300)
+    assert found is not None
+    assert found.shell == (
+        "vllm serve google/diffusiongemma-26B-A4B-it --generation-config vllm --enable-auto-tool-choice "
+        "--tool-call-parser gemma4 --reasoning-parser gemma4 --tensor-parallel-size 2 --max-num-seqs 24 "
+        "--gpu-memory-utilization 0.9 --max-model-len 7168 --port 8000"
     )
+    assert dict(found.differs) == {
+        "--tensor-parallel-size 2": "GPUs of a replica",
+        "--max-num-seqs 24": "as replayed; default 8",
+        "--gpu-memory-utilization 0.9": "the profile's share of memory; default 0.92",
+        "--max-model-len 7168": "the longest request of the traffic has 6,300 tokens",
+        "prefix caching": "stays on, as in the release; the plan counted no hits",
+    }
+    for flag, why in found.differs:
+        assert f"# {flag}: {why}\n" in found.files()["launch.sh"]
+
+
+def test_a_default_is_the_card_s() -> None:
+    def on(name: str) -> str:
+        sheet = gpu(name)
+        device = replace(
+            VLLM.device, name=name, memory_bytes=sheet.memory_bytes, compute_capability=sheet.compute_capability
+        )
+        return deployed("vllm-diffusion", replace(VLLM, device=device)).shell
+
+    budget = "--max-num-batched-tokens 8192"  # as it was replayed
+    assert {name: budget in on(name) for name in ("H200", "B200", "L40S", "GB10", "A100-80GB", "RTX-PRO-6000")} == {
+        "H200": False, "B200": True, "L40S": True, "GB10": True, "A100-80GB": True, "RTX-PRO-6000": False,
+    }  # fmt: skip
+    assert {name: "TRITON_ATTN" in on(name) for name in ("H200", "B200", "L40S")} == {
+        "H200": False, "B200": True, "L40S": True
+    }  # fmt: skip
+
+
+def test_an_engine_without_an_image_for_a_gpu_is_left_out_with_that_reason() -> None:
+    sheet = roofline(gpu("MI300X"), model("SDAR-8B"))
+    assert deployment_of("lmdeploy-0.18", sheet) is None
+    with pytest.raises(DsimError, match=r"no image of LMDeploy 0\.18\.0 for AMD's MI300X is known"):
+        candidates_of(Scenario("azure-conv"), ["lmdeploy-0.18"], [sheet], lambda profile: None)
 
 
 def test_weights_are_those_of_the_profile() -> None:
     fp8, bf16 = deployed("vllm-diffusion", FP8), deployed("vllm-diffusion", VLLM)
     assert (fp8.weights, bf16.weights) == ("fp8", "bf16")
-    assert "--quantization fp8" in fp8.shell
+    assert "RedHatAI/diffusiongemma-26B-A4B-it-FP8-dynamic" in fp8.shell  # which needs no --quantization
+    assert "--quantization fp8" in deployed("vllm-ar", replace(QWEN, memory=replace(
+        QWEN.memory, weight_bytes=QWEN.model.total_params))).shell  # fmt: skip
     assert "--quantization" not in bf16.shell
     strange = replace(VLLM, memory=replace(VLLM.memory, weight_bytes=VLLM.memory.weight_bytes // 4))
     assert any(
@@ -64,11 +107,12 @@ def test_the_share_of_memory_is_what_the_engines_flag_means() -> None:
     assert f"--cache-max-entry-count {share:.2g} " in deployed("lmdeploy-0.18").shell
 
 
-def test_caching_is_said_as_it_was_simulated() -> None:
-    assert "--no-enable-prefix-caching" in deployed("vllm-ar", VLLM).shell
-    assert " --enable-prefix-caching" in deployed("vllm-ar,prefix_caching=true", VLLM).shell
-    assert "--disable-radix-cache" in deployed("sglang-fdfo").shell
-    assert "--disable-radix-cache" not in deployed("sglang-fdfo,prefix_caching=true").shell
+def test_caching_stays_as_the_engine_has_it_unless_it_is_named() -> None:
+    assert "prefix-caching" not in deployed("vllm-ar", VLLM).shell
+    assert "--no-enable-prefix-caching" in deployed("vllm-ar,prefix_caching=false", VLLM).shell
+    assert "prefix-caching" not in deployed("vllm-ar,prefix_caching=true", VLLM).shell
+    assert "--disable-radix-cache" not in deployed("sglang-fdfo").shell
+    assert "--disable-radix-cache" in deployed("sglang-fdfo,prefix_caching=false").shell
 
 
 def test_what_no_flag_says_is_named() -> None:
@@ -81,7 +125,7 @@ def test_a_truth_is_one_flag_or_the_other_and_a_file_holds_what_has_none() -> No
     sync, free = deployed("sglang-sync,max_running_requests=16"), deployed("sglang-fdfo")
     assert " --no-dllm-fdfo" in sync.shell
     assert " --max-running-requests 16" in sync.shell
-    assert " --dllm-fdfo" in free.shell
+    assert "dllm-fdfo" not in free.shell  # the release's default
     assert sync.config == {"block_size": 32, "threshold": 0.95}
     joint = deployed("sglang-joint,edit_threshold=0.2")
     assert joint.config == {"block_size": 32, "threshold": 0.5, "edit_threshold": 0.2, "max_post_edit_steps": 16}
@@ -117,14 +161,23 @@ def test_compose_has_a_service_for_each_replica_of_a_host_with_gpus_of_its_own()
     assert "2 such hosts hold the 5 replicas" in deployed("vllm-diffusion", VLLM, 5).files()["compose.yaml"]
 
 
-def test_kubernetes_asks_for_the_replicas_their_gpus_and_the_engines_file() -> None:
-    config, deployment, service = yaml.safe_load_all(deployed("sglang-fdfo", SDAR, 3).files()["kubernetes.yaml"])
-    pod = deployment["spec"]["template"]["spec"]
-    assert deployment["spec"]["replicas"] == 3
-    assert pod["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": 1}}
-    assert "0.0.0.0" in pod["containers"][0]["command"]  # SGLang listens to its own host alone otherwise
+def test_kubernetes_takes_the_manifest_and_no_gpu_more_than_planned() -> None:
+    parts = list(yaml.safe_load_all(deployed("sglang-fdfo", SDAR, 3).files()["kubernetes.yaml"]))
+    for part in parts:
+        kubernetes_validate.validate(part, "1.30", strict=True)
+    config, claim, deployment, service = parts
+    spec, pod = deployment["spec"], deployment["spec"]["template"]["spec"]
+    [engine] = pod["containers"]
+    assert spec["replicas"] == 3
+    assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
+    assert engine["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert engine["resources"]["requests"] == engine["resources"]["limits"]
+    assert {"startupProbe", "readinessProbe", "livenessProbe"} <= engine.keys()
+    assert "0.0.0.0" in engine["command"]  # SGLang listens to its own host alone otherwise
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
+    assert claim["metadata"]["name"] in str(pod["volumes"])
     assert yaml.safe_load(config["data"]["dllm.yaml"]) == deployed("sglang-fdfo").config
-    assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == spec["template"]["metadata"]["labels"]
 
 
 def test_the_script_starts_a_replica_on_gpus_of_its_own(tmp_path: Path) -> None:

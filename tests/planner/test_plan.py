@@ -92,6 +92,19 @@ def test_growth_decides_which_gpu_is_bought() -> None:
     assert slow.mean_cost == pytest.approx((1 + 1.5 + 2 + 2) / 4)
 
 
+def test_a_plan_of_canvases_says_what_each_counted_law_needs_and_recommends_the_larger() -> None:
+    gemma = load("h200x2-diffusiongemma-vllm")
+    scenario = Scenario("azure-conv", arrival="poisson", lengths="fixed:500,200", slos=("99%:e2el=3s",))
+    how: dict[str, Any] = {"specs": ("vllm-diffusion:8",), "profiles": [gemma], "rate": 16.0}
+    found = planned(scenario, **how)
+    assert [law.workload for law in found.laws] == ["evaluation", "chat"]
+    examined, chat = found.laws
+    assert (examined.replicas, round(examined.forwards, 1)) == (found.recommended.replicas, 27.0)
+    assert (chat.replicas < examined.replicas, round(chat.forwards, 1)) == (True, 14.6)
+    assert "under the law 'chat' (14.6 denoising steps a canvas: vLLM's counters on an L40S" in found.page().answer
+    assert planned(dataclasses.replace(scenario, workload="chat"), **how).laws == ()
+
+
 def test_settings_that_save_nothing_stay_as_given() -> None:
     gemma = load("h200x2-diffusiongemma-vllm")
     scenario = Scenario("azure-conv", arrival="poisson", lengths="fixed:500,60", slos=("ttft=4s",))

@@ -353,14 +353,11 @@ def page_of(tmp_path: Path, config: dict[str, Any]) -> str:
     return (tmp_path / "out" / "report.html").read_text()
 
 
-def test_two_numeric_fields_make_maps_and_one_makes_curves(tmp_path: Path) -> None:
+def test_a_numeric_field_makes_curves_and_others_bars(tmp_path: Path) -> None:
     page = page_of(tmp_path, {"grid": {"rate": [1, 2], "policy.chunk": [4, 8], "router": ["jsq", "round-robin"]}})
-    assert "Output throughput by rate and policy.chunk" in page
-    assert page.count('id="map-output_throughput-') == 2  # one a router
     assert page.count('id="curve-output_throughput"') == 1
     assert "Estimated, not measured." in page
     page = page_of(tmp_path, {"grid": {"rate": [1, 2], "policy": ["ar", "chunk"], "seed": [0, 1]}})
-    assert 'id="map-' not in page
     assert 'id="curve-ttft_ms_p90"' in page
     assert "Means over seeds" in page
     assert page.count("of the best cell") == 3  # of the four numbers; the last is how many cells there are

@@ -8,7 +8,7 @@ from dsim.engine.errors import DsimError, ProfileError
 from dsim.engine.policy import parse
 from dsim.planner.record import profile_notes
 from dsim.profiler.canvas_law import mean_forwards
-from dsim.profiler.given_yield import given_yield, with_yield
+from dsim.profiler.given_yield import COUNTERS, given_yield, with_yield
 from dsim.profiler.known import calibrated_under
 from dsim.profiler.profile import load
 from dsim.profiler.request_effects import mean_yield
@@ -109,6 +109,28 @@ def test_a_policy_that_commits_by_a_law_takes_the_forwards_of_the_yield(
         with_yield(held, "processed-per-token:15", parse(spec))
     with pytest.raises(ProfileError, match=r"yield is 300, .* forwards for \d+ tokens, expected 2 to"):
         with_yield(held, "300", parse(spec))
+
+
+def test_a_servers_counters_are_a_yield_of_canvases(tmp_path: Path) -> None:
+    def page(name: str, steps: int, tokens: int) -> str:
+        path = tmp_path / name
+        lines = [f'{n}{{engine="{k}"}} {v / 2}' for n, v in zip(COUNTERS, (steps, tokens), strict=True) for k in (0, 1)]
+        path.write_text("\n".join([*lines, ""]))
+        return str(path)
+
+    # 250 canvases of 256 in 3,900 forwards: 15.6 each, of which one writes its KV. Before: 100 other forwards.
+    before, after = page("before", 100, 256), page("after", 4000, 256 * 251)
+    gemma, policy = load("h100-diffusiongemma-fp8"), parse("vllm-diffusion")
+    [law] = with_yield(gemma, f"{before},{after}", policy).canvas_laws
+    assert mean_forwards(law) == pytest.approx(14.6, rel=0.01)
+    assert f"{before},{after}" in law.source
+    [one] = with_yield(gemma, page("one", 4000, 64000), policy).canvas_laws
+    assert mean_forwards(one) == pytest.approx(15.0, rel=0.01)
+    with pytest.raises(ProfileError, match=f"{COUNTERS[0]} counts 0 and .* 0, expected both above 0"):
+        with_yield(gemma, f"{after},{after}", policy)
+    (tmp_path / "odd").write_text("{{")
+    with pytest.raises(ProfileError, match="is no page of metrics"):
+        with_yield(gemma, str(tmp_path / "odd"), policy)
 
 
 def test_a_workload_beside_a_yield_is_refused() -> None:

@@ -32,10 +32,7 @@ def test_bars_that_lie_are_read_along_their_names() -> None:
     assert said(dots) == "Chart: Queue (gain). 0.200 at optimus."
 
 
-def test_a_map_and_too_many_lines_are_counted() -> None:
-    chart = Chart("rate", "chunk")
-    chart.add("heatmap", z=[[1.0, None], [3.0, 4.0]])
-    assert said(chart) == "Chart: Queue (chunk over rate). a map of 3 values from 1.00 to 4.00."
+def test_too_many_lines_are_counted() -> None:
     many = Chart()
     for k in range(15):
         many.line([0], [k], f"p{k}")
