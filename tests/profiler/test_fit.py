@@ -65,6 +65,13 @@ def test_a_machine_without_noise_is_given_back(machine: LatencyModel) -> None:
     assert (fit.valid, fit.doubts, fit.unidentified) == (True, (), ("launch",))
 
 
+def test_no_coefficient_is_far_outside_its_standard_error() -> None:
+    model, fit = fit_latency(run(TWO, shapes(80, 0), 0))
+    for name, error in (fit.standard_errors or {}).items():
+        assert abs(stated(model, name) - stated(TWO, name)) < 5 * error, name
+        assert error < abs(stated(TWO, name)), name
+
+
 @pytest.mark.slow
 def test_coefficients_lie_within_their_standard_errors() -> None:
     found: list[float] = []
