@@ -90,6 +90,8 @@ def profile(
     from_log: str | Path | None = None,
     client: str | Path | None = None,
     tp: int = 1,
+    weights: str | None = None,
+    kv: str | None = None,
     eager: bool = False,
     budget: float = 300.0,
     device: str | None = None,
@@ -131,7 +133,7 @@ def profile(
         check_file(path, force=force)  # before minutes of measuring
     name = "" if file is None else printable(file.stem)
     if roofline is not None:
-        found = _derived(roofline, model, tp, not eager, yields, name)
+        found = _derived(roofline, model, tp, not eager, yields, name, weights, kv)
     elif from_log is not None:
         found, doubts = _fitted(from_log, client, name or printable(Path(from_log).stem))
         _warn(doubts)
@@ -178,9 +180,13 @@ def profile(
     return found
 
 
-def _derived(gpu: str, model: str | None, tp: int, graphs: bool, yields: str | Path | None, name: str) -> Profiled:
+def _derived(
+    gpu: str, model: str | None, tp: int, graphs: bool, yields: str | Path | None, name: str, weights: str | None,
+    keys: str | None,
+) -> Profiled:  # fmt: skip
     """yields: a profile with commit models."""
     from ..profiler import hardware, models
+    from ..profiler.precision import precision
     from ..profiler.roofline import roofline
 
     if model is None:
@@ -190,7 +196,7 @@ def _derived(gpu: str, model: str | None, tp: int, graphs: bool, yields: str | P
         roofline(
             sheet, shape, tp, graphs=graphs, name=name or None, date=date.today().isoformat(),
             generates=models.family(shape, models.architecture_of(model)),
-            yields=load(yields).commits if yields else (),
+            yields=load(yields).commits if yields else (), precision=precision(model, weights, keys),
         )
     )  # fmt: skip
 

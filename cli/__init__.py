@@ -23,7 +23,6 @@ from . import (
     lists,
     live,
     metrics,
-    model,
     plan,
     profile,
     replay,
@@ -84,7 +83,6 @@ app.command("import", cls=Command)(importing.import_command)
 app.command("validate", cls=Command)(validate.validate_command)
 app.command("profile", cls=Command)(profile.profile_command)
 app.add_typer(trace.app, name="trace")
-app.add_typer(model.app, name="model")
 app.command("policies", cls=Command)(lists.policies)
 app.command("profiles", cls=Command)(profile.profiles_command)
 app.command("metrics", cls=Command)(metrics.metrics_command)

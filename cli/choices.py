@@ -15,6 +15,7 @@ LENGTH_FORMS = "fixed:IN,OUT, normal:MEAN,STD[,MEAN,STD], lognormal:MEAN,STD[,ME
 
 PROFILE = "a100-sdar-8b"
 POLICY = "optimus"
+WEIGHTS = ("bf16", "fp8", "nvfp4", "mxfp4", "int4")
 ROUTERS = ("round-robin", "random", "least-tokens", "jsq", "prefix")
 DECIDERS = ("always", "never", "uncached")
 FIXED = "fixed"

@@ -39,7 +39,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "Trace file": "--format --time-unit --columns --only --skip-bad --hash-ids",
         "Policy and profile": "--policy --profile --twin --workload --yield --yields --frontend "
         "--ensemble --commits --allow-code",
-        "Model and device": "--model --random-weights --gpu --tp --device --graphs --eager "
+        "Model and device": "--model --random-weights --weights --kv --gpu --tp --device --graphs --eager "
         "--mask-token-id --block-length --tokenizer --temperature --eos",
         "Fleet and price": "--replicas --max-replicas --spare --growth --horizon --buy-now --today --router --pool "
         "--link --decider --fleet --gpus --scaler --startup --speed --gpu-hour --currency",
@@ -243,6 +243,10 @@ Eos = Annotated[
 ]
 MissingFails = Annotated[bool, typer.Option("--missing-fails", help="A request without a metric misses bounds on it.")]
 
+Weights = Annotated[
+    str | None, option("W", f"Of a data sheet's model: {', '.join(choices.WEIGHTS)}; by default its checkpoint's.")
+]
+Kv = Annotated[str | None, option("K", "Its keys and values: bf16 or fp8.", "--kv")]
 Attainment = Annotated[
     str, option("X%", "Share of arrivals that must meet all SLOs without a statistic.", "--attainment")
 ]

@@ -43,6 +43,8 @@ def plan_command(
         str | None, option("M", "With --gpu: SDAR-8B by default, another known name, or a config.json.")
     ] = None,
     tp: Annotated[int, option("N", "With --gpu: GPUs of a replica (tensor parallel).")] = 1,
+    weights: options.Weights = None,
+    kv: options.Kv = None,
     yields: Annotated[
         str | None, option("P", "With --gpu: a profile that provides the commit models.", "--yields")
     ] = None,
@@ -113,7 +115,7 @@ def plan_command(
         research,
     )  # fmt: skip
     specs = options.different(policy or [])
-    sheets, profiles = _profiles(specs, gpu, model, tp, yields, profile)
+    sheets, profiles = _profiles(specs, gpu, model, tp, weights, kv, yields, profile)
     given = {**given, "router": router}
     scenario = options.scenario(
         given, specs, trace=trace, policy=Scenario.policy, profile=choices.PROFILE, num_requests=num_requests
@@ -139,7 +141,14 @@ def plan_command(
 
 
 def _profiles(
-    specs: list[str], gpu: str | None, model: str | None, tp: int, yields: str | None, profile: list[str] | None
+    specs: list[str],
+    gpu: str | None,
+    model: str | None,
+    tp: int,
+    weights: str | None,
+    kv: str | None,
+    yields: str | None,
+    profile: list[str] | None,
 ) -> "tuple[list[Profile], list[Profile] | None]":
     """From data sheets, and all to compare (None if no option names one)."""
     from ..planner.plan_run import name_their_profiles
@@ -148,11 +157,12 @@ def _profiles(
 
     if gpu is not None and profile:
         raise DsimError(f"--gpu is {gpu} and --profile is {profile[0]}, expected one of them")
-    for name, value in (("--model", model), ("--yields", yields), ("--tp", None if tp == 1 else tp)):
+    given = {"--model": model, "--weights": weights, "--kv": kv, "--yields": yields, "--tp": None if tp == 1 else tp}
+    for name, value in given.items():
         if value is not None and gpu is None:
             raise DsimError(f"{name} is {value}, expected a --gpu with it: a profile has its own")
     names = options.different([name.strip() for name in gpu.split(",")]) if gpu is not None else []
-    sheets = from_sheets(names, model or "SDAR-8B", tp, yields)
+    sheets = from_sheets(names, model or "SDAR-8B", tp, yields, weights, kv)
     if name_their_profiles(specs) and (gpu is not None or profile):
         raise DsimError(f"every policy names its own profile, expected none of --profile and --gpu: {', '.join(specs)}")
     return sheets, sheets or ([load(name) for name in options.different(profile)] if profile else None)

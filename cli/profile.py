@@ -41,6 +41,8 @@ def profile_command(
     ] = None,
     random_weights: options.RandomWeights = None,
     tp: Annotated[int, option("N", "GPUs of a replica (tensor parallel), with --roofline.")] = 1,
+    weights: options.Weights = None,
+    kv: options.Kv = None,
     eager: Annotated[bool, typer.Option("--eager", help="Without captured graphs, with --roofline.")] = False,
     device: Annotated[
         str | None, option("D", "cuda or cpu, to measure on; by default the GPU, if there is one.")
@@ -94,7 +96,8 @@ def profile_command(
         bar = Bar(screen, "measuring", "s", round(total))
         found = profile(
             model, random_weights=random_weights,
-            roofline=roofline, from_log=from_log, client=client, tp=tp, eager=eager, budget=total,
+            roofline=roofline, from_log=from_log, client=client, tp=tp, weights=weights,
+            kv=kv, eager=eager, budget=total,
             device=device, graphs=graphs, mask_token_id=mask_token_id, block_length=block_length, tokenizer=tokenizer,
             eos=eos, full_sequence=full_sequence, thresholds=[_threshold(part) for part in thresholds.split(",")],
             temperature=temperature, prompts=prompts or [], yields=yields, max_batch=max_batch,

@@ -13,12 +13,14 @@ from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.part import Preset
 from ..engine.policy import name_of, named_fields, parse, preset_of, settings_of
 from ..profiler.hardware import product_of
-from ..profiler.models import BYTES, CHECKPOINTS
+from ..profiler.models import CHECKPOINTS
+from ..profiler.precision import BITS, Precision
 from ..profiler.profile import Device, Profile
 from ..report.digits import counted
 
 IN_FILE, IN_JSON = "config:", "json:"  # flag prefixes: a key of the engine's file, or of a JSON object
 CONFIG = "dllm.yaml"
+CLOSE = 0.04  # relative, of weights' bytes
 HOST_GPUS = 8  # of a compose file's host
 # Published checkpoints, by model and weights (precisions-and-cards.md 1.2).
 QUANTISED = {
@@ -77,6 +79,7 @@ ENGINES = {
     ),
 }  # fmt: skip
 GIB = 2**30
+KEYS_FLAG = {"vllm": "--kv-cache-dtype fp8", "sglang": "--kv-cache-dtype fp8_e4m3", "lmdeploy": "--quant-policy 8"}
 
 
 def budget_of(device: Device) -> int:
@@ -87,12 +90,15 @@ def budget_of(device: Device) -> int:
     return 2048 if small else 8192
 
 
-def no_image(preset: Preset, device: Device) -> str:
-    """Why no released image of a preset's engine runs on a device; empty: one does."""
-    engine = ENGINES.get(preset.engine)
-    if engine is None or not device.compute_capability.startswith("gfx"):
-        return ""
-    return f"no image of {engine.name} {engine.version} for AMD's {device.name} is known"
+def not_served(preset: Preset, profile: Profile) -> str:
+    """Why no released image of a preset's engine runs a profile's model and device; empty: one does."""
+    engine, device = ENGINES.get(preset.engine), profile.device
+    if engine is not None and device.compute_capability.startswith("gfx"):
+        return f"no image of {engine.name} {engine.version} for AMD's {device.name} is known"
+    # gemma4_renoise.py:95 of 0.5.23
+    if preset.engine == "sglang" and profile.family == "canvas" and weights_of(profile) != "bf16":
+        return f"SGLang 0.5.23 refuses a quantised DiffusionGemma, and {profile.name} has {weights_of(profile)} weights"
+    return ""
 
 
 def engine_of_preset(preset: Preset) -> str:
@@ -283,7 +289,7 @@ def deployment_of(
     """
     preset = preset_of(name_of(spec), spec, allow_code)
     engine = ENGINES.get(preset.engine)  # a preset from outside may name any engine
-    if engine is None or no_image(preset, profile.device):
+    if engine is None or not_served(preset, profile):
         return None
     chosen, flags = settings_of(parse(spec, allow_code)), _Flags(engine, preset, profile.device)
     for name, flag in preset.flags.items():
@@ -304,6 +310,9 @@ def deployment_of(
         flags.say(engine.weights[weights], "the weights that the plan has")
     else:
         flags.unsaid.append(f"weights of {weights}, for which no flag of {engine.name} {engine.version} is known")
+    copies = max(1, profile.device.count // profile.model.kv_heads)
+    if profile.memory.kv_bytes_per_token < copies * profile.model.kv_bytes_per_token:
+        flags.say(KEYS_FLAG.get(preset.engine, ""), "keys and values of 8 bits, as the plan has them")
     if profile.memory.fixed_num_pages is None and (share := _share(profile, engine.memory_of)) != engine.share:
         usual_share = f"; default {engine.share:g}" if engine.share else ""
         flags.say(f"{engine.memory} {share:.2g}", f"the profile's share of memory{usual_share}")
@@ -370,12 +379,11 @@ class _Flags:
 
 
 def weights_of(profile: Profile) -> str:
-    """bf16, fp8, or bytes per parameter."""
-    of_a_parameter = profile.memory.weight_bytes / profile.model.total_params
-    for name, num_bytes in (("bf16", BYTES), ("fp8", 1)):
-        if abs(of_a_parameter / num_bytes - 1) < 0.02:
-            return name
-    return f"{of_a_parameter:.2g} bytes a parameter"
+    """By the profile's bytes: a name of BITS, or bytes a parameter."""
+    model, held = profile.model, profile.memory.weight_bytes
+    off = {name: abs(held / Precision(name).weight_bytes(model) - 1) for name in BITS}
+    nearest = min(off, key=lambda name: off[name])
+    return nearest if off[nearest] < CLOSE else f"{held / model.total_params:.2g} bytes a parameter"
 
 
 def _share(profile: Profile, of: str) -> float:

@@ -31,7 +31,7 @@ from ..traces.prefixes import num_named
 from .backend import Pool
 from .capacity import MANY, PARTS, STABILITY, WHOLE, CapacitySearch, search_of
 from .contents import Json
-from .deploy import deployment_of, engine_of_preset, engine_of_profile, no_image, times_another
+from .deploy import deployment_of, engine_of_preset, engine_of_profile, not_served, times_another
 from .memo import Memo
 from .plan_replays import Posed, Replays, Task
 from .planned import MEETS, MISSES, UNSURE, Due, Fleet, PlanCandidate, Planned, Risk, Routed, UnderLaw
@@ -111,7 +111,7 @@ def candidates_of(
             elsewhere = times_another(profile, preset)
             if elsewhere and engine_of_preset(preset) in engines:
                 continue
-            reason = no_image(preset, profile.device)
+            reason = not_served(preset, profile)
             if not reason and elsewhere and not policies:
                 reason = f"{profile.name} has the step times of {cut(profile.implementation)}"
             if not reason and not searched:

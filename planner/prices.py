@@ -6,17 +6,21 @@ from collections.abc import Callable, Sequence
 from ..engine.errors import DsimError
 from ..files.read import float_of
 from ..profiler import hardware, models
+from ..profiler.precision import precision
 from ..profiler.profile import Profile, load
 from ..profiler.roofline import roofline
 
 
-def from_sheets(gpus: Sequence[str], model: str, tp: int, yields: str | None) -> list[Profile]:
+def from_sheets(
+    gpus: Sequence[str], model: str, tp: int, yields: str | None, weights: str | None = None, keys: str | None = None
+) -> list[Profile]:
     """A model's profiles on GPUs, from data sheets."""
     if not gpus:
         return []
     shape, kind = models.model(model), models.family(models.model(model), models.architecture_of(model))
     commits = load(yields).commits if yields else ()
-    found = [roofline(hardware.gpu(name), shape, tp, generates=kind, yields=commits) for name in gpus]
+    held = precision(model, weights, keys)
+    found = [roofline(hardware.gpu(name), shape, tp, generates=kind, yields=commits, precision=held) for name in gpus]
     if kind == "block-diffusion" and not found[0].commits:
         raise DsimError(
             f"no yields of {shape.name} are published, expected --yields P: a profile with commit models, such as "

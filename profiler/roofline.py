@@ -35,10 +35,12 @@ from .models import (
     window_flops,
 )
 from .moved_bytes import cache_overhead
+from .precision import KEYS, Precision
 from .profile import Device, Fit, MemoryModel, Profile, Provenance, digits, gb
 from .published import CANVAS_LAWS, FOCUS_DELTAS, editing_laws, published_commits
 from .scripts import scripts
 
+BF16 = Precision()
 PAGE = 64  # tokens of a KV page
 CANVAS = 256  # tokens
 CANVAS_TENSORS = 6  # fp32 tensors alive at once, as large as a canvas's logits (production-dllm-serving.md 6.1)
@@ -67,25 +69,27 @@ def roofline(
     date: str = "",
     generates: str | None = None,
     yields: tuple[CommitModel, ...] = (),
+    precision: Precision = BF16,
 ) -> Profile:
     """The model's profile on `tp` GPUs; ProfileError if it does not fit.
 
     generates: the family, if the name does not tell. yields: in place of published commit models.
     """
-    _check(gpu, model, tp)
+    _check(gpu, model, tp, precision)
     kind = generates or family(model)
     shape = "dimensions in profiler/models.py" if MODELS.get(model.name) == model else "dimensions in config.json"
     sheet = "data sheet figures and efficiencies in profiler/hardware.py" if GPUS.get(gpu.name) == gpu else gpu.source
-    latency, regimes = latency_model(gpu, model, tp, graphs)
+    latency, regimes = latency_model(gpu, model, tp, graphs, precision)
     if kind == "full-sequence":
         bandwidth = tp * gpu.bandwidth * gpu.bandwidth_efficiency
         latency = replace(latency, cache_overhead=cache_overhead(model, bandwidth, launched=not graphs))
     commits = yields or published_commits(model.name)
     how = "captured graphs" if graphs else "eager LMDeploy"
     where = gpu.name if tp == 1 else f"{tp} x {gpu.name}"
+    label = f"{precision.label}{'' if tp == 1 else f'-tp{tp}'}{'' if graphs else '-eager'}"
     return Profile(
-        name=name or f"{gpu.name}-{model.name}{'' if tp == 1 else f'-tp{tp}'}{'' if graphs else '-eager'}".lower(),
-        description=description or f"{model.name} on {where}, {how}, from data sheets",
+        name=name or f"{gpu.name}-{model.name}{label}".lower(),
+        description=description or f"{model.name}{precision.label} on {where}, {how}, from data sheets",
         origin="roofline",
         family=kind,
         implementation=f"roofline with {how}",
@@ -93,7 +97,7 @@ def roofline(
         model=model,
         latency=latency,
         fit=Fit((1, MAX_TOKENS), regimes, None, None, MOE_UNCERTAINTY if model.experts else UNCERTAINTY),
-        memory=memory_model(gpu, model, tp),
+        memory=memory_model(gpu, model, tp, precision),
         commits=commits,
         canvas_laws=CANVAS_LAWS if kind == "canvas" else editing_laws(model.name),
         implementations=scripts(model) if kind == "full-sequence" and not graphs else (),
@@ -102,16 +106,19 @@ def roofline(
     )
 
 
-def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool) -> tuple[LatencyModel, tuple[str, ...]]:
+def latency_model(
+    gpu: Gpu, model: ModelShape, tp: int, graphs: bool, precision: Precision = BF16
+) -> tuple[LatencyModel, tuple[str, ...]]:
     """The latency model, and each piece's regime."""
     peak, bandwidth = tp * gpu.peak * gpu.matmul_efficiency, tp * gpu.bandwidth * gpu.bandwidth_efficiency
-    compute = compute_slope(gpu, model, tp)
+    compute = compute_slope(gpu, model, tp, precision)
     attends, dense = (tp * gpu.peak * share for share in (ATTENTION_EFFICIENCY, DENSE_EFFICIENCY))
-    turn = knee(gpu, model, tp)
+    turn = knee(gpu, model, tp, precision)
+    keys = KEYS[precision.keys] / BYTES
     start, end = max(1, round(turn / 2)), max(2, round(turn * 1.5))
     fixed, per_token = all_reduce(gpu, model, tp)
 
-    points = [(x, weight_read(gpu, model, tp, x)) for x in memory_grid(model, start)]
+    points = [(x, weight_read(gpu, model, tp, x, precision)) for x in memory_grid(model, start)]
     regimes = ["memory-bound"] * (len(points) - 1) + ["transition", "compute-bound"]
     points.append((end, max(compute * end, points[-1][1])))
     # Self-conditioning embeds the last step's distribution: as much work as the LM head.
@@ -121,9 +128,9 @@ def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool) -> tuple[L
         knots=tuple((float(x), digits(y + fixed + per_token * x)) for x, y in points),
         slope=digits(compute + per_token),
         attention=digits(attention_flops(model) / attends),
-        kv_read=digits(_kv_bytes(model, tp) / bandwidth),
+        kv_read=digits(keys * _kv_bytes(model, tp) / bandwidth),
         window_attention=digits(window_flops(model) / attends),
-        window_kv_read=digits(model.window_bytes_on(tp) / bandwidth),
+        window_kv_read=digits(keys * model.window_bytes_on(tp) / bandwidth),
         dense_from=DENSE_FROM,
         dense_attention=digits(attention_flops(model) / dense),
         window_dense_attention=digits(window_flops(model) / dense),
@@ -145,24 +152,26 @@ def memory_grid(model: ModelShape, end: int) -> list[int]:
     return [*(powers if model.experts else [1][: end > 1]), end]
 
 
-def weight_read(gpu: Gpu, model: ModelShape, tp: int, tokens: float) -> float:
+def weight_read(gpu: Gpu, model: ModelShape, tp: int, tokens: float, precision: Precision = BF16) -> float:
     """Seconds to read the LM head and the layers, with only the experts that `tokens` reach."""
     experts = expert_params(model)
-    params = layer_params(model) - experts + experts * touched_experts(model, tokens) + head_params(model)
-    return params * BYTES / (tp * gpu.bandwidth * gpu.bandwidth_efficiency)
+    read = (layer_params(model) - experts) * precision.layer_bytes(model) + head_params(model) * BYTES
+    read += experts * touched_experts(model, tokens) * precision.expert_bytes()
+    return read / (tp * gpu.bandwidth * gpu.bandwidth_efficiency)
 
 
-def compute_slope(gpu: Gpu, model: ModelShape, tp: int) -> float:
+def compute_slope(gpu: Gpu, model: ModelShape, tp: int, precision: Precision = BF16) -> float:
     """Seconds per token for the layers' active weights."""
     share = MOE_SHARE if model.experts else 1.0
-    return flops_per_token(model) / (tp * gpu.peak * gpu.matmul_efficiency * share)
+    slower = precision.slowdown(model, gpu.compute_capability)
+    return slower * flops_per_token(model) / (tp * gpu.peak * gpu.matmul_efficiency * share)
 
 
-def knee(gpu: Gpu, model: ModelShape, tp: int) -> float:
+def knee(gpu: Gpu, model: ModelShape, tp: int, precision: Precision = BF16) -> float:
     """Tokens at which reading and multiplying weights take equally long."""
-    slope = compute_slope(gpu, model, tp)
-    most = weight_read(gpu, model, tp, 1e9) / slope
-    return bisected(lambda tokens: slope * tokens < weight_read(gpu, model, tp, tokens), 0.0, most, 60)[1]
+    slope = compute_slope(gpu, model, tp, precision)
+    most = weight_read(gpu, model, tp, 1e9, precision) / slope
+    return bisected(lambda tokens: slope * tokens < weight_read(gpu, model, tp, tokens, precision), 0.0, most, 60)[1]
 
 
 def all_reduce(gpu: Gpu, model: ModelShape, tp: int) -> tuple[float, float]:
@@ -180,10 +189,14 @@ def eager_launch(model: ModelShape) -> float:
     return EAGER_LAUNCH * (dense + MOE_LAUNCHES * (model.layers - dense))
 
 
-def memory_model(gpu: Gpu, model: ModelShape, tp: int) -> MemoryModel:
-    kv = MemoryModel(tp * gpu.memory_bytes, model.weight_bytes, _kv_bytes(model, tp), model.vocab)
+def memory_model(gpu: Gpu, model: ModelShape, tp: int, precision: Precision = BF16) -> MemoryModel:
+    of_keys = KEYS[precision.keys]
+    kv = MemoryModel(
+        tp * gpu.memory_bytes, precision.weight_bytes(model), _kv_bytes(model, tp) * of_keys // BYTES, model.vocab
+    )
     workspace = CANVAS * model.vocab * 4 * (CANVAS_TENSORS - 1) if family(model) == "canvas" else 0
-    return replace(kv, window_bytes_per_token=model.window_bytes_on(tp), workspace_bytes=workspace)
+    windowed = model.window_bytes_on(tp) * of_keys // BYTES
+    return replace(kv, window_bytes_per_token=windowed, workspace_bytes=workspace)
 
 
 def _kv_bytes(model: ModelShape, tp: int) -> int:
@@ -191,7 +204,7 @@ def _kv_bytes(model: ModelShape, tp: int) -> int:
     return model.kv_bytes_per_token * max(1, tp // model.kv_heads)
 
 
-def _check(gpu: Gpu, model: ModelShape, tp: int) -> None:
+def _check(gpu: Gpu, model: ModelShape, tp: int, precision: Precision) -> None:
     if tp < 1:
         raise ProfileError(f"tp is {tp}, expected at least 1")
     if model.heads % tp or max(tp, model.kv_heads) % min(tp, model.kv_heads):
@@ -204,12 +217,13 @@ def _check(gpu: Gpu, model: ModelShape, tp: int) -> None:
             "tokens, expected more: pages are counted by those"
         )
     where = f"{tp} x {gpu.name}"
-    if model.weight_bytes >= tp * gpu.memory_bytes:
+    weights = precision.weight_bytes(model)
+    if weights >= tp * gpu.memory_bytes:
         raise ProfileError(
-            f"{model.name} takes {gb(model.weight_bytes)} of weights, {where} holds {gb(tp * gpu.memory_bytes)}: "
-            f"use more GPUs (--tp) or larger ones"
+            f"{model.name} takes {gb(weights)} of {precision.weights} weights, {where} holds "
+            f"{gb(tp * gpu.memory_bytes)}: use more GPUs (--tp), larger ones, or fewer bits (--weights)"
         )
     try:
-        memory_model(gpu, model, tp).num_pages(PAGE, 1, PAGE)
+        memory_model(gpu, model, tp, precision).num_pages(PAGE, 1, PAGE)
     except ProfileError as error:
         raise ProfileError(f"{model.name} on {where}: {error}") from None

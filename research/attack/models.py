@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
-from dsim.device.model_info import describe
-from dsim.live.canvas_model import ARCHITECTURE
+from dsim.live.canvas_model import ARCHITECTURE, canvas_config
 from dsim.live.config import ModelConfig
 from dsim.live.config_file import Given
 from dsim.live.families import FAMILIES
 from dsim.live.prompts import read_tokens
 from dsim.live.stored import INDEX, WEIGHTS
-from dsim.live.weights import check_model, config_of, load, random_model
+from dsim.live.weights import check_model, config_of, is_canvas, load, random_model, source_of
 from dsim.research.tiny.saved import save_model
 
 from . import mutate
@@ -58,14 +57,18 @@ def _configs() -> list[dict[str, Any]]:
 
 
 def config(chance: Random, folder: Path) -> None:
-    """What `dsim model info` and `dsim live` make of a directory's JSON files."""
+    """What `dsim live` makes of a directory's JSON files."""
     path = folder / "config.json"
     path.write_bytes(mutate.json_text(chance.choice(_configs()), chance))
     if chance.random() < 0.2:
         said = {"eos_token_id": [1, 3], "sampler_config": {"entropy_bound": 0.1}, "t_min": 0.1}
         (folder / "generation_config.json").write_bytes(mutate.json_text(said, chance))
     try:
-        describe(str(folder), "H100", None, None)
+        given = Given(None, None)
+        if is_canvas(str(folder), given):
+            canvas_config(source_of(str(folder)))
+        else:
+            check_model(folder, given)
     except Exception as error:
         if "has neither model.safetensors" not in str(error):
             raise

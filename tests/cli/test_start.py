@@ -15,6 +15,7 @@ from dsim.device.validate import LOADS, POLICIES
 from dsim.engine.engine import EMIT
 from dsim.planner.backend import BACKENDS
 from dsim.planner.objective import OBJECTIVES
+from dsim.profiler.precision import BITS
 from dsim.profiler.profile import DEFAULT
 from dsim.results.scenario import Scenario
 from dsim.sim.deciders import DECIDERS
@@ -31,7 +32,7 @@ HEAVY = (
     "scipy", "scipy.linalg", "scipy.special", "simpy", "starlette", "torch", "triton", "uvicorn",
 )  # fmt: skip
 COMMANDS = (
-    "capacity", "compare", "follow", "import", "live", "metrics", "model", "plan", "policies", "profile", "profiles",
+    "capacity", "compare", "follow", "import", "live", "metrics", "plan", "policies", "profile", "profiles",
     "replay", "serve", "sweep", "trace", "tune", "validate",
 )  # fmt: skip
 
@@ -115,6 +116,7 @@ def test_the_choices_that_help_lists_are_those_of_the_parts() -> None:
     assert choices.LENGTH_FORMS == FORMS
     assert choices.PROFILE == DEFAULT
     assert Scenario.policy == choices.POLICY
+    assert tuple(BITS) == choices.WEIGHTS
     assert tuple(ROUTERS) == choices.ROUTERS
     assert tuple(DECIDERS) == choices.DECIDERS
     assert (FIXED, KNOWN) == (choices.FIXED, choices.SCALERS)

@@ -19,6 +19,7 @@ from dsim.planner.deploy import ENGINES, Deployment, deployment_of
 from dsim.planner.plan import candidates_of
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
+from dsim.profiler.precision import Precision
 from dsim.profiler.profile import load
 from dsim.profiler.roofline import roofline
 from dsim.results.scenario import Scenario
@@ -92,7 +93,7 @@ def test_weights_are_those_of_the_profile() -> None:
     assert (fp8.weights, bf16.weights) == ("fp8", "bf16")
     assert "RedHatAI/diffusiongemma-26B-A4B-it-FP8-dynamic" in fp8.shell  # which needs no --quantization
     assert "--quantization fp8" in deployed("vllm-ar", replace(QWEN, memory=replace(
-        QWEN.memory, weight_bytes=QWEN.model.total_params))).shell  # fmt: skip
+        QWEN.memory, weight_bytes=Precision("fp8").weight_bytes(QWEN.model)))).shell  # fmt: skip
     assert "--quantization" not in bf16.shell
     strange = replace(VLLM, memory=replace(VLLM.memory, weight_bytes=VLLM.memory.weight_bytes // 4))
     assert any(

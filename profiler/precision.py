@@ -1,0 +1,104 @@
+"""Weights and keys of fewer bits: bytes, rates, and how a checkpoint says so (precisions-and-cards.md 1).
+
+Experts alone are quantised to 4 bits in a mixture of experts; to FP8 all layers' matrices but the router. Embeddings
+and the head stay bf16.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..engine.errors import ProfileError
+from ..files.read import cut, quoted, read_json
+from .models import BYTES, ModelShape, active_layer_params, expert_params, layer_params
+
+# Bits of a weight, scales included.
+BITS = {"bf16": 16.0, "fp8": 8.0, "nvfp4": 4.5, "mxfp4": 4.25, "int4": 4.125}
+KEYS = {"bf16": 2, "fp8": 1}  # bytes of a key's or value's element
+IN_NAMES = {"nvfp4": "nvfp4", "mxfp4": "mxfp4", "fp8": "fp8", "awq": "int4", "gptq": "int4", "int4": "int4",
+            "w4a16": "int4"}  # fmt: skip
+# By weights and the start of the compute capability: products' rate over bf16's at full batches, measured on a card of
+# each (1.3); others decode weights and multiply at bf16's rate.
+RATES = {
+    ("fp8", "9."): 1.1, ("fp8", "10.0"): 1.2, ("fp8", "10.3"): 1.5, ("fp8", "8.9"): 1.5, ("fp8", "12.0"): 1.7,
+    ("nvfp4", "10."): 2.2, ("nvfp4", "12.0"): 2.8, ("int4", "9."): 0.6,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Precision:
+    weights: str = "bf16"
+    keys: str = "bf16"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("weights", self.weights, BITS), ("kv", self.keys, KEYS)):
+            if value not in known:
+                raise ProfileError(f"{name} is {cut(value)}, expected one of {', '.join(known)}")
+
+    @property
+    def label(self) -> str:
+        """For names; empty in bf16."""
+        weights = "" if self.weights == "bf16" else f"-{self.weights}"
+        return weights if self.keys == "bf16" else f"{weights}-kv-{self.keys}"
+
+    def quantised(self, model: ModelShape) -> int:
+        """Parameters of fewer bits."""
+        if self.weights == "bf16":
+            return 0
+        experts = expert_params(model)
+        return experts if experts and self.weights != "fp8" else layer_params(model)
+
+    def weight_bytes(self, model: ModelShape) -> int:
+        quantised = self.quantised(model)
+        return round(quantised * BITS[self.weights] / 8) + BYTES * (model.total_params - quantised)
+
+    def expert_bytes(self) -> float:
+        """Of a routed expert's parameter."""
+        return BITS[self.weights] / 8
+
+    def layer_bytes(self, model: ModelShape) -> float:
+        """Of another parameter of a layer."""
+        return BITS[self.weights] / 8 if self.quantised(model) == layer_params(model) else BYTES
+
+    def slowdown(self, model: ModelShape, compute_capability: str) -> float:
+        """A token's products relative to bf16's time."""
+        fits = [kind for kind in RATES if kind[0] == self.weights and compute_capability.startswith(kind[1])]
+        if not fits:
+            return 1.0
+        share = 1.0
+        if self.quantised(model) < layer_params(model) and model.experts is not None:
+            active = model.experts.top_k / model.experts.num * expert_params(model)
+            share = active / active_layer_params(model)
+        return 1.0 - share + share / RATES[fits[0]]
+
+
+def precision_of(name: str, config: Mapping[str, Any]) -> Precision:
+    """Of a checkpoint's name and config.json; ProfileError for a quantisation that is not known."""
+    found = config.get("quantization_config")
+    if found is None:
+        named = [weights for part, weights in IN_NAMES.items() if part in name.lower().replace("-", "")]
+        return Precision(named[0] if named else "bf16")
+    if not isinstance(found, Mapping):
+        raise ProfileError(f"quantization_config is {quoted(found)}, expected an object")
+    said = " ".join(str(found.get(key, "")) for key in ("quant_method", "format", "quant_algo")).lower()
+    scheme = found.get("kv_cache_scheme")
+    eight = isinstance(scheme, Mapping) and scheme.get("num_bits") == 8
+    keys = "fp8" if eight or "FP8" in str(found.get("kv_cache_quant_algo")) else "bf16"
+    for part, weights in {**IN_NAMES, "float-quantized": "fp8", "pack-quantized": "int4"}.items():
+        if part in said:
+            if weights == "int4" and found.get("bits", 4) != 4:
+                raise ProfileError(f"quantization_config has {found['bits']} bits, expected 4")
+            return Precision(weights, keys)
+    raise ProfileError(
+        f"quantization_config is {cut(said.strip() or 'empty')}, expected one of fp8, nvfp4, mxfp4, awq, gptq or "
+        "compressed-tensors"
+    )
+
+
+def precision(model: str, weights: str | None = None, keys: str | None = None) -> Precision:
+    """Of a model as `models.model` takes it; weights and keys: in place of what its name and config.json say."""
+    path = Path(model, "config.json") if Path(model).is_dir() else Path(model)
+    config = read_json(path, kind=ProfileError) if path.is_file() else {}
+    found = precision_of(model, config if isinstance(config, Mapping) else {})
+    return Precision(weights or found.weights, keys or found.keys)
