@@ -1,5 +1,6 @@
 """dsim compare: predicted runs against measured ones."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +11,6 @@ from . import options
 from .bar import Bar
 from .options import option
 from .screen import Screen, say
-
-MISSED = 1
 
 
 def compare_command(
@@ -41,6 +40,7 @@ def compare_command(
     ] = None,
     allow_code: options.AllowCode = None,
     out: Annotated[Path | None, option("DIR", "Write compare.json and report.html.", "-o", "--out")] = None,
+    fails_on_slo: options.FailOnSlo = False,
     as_json: options.AsJson = False,
     force: options.Force = False,
 ) -> None:
@@ -51,6 +51,7 @@ def compare_command(
     """
     from ..api.measured import compare
     from ..comparison.files import FILES
+    from ..results.run import read_run
 
     if len(runs) % 2:
         raise DsimError(f"{len(runs)} run folders are given, expected pairs: PREDICTED MEASURED")
@@ -70,4 +71,7 @@ def compare_command(
     for judged in missed:
         screen.alarm(str(judged))
     if missed:
-        raise typer.Exit(MISSED)
+        raise typer.Exit(options.MISSED)
+    if fails_on_slo:  # of the measured runs
+        for folder in filter(os.path.isdir, runs[1::2]):
+            options.fail_on_slo(screen, read_run(folder).info["policies"])

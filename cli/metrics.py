@@ -2,10 +2,6 @@
 
 from dataclasses import asdict
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from . import options
 from .screen import print_json
 
@@ -23,13 +19,6 @@ def metrics_command(
     if json:
         print_json({name: asdict(metric) for name, metric in METRICS.items()}, indent=2)
         return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        for name, metric in METRICS.items():
-            unit, note = (f" [{metric.unit}]" if metric.unit else ""), (f" ({metric.note})" if metric.note else "")
-            print(f"{name}{unit}: {metric.formula}{note}")
-        return
-    table = Table("metric", "unit", "formula", "note", box=box.SIMPLE_HEAD, pad_edge=False)
     for name, metric in METRICS.items():
-        table.add_row(name, metric.unit, metric.formula, metric.note)
-    console.print(table)
+        unit, note = (f" [{metric.unit}]" if metric.unit else ""), (f" ({metric.note})" if metric.note else "")
+        print(f"{name}{unit}: {metric.formula}{note}")

@@ -43,7 +43,8 @@ PANELS: dict[str, tuple[str, ...]] = {
         "--mask-token-id --block-length --tokenizer --temperature --eos",
         "Fleet and price": "--replicas --max-replicas --spare --growth --horizon --buy-now --today --router --pool "
         "--link --decider --fleet --gpus --scaler --startup --speed --gpu-hour --currency",
-        "SLOs and quality": "--slo --attainment --missing-fails --emit --bound --min-quality --quality-table",
+        "SLOs and quality": "--slo --fail-on-slo --attainment --missing-fails --emit --bound --min-quality "
+        "--quality-table",
         "Search": "--as-given --change-answers --research --objective --trials --space --precision",
         "Measurement": "--budget --thresholds --full-sequence --max-batch --measured --log --metrics --metrics-before",
         "Server": "--host --port --allow-host --served-name --api-key",
@@ -271,8 +272,13 @@ Seed = Annotated[int, option("S", "Same seed, same bytes.", "--seed")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Currency = Annotated[str, option("C", "Currency of the price.", "--currency")]
+FailOnSlo = Annotated[
+    bool,
+    typer.Option("--fail-on-slo", help="End with 1 if an SLO is missed; without a statistic, by over 1 % of requests."),
+]
 RunOut = Annotated[Path | None, option("DIR", "Write the run and report.html.", "-o", "--out")]
 
+MISSED, LEAST = 1, 0.99  # exit code; share of requests within SLOs without a statistic
 # A scenario's options with defaults, in help's order.
 SCENARIO: dict[str, tuple[Any, Any]] = {
     "profile": (ProfileName, choices.PROFILE), "workload": (Workload, None), "frontend": (Frontend, None),
@@ -332,6 +338,20 @@ def scenario(given: Given, policies: Iterable[str], **other: Any) -> "Scenario":
     known["missing_passes"] = not given["missing_fails"]
     known["allow_code"] = named_code([*policies, given.get("router", "")], given["allow_code"] or [])
     return Scenario(**{**known, **other})
+
+
+def fail_on_slo(screen: "Screen", policies: Iterable[Mapping[str, Any]]) -> None:
+    """Exit with MISSED if a run's summaries, as in run.json, miss an SLO."""
+    missed = []
+    for summary in policies:
+        missed += [f"{summary['policy']} misses {slo['slo']}" for slo in summary["slos"] if slo["met"] is False]
+        share = summary["slo_attainment"]
+        if share is not None and share < LEAST:
+            missed.append(f"{summary['policy']} meets the SLOs for {100 * share:.4g} % of requests, of {LEAST:.0%}")
+    for line in missed:
+        screen.alarm(line)
+    if missed:
+        raise typer.Exit(MISSED)
 
 
 def words_of(given: Given, *left_out: str) -> list[str]:

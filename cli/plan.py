@@ -94,6 +94,7 @@ def plan_command(
         Path | None,
         option("DIR", "Write plan.toml, plan.json, report.html and deploy/; reuses the replays in it.", "-o", "--out"),
     ] = None,
+    fails_on_slo: options.FailOnSlo = False,
     as_json: options.AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the output folder, including its replays.")] = False,
 ) -> None:
@@ -138,6 +139,12 @@ def plan_command(
     say(lambda: page, info, as_json)
     screen.explain(folder.memo.sentence())
     screen.wrote(out, written)
+    if fails_on_slo and info["today"] is not None:
+        for text, value in info["today"]["values"].items():
+            sign = -1 if text in info["share_criteria"] else 1
+            if sign * (value["value"] - info["bounds"][text]) > 0:
+                screen.alarm(f"{today} misses {text}")
+                raise typer.Exit(options.MISSED)
 
 
 def _profiles(

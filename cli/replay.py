@@ -50,6 +50,7 @@ def replay(
     gpu_hour: options.GpuHour = None,
     currency: options.Currency = "USD",
     out: options.RunOut = None,
+    fails_on_slo: options.FailOnSlo = False,
     as_json: options.AsJson = False,
     force: options.Force = False,
 ) -> None:
@@ -119,3 +120,5 @@ def replay(
     screen.wrote(out, FILES)
     if recorded.interrupted:
         raise typer.Exit(INTERRUPTED)
+    if fails_on_slo:
+        options.fail_on_slo(screen, manifest["policies"])

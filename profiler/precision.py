@@ -53,10 +53,6 @@ class Precision:
         quantised = self.quantised(model)
         return round(quantised * BITS[self.weights] / 8) + BYTES * (model.total_params - quantised)
 
-    def expert_bytes(self) -> float:
-        """Of a routed expert's parameter."""
-        return BITS[self.weights] / 8
-
     def layer_bytes(self, model: ModelShape) -> float:
         """Of another parameter of a layer."""
         return BITS[self.weights] / 8 if self.quantised(model) == layer_params(model) else BYTES
@@ -99,6 +95,5 @@ def precision_of(name: str, config: Mapping[str, Any]) -> Precision:
 def precision(model: str, weights: str | None = None, keys: str | None = None) -> Precision:
     """Of a model as `models.model` takes it; weights and keys: in place of what its name and config.json say."""
     path = Path(model, "config.json") if Path(model).is_dir() else Path(model)
-    config = read_json(path, kind=ProfileError) if path.is_file() else {}
-    found = precision_of(model, config if isinstance(config, Mapping) else {})
+    found = precision_of(model, read_json(path, kind=ProfileError) if path.is_file() else {})
     return Precision(weights or found.weights, keys or found.keys)

@@ -35,7 +35,7 @@ from .models import (
     window_flops,
 )
 from .moved_bytes import cache_overhead
-from .precision import KEYS, Precision
+from .precision import BITS, KEYS, Precision
 from .profile import Device, Fit, MemoryModel, Profile, Provenance, digits, gb
 from .published import CANVAS_LAWS, FOCUS_DELTAS, editing_laws, published_commits
 from .scripts import scripts
@@ -156,7 +156,7 @@ def weight_read(gpu: Gpu, model: ModelShape, tp: int, tokens: float, precision: 
     """Seconds to read the LM head and the layers, with only the experts that `tokens` reach."""
     experts = expert_params(model)
     read = (layer_params(model) - experts) * precision.layer_bytes(model) + head_params(model) * BYTES
-    read += experts * touched_experts(model, tokens) * precision.expert_bytes()
+    read += experts * touched_experts(model, tokens) * BITS[precision.weights] / 8
     return read / (tp * gpu.bandwidth * gpu.bandwidth_efficiency)
 
 

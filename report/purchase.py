@@ -96,8 +96,8 @@ def over_time(info: Json) -> tuple[Section, ...]:
         best.setdefault(fleet["device"], fleet)
     rows = []
     for fleet in best.values():
-        cells = [money(d["per_hour"], info) if info["priced"] else "" for d in fleet["due"]]
-        row = [name_of(fleet), *(f"{d['gpus']} {cell}".strip() for d, cell in zip(fleet["due"], cells, strict=True))]
+        row = [name_of(fleet)]
+        row += [f"{d['gpus']} {money(d['per_hour'], info) if info['priced'] else ''}".strip() for d in fleet["due"]]
         if info["priced"]:
             limit = info["rate"] * (1 + fleet["headroom"]["value"])
             row += [money(fleet["mean_cost"] * HOURS * growth["horizon"], info), money(fleet["per_hour"] / limit, info)]

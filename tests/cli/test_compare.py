@@ -76,6 +76,16 @@ def test_json_is_one_object_alone() -> None:
     assert found["pairs"][0]["predicted"]["estimated"] is True
 
 
+def test_a_missed_slo_is_a_line_and_exit_1_where_that_is_asked() -> None:
+    for slo, code in (("ttft=1000s", 0), ("ttft=1ms", 1), ("p90:ttft=1ms", 1)):
+        said = ("replay", "small.jsonl", "--policy", "ar", "--slo", slo)
+        ran = dsim(*said, "-o", "judged", "--force", "--fail-on-slo")
+        assert ran.code == code, ran.err
+        assert ("ar " in ran.err) == bool(code)
+        assert dsim(*said).code == 0
+        assert dsim("compare", "judged", "judged", "--fail-on-slo").code == code
+
+
 def test_a_missed_bound_is_a_line_and_exit_1() -> None:
     ran = dsim("compare", "a", "b", "--bound", "e2el=1%", "--bound", "mean:ttft=50%")
     assert ran.code == 1
