@@ -11,7 +11,7 @@ from ..comparison.cells import Progress, check_machines, compare_runs
 from ..comparison.clients.gateway import read_measured
 from ..comparison.clients.match import Requested
 from ..comparison.clients.measured import measured_beside, measured_run, write_measured
-from ..comparison.clients.prometheus import differences, read_samples, summary_of
+from ..comparison.clients.prometheus import differences, summary_of
 from ..comparison.clients.read import read_client
 from ..comparison.compared import Compared
 from ..engine.allowed_code import AllowedCode, allowed
@@ -19,6 +19,7 @@ from ..engine.errors import DsimError, cut
 from ..engine.policy import PRESETS
 from ..files.place import check_folder
 from ..files.read import printable
+from ..files.samples import read_samples
 from ..planner.given import ProfileLike, TraceLike
 from ..planner.recorded import Imported, OfRun
 from ..profiler.as_logged import policy_of

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import ProfileError
 from ..engine.policy import Policy
-from ..files.read import cut, quoted, read_csv, read_text
+from ..files.read import cut, quoted, read_csv
+from ..files.samples import read_samples
 from .calibrate import calibrate_commits
 from .canvas_law import with_mean
 from .fit_commits import fit_commits
@@ -105,15 +104,9 @@ def _counted(pages: Sequence[str]) -> float:
     """
     if len(pages) > 2:
         raise ProfileError(f"yield is {cut(','.join(pages))}, expected one page of metrics, or two: before,after")
-    steps = tokens = 0.0
-    for path, sign in zip(reversed(pages), (1.0, -1.0), strict=False):
-        try:
-            families = list(text_string_to_metric_families(read_text(path, kind=ProfileError)))
-        except ValueError as error:
-            raise ProfileError(f"{path}: is no page of metrics: {error}") from None
-        for sample in (sample for family in families for sample in family.samples):
-            steps += sign * sample.value * (sample.name == COUNTERS[0])
-            tokens += sign * sample.value * (sample.name == COUNTERS[1])
+    counts = [read_samples(path) for path in pages]
+    grown = [counts[-1].get(name, 0.0) - (counts[0].get(name, 0.0) if len(pages) > 1 else 0.0) for name in COUNTERS]
+    steps, tokens = grown
     if not (steps > 0 and tokens > 0):
         raise ProfileError(
             f"{','.join(pages)}: {COUNTERS[0]} counts {steps:g} and {COUNTERS[1]} {tokens:g}, expected both above 0"

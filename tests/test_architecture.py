@@ -221,7 +221,10 @@ def test_what_users_name_is_read_by_one_module() -> None:
 # Modules that run what they read or name, and other names of the same.
 RUN_DATA = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "runpy", "yaml"}
 # Who may all the same, and what.
-UNPICKLES = {"planner.travel": "work that the head of a user's own Ray cluster sends, as Ray itself does"}
+UNPICKLES = {
+    "planner.travel": "work that the head of a user's own Ray cluster sends, as Ray itself does",
+    "planner.deploy": "writes YAML, and reads none",
+}
 RUN_TEXT = {"eval", "exec", "__import__"}
 # Who loads modules by name or path, and why each may.
 LOAD_CODE = {

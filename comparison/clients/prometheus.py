@@ -1,15 +1,11 @@
 """Read a server's Prometheus metrics (vLLM's names), to check a client's file."""
 
 import math
-import re
-from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...engine.errors import DsimError
-from ...files.read import quoted, read_text
 from ...results.engine_metrics import BY_NAME
 from ...results.manifest import Manifest
 from ...results.metrics import COMPLETED
@@ -23,28 +19,6 @@ COUNTERS = {
 }  # fmt: skip
 MEANS = {"ttft_ms": "ttft", "tpot_ms": "tpot", "itl_ms": "gap", "e2el_ms": "e2el", "queue_time_ms": "queue"}
 TOLERANCE = 0.02  # relative; a larger difference of means is reported
-
-_SAMPLE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{.*\})?\s+(\S+)(?:\s+-?\d+)?")
-
-
-def read_samples(path: str | Path) -> dict[str, float]:
-    """Samples summed over labels; DsimError names file and line."""
-    text = read_text(path)
-    found: dict[str, float] = defaultdict(float)
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        sample = _SAMPLE.fullmatch(line.strip())
-        try:
-            value = float(sample[2]) if sample else math.nan
-        except ValueError:
-            value, sample = math.nan, None
-        if sample is None:
-            raise DsimError(f"{path}:{number}: is {quoted(line)}, expected a Prometheus sample: name{{labels}} value")
-        found[sample[1]] += value
-    if not any(name.startswith("vllm:") for name in found):
-        raise DsimError(f"{path}: holds no vllm:* metrics, expected those of a vLLM server")
-    return dict(found)
 
 
 def summary_of(after: dict[str, float], before: dict[str, float] | None = None) -> dict[str, float]:

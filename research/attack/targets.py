@@ -21,12 +21,13 @@ from dsim.api.measured import import_run
 from dsim.comparison.bounds import Bound
 from dsim.comparison.cells import compare_runs
 from dsim.comparison.clients.measured import MeasuredRun, measured_run, write_measured
-from dsim.comparison.clients.prometheus import differences, read_samples, summary_of
+from dsim.comparison.clients.prometheus import differences, summary_of
 from dsim.comparison.clients.read import read_client
 from dsim.comparison.measured_log import measured_log
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import PRESETS, parse
 from dsim.files.duration import seconds_of
+from dsim.files.samples import read_samples
 from dsim.planner import grid, quality, space
 from dsim.planner.record import in_twin, record
 from dsim.profiler import profile, steplog

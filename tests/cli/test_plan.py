@@ -68,7 +68,7 @@ def test_the_text_says_what_to_run_what_it_costs_and_what_could_change_it() -> N
     lines = ran.out.splitlines()
     assert lines[0].startswith("30 req/s within mean:e2el=150ms: ar,max_batch=8 on ")
     assert " A100-80GB, " in lines[0]
-    assert " USD an hour; " in lines[0]
+    assert " USD an hour, " in lines[0]
     assert " mean:e2el is " in lines[0]
     assert "; no released engine is known to run this policy. " in lines[0]
     assert " ms (150 ms asked), with room for " in lines[0]

@@ -10,10 +10,11 @@ import pytest
 
 from dsim.comparison.clients.match import Requested
 from dsim.comparison.clients.measured import MeasuredRun, measured_run, write_measured
-from dsim.comparison.clients.prometheus import differences, read_samples, summary_of
+from dsim.comparison.clients.prometheus import differences, summary_of
 from dsim.comparison.clients.read import read_client
 from dsim.engine.errors import DsimError
 from dsim.engine.journal import STATUSES
+from dsim.files.samples import read_samples
 from dsim.results.run import read_run
 from dsim.traces import load
 

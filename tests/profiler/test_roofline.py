@@ -96,7 +96,7 @@ def test_experts_are_read_as_tokens_reach_them() -> None:
 
 
 def test_what_does_not_fit_says_both_values() -> None:
-    with pytest.raises(ProfileError, match=r"SDAR-30B-A3B takes 61.1 GB of weights, 1 x L40S holds 48.3 GB"):
+    with pytest.raises(ProfileError, match=r"SDAR-30B-A3B takes 61.1 GB of bf16 weights, 1 x L40S holds 48.3 GB"):
         roofline(gpu("L40S"), model("SDAR-30B-A3B"))
     with pytest.raises(ProfileError, match="Dream-7B has 28 heads and 4 KV heads, which 8 GPUs cannot share evenly"):
         roofline(gpu("A100"), model("Dream-7B"), 8)

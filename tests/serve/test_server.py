@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsim.comparison.clients.prometheus import read_samples, summary_of
+from dsim.comparison.clients.prometheus import summary_of
 from dsim.engine.allowed_code import allowed
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable, StepTotals
@@ -26,6 +26,7 @@ from dsim.engine.request import Request
 from dsim.engine.state import CANCELLED, COMPLETED, MASKED, UNFINISHED
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.files.interrupt import as_ctrl_c
+from dsim.files.samples import read_samples
 from dsim.results.run import read_run
 from dsim.results.scenario import Scenario
 from dsim.serve.app import known_hosts

@@ -1,0 +1,31 @@
+"""The samples of a server's page of metrics (Prometheus text)."""
+
+import math
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from ..engine.errors import DsimError
+from .read import quoted, read_text
+
+_SAMPLE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{.*\})?\s+(\S+)(?:\s+-?\d+)?")
+
+
+def read_samples(path: str | Path) -> dict[str, float]:
+    """Samples summed over labels; DsimError names file and line."""
+    text = read_text(path)
+    found: dict[str, float] = defaultdict(float)
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        sample = _SAMPLE.fullmatch(line.strip())
+        try:
+            value = float(sample[2]) if sample else math.nan
+        except ValueError:
+            value, sample = math.nan, None
+        if sample is None:
+            raise DsimError(f"{path}:{number}: is {quoted(line)}, expected a Prometheus sample: name{{labels}} value")
+        found[sample[1]] += value
+    if not any(name.startswith("vllm:") for name in found):
+        raise DsimError(f"{path}: holds no vllm:* metrics, expected those of a vLLM server")
+    return dict(found)
