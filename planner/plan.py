@@ -219,11 +219,12 @@ def plan(
         devices = {candidates[lane.candidate].profile.device.name: lane for lane in reversed(order)}
         room = run.headroom(order[:1] if horizon is None else [lane for lane in order if lane in devices.values()])
         ranking = [run.fleet(lane, room.get(lane.candidate)) for lane in order]
+        spread = max(float(np.std(lane.settled, ddof=1)) for lane in order[:2])
         now = None if today is None else run.as_today(order[0], *fleet_of_today(today))
-        laws = run.under_laws(order[0])
+        laws = run.under_laws(order[0], spread)
         research = run.research([i for i in run.chosen if candidates[i].is_research])
-        routed = run.with_router(order[0])
-        risks = run.risks(order[:2], max(float(np.std(lane.settled, ddof=1)) for lane in order[:2]))
+        routed = run.with_router(order[0], spread)
+        risks = run.risks(order[:2], spread)
     search, best = searches[0], candidates[order[0].candidate]
     criteria = search.criteria
     recommended = ranking[0]
@@ -531,18 +532,18 @@ class _Run:
         )
         return order, [lane for lane in left if lane is not order[0]]
 
-    def with_router(self, lane: Lane) -> Routed | None:
+    def with_router(self, lane: Lane, spread: float) -> Routed | None:
         """The best fleet behind a router that knows the queues; None if another router is named, or for one replica."""
         scenario = self.searches[lane.candidate].scenario
         if scenario.router != UNROUTED or lane.replicas in (None, 1):
             return None
         self._doing = "another router"
         at = self._add(self.candidates[lane.candidate], lane, router=BETTER)
-        [better] = self._raced([(at, self.rate, 1.0)], [lane.replicas], most=lane.replicas, patience=MOST)
+        [better] = self._raced([(at, self.rate, 1.0)], [lane.replicas], spread=spread, patience=FIRST)
         replicas = better.replicas or lane.replicas
         return Routed(BETTER, replicas, *self._charge(replicas, self.candidates[at]))
 
-    def under_laws(self, lane: Lane) -> tuple[UnderLaw, ...]:
+    def under_laws(self, lane: Lane, spread: float) -> tuple[UnderLaw, ...]:
         """What the best policy needs under each counted law of canvases; empty if one is given."""
         scenario, best = self.searches[lane.candidate].scenario, self.candidates[lane.candidate]
         counted = {law.workload: law for law in reversed(best.profile.canvas_laws) if law.engine}
@@ -555,7 +556,7 @@ class _Run:
             replicas = lane.replicas
             if law.workload != best.profile.workloads[0]:
                 at = self._add(best, lane, workload=law.workload)
-                [other] = self._raced([(at, self.rate, 1.0)], [replicas], patience=MOST)
+                [other] = self._raced([(at, self.rate, 1.0)], [replicas], spread=spread, patience=FIRST)
                 replicas = other.replicas or self.most
             cost = self._charge(replicas, best)
             found.append(UnderLaw(law.workload, mean_forwards(law), law.source, replicas, *cost))

@@ -282,9 +282,9 @@ def _family(policy: Policy) -> str:
 def reference_of(family: str) -> Policy:
     """The full cache, of quality 1 by definition: whole blocks, no eviction, default threshold.
 
-    Full-sequence models: the whole sequence every step, one token committed.
+    Full-sequence models: the whole sequence every step, one token committed. Canvases: the model's own.
     """
-    exact = family if family == "full-sequence" else "block-diffusion"
+    exact = family if family in ("full-sequence", "canvas") else "block-diffusion"
     return next(p.policy for p in PRESETS.values() if p.reference and p.policy.family == exact)
 
 

@@ -38,8 +38,9 @@ CANVAS_LAWS = (
     ),
     CanvasLaw(
         "chat", 256, 13.96, canvas_spread=0.3, engine="vLLM",
-        source="vLLM's counters on an L40S, NVFP4, chat with thinking (changes-2026-11.md 1), 253 canvases: mean 14.6, "
-        "none of 213 at the cap, a canvas's time spread by 0.25 to 0.36 of its mean; requests alike is assumed",
+        # changes-2026-11.md 1
+        source="vLLM's counters on an L40S, chat with thinking, 253 canvases: mean 14.6, none of 213 at the cap, a "
+        "canvas's time spread by 0.25 to 0.36 of its mean; requests alike is assumed",
     ),
     CanvasLaw("code", 256, 16.0, 0.2, 0.15, source=_SUGGESTED.format("code 12 to 20")),
     CanvasLaw("prose", 256, 26.0, 0.2, 0.2, source=_SUGGESTED.format("prose and mixed 20 to 34")),

@@ -96,20 +96,20 @@ def _laws(info: Json) -> str:
     if not info["laws"]:
         return ""
     needs = "; ".join(
-        f"under the law '{law['workload']}' ({law['forwards']:.1f} denoising steps a canvas: {law['source']}) "
-        f"it needs {counted(law['gpus'], 'GPU')}"
+        f"with {law['forwards']:.1f} ('{law['workload']}': {law['source'].partition(':')[0]}) it needs "
+        f"{counted(law['gpus'], 'GPU')}"
         for law in info["laws"]
     )
     return (
-        f" The steps of a canvas decide: {needs}. Your server's counters vllm:diffusion_num_denoising_steps and "
-        "..._committed_tokens tell which is yours (--yield PAGE, --workload NAME)."
+        f" The denoising steps of a canvas decide: {needs}. Your server's counters "
+        "vllm:diffusion_num_denoising_steps and ..._committed_tokens tell which is yours (--yield PAGE)."
     )
 
 
 def _routed(info: Json) -> str:
     """What a router that knows the queues would save; empty if one is named."""
     routed = info["routed"]
-    if routed is None:
+    if routed is None or routed["replicas"] == info["recommended"]["replicas"]:
         return ""
     price = f", {money(routed['per_hour'], info)} an hour," if info["priced"] else ""
     return (
@@ -189,6 +189,7 @@ def _facts(info: Json) -> list[tuple[str, str]]:
         "Trace": f"{info['traffic']}, at {info['rate']:.4g} req/s",
         "SLOs": ", ".join(info["criteria"]),
         "Price": price,
+        "Router": info.get("router"),
         **facts(info),
         "Search": f"{info['num_replays']} replays, most of {info['num_requests']:,} requests, resampled "
         f"{info['block']:,} at a time; seed {info['seed']}",

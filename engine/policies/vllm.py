@@ -566,6 +566,7 @@ PRESETS = {
             "max_num_batched_tokens": [4096, 8192, 16384],
             "async_scheduling": [True, False],
         },
+        reference=True,
         tested={"max_num_seqs": (8, "vLLM's source, which says that more exhaust the memory of one H200")},
         engine="vllm",
         # The checkpoint's generation_config.json would cap answers at 256 tokens.

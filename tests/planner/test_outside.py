@@ -112,7 +112,7 @@ def test_quality_is_known_of_what_changes_when_and_unknown_of_what_nobody_scored
 
 def test_one_preset_of_each_family_is_the_reference() -> None:
     held = [(name, p.policy.family == "full-sequence") for name, p in PRESETS.items() if p.reference]
-    assert held == [("lmdeploy-bd32", False), ("vanilla", True)]
+    assert held == [("lmdeploy-bd32", False), ("vanilla", True), ("vllm-diffusion", False)]
     assert isinstance(PRESETS["vanilla"].policy.batching, Scheduler)
 
 

@@ -101,7 +101,7 @@ def test_a_plan_of_canvases_says_what_each_counted_law_needs_and_recommends_the_
     examined, chat = found.laws
     assert (examined.replicas, round(examined.forwards, 1)) == (found.recommended.replicas, 27.0)
     assert (chat.replicas < examined.replicas, round(chat.forwards, 1)) == (True, 14.6)
-    assert "under the law 'chat' (14.6 denoising steps a canvas: vLLM's counters on an L40S" in found.page().answer
+    assert "with 14.6 ('chat': vLLM's counters on an L40S, chat with thinking, 253 canvases)" in found.page().answer
     assert planned(dataclasses.replace(scenario, workload="chat"), **how).laws == ()
 
 
