@@ -76,6 +76,7 @@ def test_json_is_one_object_alone() -> None:
     assert found["pairs"][0]["predicted"]["estimated"] is True
 
 
+@pytest.mark.slow
 def test_a_missed_slo_is_a_line_and_exit_1_where_that_is_asked() -> None:
     for slo, code in (("ttft=1000s", 0), ("ttft=1ms", 1), ("p90:ttft=1ms", 1)):
         said = ("replay", "small.jsonl", "--policy", "ar", "--slo", slo)

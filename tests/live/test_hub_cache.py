@@ -13,7 +13,6 @@ from dsim.live.weights import config_of, random_model
 from dsim.research.tiny.saved import save_model
 from dsim.serve.words import Tokenized
 
-from ..cli.command import dsim
 from .dense import SMALL
 
 
@@ -35,7 +34,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_name_is_the_snapshot_of_main(cache: Path) -> None:
     assert named("owner/tiny.model", None)[0] == str(cache / "snapshots" / "abc123")
     assert config_of(in_cache("owner/tiny.model")).name == "tiny.model"
-    assert dsim("model", "info", "owner/tiny.model").out.startswith("model    tiny.model: SDARForCausalLM")
 
 
 def test_what_the_cache_lacks_is_one_line(cache: Path) -> None:

@@ -92,6 +92,7 @@ def test_growth_decides_which_gpu_is_bought() -> None:
     assert slow.mean_cost == pytest.approx((1 + 1.5 + 2 + 2) / 4)
 
 
+@pytest.mark.slow
 def test_a_plan_of_canvases_says_what_each_counted_law_needs_and_recommends_the_larger() -> None:
     gemma = load("h200x2-diffusiongemma-vllm")
     scenario = Scenario("azure-conv", arrival="poisson", lengths="fixed:500,200", slos=("99%:e2el=3s",))
@@ -105,6 +106,7 @@ def test_a_plan_of_canvases_says_what_each_counted_law_needs_and_recommends_the_
     assert planned(dataclasses.replace(scenario, workload="chat"), **how).laws == ()
 
 
+@pytest.mark.slow
 def test_settings_that_save_nothing_stay_as_given() -> None:
     gemma = load("h200x2-diffusiongemma-vllm")
     scenario = Scenario("azure-conv", arrival="poisson", lengths="fixed:500,60", slos=("ttft=4s",))
@@ -312,10 +314,13 @@ def test_replays_that_are_shorter_than_the_trace_say_what_they_may_have_missed(n
     assert says is None or "settled on the whole trace" in said[0]
 
 
+@pytest.mark.slow
 def test_a_setting_that_changes_the_answers_is_searched_where_asked_and_said() -> None:
     gemma = load("h200x2-diffusiongemma-vllm")
     # Answers that fit a canvas of 64.
-    scenario = Scenario("azure-conv", arrival="poisson", lengths="fixed:500,60", slos=("ttft=4s",))
+    scenario = Scenario(
+        "azure-conv", arrival="poisson", lengths="fixed:500,60", slos=("ttft=4s",), workload="evaluation"
+    )
     how: dict[str, Any] = {"rate": 6.0, "num_requests": 400, "jobs": 1}
 
     def told(**asked: bool) -> str:
