@@ -3,17 +3,13 @@
 Sampled through NVML of NVIDIA's driver; quantities that it does not give are left out.
 """
 
-import ctypes
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from statistics import median
 from typing import Any
 
 INTERVAL = 0.1  # s between samples; a query takes tens of microseconds
-LIBRARY = "libnvidia-ml.so.1"
-SM_CLOCK = 1  # NVML_CLOCK_SM
-GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
-MORE_THAN_GIVEN = 7  # NVML_ERROR_INSUFFICIENT_SIZE: the count is right, the list empty
 
 QUANTITIES = {"clock_mhz": "MHz", "power_w": "W", "temperature_c": "C"}
 POWER_CAP = "power cap"  # normal for large matrix products
@@ -115,69 +111,37 @@ class Blocks:
             self.lines.append(f"{what}: {state}")
 
 
-def clocks_of(uuid: str | None, load: Callable[[str], Any] = ctypes.CDLL) -> Clocks:
+def clocks_of(uuid: str | None) -> Clocks:
     """The clocks of the GPU with this UUID, which also names hidden devices; None: a CPU."""
-    if uuid is None:
-        return Clocks(None)
-    return _clocks(load, lambda library, handle: library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), handle))
+    return Clocks(None) if uuid is None else _clocks(lambda nvml: nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
 
 
-def clocks_of_first(load: Callable[[str], Any] = ctypes.CDLL) -> Clocks:
+def clocks_of_first() -> Clocks:
     """The clocks of the machine's first GPU, for a process that opens no device."""
-    return _clocks(load, lambda library, handle: library.nvmlDeviceGetHandleByIndex_v2(0, handle))
+    return _clocks(lambda nvml: nvml.nvmlDeviceGetHandleByIndex(0))
 
 
-def _clocks(load: Callable[[str], Any], find: Callable[[Any, Any], int]) -> Clocks:
+def _clocks(handle_of: Callable[[Any], Any]) -> Clocks:
     try:
-        library = load(LIBRARY)
-        handle = ctypes.c_void_p()
-        if library.nvmlInit_v2() or find(library, ctypes.byref(handle)):
-            return Clocks(None)
-    except Exception:  # no library, or one without these functions
+        import pynvml as nvml
+
+        nvml.nvmlInit()
+        handle = handle_of(nvml)
+    except Exception:  # no driver, or no package
         return Clocks(None)
 
     def ask() -> dict[str, float]:
-        return {name: value for name, question in _QUESTIONS.items() if (value := _answer(question, library, handle))
-                is not None}  # fmt: skip
+        answers: dict[str, float] = {}
+        for name, question in questions.items():
+            with suppress(nvml.NVMLError):
+                answers[name] = question()
+        return answers
 
+    questions: dict[str, Callable[[], float]] = {
+        "clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+        "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+        "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        "reasons": lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+        "processes": lambda: len(nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
+    }
     return Clocks(ask)
-
-
-def _clock(library: Any, handle: Any) -> float | None:
-    value = ctypes.c_uint()
-    return None if library.nvmlDeviceGetClockInfo(handle, SM_CLOCK, ctypes.byref(value)) else value.value
-
-
-def _power(library: Any, handle: Any) -> float | None:
-    value = ctypes.c_uint()  # mW
-    return None if library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(value)) else value.value / 1e3
-
-
-def _temperature(library: Any, handle: Any) -> float | None:
-    value = ctypes.c_uint()
-    return None if library.nvmlDeviceGetTemperature(handle, GPU_SENSOR, ctypes.byref(value)) else value.value
-
-
-def _reasons(library: Any, handle: Any) -> float | None:
-    value = ctypes.c_ulonglong()
-    return None if library.nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(value)) else value.value
-
-
-def _processes(library: Any, handle: Any) -> float | None:
-    count = ctypes.c_uint(0)  # capacity 0: the driver returns the count
-    refused = library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), None)
-    return None if refused not in (0, MORE_THAN_GIVEN) else count.value
-
-
-_QUESTIONS: dict[str, Callable[[Any, Any], float | None]] = {
-    "clock_mhz": _clock, "power_w": _power, "temperature_c": _temperature, "reasons": _reasons,
-    "processes": _processes,
-}  # fmt: skip
-
-
-def _answer(question: Callable[[Any, Any], float | None], library: Any, handle: Any) -> float | None:
-    """The driver's answer; None if it refuses or lacks the function."""
-    try:
-        return question(library, handle)
-    except AttributeError:
-        return None

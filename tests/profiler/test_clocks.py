@@ -1,73 +1,55 @@
-"""A device's clock and power are sampled while its steps run, by its driver's library, and cost no measurement."""
+"""A device's clock and power are sampled while its steps run, by NVML, and cost no measurement."""
 
-import ctypes
+import sys
+from collections.abc import Mapping
 from typing import Any
+from unittest.mock import Mock
+
+import pynvml
+import pytest
 
 from dsim.profiler.clocks import INTERVAL, Blocks, Clocks, clocks_of
 
-
-class Library:
-    """A driver's library that knows one device, by its UUID."""
-
-    def __init__(self, **refused: int) -> None:
-        self.refused = refused
-        self.asked_for = b""
-
-    def nvmlInit_v2(self) -> int:  # noqa: N802
-        return self.refused.get("init", 0)
-
-    def nvmlDeviceGetHandleByUUID(self, name: bytes, handle: Any) -> int:  # noqa: N802
-        self.asked_for = name
-        return self.refused.get("handle", 0)
-
-    def nvmlDeviceGetClockInfo(self, handle: Any, kind: int, out: Any) -> int:  # noqa: N802
-        assert kind == 1, "of the multiprocessors"
-        ctypes.cast(out, ctypes.POINTER(ctypes.c_uint))[0] = 1755
-        return self.refused.get("clock", 0)
-
-    def nvmlDeviceGetTemperature(self, handle: Any, sensor: int, out: Any) -> int:  # noqa: N802
-        ctypes.cast(out, ctypes.POINTER(ctypes.c_uint))[0] = 61
-        return self.refused.get("temperature", 0)
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any, out: Any) -> int:  # noqa: N802
-        ctypes.cast(out, ctypes.POINTER(ctypes.c_ulonglong))[0] = 0x4 | 0x1
-        return self.refused.get("reasons", 0)
-
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any, count: Any, infos: None) -> int:  # noqa: N802
-        ctypes.cast(count, ctypes.POINTER(ctypes.c_uint))[0] = 2
-        return self.refused.get("processes", 7)  # no room to list them
-
-    def nvmlDeviceGetPowerUsage(self, handle: Any, out: Any) -> int:  # noqa: N802
-        ctypes.cast(out, ctypes.POINTER(ctypes.c_uint))[0] = 612_300
-        return self.refused.get("power", 0)
+ANSWERS: dict[str, Any] = {
+    "Init": None, "DeviceGetHandleByUUID": 1, "DeviceGetClockInfo": 1755, "DeviceGetPowerUsage": 612_300,
+    "DeviceGetTemperature": 61, "DeviceGetCurrentClocksThrottleReasons": 5, "DeviceGetComputeRunningProcesses": [0, 1],
+}  # fmt: skip
 
 
-def test_the_driver_is_asked_for_the_device_of_this_process() -> None:
-    library = Library()
-    clocks = clocks_of("a-b", lambda name: library)
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Mock]:
+    """The functions of a driver with one device."""
+    functions = {f"nvml{name}": Mock(return_value=answer) for name, answer in ANSWERS.items()}
+    for name, function in functions.items():
+        monkeypatch.setattr(pynvml, name, function)
+    return functions
+
+
+def test_the_driver_is_asked_for_the_device_of_this_process(driver: Mapping[str, Mock]) -> None:
+    clocks = clocks_of("a-b")
     clocks.sample()
-    assert library.asked_for == b"GPU-a-b"
-    found = {"clock_mhz": [1755, 1755, 1755], "power_w": [612.3, 612.3, 612.3], "temperature_c": [61, 61, 61]}
-    assert clocks.found() == found
-    assert clocks.state() == {**found, "slowed": {"power cap": 1.0}, "processes": 2}
+    driver["nvmlDeviceGetHandleByUUID"].assert_called_with("GPU-a-b")
+    driver["nvmlDeviceGetClockInfo"].assert_called_with(1, pynvml.NVML_CLOCK_SM)
+    assert clocks.state() == {"clock_mhz": [1755] * 3, "power_w": [612.3] * 3, "temperature_c": [61] * 3,
+                              "slowed": {"power cap": 1.0}, "processes": 2}  # fmt: skip
     assert str(clocks) == (
         "1755 MHz (1755 to 1755), 612 W (612 to 612), 61 C (61 to 61), slowed by power cap in 100%, up to 2 processes"
     )
 
 
-def test_what_the_driver_refuses_is_left_unsaid() -> None:
-    def missing(name: str) -> Any:
-        raise OSError(f"{name}: cannot open shared object file")
+@pytest.mark.parametrize(("refused", "num"), [("Init", 0), ("DeviceGetHandleByUUID", 0), ("DeviceGetPowerUsage", 4)])
+def test_what_the_driver_refuses_is_left_unsaid(driver: Mapping[str, Mock], refused: str, num: int) -> None:
+    driver[f"nvml{refused}"].side_effect = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    clocks = clocks_of("a-b")
+    clocks.sample()
+    assert sum(map(len, clocks.samples)) == num
 
-    everything = {"clock": 3, "power": 3, "temperature": 3, "reasons": 3, "processes": 3}
-    refusals: list[dict[str, int]] = [{"init": 9}, {"handle": 6}, everything]
-    for clocks in (clocks_of("a-b", missing), *(clocks_of("a-b", lambda name, r=r: Library(**r)) for r in refusals)):
+
+def test_without_a_gpu_or_the_package_there_are_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    for clocks in (clocks_of(None), clocks_of("a-b")):
         clocks.sample()
-        assert (clocks.found(), str(clocks)) == ({}, "")
-    no_power = clocks_of("a-b", lambda name: Library(power=3, temperature=3))
-    no_power.sample()
-    assert list(no_power.found()) == ["clock_mhz"]
-    assert clocks_of(None).found() == {}
+        assert clocks.samples == []
 
 
 def test_samples_are_an_interval_apart_and_a_driver_that_fails_is_asked_no_more() -> None:
