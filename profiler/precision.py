@@ -1,11 +1,12 @@
 """Weights and keys of fewer bits: bytes, rates, and how a checkpoint says so (precisions-and-cards.md 1).
 
-Experts alone are quantised to 4 bits in a mixture of experts; to FP8 all layers' matrices but the router. Embeddings
+Experts alone are quantised to 4 bits in a mixture of experts; to FP8 all layers. Embeddings
 and the head stay bf16.
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from .models import BYTES, ModelShape, active_layer_params, expert_params, layer
 # Bits of a weight, scales included.
 BITS = {"bf16": 16.0, "fp8": 8.0, "nvfp4": 4.5, "mxfp4": 4.25, "int4": 4.125}
 KEYS = {"bf16": 2, "fp8": 1}  # bytes of a key's or value's element
-IN_NAMES = {"nvfp4": "nvfp4", "mxfp4": "mxfp4", "fp8": "fp8", "awq": "int4", "gptq": "int4", "int4": "int4",
-            "w4a16": "int4"}  # fmt: skip
+# Words of a checkpoint's name or format, the more special first.
+FORMATS = {
+    "nvfp4": "nvfp4", "mxfp4": "mxfp4", "fp8": "fp8", "float-quantized": "fp8", "awq": "int4", "gptq": "int4",
+    "int4": "int4", "w4a16": "int4", "pack-quantized": "int4",
+}  # fmt: skip
 # By weights and the start of the compute capability: products' rate over bf16's at full batches, measured on a card of
 # each (1.3); others decode weights and multiply at bf16's rate.
 RATES = {
@@ -30,6 +34,7 @@ RATES = {
 class Precision:
     weights: str = "bf16"
     keys: str = "bf16"
+    decodes: bool = False  # weights are decoded and multiplied in bf16
 
     def __post_init__(self) -> None:
         for name, value, known in (("weights", self.weights, BITS), ("kv", self.keys, KEYS)):
@@ -60,7 +65,7 @@ class Precision:
     def slowdown(self, model: ModelShape, compute_capability: str) -> float:
         """A token's products relative to bf16's time."""
         fits = [kind for kind in RATES if kind[0] == self.weights and compute_capability.startswith(kind[1])]
-        if not fits:
+        if not fits or self.decodes:
             return 1.0
         share = 1.0
         if self.quantised(model) < layer_params(model) and model.experts is not None:
@@ -70,30 +75,34 @@ class Precision:
 
 
 def precision_of(name: str, config: Mapping[str, Any]) -> Precision:
-    """Of a checkpoint's name and config.json; ProfileError for a quantisation that is not known."""
-    found = config.get("quantization_config")
-    if found is None:
-        named = [weights for part, weights in IN_NAMES.items() if part in name.lower().replace("-", "")]
-        return Precision(named[0] if named else "bf16")
-    if not isinstance(found, Mapping):
-        raise ProfileError(f"quantization_config is {quoted(found)}, expected an object")
-    said = " ".join(str(found.get(key, "")) for key in ("quant_method", "format", "quant_algo")).lower()
-    scheme = found.get("kv_cache_scheme")
+    """What a checkpoint's config.json or, without a word there, its name says; ProfileError for an unknown format."""
+    quantised = config.get("quantization_config")
+    if quantised is None:
+        words = re.split(r"[^a-z0-9]+", Path(name).name.lower())
+        return Precision(next((FORMATS[word] for word in words if word in FORMATS), "bf16"))
+    if not isinstance(quantised, Mapping):
+        raise ProfileError(f"quantization_config is {quoted(quantised)}, expected an object")
+    groups = [group for group in (quantised.get("config_groups") or {}).values() if isinstance(group, Mapping)]
+    format_ = " ".join(str(quantised.get(key, "")) for key in ("quant_method", "format", "quant_algo")).lower()
+    weights = next((FORMATS[part] for part in FORMATS if part in format_), None)
+    bits = {quantised.get("bits", 4), *((group.get("weights") or {}).get("num_bits", 4) for group in groups)}
+    if weights is None or (weights == "int4" and bits != {4}):
+        said = format_.strip() or "empty"
+        raise ProfileError(
+            f"quantization_config is {cut(said)} of {', '.join(map(str, sorted(bits)))} bits, expected fp8, nvfp4, "
+            "mxfp4, or awq, gptq or compressed-tensors of 4 bits"
+        )
+    scheme = quantised.get("kv_cache_scheme")
     eight = isinstance(scheme, Mapping) and scheme.get("num_bits") == 8
-    keys = "fp8" if eight or "FP8" in str(found.get("kv_cache_quant_algo")) else "bf16"
-    for part, weights in {**IN_NAMES, "float-quantized": "fp8", "pack-quantized": "int4"}.items():
-        if part in said:
-            if weights == "int4" and found.get("bits", 4) != 4:
-                raise ProfileError(f"quantization_config has {found['bits']} bits, expected 4")
-            return Precision(weights, keys)
-    raise ProfileError(
-        f"quantization_config is {cut(said.strip() or 'empty')}, expected one of fp8, nvfp4, mxfp4, awq, gptq or "
-        "compressed-tensors"
-    )
+    keys = "fp8" if eight or "FP8" in str(quantised.get("kv_cache_quant_algo")) else "bf16"
+    # Activations of 16 bits: vLLM decodes the weights (modelopt.py:795 of 0.33.0).
+    decodes = bool(groups) and all(group.get("input_activations") is None for group in groups)
+    return Precision(weights, keys, decodes)
 
 
 def precision(model: str, weights: str | None = None, keys: str | None = None) -> Precision:
-    """Of a model as `models.model` takes it; weights and keys: in place of what its name and config.json say."""
+    """The precision of a model's name, folder or config.json; weights and keys override what it says."""
     path = Path(model, "config.json") if Path(model).is_dir() else Path(model)
-    found = precision_of(model, read_json(path, kind=ProfileError) if path.is_file() else {})
-    return Precision(weights or found.weights, keys or found.keys)
+    name = str(path.absolute().parent) if path.name == "config.json" else model
+    said = precision_of(name, read_json(path, kind=ProfileError) if path.is_file() else {})
+    return replace(said, weights=weights or said.weights, keys=keys or said.keys)

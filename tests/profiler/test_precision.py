@@ -37,6 +37,7 @@ def test_price_and_memory_follow_the_bits() -> None:
     assert slopes["bf16"] == slopes["int4"] == slopes["mxfp4"] == 1  # weights are decoded
     assert slopes["fp8"] == pytest.approx(1 / 1.7)
     assert 1 / 2.8 < slopes["nvfp4"] < 1  # of the experts alone
+    assert compute_slope(card, GEMMA, 1, Precision("nvfp4", decodes=True)) == compute_slope(card, GEMMA, 1)
     assert compute_slope(gpu("H100"), GEMMA, 1, Precision("int4")) > compute_slope(gpu("H100"), GEMMA, 1)
     half = roofline(card, GEMMA, precision=Precision(keys="fp8"))
     plain = roofline(card, GEMMA)
@@ -55,9 +56,12 @@ def test_a_card_too_small_for_bf16_holds_fewer_bits() -> None:
     [
         ("Qwen3-8B", {}, Precision()),
         ("Qwen/Qwen3-8B-FP8", {}, Precision("fp8")),
+        ("runs/fp8-trial/checkpoint-4000", {}, Precision()),
         ("x", {"quant_method": "fp8", "weight_block_size": [128, 128]}, Precision("fp8")),
         ("x", {"quant_method": "compressed-tensors", "format": "float-quantized"}, Precision("fp8")),
         ("x", {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, Precision("nvfp4")),
+        ("x", {"format": "nvfp4-pack-quantized", "config_groups": {"g": {"input_activations": None}}},
+         Precision("nvfp4", decodes=True)),
         ("x", {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"},
          Precision("nvfp4", "fp8")),
         ("x", {"quant_method": "compressed-tensors", "format": "pack-quantized", "kv_cache_scheme": {"num_bits": 8}},
@@ -73,8 +77,9 @@ def test_a_checkpoint_says_its_precision(name: str, config: dict[str, Any], expe
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"quant_method": "bitsandbytes"}, "quantization_config is bitsandbytes, expected one of fp8"),
-        ({"quant_method": "gptq", "bits": 3}, "quantization_config has 3 bits, expected 4"),
+        ({"quant_method": "bitsandbytes"}, "quantization_config is bitsandbytes of 4 bits, expected fp8"),
+        ({"quant_method": "gptq", "bits": 3}, "quantization_config is gptq of 3 bits, expected fp8"),
+        ({"format": "pack-quantized", "config_groups": {"g": {"weights": {"num_bits": 8}}}}, "of 4, 8 bits, expected"),
         ([], r"quantization_config is \[\], expected an object"),
     ],
 )
