@@ -13,7 +13,7 @@ from typing import Any
 
 from .. import __version__
 from ..engine.policy import file_of, named_file, with_file
-from ..profiler.placed import placed
+from ..profiler.placed import placed, yield_files
 from ..profiler.profile import located
 from ..results.scenario import Scenario
 from ..traces import Trace
@@ -93,6 +93,9 @@ def _contents(scenario: Scenario) -> dict[str, str]:
     found = {name: digest_of(path) for name, value in named.items() if (path := _file_of(name, value)) is not None}
     if named["profile"] is not None and (implementation := located(str(named["profile"]))[1]):
         found["implementation"] = implementation
+    pages = yield_files(scenario.yields or "")
+    if len(pages) > 1:
+        found |= {f"yields {i}": digest_of(Path(page)) for i, page in enumerate(pages)}
     if policy.endswith(".toml"):
         found["policy"] = digest_of(Path(policy))
     if (code := file_of(policy)) is not None:

@@ -17,6 +17,7 @@ from ..files.samples import read_samples
 from .calibrate import calibrate_commits
 from .canvas_law import with_mean
 from .fit_commits import fit_commits
+from .placed import yield_files
 from .profile import Profile
 from .published import per_denoise_step
 from .request_effects import mixture, with_tail
@@ -73,8 +74,7 @@ def given_law(text: str, policy: Policy, held: Sequence[CanvasLaw]) -> CanvasLaw
     if like is None:
         lengths = ", ".join(str(n) for n in sorted({law.canvas_length for law in held})) or "none"
         raise ProfileError(f"--yield is {cut(text)} and the profile holds laws of {lengths} tokens, expected {length}")
-    pages = text.split(",")
-    if os.path.isfile(pages[0]):
+    if pages := yield_files(text):
         text = f"per-forward:{_counted(pages)!r}"
     kind, _, number = text.rpartition(":")
     if kind not in ("", "per-forward"):
@@ -92,8 +92,8 @@ def given_law(text: str, policy: Policy, held: Sequence[CanvasLaw]) -> CanvasLaw
         )
     return replace(
         with_mean(replace(like, drift=1.0), forwards), workload="given",
-        source=f"--yield {','.join(pages)}: {forwards:.4g} forwards for {length} tokens; how requests and blocks "
-        f"differ is as of {like.workload}",
+        source=f"--yield {','.join(pages) or text}: {forwards:.4g} forwards for {length} tokens; requests and blocks "
+        f"differ as in {like.workload}",
     )  # fmt: skip
 
 
@@ -104,9 +104,9 @@ def _counted(pages: Sequence[str]) -> float:
     """
     if len(pages) > 2:
         raise ProfileError(f"yield is {cut(','.join(pages))}, expected one page of metrics, or two: before,after")
-    counts = [read_samples(path) for path in pages]
-    grown = [counts[-1].get(name, 0.0) - (counts[0].get(name, 0.0) if len(pages) > 1 else 0.0) for name in COUNTERS]
-    steps, tokens = grown
+    after = read_samples(pages[-1])
+    before = read_samples(pages[0]) if len(pages) == 2 else {}
+    steps, tokens = (after.get(name, 0.0) - before.get(name, 0.0) for name in COUNTERS)
     if not (steps > 0 and tokens > 0):
         raise ProfileError(
             f"{','.join(pages)}: {COUNTERS[0]} counts {steps:g} and {COUNTERS[1]} {tokens:g}, expected both above 0"

@@ -10,3 +10,9 @@ def placed(policy: str) -> tuple[str, str | None]:
     if not at or ".py:" in profile or os.path.exists(policy):
         return policy, None
     return spec, profile
+
+
+def yield_files(text: str) -> list[str]:
+    """The files that a `--yield` names: one, or two pages of metrics."""
+    names = [text] if os.path.isfile(text) else text.split(",")
+    return names if all(map(os.path.isfile, names)) else []

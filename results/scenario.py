@@ -19,7 +19,7 @@ from ..engine.policy import Policy, named_file, parse, with_file
 from ..engine.prefix import caches_prefixes
 from ..files.memory import free_memory
 from ..files.read import cut, quoted, read_toml
-from ..profiler.placed import placed
+from ..profiler.placed import placed, yield_files
 from ..profiler.profile import DEFAULT, Profile, as_run_by, with_file_of
 from ..profiler.profile import load as load_profile
 from ..sim.deciders import deciding
@@ -116,8 +116,9 @@ class Scenario:
 
     def with_files(self, found: Callable[[str], str]) -> "Scenario":
         """With `found(path)` for each file."""
-        named = {name: getattr(self, name) for name in ("trace", "yields")}
-        files: dict[str, Any] = {n: found(str(f)) for n, f in named.items() if f and os.path.isfile(f)}
+        files: dict[str, Any] = {"trace": found(self.trace)} if os.path.isfile(self.trace) else {}
+        if pages := yield_files(self.yields or ""):
+            files["yields"] = ",".join(map(found, pages))
         files["profile"] = with_file_of(self.profile, found)
         path, _ = without_limit(self.lengths or "")
         if path and os.path.isfile(path):
