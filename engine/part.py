@@ -115,6 +115,10 @@ class Scheduler(Part):
         # LMDeploy's limit: one prefill's block rows (block-diffusion.md 1.1).
         return min(usual, max(1, self.max_prefill_tokens // block_length))
 
+    def defaults_on(self, device: OnDevice) -> Mapping[str, Any]:
+        """The release's defaults that depend on the card and are not this part's."""
+        return {}
+
     def logit_rows(self, policy: "Policy", max_batch: int) -> int | None:
         """Most logit rows of a step; None: every row of a prefill."""
         return max_batch * policy.width if self.pieces else None

@@ -20,6 +20,7 @@ from ..report.digits import counted
 
 IN_FILE, IN_JSON = "config:", "json:"  # flag prefixes: a key of the engine's file, or of a JSON object
 CONFIG = "dllm.yaml"
+UNROUTED = "random"  # router of the written files: a Kubernetes Service draws a replica for each connection
 CLOSE = 0.04  # relative, of weights' bytes
 HOST_GPUS = 8  # of a compose file's host
 # Published checkpoints, by model and weights (precisions-and-cards.md 1.2).
@@ -27,13 +28,11 @@ QUANTISED = {
     ("DiffusionGemma-26B-A4B", "fp8"): "RedHatAI/diffusiongemma-26B-A4B-it-FP8-dynamic",
     ("DiffusionGemma-26B-A4B", "nvfp4"): "nvidia/diffusiongemma-26B-A4B-it-NVFP4",
 }
-# For heads of 512 where FlashAttention 4 does not run (precisions-and-cards.md 3.2).
-ATTENTION = {"vllm": "--attention-backend TRITON_ATTN", "sglang": "--attention-backend triton"}
 FREE, ALL = "free", "all"  # shares of memory without weights, or of all
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes what occurs twice twice."""
+    """Writes an object in full wherever it occurs."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -52,42 +51,38 @@ class Engine:
     memory_of: str  # FREE or ALL
     weights: Mapping[str, str]  # the profile's weights -> arguments
     context: str  # flag of a request's most tokens
+    keys: str  # arguments for keys and values of 8 bits
+    attention: str  # for heads of 512 where FlashAttention 4 does not run (precisions-and-cards.md 3.2)
     share: float  # of `memory`, by default; 0: chosen by the engine
     defaults: Mapping[str, Any] = field(default_factory=dict)  # the release's, where a preset has others
     config: str = ""  # flag of CONFIG
     everywhere: str = ""  # arguments to listen outside the container
+    defaults_known: bool = True  # False: every flag is said
 
 
 ENGINES = {
     "vllm": Engine(
         "vLLM", "0.33.0", "vllm/vllm-openai:v0.33.0", ("vllm", "serve"), "--port", "--gpu-memory-utilization", ALL,
-        {"bf16": "", "fp8": "--quantization fp8"}, "--max-model-len", 0.92, {"prefix_caching": True},
+        {"bf16": "", "fp8": "--quantization fp8"}, "--max-model-len",
+        "--kv-cache-dtype fp8", "--attention-backend TRITON_ATTN", 0.92, {"prefix_caching": True},
     ),
     "sglang": Engine(
         "SGLang", "0.5.23", "lmsysorg/sglang:v0.5.23", ("python3", "-m", "sglang.launch_server", "--model-path"),
-        "--port", "--mem-fraction-static", ALL, {"bf16": "", "fp8": "--quantization fp8"}, "--context-length", 0.0,
-        {"prefix_caching": True, "dllm_fdfo": True}, "--dllm-algorithm-config", "--host 0.0.0.0",
+        "--port", "--mem-fraction-static", ALL, {"bf16": "", "fp8": "--quantization fp8"}, "--context-length",
+        "--kv-cache-dtype fp8_e4m3", "--attention-backend triton", 0.0, {"prefix_caching": True, "dllm_fdfo": True},
+        "--dllm-algorithm-config", "--host 0.0.0.0",
     ),
     "lmdeploy": Engine(
         "LMDeploy", "0.18.0", "openmmlab/lmdeploy:v0.18.0", ("lmdeploy", "serve", "api_server"), "--server-port",
-        "--cache-max-entry-count", FREE, {"bf16": ""}, "--session-len", 0.8,
+        "--cache-max-entry-count", FREE, {"bf16": ""}, "--session-len", "--quant-policy 8", "", 0.8,
     ),
     # The last release before 0.12.0, which dropped frozen groups.
     "lmdeploy-0.11": Engine(
         "LMDeploy", "0.11.1", "openmmlab/lmdeploy:v0.11.1", ("lmdeploy", "serve", "api_server"), "--server-port",
-        "--cache-max-entry-count", FREE, {"bf16": ""}, "--session-len", 0.8,
+        "--cache-max-entry-count", FREE, {"bf16": ""}, "--session-len", "--quant-policy 8", "", 0.8,
+        defaults_known=False,
     ),
 }  # fmt: skip
-GIB = 2**30
-KEYS_FLAG = {"vllm": "--kv-cache-dtype fp8", "sglang": "--kv-cache-dtype fp8_e4m3", "lmdeploy": "--quant-policy 8"}
-
-
-def budget_of(device: Device) -> int:
-    """vLLM's default --max-num-batched-tokens by card (0.33.0, vllm/engine/arg_utils.py:2940)."""
-    if device.memory_bytes >= 160 * GIB:
-        return 16384
-    small = device.memory_bytes < 70 * GIB or "A100" in device.name or device.compute_capability == "12.1"
-    return 2048 if small else 8192
 
 
 def not_served(preset: Preset, profile: Profile) -> str:
@@ -298,6 +293,7 @@ def deployment_of(
                 flags.differs.append(("prefix caching", "stays on, as in the release; the plan counted no hits"))
             continue
         flags.add(name, flag, profile.device.count if name == "gpus" else chosen.get(name))
+    flags.words += [word for option, held in flags.objects.items() for word in (option, json.dumps(held))]
     usual = settings_of(preset.policy)
     flags.unsaid += [f"{n}={_yaml(v)}" for n, v in chosen.items() if n not in preset.flags and v != usual[n]]
     weights = weights_of(profile)
@@ -312,7 +308,7 @@ def deployment_of(
         flags.unsaid.append(f"weights of {weights}, for which no flag of {engine.name} {engine.version} is known")
     copies = max(1, profile.device.count // profile.model.kv_heads)
     if profile.memory.kv_bytes_per_token < copies * profile.model.kv_bytes_per_token:
-        flags.say(KEYS_FLAG.get(preset.engine, ""), "keys and values of 8 bits, as the plan has them")
+        flags.say(engine.keys, "keys and values of 8 bits, as the plan has them")
     if profile.memory.fixed_num_pages is None and (share := _share(profile, engine.memory_of)) != engine.share:
         usual_share = f"; default {engine.share:g}" if engine.share else ""
         flags.say(f"{engine.memory} {share:.2g}", f"the profile's share of memory{usual_share}")
@@ -320,12 +316,12 @@ def deployment_of(
         most = min(profile.model.context_limit or math.inf, -(-context // 1024) * 1024)
         flags.say(f"{engine.context} {most:.0f}", f"the longest request of the traffic has {context:,} tokens")
     if preset.policy.family == "canvas" and not profile.device.compute_capability.startswith("9."):
-        flags.say(ATTENTION.get(preset.engine, ""), "the engine's recipe, for heads of 512 on this GPU")
+        flags.say(engine.attention, "the engine's recipe, for heads of 512 on this GPU")
     if flags.config:
         flags.words += [engine.config, CONFIG]
     if "drafter" in preset.flags and chosen["drafter"] != "ngram":
         flags.unsaid.append("the draft model: `model` of --speculative-config")
-    if router not in ("", "random") and replicas > 1:
+    if router not in ("", UNROUTED) and replicas > 1:
         flags.unsaid.append(f"the router in front of the replicas: the plan uses {router}")
     return Deployment(
         f"{engine.name} {engine.version}", engine.image, model or "MODEL", weights, replicas, profile.device.count,
@@ -340,12 +336,12 @@ class _Flags:
     def __init__(self, engine: Engine, preset: Preset, device: Device) -> None:
         self.words: list[str] = []
         self.config: dict[str, Any] = {}  # of CONFIG
+        self.objects: dict[str, dict[str, Any]] = {}  # by flag, in JSON
         self.unsaid: list[str] = []
         self.differs: list[tuple[str, str]] = []  # flag, why
-        usual = settings_of(preset.policy)
-        by_card = {"max_num_batched_tokens": budget_of(device)} if preset.engine == "vllm" else {}
-        self._defaults = {**usual, "gpus": 1, **by_card, **engine.defaults}
-        self._fork = preset.engine == "lmdeploy-0.11"  # whose own defaults were not read
+        by_card = preset.policy.batching.defaults_on(device)
+        self._defaults = {**settings_of(preset.policy), "gpus": 1, **by_card, **engine.defaults}
+        self._defaults_known = engine.defaults_known
 
     def say(self, flag: str, why: str) -> None:
         if flag:
@@ -361,19 +357,15 @@ class _Flags:
             self.config[flag.removeprefix(IN_FILE)] = value
         elif flag.startswith(IN_JSON):
             option, _, key = flag.removeprefix(IN_JSON).partition(".")
-            if value == default and option != "--speculative-config":
-                return
-            held = json.loads(self.words[self.words.index(option) + 1]) if option in self.words else {}
-            if option not in self.words:
-                self.words += [option, ""]
-            self.words[self.words.index(option) + 1] = json.dumps({**held, key: value})
-        elif value != default or self._fork:
+            if value != default or option == "--speculative-config":
+                self.objects.setdefault(option, {})[key] = value
+        elif value != default or not self._defaults_known:
             yes, _, no = flag.partition("/")
             text = f"{flag} {value}" if not isinstance(value, bool) else yes if value else no
             why = f"as replayed; default {_yaml(default)}"
             if name == "gpus":
                 why = "GPUs of a replica"
-            elif self._fork:
+            elif not self._defaults_known:
                 why = "as replayed; this release's default was not read"
             self.say(text, why)
 

@@ -79,14 +79,19 @@ BudgetState = PolicyState[BudgetFields, ChunkColumns, BudgetRecord]
 
 DRAFTERS = ("ngram", "eagle", "draft_model")
 SOURCE = "vLLM 0.32.0 and 0.33.0 (production-dllm-serving.md 2.3)"
-LARGE = 70 * 2**30  # bytes of GPUs with more sequences
-A100 = "8.0"  # its compute capability
+LARGE, LARGEST = 70 * 2**30, 160 * 2**30  # bytes
+SMALL = "8.0", "12.1"  # compute capabilities that count as small: A100 and GB10
+
+
+def _is_large(device: OnDevice) -> bool:
+    """The tier of more sequences and tokens (vllm/engine/arg_utils.py:2940 of 0.33.0)."""
+    return device.memory_bytes >= LARGE and device.compute_capability not in SMALL
 
 
 @dataclass(frozen=True)
 class TokenBudget(Scheduler):
     max_num_seqs: Annotated[
-        int | None, Range(1), "running sequences; none: 1024 on GPUs of at least 70 GiB except A100s, else 256"
+        int | None, Range(1), "running sequences; none: 1024 on GPUs of at least 70 GiB except A100 and GB10, else 256"
     ] = None
     max_num_batched_tokens: Annotated[int, Range(1), "tokens per step, prompts included"] = 8192
     long_prefill_token_threshold: Annotated[
@@ -145,8 +150,11 @@ class TokenBudget(Scheduler):
         return self.async_scheduling
 
     def batch_on(self, device: OnDevice, usual: int, block_length: int) -> int:
-        large = device.memory_bytes >= LARGE and device.compute_capability != A100  # vllm/engine/arg_utils.py of 0.32.0
-        return min(1024 if large else 256, self.max_num_batched_tokens)
+        return min(1024 if _is_large(device) else 256, self.max_num_batched_tokens)
+
+    def defaults_on(self, device: OnDevice) -> Mapping[str, Any]:
+        tokens = 8192 if _is_large(device) else 2048
+        return {"max_num_batched_tokens": 16384 if device.memory_bytes >= LARGEST else tokens}
 
     def check(self, policy: Policy) -> None:
         if not policy.granularity.under_budget:
