@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from ..planner.capacity import Capacity, question_of
+from ..planner.deploy import UNROUTED
 from ..planner.given import PolicyLike, ProfileLike, TraceLike, spec_of
 from ..planner.plan_run import Options, answer
 from ..planner.plan_run import question_of as plan_question
@@ -80,7 +81,7 @@ def plan(
     as_given: bool = False,
     change_answers: bool = False,
     research: bool = False,
-    router: str = "random",
+    router: str = UNROUTED,
     min_quality: float | str | None = None,
     quality_table: str | Path | None = None,
     num_requests: int | None = None,

@@ -17,6 +17,7 @@ PROFILE = "a100-sdar-8b"
 POLICY = "optimus"
 WEIGHTS = ("bf16", "fp8", "nvfp4", "mxfp4", "int4")
 ROUTERS = ("round-robin", "random", "least-tokens", "jsq", "prefix")
+UNROUTED = "random"
 DECIDERS = ("always", "never", "uncached")
 FIXED = "fixed"
 SCALERS = (FIXED, "schedule", "hpa", "queued-forwards", "oracle")

@@ -84,7 +84,7 @@ def plan_command(
     research: Annotated[
         bool, typer.Option("--research", help="Also what a scheduler that no released engine has would save.")
     ] = False,
-    router: options.Router = "random",
+    router: options.Router = choices.UNROUTED,
     num_requests: options.PerReplay = None,
     given: options.Given = options.NONE_GIVEN,
     jobs: options.Jobs = None,
@@ -110,6 +110,10 @@ def plan_command(
 
     if not given["slo"]:
         raise DsimError("no SLO is given, expected at least one, such as --slo ttft=2s --slo 100ms/token")
+    if fails_on_slo and today is None:
+        raise DsimError(
+            "--fail-on-slo is given and no --today, expected what runs today: a plan's own fleet meets the SLOs"
+        )
     asked = Options(
         rate, options.percent("--attainment", attainment), max_replicas, num_requests, spare, growth, horizon, buy_now,
         today,        given["ensemble"], min_quality, quality_table, as_given, change_answers,

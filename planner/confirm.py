@@ -117,7 +117,7 @@ def _rerank(search: Search, few: list[Tried]) -> list[Tried]:
             missed[c] += outcome.violation > 0
     order = sorted(few, key=lambda c: (2 * missed[c] > NUM_RERANKS, sum(costs[c])))
     able = [c for c in order if 2 * missed[c] <= NUM_RERANKS] or order
-    best = able[nearest([costs[c] for c in able], [search.changes(c) for c in able])[0]]
+    best = able[nearest([costs[c] for c in able], [search.changes(c) for c in able])]
     return [best, *(c for c in order if c != best)][:2]
 
 

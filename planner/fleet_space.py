@@ -43,6 +43,7 @@ class FleetCandidate:
     words: FleetWords
     policies: tuple[Policy, ...] = field(repr=False, compare=False)  # of decoding pools
     columns: Mapping[str, str] = field(repr=False, compare=False)  # chosen values by name
+    untested: tuple[str, ...] = field(repr=False, compare=False)  # see `beyond_tested`
     preset: ClassVar[str] = FLEET
     file: ClassVar[str] = "fleet.toml"  # holds `toml`
 
@@ -51,11 +52,6 @@ class FleetCandidate:
         words = self.words
         parts = [" + ".join(words.pools), *(f"link {link}" for link in words.links)]
         return ", ".join([*parts, *([f"decider {words.decider}"] if words.links else [])])
-
-    @property
-    def untested(self) -> tuple[str, ...]:
-        """See `beyond_tested`."""
-        return tuple(said for pool in PoolSpec.parse_all(self.words.pools) for said in beyond_tested(pool.policy))
 
     @property
     def counts(self) -> Counts:
@@ -112,6 +108,7 @@ class FleetSpace:
         if REPLICAS in values:
             counts = str(values[REPLICAS]).split("+")
         pools, policies = [], []
+        untested: list[str] = []
         links = tuple(_with_fields(text, _own(LINK, values)) for text in self.words.links)
         sources = _sources(self.words)
         for spec, count in zip(specs, counts, strict=True):
@@ -120,6 +117,7 @@ class FleetSpace:
             chosen = dict(base.settings) | {name: spelt(value) for name, value in own.items()}
             policy = ",".join([base.preset, *(f"{name}={value}" for name, value in chosen.items())])
             policy = candidate_of(policy, allow_code=self.allow_code).spec
+            untested += beyond_tested(policy, self.allow_code)
             pools.append(str(replace(spec, count=int(count), policy=policy)))
             if spec.name not in sources:
                 policies.append(policy)
@@ -128,7 +126,7 @@ class FleetSpace:
         )
         parsed = tuple(candidate_of(policy, allow_code=self.allow_code).policy for policy in policies)
         has = self._fields_of(words)
-        return FleetCandidate(words, parsed, {name: spelt(has[name]) for name in self.fields})
+        return FleetCandidate(words, parsed, {name: spelt(has[name]) for name in self.fields}, tuple(untested))
 
     def values_of(self, candidate: FleetCandidate) -> dict[str, Any]:
         """The candidate's values that the dimensions hold."""

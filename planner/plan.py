@@ -31,10 +31,10 @@ from ..traces.prefixes import num_named
 from .backend import Pool
 from .capacity import MANY, PARTS, STABILITY, WHOLE, CapacitySearch, search_of
 from .contents import Json
-from .deploy import deployment_of, engine_of_preset, engine_of_profile, not_served, times_another
+from .deploy import UNROUTED, deployment_of, engine_of_preset, engine_of_profile, not_served, times_another
 from .memo import Memo
 from .plan_replays import Posed, Replays, Task
-from .planned import MEETS, MISSES, UNSURE, Due, Fleet, PlanCandidate, Planned, Risk, Routed, UnderLaw
+from .planned import MEETS, MISSES, UNSURE, Due, Fleet, PlanCandidate, Planned, Risk, Variant
 from .purchase import Horizon, growth_of, peak_of
 from .quality import Quality, QualityTable, quality_of
 from .race import CONFIDENCE, FIRST, LIMIT, MOST, Entry, Lane, best_of, nearest, race, verdict
@@ -42,7 +42,6 @@ from .replicate import Criterion, Interval, interval, judged, student, to_judge
 from .settings import Tried, changing_answers, halve, settings_to_try
 from .space import beyond_tested, candidate_of, searchable
 
-UNROUTED = "random"  # the router of the written files: a Kubernetes Service draws a replica for each connection
 BETTER = "jsq"  # the router that is tried in its place
 DOUBT = 1.25  # possible error factor of a pilot
 MORE_TRAFFIC, SLOWER = 1.3, 1.2
@@ -82,6 +81,9 @@ def candidates_of(
     for held, own in asked:
         place = "" if len(asked) == 1 else held.name if len(devices) < len(asked) else held.device.name
         for given in own:
+            preset = preset_of(name_of(given), given, scenario.allow_code)
+            if not (policies or research or preset.engine):
+                continue
             spec = candidate_of(given, allow_code=scenario.allow_code).spec if given.endswith(".toml") else given
             policy = replace(scenario, policy=given).parsed_policy()
             profile = as_run_by(held, policy.implementation)
@@ -96,7 +98,7 @@ def candidates_of(
                 prices(profile),
                 changing=tuple(answers),
                 searches_changing=change_answers,
-                is_research=not (policies or preset_of(name_of(given), given, scenario.allow_code).engine),
+                is_research=not (policies or preset.engine),
             )
             searched = {} if as_given else {
                 one: quality_of(parse(one, scenario.allow_code), profile.model.name, quality_table)
@@ -105,9 +107,6 @@ def candidates_of(
                 )
             }  # fmt: skip
             settings = {one: own for one, own in searched.items() if _keeps(own, min_quality)}
-            preset = preset_of(name_of(given), given, scenario.allow_code)
-            if not (policies or research or preset.engine):
-                continue
             elsewhere = times_another(profile, preset)
             if elsewhere and engine_of_preset(preset) in engines:
                 continue
@@ -349,6 +348,10 @@ def posed(scenario: Scenario, candidate: PlanCandidate, replicas: int = 1) -> Po
     return Posed(**{**plain, **own})
 
 
+class _NoneMeetsError(DsimError):
+    """No fleet meets the SLOs."""
+
+
 class _Run:
     def __init__(
         self,
@@ -427,7 +430,7 @@ class _Run:
             return []
         try:
             lanes, _ = self.settle(chosen)
-        except DsimError:  # none meets the SLOs
+        except _NoneMeetsError:
             return []
         return [self.fleet(lane, None) for lane in self.rank(lanes)[0]]
 
@@ -439,7 +442,7 @@ class _Run:
         cannot = {i: self._refusal(i, p) for i, p in pilots.items() if p.get("replicas") is None}
         if len(cannot) == len(pilots):
             said = f"no fleet of up to {self.most} replicas meets the SLOs at {self.rate:g} req/s"
-            raise DsimError(f"{said}; {next(iter(cannot.values()))}")
+            raise _NoneMeetsError(f"{said}; {next(iter(cannot.values()))}")
         guesses = {i: int(p["replicas"]) for i, p in pilots.items() if i not in cannot}
         costs = {i: self.candidates[i].weight * (n + self.spare) for i, n in self._over_time(guesses).items()}
         second = sorted(costs.values())[:2][-1]
@@ -507,7 +510,9 @@ class _Run:
     def _settled(self, lanes: Sequence[Lane]) -> list[Lane]:
         settled = [lane for lane in lanes if lane.replicas is not None]
         if not settled:
-            raise DsimError(f"no fleet of up to {self.most} replicas surely meets the SLOs at {self.rate:g} req/s")
+            raise _NoneMeetsError(
+                f"no fleet of up to {self.most} replicas surely meets the SLOs at {self.rate:g} req/s"
+            )
         return settled
 
     def rank(self, lanes: Sequence[Lane]) -> tuple[list[Lane], list[Lane]]:
@@ -524,43 +529,40 @@ class _Run:
             tasks = [self._replay(lane.candidate, self.rate, lane.high or 0, 1.0, n) for lane in short]
             for lane, found in zip(short, self.replays(tasks), strict=True):
                 lane.settled.append(float(found["severity"]))
-        at, _ = nearest([lane.settled for lane in left], [self._num_changes[lane.candidate] for lane in left])
-        best = left[at]
+        best = left[nearest([lane.settled for lane in left], [self._num_changes[lane.candidate] for lane in left])]
         order = sorted(
             lanes,
             key=lambda lane: (self._cost(lane), lane is not best, lane not in left, float(np.mean(lane.settled))),
         )
         return order, [lane for lane in left if lane is not order[0]]
 
-    def with_router(self, lane: Lane, spread: float) -> Routed | None:
+    def with_router(self, lane: Lane, spread: float) -> Variant | None:
         """The best fleet behind a router that knows the queues; None if another router is named, or for one replica."""
-        scenario = self.searches[lane.candidate].scenario
-        if scenario.router != UNROUTED or lane.replicas in (None, 1):
+        if self.searches[lane.candidate].scenario.router != UNROUTED or lane.replicas in (None, 1):
             return None
         self._doing = "another router"
-        at = self._add(self.candidates[lane.candidate], lane, router=BETTER)
-        [better] = self._raced([(at, self.rate, 1.0)], [lane.replicas], spread=spread, patience=FIRST)
-        replicas = better.replicas or lane.replicas
-        return Routed(BETTER, replicas, *self._charge(replicas, self.candidates[at]))
+        replicas = min(lane.replicas, self._needed(lane, spread, router=BETTER))
+        return Variant(BETTER, replicas, *self._charge(replicas, self.candidates[lane.candidate]))
 
-    def under_laws(self, lane: Lane, spread: float) -> tuple[UnderLaw, ...]:
+    def under_laws(self, lane: Lane, spread: float) -> tuple[Variant, ...]:
         """What the best policy needs under each counted law of canvases; empty if one is given."""
         scenario, best = self.searches[lane.candidate].scenario, self.candidates[lane.candidate]
-        counted = {law.workload: law for law in reversed(best.profile.canvas_laws) if law.engine}
-        if best.profile.family != "canvas" or scenario.workload or scenario.yields or len(counted) < 2:
+        laws = [law for law in best.profile.canvas_laws if law.engine]
+        if best.profile.family != "canvas" or scenario.workload or scenario.yields or len(laws) < 2:
             return ()
         self._doing = "another law"
-        assert lane.replicas is not None
         found = []
-        for law in reversed(counted.values()):
-            replicas = lane.replicas
-            if law.workload != best.profile.workloads[0]:
-                at = self._add(best, lane, workload=law.workload)
-                [other] = self._raced([(at, self.rate, 1.0)], [replicas], spread=spread, patience=FIRST)
-                replicas = other.replicas or self.most
-            cost = self._charge(replicas, best)
-            found.append(UnderLaw(law.workload, mean_forwards(law), law.source, replicas, *cost))
+        for law in laws:
+            is_default = law is best.profile.canvas_laws[0]
+            needed = lane.replicas or 0 if is_default else self._needed(lane, spread, workload=law.workload)
+            found.append(Variant(law.workload, needed, *self._charge(needed, best), mean_forwards(law), law.source))
         return tuple(found)
+
+    def _needed(self, lane: Lane, spread: float, **changed: Any) -> int:
+        """Replicas that a lane's policy needs where fields of its scenario are others."""
+        at = self._add(self.candidates[lane.candidate], lane, **changed)
+        [other] = self._raced([(at, self.rate, 1.0)], [lane.replicas or 1], spread=spread, patience=FIRST)
+        return other.replicas or self.most
 
     def as_today(self, lane: Lane, policy: str, replicas: int) -> Fleet:
         """What runs today, on the recommended GPUs and under the plan's traffic."""

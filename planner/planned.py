@@ -126,25 +126,15 @@ class Growth:
 
 
 @dataclass(frozen=True)
-class Routed:
-    """The recommended policy behind a router that knows the queues."""
+class Variant:
+    """The recommended policy behind another router, or under a counted law of canvases."""
 
-    router: str
+    name: str
     replicas: int
     gpus: int  # with spare
     per_hour: float | None
-
-
-@dataclass(frozen=True)
-class UnderLaw:
-    """The recommended policy under a law of canvases."""
-
-    workload: str
-    forwards: float  # denoising, of a canvas, on average
-    source: str
-    replicas: int
-    gpus: int  # with spare
-    per_hour: float | None
+    forwards: float | None = None  # denoising, of a canvas, on average
+    source: str = ""  # of the law
 
 
 @dataclass(frozen=True)
@@ -180,8 +170,8 @@ class Planned(Showable):
     growth: Growth | None = None  # None: not asked for
     research: tuple[Fleet, ...] = ()  # of schedulers that no released engine has, the cheapest first
     today: Fleet | None = None  # what runs now, replayed; None: not said
-    laws: tuple[UnderLaw, ...] = ()  # the default one first; empty: the workload or yield is given, or no canvases
-    routed: Routed | None = None  # None: a router is named, or one replica is enough
+    laws: tuple[Variant, ...] = ()  # the default one first; empty: the workload or yield is given, or no canvases
+    routed: Variant | None = None  # None: a router is named, or one replica is enough
     deployment: Deployment | None = None  # None: no released engine is known to serve it
     ensemble: Uncertain | None = None  # None: not asked for
 

@@ -1,4 +1,4 @@
-"""How long a plan's fleet lasts as traffic grows, and what the busiest time needs, by headroom alone."""
+"""Traffic that grows, how long a plan's fleet lasts, and what the busiest time needs."""
 
 import itertools
 import math

@@ -128,10 +128,9 @@ def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
     return [i for i, gap in enumerate(behind) if i == leader or gap.mean() - student(gap, CONFIDENCE) <= 0]
 
 
-def nearest(severities: Sequence[Sequence[float]], changes: Sequence[int]) -> tuple[int, list[int]]:
-    """Of the best and those it does not surely beat, the one of fewest changes to the engine's default; and all."""
-    equal = best_of(severities)
-    return min(equal, key=lambda i: (changes[i], float(np.mean(severities[i])))), equal
+def nearest(severities: Sequence[Sequence[float]], changes: Sequence[int]) -> int:
+    """Of the best and those it does not surely beat, the one of fewest changes to the engine's default."""
+    return min(best_of(severities), key=lambda i: (changes[i], float(np.mean(severities[i]))))
 
 
 def _second_price(lanes: Sequence[Lane]) -> float:

@@ -177,7 +177,7 @@ def beyond_tested(spec: str, allow_code: AllowedCode = NO_CODE) -> tuple[str, ..
     return tuple(
         f"{name}={values[name]} is beyond {largest}, the most that its engine is tested with ({source})"
         for name, (largest, source) in preset.tested.items()
-        if values[name] > largest
+        if values[name] is None or values[name] > largest
     )
 
 

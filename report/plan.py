@@ -96,7 +96,7 @@ def _laws(info: Json) -> str:
     if not info["laws"]:
         return ""
     needs = "; ".join(
-        f"with {law['forwards']:.1f} ('{law['workload']}': {law['source'].partition(':')[0]}) it needs "
+        f"with {law['forwards']:.1f} ('{law['name']}': {law['source'].partition(':')[0]}) it needs "
         f"{counted(law['gpus'], 'GPU')}"
         for law in info["laws"]
     )
@@ -113,8 +113,8 @@ def _routed(info: Json) -> str:
         return ""
     price = f", {money(routed['per_hour'], info)} an hour," if info["priced"] else ""
     return (
-        f" Requests go to a replica at random, as without a router; behind {routed['router']} "
-        f"{counted(routed['gpus'], 'GPU')}{price} would do (--router {routed['router']})."
+        f" Requests go to a replica at random, as without a router; behind {routed['name']} "
+        f"{counted(routed['gpus'], 'GPU')}{price} would do (--router {routed['name']})."
     )
 
 

@@ -82,7 +82,7 @@ def lasting(info: Json) -> str:
     text = f" If traffic grows by {100 * growth['share']:g} % a {growth['per']}, {when}"
     if info["priced"]:
         cost = money(best["mean_cost"] * HOURS * growth["horizon"], info)
-        text += f"; over {_years(growth['horizon'])} it costs {cost}, the least of all"
+        text += f"; over {_years(growth['horizon'])} it costs {cost}"
     return f"{text}."
 
 

@@ -14,6 +14,7 @@ from dsim.cli import choices
 from dsim.device.validate import LOADS, POLICIES
 from dsim.engine.engine import EMIT
 from dsim.planner.backend import BACKENDS
+from dsim.planner.deploy import UNROUTED
 from dsim.planner.objective import OBJECTIVES
 from dsim.profiler.precision import BITS
 from dsim.profiler.profile import DEFAULT
@@ -116,7 +117,7 @@ def test_the_choices_that_help_lists_are_those_of_the_parts() -> None:
     assert choices.LENGTH_FORMS == FORMS
     assert choices.PROFILE == DEFAULT
     assert Scenario.policy == choices.POLICY
-    assert tuple(BITS) == choices.WEIGHTS
+    assert (tuple(BITS), UNROUTED) == (choices.WEIGHTS, choices.UNROUTED)
     assert tuple(ROUTERS) == choices.ROUTERS
     assert tuple(DECIDERS) == choices.DECIDERS
     assert (FIXED, KNOWN) == (choices.FIXED, choices.SCALERS)

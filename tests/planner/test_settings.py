@@ -118,3 +118,4 @@ def test_beyond_the_tested_range_a_setting_must_gain_a_tenth() -> None:
     assert halved([1.0, *[1.03] * 4, *[1.2] * 12], untested=range(1, 17)) == 5  # none within the range is as good
     assert beyond_tested("vllm-diffusion:8") == beyond_tested("optimus") == ()
     assert beyond_tested("vllm-diffusion:12")[0].startswith("max_num_seqs=12 is beyond 8")
+    assert beyond_tested("vllm-diffusion,max_num_seqs=none")[0].startswith("max_num_seqs=None is beyond 8")

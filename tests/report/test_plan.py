@@ -222,7 +222,7 @@ def test_growth_says_how_long_the_fleet_lasts_and_what_the_horizon_costs(low: fl
         for k, n in enumerate((4, 4, 4, 5, 5))
     ]
     data = info(fleet("optimus", 4, 0.994, due=due, mean_cost=8.75), growth=growth)
-    cost = "; over 1 year it costs 76,702.50 USD, the least of all."  # 8.75 an hour, 24 x 365.25 hours
+    cost = "; over 1 year it costs 76,702.50 USD."  # 8.75 an hour, 24 x 365.25 hours
     assert answer(data).endswith(f" If traffic grows by 30 % a year, {says[:-1]}{cost}")
     rows = [" ".join(line.split()) for line in text(data)]
     assert "optimus 4 8.00 USD 4 8.00 USD 4 8.00 USD 5 10.00 USD 5 10.00 USD 76,702.50 USD 0.57 USD" in rows
