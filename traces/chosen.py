@@ -72,6 +72,7 @@ def chosen(found: Columns, form: Format, path: str, only: str | None) -> Columns
         output_length=np.where(failed, 0, found.output_length)[rows],
         extras={name: [column[i] for i in rows.tolist()] for name, column in extras.items()},
         waited={name: column[rows] for name, column in found.waited.items()},
+        num_rows=found.num_rows - (total - len(rows)),
         warnings=[*found.warnings, *warnings],
     )
 

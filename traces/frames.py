@@ -8,7 +8,6 @@ import pandas as pd
 
 from ..engine.errors import TraceError
 from .formats import Format
-from .parse import Columns, columns_at_once
 from .rows import FRAME, Rows
 
 
@@ -34,13 +33,6 @@ def table_of(frame: pd.DataFrame, keys: list[str], form: Format) -> tuple[pd.Dat
         if times.dtype.kind == "m":
             return table.assign(**{form.time: times.dt.total_seconds()}), replace(form, unit="s", doubtful=False)
     return table, form
-
-
-def fast_columns(table: pd.DataFrame, form: Format) -> Columns | None:
-    """In one pass; None if a value needs the row reader."""
-    if form.input not in table or table.isna().to_numpy().any():
-        return None
-    return columns_at_once({str(key): table[key] for key in table}, form)
 
 
 def rows_of(table: pd.DataFrame) -> Rows:

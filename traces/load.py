@@ -25,7 +25,7 @@ from .formats import (
     with_only,
 )
 from .otlp import OTLP, is_otlp, rows_of_spans
-from .parse import Columns, columns_at_once, columns_of_good_rows, columns_of_rows, moments_in
+from .parse import Columns, columns_of_rows
 from .parsed import parsed
 from .rows import (
     FRAME,
@@ -33,7 +33,6 @@ from .rows import (
     container,
     csv_head,
     csv_rows,
-    csv_table,
     decode,
     json_rows,
     jsonl_rows,
@@ -171,8 +170,7 @@ def read_frame(frame: "pd.DataFrame", asked: Asked) -> tuple[Columns, Format]:
     keys = frames.keys_of(frame)
     first = dict(zip(keys, map(frames.plain, frame.iloc[0]), strict=True))
     table, form = frames.table_of(frame, keys, asked.format_of(FRAME, first))
-    found = frames.fast_columns(table, form) or columns_of(frames.rows_of(table), form, asked.skip_bad)
-    return _chosen(found, form, FRAME, asked)
+    return _chosen(columns_of_rows(frames.rows_of(table), form, asked.skip_bad), form, FRAME, asked)
 
 
 def _chosen(found: Columns, form: Format, path: str, asked: Asked) -> tuple[Columns, Format]:
@@ -194,21 +192,16 @@ def read_rows(where: str, found: Rows, asked: Asked) -> tuple[Columns, Format]:
             raise TraceError(f"{where} holds no rows, expected a trace")
         raise TraceError(f"{found.place(0)}: {found.rows[0] if isinstance(found.rows[0], str) else 'row has no keys'}")
     if asked.is_format(STEP_LOG.name, first.get("schema") == "dsim-steplog"):
-        return columns_of(requests_of_log(found), STEP_LOG, asked.skip_bad), STEP_LOG
+        return columns_of_rows(requests_of_log(found), STEP_LOG, asked.skip_bad), STEP_LOG
     if is_otlp(first) and asked.is_format(OTLP.name, True):
         found, warnings = rows_of_spans(found)
         form = asked.with_only(OTLP, where, [*OTLP.extras])
-        columns = columns_of(found, form, asked.skip_bad)
+        columns = columns_of_rows(found, form, asked.skip_bad)
         return replace(columns, warnings=[*warnings, *columns.warnings]), form
     form = asked.format_of(found.place(whole), flat(first))
     if any("." in key for key in form.all_keys):
         found = replace(found, rows=[row if isinstance(row, str) else flat(row) for row in found.rows])
-    return columns_of(found, form, asked.skip_bad), form
-
-
-def columns_of(found: Rows, form: Format, skip_bad: bool) -> Columns:
-    """At once if all values are good, else row by row."""
-    return columns_of_good_rows(found.rows, form) or columns_of_rows(found, form, skip_bad)
+    return columns_of_rows(found, form, asked.skip_bad), form
 
 
 def requests_of_log(found: Rows) -> Rows:
@@ -246,18 +239,10 @@ def read_csv(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format]:
     text = decode(where, data)
     first = csv_head(where, text)
     form = asked.format_of(f"{where}:1", first)
-    moments = [form.time, *moments_in(form, first)]
-    kinds = {name: False for name, _ in form.kept if name in first}
-    kinds |= dict.fromkeys((form.input, form.output), True)
-    kinds |= dict.fromkeys(moments, form.unit != "datetime")
-    table = csv_table(data, kinds) if form.input in first else None
-    columns = columns_at_once(table, form) if table is not None and len(table[form.input]) else None
-    if columns is not None:
-        return columns, form
     found = csv_rows(where, text)
     if not found.rows:
         raise TraceError(f"{where} holds a header and no rows, expected a trace")
-    return columns_of(found, form, asked.skip_bad), form
+    return columns_of_rows(found, form, asked.skip_bad), form
 
 
 def doubts(columns: Columns, form: Format) -> list[str]:

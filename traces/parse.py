@@ -1,11 +1,12 @@
-"""Rows to numbers: whole columns if every value is good, else row by row, to name the bad one."""
+"""Rows to numbers, one by one, to name the bad one."""
 
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -27,8 +28,8 @@ COUNTS = (
     "block_size", "gen_length", "block_length", "steps", "diffusion_max_steps", "diffusion_canvas_length", "max_tokens",
     "estimated_length",
 )  # fmt: skip
-# UTC in 64-bit ns; NumPy would also accept "now", and wrap around.
-PLAIN_DATE = re.compile(r"((?:19[7-9]\d|20\d\d)-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,9})?)(?:Z|\+00:00)?", re.ASCII)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+FRACTION = re.compile(r"\d[.,](\d+)", re.ASCII)
 BYTES_PER_TOKEN = 4  # rule of thumb for English
 
 
@@ -49,30 +50,6 @@ class Columns:
 
 class BadRowError(Exception):
     """Key, value and what was expected."""
-
-
-def columns_at_once(table: Mapping[str, Any], form: Format) -> Columns | None:
-    """From lists or pandas Series; None if a value needs the row reader."""
-    try:
-        stamps, num_input, num_output = (table[key] for key in (form.time, form.input, form.output))
-        time = whole_ns(list(stamps)) if form.unit == "datetime" else np.asarray(stamps)
-        extras = {ours: read_extras(ours, list(table[theirs])) for theirs, ours in form.kept if theirs in table}
-        found = good_columns(time, np.asarray(num_input), np.asarray(num_output), extras)
-        return found and with_waits(found, form, {key: list(table[key]) for key in moments_in(form, table)})
-    except (KeyError, ValueError, OverflowError, TypeError, BadRowError):
-        return None
-
-
-def columns_of_good_rows(rows: list[Row | str], form: Format) -> Columns | None:
-    """None if a value needs the row reader."""
-    whole = [row for row in rows if not isinstance(row, str)]
-    if len(whole) < len(rows):
-        return None
-    numbers = (form.input, form.output) if form.unit == "datetime" else (form.time, form.input, form.output)
-    if not all({type(row.get(key)) for row in whole} <= {int, float} for key in numbers):
-        return None
-    present = set().union(*(row.keys() for row in whole))
-    return columns_at_once({key: [row.get(key) for row in whole] for key in form.all_keys & present}, form)
 
 
 def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
@@ -130,41 +107,6 @@ def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
     return columns
 
 
-def moments_in(form: Format, keys: Iterable[str]) -> list[str]:
-    """Keys of an answer's start and end."""
-    return [key for key in (form.first, form.end, form.wait) if key and key in keys]
-
-
-def with_waits(found: Columns, form: Format, moments: dict[str, list[Any]]) -> Columns | None:
-    """Add clients' waits; None if a value needs the row reader."""
-    if not form.end:
-        return found
-    first, end = (_ticks_after(found.time, moments.get(key, []), form.unit) for key in (form.first, form.end))
-    if form.wait:
-        first = TICKS_PER_SECOND[form.unit] * _ticks_after(np.zeros(len(found.time)), moments.get(form.wait, []), "s")
-    unknown = (first == end) & (found.output_length > 1)  # not streamed
-    first = np.where(unknown, np.nan, first)
-    if (first < 0).any() or (end < 0).any() or (first > end).any():
-        return None
-    return replace(found, waited=dict(zip(MEASURED, (first, end), strict=True)))
-
-
-def _ticks_after(time: Ticks, values: list[Any], unit: str) -> Floats:
-    """From the arrivals; NaN if missing."""
-    after = np.full(len(time), np.nan)
-    rows = [i for i, value in enumerate(values) if not is_missing(value)]
-    if rows:
-        some = [values[i] for i in rows]
-        if unit == "datetime":
-            moments = whole_ns(some)
-        else:
-            moments = np.array([read_number("a moment", value, 0) for value in some])
-        if (moments < 0).any():
-            raise ValueError("a moment is negative")
-        after[rows] = moments - time[rows]
-    return after
-
-
 def is_missing(value: Any) -> bool:
     """An empty cell."""
     return value is None or value == "" or value != value
@@ -198,35 +140,14 @@ def num_tokens(text: str) -> int:
     return max(1, math.ceil(len(text.encode("utf-8", "surrogatepass")) / BYTES_PER_TOKEN))
 
 
-def good_columns(
-    time: npt.NDArray[Any],
-    input_length: npt.NDArray[Any],
-    output_length: npt.NDArray[Any],
-    extras: dict[str, list[Any]],
-) -> Columns | None:
-    """None if a number is out of range."""
-    for column, most in ((time, MAX_TICK), (input_length, MAX_LENGTH), (output_length, MAX_LENGTH)):
-        if column.dtype.kind not in "iuf" or not ((column >= 0) & (column <= most)).all():
-            return None
-    for column in (input_length, output_length):
-        if column.dtype.kind == "f" and (column % 1 != 0).any():
-            return None
-    if ((input_length < 1) & (output_length > 0)).any():
-        return None
-    ticks: Ticks = time.astype(np.float64) if time.dtype.kind == "f" else time.astype(np.int64)
-    lengths = input_length.astype(np.int64), output_length.astype(np.int64)
-    return Columns(ticks, *lengths, filled(extras), num_rows=len(time))
-
-
-def whole_ns(stamps: list[Any]) -> Ints:
-    """ns since 1970; UTC without a time zone."""
-    found = [isinstance(stamp, str) and PLAIN_DATE.fullmatch(stamp) for stamp in stamps]
-    if all(found):
-        return np.array([date[1] for date in found if date], "datetime64[ns]").astype(np.int64)
-    import pandas as pd  # slow to import; reads other ISO forms
-
-    dates = pd.to_datetime(pd.Series(stamps, dtype=str), format="ISO8601", utc=True).dt.as_unit("ns")
-    return dates.to_numpy("datetime64[ns]").astype(np.int64)
+def ns_of(stamp: Any) -> int:
+    """ns since 1970 of an ISO date, which is in UTC without a time zone; ValueError."""
+    if not isinstance(stamp, str):
+        raise ValueError(f"{stamp} is no text")
+    date = datetime.fromisoformat(stamp.strip())  # reads six digits of a second
+    since = (date if date.tzinfo else date.replace(tzinfo=UTC)) - EPOCH
+    digits = FRACTION.search(stamp)
+    return (since.days * 86_400 + since.seconds) * 10**9 + int(f"{digits[1][:9]:0<9}" if digits else 0)
 
 
 def read_time(row: Row, form: Format, last: dict[Any, int | float]) -> tuple[int | float, bool]:
@@ -244,10 +165,10 @@ def read_moment(row: Row, form: Format, key: str) -> int | float:
     if form.unit != "datetime":
         return read_number(key, value, 0)
     try:
-        tick = int(whole_ns([value])[0])
-    except (ValueError, OverflowError, TypeError) as error:
+        tick = ns_of(value)
+    except ValueError as error:
         raise BadRowError(f"{key} is {shown(value)}, expected a date and time") from error
-    if not 0 <= tick <= MAX_TICK:  # pandas' NaT is negative
+    if not 0 <= tick <= MAX_TICK:
         raise BadRowError(f"{key} is {shown(value)}, expected a date and time from 1970 to 2116")
     return tick
 
@@ -286,13 +207,6 @@ def read_number(key: str, value: Any, least: int, most: int = MAX_TICK) -> int |
         limit = f"at least {least}" if number < least else top
         raise BadRowError(f"{key} is {shown(value)}, expected {limit}")
     return number
-
-
-def read_extras(name: str, values: list[Any]) -> list[Any]:
-    """Numbers are checked."""
-    if name in CHECKED:
-        return [read_extra(name, value) for value in values]
-    return [None if value == "" else value for value in values]
 
 
 def filled(extras: dict[str, list[Any]]) -> dict[str, list[Any]]:

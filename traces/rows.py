@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from ..engine.errors import TraceError
 from ..files.read import MOST, cut, json_of, parsing
 from ..files.read import read_bytes as read_bytes_of
@@ -202,37 +200,3 @@ def turns(row: Row | str) -> Iterator[Row | str]:
         }
         pause = turn.get("tool_duration_ns", 0)
         delay = pause if isinstance(pause, int | float) and not isinstance(pause, bool) else 0
-
-
-def csv_table(data: bytes, columns: dict[str, bool]) -> dict[str, list[Any]] | None:
-    """A plain CSV file's columns in one pass: numbers where `True`, else texts.
-
-    None if it needs the exact reader: quotes, blank lines, uneven rows, other forms of numbers.
-    """
-    import pyarrow
-    from pyarrow import csv as arrow
-
-    if b'"' in data:
-        return None
-    as_texts = arrow.ConvertOptions(column_types=dict.fromkeys(columns, pyarrow.string()), include_columns=[*columns])
-    try:
-        table = arrow.read_csv(io.BytesIO(data), arrow.ReadOptions(use_threads=False), convert_options=as_texts)
-        width = data.split(b"\n", 1)[0].count(b",")
-        if data.count(b",") != width * (len(table) + 1):
-            return None
-        return {name: (_numbers if is_number else list)(table[name].to_pylist()) for name, is_number in columns.items()}
-    except (ValueError, KeyError):
-        return None
-
-
-def _numbers(texts: list[str]) -> list[Any]:
-    """As Python reads them; ValueError if not finite or with "_"."""
-    if any("_" in text for text in texts):
-        raise ValueError("not a plain number")
-    try:
-        return list(map(int, texts))
-    except ValueError:
-        found = list(map(float, texts))
-    if not np.isfinite(found).all():
-        raise ValueError("not finite")
-    return found

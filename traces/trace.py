@@ -35,7 +35,7 @@ class TraceNotes:
 
     path: str = ""
     format: str = ""
-    num_rows: int = 0  # found, with those left out
+    num_rows: int = 0  # of the model, with the failed and bad
     num_unsorted: int = 0  # sorted since
     num_skipped: int = 0  # left out
     failed_in_trace: int = 0  # left out for an output length of 0

@@ -19,6 +19,16 @@ def save(folder: Path, data: bytes | str | list[Any], name: str = "trace") -> Pa
     return path
 
 
+def spend(start: str, first: str | None, end: str, tokens: int = 11, **more: Any) -> dict[str, Any]:
+    """A row of LiteLLM's /spend/logs."""
+    day = "2026-03-01T10:00:{}Z"
+    return {
+        "call_type": "acompletion", "prompt_tokens": 20, "completion_tokens": tokens, "startTime": day.format(start),
+        "completionStartTime": first and day.format(first), "endTime": day.format(end), "model": "sdar-8b",
+        "status": "success", "cache_hit": "False", "metadata": {},
+    } | more  # fmt: skip
+
+
 def rows_of(trace: Trace) -> list[tuple[float, int, int]]:
     """Arrival (s), input length and output length of each request."""
     return list(

@@ -9,27 +9,15 @@ import pytest
 
 from dsim.traces import Trace, load
 
-from .files import refusal, rows_of, save
-
-DAY = "2026-03-01T10:00:{}Z"
-
-
-def row(start: str, first: str, end: str, **more: Any) -> dict[str, Any]:
-    """As LiteLLM's /spend/logs answers."""
-    return {
-        "call_type": "acompletion", "prompt_tokens": 20, "completion_tokens": 11, "startTime": DAY.format(start),
-        "completionStartTime": DAY.format(first), "endTime": DAY.format(end), "model": "sdar-8b", "status": "success",
-        "cache_hit": "False", "metadata": {},
-    } | more  # fmt: skip
-
+from .files import refusal, rows_of, save, spend
 
 ROWS = [
-    row("00.000", "00.300", "01.300"),
-    row("00.500", "00.500", "00.501", cache_hit="True"),
-    row("00.700", "00.800", "00.800", call_type="aembedding", model="embed", completion_tokens=0),
-    row("01.000", "01.200", "01.400", status="failure", completion_tokens=3),
-    row("02.000", "03.900", "03.900", model="other"),
-    row("03.000", "03.500", "04.500"),
+    spend("00.000", "00.300", "01.300"),
+    spend("00.500", "00.500", "00.501", cache_hit="True"),
+    spend("00.700", "00.800", "00.800", call_type="aembedding", model="embed", completion_tokens=0),
+    spend("01.000", "01.200", "01.400", status="failure", completion_tokens=3),
+    spend("02.000", "03.900", "03.900", model="other"),
+    spend("03.000", "03.500", "04.500"),
 ]
 
 
@@ -91,7 +79,7 @@ def test_a_published_trace_keeps_its_models_unless_one_is_asked_for(tmp_path: Pa
 
 
 def test_times_in_another_order_than_they_can_come_in_are_a_bad_row(tmp_path: Path) -> None:
-    path = of(tmp_path, [ROWS[0], row("02.000", "01.000", "03.000")], False)
+    path = of(tmp_path, [ROWS[0], spend("02.000", "01.000", "03.000")], False)
     assert "row 2: completionStartTime is -1 s and endTime is 1 s after startTime, exp" in refusal(path)
     found = load(path, skip_bad=True)
     assert (len(found), found.notes.num_skipped) == (1, 1)

@@ -3,16 +3,12 @@
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsim.engine.errors import TraceError
 from dsim.traces import load
-from dsim.traces.formats import named
-from dsim.traces.parse import columns_at_once, columns_of_good_rows, columns_of_rows
-from dsim.traces.rows import csv_rows, csv_table, jsonl_rows
 
 from .files import refusal, rows_of, save
 
@@ -130,15 +126,6 @@ def test_a_doubtful_unit_is_doubted_unless_it_is_given(tmp_path: Path) -> None:
     assert load(slow, time_unit="us").notes.warnings == ()
 
 
-@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
-def test_guidellm_rows_load_from_every_container(tmp_path: Path, kind: str) -> None:
-    frame = pd.DataFrame({"timestamp": [0.0, 0.4], "input_length": [256, 512], "output_length": [128, 64]})
-    path = tmp_path / f"trace.{kind}"
-    how = {"csv": {"index": False}, "json": {"orient": "records"}, "parquet": {}}[kind]
-    getattr(frame, f"to_{kind}")(path, **how)
-    assert rows_of(load(path, time_unit="s")) == [(0, 256, 128), (0.4, 512, 64)]
-
-
 @pytest.mark.parametrize(
     ("second", "complaint"),
     [
@@ -247,39 +234,6 @@ def test_failed_requests_are_dropped_and_counted(tmp_path: Path) -> None:
     trace = load(path)
     assert rows_of(trace) == [(0, 5, 7)]
     assert trace.notes.failed_in_trace == 3
-
-
-@pytest.mark.parametrize("number", ["0x10", "nan", "inf", "1_0", "true", "1e400", "--5"])
-def test_a_number_of_a_csv_file_in_another_form_is_refused(tmp_path: Path, number: str) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text(f"timestamp,input_length,output_length\n0,5,6\n1,{number},6\n")
-    with pytest.raises(TraceError, match="csv:3: input_length is"):
-        load(path)
-
-
-def test_the_fast_pass_and_the_exact_one_agree() -> None:
-    for data, name in ((AZURE, "azure"), (BURSTGPT_8, "burstgpt"), (VIDUR, "vidur")):
-        form = named(name)
-        header = data.split(b"\n")[0].decode().strip().split(",")
-        numbers = {key: False for key in form.extras if key in header}
-        numbers |= {form.input: True, form.output: True, form.time: form.unit != "datetime"}
-        table = csv_table(data, numbers)
-        assert table is not None
-        fast, exact = (
-            columns_at_once(table, form),
-            columns_of_rows(csv_rows("x", data.decode()), form, False),
-        )
-        assert fast is not None
-        assert fast.time.tolist() == pytest.approx(exact.time.tolist(), rel=1e-15, abs=0)
-        assert fast.input_length.tolist() == exact.input_length.tolist()
-        assert fast.output_length.tolist() == exact.output_length.tolist()
-        assert fast.extras == exact.extras
-    for data, name in ((MOONCAKE, "mooncake"), (LLMSERVINGSIM_SESSION, "llmservingsim")):
-        rows = jsonl_rows("x", data.decode())
-        fast, exact = columns_of_good_rows(rows.rows, named(name)), columns_of_rows(rows, named(name), False)
-        assert fast is not None
-        assert fast.time.tolist() == exact.time.tolist()
-        assert fast.extras == exact.extras
 
 
 @settings(deadline=None, max_examples=100)
