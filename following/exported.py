@@ -60,7 +60,7 @@ def _what_if(follower: Follower, now: float) -> Rows:
 
 
 def _headroom(follower: Follower, _now: float) -> float | None:
-    room, last = follower.room, _last(follower)
+    room, last = follower.headroom, _last(follower)
     return None if room is None or not last else room.capacity - last["traffic"]["rate"]
 
 
@@ -81,7 +81,7 @@ METRICS = (
     Exported("requests_rate", "Arrivals of the last window.",
              _one(lambda f, _: _last(f).get("traffic", {}).get("rate")), "reqps"),
     Exported("capacity", "Arrivals that the fleet takes within its SLOs.",
-             _one(lambda f, _: None if f.room is None else f.room.capacity), "reqps"),
+             _one(lambda f, _: None if f.headroom is None else f.headroom.capacity), "reqps"),
     Exported("headroom", "Capacity less arrivals.", _one(_headroom), "reqps"),
     Exported("headroom_seconds", "Until the capacity is reached at the present growth.", _one(_seconds_left), "s"),
     Exported("measured_seconds", "Mean of the last window, by the server.", _each("measured", "metric"), "s"),

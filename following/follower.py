@@ -219,6 +219,7 @@ class Follower:
             "bands": (self._bands or {}) | self._usual_bands,
             "traffic": {name: getattr(window, name) for name in LOAD},
             "gauges": {name: float(window.gauge(name)[1:].mean()) for name in ("running", "waiting", "kv_usage")},
+            "most_running": _most_running(window),
             "measured": {name: of.mean for name, of in measured.items()},
             "predicted": {name: of.mean for name, of in twin.items()},
             "slos": slos,
@@ -395,14 +396,22 @@ class Follower:
         self._advise(record)
         return True
 
+    @property
+    def headroom(self) -> Headroom | None:
+        """The server's; None while the twin is not the server."""
+        return None if self.alarms.open.keys() - {TRAFFIC} else self.room
+
     def _advise(self, record: dict[str, Any]) -> None:
         """Add the window's recommendation to its record, from its what-ifs and the newest capacity."""
-        words = {cause: alarm.words for cause, alarm in self.alarms.open.items()}
+        room, words = self.headroom, {cause: alarm.words for cause, alarm in self.alarms.open.items()}
+        measured = min((high for (_, high), _ in record["slos"].values() if high == high), default=1.0)
+        ran, allowed = record["most_running"], self._setting.limits.max_batch
         advised = advice(
-            [WhatIf(**w) for w in record["what_if"]], self.room, record["traffic"]["rate"], record["growth"],
-            self.followed.attainment, words,
+            [WhatIf(**w) for w in record["what_if"]], room, record["traffic"]["rate"], record["growth"],
+            self.followed.attainment, words, measured, (ran, allowed) if ran is not None and ran < allowed else None,
         )  # fmt: skip
-        record |= {"headroom": None if self.room is None else self.room.to_json(), "advice": advised.to_json()}
+        why = "the twin is not the server" if self.room else "no SLO is given" if not record["slos"] else "not searched"
+        record |= {"headroom": room.to_json() if room else None, "no_headroom": why, "advice": advised.to_json()}
 
     def recent(self) -> Trace:
         """The requests of the last two windows, as a trace."""
@@ -494,6 +503,12 @@ class _Trial:
 
 def _residuals_of(record: Mapping[str, Any]) -> Residuals:
     return {name: (float(r), float(s)) for name, (r, s) in record["residuals"].items() if r is not None}
+
+
+def _most_running(window: Window) -> float | None:
+    """Most requests that ran at once on a replica while others waited; None if none waited."""
+    crowded = window.gauge("running")[window.gauge("waiting") > 0]
+    return float(crowded.max()) / window.replicas if len(crowded) else None
 
 
 def _pooled(prediction: Prediction, name: str) -> Buckets:

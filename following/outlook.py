@@ -13,7 +13,7 @@ from ..report.digits import counted
 from ..results.metrics import no_nan
 from ..results.scenario import Scenario
 from ..traces import Trace
-from .residuals import RULE
+from .residuals import RULE, TRAFFIC
 
 MORE = 1.3  # times the traffic, in a what-if
 HOUR = 12  # windows
@@ -130,14 +130,23 @@ class Advice:
 
 def advice(
     outcomes: Sequence[WhatIf], room: Headroom | None, rate: float, grows: float, target: float,
-    alarms: Mapping[str, Any],
+    alarms: Mapping[str, Any], measured: float = 1.0, rows: tuple[float, int] | None = None,
 ) -> Advice:  # fmt: skip
-    """What to do: one more replica if the fleet misses the SLOs or growth soon reaches its capacity; else nothing."""
-    if RULE in alarms:
-        return Advice(
-            "Check the server's flags and version.",
-            f"{alarms[RULE]}, while prices and yield agree: its scheduler is not the one that --policy names.",
+    """What to do: one more replica if the fleet misses the SLOs or growth soon reaches its capacity; else nothing.
+
+    measured: the least share of an SLO that the server's page shows. rows: the most requests that ran on a replica
+    while others waited, and those that --policy allows, where it allows more.
+    """
+    drifted = "; ".join(words for cause, words in alarms.items() if cause != TRAFFIC)
+    if RULE in alarms or (drifted and measured < target):
+        limit = (
+            "" if rows is None else f" the limit of running requests ({rows[0]:g} while others wait, not {rows[1]}),"
         )
+        return Advice(
+            f"Check{limit} the server's flags and version.",
+            f"{drifted}: its scheduler is not the one that --policy names"
+            if RULE in alarms else f"{measured:.1%} of its requests meet an SLO, and it is not as its twin: {drifted}",
+        )  # fmt: skip
     now = next((outcome for outcome in outcomes if outcome.name == "as it is"), None)
     if now is None or now.attainment is None:
         return Advice(

@@ -92,6 +92,8 @@ def _numbers(follower: Follower, last: dict[str, Any]) -> list[Number]:
         minutes = "traffic does not grow" if grows <= 0 else f"{number(max(0.0, left / grows))} min"
         found.append(Number("At the present growth", ((None, minutes),), f"{number(60 * grows)} req/s an hour"))
         found.append(Number("What binds", ((None, room["limited_by"]),), room["binding_slo"]))
+    elif "advice" in last:
+        found.append(Number("Headroom", ((None, "not known"),), last["no_headroom"]))
     gauges = last["gauges"]
     found.append(Number("Running", ((None, number(gauges["running"])),), f"{number(gauges['waiting'])} waiting"))
     for text, (measured, predicted) in last["slos"].items():

@@ -29,6 +29,10 @@ def test_headroom_its_minutes_and_what_binds_stand_on_the_page_and_in_the_metric
     assert numbers["At the present growth"] == ("100 min", "0.600 req/s an hour")
     assert numbers["What binds"] == ("memory", "ttft=1s")
     assert numbers["ttft=1s"] == ("90.0% to 95.0%", "the twin says 97.0%")
+    assert "dsim_follow_headroom 1" not in exposition(follower, NOW)  # an alarm is open: the twin is not the server
+    follower.windows[-1] |= {"headroom": None, "no_headroom": "the twin is not the server"}
+    assert {n.label: n.about for n in page_of(follower).numbers}["Headroom"] == "the twin is not the server"
+    follower.alarms.close()
     said = exposition(follower, NOW)
     assert "\ndsim_follow_headroom 1\n" in said
     assert "\ndsim_follow_headroom_seconds 6000\n" in said
@@ -82,8 +86,8 @@ def test_what_changed_compares_with_a_day_ago_and_names_alarms_and_profiles(foll
     assert words.lines[1].endswith("alarm, prices: step_time is 16% above the twin's")
 
 
-def advised(*met: float, rate: float = 2.0, grows: float = 0.0, **alarms: str) -> Advice:
-    return advice(whatifs(*met), ROOM, rate, grows, 0.95, alarms)
+def advised(*met: float, rate: float = 2.0, grows: float = 0.0, measured: float = 1.0, **alarms: str) -> Advice:
+    return advice(whatifs(*met), ROOM, rate, grows, 0.95, alarms, measured, (1.0, 4) if measured < 1 else None)
 
 
 def test_the_recommendation_is_a_replica_more_or_to_do_nothing() -> None:
@@ -94,6 +98,11 @@ def test_the_recommendation_is_a_replica_more_or_to_do_nothing() -> None:
     soon = advised(0.98, 0.9, 1.0, grows=0.02)
     assert (soon.do, soon.gain) == ("Run 3 replicas within 50 minutes.", "about 4.5 req/s within the SLOs")
     assert advised(0.90, 0.8, 1.0, rule="rule: queue is 50% above the twin's").do.startswith("Check the server's flags")
+    slow = "prices: step_time is 50% above the twin's"
+    assert advised(0.98, 0.9, 1.0, prices=slow).do == "Do nothing."
+    lost = advised(0.98, 0.9, 1.0, prices=slow, measured=0.0)
+    assert lost.do.startswith("Check the limit of running requests (1 while others wait, not 4)")
+    assert lost.why == f"0.0% of its requests meet an SLO, and it is not as its twin: {slow}"
 
 
 def test_the_page_shows_the_recommendation(follower: Follower) -> None:
