@@ -12,7 +12,7 @@ from ..comparison.clients.gateway import read_measured
 from ..comparison.clients.match import Requested
 from ..comparison.clients.measured import measured_beside, measured_run, write_measured
 from ..comparison.clients.prometheus import differences, summary_of
-from ..comparison.clients.read import read_client
+from ..comparison.clients.read import ClientLog
 from ..comparison.compared import Compared
 from ..engine.allowed_code import AllowedCode, allowed
 from ..engine.errors import DsimError, cut
@@ -98,6 +98,7 @@ def compare(
     bounds: Sequence[str] = (),
     trace: TraceLike | None = None,
     columns: str | None = None,
+    only: str | None = None,
     policy: str | None = None,
     allow_code: Iterable[str | Path] = (),
     out: str | Path | None = None,
@@ -109,7 +110,7 @@ def compare(
 
     predicted, measured: a run's folder, a result of `replay`, `import_run` or `load_run`, a load generator's file, or
     lists of them, in pairs. profiles: those of the runs that are not shipped. bounds: `[stat:]metric=percent`, judged
-    in the result. trace, columns, policy: of a load generator's file. Raises DsimError.
+    in the result. trace, columns, only, policy: of a load generator's file or a gateway's log. Raises DsimError.
     """
     sides = [[s] if isinstance(s, str | Path | OfRun | Run) else list(s) for s in (predicted, measured)]
     if len(sides[0]) != len(sides[1]):
@@ -119,7 +120,8 @@ def compare(
         check_folder(Path(out), compare_files.COMPARISON, force=force)
     code = allowed(allow_code)
     requested = None if trace is None else _requested(trace, None, columns)
-    pairs = [_pair(p, m, requested, policy, code) for p, m in zip(*sides, strict=True)]
+    read = partial(read_measured, columns=columns if trace is None else None, only=only)
+    pairs = [_pair(p, m, read, requested, policy, code) for p, m in zip(*sides, strict=True)]
     fitted = [_fitted(run) for pair in pairs for run in pair if "fitted_profile" in run.info]
     given = [profile if isinstance(profile, Profile) else load(profile) for profile in profiles]
     known = {profile.name: profile for profile in [*fitted, *given]}
@@ -136,15 +138,16 @@ def _requested(trace: TraceLike, time_unit: str | None, columns: str | None) -> 
 
 
 def _pair(
-    predicted: RunLike, measured: RunLike, requested: Requested | None, policy: str | None, allow_code: AllowedCode
-) -> tuple[Run, Run]:
+    predicted: RunLike, measured: RunLike, read: Callable[[Path], tuple[ClientLog, list[str]]],
+    requested: Requested | None, policy: str | None, allow_code: AllowedCode,
+) -> tuple[Run, Run]:  # fmt: skip
     """A load generator's file is matched to the other run, or to its trace."""
     if (file := _file(predicted)) is not None:
-        first: Run = measured_run(read_client(file), requested, policy=policy or "server")
+        first: Run = measured_run(read(file)[0], requested, policy=policy or "server")
     else:
         first = _run(predicted, allow_code)
     if (file := _file(measured)) is not None:
-        return first, measured_beside(first, read_client(file), requested, policy)
+        return first, measured_beside(first, read(file)[0], requested, policy)
     return first, _run(measured, allow_code)
 
 

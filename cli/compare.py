@@ -19,7 +19,7 @@ def compare_command(
         typer.Argument(
             metavar="PREDICTED MEASURED [PREDICTED MEASURED ...]",
             help="Run folders, in pairs of the same requests: the twin's first, then the device's, or a load "
-            "generator's file (dsim import).",
+            "generator's file or a gateway's log (dsim import).",
             show_default=False,
         ),
     ],
@@ -35,6 +35,7 @@ def compare_command(
         str | None, option("T", "The trace that a load generator replayed; the predicted run's by default.", "--trace")
     ] = None,
     columns: options.Columns = None,
+    only: options.Only = None,
     policy: Annotated[
         str | None, option("P", "The policy of the predicted run that a load generator measured.", "--policy")
     ] = None,
@@ -60,7 +61,7 @@ def compare_command(
         # Before printing: a pipe's reader may close early.
         done = compare(
             runs[::2], runs[1::2], profiles=profile or [], bounds=bound or [], trace=trace,
-            columns=columns, policy=policy, allow_code=allow_code or [], out=out, force=force,
+            columns=columns, only=only, policy=policy, allow_code=allow_code or [], out=out, force=force,
             _command=options.command(),
             _progress=lambda policy, done, total: bar.update(done, total, policy),
         )  # fmt: skip

@@ -288,7 +288,7 @@ def _shared_requests(
             continue  # derived from latencies
         if name in ("input_length", "max_tokens") and clients:
             continue  # a server may count otherwise; the import warns
-        off = np.abs(x - y)
+        off = np.abs(x - y - (x[0] - y[0] if clients and name == "arrival" else 0))  # a client's clock has no zero
         if name == "output_length":  # a live request's limit, which an EOS may undercut
             off = np.minimum(off, np.abs(_returned(a, i) - _returned(b, j)))
         other = np.flatnonzero(off > (CLOSE_ARRIVAL if name == "arrival" else 0))
@@ -296,7 +296,7 @@ def _shared_requests(
             k = other[0]
             raise DsimError(
                 f"request {index[k]} has {name} {x[k]:g} in {p.folder} and {y[k]:g} in {m.folder}: expected two runs "
-                "of the same trace" + (" (dsim import --trace)" if clients else "")
+                "of the same trace" + (" (dsim import FILE --trace T, the predicted run's)" if clients else "")
             )
         apart = off > SAME_ARRIVAL + 1e-9 * np.abs(y)
         if apart.any():

@@ -27,11 +27,14 @@ def measured_log(scenario: Scenario, predicted: Mapping[str, Columns] | None = N
     waited = _waited(trace)
     if waited is None:
         return None
-    known = ~np.isnan(waited["e2el"])
-    same = is_as_logged(scenario)
+    known = int((~np.isnan(waited["e2el"])).sum())
+    same, summary = is_as_logged(scenario), _summary(scenario, trace, waited)
+    failed = source.notes.failed_in_trace if len(trace) == len(source) else 0
+    if summary["slo_attainment"] is not None:
+        summary["slo_attainment"] *= known / (known + failed)  # of arrivals, as of a run
     return {
-        "requests": int(known.sum()), "of": len(trace), "rate": None if np.isnan(trace.rate) else trace.rate,
-        "same_traffic": same, "summary": _summary(scenario, trace, waited),
+        "requests": known, "of": len(trace), "failed": failed,
+        "rate": None if np.isnan(trace.rate) else trace.rate, "same_traffic": same, "summary": summary,
         "beside": _beside(waited, predicted or {}) if same else [],
     }  # fmt: skip
 
@@ -87,7 +90,8 @@ def _beside(waited: dict[str, Floats], predicted: Mapping[str, Columns]) -> list
                 both = ~np.isnan(times) & ~np.isnan(waited[name])
                 if both.any():
                     each[policy] = [1e3 * statistic(values[both], stat) for values in (waited[name], times)]
-            found.append({"metric": name, "stat": stat, "measured_predicted_ms": each})
+            num = int((~np.isnan(waited[name])).sum())
+            found.append({"metric": name, "stat": stat, "num": num, "measured_predicted_ms": each})
     return found
 
 

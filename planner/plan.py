@@ -46,10 +46,8 @@ BETTER = "jsq"  # the router that is tried in its place
 DOUBT = 1.25  # possible error factor of a pilot
 MORE_TRAFFIC, SLOWER = 1.3, 1.2
 HEADROOM = 4  # replications of the capacity search
-# Expected replays, for progress.
-SETTLED, SEARCHED, RISKS = 7, 3, 8
 
-Progress = Callable[[str, int, int], None]  # phase, replays done, replays expected
+Progress = Callable[[str, int, int | None], None]  # phase, replays done, of how many; None: not known
 
 
 def candidates_of(
@@ -382,7 +380,6 @@ class _Run:
         self.tried: dict[int, Tried] = {}  # by the chosen setting
         self._progress = progress
         self._doing = "pilot"
-        self._expected = len(groups) * SETTLED + self._after
 
     @property
     def _changes(self) -> tuple[tuple[str, float, float], ...]:
@@ -392,15 +389,9 @@ class _Run:
             (f"a profile {SLOWER - 1:.0%} slower", self.rate, SLOWER),
         )
 
-    @property
-    def _after(self) -> int:
-        best = min(2, len(self._groups))
-        return HEADROOM * SEARCHED + (best * SETTLED if self.shortened else 0) + RISKS
-
     def choose_settings(self) -> None:
         """Choose each policy's best setting."""
         self._doing = "settings"
-        self._expected += sum(3 * len(group) for group in self._groups if len(group) > 1)
         halvings = {k: halve(group, self.untested) for k, group in enumerate(self._groups) if len(group) > 1}
         asked = {k: next(halving) for k, halving in halvings.items()}
         while asked:  # all policies at once, to fill the pool
@@ -415,7 +406,6 @@ class _Run:
                 except StopIteration as done:
                     del asked[k]
                     self._choose(k, *done.value)
-        self._expected = self.replays.num_replays + len(self._groups) * SETTLED + self._after
 
     def _choose(self, k: int, best: int, rates: Mapping[int, float], equal: int) -> None:
         """rates: req/s that a replica serves, by setting."""
@@ -449,7 +439,6 @@ class _Run:
         # Costs more than the two cheapest even if the pilot misjudged all three by DOUBT.
         expensive = {i for i, cost in costs.items() if cost / DOUBT > second * DOUBT}
         running = [i for i in guesses if i not in expensive]
-        self._expected = self.replays.num_replays + len(running) * SETTLED + self._after
         self._doing = "racing"
         lanes = self._race({i: guesses[i] for i in running})
         rows: list[Fleet] = []
@@ -474,7 +463,6 @@ class _Run:
         if not self.shortened:
             return order, tied, []
         self._doing = "racing on the whole trace"
-        self._expected = self.replays.num_replays + self._after
         best: list[Lane] = []
         failed: list[Fleet] = []
         while order and (len(best) < 2 or self._cost(order[0]) < max(map(self._cost, best))):
@@ -591,7 +579,6 @@ class _Run:
     def headroom(self, lanes: Sequence[Lane]) -> dict[int, list[Json]]:
         """By candidate: capacities in HEADROOM replications, each with the criterion that breaks above it."""
         self._doing = "headroom"
-        self._expected = self.replays.num_replays + len(lanes) * HEADROOM * SEARCHED + RISKS
         # The first rates are the others' starts; the risks fill the pool meanwhile.
         risks = [
             self._replay(lane.candidate, rate, lane.replicas or 1, slower, 0)
@@ -627,7 +614,6 @@ class _Run:
         spread: of severities between replications.
         """
         self._doing = "risks"
-        self._expected = self.replays.num_replays + RISKS
         mine = best[0]
         assert mine.replicas is not None
         worlds = [(rate, slower) for _, rate, slower in self._changes]
@@ -833,8 +819,7 @@ class _Run:
 
     def _tell(self) -> None:
         if self._progress is not None:
-            done = self.replays.num_replays
-            self._progress(self._doing, done, max(self._expected, done + 1))
+            self._progress(self._doing, self.replays.num_replays, None)
 
 
 def fleet_of_today(text: str) -> tuple[str, int]:

@@ -8,11 +8,13 @@ from typing import Any
 
 from ..comparison.measured_log import measured_log
 from ..engine.errors import DsimError
+from ..profiler.models import known_model
 from ..profiler.placed import placed
-from ..profiler.profile import Profile, load
+from ..profiler.profile import Profile, load, shipped_for
 from ..report.page import Page
 from ..report.plan import plan_page
 from ..results.scenario import MAX_REPLICAS, Scenario, asked
+from ..traces import Trace
 from .backend import Pool
 from .contents import Json, asked_of, digest
 from .ensemble import check_num
@@ -102,12 +104,12 @@ def question_of(
     prices: Callable[[Profile], float | None],
     options: Options,
 ) -> Question:
-    """profiles: by default the commands' default, or none if each policy names its own.
+    """profiles: by default one of the log's model, or the commands' default; none if each policy names its own.
 
     DsimError if no candidate can run.
     """
     if profiles is None:
-        profiles = [] if name_their_profiles(policies) else [load(Scenario.profile)]
+        profiles = [] if name_their_profiles(policies) else [load(_profile_of(scenario.source()))]
     table, quality = options.quality_table, options.min_quality
     candidates, left_out = candidates_of(
         scenario, policies, profiles, prices, as_given=options.as_given, change_answers=options.change_answers,
@@ -117,6 +119,13 @@ def question_of(
     )  # fmt: skip
     rate = own_rate(scenario) if options.rate is None else options.rate
     return Question(scenario, candidates, left_out, rate, options, prices)
+
+
+def _profile_of(trace: Trace) -> str:
+    """A shipped profile of the one model that a log names; else the default."""
+    models = {known_model(str(name)) for name in trace.extras.get("model", ())}
+    model = models.pop() if len(models) == 1 else None
+    return next(iter(shipped_for(model.name)), Scenario.profile) if model is not None else Scenario.profile
 
 
 def name_their_profiles(policies: Sequence[str]) -> bool:
@@ -135,7 +144,7 @@ def answer(
     """The plan with its optional parts, and the best two fleets."""
     own, memo = question.options, memo or Memo()
 
-    def show(doing: str, done: int, of: int) -> None:
+    def show(doing: str, done: int, of: int | None) -> None:
         if progress is not None:
             progress(doing, done, of)
 
@@ -166,7 +175,7 @@ def write_plan(
     scenario, profiles = question.scenario, question.profiles
     folder.begin("plan", question.asked)
 
-    def show(doing: str, done: int, of: int) -> None:
+    def show(doing: str, done: int, of: int | None) -> None:
         if done:
             folder.settle()
         progress(doing, done, of)

@@ -164,6 +164,16 @@ def touched_experts(m: ModelShape, tokens: float) -> float:
     return float(1.0 - (1.0 - m.experts.top_k / m.experts.num) ** tokens)
 
 
+def known_model(name: str) -> ModelShape | None:
+    """Of a checkpoint's name, owner and provider optional, as in an engine's or a gateway's log."""
+    plain = _plain(name)
+    return next((s for known, s in _BY_NAME.items() if plain == known or plain.startswith(f"{known}-")), None)
+
+
+def _plain(name: str) -> str:
+    return name.lower().rstrip("/").rsplit("/", 1)[-1]
+
+
 def model(name: str) -> ModelShape:
     """The shape of a known model, a Hugging Face checkpoint name (owner optional), or a config.json.
 
@@ -171,11 +181,9 @@ def model(name: str) -> ModelShape:
     """
     if name.endswith(".json") or os.path.isfile(os.path.join(name, "config.json")):
         return read_shape(name)
-    plain = name.lower().rstrip("/").rsplit("/", 1)[-1]
-    for known, shape in _BY_NAME.items():
-        if plain == known or plain.startswith(f"{known}-"):
-            return shape
-    hint = did_you_mean(plain, MODELS, any_case=True)
+    if (shape := known_model(name)) is not None:
+        return shape
+    hint = did_you_mean(_plain(name), MODELS, any_case=True)
     raise ProfileError(
         f"no model is named {cut(name)}{hint}; the known ones are {', '.join(MODELS)}, and a Hugging Face config.json"
     )

@@ -561,6 +561,11 @@ def _named() -> dict[str, Profile]:
     return {name: profile for name, profile in _shipped().items() if "/" not in name}
 
 
+def shipped_for(model: str) -> list[str]:
+    """Shipped profiles of a model, by its name."""
+    return [name for name, profile in _named().items() if profile.model.name == model]
+
+
 def _shipped() -> dict[str, Profile]:
     """Shipped profiles by name, with NAME/IMPLEMENTATION, the default first."""
     found = [load(path) for path in _shipped_files().values()]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .digits import percent
+from .digits import counted, percent
 from .page import Section, table
 from .table import number
 
@@ -21,17 +21,18 @@ def verdict(measured: Json | None) -> str:
     policies = _policies(measured)
     if not policies:
         return f"{_log(measured)}. This traffic is not the log's: its times do not test the prediction."
-    errors = ", ".join(f"{policy} {_furthest(measured, policy)}" for policy in policies)
-    return f"{_log(measured)}. Largest difference of the prediction for the same requests: {errors}."
+    furthest = ", ".join(f"{policy} {_furthest(measured, policy)}" for policy in policies)
+    return (
+        f"{_log(measured)}. Largest difference from it for the same requests: {furthest}; the prediction's error where "
+        "the log's server ran that policy."
+    )
 
 
 def of_plan(measured: Json | None) -> str:
-    """The log's SLO attainment; empty without times."""
+    """The log beside a plan; empty without times."""
     if not measured:
         return ""
-    attained = measured["summary"]["slo_attainment"]
-    met = "" if attained is None else f" and met the SLOs for {percent(attained, None)} %"
-    return f"{_log(measured)}{met}; the fleet's figures are predictions for other servers."
+    return f"{_log(measured)}; the fleet's figures are predictions for other servers."
 
 
 def sections(measured: Json | None) -> tuple[Section, ...]:
@@ -49,7 +50,8 @@ def sections(measured: Json | None) -> tuple[Section, ...]:
             cells = [_cell(pair) for pair in pairs]
             rows.append((f"{row['metric']} {row['stat']}", f"{number(known[0])} ms", *cells))
     head = ("", "measured", *policies)
-    about = f"Of the {measured['requests']:,} of {measured['of']:,} requests with times in the log."
+    counts = {row["metric"]: f"{row['metric']} of {row['num']:,}" for row in measured["beside"]}
+    about = f"Both sides: {', '.join(counts.values())} of {measured['of']:,} requests, which have it in the log."
     return (Section(TITLE, (table(head, rows, caption=about),), spoken=True),)
 
 
@@ -64,7 +66,12 @@ def _log(measured: Json) -> str:
         if times["p50"] is not None:
             parts.append(f"{name} p50 {number(times['p50'])} ms, p99 {number(times['p99'])} ms")
     rate = "" if measured["rate"] is None else f" at {number(measured['rate'])} req/s"
-    return f"The log measured{rate} {'; '.join(parts)}"
+    text = f"The log measured{rate} {'; '.join(parts)}"
+    if (attained := summary["slo_attainment"]) is not None:
+        failed = f", {measured['failed']:,} of which failed" if measured["failed"] else ""
+        num = measured["requests"] + measured["failed"]
+        text += f" and met the SLOs for {percent(attained, None)} % of {counted(num, 'request')}{failed}"
+    return text
 
 
 def _furthest(measured: Json, policy: str) -> str:

@@ -3,6 +3,9 @@
 import dataclasses
 from typing import Any
 
+from ..files.read import cut
+from ..profiler.models import known_model
+from ..profiler.profile import shipped_for
 from ..traces import Trace
 from ..traces.trace import READ_ONLY
 from .setting import Setting
@@ -32,6 +35,14 @@ def warnings_of(setting: Setting, requests: Trace | None) -> list[str]:
         )
     if requests is None:
         return found
+    names = [str(name) for name in requests.extras.get("model", ()) if name]
+    models = {shape.name for name in names if (shape := known_model(name)) is not None}
+    if models and profile.model.name not in models:
+        others = ", ".join(name for model in sorted(models) for name in shipped_for(model))
+        found.append(
+            f"the requests are of {cut(', '.join(dict.fromkeys(names)))} in the log, and {profile.name} is of "
+            f"{profile.model.name}: expected a profile of their model" + (f", such as {others}" if others else "")
+        )
     reads = int(requests.numbers(READ_ONLY).sum())
     if reads and not policy.batching.narrows_canvases:
         found.append(

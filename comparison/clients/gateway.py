@@ -68,4 +68,4 @@ def read_measured(
             f"{whole} of {len(requests)} answers have no time of their first token: their ttft and tpot are missing"
         )
     model = next((str(name) for name in found.extras.get("model", []) if name), "")
-    return ClientLog(str(path), TOOLS.get(form.name, "gateway"), model, tuple(requests)), warnings
+    return ClientLog(str(path), TOOLS.get(form.name, "gateway"), model, tuple(requests), is_trace=True), warnings

@@ -72,7 +72,9 @@ def measured_run(
     requests = log.requests
     if not requests:
         raise DsimError(f"{log.path}: holds no requests, expected at least 1")
-    rows = np.arange(len(requests)) if trace is None else match(log, trace)
+    # The answered ones first, in order: as a trace of the log numbers them.
+    failed = [bool(r.error) for r in requests]
+    rows = np.argsort(np.argsort(failed, kind="stable")) if trace is None else match(log, trace)
     columns, warnings = _columns(log, trace, rows)
     engine = engine or log.steps
     journal = None if engine is None else _engine_side(log, engine, rows, columns)
@@ -119,7 +121,7 @@ def measured_beside(predicted: Run, log: ClientLog, trace: Requested | None, pol
             f"{predicted.folder} holds policies {', '.join(predicted.policies)}, and {log.path} is of one server: "
             "expected the one that it runs, --policy"
         )
-    if trace is None:
+    if trace is None and not log.is_trace:
         held = predicted.requests(names[0])
         order = np.lexsort((held["request"], held["arrival"]))
         asked = (held[name][order] for name in ("arrival", "input_length", "output_length"))

@@ -51,6 +51,7 @@ class ClientLog:
     model: str
     requests: tuple[Sent, ...]
     steps: steplog.StepLog | None = None  # of an engine's own log
+    is_trace: bool = False  # a gateway's log, which is replayed itself
 
 
 def read_client(path: str | Path) -> ClientLog:

@@ -3,38 +3,38 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+import dsim
 from dsim.api.measured import import_run
 from dsim.comparison.clients.gateway import read_measured
+from dsim.comparison.measured_log import measured_log
 from dsim.engine.errors import DsimError
+from dsim.engine.policy import parse
+from dsim.planner.plan_run import Options, question_of
+from dsim.profiler.profile import load
+from dsim.results.scenario import Scenario
+from dsim.sim.setting import Setting
+from dsim.sim.unknown import warnings_of
+from dsim.traces import load as load_trace
+
+from ..traces.files import spend
 
 OWN = "arrival=at,first=first,end=end,input=in,output=out"
 CSV = "at,first,end,in,out\n10,10.25,11.25,20,11\n12,12.5,13,30,6\n"
 
 
-def row(start: str, first: str | None, end: str, tokens: int, **more: Any) -> dict[str, Any]:
-    """As LiteLLM's /spend/logs answers."""
-    day = "2026-03-01T10:00:{}Z"
-    return {
-        "call_type": "acompletion", "prompt_tokens": 20, "completion_tokens": tokens, "startTime": day.format(start),
-        "completionStartTime": first and day.format(first), "endTime": day.format(end), "model": "sdar-8b",
-        "status": "success", "metadata": {},
-    } | more  # fmt: skip
-
-
 SPEND = [
-    row("00.000", "00.300", "01.300", 11),
-    row("00.500", None, "00.600", 0, status="failure"),
-    row("00.700", None, "00.800", 0, call_type="aembedding", model="embed"),
-    row("02.000", "03.900", "03.900", 40, model="other"),
-    row("03.000", "03.500", "04.500", 11),
+    spend("00.000", "00.300", "01.300", 11),
+    spend("00.500", None, "00.600", 0, status="failure"),
+    spend("00.700", None, "00.800", 0, call_type="aembedding", model="embed"),
+    spend("02.000", "03.900", "03.900", 40, model="other"),
+    spend("03.000", "03.500", "04.500", 11),
 ]
 
 
-def spend(folder: Path) -> Path:
+def logged(folder: Path) -> Path:
     path = folder / "spend.json"
     path.write_text(json.dumps(SPEND))
     return path
@@ -42,7 +42,7 @@ def spend(folder: Path) -> Path:
 
 def test_litellms_log_gives_the_times_of_one_model(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"^1 of 5 rows are embeddings, and left out$"):
-        run = import_run(spend(tmp_path), only="model=sdar-8b").run
+        run = import_run(logged(tmp_path), only="model=sdar-8b").run
     (summary,) = run.info["policies"]
     assert (summary["completed"], summary["rejected"], run.info["client"]["errors"]) == (2, 1, {"failure": 1})
     assert summary["ttft_ms"]["p50"] == pytest.approx(400.0)
@@ -50,8 +50,41 @@ def test_litellms_log_gives_the_times_of_one_model(tmp_path: Path) -> None:
     assert summary["e2el_ms"]["p50"] == pytest.approx(1400.0)
 
 
+def test_a_log_with_failures_is_compared_with_its_own_replay(tmp_path: Path) -> None:
+    rows = [spend("00.000", None, "00.100", 0, status="failure"), *SPEND, spend("03.600", "03.900", "04.500", 7)]
+    (tmp_path / "spend.json").write_text(json.dumps(rows))
+    path, one = tmp_path / "spend.json", "model=sdar-8b"
+    twin = dsim.replay(path, policy="chunk:4", only=one, slos=["ttft=0.4s"])
+    notes = load_trace(path, only=one).notes
+    assert (notes.num_rows, notes.failed_in_trace) == (5, 2)
+    log = measured_log(twin.scenarios[0]) or {}
+    # Of five arrivals two answers began within 0.4 s: failures miss, in the log's share as in an imported run's.
+    assert (log["failed"], log["summary"]["slo_attainment"]) == (2, pytest.approx(0.4))
+    measured = import_run(path, only=one, policy="chunk:4", slos=["ttft=0.4s"])
+    assert measured.run.info["policies"][0]["slo_attainment"] == pytest.approx(0.4)
+    for beside in (measured, path):
+        (cell,) = dsim.compare(twin, beside, only=one, policy="chunk:4").comparison.cells
+        assert cell.left_out == {"not completed in both": 0, "not arrived in both": 2}
+        assert (cell.num_both, cell.metrics["ttft"].measured["p50"]) == (3, pytest.approx(300.0))
+
+
+def test_a_log_of_another_model_than_the_profile_s_is_warned_of_and_a_plan_takes_its_own(tmp_path: Path) -> None:
+    rows = [spend("00.000", "00.300", "01.300", 11, model="hosted_vllm/google/diffusiongemma-26B-A4B-it")] * 3
+    (tmp_path / "spend.json").write_text(json.dumps(rows))
+    log = load_trace(tmp_path / "spend.json")
+    (line,) = warnings_of(Setting(parse("chunk:4"), load("a100-sdar-8b")), log)
+    assert line.startswith(
+        f"the requests are of {rows[0]['model']} in the log, and a100-sdar-8b is of SDAR-8B: expected a "
+        "profile of their model, such as h100-diffusiongemma-fp8, "
+    )
+    assert warnings_of(Setting(parse("vllm-diffusion:8"), load("h100-diffusiongemma-fp8")), log) == []
+    scenario = Scenario(str(tmp_path / "spend.json"), slos=("ttft=2s",))
+    asked = question_of(scenario, [], None, lambda profile: None, Options(rate=1.0, as_given=True))
+    assert {profile.name for profile in asked.profiles} == {"h100-diffusiongemma-fp8"}
+
+
 def test_mixed_models_and_answers_that_were_not_streamed_are_warned_of(tmp_path: Path) -> None:
-    log, warnings = read_measured(spend(tmp_path))
+    log, warnings = read_measured(logged(tmp_path))
     assert warnings[1:] == [
         "the log mixes 2 models (sdar-8b: 3, other: 1): --only model=NAME takes one",
         "1 of 4 answers have no time of their first token: their ttft and tpot are missing",
