@@ -123,9 +123,9 @@ def question_of(
 
 def _profile_of(trace: Trace) -> str:
     """A shipped profile of the one model that a log names; else the default."""
-    models = {known_model(str(name)) for name in trace.extras.get("model", ())}
+    models = {known_model(name) for name in set(map(str, trace.extras.get("model", ())))}
     model = models.pop() if len(models) == 1 else None
-    return next(iter(shipped_for(model.name)), Scenario.profile) if model is not None else Scenario.profile
+    return [*(shipped_for(model.name) if model else []), Scenario.profile][0]
 
 
 def name_their_profiles(policies: Sequence[str]) -> bool:

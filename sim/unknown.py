@@ -35,13 +35,13 @@ def warnings_of(setting: Setting, requests: Trace | None) -> list[str]:
         )
     if requests is None:
         return found
-    names = [str(name) for name in requests.extras.get("model", ()) if name]
+    names = dict.fromkeys(str(name) for name in requests.extras.get("model", ()) if name)
     models = {shape.name for name in names if (shape := known_model(name)) is not None}
     if models and profile.model.name not in models:
         others = ", ".join(name for model in sorted(models) for name in shipped_for(model))
         found.append(
-            f"the requests are of {cut(', '.join(dict.fromkeys(names)))} in the log, and {profile.name} is of "
-            f"{profile.model.name}: expected a profile of their model" + (f", such as {others}" if others else "")
+            f"the requests are of {cut(', '.join(names))} in the log, and {profile.name} is of "
+            f"{profile.model.name}: expected a profile of their model (shipped: {others or 'none'})"
         )
     reads = int(requests.numbers(READ_ONLY).sum())
     if reads and not policy.batching.narrows_canvases:

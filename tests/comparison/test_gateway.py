@@ -75,7 +75,7 @@ def test_a_log_of_another_model_than_the_profile_s_is_warned_of_and_a_plan_takes
     (line,) = warnings_of(Setting(parse("chunk:4"), load("a100-sdar-8b")), log)
     assert line.startswith(
         f"the requests are of {rows[0]['model']} in the log, and a100-sdar-8b is of SDAR-8B: expected a "
-        "profile of their model, such as h100-diffusiongemma-fp8, "
+        "profile of their model (shipped: h100-diffusiongemma-fp8, "
     )
     assert warnings_of(Setting(parse("vllm-diffusion:8"), load("h100-diffusiongemma-fp8")), log) == []
     scenario = Scenario(str(tmp_path / "spend.json"), slos=("ttft=2s",))
