@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -104,6 +105,7 @@ def compare(
     out: str | Path | None = None,
     force: bool = False,
     _command: str = "",
+    _warn: Callable[[Iterable[str]], object] = warn,
     _progress: Progress | None = None,
 ) -> Compared:
     """Compare predicted with measured runs of the same requests, and divide the error into its parts.
@@ -120,8 +122,18 @@ def compare(
         check_folder(Path(out), compare_files.COMPARISON, force=force)
     code = allowed(allow_code)
     requested = None if trace is None else _requested(trace, None, columns)
-    read = partial(read_measured, columns=columns if trace is None else None, only=only)
+    if only is not None and not any(map(_file, chain(*sides))):
+        raise DsimError(f"only is {cut(only)} and the runs are imported already, expected a gateway's log")
+
+    doubts: list[str] = []
+
+    def read(file: Path) -> ClientLog:
+        log, log_doubts = read_measured(file, columns if trace is None else None, only)
+        doubts.extend(log_doubts)
+        return log
+
     pairs = [_pair(p, m, read, requested, policy, code) for p, m in zip(*sides, strict=True)]
+    _warn(doubts)
     fitted = [_fitted(run) for pair in pairs for run in pair if "fitted_profile" in run.info]
     given = [profile if isinstance(profile, Profile) else load(profile) for profile in profiles]
     known = {profile.name: profile for profile in [*fitted, *given]}
@@ -138,16 +150,16 @@ def _requested(trace: TraceLike, time_unit: str | None, columns: str | None) -> 
 
 
 def _pair(
-    predicted: RunLike, measured: RunLike, read: Callable[[Path], tuple[ClientLog, list[str]]],
-    requested: Requested | None, policy: str | None, allow_code: AllowedCode,
+    predicted: RunLike, measured: RunLike, read: Callable[[Path], ClientLog], requested: Requested | None,
+    policy: str | None, allow_code: AllowedCode,
 ) -> tuple[Run, Run]:  # fmt: skip
     """A load generator's file is matched to the other run, or to its trace."""
     if (file := _file(predicted)) is not None:
-        first: Run = measured_run(read(file)[0], requested, policy=policy or "server")
+        first: Run = measured_run(read(file), requested, policy=policy or "server")
     else:
         first = _run(predicted, allow_code)
     if (file := _file(measured)) is not None:
-        return first, measured_beside(first, read(file)[0], requested, policy)
+        return first, measured_beside(first, read(file), requested, policy)
     return first, _run(measured, allow_code)
 
 

@@ -62,7 +62,7 @@ def compare_command(
         done = compare(
             runs[::2], runs[1::2], profiles=profile or [], bounds=bound or [], trace=trace,
             columns=columns, only=only, policy=policy, allow_code=allow_code or [], out=out, force=force,
-            _command=options.command(),
+            _command=options.command(), _warn=screen.warn,
             _progress=lambda policy, done, total: bar.update(done, total, policy),
         )  # fmt: skip
     found = done.comparison

@@ -27,13 +27,13 @@ def measured_log(scenario: Scenario, predicted: Mapping[str, Columns] | None = N
     waited = _waited(trace)
     if waited is None:
         return None
-    known = int((~np.isnan(waited["e2el"])).sum())
+    num_timed = int((~np.isnan(waited["e2el"])).sum())
     same, summary = is_as_logged(scenario), _summary(scenario, trace, waited)
     failed = source.notes.failed_in_trace if len(trace) == len(source) else 0
     if summary["slo_attainment"] is not None:
-        summary["slo_attainment"] *= known / (known + failed)  # of arrivals, as of a run
+        summary["slo_attainment"] *= num_timed / (num_timed + failed)  # of arrivals, as of a run
     return {
-        "requests": known, "of": len(trace), "failed": failed,
+        "requests": num_timed, "of": len(trace), "failed": failed,
         "rate": None if np.isnan(trace.rate) else trace.rate, "same_traffic": same, "summary": summary,
         "beside": _beside(waited, predicted or {}) if same else [],
     }  # fmt: skip

@@ -139,9 +139,7 @@ def advice(
     """
     drifted = "; ".join(words for cause, words in alarms.items() if cause != TRAFFIC)
     if RULE in alarms or (drifted and measured < target):
-        limit = (
-            "" if rows is None else f" the limit of running requests ({rows[0]:g} while others wait, not {rows[1]}),"
-        )
+        limit = f" the limit of running requests ({rows[0]:g} while others wait, not {rows[1]})," if rows else ""
         return Advice(
             f"Check{limit} the server's flags and version.",
             f"{drifted}: its scheduler is not the one that --policy names"

@@ -346,7 +346,7 @@ def posed(scenario: Scenario, candidate: PlanCandidate, replicas: int = 1) -> Po
     return Posed(**{**plain, **own})
 
 
-class _NoneMeetsError(DsimError):
+class _NoFleetError(DsimError):
     """No fleet meets the SLOs."""
 
 
@@ -420,7 +420,7 @@ class _Run:
             return []
         try:
             lanes, _ = self.settle(chosen)
-        except _NoneMeetsError:
+        except _NoFleetError:
             return []
         return [self.fleet(lane, None) for lane in self.rank(lanes)[0]]
 
@@ -432,7 +432,7 @@ class _Run:
         cannot = {i: self._refusal(i, p) for i, p in pilots.items() if p.get("replicas") is None}
         if len(cannot) == len(pilots):
             said = f"no fleet of up to {self.most} replicas meets the SLOs at {self.rate:g} req/s"
-            raise _NoneMeetsError(f"{said}; {next(iter(cannot.values()))}")
+            raise _NoFleetError(f"{said}; {next(iter(cannot.values()))}")
         guesses = {i: int(p["replicas"]) for i, p in pilots.items() if i not in cannot}
         costs = {i: self.candidates[i].weight * (n + self.spare) for i, n in self._over_time(guesses).items()}
         second = sorted(costs.values())[:2][-1]
@@ -498,9 +498,7 @@ class _Run:
     def _settled(self, lanes: Sequence[Lane]) -> list[Lane]:
         settled = [lane for lane in lanes if lane.replicas is not None]
         if not settled:
-            raise _NoneMeetsError(
-                f"no fleet of up to {self.most} replicas surely meets the SLOs at {self.rate:g} req/s"
-            )
+            raise _NoFleetError(f"no fleet of up to {self.most} replicas surely meets the SLOs at {self.rate:g} req/s")
         return settled
 
     def rank(self, lanes: Sequence[Lane]) -> tuple[list[Lane], list[Lane]]:
@@ -548,8 +546,8 @@ class _Run:
 
     def _needed(self, lane: Lane, spread: float, **changed: Any) -> int:
         """Replicas that a lane's policy needs where fields of its scenario are others."""
-        at = self._add(self.candidates[lane.candidate], lane, **changed)
-        [other] = self._raced([(at, self.rate, 1.0)], [lane.replicas or 1], spread=spread, patience=FIRST)
+        candidate = self._add(self.candidates[lane.candidate], lane, **changed)
+        [other] = self._raced([(candidate, self.rate, 1.0)], [lane.replicas or 1], spread=spread, patience=FIRST)
         return other.replicas or self.most
 
     def as_today(self, lane: Lane, policy: str, replicas: int) -> Fleet:

@@ -1,4 +1,4 @@
-"""Traffic that grows, how long a plan's fleet lasts, and what the busiest time needs."""
+"""Growth of traffic, the life of a plan's fleet, and the replicas for the busiest time."""
 
 import itertools
 import math

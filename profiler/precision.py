@@ -75,7 +75,7 @@ class Precision:
 
 
 def precision_of(name: str, config: Mapping[str, Any]) -> Precision:
-    """What a checkpoint's config.json or, without a word there, its name says; ProfileError for an unknown format."""
+    """A checkpoint's precision by its config.json, else by its name; ProfileError for an unknown format."""
     quantised = config.get("quantization_config")
     if quantised is None:
         words = re.split(r"[^a-z0-9]+", Path(name).name.lower())
@@ -87,9 +87,9 @@ def precision_of(name: str, config: Mapping[str, Any]) -> Precision:
     weights = next((FORMATS[part] for part in FORMATS if part in format_), None)
     bits = {quantised.get("bits", 4), *((group.get("weights") or {}).get("num_bits", 4) for group in groups)}
     if weights is None or (weights == "int4" and bits != {4}):
-        said = format_.strip() or "empty"
+        name = format_.strip() or "empty"
         raise ProfileError(
-            f"quantization_config is {cut(said)} of {', '.join(map(str, sorted(bits)))} bits, expected fp8, nvfp4, "
+            f"quantization_config is {cut(name)} of {', '.join(map(str, sorted(bits)))} bits, expected fp8, nvfp4, "
             "mxfp4, or awq, gptq or compressed-tensors of 4 bits"
         )
     scheme = quantised.get("kv_cache_scheme")
@@ -101,8 +101,8 @@ def precision_of(name: str, config: Mapping[str, Any]) -> Precision:
 
 
 def precision(model: str, weights: str | None = None, keys: str | None = None) -> Precision:
-    """The precision of a model's name, folder or config.json; weights and keys override what it says."""
+    """A model's precision by name, folder or config.json; `weights` and `keys` override it."""
     path = Path(model, "config.json") if Path(model).is_dir() else Path(model)
     name = str(path.absolute().parent) if path.name == "config.json" else model
-    said = precision_of(name, read_json(path, kind=ProfileError) if path.is_file() else {})
-    return replace(said, weights=weights or said.weights, keys=keys or said.keys)
+    stored = precision_of(name, read_json(path, kind=ProfileError) if path.is_file() else {})
+    return replace(stored, weights=weights or stored.weights, keys=keys or stored.keys)

@@ -17,7 +17,6 @@ _TABLE = "Sparse-dLLM, Table 1 (LLaDA-8B of 32 layers, RTX 4090, batch 1)"
 _FAST = f"{_TABLE}: Fast-dLLM's reuse passes take 45.4 to 47.0 ms whatever the length"
 _SPARSE = f"{_TABLE}: Sparse-dLLM's reuse passes take 25.7 to 26.4 ms whatever the length"
 _SERVE = "dLLM-Serve's runs on an L40S: 10 ms a request and step, of which computing explains about half"
-_THERE = "dLLM-Serve, Table 4 (L40S): 33 and 34 tok/s of dLLM-Cache and Sparse-dLLM are 30 ms a pass, not 46"
 # Calibrated to whole runs, with the bytes that caches move.
 _WHOLE = {"latency": {"host_step": 0.0, "host_request": 0.0, "cache_overhead": []}}
 
@@ -36,13 +35,6 @@ def scripts(model: ModelShape) -> tuple[Implementation, ...]:
             (sparse, CostTerm("host_request", SERVE_REQUEST, 1, "calibrated", _SERVE)), _WHOLE,
         ),
     )  # fmt: skip
-
-
-def scripts_beside_dllm_serve(model: ModelShape) -> tuple[Implementation, ...]:
-    """The scripts on dLLM-Serve's machines, all with Sparse-dLLM's time per pass."""
-    term = replace(_as_sparse(model), source=f"{_THERE}; {_SPARSE}")
-    names = {"fast-dllm": "Fast-dLLM", "sparse-dllm": "Sparse-dLLM", "dllm-cache": "dLLM-Cache"}
-    return tuple(Implementation(name, f"the script of {words}", (term,), _WHOLE) for name, words in names.items())
 
 
 def _as_sparse(model: ModelShape) -> CostTerm:

@@ -38,10 +38,10 @@ def warnings_of(setting: Setting, requests: Trace | None) -> list[str]:
     names = dict.fromkeys(str(name) for name in requests.extras.get("model", ()) if name)
     models = {shape.name for name in names if (shape := known_model(name)) is not None}
     if models and profile.model.name not in models:
-        others = ", ".join(name for model in sorted(models) for name in shipped_for(model))
+        shipped = ", ".join(name for model in sorted(models) for name in shipped_for(model))
         found.append(
             f"the requests are of {cut(', '.join(names))} in the log, and {profile.name} is of "
-            f"{profile.model.name}: expected a profile of their model (shipped: {others or 'none'})"
+            f"{profile.model.name}: expected a profile of their model (shipped: {shipped or 'none'})"
         )
     reads = int(requests.numbers(READ_ONLY).sum())
     if reads and not policy.batching.narrows_canvases:
