@@ -102,7 +102,7 @@ def svg(plan: dict[str, Any]) -> str:
     """By policy, the smallest fleet that meets the SLOs: one square per GPU, its cost, the share of requests within
     them."""
     fleets = plan["ranking"]
-    left = max(150, 24 + 8 * max(len(fleet["policy"]) for fleet in fleets))
+    left = max(150, 24 + 9 * max(len(fleet["policy"]) for fleet in fleets))
     step = (WIDTH - left - 240) / max(fleet["gpus"] for fleet in fleets)  # the most expensive fleet fills the row
     said = escape(title(plan))
     height = TOP + ROW * len(fleets)

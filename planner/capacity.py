@@ -77,7 +77,7 @@ class Cost:
 
     gpus: int
     per_hour: float
-    per_million_requests: float  # at the asked rate, else at capacity
+    per_million_tokens: float  # of answers, at the asked rate, else at capacity
 
 
 @dataclass(frozen=True)
@@ -441,7 +441,7 @@ def finish(run: Run, asked: float | None = None) -> Capacity:
     if gpu_hour is not None:
         gpus = search.scenario.num_gpus
         hourly = gpus * gpu_hour
-        found = replace(found, cost=Cost(gpus, hourly, hourly / (3600 * (asked or rate)) * 1e6))
+        found = replace(found, cost=Cost(gpus, hourly, search.scenario.per_million_tokens(hourly, asked or rate)))
     return replace(found, asked_rate=asked)
 
 

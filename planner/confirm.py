@@ -64,9 +64,9 @@ def verdict(objective: str, winner: Finalist, default: Finalist, min_quality: fl
     else:
         notes.append(f"the gain in {objective} over the default is not confirmed: the default is recommended")
         ok = False
-    if (winner if ok else default).quality.relative is None:
-        reason = (winner if ok else default).quality.notes[0]
-        notes.append(f"the quality of the recommended policy is unknown: {reason}")
+    quality = (winner if ok else default).quality
+    if quality.relative is None and not quality.same:
+        notes.append(f"the quality of the recommended policy is unknown: {quality.notes[0]}")
     if objective in ("goodput", "cost") and default.attainment > 0.995 and winner.attainment > 0.995:
         notes.append("the default already serves nearly every request well: a higher --rate would tell settings apart")
     return ok, notes

@@ -639,7 +639,7 @@ class _Run:
         assert replicas is not None
         gpus, hourly = self._charge(replicas, candidate)
         seen = self._seen(lane, replicas, self.rate)
-        criteria = self.searches[lane.candidate].criteria
+        scenario, criteria = self.searches[lane.candidate].scenario, self.searches[lane.candidate].criteria
         room = None
         values = self._values(lane, seen)
         breaks = min(criteria, key=lambda c: _slack(c, values[c.text].value) if c.text in values else math.inf).text
@@ -654,7 +654,7 @@ class _Run:
             spare=self.spare,
             gpus=gpus,
             per_hour=hourly,
-            per_million_requests=None if hourly is None else hourly / (3600 * self.rate) * 1e6,
+            per_million_tokens=None if hourly is None else scenario.per_million_tokens(hourly, self.rate),
             values=values,
             attained={slo: sum(f["attained"].get(slo, 1.0) for f in seen) / len(seen) for slo in seen[0]["attained"]},
             replications=len(seen),
@@ -666,7 +666,7 @@ class _Run:
             assumed=seen[0]["assumed"],
             due=tuple(self._dues(lane)),
             mean_cost=self._cost(lane) if self.horizon and lane.candidate in self.due else None,
-            untested=beyond_tested(candidate.policy, self.searches[lane.candidate].scenario.allow_code),
+            untested=beyond_tested(candidate.policy, scenario.allow_code),
             latency_ms=seen[0]["latency_ms"],
         )
 

@@ -77,7 +77,7 @@ class Fleet:
     spare: int = 0  # standby replicas
     gpus: int | None = None  # with spare, like the costs
     per_hour: float | None = None  # in the price's currency
-    per_million_requests: float | None = None
+    per_million_tokens: float | None = None  # of answers, at the plan's rate
     values: Mapping[str, Interval] = field(default_factory=dict)  # criterion -> s, or share of arrivals
     attained: Mapping[str, float] = field(default_factory=dict)  # SLO without statistic -> share of arrivals
     replications: int = 0

@@ -31,6 +31,7 @@ class Quality:
     relative: float | None
     source: str
     notes: tuple[str, ...] = ()
+    same: bool = False  # the answers are those of the policy to beat
 
     def __str__(self) -> str:
         return "unknown" if self.relative is None else f"{100 * self.relative:.1f} %"

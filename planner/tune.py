@@ -17,7 +17,7 @@ from .contents import Json, contents_of, digest
 from .fleet_space import FleetSpace, fleet_space
 from .memo import Memo
 from .objective import OBJECTIVES, Evaluate, Evaluator, Measure, Tried, traffic
-from .quality import Quality, QualityTable, quality_of
+from .quality import Quality, QualityTable, quality_factors, quality_of
 from .search import Judge, Progress, Refuse, Search, quiet
 from .space import Candidate, Space, default_space, guarded, searchable
 from .tuned import Finalist, Tuned
@@ -66,7 +66,9 @@ def tune(
 
     def judge(candidate: Tried) -> Quality:
         found = [quality_of(policy, profile.model.name, quality_table) for policy in candidate.policies]
-        return min(found, key=lambda quality: -1.0 if quality.relative is None else quality.relative)
+        least = min(found, key=lambda quality: -1.0 if quality.relative is None else quality.relative)
+        answers = [list(map(quality_factors, one.policies)) for one in (candidate, default)]
+        return replace(least, same=answers[0] == answers[1])
 
     if min_quality is not None and isinstance(space, Space):
         space = guarded(space, lambda p: quality_of(p, profile.model.name, quality_table), min_quality)

@@ -76,7 +76,7 @@ def facts(found: Json) -> list[tuple[str, str]]:
         "At capacity": seen,
         "Cost": cost
         and f"{money(cost['per_hour'], found)} an hour for {counted(cost['gpus'], 'GPU')}, "
-        f"{money(cost['per_million_requests'], found)} per million requests",
+        f"{money(cost['per_million_tokens'], found)} for a million tokens of answers",
         **{name: about[name] for name in ("Workload", "Front end", "Profile")},
         "Search": f"{found['num_replays']} replays of {found['num_requests']:,} requests, "
         f"{len(found['replications'])} replications, resampled {found['block']:,} requests at a time",
@@ -116,9 +116,9 @@ def _numbers(found: Json) -> tuple[Number, ...]:
         sure = f"{within[:-1]}, {100 * found['confidence']:g} % sure"
     numbers = [Number("capacity", ((None, value),), sure)]
     if found["cost"] is not None:
-        cost = money(found["cost"]["per_million_requests"], found)
+        cost = money(found["cost"]["per_million_tokens"], found)
         hourly = f"{money(found['cost']['per_hour'], found)} an hour"
-        numbers.append(Number("a million requests", ((None, cost),), hourly))
+        numbers.append(Number("a million tokens", ((None, cost),), hourly))
     for name, what in (("ttft", "to the first token"), ("tpot_chunk", "a token after the first emission")):
         if at.get(name) is not None:
             shown, median = f"{number(at[name]['p90'])} ms", f"{what}; median {number(at[name]['p50'])} ms"

@@ -14,25 +14,23 @@ TIMES = ("ttft", "e2el")
 STATS = ("p50", "p90", "p99")
 
 
-def verdict(measured: Json | None) -> str:
+def verdict(measured: Json | None) -> tuple[str, ...]:
     """Prediction against log; empty without times."""
     if not measured:
-        return ""
+        return ()
     policies = _policies(measured)
     if not policies:
-        return f"{_log(measured)}. This traffic is not the log's: its times do not test the prediction."
+        return (f"{_log(measured)}. This traffic is not the log's: its times do not test the prediction.",)
     furthest = ", ".join(f"{policy} {_furthest(measured, policy)}" for policy in policies)
     return (
         f"{_log(measured)}. Largest difference from it for the same requests: {furthest}; the prediction's error where "
-        "the log's server ran that policy."
+        "the log's server ran that policy.",
     )
 
 
-def of_plan(measured: Json | None) -> str:
+def of_plan(measured: Json | None) -> tuple[str, ...]:
     """The log beside a plan; empty without times."""
-    if not measured:
-        return ""
-    return f"{_log(measured)}; the fleet's figures are predictions for other servers."
+    return (f"{_log(measured)}; the fleet's figures are predictions for other servers.",) if measured else ()
 
 
 def sections(measured: Json | None) -> tuple[Section, ...]:

@@ -102,7 +102,7 @@ class Page:
     name: str  # of the browser's tab
     question: str
     answer: str = ""
-    verdict: str = ""  # against measured times
+    details: tuple[str, ...] = ()  # of the answer
     alarms: tuple[str, ...] = ()  # begin in capitals
     cautions: tuple[tuple[str, str], ...] = ()  # (what, why)
     numbers: tuple[Number, ...] = ()

@@ -10,7 +10,7 @@ from .digits import counted, percent
 from .ensemble import of_ensemble, sentences
 from .fleet import cost_of, floor_of, gpus_of, met_share, name_of
 from .page import Block, Code, Figure, Number, Page, Section, Table, Words, table
-from .purchase import HOURS, by_gpu, grown, lasting, over_time
+from .purchase import HOURS, best_of_each, by_gpu, cost, estimated_gpus, grown, lasting, over_time
 from .search import Json, cautions, facts, in_currency, money, quality, quality_number
 from .table import number, time_of
 
@@ -18,7 +18,6 @@ VERDICTS = {"meets": "meets them", "misses": "misses them", "unsure": "too close
 QUESTION = "Which policy, on how many GPUs, at what cost?"
 
 CLIENTS = ("ttft", "e2el")
-LONG = 36  # characters of a bar's label
 
 
 def plan_page(info: Json) -> Page:
@@ -27,7 +26,7 @@ def plan_page(info: Json) -> Page:
         name=f"dsim plan: {info['trace']}",
         question=QUESTION,
         answer=answer(info),
-        verdict=measured.of_plan(info.get("measured")),
+        details=_details(info),
         cautions=cautions(info, best, "policies and fleets"),
         numbers=_numbers(info),
         chart=_costs(info),
@@ -56,39 +55,44 @@ def words(info: Json) -> Page:
 
 
 def answer(info: Json) -> str:
-    """The recommendation, and why the runner-up lost."""
-    best, second = info["recommended"], info["runner_up"]
-    slos = _and(info.get("slos") or info["criteria"])
-    text = f"{info['rate']:.4g} req/s within {slos}: {best['policy']} on {gpus_of(best)}"
+    """For who pays: GPUs, their price, what they attain, the room, and what makes that less sure."""
+    best = info["recommended"]
+    parts = [_gpus(best)]
     if best["per_hour"] is not None:
-        month = best["per_hour"] * HOURS / 12
-        text += f", {money(best['per_hour'], info)} an hour, {money(month, info, 0)} a month"
+        month = money(best["per_hour"] * HOURS / 12, info, 0)
+        parts += [f"{money(best['per_hour'], info)} an hour", f"{month} a month"]
+    parts += [f"{'meets' if best['gpus'] == 1 else 'meet'} the target {_met(info, best)}", _room_sentence(best)]
+    text = ", ".join(parts)
     if not info["deploy"]:
         text += "; no released engine is known to run this policy"
     if best["assumed"] >= 0.01:
-        share = f"{100 * best['assumed']:.0f} % of its busy time"
-        text += (
-            f"; {share} is in steps of more tokens than any whose price was published or measured, at an assumed one"
-        )
-    text += "".join(f"; {said}" for said in best["untested"])
-    text += f". {_met(info, best)}, {_room_sentence(best)}.{_waits(best)}"
-    tail = " These figures are of the fleet without its spare." if best["spare"] else ""
-    tail += _laws(info) + lasting(info) + _routed(info)
-    if info.get("ensemble"):
-        tail += " " + " ".join(line for line in sentences(info["ensemble"]) if "drawn profiles" in line)
-    if second is None:
-        return f"{text}{tail}"
-    return f"{text} Runner-up: {why(info, best, second)}.{tail}"
+        text += f"; {100 * best['assumed']:.0f} % of the busy time is at an assumed price of large steps"
+    return text + "".join(f"; {said}" for said in best["untested"]) + "."
 
 
-def _waits(best: Json) -> str:
-    """Clients' percentiles; empty without any."""
-    parts = [
+def _details(info: Json) -> tuple[str, ...]:
+    """Settings, what clients see, why the runner-up lost, and what else decides."""
+    best, second = info["recommended"], info["runner_up"]
+    slos = _and(info.get("slos") or info["criteria"])
+    lines = [f"{info['rate']:.4g} req/s within {slos}: {best['policy']} on {gpus_of(best)}."]
+    if best["spare"]:
+        lines[0] += " The target is met without the spare."
+    waits = [
         f"{metric} {number(times['p50'])}, {number(times['p95'])} and {number(times['p99'])} ms"
         for metric in CLIENTS
         if (times := best["latency_ms"].get(metric))
     ]
-    return f" Clients wait for {', '.join(parts)} (p50, p95, p99)." if parts else ""
+    lines += [f"Clients wait for {', '.join(waits)} (p50, p95, p99)."] if waits else []
+    lines += measured.of_plan(info.get("measured"))
+    lines += [] if second is None else [f"Runner-up: {why(info, best, second)}."]
+    lines += [_laws(info), lasting(info), _routed(info)]
+    if info.get("ensemble"):
+        lines += [line for line in sentences(info["ensemble"]) if "drawn profiles" in line]
+    return tuple(filter(None, lines))
+
+
+def _gpus(fleet: Json) -> str:
+    return f"{fleet['gpus']:,} × {fleet['device']}"
 
 
 def _laws(info: Json) -> str:
@@ -101,7 +105,7 @@ def _laws(info: Json) -> str:
         for law in info["laws"]
     )
     return (
-        f" The denoising steps of a canvas decide: {needs}. Your server's counters "
+        f"The denoising steps of a canvas decide: {needs}. Your server's counters "
         "vllm:diffusion_num_denoising_steps and ..._committed_tokens tell which is yours (--yield PAGE)."
     )
 
@@ -113,7 +117,7 @@ def _routed(info: Json) -> str:
         return ""
     price = f", {money(routed['per_hour'], info)} an hour," if info["priced"] else ""
     return (
-        f" Requests go to a replica at random, as without a router; behind {routed['name']} "
+        f"Requests go to a replica at random, as without a router; behind {routed['name']} "
         f"{counted(routed['gpus'], 'GPU')}{price} would do (--router {routed['name']})."
     )
 
@@ -134,14 +138,15 @@ def _met(info: Json, fleet: Json) -> str:
     parts = []
     for text, value in fleet["values"].items():
         bound = info["bounds"][text]
+        asked = f"{100 * bound:g} % asked"
         if text not in info["share_criteria"]:
             shown = time_of(1e3 * value["value"], bound)
-            parts.append(f"{text.partition('=')[0]} is {shown} ms ({number(1e3 * bound)} ms asked)")
+            parts.append(f"with {text.partition('=')[0]} at {shown} ms ({number(1e3 * bound)} ms asked)")
         elif value["value"] == 1 and value["low"] is not None:
-            sure = f"at least {floor_of(value['low'])} %"
-            parts.append(f"All {fleet['judged']:,} requests judged meet the SLOs ({sure}; {100 * bound:g} % asked)")
+            sure = f"surely at least {floor_of(value['low'])} %"
+            parts.append(f"for all {fleet['judged']:,} requests judged ({sure}; {asked})")
         else:
-            parts.append(f"{percent(value['value'], bound)} % of requests meet the SLOs ({100 * bound:g} % asked)")
+            parts.append(f"for {percent(value['value'], bound)} % of requests ({asked})")
     return " and ".join(parts)
 
 
@@ -172,14 +177,16 @@ def _room_sentence(fleet: Json) -> str:
 
 def _numbers(info: Json) -> tuple[Number, ...]:
     best = info["recommended"]
-    numbers = [Number("GPUs", ((None, f"{best['gpus']:,} × {best['device']}"),), best["policy"])]
+    of_each = f"{counted(best['replicas'], 'replica')} of {counted(best['gpus_per_replica'], 'GPU')}"
+    numbers = [Number("GPUs", ((None, _gpus(best)),), of_each + (f", {best['spare']} spare" if best["spare"] else ""))]
     if best["per_hour"] is not None:
-        cost = f"{money(best['per_million_requests'], info)} per million requests"
-        numbers.append(Number("an hour", ((None, money(best["per_hour"], info)),), cost))
+        year = f"{money(best['per_hour'] * HOURS, info, 0)} a year"
+        each = f"{money(best['per_million_tokens'], info)} for a million tokens of answers"
+        numbers.append(Number("an hour", ((None, money(best["per_hour"], info)),), f"{year}; {each}"))
     first = next(iter(best["values"]), None)
     if first is not None:
-        numbers.append(Number("at the rate asked for", ((None, met_share(info, best)),), first))
-    numbers.append(Number("headroom", ((None, _room(best)),), "more traffic until an SLO breaks, 95 %"))
+        numbers.append(Number("within the target", ((None, met_share(info, best)),), f"{first}; 95 % sure"))
+    numbers.append(Number("room for more traffic", ((None, _room(best)),), "until the target is missed; 95 % sure"))
     return (*numbers, quality_number(best))[:4]
 
 
@@ -359,24 +366,24 @@ def _changed(given: str, best: str) -> str:
 
 
 def _costs(info: Json) -> Figure:
-    fleets = list(info["ranking"])
-    chart = Chart(in_currency(info), "", height=max(150, 70 + 34 * len(fleets)))
+    """A bar for each GPU, or for each policy if there is one GPU."""
+    each, costs = best_of_each(info), {}
+    fleets = [f for f in each if cost(info, f) < math.inf] if len(each) > 1 else list(info["ranking"])
+    for fleet in fleets:
+        sure, gpus = estimated_gpus(info, fleet)
+        label = f"{sure}{gpus:,} × {fleet['device']}"
+        costs[label if len(each) > 1 else f"{fleet['policy'].replace(',', ',<br>')}<br>{label}"] = cost(info, fleet)
+    names, paid = list(costs), list(costs.values())
+    chart = Chart(height=60 + 20 * sum(2 + name.count("<br>") for name in names))
     chart.add(
-        "bar", x=[cost_of(info, f) for f in fleets], y=[_label(f) for f in fleets],
-        orientation="h", showlegend=False, hovertemplate="%{y}, %{x:,.2f}<extra></extra>",
-        marker={"color": [COLOURS[0], *[COLOURS[-1]] * (len(fleets) - 1)]},
+        "bar", x=paid, y=names, orientation="h", showlegend=False, cliponaxis=False, hoverinfo="skip",
+        text=[f"{one:,.2f}" if info["priced"] else f"{one:,.4g}" for one in paid], textposition="outside",
+        marker={"color": [COLOURS[0], *[COLOURS[-1]] * (len(names) - 1)]},
     )  # fmt: skip
-    chart.y |= {"autorange": "reversed", "ticks": "", "ticklabelstandoff": 6}
-    chart.x |= {"showgrid": True, "rangemode": "tozero"}
-    caption = f"Each policy's smallest fleet that meets the SLOs at {info['rate']:.4g} req/s. Blue: the recommendation."
-    return Figure("costs", "What it costs", caption, chart)
-
-
-def _label(fleet: Json) -> str:
-    """Long ones take two lines, for a phone."""
-    name, on, where = name_of(fleet).partition(" on ")
-    line = f"{name}{on}{where}: {counted(fleet['gpus'], 'GPU')}"
-    return line if len(line) <= LONG or not on else f"{name}<br>on {where}: {counted(fleet['gpus'], 'GPU')}"
+    chart.y |= {"autorange": "reversed", "ticks": "", "ticklabelstandoff": 6, "showgrid": False}
+    chart.x |= {"visible": False, "range": [0, 1.3 * max(paid)]}
+    caption = f"{in_currency(info)}, of the smallest fleet that meets the target at {info['rate']:.4g} req/s"
+    return Figure("costs", "What it costs", f"{caption}. Blue: the recommendation.", chart)
 
 
 def _notes(info: Json) -> list[str]:

@@ -11,19 +11,25 @@ HOURS = 24 * 365.25  # in a year
 UNITS = (("days", 365.25, 0.05), ("weeks", 365.25 / 7, 0.25), ("months", 12.0, 3.0), ("years", 1.0, math.inf))
 
 
-def by_gpu(info: Json) -> tuple[Section, ...]:
-    """Each GPU's cheapest fleet, the recommendation first; none for a single GPU."""
+def best_of_each(info: Json) -> list[Json]:
+    """Each GPU's cheapest fleet, those of the ranking first."""
     best: dict[str, Json] = {}
     for fleet in (*info["ranking"], *info["left_out"]):
         known = best.setdefault(fleet["device"], fleet)
-        if _cost(info, fleet) < _cost(info, known) and known not in info["ranking"]:
+        if cost(info, fleet) < cost(info, known) and known not in info["ranking"]:
             best[fleet["device"]] = fleet
+    return sorted(best.values(), key=lambda fleet: (fleet not in info["ranking"], cost(info, fleet)))
+
+
+def by_gpu(info: Json) -> tuple[Section, ...]:
+    """`best_of_each` as a table; none for a single GPU."""
+    best = best_of_each(info)
     if len(best) < 2:
         return ()
     rows = []
-    for fleet in sorted(best.values(), key=lambda fleet: (fleet not in info["ranking"], _cost(info, fleet))):
-        count, cost = _estimate(info, fleet)
-        hourly = [cost] if info["priced"] else []
+    for fleet in best:
+        count, hour = _estimate(info, fleet)
+        hourly = [hour] if info["priced"] else []
         rows.append([fleet["device"], fleet["policy"], count, *hourly, met_share(info, fleet), _why(info, fleet)])
     caption = (
         "The cheapest fleet of each GPU that meets the SLOs. 'about': estimated by a short replay. 'at least': the "
@@ -35,27 +41,27 @@ def by_gpu(info: Json) -> tuple[Section, ...]:
     return (Section("The best of each GPU", (shown,), spoken=True),)
 
 
-def _gpus(info: Json, fleet: Json) -> tuple[str, float]:
+def estimated_gpus(info: Json, fleet: Json) -> tuple[str, float]:
     """Certainty prefix and GPUs; infinity if unknown."""
     known = (("", fleet["replicas"]), ("about ", fleet["about"]), ("at least ", fleet["least"]))
     sure, replicas = next((item for item in known if item[1] is not None), ("", math.inf))
     return sure, (replicas + info["recommended"]["spare"]) * fleet["gpus_per_replica"]
 
 
-def _cost(info: Json, fleet: Json) -> float:
+def cost(info: Json, fleet: Json) -> float:
     """An estimate outside the ranking."""
     if fleet in info["ranking"]:
         return cost_of(info, fleet)
-    _, gpus = _gpus(info, fleet)
+    _, gpus = estimated_gpus(info, fleet)
     return float(gpus * fleet["price"] if info["priced"] else gpus)
 
 
 def _estimate(info: Json, fleet: Json) -> tuple[str, str]:
     """GPUs and cost an hour, with certainty; dashes if unknown."""
-    sure, gpus = _gpus(info, fleet)
+    sure, gpus = estimated_gpus(info, fleet)
     if gpus == math.inf:
         return "–", "–"
-    return f"{sure}{gpus:,}", f"{sure}{money(_cost(info, fleet), info)}" if info["priced"] else ""
+    return f"{sure}{gpus:,}", f"{sure}{money(cost(info, fleet), info)}" if info["priced"] else ""
 
 
 def _why(info: Json, fleet: Json) -> str:
@@ -79,10 +85,10 @@ def lasting(info: Json) -> str:
     best = info["recommended"]
     low, high = max(growth["low"], 0.0), growth["high"]
     when = f"it runs out after {_between(low, high)}" if high > 0 else "there is no room to grow"
-    text = f" If traffic grows by {100 * growth['share']:g} % a {growth['per']}, {when}"
+    text = f"If traffic grows by {100 * growth['share']:g} % a {growth['per']}, {when}"
     if info["priced"]:
-        cost = money(best["mean_cost"] * HOURS * growth["horizon"], info)
-        text += f"; over {_years(growth['horizon'])} it costs {cost}"
+        paid = money(best["mean_cost"] * HOURS * growth["horizon"], info)
+        text += f"; over {_years(growth['horizon'])} it costs {paid}"
     return f"{text}."
 
 
@@ -135,8 +141,8 @@ def grown(info: Json) -> tuple[Words, ...]:
 def _fleet(info: Json, best: Json, replicas: int) -> str:
     """`replicas` and the spare: size, cost."""
     gpus = (replicas + best["spare"]) * best["gpus_per_replica"]
-    cost = f", {money(gpus * best['price'], info)} an hour" if info["priced"] else ""
-    return f"{counted(gpus, 'GPU')}{cost}"
+    hourly = f", {money(gpus * best['price'], info)} an hour" if info["priced"] else ""
+    return f"{counted(gpus, 'GPU')}{hourly}"
 
 
 def _between(low: float, high: float) -> str:

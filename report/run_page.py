@@ -59,7 +59,7 @@ def run_page(run: Run) -> Page:
         name=text.name,
         question=text.question,
         answer=text.answer,
-        verdict=text.verdict,
+        details=text.details,
         alarms=text.alarms,
         cautions=(estimate(" and ".join(_estimates(info)) or "unnamed"),) if estimated(info) else (),
         numbers=_numbers(info["policies"]),

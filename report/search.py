@@ -12,7 +12,7 @@ Json = Mapping[str, Any]  # of --json
 def cautions(info: Json, best: Json, ranked: str) -> tuple[tuple[str, str], ...]:
     """An estimated profile, an unknown quality."""
     found = [estimate(info["profile"], ranked)] if info.get("estimated") else []
-    if best["quality"]["relative"] is None:
+    if best["quality"]["relative"] is None and not best["quality"].get("same"):
         why = f"There is no published score for the answers of {best['policy']}: {' '.join(best['quality']['notes'])}."
         found.append(("Quality unknown.", why))
     return tuple(found)
@@ -30,6 +30,8 @@ def facts(info: Json) -> dict[str, str | None]:
 def quality(fleet: Json) -> str:
     """In percent of the full cache's."""
     relative = fleet["quality"]["relative"]
+    if relative is None and fleet["quality"].get("same"):
+        return "the default's"
     return "unknown" if relative is None else f"{100 * relative:.1f} %"
 
 

@@ -68,7 +68,7 @@ class Showable(ABC):
 
     def _repr_html_(self) -> str:
         page = self.page()
-        lines = [*page.alarms, page.answer, page.verdict, *(f"{name}: {value}" for name, value in page.facts)]
+        lines = [*page.alarms, page.answer, *page.details, *(f"{name}: {value}" for name, value in page.facts)]
         parts = [f"<p>{escape(line)}</p>" for line in lines if line]
         for block in (block for section in page.sections for block in section.blocks):
             if isinstance(block, Words):

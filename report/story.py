@@ -24,7 +24,7 @@ def words(policies: Sequence[Json], info: Manifest) -> Page:
         name=f"dsim: {info.get('trace', {}).get('name', 'a run')}",
         question=info.get("question", QUESTION),
         answer=answer(policies),
-        verdict=measured.verdict(info.get("measured")),
+        details=measured.verdict(info.get("measured")),
         alarms=tuple(warnings(policies, info)),
         facts=tuple(setting(info)),
         sections=(

@@ -20,8 +20,8 @@ def render(page: Page, console: Console) -> None:
         console.print(Text(line, style="bold red"))
     if page.answer:
         console.print(Text(page.answer, style="bold"))
-    if page.verdict:
-        console.print(Text(page.verdict))
+    for line in page.details:
+        console.print(Text(line))
     for name, value in page.facts:
         console.print(Text(f"{name}: ", style="dim") + Text(value, style="yellow" if UNTRUE in value else ""))
     for section in page.sections:

@@ -149,7 +149,15 @@ class Scenario:
 
     def longest(self) -> Trace:
         """The requests that decide whether a setting fits the memory."""
-        return longest(self.source() if self.lengths is None else self.requests())
+        return longest(self._asked)
+
+    @property
+    def _asked(self) -> Trace:
+        return self.source() if self.lengths is None else self.requests()
+
+    def per_million_tokens(self, hourly: float, rate: float) -> float:
+        """Price of as many tokens of answers, of a fleet that costs `hourly`, at `rate` req/s."""
+        return hourly / (3600 * rate * float(self._asked.output_length.mean())) * 1e6
 
     def check_fits(self) -> None:
         """ProfileError if a pool's largest forward exceeds the memory."""

@@ -147,7 +147,7 @@ def test_the_fewest_replicas_are_enough_and_one_less_is_not(md1: Scenario) -> No
     assert found.cost is not None
     assert found.cost.gpus == found.replicas
     assert found.cost.per_hour == 3.0 * found.replicas
-    assert found.cost.per_million_requests == pytest.approx(3.0 * found.replicas / (2.5 * 3600) * 1e6)
+    assert found.cost.per_million_tokens == pytest.approx(3.0 * found.replicas / (2.5 * 3600) * 1e6)
     assert fewest_replicas(md1, 0.1, jobs=1, curve=False).replicas == 1
 
 

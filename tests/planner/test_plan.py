@@ -57,7 +57,7 @@ def test_the_cheapest_fleet_that_meets_the_slos_is_recommended(found: Planned) -
     best, second = found.ranking
     assert (best.policy, best.replicas, best.per_hour) == (FOUR, 1, 2.0)
     assert (second.policy, second.replicas, second.per_hour) == (ONE, 4, 8.0)
-    assert best.per_million_requests == pytest.approx(2.0 / (3600 * 3.2) * 1e6)
+    assert best.per_million_tokens == pytest.approx(2.0 / (3600 * 3.2) * 1e6)  # one token a request
     assert second.limited_by == "compute"
     assert second.breaks_first in ("mean:e2el=3s", "stability")
     value = best.values["mean:e2el=3s"]
@@ -72,7 +72,7 @@ def test_a_plan_draws_replicas_at_random_and_says_what_a_router_would_save(found
     assert 4 <= routed.replicas < (drawn.recommended.replicas or 0)  # four servers of 0.8 requests a second each
     assert routed.per_hour == 2.0 * routed.replicas
     assert found.routed is None  # its router is named
-    assert "behind jsq" in drawn.page().answer
+    assert "behind jsq" in " ".join(drawn.page().details)
 
 
 def test_growth_decides_which_gpu_is_bought() -> None:
@@ -102,7 +102,9 @@ def test_a_plan_of_canvases_says_what_each_counted_law_needs_and_recommends_the_
     examined, chat = found.laws
     assert (examined.replicas, round(examined.forwards or 0, 1)) == (found.recommended.replicas, 27.0)
     assert (chat.replicas < examined.replicas, round(chat.forwards or 0, 1)) == (True, 14.6)
-    assert "with 14.6 ('chat': vLLM's counters on an L40S, chat with thinking, 253 canvases)" in found.page().answer
+    said = "with 14.6 ('chat': vLLM's counters on an L40S, chat with thinking, 253 canvases)"
+    assert any(said in line for line in found.page().details)
+    assert found.recommended.per_million_tokens == pytest.approx(2.0 * examined.gpus / (3600 * 16 * 200) * 1e6)
     assert planned(dataclasses.replace(scenario, workload="chat"), **how).laws == ()
 
 

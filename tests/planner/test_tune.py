@@ -81,6 +81,8 @@ def test_a_space_that_is_used_up_ends_the_search_and_an_unknown_quality_is_said(
     assert best.notes == (
         "the quality of the recommended policy is unknown: no score is published for chunk on SDAR-8B",
     )
+    rows = space_of({"policy": "chunk", "max_batch": [16, 64]}, "x", CHECK)
+    assert found_by(lambda c, _: ReplayOutcome((1.0 + ("=64" in str(c)),)), space=rows).notes == ()  # answers stay
 
 
 def test_of_equals_the_nearest_to_the_default_wins_and_they_are_counted() -> None:

@@ -66,6 +66,7 @@ def two_seconds_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "time", clock)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_seconds_a_shape")
 def test_steps_of_many_shapes_are_measured_and_one_of_them_in_every_round(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch

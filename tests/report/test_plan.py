@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dsim.report.plan import _label, answer, plan_page, why
+from dsim.report.plan import answer, plan_page, why
 from dsim.report.text import render
 
 MET = "99% meet ttft=2s and norm_latency=50ms"
@@ -19,7 +19,7 @@ RISK: dict[str, Any] = {
 def fleet(policy: str, replicas: int, share: float, **more: Any) -> dict[str, Any]:
     return {
         "policy": policy, "place": "", "profile": "p", "device": "A100-80GB", "gpus_per_replica": 1,
-        "replicas": replicas, "gpus": replicas, "per_hour": 2.0 * replicas, "per_million_requests": 50.0,
+        "replicas": replicas, "gpus": replicas, "per_hour": 2.0 * replicas, "per_million_tokens": 50.0,
         "values": {MET: {"value": share, "low": share - 0.001, "high": share + 0.001}},
         "attained": {"ttft=2s": 0.999, "norm_latency=50ms": 0.993}, "judged": 2550,
         "headroom": {"value": 0.163, "low": 0.118, "high": 0.214}, "breaks_first": MET,
@@ -51,11 +51,12 @@ def text(data: dict[str, Any]) -> list[str]:
 
 
 def test_the_answer_is_a_fleet_its_price_what_it_attains_and_who_came_second() -> None:
-    assert answer(info()) == (
-        "12 req/s within ttft=2s and 50ms/token: optimus on 4 A100-80GB, 8.00 USD an hour, 5,844 USD a month; no "
-        "released engine is known to run this policy. 99.4 % of requests meet the SLOs (99 % asked), with room for 11 "
-        "to 22 % more traffic. Runner-up: lmdeploy-bd32 needs 6 A100-80GB, 12.00 USD an hour."
-    )
+    assert text(info())[:3] == [
+        "4 × A100-80GB, 8.00 USD an hour, 5,844 USD a month, meet the target for 99.4 % of requests (99 % asked), with "
+        "room for 11 to 22 % more traffic; no released engine is known to run this policy.",
+        "12 req/s within ttft=2s and 50ms/token: optimus on 4 A100-80GB.",
+        "Runner-up: lmdeploy-bd32 needs 6 A100-80GB, 12.00 USD an hour.",
+    ]
 
 
 def test_a_runner_up_of_the_same_price_lost_by_its_slos_or_is_a_tie() -> None:
@@ -70,9 +71,9 @@ def test_a_runner_up_of_the_same_price_lost_by_its_slos_or_is_a_tie() -> None:
 
 
 def test_without_a_second_fleet_or_a_price_the_answer_says_no_more_than_is_known() -> None:
-    alone = answer(info(fleet("optimus", 4, 0.994, per_hour=None), priced=False, left_out=[fleet("x", 0, 0.0)]))
-    assert alone.endswith("with room for 11 to 22 % more traffic.")
-    assert "USD" not in alone
+    alone = text(info(fleet("optimus", 4, 0.994, per_hour=None), priced=False, left_out=[fleet("x", 0, 0.0)]))
+    assert alone[1].endswith("optimus on 4 A100-80GB.")
+    assert not any("USD" in line or "Runner-up" in line for line in alone[:3])
 
 
 def test_a_statistic_is_said_in_its_own_unit() -> None:
@@ -80,7 +81,7 @@ def test_a_statistic_is_said_in_its_own_unit() -> None:
     value = {"value": 0.0441, "low": 0.043, "high": 0.045}
     only = fleet("optimus", 2, 0.0, values={slo: value}, breaks_first=slo)
     said = answer(info(only, criteria=[slo], bounds={slo: 0.05}, share_criteria=[], slos=[slo]))
-    assert "p90:tpot_chunk is 44.1 ms (50.0 ms asked)" in said
+    assert "meet the target with p90:tpot_chunk at 44.1 ms (50.0 ms asked)" in said
 
 
 def test_every_column_of_the_ranking_has_something_and_a_place_where_there_are_several() -> None:
@@ -193,11 +194,11 @@ def test_replications_that_agree_show_no_interval_of_no_width() -> None:
 
 def test_a_spare_is_in_the_fleet_and_its_cost_and_the_slos_are_met_without_it() -> None:
     best = fleet("optimus", 4, 0.994, spare=1, gpus=5, per_hour=10.0)
-    said = answer(info(best))
-    assert "optimus on 5 A100-80GB (4 replicas and 1 spare), 10.00 USD an hour" in said
-    assert said.endswith("These figures are of the fleet without its spare.")
+    said = text(info(best))
+    assert said[0].startswith("5 × A100-80GB, 10.00 USD an hour")
+    assert said[1].endswith("on 5 A100-80GB (4 replicas and 1 spare). The target is met without the spare.")
     pairs = fleet("vllm", 1, 0.994, spare=2, gpus=6, gpus_per_replica=2)
-    assert "6 A100-80GB (1 replica of 2 and 2 spare)" in answer(info(pairs))
+    assert "6 A100-80GB (1 replica of 2 and 2 spare)" in text(info(pairs))[1]
     assert any("6 GPUs, 10.00 USD an hour" in line for line in text(info(best)))
     lost = fleet("optimus", 0, 0.0, device="B200", price=6.0, about=1, dropped="by the pilot")
     lost |= {"replicas": None, "gpus": None, "per_hour": None, "values": {}}
@@ -223,8 +224,8 @@ def test_growth_says_how_long_the_fleet_lasts_and_what_the_horizon_costs(low: fl
     ]
     data = info(fleet("optimus", 4, 0.994, due=due, mean_cost=8.75), growth=growth)
     cost = "; over 1 year it costs 76,702.50 USD."  # 8.75 an hour, 24 x 365.25 hours
-    assert answer(data).endswith(f" If traffic grows by 30 % a year, {says[:-1]}{cost}")
     rows = [" ".join(line.split()) for line in text(data)]
+    assert f"If traffic grows by 30 % a year, {says[:-1]}{cost}" in rows
     assert "optimus 4 8.00 USD 4 8.00 USD 4 8.00 USD 5 10.00 USD 5 10.00 USD 76,702.50 USD 0.57 USD" in rows
 
 
@@ -242,7 +243,7 @@ def test_clients_percentiles_stand_beside_today_s_and_the_log_s() -> None:
 
     best = fleet("vllm-diffusion", 4, 0.994, latency_ms=times(100.0))
     data = info(best, today=fleet("vllm-diffusion:4", 5, 0.981, latency_ms=times(200.0)))
-    assert "Clients wait for ttft 100, 200 and 300 ms, e2el 100, 200 and 300 ms (p50, p95, p99)." in answer(data)
+    assert "Clients wait for ttft 100, 200 and 300 ms, e2el 100, 200 and 300 ms (p50, p95, p99)." in text(data)
     rows = [" ".join(line.split()) for line in text(data)]
     assert "ttft p95 200 ms 400 ms" in rows
     assert "meet the SLOs 99.4 % (99.3 to 99.5) 98.1 % (98.0 to 98.2)" in rows
@@ -253,14 +254,20 @@ def test_clients_percentiles_stand_beside_today_s_and_the_log_s() -> None:
 
 def test_the_answer_says_where_it_rests_on_an_assumed_price_or_leaves_what_was_tested() -> None:
     said = answer(info(fleet("vllm-diffusion:12", 4, 0.994, assumed=0.93, untested=["max_num_seqs=12 is beyond 8"])))
-    first = said.split(". ")[0]
-    assert "; 93 % of its busy time is in steps of more tokens than any whose price was published" in first
-    assert first.endswith("; max_num_seqs=12 is beyond 8")
+    assert "; 93 % of the busy time is at an assumed price of large steps; max_num_seqs=12 is beyond 8." in said
     assert "busy time" not in answer(info())
 
 
-def test_a_long_name_beside_a_bar_takes_two_lines() -> None:
-    short, wide = (fleet("optimus", 2, 0.99, place=place) for place in ("A100-80GB", "h200x2-diffusiongemma-vllm"))
-    assert [_label(one) for one in (short, wide)] == [
-        "optimus on A100-80GB: 2 GPUs", "optimus<br>on h200x2-diffusiongemma-vllm: 2 GPUs",
-    ]  # fmt: skip
+def test_the_chart_has_a_bar_for_each_gpu_and_of_one_gpu_for_each_policy() -> None:
+    def bars(data: dict[str, Any]) -> dict[str, str]:
+        [bar] = plan_page(data).figures[0].chart.data
+        return dict(zip(bar["y"], bar["text"], strict=True))
+
+    two = {"optimus<br>4 × A100-80GB": "8.00", "lmdeploy-bd32<br>6 × A100-80GB": "12.00"}
+    assert bars(info()) == two
+    lost: dict[str, Any] = {"replicas": None, "gpus": None, "per_hour": None, "values": {}}
+    left = [
+        fleet("chunk", 0, 0.0, device="B200", price=6.0, about=5, dropped="by the pilot") | lost,
+        fleet("optimus", 0, 0.0, device="L4", dropped="misses even on 64 replicas") | lost,
+    ]
+    assert bars(info(left_out=left)) == {"4 × A100-80GB": "8.00", "about 5 × B200": "30.00"}
