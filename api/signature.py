@@ -1,12 +1,14 @@
 """Signatures of `import dsim` functions: options are keywords; an unknown one suggests the nearest."""
 
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
 from typing import ParamSpec, TypedDict, TypeVar, get_type_hints
 
+from ..engine.errors import DsimError
 from ..files.read import did_you_mean
 from ..results.scenario import Scenario
 
@@ -69,7 +71,16 @@ def real_signature(function: Callable[P, R], name: str = "") -> Callable[P, R]:
         for option in options:
             if option not in known and not option.startswith("_"):
                 raise TypeError(f"dsim.{called_so}() has no argument {option!r}{did_you_mean(option, known)}")
-        return function(*args, **options)
+        try:
+            return function(*args, **options)
+        except DsimError as error:
+            if "_command" not in options and "dsim " not in str(error):  # from Python, and quotes no command
+                error.args = (re.sub(r"--([a-z][a-z-]*)", in_python, str(error)),)
+            raise
+
+    def in_python(option: re.Match[str]) -> str:
+        name = option[1].replace("-", "_")
+        return f"{name}s" if f"{name}s" in known else name
 
     called.__name__ = called.__qualname__ = called_so
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

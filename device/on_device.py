@@ -100,7 +100,7 @@ def serving_on(
     setting, limits = setting_on(loaded, scenario, profile)
     drawing = setting if commits == "twin" else None
     serving = Serving(
-        loaded.model, scenario.parsed_policy(), limits, prompts,
+        loaded.model, scenario.parsed_policy() if setting is None else setting.policy, limits, prompts,
         None if drawing is None else drawing.draws(scenario.seed, requests),
         None if profile is None else profile.latency, graphs=loaded.kept, sampling=sampling,
         eos=loaded.model.config.eos if scenario.ends_at_eos else (), seed=scenario.seed,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -115,9 +115,9 @@ class Scheduler(Part):
         # LMDeploy's limit: one prefill's block rows (block-diffusion.md 1.1).
         return min(usual, max(1, self.max_prefill_tokens // block_length))
 
-    def defaults_on(self, device: OnDevice) -> Mapping[str, Any]:
-        """The release's defaults that depend on the card and are not this part's."""
-        return {}
+    def on(self, device: OnDevice) -> Self:
+        """Itself, with the release's defaults for a card where none is set."""
+        return self
 
     def logit_rows(self, policy: "Policy", max_batch: int) -> int | None:
         """Most logit rows of a step; None: every row of a prefill."""

@@ -4,7 +4,7 @@ import json
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -293,7 +293,9 @@ def deployment_of(
                 flags.differs.append(("prefix caching", "stays on, as in the release; the plan counted no hits"))
             continue
         flags.add(name, flag, profile.device.count if name == "gpus" else chosen.get(name))
-    flags.words += [word for option, held in flags.objects.items() for word in (option, json.dumps(held))]
+    for option, held in flags.objects.items():
+        flags.words += [option, json.dumps(held)]
+        flags.differs.append((f"{option} {json.dumps(held)}", "as replayed; not the release's"))
     usual = settings_of(preset.policy)
     flags.unsaid += [f"{n}={_yaml(v)}" for n, v in chosen.items() if n not in preset.flags and v != usual[n]]
     weights = weights_of(profile)
@@ -318,7 +320,7 @@ def deployment_of(
     if preset.policy.family == "canvas" and not profile.device.compute_capability.startswith("9."):
         flags.say(engine.attention, "the engine's recipe, for heads of 512 on this GPU")
     if flags.config:
-        flags.words += [engine.config, CONFIG]
+        flags.say(f"{engine.config} {CONFIG}", "the algorithm's settings, as replayed")
     if "drafter" in preset.flags and chosen["drafter"] != "ngram":
         flags.unsaid.append("the draft model: `model` of --speculative-config")
     if router not in ("", UNROUTED) and replicas > 1:
@@ -339,8 +341,8 @@ class _Flags:
         self.objects: dict[str, dict[str, Any]] = {}  # by flag, in JSON
         self.unsaid: list[str] = []
         self.differs: list[tuple[str, str]] = []  # flag, why
-        by_card = preset.policy.batching.defaults_on(device)
-        self._defaults = {**settings_of(preset.policy), "gpus": 1, **by_card, **engine.defaults}
+        on_card = replace(preset.policy, batching=preset.policy.batching.on(device))
+        self._defaults = {**settings_of(on_card), "gpus": 1, **engine.defaults}
         self._defaults_known = engine.defaults_known
 
     def say(self, flag: str, why: str) -> None:

@@ -184,16 +184,15 @@ def beyond_tested(spec: str, allow_code: AllowedCode = NO_CODE) -> tuple[str, ..
 def default_space(
     profile: Profile, workload: str | None, also: Sequence[str] = (), allow_code: AllowedCode = NO_CODE
 ) -> Space:
-    """Settings worth trying on any traffic that the profile can run, of shipped presets and those in `also`.
+    """Settings worth trying on any traffic that the profile can run, of presets of released engines and of `also`.
 
-    An engine's preset is included if the step times are that engine's, or no engine's.
+    An engine's preset is included if the step times are that engine's, or no engine's. Without one: all presets.
     """
     moved = fitted_at(profile, workload)
-    spaces = {
-        preset: space
-        for preset, p in PRESETS.items()
-        if (space := _own_space(p, moved)) is not None and not times_another(profile, p)
-    }
+    ours = [name for name, p in PRESETS.items() if p.policy.family == profile.family and not times_another(profile, p)]
+    if any(PRESETS[name].engine for name in ours):
+        ours = [name for name in ours if PRESETS[name].engine or name in also]
+    spaces = {name: space for name in ours if (space := _own_space(PRESETS[name], moved)) is not None}
     # The latest full-sequence system first. A stored search's inputs contain the order.
     full = [preset for preset in spaces if PRESETS[preset].policy.family == "full-sequence"]
     table = {p: spaces[p] for p in (*(p for p in spaces if p not in full), *reversed(full))}

@@ -181,7 +181,7 @@ def _check(scenario: Scenario, objectives: Sequence[str], trials: int, gpu_hour:
     if not objectives or len(set(objectives)) < len(objectives):
         raise DsimError(f"objectives are {', '.join(objectives) or 'none'}, expected one or several different ones")
     if not scenario.slos and {"goodput", "cost"} & set(objectives):
-        raise DsimError("goodput and cost count requests that meet an SLO, expected an --slo such as ttft=2s")
+        raise DsimError("goodput and cost count requests that meet an SLO, expected one (--slo ttft=2s)")
     if "cost" in objectives and not (gpu_hour is not None and 0 < gpu_hour < math.inf):
         raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price above 0 where cost is an objective")
     for name, value in (("trials", trials), ("jobs", jobs)):

@@ -75,6 +75,9 @@ class Chart:
         shade = {"fillcolor": COLOURS[2], "opacity": 0.15, "line": {"width": 0}}
         self._shape(type="rect", x0=low, x1=high, y0=0, y1=1, yref="paper", **shade)
 
+    def __repr__(self) -> str:
+        return f"Chart({', '.join(str(trace.get('name') or trace['type']) for trace in self.data)})"
+
     def to_json(self) -> Json:
         return {"data": self.data, "layout": {**self.layout, "xaxis": self.x, "yaxis": self.y}}
 

@@ -7,6 +7,7 @@ from ..profiler.canvas_law import mean_forwards
 from ..profiler.hardware import Gpu
 from ..profiler.models import ModelShape
 from ..profiler.profile import Profile, gb
+from .digits import counted
 from .table import number
 
 MAX_PREFILL_TOKENS = 4096  # LMDeploy's default
@@ -19,12 +20,15 @@ def derived_facts(profile: Profile, gpu: Gpu, model: ModelShape, tp: int) -> dic
     latency, memory = profile.latency, profile.memory
     rows = memory.usual_rows(profile.default_max_batch)
     pages, prefill = memory.fit(rooflines.PAGE, rows, MAX_PREFILL_TOKENS)
+    least = profile.canvas_laws[0].canvas_length if profile.canvas_laws else 1  # a canvas is computed whole
+    computed = latency.pieces(least) + least * (latency.head + latency.sample)
     return {
         "name": profile.name,
         "origin": profile.origin,
         "knee_tokens": round(rooflines.knee(gpu, model, tp)),
-        "floor_s": max(latency.launch, latency.pieces(1)) + latency.host_step,
-        "floor_is_launch": latency.launch > latency.pieces(1),
+        "floor_s": max(latency.launch, computed) + latency.host_step,
+        "floor_tokens": least,
+        "floor_is_launch": latency.launch > computed,
         "slope_s_per_token": latency.slope,
         "weight_bytes": memory.weight_bytes,
         "capacity_bytes": memory.capacity_bytes,
@@ -45,7 +49,7 @@ def derived_lines(profile: Profile, facts: dict[str, object]) -> list[str]:
     names = ", ".join(workloads) if isinstance(workloads, list) and workloads else _no_commits(profile)
     return [
         f"knee      {f['knee_tokens']} tokens a step: reading the weights takes as long as multiplying with them",
-        f"floor     {f['floor_s'] * 1e3:.2g} ms a step, set by {bound}",
+        f"floor     {f['floor_s'] * 1e3:.2g} ms a step of {counted(int(f['floor_tokens']), 'token')}, set by {bound}",
         f"slope     {f['slope_s_per_token'] * 1e6:.2g} us a token beyond the knee, before attention and LM head",
         f"memory    weights take {gb(f['weight_bytes'])} of {gb(f['capacity_bytes'])}",
         f"KV pages  {f['num_pages']} of {f['page']} tokens{shared}, at a batch of {f['max_batch']} and prefills of "

@@ -48,6 +48,11 @@ class Setting:
     profile: Profile
     workload: str | None = None  # of commit models or laws; None: the first
 
+    def __post_init__(self) -> None:
+        batching = self.policy.batching.on(self.profile.device)
+        if batching is not self.policy.batching:
+            object.__setattr__(self, "policy", replace(self.policy, batching=batching))
+
     def check(self) -> Self:
         """Self; ProfileError if the profile lacks what decides commits."""
         _ = self.commits

@@ -6,7 +6,7 @@ forward (production-dllm-serving.md 2.3; vllm/v1/core/sched/scheduler.py of 0.32
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, Self
 
 from ..admission import count_rows, head, keep_rows, leave, let_in, place, pop, push_front, take_next, unseat
 from ..errors import PolicyError
@@ -80,6 +80,7 @@ BudgetState = PolicyState[BudgetFields, ChunkColumns, BudgetRecord]
 DRAFTERS = ("ngram", "eagle", "draft_model")
 SOURCE = "vLLM 0.32.0 and 0.33.0 (production-dllm-serving.md 2.3)"
 LARGE, LARGEST = 70 * 2**30, 160 * 2**30  # bytes
+USUAL_TOKENS = 8192  # of a step, on a large GPU
 SMALL = "8.0", "12.1"  # compute capabilities that count as small: A100 and GB10
 
 
@@ -93,7 +94,12 @@ class TokenBudget(Scheduler):
     max_num_seqs: Annotated[
         int | None, Range(1), "running sequences; none: 1024 on GPUs of at least 70 GiB except A100 and GB10, else 256"
     ] = None
-    max_num_batched_tokens: Annotated[int, Range(1), "tokens per step, prompts included"] = 8192
+    max_num_batched_tokens: Annotated[
+        int | None,
+        Range(1),
+        "tokens per step, prompts included; none: 16384 on GPUs of at least 160 GiB, 8192 of 70 GiB except A100 and "
+        "GB10, else 2048",
+    ] = None
     long_prefill_token_threshold: Annotated[
         int, Range(0), "most tokens of a prompt per step when there are other requests; 0: the budget"
     ] = 0
@@ -127,10 +133,9 @@ class TokenBudget(Scheduler):
                 f"long_prefill_token_threshold is {self.long_prefill_token_threshold} and enable_chunked_prefill is "
                 "false: expected 0"
             )
-        if self.max_num_seqs is not None and self.max_num_seqs > self.max_num_batched_tokens:
+        if self.max_num_seqs is not None and self.max_num_seqs > self.most_tokens:
             raise PolicyError(
-                f"max_num_seqs is {self.max_num_seqs}, expected at most max_num_batched_tokens, "
-                f"{self.max_num_batched_tokens}"
+                f"max_num_seqs is {self.max_num_seqs}, expected at most max_num_batched_tokens, {self.most_tokens}"
             )
 
     @property
@@ -139,22 +144,27 @@ class TokenBudget(Scheduler):
 
     @property
     def max_prefill_tokens(self) -> int:  # type: ignore[override]
-        return self.max_num_batched_tokens
+        return self.most_tokens
 
     @property
-    def most_tokens(self) -> int | None:
-        return self.max_num_batched_tokens
+    def most_tokens(self) -> int:
+        return self.max_num_batched_tokens or USUAL_TOKENS
 
     @property
     def hides_host(self) -> bool:  # type: ignore[override]
         return self.async_scheduling
 
     def batch_on(self, device: OnDevice, usual: int, block_length: int) -> int:
-        return min(1024 if _is_large(device) else 256, self.max_num_batched_tokens)
+        return min(1024 if _is_large(device) else 256, self.most_tokens)
 
-    def defaults_on(self, device: OnDevice) -> Mapping[str, Any]:
-        tokens = 8192 if _is_large(device) else 2048
-        return {"max_num_batched_tokens": 16384 if device.memory_bytes >= LARGEST else tokens}
+    def on(self, device: OnDevice) -> Self:
+        if self.max_num_batched_tokens is not None:
+            return self
+        tokens = USUAL_TOKENS if _is_large(device) else 2048
+        return replace(self, max_num_batched_tokens=16384 if device.memory_bytes >= LARGEST else tokens)
+
+    def numbers(self, policy: Policy) -> dict[str, int]:
+        return {"max_num_batched_tokens": self.most_tokens}
 
     def check(self, policy: Policy) -> None:
         if not policy.granularity.under_budget:
@@ -163,9 +173,9 @@ class TokenBudget(Scheduler):
                 f"{policy.name}: granularity is {kind}, expected Autoregressive or Canvas under a token budget"
             )
         block, threshold = policy.block_length, self.long_prefill_token_threshold
-        if self.max_num_batched_tokens < block:
+        if self.most_tokens < block:
             raise PolicyError(
-                f"{policy.name}: max_num_batched_tokens is {self.max_num_batched_tokens}, expected at least the canvas "
+                f"{policy.name}: max_num_batched_tokens is {self.most_tokens}, expected at least the canvas "
                 f"length {block}"
             )
         if 0 < threshold < block:
@@ -183,19 +193,19 @@ class TokenBudget(Scheduler):
 
     def _cuts_canvases(self, policy: Policy) -> bool:
         """Whether the budget may cut a canvas."""
-        block, rows = policy.block_length, self.max_num_seqs or self.max_num_batched_tokens
-        short = self.max_num_batched_tokens < rows * block or self.long_prefill_token_threshold > 0
+        block, rows = policy.block_length, self.max_num_seqs or self.most_tokens
+        short = self.most_tokens < rows * block or self.long_prefill_token_threshold > 0
         return block > 1 and rows > 1 and short
 
     def at_once(self, policy: Policy, prompt: int, output: int) -> int:
-        return self.max_num_batched_tokens * (2 if self.async_scheduling else 1)
+        return self.most_tokens * (2 if self.async_scheduling else 1)
 
     def shares_prefixes(self, policy: Policy) -> bool:
         return True
 
     def fits(self, policy: Policy, length: int) -> bool:
         # A request preempted at its end recomputes everything.
-        return self.enable_chunked_prefill or length <= self.max_num_batched_tokens
+        return self.enable_chunked_prefill or length <= self.most_tokens
 
     def record(self, policy: Policy) -> dict[str, Any]:
         return {"num_steps": 0, "last_prefill": -self.prefill_schedule_interval, "backed_up": False}
@@ -541,7 +551,7 @@ CANVASES = {
     "denoising_steps": "json:--diffusion-config.max_denoising_steps",
 }
 SPACE = {
-    "max_num_seqs": [32, 64, 128, 256, "none"], "max_num_batched_tokens": [2048, 4096, 8192, 16384],
+    "max_num_seqs": [32, 64, 128, 256, "none"], "max_num_batched_tokens": [2048, 4096, "none", 16384],
     "async_scheduling": [True, False],
 }  # fmt: skip
 
@@ -571,7 +581,7 @@ PRESETS = {
         "vLLM 0.32.0 and 0.33.0 (production-dllm-serving.md 2.2)",
         {
             "max_num_seqs": [4, 8, 12, 16, 24, 32, 48, 64],
-            "max_num_batched_tokens": [4096, 8192, 16384],
+            "max_num_batched_tokens": [4096, "none", 16384],
             "async_scheduling": [True, False],
         },
         reference=True,

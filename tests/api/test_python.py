@@ -112,6 +112,7 @@ def test_frames_of_a_run_hold_what_its_files_hold(requests: pd.DataFrame, run: R
 def test_plot_draws_the_very_figures_of_the_report(run: Replay) -> None:
     page = run_page(run.run)
     assert [figure.name for figure in run.figures()] == [figure.name for figure in page.figures]
+    assert ("Chart(" in str(run.figures()), " at 0x" in str(run.figures())) == (True, False)
     for figure in page.figures:
         drawn = run.plot(figure.name)
         assert isinstance(drawn, go.Figure)
@@ -247,7 +248,7 @@ def test_a_profile_from_a_data_sheet_prices_a_replay(requests: pd.DataFrame, tmp
         made.plot()
     slow, fast = (dsim.replay(requests, "ar", profile=p) for p in ("a100-sdar-8b", made.profile))
     assert fast.summaries[0].e2el_ms.p50 < slow.summaries[0].e2el_ms.p50
-    with pytest.raises(DsimError, match=r"mine\.json exists: choose another name, or pass --force"):
+    with pytest.raises(DsimError, match=r"mine\.json exists: choose another name, or pass force"):
         dsim.profile("SDAR-8B", roofline="h200", out=tmp_path / "mine.json")
 
 
@@ -262,14 +263,14 @@ def test_a_step_log_becomes_a_profile_with_its_points_and_figures(tmp_path: Path
     assert len(table) == len(made.steps)
     assert abs(table["fitted"] / table["latency"] - 1).median() < 0.05
     assert isinstance(made.plot(), go.Figure)
-    with pytest.raises(DsimError, match="nothing to profile: expected --model M, --from-log FILE, or --roofline GPU"):
+    with pytest.raises(DsimError, match="nothing to profile: expected model M, from_log FILE, or roofline GPU"):
         dsim.profile()
 
 
 def test_a_validation_takes_frames_and_objects_by_name(
     requests: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(DsimError, match=r"--load is 1\.5, expected between 0 and 1"):
+    with pytest.raises(DsimError, match=r"loads is 1\.5, expected between 0 and 1"):
         dsim.validate(tmp_path / "out", loads=[1.5])
     asked: dict[str, Any] = {}
 

@@ -67,8 +67,8 @@ def test_the_text_says_what_to_run_what_it_costs_and_what_could_change_it() -> N
     assert any(" replays; " in line for line in ran.err.splitlines())  # how far it is
     lines = ran.out.splitlines()
     assert re.fullmatch(
-        r"\d+ × A100-80GB, [\d.]+ USD an hour, [\d,]+ USD a month, meets? the target with mean:e2el at [\d.]+ ms \(150 ms "
-        r"asked\), with room for .*; no released engine is known to run this policy\.",
+        r"\d+ × A100-80GB, [\d.]+ USD an hour, [\d,]+ USD a month, meets? the target with mean:e2el at [\d.]+ ms "
+        r"\(150 ms asked\), with room for .*; no released engine is known to run this policy\.",
         lines[0],
     )
     assert lines[1].startswith("30 req/s within mean:e2el=150ms: ar,max_batch=8 on ")
@@ -170,7 +170,7 @@ def test_spare_replicas_are_bought_and_growth_has_an_end(plain: tuple[Any, Path]
     assert lost["verdict"] == "meets"
     assert ran.json["growth"]["low"] < ran.json["growth"]["high"]
     assert plain[0]["growth"] is None
-    assert " If traffic grows by 30 % a year, " in dsim(*asked, "--force").out.splitlines()[0]
+    assert "\nIf traffic grows by 30 % a year, " in dsim(*asked, "--force").out
 
 
 def test_an_ensemble_says_under_which_share_of_the_profiles_the_fleet_holds(plain: tuple[Any, Path]) -> None:

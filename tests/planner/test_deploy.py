@@ -14,15 +14,16 @@ import yaml
 from dsim.engine.allowed_code import allowed
 from dsim.engine.errors import DsimError
 from dsim.engine.part import AXES
-from dsim.engine.policy import PRESETS, settings_of
+from dsim.engine.policy import PRESETS, parse, settings_of
 from dsim.planner.deploy import ENGINES, Deployment, deployment_of
 from dsim.planner.plan import candidates_of
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
 from dsim.profiler.precision import Precision
-from dsim.profiler.profile import load
+from dsim.profiler.profile import Profile, load
 from dsim.profiler.roofline import roofline
 from dsim.results.scenario import Scenario
+from dsim.sim.setting import Setting
 
 SERVED = [name for name, preset in PRESETS.items() if preset.engine]
 VLLM, FP8, SDAR = load("h200x2-diffusiongemma-vllm"), load("h100-diffusiongemma-fp8"), load("a100-sdar-8b")
@@ -62,20 +63,27 @@ def test_a_command_is_whole_and_has_only_what_differs_from_the_defaults() -> Non
     }
     for flag, why in found.differs:
         assert f"# {flag}: {why}\n" in found.files()["launch.sh"]
+    narrow = deployed("vllm-diffusion,canvas_length=128", VLLM)
+    assert '--diffusion-config {"canvas_length": 128}' in dict(narrow.differs)
 
 
-def test_a_default_is_the_card_s() -> None:
-    def on(name: str) -> str:
+def test_a_default_is_the_card_s_in_the_twin_and_in_the_launch() -> None:
+    def card(name: str) -> Profile:
         sheet = gpu(name)
         device = replace(
             VLLM.device, name=name, memory_bytes=sheet.memory_bytes, compute_capability=sheet.compute_capability
         )
-        return deployed("vllm-diffusion", replace(VLLM, device=device)).shell
+        return replace(VLLM, device=device)
 
-    budget = "--max-num-batched-tokens 8192"  # as it was replayed
-    assert {name: budget in on(name) for name in ("H200", "B200", "L40S", "GB10", "A100-80GB", "RTX-PRO-6000")} == {
-        "H200": False, "B200": True, "L40S": True, "GB10": True, "A100-80GB": True, "RTX-PRO-6000": False,
-    }  # fmt: skip
+    def on(name: str) -> str:
+        return deployed("vllm-diffusion", card(name)).shell
+
+    budgets = {"H200": 8192, "B200": 16384, "L40S": 2048, "GB10": 2048, "A100-80GB": 2048, "RTX-PRO-6000": 8192}
+    for name, tokens in budgets.items():
+        assert Setting(parse("vllm-diffusion"), card(name)).policy.batching.most_tokens == tokens
+    named = parse("vllm-diffusion,max_num_batched_tokens=4096")
+    assert Setting(named, card("L40S")).policy.batching.most_tokens == 4096
+    assert "--max-num-batched-tokens" not in on("H200") + on("B200") + on("L40S")
     assert {name: "TRITON_ATTN" in on(name) for name in ("H200", "B200", "L40S")} == {
         "H200": False, "B200": True, "L40S": True
     }  # fmt: skip

@@ -57,7 +57,7 @@ def test_a_roofline_is_told_and_written(tmp_path: Path) -> None:
     assert run("profile", "--roofline", "h200", "--model", "qwen3-8b", "-o", str(path)) == (
         "Qwen3-8B on H200, captured graphs, from data sheets: estimated, not measured\n"
         "  knee      182 tokens a step: reading the weights takes as long as multiplying with them\n"
-        "  floor     4.9 ms a step, set by reading the weights\n"
+        "  floor     4.9 ms a step of 1 token, set by reading the weights\n"
         "  slope     22 us a token beyond the knee, before attention and LM head\n"
         "  memory    weights take 16.4 GB of 151 GB\n"
         "  KV pages  11231 of 64 tokens, at a batch of 1024 and prefills of 4096 tokens\n"
