@@ -84,7 +84,7 @@ def candidates_of(
                 continue
             spec = candidate_of(given, allow_code=scenario.allow_code).spec if given.endswith(".toml") else given
             policy = replace(scenario, policy=given).parsed_policy()
-            profile = as_run_by(held, policy.implementation)
+            profile = heaviest_law_first(as_run_by(held, policy.implementation))
             check = searchable(profile, scenario.workload, longest)
             quality = quality_of(policy, profile.model.name, quality_table)
             answers = {} if as_given else changing_answers(given, profile, scenario.workload, scenario.allow_code)
@@ -137,6 +137,14 @@ def candidates_of(
         said = "; ".join(dict.fromkeys(f"{_named(row)}: {row.dropped}" for row in out))
         raise DsimError(said or "no policy and no profile is given, expected one of each")
     return found, out
+
+
+def heaviest_law_first(profile: Profile) -> Profile:
+    """The profile whose default law of canvases is, of several counted ones, that of most forwards."""
+    if len([law for law in profile.canvas_laws if law.engine]) < 2:
+        return profile
+    laws = sorted(profile.canvas_laws, key=lambda law: -mean_forwards(law) if law.engine else 0.0)
+    return replace(profile, canvas_laws=tuple(laws))
 
 
 def _keeps(quality: Quality, least: float | None) -> bool:
@@ -527,7 +535,7 @@ class _Run:
         if self.searches[lane.candidate].scenario.router != UNROUTED or lane.replicas in (None, 1):
             return None
         self._doing = "another router"
-        replicas = min(lane.replicas, self._needed(lane, spread, router=BETTER))
+        replicas = min(lane.replicas, self._needed(lane, spread, router=BETTER) or lane.replicas)
         return Variant(BETTER, replicas, *self._charge(replicas, self.candidates[lane.candidate]))
 
     def under_laws(self, lane: Lane, spread: float) -> tuple[Variant, ...]:
@@ -540,15 +548,16 @@ class _Run:
         found = []
         for law in laws:
             is_default = law is best.profile.canvas_laws[0]
-            needed = lane.replicas or 0 if is_default else self._needed(lane, spread, workload=law.workload)
-            found.append(Variant(law.workload, needed, *self._charge(needed, best), mean_forwards(law), law.source))
+            needed = lane.replicas if is_default else self._needed(lane, spread, workload=law.workload)
+            charge = (None, None) if needed is None else self._charge(needed, best)
+            found.append(Variant(law.workload, needed, *charge, mean_forwards(law), law.source))
         return tuple(found)
 
-    def _needed(self, lane: Lane, spread: float, **changed: Any) -> int:
-        """Replicas that a lane's policy needs where fields of its scenario are others."""
+    def _needed(self, lane: Lane, spread: float, **changed: Any) -> int | None:
+        """Replicas that a lane's policy needs where fields of its scenario are others; None: more than allowed."""
         candidate = self._add(self.candidates[lane.candidate], lane, **changed)
         [other] = self._raced([(candidate, self.rate, 1.0)], [lane.replicas or 1], spread=spread, patience=FIRST)
-        return other.replicas or self.most
+        return other.replicas
 
     def as_today(self, lane: Lane, policy: str, replicas: int) -> Fleet:
         """What runs today, on the recommended GPUs and under the plan's traffic."""

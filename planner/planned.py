@@ -130,8 +130,8 @@ class Variant:
     """The recommended policy behind another router, or under a counted law of canvases."""
 
     name: str
-    replicas: int
-    gpus: int  # with spare
+    replicas: int | None  # None: more than allowed
+    gpus: int | None  # with spare
     per_hour: float | None
     forwards: float | None = None  # denoising, of a canvas, on average
     source: str = ""  # of the law

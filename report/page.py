@@ -126,5 +126,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], **how: Any) -> Tab
 
 
 def estimate(profile: str, of: str = "policies") -> tuple[str, str]:
-    why = f"The profile {profile} was not measured on this device: trust the order of {of} more than the numbers."
+    named = f"profiles {profile} were" if ", " in profile or " and " in profile else f"profile {profile} was"
+    why = f"The {named} not measured on this device: trust the order of {of} more than the numbers."
     return ESTIMATED, why

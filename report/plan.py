@@ -101,7 +101,7 @@ def _laws(info: Json) -> str:
         return ""
     needs = "; ".join(
         f"with {law['forwards']:.1f} ('{law['name']}': {law['source'].partition(':')[0]}) it needs "
-        f"{counted(law['gpus'], 'GPU')}"
+        + ("more GPUs than were allowed" if law["gpus"] is None else counted(law["gpus"], "GPU"))
         for law in info["laws"]
     )
     return (
