@@ -28,12 +28,12 @@ Compared = Annotated[
     ),
 ]
 Gpus = Annotated[
-    str | None,
+    list[str] | None,
     option("GPU,...", "GPUs by data sheet: a100, h100, b200 ..., or TOML files (docs/plan.md); estimates."),
 ]
 
 
-@options.of_scenario("profile", "yields", "replicas", "router", "rate", "num_requests", "time_scale", "eos")
+@options.of_scenario("profile", "replicas", "router", "rate", "num_requests", "time_scale", "eos")
 def plan_command(
     trace: options.TraceName,
     rate: Annotated[float | None, option("R", "Requests per second to serve; the trace's own by default.")] = None,
@@ -45,7 +45,7 @@ def plan_command(
     tp: Annotated[int, option("N", "With --gpu: GPUs of a replica (tensor parallel).")] = 1,
     weights: options.Weights = None,
     kv: options.Kv = None,
-    yields: Annotated[
+    commits: Annotated[
         str | None, option("P", "With --gpu: a profile that provides the commit models.", "--yields")
     ] = None,
     profile: Annotated[
@@ -120,7 +120,7 @@ def plan_command(
         research,
     )  # fmt: skip
     specs = options.different(policy or [])
-    sheets, profiles = _profiles(specs, gpu, model, tp, weights, kv, yields, profile)
+    sheets, profiles = _profiles(specs, ",".join(gpu or []) or None, model, tp, weights, kv, commits, profile)
     given = {**given, "router": router}
     scenario = options.scenario(
         given, specs, trace=trace, policy=Scenario.policy, profile=choices.PROFILE, num_requests=num_requests

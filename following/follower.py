@@ -22,7 +22,7 @@ from ..traces import Trace
 from . import refit
 from .alarms import MEMORY, Alarm, Alarms, learnt_band, widened
 from .background import Background, Inline
-from .outlook import Headroom, WhatIf, advice, growth, search_headroom, what_ifs
+from .outlook import Headroom, WhatIf, advice, contradicted, growth, search_headroom, what_ifs
 from .predicted import Prediction, Seen, bands_of, predict
 from .residuals import (
     DISTRIBUTIONS,
@@ -84,6 +84,7 @@ class Follower:
         self.windows: deque[dict[str, Any]] = deque(maxlen=HELD)  # as they are stored
         self.last: Scrape | None = None
         self.room: Headroom | None = None
+        self._contradicted = False  # by the newest window
         self._searches, self._fits = background(), background()
         self._searched = -math.inf  # s since 1970, when the capacity was last searched
         self._scenario, self._setting = followed.scenario, followed.scenario.setting().check()
@@ -399,18 +400,22 @@ class Follower:
     @property
     def headroom(self) -> Headroom | None:
         """The server's; None while the twin is not the server."""
-        return None if self.alarms.open.keys() - {TRAFFIC} else self.room
+        return None if self._contradicted or self.alarms.open.keys() - {TRAFFIC} else self.room
 
     def _advise(self, record: dict[str, Any]) -> None:
         """Add the window's recommendation to its record, from its what-ifs and the newest capacity."""
+        self._contradicted = record["contradicted"] = contradicted(record["slos"])
         room, words = self.headroom, {cause: alarm.words for cause, alarm in self.alarms.open.items()}
         measured = min((high for (_, high), _ in record["slos"].values() if high == high), default=1.0)
         ran, allowed = record["most_running"], self._setting.limits.max_batch
         advised = advice(
             [WhatIf(**w) for w in record["what_if"]], room, record["traffic"]["rate"], record["growth"],
             self.followed.attainment, words, measured, (ran, allowed) if ran is not None and ran < allowed else None,
+            self._contradicted,
         )  # fmt: skip
-        why = "the twin is not the server" if self.room else "no SLO is given" if not record["slos"] else "not searched"
+        why = "no SLO is given" if not record["slos"] else "not searched"
+        if self.room is not None:
+            why = "" if room else "the twin is not the server"
         record |= {"headroom": room.to_json() if room else None, "no_headroom": why, "advice": advised.to_json()}
 
     def recent(self) -> Trace:
@@ -483,6 +488,7 @@ class Follower:
             own = self._on(version.profile)
             self._trial = _Trial(version, own, own.setting(), state["trial"]["gains"])
         self.room = Headroom(**last["headroom"]) if last.get("headroom") else None
+        self._contradicted = last.get("contradicted", False)
         self._searched = self.room.time if self.room is not None else -math.inf
 
     def _on(self, profile: str) -> Scenario:

@@ -16,6 +16,7 @@ from ..traces import Trace
 from .residuals import RULE, TRAFFIC
 
 MORE = 1.3  # times the traffic, in a what-if
+CLEARLY = 0.05  # share of requests by which a server and its twin differ
 HOUR = 12  # windows
 SOON = 60.0  # minutes until growth reaches the capacity, below which the advice is to add a replica
 PRECISION, REQUESTS, REPLICATIONS = 0.1, 1000, 2  # of a capacity: rough, because it runs hourly
@@ -115,6 +116,12 @@ def growth(times: Sequence[float], rates: Sequence[float]) -> float:
     return slope if abs(slope) > 2 * error else 0.0
 
 
+def contradicted(slos: Mapping[str, Sequence[Sequence[float | None]]]) -> bool:
+    """Whether the server meets an SLO for clearly fewer requests than its twin. slos: bounds of both shares."""
+    shares = [(measured[1], twin[0]) for measured, twin in slos.values()]
+    return any(own is not None and said is not None and own + CLEARLY < said for own, said in shares)
+
+
 @dataclass(frozen=True)
 class Advice:
     """One recommendation."""
@@ -130,20 +137,22 @@ class Advice:
 
 def advice(
     outcomes: Sequence[WhatIf], room: Headroom | None, rate: float, grows: float, target: float,
-    alarms: Mapping[str, Any], measured: float = 1.0, rows: tuple[float, int] | None = None,
+    alarms: Mapping[str, Any], measured: float = 1.0, rows: tuple[float, int] | None = None, contradicts: bool = False,
 ) -> Advice:  # fmt: skip
     """What to do: one more replica if the fleet misses the SLOs or growth soon reaches its capacity; else nothing.
 
     measured: the least share of an SLO that the server's page shows. rows: the most requests that ran on a replica
-    while others waited, and those that --policy allows, where it allows more.
+    while others waited, and those that --policy allows, where it allows more. contradicts: as of `contradicted`.
     """
     drifted = "; ".join(words for cause, words in alarms.items() if cause != TRAFFIC)
-    if RULE in alarms or (drifted and measured < target):
+    if RULE in alarms or (measured < target and (drifted or contradicts)):
         limit = f" the limit of running requests ({rows[0]:g} while others wait, not {rows[1]})," if rows else ""
         return Advice(
             f"Check{limit} the server's flags and version.",
             f"{drifted}: its scheduler is not the one that --policy names"
-            if RULE in alarms else f"{measured:.1%} of its requests meet an SLO, and it is not as its twin: {drifted}",
+            if RULE in alarms
+            else f"{measured:.1%} of its requests meet an SLO, and it is not as its twin: "
+            + (drifted or "no alarm is open yet"),
         )  # fmt: skip
     now = next((outcome for outcome in outcomes if outcome.name == "as it is"), None)
     if now is None or now.attainment is None:

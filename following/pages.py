@@ -73,7 +73,9 @@ def _sentence(text: str) -> str:
 def _state(last: dict[str, Any]) -> str:
     if last["alarms"]:
         return f"The server has drifted from its twin: {', '.join(last['alarms'])}."
-    return "The server is as its twin says."
+    if last.get("contradicted"):
+        return "The server misses an SLO for requests that meet it in its twin."
+    return "No alarm is open."
 
 
 def moment(time: float) -> str:
@@ -176,7 +178,7 @@ def _drift(windows: Sequence[dict[str, Any]]) -> Figure:
         chart.line(_times(windows), values, cause, index, mode=POINTS)
     for w in windows:
         for alarm in w["raised"]:
-            chart.vline(alarm["since"] * 1e3, alarm["cause"])
+            chart.vline(_second(alarm["since"]), alarm["cause"])
     caption = "The moving average of the quantity that is farthest off, by cause. A line marks an alarm. UTC."
     return Figure("drift", "Drift by cause", caption, chart)
 

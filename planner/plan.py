@@ -206,6 +206,7 @@ def plan(
         raise DsimError(f"max replicas is {max_replicas}, expected 1 to {MAX_REPLICAS}")
     if not 0 <= spare <= MAX_REPLICAS:
         raise DsimError(f"spare is {spare}, expected 0 to {MAX_REPLICAS} replicas")
+    scenario.routing()
     rate = own_rate(scenario) if rate is None else rate
     if not 0 < rate < math.inf:
         raise DsimError(f"rate is {rate} req/s, expected above 0 and finite")
@@ -556,7 +557,7 @@ class _Run:
     def _needed(self, lane: Lane, spread: float, **changed: Any) -> int | None:
         """Replicas that a lane's policy needs where fields of its scenario are others; None: more than allowed."""
         candidate = self._add(self.candidates[lane.candidate], lane, **changed)
-        [other] = self._raced([(candidate, self.rate, 1.0)], [lane.replicas or 1], spread=spread, patience=FIRST)
+        [other] = self._raced([(candidate, self.rate, 1.0)], [lane.replicas or 1], spread=spread)
         return other.replicas
 
     def as_today(self, lane: Lane, policy: str, replicas: int) -> Fleet:
@@ -688,7 +689,7 @@ class _Run:
         growths = self._growths
         worlds = [(i, self.rate * more, 1.0) for i in starts for more in growths]
         firsts = [math.ceil(n * more) for n in starts.values() for more in growths]
-        lanes = self._raced(worlds, firsts, drop=self.horizon is None, patience=MOST, most=most)
+        lanes = self._raced(worlds, firsts, drop=self.horizon is None, most=most)
         today = lanes[:: len(growths)]
         for k, lane in enumerate(today):
             due = lanes[k * len(growths) + 1 : (k + 1) * len(growths)]
@@ -715,11 +716,11 @@ class _Run:
         """
         own = [(lane.candidate, rate, slower) for lane, rate, slower in worlds]
         starts = [lane.replicas or 1 for lane, _, _ in worlds]
-        return self._raced(own, starts, spread=spread, patience=FIRST)
+        return self._raced(own, starts, spread=spread)
 
     def _raced(
         self, worlds: Sequence[tuple[int, float, float]], starts: Sequence[int], *,
-        drop: bool = False, spread: float | None = None, patience: int, most: int | None = None,
+        drop: bool = False, spread: float | None = None, most: int | None = None,
     ) -> list[Lane]:  # fmt: skip
         def severities(entries: Sequence[Entry]) -> list[float]:
             tasks = []
@@ -729,10 +730,7 @@ class _Run:
             return [LIMIT if "error" in found else float(found["severity"]) for found in self.replays(tasks)]
 
         prices = [self.candidates[i].weight for i, _, _ in worlds]
-        lanes = race(
-            prices, starts, most or self.most, severities, drop=drop, spread=spread, patience=patience,
-            spare=self.spare,
-        )  # fmt: skip
+        lanes = race(prices, starts, most or self.most, severities, drop=drop, spread=spread, spare=self.spare)
         for lane in lanes:
             lane.candidate = worlds[lane.candidate][0]
         return lanes
@@ -821,7 +819,7 @@ class _Run:
         if self.horizon is not None and lane.candidate in self.due:
             lanes = (lane, *self.due[lane.candidate])
             for years, more, later in zip(self.horizon.dates, self._growths, lanes, strict=True):
-                replicas = later.replicas or 0
+                replicas = (lanes[-1] if self.horizon.buy_now else later).replicas or 0
                 yield Due(years, self.rate * more, replicas, *self._charge(replicas, self.candidates[lane.candidate]))
 
     def _tell(self) -> None:

@@ -66,12 +66,11 @@ def race(
     *,
     drop: bool = True,
     spread: float | None = None,
-    patience: int = MOST,
     spare: int = 0,
 ) -> list[Lane]:
     """Each candidate's fewest replicas that meet the SLOs. prices: of a replica; starts: guesses.
 
-    A fleet is enough if its severity's interval lies below 0, and too small if that is open after `patience`
+    A fleet is enough if its severity's interval lies below 0, and too small if that is open after MOST
     replications. Only possible firsts and seconds get more than FIRST; drop: leave out the others. spread: known
     standard deviation between replications, with which one replay may decide. spare: standby replicas.
     """
@@ -86,7 +85,7 @@ def race(
             while lane.open:
                 seen = lane.severities.setdefault(lane.at, [])
                 matters = lane.cost(lane.at) <= bar
-                said = verdict(seen, patience if matters else FIRST, spread)
+                said = verdict(seen, MOST if matters else FIRST, spread)
                 if said is None:
                     wanted = 1 if not seen else len(seen) + 1 if spread is not None else max(FIRST, len(seen) + 1)
                     entries += [Entry(lane.candidate, lane.at, i) for i in range(len(seen), wanted)]

@@ -58,7 +58,7 @@ class Chart:
         }  # fmt: skip
         self.add("scatter", **{**trace, **more})
 
-    def vline(self, at: float, label: str = "", dash: str = "dash", side: str = "center") -> None:
+    def vline(self, at: Any, label: str = "", dash: str = "dash", side: str = "center") -> None:
         """side: the label's end at the line: "left", "right" or "center"."""
         self._shape(x0=at, x1=at, y0=0, y1=1, yref="paper", line={"color": INK, "width": 1.2, "dash": dash})
         if label:

@@ -66,7 +66,7 @@ def answer(info: Json) -> str:
     if not info["deploy"]:
         text += "; no released engine is known to run this policy"
     if best["assumed"] >= 0.01:
-        text += f"; {100 * best['assumed']:.0f} % of the busy time is at an assumed price of large steps"
+        text += f"; {100 * best['assumed']:.0f} % of its time is in large steps, whose cost is assumed, not published"
     return text + "".join(f"; {said}" for said in best["untested"]) + "."
 
 
@@ -106,7 +106,7 @@ def _laws(info: Json) -> str:
     )
     return (
         f"The denoising steps of a canvas decide: {needs}. Your server's counters "
-        "vllm:diffusion_num_denoising_steps and ..._committed_tokens tell which is yours (--yield PAGE)."
+        "vllm:diffusion_num_denoising_steps and ..._committed_tokens tell which is yours (--yield METRICS)."
     )
 
 
@@ -130,6 +130,9 @@ def why(info: Json, best: Json, second: Json) -> str:
     if math.isclose(cost_of(info, best), cost_of(info, second)):
         gap = f"{met_share(info, second)} against {met_share(info, best)}"
         return f"{name}, at the same cost, but nearer to the SLOs' bounds ({gap})"
+    if second["mean_cost"] is not None and info["priced"]:
+        paid = [money(cost_of(info, one), info) for one in (second, best)]
+        return f"{name} costs {paid[0]} an hour on average over the horizon, against {paid[1]}"
     price = "" if second["per_hour"] is None else f", {money(second['per_hour'], info)} an hour"
     return f"{name} needs {gpus_of(second)}{price}"
 
@@ -180,7 +183,7 @@ def _numbers(info: Json) -> tuple[Number, ...]:
     of_each = f"{counted(best['replicas'], 'replica')} of {counted(best['gpus_per_replica'], 'GPU')}"
     numbers = [Number("GPUs", ((None, _gpus(best)),), of_each + (f", {best['spare']} spare" if best["spare"] else ""))]
     if best["per_hour"] is not None:
-        year = f"{money(best['per_hour'] * HOURS, info, 0)} a year"
+        year = f"{money(cost_of(info, best) * HOURS, info, 0)} a year"
         each = f"{money(best['per_million_tokens'], info)} for a million tokens of answers"
         numbers.append(Number("an hour", ((None, money(best["per_hour"], info)),), f"{year}; {each}"))
     first = next(iter(best["values"]), None)
@@ -196,7 +199,6 @@ def _facts(info: Json) -> list[tuple[str, str]]:
         "Trace": f"{info['traffic']}, at {info['rate']:.4g} req/s",
         "SLOs": ", ".join(info["criteria"]),
         "Price": price,
-        "Router": info.get("router"),
         **facts(info),
         "Search": f"{info['num_replays']} replays, most of {info['num_requests']:,} requests, resampled "
         f"{info['block']:,} at a time; seed {info['seed']}",
@@ -300,7 +302,8 @@ def _risks(info: Json) -> Table:
             needs += f", {money(risk['per_hour'], info)} an hour"
         rows.append([risk["change"], f"{met}, {verdict}", needs, risk["best"] or "neither of the best two"])
     without = ", without its spare (except for the lost replica)" if best["spare"] else ""
-    caption = f"Of {best['policy']} on {gpus_of(best)}{without}. The last column compares it with the runner-up."
+    caption = f"Of {best['policy']} on {gpus_of(best)}{without}."
+    caption += " The last column compares it with the runner-up, by today's cost." if info["runner_up"] else ""
     head = ["with", f"{best['policy']} as planned", "it then needs", "cheapest then"]
     return table(head, rows, caption=caption, left=frozenset({0, 1, 2, 3}))
 
@@ -371,7 +374,7 @@ def _costs(info: Json) -> Figure:
     fleets = [f for f in each if cost(info, f) < math.inf] if len(each) > 1 else list(info["ranking"])
     for fleet in fleets:
         sure, gpus = estimated_gpus(info, fleet)
-        label = f"{sure}{gpus:,} × {fleet['device']}"
+        label = f"{sure}{gpus:,} × {fleet['device']}" + (" today" if info["growth"] else "")
         costs[label if len(each) > 1 else f"{fleet['policy'].replace(',', ',<br>')}<br>{label}"] = cost(info, fleet)
     names, paid = list(costs), list(costs.values())
     chart = Chart(height=60 + 20 * sum(2 + name.count("<br>") for name in names))
@@ -383,7 +386,8 @@ def _costs(info: Json) -> Figure:
     chart.y |= {"autorange": "reversed", "ticks": "", "ticklabelstandoff": 6, "showgrid": False}
     chart.x |= {"visible": False, "range": [0, 1.3 * max(paid)]}
     caption = f"{in_currency(info)}, of the smallest fleet that meets the target at {info['rate']:.4g} req/s"
-    return Figure("costs", "What it costs", f"{caption}. Blue: the recommendation.", chart)
+    title = "What it costs" if info["priced"] else "GPUs"
+    return Figure("costs", title, f"{caption}. Blue: the recommendation.", chart)
 
 
 def _notes(info: Json) -> list[str]:

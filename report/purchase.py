@@ -103,7 +103,7 @@ def over_time(info: Json) -> tuple[Section, ...]:
     rows = []
     for fleet in best.values():
         row = [name_of(fleet)]
-        row += [f"{d['gpus']} {money(d['per_hour'], info) if info['priced'] else ''}".strip() for d in fleet["due"]]
+        row += [f"{d['gpus']}" + (f": {money(d['per_hour'], info)}" if info["priced"] else "") for d in fleet["due"]]
         if info["priced"]:
             limit = info["rate"] * (1 + fleet["headroom"]["value"])
             row += [money(fleet["mean_cost"] * HOURS * growth["horizon"], info), money(fleet["per_hour"] / limit, info)]
@@ -131,10 +131,9 @@ def grown(info: Json) -> tuple[Words, ...]:
         lines.append(
             f"The trace's busiest {peak['window']} has {peak['times']:.2f} times its mean rate: {peak['rate']:.3g} "
             f"req/s instead of {info['rate']:.4g}. If it lasted, it would need about "
-            f"{_fleet(info, best, peak['replicas'])}. The plan's own replays contain the trace's busy times."
+            f"{_fleet(info, best, peak['replicas'])}, by the low end of the headroom, not replayed. The plan's own "
+            "replays contain the trace's busy times."
         )
-    if lines:
-        lines.append("This fleet is derived from the low end of the headroom, not replayed.")
     return (Words(tuple(lines), loud=True),) if lines else ()
 
 

@@ -24,6 +24,7 @@ def facts(info: Json) -> dict[str, str | None]:
         "Profile": info["profile"] + (": estimated, not measured" if info.get("estimated") else ""),
         "Workload": info.get("workload"),
         "Front end": front_end(info) or None,
+        "Router": info.get("router"),
     }
 
 

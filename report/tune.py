@@ -83,7 +83,7 @@ def _equals(info: Json) -> str:
         does = "does" if info["equal"] == 1 else "do"
         text += (
             f" {counted(info['equal'], 'other setting')} {does} as well within 1 %; this one changes the fewest of the "
-            "engine's defaults."
+            "engine's own settings."
         )
     return text
 
@@ -214,8 +214,8 @@ def figures(info: Json, trials: pd.DataFrame) -> list[Figure]:
         found.insert(0, Figure("front", "The front", about, _front(info, whole, names[0], names[1])))
     grouped = "replicas of each pool" if "pools" in info["default"] else "policy"
     about = (
-        f"{first} of each setting, in the colour of its {grouped}: ● meets every SLO on the run, ✕ misses one. The "
-        "line shows the best so far that meets them."
+        f"{first} of each setting, in the colour of its {grouped}: ● meets every SLO with a statistic, ✕ misses one. "
+        "The line shows the best so far that meets them."
     )
     found.append(Figure("history", "Trials", about, _history(info, whole, first)))
     return found

@@ -42,7 +42,7 @@ class TraceNotes:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Trace:
     """Requests by arrival, one column per property; ties keep the file's order.
 
@@ -65,6 +65,13 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.arrival)
+
+    def __repr__(self) -> str:
+        medians = [f"{np.median(column):,.0f}" for column in (self.input_length, self.output_length)]
+        return (
+            f"{self.name}: {len(self):,} requests in {self.duration:,.0f} s, {self.rate:.3g} req/s, medians of "
+            f"{' and '.join(medians)} tokens in and out"
+        )
 
     @property
     def duration(self) -> float:

@@ -6,7 +6,7 @@ import pytest
 
 from dsim.following.exported import exposition
 from dsim.following.follower import Follower
-from dsim.following.outlook import Advice, advice, growth
+from dsim.following.outlook import Advice, advice, contradicted, growth
 from dsim.following.pages import page_of
 from dsim.following.watch import line_of
 from dsim.report.page import Figure, Page, Section, Table, Words
@@ -103,6 +103,16 @@ def test_the_recommendation_is_a_replica_more_or_to_do_nothing() -> None:
     lost = advised(0.98, 0.9, 1.0, prices=slow, measured=0.0)
     assert lost.do.startswith("Check the limit of running requests (1 while others wait, not 4)")
     assert lost.why == f"0.0% of its requests meet an SLO, and it is not as its twin: {slow}"
+
+
+def test_a_server_that_misses_what_its_twin_meets_is_doubted_before_any_alarm() -> None:
+    at_odds = {"ttft=2s": ((0.0, 0.0), (0.91, 0.92))}
+    assert contradicted(at_odds)
+    assert not contradicted({"ttft=2s": ((0.88, 0.9), (0.91, 0.92))})
+    assert not contradicted({"ttft=2s": ((None, None), (0.91, 0.92))})
+    found = advice(whatifs(0.92, 0.8, 1.0), ROOM, 2.0, 0.0, 0.99, {}, 0.0, (1.0, 4), contradicted(at_odds))
+    assert found.do.startswith("Check the limit of running requests (1 while others wait, not 4)")
+    assert found.why.endswith("no alarm is open yet")
 
 
 def test_the_page_shows_the_recommendation(follower: Follower) -> None:

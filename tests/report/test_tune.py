@@ -83,4 +83,4 @@ def test_markers_are_explained_where_they_are() -> None:
     page = tune_page(info(), TRIALS)
     [history] = [f for f in page.figures if f.name == "history"]
     assert history.chart.data[0]["marker"]["symbol"] == ["circle", "x-thin-open"]
-    assert "● meets every SLO on the run, ✕ misses one" in history.caption
+    assert "● meets every SLO with a statistic, ✕ misses one" in history.caption
