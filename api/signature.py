@@ -74,12 +74,12 @@ def real_signature(function: Callable[P, R], name: str = "") -> Callable[P, R]:
         try:
             return function(*args, **options)
         except DsimError as error:
-            if "_command" not in options and "dsim " not in str(error):  # from Python, and quotes no command
-                error.args = (re.sub(r"--([a-z][a-z-]*)", in_python, str(error)),)
+            if "_command" not in options:  # from Python: options of the command line in its words, but for commands
+                error.args = (re.sub(r"(dsim [a-z]+ [^;`)]*)|--([a-z][a-z-]*)", in_python, str(error)),)
             raise
 
     def in_python(option: re.Match[str]) -> str:
-        name = option[1].replace("-", "_")
+        name = option[1] or option[2].replace("-", "_")
         return f"{name}s" if f"{name}s" in known else name
 
     called.__name__ = called.__qualname__ = called_so

@@ -111,20 +111,24 @@ def candidates_of(
             reason = not_served(preset, profile)
             if not reason and elsewhere and not policies:
                 reason = f"{profile.name} has the step times of {cut(profile.implementation)}"
+            refused = ""
+            try:
+                check(policy)
+            except DsimError as error:
+                refused = str(error).removeprefix(f"{cut(policy.name)}: ")
             if not reason and not searched:
-                try:
-                    check(policy)
-                except DsimError as error:
-                    reason = str(error).removeprefix(f"{cut(policy.name)}: ")
+                reason = refused
             if not reason and min_quality is not None and not (settings if searched else _keeps(quality, min_quality)):
                 said = f"unknown: {quality.notes[0]}" if quality.relative is None else str(quality)
                 reason = f"quality {said}, expected at least {100 * min_quality:g} %"
             if reason:
                 out.append(replace(_row(candidate), dropped=reason))
             else:
-                if len(settings) > 1:
+                if len(settings) > 1 or refused:
                     specs, qualities = tuple(settings), tuple(settings.values())
-                    candidate = replace(candidate, policy=specs[0], settings=specs, qualities=qualities)
+                    candidate = replace(
+                        candidate, policy=specs[0], settings=specs, qualities=qualities, given=spec, refused=refused
+                    )
                 found.append(candidate)
     if not policies and not research and not found:
         found, out = candidates_of(
@@ -235,7 +239,7 @@ def plan(
     criteria = search.criteria
     recommended = ranking[0]
     assert recommended.replicas is not None
-    bought = recommended.replicas + spare
+    bought = (recommended.gpus or 0) // recommended.gpus_per_replica
     longest = scenario.longest()
     deployment = deployment_of(
         best.policy, best.profile, bought, router=scenario.router, allow_code=scenario.allow_code, spare=spare,
@@ -257,7 +261,11 @@ def plan(
         num_replays=run.replays.num_replays,
         num_requests=search.num_requests,
         block=search.block,
-        notes=(*_missed(search, whole[0], min(2, len(order))), *_of_answers(candidates, best, scenario.allow_code)),
+        notes=(
+            *_missed(search, whole[0], min(2, len(order))),
+            *_of_answers(candidates, best, scenario.allow_code),
+            *{f"{one.given} cannot run as it is: {one.refused}": None for one in candidates if one.refused},
+        ),
         peak=peak_of(scenario.source(), rate, recommended) if scenario.arrival == "trace" else None,
         growth=None if horizon is None else growth_of(horizon, recommended),
         routed=routed,
@@ -420,8 +428,9 @@ class _Run:
         """rates: req/s that a replica serves, by setting."""
         given = self._groups[k][0]
         self.chosen[k] = best
-        specs = [self.candidates[i].policy for i in (given, best)]
-        self.tried[best] = Tried(len(self._groups[k]), specs[0], rates[given], specs[1], rates[best], equal)
+        first, rate = self.candidates[given], rates[given]
+        spec, rate = (first.given, 0.0) if first.refused else (first.policy, rate)
+        self.tried[best] = Tried(len(self._groups[k]), spec, rate, self.candidates[best].policy, rates[best], equal)
 
     def research(self, chosen: Sequence[int]) -> list[Fleet]:
         """The fleets of schedulers that no engine has, the cheapest first, as far as short replays tell."""
@@ -647,7 +656,8 @@ class _Run:
         """own: the fleet's capacities, where they were searched."""
         candidate, replicas = self.candidates[lane.candidate], lane.replicas
         assert replicas is not None
-        gpus, hourly = self._charge(replicas, candidate)
+        due = tuple(self._dues(lane))
+        gpus, hourly = self._charge(due[0].replicas if due else replicas, candidate)
         seen = self._seen(lane, replicas, self.rate)
         scenario, criteria = self.searches[lane.candidate].scenario, self.searches[lane.candidate].criteria
         room = None
@@ -674,7 +684,7 @@ class _Run:
             limited_by=seen[0]["limited_by"],
             limiting_setting=seen[0]["limiting_setting"],
             assumed=seen[0]["assumed"],
-            due=tuple(self._dues(lane)),
+            due=due,
             mean_cost=self._cost(lane) if self.horizon and lane.candidate in self.due else None,
             untested=beyond_tested(candidate.policy, scenario.allow_code),
             latency_ms=seen[0]["latency_ms"],

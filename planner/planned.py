@@ -33,6 +33,8 @@ class PlanCandidate:
     price: float | None  # of a GPU per hour
     settings: tuple[str, ...] = ()  # SPECs to try, the given one first
     qualities: tuple[Quality, ...] = ()  # of `settings`
+    given: str = ""  # the SPEC, where `policy` is one of `settings`
+    refused: str = ""  # why `given` cannot run
     changing: tuple[str, ...] = ()  # flags that change answers, left open by the SPEC
     searches_changing: bool = False  # `settings` change answers
     is_research: bool = False  # of no released engine, and not named by the user

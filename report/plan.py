@@ -310,7 +310,8 @@ def _risks(info: Json) -> Table:
 
 def _deploy(info: Json) -> list[Block]:
     policy, _, _ = info["plan_toml"].partition("\n[deploy]")
-    intro = _loud("plan.toml, for every dsim command that takes a policy:")
+    router = info.get("router", "random")
+    intro = _loud(f"plan.toml, for every dsim command that takes a policy (planned with --router {router}):")
     blocks: list[Block] = [intro, Code(tuple(policy.splitlines()))]
     found = info["deploy"]
     if not found:

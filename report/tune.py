@@ -92,12 +92,12 @@ def _attained(info: Json, default: Json, winner: Json | None) -> str:
     """SLOs that the default misses and the best setting meets."""
     text = ""
     if default["meets_run_slos"] < 0.5:
-        text = f" The default misses an SLO on the run in {1 - default['meets_run_slos']:.0%} of replays"
+        text = f" The policy to beat misses an SLO on the run in {1 - default['meets_run_slos']:.0%} of replays"
         if winner is not None and winner["meets_run_slos"] >= 0.5:
             text += f"; the best that meets them {_worth(info, winner)}"
         text += "."
     if default["attainment"] is not None:
-        text += f" The default meets the SLOs for {_share(default['attainment'])} of requests"
+        text += f" The policy to beat meets the SLOs for {_share(default['attainment'])} of requests"
         if winner is not None:
             text += f", the best for {_share(winner['attainment'])}"
         text += "."

@@ -7,9 +7,11 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import PRESETS, parse
+from dsim.planner.plan import candidates_of
 from dsim.planner.settings import GAIN, changing_answers, halve, settings_to_try
 from dsim.planner.space import beyond_tested, searchable
 from dsim.profiler.profile import load
+from dsim.results.scenario import Scenario
 
 SDAR = load("a100-sdar-8b")
 SEVERAL = replace(
@@ -66,9 +68,12 @@ def test_a_setting_that_the_memory_cannot_hold_is_not_tried() -> None:
     check = searchable(FP8, None)
     with pytest.raises(DsimError, match="at most 37 rows"):
         check(parse("sglang-gemma"))
-    small = settings_to_try("sglang-gemma", FP8, check)
-    assert "max_running_requests=64" not in " ".join(small)
-    assert "sglang-gemma,max_running_requests=8" in small
+    sglang = load("h200x2-diffusiongemma-sglang")
+    [one], _ = candidates_of(Scenario("azure-conv", slos=("ttft=4s",)), ["sglang-gemma"], [sglang], lambda p: None)
+    assert (one.given, one.policy) == ("sglang-gemma", "sglang-gemma,max_running_requests=2")
+    assert one.refused.startswith("out of memory by 2.78 GB")
+    assert "sglang-gemma,max_running_requests=8" in one.settings
+    assert "max_running_requests=64" not in " ".join(one.settings)
 
 
 def test_hidden_host_time_is_not_chosen_where_the_steps_hold_it_already() -> None:

@@ -43,9 +43,9 @@ def test_a_default_that_misses_the_slos_is_in_the_headline_with_what_the_best_co
     default = finalist("lmdeploy-bd32", 9.0, 0.0, meets_run_slos=0.0, attainment=0.712)
     assert answer(info(default=default)) == (
         "optimus on 2 replicas: a gain in cost of +20.0 % (95 %: +19.0 to +21.0) over lmdeploy-bd32 on 2 replicas, on "
-        "traffic that the search never saw. The default misses an SLO on the run in 100% of replays; the best that "
-        "meets them costs 2 EUR per 1000 good requests. The default meets the SLOs for 71.2 % of requests, the best "
-        "for 99.0 %."
+        "traffic that the search never saw. The policy to beat misses an SLO on the run in 100% of replays; the best "
+        "that meets them costs 2 EUR per 1000 good requests. The policy to beat meets the SLOs for 71.2 % of requests, "
+        "the best for 99.0 %."
     )
 
 
