@@ -378,7 +378,8 @@ def _costs(info: Json) -> Figure:
         label = f"{sure}{gpus:,} × {fleet['device']}" + (" today" if info["growth"] else "")
         costs[label if len(each) > 1 else f"{fleet['policy'].replace(',', ',<br>')}<br>{label}"] = cost(info, fleet)
     names, paid = list(costs), list(costs.values())
-    chart = Chart(height=60 + 20 * sum(2 + name.count("<br>") for name in names))
+    chart = Chart(height=34 + 20 * sum(2 + name.count("<br>") for name in names))
+    chart.layout["margin"] |= {"b": 10}
     chart.add(
         "bar", x=paid, y=names, orientation="h", showlegend=False, cliponaxis=False, hoverinfo="skip",
         text=[f"{one:,.2f}" if info["priced"] else f"{one:,.4g}" for one in paid], textposition="outside",
