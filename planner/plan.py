@@ -559,8 +559,8 @@ class _Run:
         for law in laws:
             is_default = law is best.profile.canvas_laws[0]
             needed = lane.replicas if is_default else self._needed(lane, spread, workload=law.workload)
-            charge = (None, None) if needed is None else self._charge(needed, best)
-            found.append(Variant(law.workload, needed, *charge, mean_forwards(law), law.source))
+            gpus, hourly = (None, None) if needed is None else self._charge(needed, best)
+            found.append(Variant(law.workload, needed, gpus, hourly, mean_forwards(law), law.source))
         return tuple(found)
 
     def _needed(self, lane: Lane, spread: float, **changed: Any) -> int | None:
