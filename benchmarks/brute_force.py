@@ -1,230 +1,399 @@
-"""Compare plan, capacity and tune with brute force: `python benchmarks/brute_force.py -o runs/brute`.
+"""Compare plan, tune and follow with brute force on ten problems: `python benchmarks/brute_force.py -o runs/brute`.
 
-Problems are small enough to try every neighbouring fleet and rate with other seeds. Prints the table of
-benchmarks/brute_force.md; the same command continues in the folder.
+Each problem has a trace made here, a shipped profile, SLOs, and a preset of the profile's engine. Every setting of the
+preset, one replica less and the ends of the headroom are replayed on the whole trace with seeds that no search used.
+Prints the tables of benchmarks/brute_force.md; the same command continues in the folder.
 """
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dsim.engine.errors import DsimError
-from dsim.planner.backend import Pool
-from dsim.planner.capacity import CapacitySearch, capacity, search_of
+from dsim.engine.policy import parse, settings_of
+from dsim.following.outlook import advice, headroom, what_ifs
+from dsim.planner.capacity import CapacitySearch, search_of
 from dsim.planner.contents import Json
+from dsim.planner.crossing import find
 from dsim.planner.memo import STORE, Memo
-from dsim.planner.objective import Evaluator, Part
 from dsim.planner.plan import candidates_of, plan
 from dsim.planner.plan_replays import fleet
-from dsim.planner.planned import Planned
+from dsim.planner.planned import PlanCandidate, Planned
 from dsim.planner.pool_counts import severity_of
-from dsim.planner.replicate import to_judge
-from dsim.planner.space import Candidate, candidate_of, runs_on, space_of
+from dsim.planner.race import LIMIT
+from dsim.planner.replicate import measure, to_judge
+from dsim.planner.settings import GAIN, NEAR, UNTESTED
+from dsim.planner.space import beyond_tested, candidate_of, runs_on, space_of, spelt
 from dsim.planner.tune import tune
 from dsim.profiler.profile import load
 from dsim.results.scenario import Scenario
-from dsim.traces import load as load_trace
-from dsim.traces import write
+from dsim.traces import Trace, synth, write
 
 SEED = 1000  # of brute force; searches use 0
-NUM = 16  # replications
-SURE = 2.0  # standard errors within which a mean counts on both sides
-REQUESTS = 2000
-POLICIES = ("lmdeploy-bd32", "optimus")
-CHUNKS = (4, 8, 16)
-SPACE: Json = {"policy": ["lmdeploy-bd32", "optimus", "chunk"], "chunk": list(CHUNKS)}
+NUM = 8  # replications
+SURE = 2.0  # standard errors
+ROUTER = "random"  # plan's own
+DAYS, SWING = 2, 0.6  # of the diurnal trace; swing about the mean rate
+DOCUMENTS = 0.1  # share of long prompts in a mix
+STRETCH, QUIET = 60, 3.0  # requests of an on-off stretch; gaps in a quiet one, by those in a busy one
+WIDTH, SHARPNESS = 0.05, 0.02  # of a setting's capacity, in log rate
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A question with few neighbours."""
+    """Traffic, GPUs, SLOs, and one preset of an engine."""
 
     name: str
-    trace: str
-    rate: float  # req/s, plan
-    busy: float  # req/s, tune: one replica of the default is too few, of some settings enough
+    num: int  # requests
+    arrival: str
+    lengths: str
+    profile: str
+    policy: str
     slos: tuple[str, ...]
-    more: tuple[tuple[str, Any], ...] = ()  # of the scenario
+    rate: float  # req/s: about four times what a replica serves under the engine's defaults
+    attainment: float = 0.99
+    cv: float | None = None
+    shape: str = ""  # day, documents or on-off
+
+    def trace(self, seed: int) -> Trace:
+        made = synth(self.arrival, 1.0, cv=self.cv, lengths=self.lengths, num_requests=self.num, seed=seed)
+        if self.shape == "documents":
+            long = synth(self.arrival, 1.0, cv=self.cv, lengths="longbench", num_requests=self.num, seed=seed + 1)
+            is_long = np.random.default_rng(seed).random(self.num) < DOCUMENTS
+            return replace(
+                made,
+                input_length=np.where(is_long, long.input_length, made.input_length),
+                output_length=np.where(is_long, long.output_length, made.output_length),
+            )
+        if self.shape == "on-off":
+            is_quiet = np.arange(self.num) // STRETCH % 2 == 1
+            gaps = np.diff(made.arrival, prepend=0.0)
+            return replace(made, arrival=np.cumsum(np.where(is_quiet, QUIET * gaps, gaps)))
+        if self.shape == "day":
+            time = np.linspace(0.0, made.duration, 4097)
+            a_day = made.duration / (2 * np.pi * DAYS)
+            come = time - SWING * a_day * np.sin(time / a_day)
+            return replace(made, arrival=np.interp(made.arrival - made.arrival[0], come, time))
+        return made
 
 
 PROBLEMS = (
-    Problem("chat, both SLOs", "azure-conv", 12.0, 6.0, ("ttft=2s", "norm_latency=100ms")),
-    Problem("chat, light", "azure-conv", 3.0, 6.0, ("ttft=2s",)),
-    Problem("chat, p90 of the pace", "azure-conv", 12.0, 4.0, ("p90:tpot_chunk=100ms", "ttft=4s")),
-    Problem("long prompts", "mooncake-conv", 2.0, 0.6, ("ttft=30s",)),
     Problem(
-        "Poisson, equal answers", "azure-conv", 20.0, 12.0, ("norm_latency=120ms",),
-        (("arrival", "poisson"), ("lengths", "fixed:256,128")),
+        "chat", 2000, "poisson", "sharegpt", "h100-sdar-8b/lmdeploy", "lmdeploy-0.18",
+        ("ttft=1s", "norm_latency=20ms"), 24.0,
     ),
     Problem(
-        "bursts", "azure-conv", 10.0, 3.0, ("p99:ttft=3s", "norm_latency=150ms"), (("arrival", "gamma"), ("cv", 2.0))
+        "long prompts", 1500, "gamma", "lognormal:6000,4000,300,200", "h100-diffusiongemma-fp8", "vllm-diffusion",
+        ("ttft=5s",), 10.0, 0.95, cv=1.5,
+    ),
+    Problem(
+        "short answers", 2500, "poisson", "lognormal:800,600,40,30", "h200x2-diffusiongemma-sglang", "sglang-gemma",
+        ("e2el=6s",), 18.0,
+    ),
+    Problem(
+        "bursts", 2000, "gamma", "sharegpt", "h200x2-diffusiongemma-vllm", "vllm-diffusion",
+        ("ttft=4s", "norm_latency=50ms"), 5.0, 0.95, cv=3.0,
+    ),
+    Problem(
+        "equal answers", 2000, "poisson", "fixed:512,256", "h100-llada2.1-mini/sglang", "sglang-joint",
+        ("norm_latency=15ms",), 40.0,
+    ),
+    Problem(
+        "two days", 2400, "poisson", "lmsys", "a100-sdar-8b-graphs", "lmdeploy-0.18",
+        ("ttft=2s", "norm_latency=30ms"), 12.0, 0.95, shape="day",
+    ),
+    Problem(
+        "maths", 2000, "weibull", "gsm8k", "h100-sdar-8b/sglang", "sglang-fdfo",
+        ("p90:tpot_chunk=20ms",), 20.0, cv=2.0,
+    ),
+    Problem(
+        "chat and documents", 1800, "poisson", "lmsys", "a100-sdar-8b", "lmdeploy-bd32",
+        ("p99:ttft=4s", "norm_latency=100ms"), 12.0, 0.95, shape="documents",
+    ),
+    Problem(
+        "code, even gaps", 2000, "constant", "lognormal:1500,1000,150,100", "h100-qwen3-8b-ar", "vllm-ar",
+        ("ttft=1s", "tpot_chunk=30ms"), 60.0,
+    ),
+    Problem(
+        "on and off", 2000, "poisson", "ifeval", "h20-llada2.1-mini-sglang", "sglang-joint",
+        ("95%:ttft=3s", "e2el=20s"), 30.0, 0.95, shape="on-off",
     ),
 )  # fmt: skip
 
 
-class Kept:
-    """Finished work by key, for a problem and a profile."""
+class Bench:
+    """A problem's work, each piece done once."""
 
-    def __init__(self, folder: Path, problem: Problem) -> None:
-        self._asked = {"problem": repr(problem), "profile": repr(load(Scenario.profile))}
+    def __init__(self, folder: Path, number: int) -> None:
+        self.problem = own = PROBLEMS[number - 1]
+        self.folder = folder / str(number)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / "trace.jsonl"
+        if not file.is_file():
+            write(own.trace(number), file)
+        self.scenario = Scenario(str(file), policy=own.policy, profile=own.profile, slos=own.slos, router=ROUTER)
+        self.requests = self.scenario.source()
+        self.num = to_judge(len(self.requests))
         self._memo = Memo()
-        self._memo.open(folder / STORE)
+        self._memo.open(self.folder / STORE)
+        self._asked = {"problem": repr(own), "profile": repr(load(own.profile))}
 
-    def __call__(self, key: str, work: Callable[[], Any]) -> Any:
+    def kept(self, key: str, work: Callable[[], Any]) -> Any:
         return self._memo.replay(lambda: {**self._asked, "key": key}, work)
 
+    def candidates(self) -> list[PlanCandidate]:
+        return candidates_of(self.scenario, [self.problem.policy], [load(self.problem.profile)], lambda _: None)[0]
 
-def severity(work: tuple[CapacitySearch, int, float]) -> float:
-    search, index, rate = work
-    return severity_of(search.requests(index, Memo())(rate))
+    def planned(self) -> Json:
+        def answer() -> Json:
+            found: Planned = plan(
+                self.scenario, self.candidates(), rate=self.problem.rate, attainment=self.problem.attainment,
+                num_requests=self.num, jobs=1,
+            )  # fmt: skip
+            return found.to_json()
+
+        asked: Json = self.kept("plan", answer)
+        return asked
+
+    def tuned(self, replicas: int, specs: Sequence[str]) -> Json:
+        """The same settings on the planned fleet; the first is the one to beat."""
+
+        def answer() -> Json:
+            own, preset = replace(self.scenario, rate=self.problem.rate, replicas=replicas), self.problem.policy
+            space = space_of(
+                {"policy": [preset], preset: fields_of(specs)}, "the plan's settings",
+                runs_on(own.loaded_profile(), None),
+            )  # fmt: skip
+            return tune(own, space=space, trials=len(specs), default=candidate_of(specs[0], replicas)).to_json()
+
+        asked: Json = self.kept(f"tune {replicas}", answer)
+        return asked
+
+    def followed(self, spec: str, replicas: int) -> Json:
+        """What follow advises to a fleet that serves the trace, as its follower asks."""
+
+        def answer() -> Json:
+            target, rate = self.problem.attainment, self.problem.rate
+            own = replace(self.scenario, policy=spec, replicas=replicas)
+            outcomes = what_ifs(own, self.requests.scaled_to_rate(rate), replicas)
+            room = headroom(own, target, 0.0, 0)
+            said = advice(outcomes, room, rate, 0.0, target, {})
+            return {**said.to_json(), "room": None if room is None else room.to_json()}
+
+        asked: Json = self.kept(f"follow {spec} {replicas}", answer)
+        return asked
+
+    def search(self, spec: str, replicas: int) -> CapacitySearch:
+        own = replace(self.scenario, policy=spec, seed=SEED)
+        return fleet(search_of(own, 0.02, self.problem.attainment, self.num), replicas)
+
+    def severities(self, spec: str, replicas: int, rate: float) -> Floats:
+        """By replication; below 0 the SLOs are met."""
+        search = self.search(spec, replicas)
+
+        def work() -> list[float]:
+            return [severity_of(search.requests(index, Memo())(rate)) for index in range(NUM)]
+
+        return np.array(self.kept(f"severities {spec} {replicas} {rate:.6g}", work))
+
+    def capacities(self, spec: str, replicas: int) -> Floats:
+        """By replication, req/s."""
+        search = self.search(spec, replicas)
+
+        def own(index: int) -> float:
+            ask = search.requests(index, Memo())
+            return find(ask, search.criteria, self.problem.rate, WIDTH, SHARPNESS).rate
+
+        return np.array(self.kept(f"capacities {spec} {replicas}", lambda: [own(index) for index in range(NUM)]))
+
+    def in_order(self, spec: str, replicas: int) -> tuple[Floats, Floats]:
+        """Of the trace in its own order, by seed: severities, and shares of requests within their targets.
+
+        DsimError if the setting does not fit the memory, or a request never fits.
+        """
+        own = replace(self.scenario, policy=spec, replicas=replicas, seed=SEED)
+        search = search_of(own, 0.02, self.problem.attainment, self.num)
+
+        def replay(seed: int) -> tuple[float, float]:
+            seeded, requests = replace(own, seed=seed), self.requests.scaled_to_rate(1.0)
+            reading = measure(seeded, search.criteria, requests, self.problem.rate)
+            if reading.rejected:
+                raise DsimError(f"{spec}: {reading.rejected:.2%} of requests never fit")
+            summary = seeded.run(requests.scaled_to_rate(self.problem.rate))
+            return severity_of(reading), 1.0 if math.isnan(summary.slo_attainment) else summary.slo_attainment
+
+        def work() -> list[tuple[float, float]]:
+            own.check_fits()
+            return [replay(SEED + k) for k in range(NUM)]
+
+        severities, shares = np.array(self.kept(f"in order {spec} {replicas}", work)).T
+        return severities, shares
 
 
-def mean_severity(pool: Pool, search: CapacitySearch, rate: float) -> tuple[float, float]:
-    """Over replications of another seed; standard error."""
-    other = replace(search, scenario=replace(search.scenario, seed=SEED))
-    values = np.array(list(pool.map(severity, [(other, i, rate) for i in range(NUM)])))
-    return float(values.mean()), float(values.std(ddof=1)) / NUM**0.5
-
-
-def holds(found: Sequence[float]) -> bool:
-    """The SLOs may be met."""
-    return found[0] - SURE * found[1] <= 0
-
-
-def breaks(found: Sequence[float]) -> bool:
-    """An SLO may be missed."""
-    return found[0] + SURE * found[1] >= 0
-
-
-def of_plan(kept: Kept, problem: Problem, scenario: Scenario, pool: Pool, jobs: int) -> list[str]:
-    """Its fleets, one replica fewer and more, and the headroom's ends."""
-    num = to_judge(len(scenario.source()))
-
-    def answer() -> Json:
-        candidates, out = candidates_of(scenario, POLICIES, [load(scenario.profile)], lambda _: 2.0)
-        found: Planned = plan(scenario, candidates, out, rate=problem.rate, num_requests=num, jobs=jobs)
-        return found.to_json()
-
-    planned = kept(f"plan {problem.name}", answer)
-    lines = []
-    for row in planned["ranking"]:
-        search = search_of(replace(scenario, policy=row["policy"]), 0.02, 0.99, num)
-
-        def at(replicas: int, rate: float, search: CapacitySearch = search) -> Any:
-            key = f"plan {problem.name} {search.policy} {replicas} {rate:.6g}"
-            return kept(key, lambda: mean_severity(pool, fleet(search, replicas), rate))
-
-        k, room = row["replicas"], row["headroom"]
-        enough = holds(at(k, problem.rate))
-        fewer = k > 1 and not breaks(at(k - 1, problem.rate))
-        more = holds(at(k + 1, problem.rate))
-        verdict = "right" if enough and more and not fewer else "one fewer would do" if enough else "WRONG"
-        low, high = (at(k, problem.rate * (1 + room[end])) for end in ("low", "high"))
-        ends = "holds, breaks" if holds(low) and breaks(high) else "WRONG" if not holds(low) else "holds at both"
-        said = f"{k} × `{row['policy']}`, headroom {100 * room['low']:.1f} to {100 * room['high']:.1f} %"
-        lines.append(f"| {problem.name} | plan | {said} | fleet {verdict}; ends of the headroom: {ends} |")
-    return lines
-
-
-def rate_of(scenario: Scenario, num: int, jobs: int) -> Json:
-    return asdict(capacity(scenario, precision=0.05, num_requests=num, jobs=jobs, curve=False).rate)
-
-
-def of_capacity(kept: Kept, problem: Problem, scenario: Scenario, pool: Pool, jobs: int) -> list[str]:
-    """SLOs hold at the low end and 5 % below, and break at the high end and 5 % above."""
-    num = to_judge(len(scenario.source()))
-    lines = []
-    for policy in POLICIES:
-        own = replace(scenario, policy=policy)
-        found = kept(
-            f"capacity {problem.name} {policy}",
-            partial(rate_of, own, num, jobs),
-        )
-        search = search_of(own, 0.05, 0.99, num)
-
-        def at(rate: float, search: CapacitySearch = search) -> Any:
-            key = f"capacity {problem.name} {search.policy} {rate:.6g}"
-            return kept(key, lambda: mean_severity(pool, search, rate))
-
-        below = all(holds(at(rate)) for rate in (0.95 * found["low"], found["low"]))
-        above = all(breaks(at(rate)) for rate in (found["high"], 1.05 * found["high"]))
-        verdict = "holds below, breaks above" if below and above else "WRONG: " + ("too low" if below else "too high")
-        said = f"`{policy}`: {found['value']:.3g} req/s ({found['low']:.3g} to {found['high']:.3g})"
-        lines.append(f"| {problem.name} | capacity | {said} | {verdict} |")
-    return lines
-
-
-def goodput(work: tuple[Evaluator, Candidate, int]) -> float:
-    evaluator, candidate, index = work
-    return evaluator(candidate, Part("confirm", index)).values[0]
-
-
-def listed(pool: Pool, work: Sequence[tuple[Evaluator, Candidate, int]]) -> list[float]:
-    return list(pool.map(goodput, work))
-
-
-def of_tune(kept: Kept, problem: Problem, scenario: Scenario, pool: Pool, jobs: int) -> list[str]:
-    """The recommended setting among all of the space, on held-out traffic of another seed."""
-    own = replace(scenario, rate=problem.busy)
-
-    def answer() -> Json:
-        check = runs_on(own.loaded_profile(), own.workload)
-        space = space_of(SPACE, "space", check)
-        return tune(own, space=space, trials=8, jobs=jobs).to_json()
-
-    found = kept(f"tune {problem.name}", answer)
-    every = ["lmdeploy-bd32", "optimus", *(f"chunk,chunk={n}" for n in CHUNKS)]
-    specs = list(dict.fromkeys([found["recommended"]["policy"], found["default"]["policy"], *every]))
-    evaluator = Evaluator(replace(own, seed=SEED), ("goodput",), None)
-    values = {}
+def fields_of(specs: Sequence[str]) -> dict[str, list[Any]]:
+    """The values of the fields in which settings differ, in order; none, which is no limit, is the last."""
+    values: dict[str, dict[str, Any]] = {}
     for spec in specs:
-        candidate = candidate_of(spec, 1)
-        work = [(evaluator, candidate, i) for i in range(NUM)]
-        values[spec] = np.array(kept(f"tune {problem.name} {spec}", partial(listed, pool, work)))
-    chosen, base = values[found["recommended"]["policy"]], values[found["default"]["policy"]]
-    best = max(values, key=lambda spec: float(values[spec].mean()))
-    short = 1 - float(chosen.mean()) / float(values[best].mean())
-    gap = values[best] - chosen
-    sure = float(gap.mean()) - SURE * float(gap.std(ddof=1)) / NUM**0.5 > 0
-    gain = float(chosen.mean()) / float(base.mean()) - 1
-    told = found["winner"]["gains"]["goodput"]
-    said = f"`{found['recommended']['policy']}`, gain {100 * told['value']:+.1f} % ({100 * told['low']:+.1f} to "
-    said += f"{100 * told['high']:+.1f})"
-    error = float((chosen / base).std(ddof=1)) / NUM**0.5
-    inside = told["low"] - SURE * error <= gain <= told["high"] + SURE * error or not found["confirmed"]
-    verdict = "the best" if not sure else f"`{best}` is {100 * short:.1f} % better"
-    lines = f"of {len(values)} settings {verdict}; gain {100 * gain:+.1f} %" + ("" if inside else ", OUTSIDE")
-    return [f"| {problem.name} | tune | {said} | {lines} |"]
+        for name, value in settings_of(parse(spec)).items():
+            values.setdefault(name, {})[spelt(value)] = "none" if value is None else value
+    return {name: sorted(own.values(), key=_order) for name, own in values.items() if len(own) > 1}
+
+
+def _order(value: Any) -> float:
+    return math.inf if value == "none" else float(value)
+
+
+def neighbours(spec: str, specs: Sequence[str]) -> list[str]:
+    """Settings that differ in one field by one value."""
+    fields, at = fields_of(specs), settings_of(parse(spec))
+    found = []
+    for other in specs:
+        own = settings_of(parse(other))
+        moves = [abs(v.index(_plain(own[n])) - v.index(_plain(at[n]))) for n, v in fields.items()]
+        if sum(moves) == 1:
+            found.append(other)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return "none" if value is None else value
+
+
+def sure(gaps: Floats) -> bool:
+    """Whether the mean is above 0 by more than SURE standard errors."""
+    return float(gaps.mean()) > SURE * float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
+
+
+def within(values: Floats) -> str:
+    """The mean, and SURE standard errors."""
+    return f"{values.mean():+.2f} ± {SURE * float(values.std(ddof=1)) / math.sqrt(len(values)):.2f}"
+
+
+def weight(spec: str) -> float:
+    """The factor that a setting's rate must have to count as much as a tested one's."""
+    return UNTESTED if beyond_tested(spec) else 1.0
+
+
+def better(bench: Bench, spec: str, others: Sequence[str], replicas: int, rate: float) -> list[str]:
+    """Settings that surely serve more than a tie allows. rate: req/s, near the setting's capacity."""
+    tie = GAIN if spec == bench.problem.policy else NEAR
+    base = bench.severities(spec, replicas, rate)
+    found = []
+    for other in others:
+        factor = tie * weight(other) / weight(spec)
+        if sure(base - bench.severities(other, replicas, rate * factor)):
+            found.append(other)
+    return found
+
+
+def shown(spec: str) -> str:
+    _, *fields = spec.split(",")
+    return f"`{','.join(fields)}`" if fields else "the default"
+
+
+def of_tune(bench: Bench, spec: str, other: str, replicas: int) -> str:
+    """Whether tune's setting is plan's, or as good to tune: by the share of requests within their targets."""
+    if other == spec:
+        return "the same"
+    (_, mine), (severities, theirs) = bench.in_order(spec, replicas), bench.in_order(other, replicas)
+    gain = float(theirs.mean() / mine.mean()) - 1
+    tie = (UNTESTED if weight(spec) != weight(other) else NEAR) - 1
+    meets = "surely meets" if sure(-severities) else "surely misses" if sure(severities) else "may miss"
+    said = "tied" if abs(gain) <= tie else "NOT TIED"
+    return f"{shown(other)}: {said}, {100 * gain:+.1f} % goodput; {meets} the SLOs on {replicas}"
+
+
+def of_follow(bench: Bench, spec: str, replicas: int) -> str:
+    """Its advice to the planned fleet and to one replica less, and its capacity."""
+    said = bench.followed(spec, replicas)
+    room = said["room"]
+    takes = "no capacity" if room is None else f"{room['low']:.3g} to {room['high']:.3g} req/s"
+    fewer = f"; on {replicas - 1}: {bench.followed(spec, replicas - 1)['do']}" if replicas > 1 else ""
+    return f"{said['do']} ({takes}){fewer}"
+
+
+def of_settings(bench: Bench, spec: str, specs: Sequence[str], replicas: int, rate: float) -> str:
+    """The other settings that need fewer replicas, or serve more than a tie allows."""
+    others, near = [one for one in specs if one != spec], neighbours(spec, specs)
+    cheaper = [
+        one for one in others if replicas > 1
+        and sure(-bench.severities(one, replicas - 1, bench.problem.rate * max(1.0, weight(one) / weight(spec))))
+    ]  # fmt: skip
+    found = better(bench, spec, others, replicas, rate)
+    said = f"of {len(others)}, {len(near)} of them neighbours: "
+    said += f"FEWER REPLICAS for {', '.join(map(shown, cheaper))}, " if cheaper else "none needs fewer, "
+    if not found:
+        return said + "none serves more"
+    more = []
+    for one in found:
+        ratio = np.log(bench.capacities(one, replicas) / bench.capacities(spec, replicas))
+        error = SURE * float(ratio.std(ddof=1)) / math.sqrt(NUM)
+        more.append((float(ratio.mean()), f"{shown(one)} by {100 * ratio.mean():.1f} ± {100 * error:.1f} %"))
+    return f"{said}{len(found)} ({len({*near} & {*found})} neighbours) serve more, {max(more)[1]}"
+
+
+def row(bench: Bench) -> str:
+    problem, planned = bench.problem, bench.planned()["recommended"]
+    [candidate] = bench.candidates()
+    specs = list(dict.fromkeys(candidate_of(one).spec for one in candidate.settings))
+    spec, k, room = candidate_of(planned["policy"]).spec, planned["replicas"], planned["headroom"]
+    tuned = candidate_of(bench.tuned(k, specs)["recommended"]["policy"]).spec
+    at = bench.severities(spec, k, problem.rate)
+    less = np.ones(NUM) if k == 1 else bench.severities(spec, k - 1, problem.rate)
+    enough = "right" if at.mean() <= 0 else "TOO SMALL" if sure(at) else "UNSURE"
+    if sure(-less):
+        enough = "ONE FEWER WOULD DO"
+    growing = int((at >= LIMIT).sum())
+    low, high = (bench.severities(spec, k, problem.rate * (1 + room[end])) for end in ("low", "high"))
+    ends = f"low end {'BREAKS' if sure(low) else 'holds'}, high end {'HOLDS' if sure(-high) else 'breaks'}"
+    own, _ = bench.in_order(spec, k)
+    cells = (
+        problem.name,
+        f"{k} × {shown(spec)}, {100 * room['low']:.1f} to {100 * room['high']:.1f} %",
+        of_tune(bench, spec, tuned, k),
+        of_follow(bench, spec, k),
+        f"fits; {(own <= 0).sum()} of {NUM} seeds meet",
+        f"{enough}: {within(at)}{f' ({growing} of {NUM} as a growing queue)' if growing else ''}"
+        f"{f', on {k - 1} {within(less)}' if k > 1 else ''}; {ends}",
+        of_settings(bench, spec, specs, k, problem.rate * (1 + room["value"])),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def asked(problem: Problem) -> str:
+    shape = {"": "", "day": "two days, ", "documents": "a tenth longbench, ", "on-off": "on and off, "}[problem.shape]
+    gaps = problem.arrival + ("" if problem.cv is None else f" (cv {problem.cv:g})")
+    slos = ", ".join(f"`{slo}`" for slo in problem.slos)
+    return (
+        f"| {problem.name} | {problem.num:,} requests, {gaps}, {shape}`{problem.lengths}` | `{problem.profile}` | "
+        f"`{problem.policy}` | {slos} | "
+        f"{100 * problem.attainment:g} % | {problem.rate:g} |"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--out", type=Path, default=Path("runs/brute"))
     parser.add_argument("--only", type=int, action="append", help="the number of a problem, from 1; may be given again")
-    parser.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    lines = []
-    with Pool("local", given.jobs, None) as pool:
-        for number in given.only or range(1, len(PROBLEMS) + 1):
-            problem = PROBLEMS[number - 1]
-            kept = Kept(given.out, problem)
-            path = given.out / f"{problem.trace}.jsonl"
-            if not path.is_file():
-                write(load_trace(problem.trace).head(REQUESTS), path)
-            scenario = Scenario(str(path), slos=problem.slos, **dict(problem.more))
-            for part in (of_plan, of_capacity, of_tune):
-                try:
-                    lines += part(kept, problem, scenario, pool, given.jobs)
-                except DsimError as error:  # no answer, as where no setting meets the bounds
-                    lines.append(f"| {problem.name} | {part.__name__.removeprefix('of_')} | none: {error} | |")
-    print("\n| problem | command | answer | brute force |\n|---|---|---|---|")
-    print("\n".join(lines))
+    numbers = given.only or range(1, len(PROBLEMS) + 1)
+    print("| problem | trace | profile | preset | SLOs | share | req/s |\n|---|---|---|---|---|---|---|")
+    print("\n".join(asked(PROBLEMS[number - 1]) for number in numbers))
+    print("\n| problem | plan | tune | follow | replay | fleet and headroom | other settings |")
+    print("|---|---|---|---|---|---|---|")
+    for number in numbers:
+        try:
+            print(row(Bench(given.out, number)), flush=True)
+        except DsimError as error:  # no answer, as where no fleet meets the bounds
+            print(f"| {PROBLEMS[number - 1].name} | none: {error} | | | | | |", flush=True)
 
 
 if __name__ == "__main__":
