@@ -19,7 +19,7 @@ MORE = 1.3  # times the traffic, in a what-if
 CLEARLY = 0.05  # share of requests by which a server and its twin differ
 HOUR = 12  # windows
 SOON = 60.0  # minutes until growth reaches the capacity, below which the advice is to add a replica
-PRECISION, REQUESTS, REPLICATIONS = 0.1, 1000, 2  # of a capacity: rough, because it runs hourly
+PRECISION, REPLICATIONS = 0.1, 4  # of a capacity: rough, because it runs hourly
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,9 @@ class WhatIf:
 
     name: str
     replicas: int
-    attainment: float | None  # share of requests that meet the SLOs; None: no SLO is given
+    attainment: float | None  # share of requests that meet the SLOs; None: no SLO on requests is given
     e2el_p90: float | None  # s
+    missed: str | None = None  # SLOs on the run that are missed; None: none is given
 
     def to_json(self) -> dict[str, Any]:
         outcome: dict[str, Any] = no_nan(vars(self))
@@ -41,7 +42,10 @@ def ask(name: str, scenario: Scenario, trace: Trace) -> WhatIf:
     summary = scenario.run(trace)
     met = summary.slo_attainment if scenario.slos else math.nan
     p90 = (summary.e2el_ms.p90 or math.nan) / 1e3
-    return WhatIf(name, scenario.replicas, *(None if math.isnan(x) else round(x, 4) for x in (met, p90)))
+    on_run = [verdict for verdict in summary.slos if verdict.met is not None]
+    missed = ", ".join(verdict.slo for verdict in on_run if not verdict.met) if on_run else None
+    share, e2el = (None if math.isnan(x) else round(x, 4) for x in (met, p90))
+    return WhatIf(name, scenario.replicas, share, e2el, missed)
 
 
 def what_ifs(scenario: Scenario, trace: Trace, replicas: int) -> list[WhatIf]:
@@ -88,11 +92,11 @@ def search_headroom(
 
 def headroom(scenario: Scenario, target: float, now: float, version: int) -> Headroom | None:
     """The fleet's capacity under its SLOs with its trace's lengths, by the search of `dsim capacity`."""
-    from ..planner.capacity import capacity  # imported here: it loads SciPy
+    from ..planner.capacity import PER_REPLICA, capacity  # imported here: it loads SciPy
 
     try:
         result = capacity(
-            scenario, precision=PRECISION, attainment=target, num_requests=max(REQUESTS, 100 * scenario.replicas),
+            scenario, precision=PRECISION, attainment=target, num_requests=PER_REPLICA * scenario.replicas,
             max_replications=REPLICATIONS, jobs=1, curve=False,
         )  # fmt: skip
     except DsimError as error:  # an SLO holds at every rate, or at none
@@ -155,14 +159,18 @@ def advice(
             + (drifted or "no alarm is open yet"),
         )  # fmt: skip
     now = next((outcome for outcome in outcomes if outcome.name == "as it is"), None)
-    if now is None or now.attainment is None:
+    if now is None or (now.attainment is None and now.missed is None):
         return Advice(
             "Do nothing.", "No SLO is given, so nothing can be missed." if outcomes else "No window is over yet."
         )
-    met = f"{now.attainment:.1%} of requests meet the SLOs, of {target:.1%} wanted"
     more = next(outcome for outcome in outcomes if outcome.name == "a replica more")
-    if now.attainment < target or (room is not None and room.capacity < rate):
-        gain = f"{now.attainment:.1%} to {more.attainment or 0.0:.1%} of requests within the SLOs"
+    share, gain = 1.0, ""
+    met = f"{now.missed} is missed" if now.missed else "no SLO is missed"
+    if now.attainment is not None:
+        share = now.attainment
+        gain = f"{share:.1%} to {more.attainment or 0.0:.1%} of requests within the SLOs"
+        met = f"{share:.1%} of requests meet the SLOs, of {target:.1%} wanted" + (f"; {met}" if now.missed else "")
+    if share < target or now.missed or (room is not None and room.capacity < rate):
         return Advice(f"Run {counted(more.replicas, 'replica')}.", met, gain, "a replay of the last two windows")
     if room is not None and grows > 0 and (minutes := (room.capacity - rate) / grows) < SOON:
         return Advice(

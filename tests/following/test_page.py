@@ -6,10 +6,11 @@ import pytest
 
 from dsim.following.exported import exposition
 from dsim.following.follower import Follower
-from dsim.following.outlook import Advice, advice, contradicted, growth
+from dsim.following.outlook import Advice, advice, contradicted, growth, what_ifs
 from dsim.following.pages import page_of
 from dsim.following.watch import line_of
 from dsim.report.page import Figure, Page, Section, Table, Words
+from dsim.results.scenario import Scenario
 
 from .day import NOW, ROOM, a_day, whatifs
 
@@ -103,6 +104,13 @@ def test_the_recommendation_is_a_replica_more_or_to_do_nothing() -> None:
     lost = advised(0.98, 0.9, 1.0, prices=slow, measured=0.0)
     assert lost.do.startswith("Check the limit of running requests (1 while others wait, not 4)")
     assert lost.why == f"0.0% of its requests meet an SLO, and it is not as its twin: {slow}"
+
+
+def test_an_slo_on_the_run_that_is_missed_asks_for_a_replica() -> None:
+    asked = Scenario("azure-conv", rate=3.0, num_requests=60, slos=("p90:ttft=10ms",))
+    found = what_ifs(asked, asked.requests(), 1)
+    assert [(one.attainment, one.missed) for one in found] == [(None, "p90:ttft=10ms")] * 3
+    assert advice(found, None, 3.0, 0.0, 0.99, {}).do == "Run 2 replicas."
 
 
 def test_a_server_that_misses_what_its_twin_meets_is_doubted_before_any_alarm() -> None:
