@@ -211,6 +211,8 @@ def plan(
     if not 0 <= spare <= MAX_REPLICAS:
         raise DsimError(f"spare is {spare}, expected 0 to {MAX_REPLICAS} replicas")
     scenario.routing()
+    for candidate in candidates:
+        posed(scenario, candidate).loaded_profile()
     rate = own_rate(scenario) if rate is None else rate
     if not 0 < rate < math.inf:
         raise DsimError(f"rate is {rate} req/s, expected above 0 and finite")

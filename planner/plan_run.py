@@ -187,7 +187,7 @@ def write_plan(
     for name in ("device", "model", "profile_version"):
         info.pop(name, None)
     firsts = dict.fromkeys(next(iter(p.workloads), "") for p in profiles)
-    info["workload"] = scenario.workload or ", ".join(filter(None, firsts)) or None
+    info["workload"] = scenario.workload or scenario.yields or ", ".join(filter(None, firsts)) or None
     found = measured_log(replace(scenario, num_requests=None))
     info |= {} if found is None else {"measured": found}
     info["notes"] += profile_notes(ahead)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .digits import outward, percent, percent_span, places_of
+from .digits import counted, outward, percent, percent_span, places_of
 from .table import number, time_of
 
 Json = Mapping[str, Any]  # of a plan
@@ -47,10 +47,8 @@ def name_of(fleet: Json) -> str:
 def gpus_of(fleet: Json) -> str:
     count = fleet["gpus"]
     of_each = f" of {fleet['gpus_per_replica']}" if fleet["gpus_per_replica"] > 1 else ""
-    if fleet["spare"]:
-        many = "replica" if fleet["replicas"] == 1 else "replicas"
-        return f"{count:,} {fleet['device']} ({fleet['replicas']} {many}{of_each} and {fleet['spare']} spare)"
-    replicas = f" ({fleet['replicas']} replicas{of_each})" if of_each else ""
+    spare = f" and {fleet['spare']} spare" if fleet["spare"] else ""
+    replicas = f" ({counted(fleet['replicas'], 'replica')}{of_each}{spare})" if of_each or spare else ""
     return f"{count:,} {fleet['device']}{replicas}"
 
 

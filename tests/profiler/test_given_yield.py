@@ -181,8 +181,8 @@ def test_a_production_engine_s_profile_says_its_yield_too(
     assert [line for line in lines if "yield" in line] == ([told] if said else [])
 
 
-def test_capacity_and_tune_take_a_yield() -> None:
-    for command in (("capacity", "--slo", "p90:ttft=1s"), ("tune",)):
+def test_capacity_tune_and_plan_take_a_yield() -> None:
+    for command in (("capacity", "--slo", "p90:ttft=1s"), ("tune",), ("plan", "--slo", "ttft=1s", "--policy", "chunk")):
         ran = dsim(command[0], "azure-conv", *command[1:], "--yield", "33")
         assert (ran.code, ran.err.count("\n")) == (2, 1)
         assert "fewer than the 32 of a block" in ran.err
