@@ -13,6 +13,7 @@ import typer
 
 from .. import __version__
 from ..engine.errors import DsimError, MachineError
+from ..engine.outside import fault_in_code
 from ..files.interrupt import INTERRUPTED, LostError, as_ctrl_c, end_interrupted
 from ..files.read import cut, cut_words, fault
 from . import (
@@ -166,6 +167,11 @@ def main() -> None:
         _fail(str(fault(error.filename or "the output", error)), 1, "machine")
     except MemoryError:
         _fail("there is not enough memory for this", 1, "machine")
+    except Exception as error:
+        line = fault_in_code(error)
+        if line is None:
+            raise
+        _fail(line, 2, "input")
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -559,6 +559,10 @@ def _answers(policy: "Policy") -> tuple[dict[Any, Any], dict[Any, Any]]:
                 raise PolicyError(
                     f"policy {policy.name}: {type(part).__name__} answers {placeholder.__name__} with {wrong}"
                 )
+            other = answering.setdefault(placeholder, part)
+            if other is not part and not (is_ours(type(other)) and is_ours(type(part))):
+                both = f"{type(other).__name__} and {type(part).__name__} both answer {placeholder.__name__}"
+                raise PolicyError(f"policy {policy.name}: {both}, expected one of them")
             answering[placeholder] = part
         answers.update(given)
     questions = questions_of(answers)

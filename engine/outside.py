@@ -13,6 +13,8 @@ from typing import Any
 from .allowed_code import AllowedCode, check_allowed
 from .errors import PolicyError, cut, quoted
 
+NAMED = "dsim_policy_"  # begins the name of a user's module
+
 
 def is_file(name: str) -> bool:
     """Whether a name is `path/to/file.py:NAME`."""
@@ -54,6 +56,21 @@ def running_code_of(asker: str) -> Iterator[None]:
         raise PolicyError(f"{asker}: {type(error).__name__}: {quoted(str(error))}") from error
 
 
+def fault_in_code(error: BaseException | None) -> str | None:
+    """An error as a line with the place in a user's file that raised it; None if it passed through none."""
+    found = None
+    while error is not None:
+        trace = error.__traceback__
+        while trace is not None:
+            frame = trace.tb_frame
+            if str(frame.f_globals.get("__name__")).startswith(NAMED):
+                where = f"{frame.f_code.co_filename}:{trace.tb_lineno}: {frame.f_code.co_name}"
+                found = f"{where}: {type(error).__name__}: {cut(error)}"
+            trace = trace.tb_next
+        error = error.__cause__ or error.__context__
+    return found
+
+
 def check_names_object(name: str, asker: str, kind: str, example: str) -> None:
     """PolicyError for a file without a name, `mine.py` instead of `mine.py:POLICY`."""
     if name.endswith(".py"):
@@ -70,7 +87,7 @@ def _is_one(value: Any, kinds: type | tuple[type, ...], module: types.ModuleType
 @cache
 def _module(path: str, stamp: int) -> types.ModuleType:
     """Run a file, once per version; its exceptions pass through."""
-    name = f"dsim_policy_{hashlib.sha256(f'{path} {stamp}'.encode()).hexdigest()[:12]}_{Path(path).stem}"
+    name = f"{NAMED}{hashlib.sha256(f'{path} {stamp}'.encode()).hexdigest()[:12]}_{Path(path).stem}"
     found = importlib.util.spec_from_file_location(name, path)
     assert found is not None
     assert found.loader is not None

@@ -303,6 +303,12 @@ class Policy:
                 raise PolicyError(
                     f"{self.name}: {type(part).__name__} is not a frozen dataclass, expected @dataclass(frozen=True)"
                 )
+        homes: dict[str, str] = {}
+        for part in (getattr(self, axis) for axis in KINDS):
+            for one in dataclasses.fields(part):
+                if (other := homes.setdefault(one.name, type(part).__name__)) != type(part).__name__:
+                    both = f"{other} and {type(part).__name__}"
+                    raise PolicyError(f"{self.name}: {both} both have a field {one.name}, expected another name in one")
         if self.family not in self.batching.families:
             needs = "static or phase-multiplexed" if self.cache.family else "continuous or synchronous"
             kinds = type(self.cache).__name__, type(self.batching).__name__

@@ -235,7 +235,8 @@ def _with_settings(policy: Policy, spec: str, settings: dict[str, Any]) -> Polic
         answers_of(made)
         return made
     except PolicyError as e:
-        raise PolicyError(f"policy {_said(spec)}: {str(e).replace(f'{spec}: ', '', 1)}") from None
+        why = str(e).removeprefix("policy ").replace(f"{spec}: ", "", 1)
+        raise PolicyError(f"policy {_said(spec)}: {why}") from None
 
 
 def _convert(spec: str, owner: type, name: str, value: Any) -> Any:

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from .. import __version__
 from ..engine.errors import DsimError
+from ..engine.outside import fault_in_code
 from ..files.interrupt import LostError, uninterrupted
 from ..files.read import cut, read_bytes
 
@@ -152,6 +153,8 @@ def attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Outc
     except DsimError as error:
         return Outcome(key, error=_line(error), refused=version == __version__)
     except Exception as error:
+        if line := fault_in_code(error):
+            return Outcome(key, error=line, refused=True)
         return Outcome(key, error=f"{type(error).__name__}: {_line(error)}", trace=traceback.format_exc())
 
 

@@ -18,6 +18,7 @@ from dsim.engine.hooks import select
 from dsim.engine.jit import JIT
 from dsim.engine.journal import RequestTable
 from dsim.engine.latency import CacheOverhead, LatencyModel
+from dsim.engine.outside import fault_in_code, from_file
 from dsim.engine.part import Policy, Rows
 from dsim.engine.policies.chunk import FixedChunk
 from dsim.engine.policies.delayed_cache import DelayedCache
@@ -88,6 +89,16 @@ class Mine(FixedChunk):
 CHOOSE = constant
 """
 POLICY = 'POLICY = Policy("mine", EVERY_STEP, Mine(), DelayedCache())\n'
+PARTS = """
+@dataclass(frozen=True)
+class Loops(type(EVERY_STEP)):
+    answer: int = 1
+
+    def answers(self, policy):
+        return {**super().answers(policy), choose: constant}
+
+POLICY = Policy("x", Loops(num_loops=1), Mine(), DelayedCache())
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -160,6 +171,22 @@ def test_an_edited_file_is_read_again() -> None:
     assert settings_of(parse(spec))["answer"] == 4
 
 
+def test_two_parts_that_answer_one_question_are_named() -> None:
+    spec = write(PARTS.replace("answer: int = 1", "loops: int = 1"))
+    with pytest.raises(PolicyError, match="POLICY': Mine and Loops both answer choose, expected one of them"):
+        core_of(parse(spec))
+
+
+def test_what_a_user_s_code_raises_has_its_file_and_line() -> None:
+    write("def fails():\n    return {}['key']\nPOLICY = fails\n")
+    fails = from_file("./mine.py:POLICY", object, "policies", "test", allowed(["./mine.py"]))
+    line = next(n for n, text in enumerate(Path("mine.py").read_text().splitlines(), 1) if "['key']" in text)
+    with pytest.raises(KeyError) as caught:
+        fails()
+    assert fault_in_code(caught.value) == f"{Path('mine.py').absolute()}:{line}: fails: KeyError: 'key'"
+    assert fault_in_code(KeyError("ours")) is None
+
+
 def test_two_files_of_one_name_are_two_policies() -> None:
     one, other = Path("one/mine.py"), Path("other/mine.py")
     for path, chunk in ((one, 4), (other, 6)):
@@ -186,6 +213,7 @@ def test_two_files_of_one_name_are_two_policies() -> None:
             POLICY.replace("Mine()", "replace(Mine(), chunk=99)"),
             "PolicyError: chunk is 99, expected 2 to 64",
         ),
+        (PARTS, "x: Loops and Mine both have a field answer, expected another name in one"),
     ],
 )
 def test_a_file_that_holds_no_policy_is_one_line(text: str, says: str) -> None:
