@@ -266,7 +266,7 @@ def plan(
         notes=(
             *_missed(search, whole[0], min(2, len(order))),
             *_of_answers(candidates, best, scenario.allow_code),
-            *{f"{one.given} cannot run as it is: {one.refused}": None for one in candidates if one.refused},
+            *dict.fromkeys(f"{one.given} cannot run as it is: {one.refused}" for one in candidates if one.refused),
         ),
         peak=peak_of(scenario.source(), rate, recommended) if scenario.arrival == "trace" else None,
         growth=None if horizon is None else growth_of(horizon, recommended),

@@ -44,11 +44,16 @@ def name_of(fleet: Json) -> str:
     return f"{fleet['policy']} on {fleet['place']}" if fleet["place"] else str(fleet["policy"])
 
 
+def bought(fleet: Json) -> int:
+    """Replicas without spare, also those that growth needs later."""
+    return int(fleet["gpus"] // fleet["gpus_per_replica"] - fleet["spare"])
+
+
 def gpus_of(fleet: Json) -> str:
     count = fleet["gpus"]
     of_each = f" of {fleet['gpus_per_replica']}" if fleet["gpus_per_replica"] > 1 else ""
     spare = f" and {fleet['spare']} spare" if fleet["spare"] else ""
-    replicas = f" ({counted(fleet['replicas'], 'replica')}{of_each}{spare})" if of_each or spare else ""
+    replicas = f" ({counted(bought(fleet), 'replica')}{of_each}{spare})" if of_each or spare else ""
     return f"{count:,} {fleet['device']}{replicas}"
 
 

@@ -8,7 +8,7 @@ from . import measured
 from .chart import COLOURS, Chart
 from .digits import counted, percent
 from .ensemble import of_ensemble, sentences
-from .fleet import cost_of, floor_of, gpus_of, met_share, name_of
+from .fleet import bought, cost_of, floor_of, gpus_of, met_share, name_of
 from .page import Block, Code, Figure, Number, Page, Section, Table, Words, table
 from .purchase import HOURS, best_of_each, by_gpu, cost, estimated_gpus, grown, lasting, over_time
 from .search import Json, cautions, facts, in_currency, money, quality, quality_number
@@ -180,7 +180,7 @@ def _room_sentence(fleet: Json) -> str:
 
 def _numbers(info: Json) -> tuple[Number, ...]:
     best = info["recommended"]
-    of_each = f"{counted(best['replicas'], 'replica')} of {counted(best['gpus_per_replica'], 'GPU')}"
+    of_each = f"{counted(bought(best), 'replica')} of {counted(best['gpus_per_replica'], 'GPU')}"
     numbers = [Number("GPUs", ((None, _gpus(best)),), of_each + (f", {best['spare']} spare" if best["spare"] else ""))]
     if best["per_hour"] is not None:
         year = f"{money(cost_of(info, best) * HOURS, info, 0)} a year"
@@ -376,7 +376,9 @@ def _costs(info: Json) -> Figure:
     for fleet in fleets:
         sure, gpus = estimated_gpus(info, fleet)
         label = f"{sure}{gpus:,} × {fleet['device']}" + (" today" if info["growth"] else "")
-        costs[label if len(each) > 1 else f"{fleet['policy'].replace(',', ',<br>')}<br>{label}"] = cost(info, fleet)
+        if len(each) == 1:
+            label = f"{fleet['policy'].replace(',', ',<br>')}<br>{label}"
+        costs[f"{label}<br>{fleet['place']}" if label in costs else label] = cost(info, fleet)
     names, paid = list(costs), list(costs.values())
     chart = Chart(height=34 + 20 * sum(2 + name.count("<br>") for name in names))
     chart.layout["margin"] |= {"b": 10}
