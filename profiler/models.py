@@ -196,22 +196,32 @@ def read_shape(path: str | Path) -> ModelShape:
     """
     path = Path(path, "config.json") if os.path.isdir(path) else Path(path)
     given = FileObject(str(path), "", read_json(path, kind=ProfileError), error=ProfileError)
+    kind = _architecture(given.values)
+    text = given.values.get("text_config")
+    given.values |= text if isinstance(text, dict) else {}
     found = given.values
+    if found.get("kv_lora_rank"):
+        raise given.error("kv_lora_rank", found["kv_lora_rank"], "keys and values of heads: latent ones are not priced")
     values: dict[str, Any] = _dimensions(given, DIMENSIONS)
     heads = values["heads"]
     named = found.get("_name_or_path") or found.get("name")
     # It is used in messages and file names.
-    name = cut(Path(named).name if isinstance(named, str) and Path(named).name else path.absolute().parent.name)
-    kind = _architecture(found)
+    own = path.absolute().parent.name if path.name == "config.json" else path.stem
+    name = cut(Path(named).name if isinstance(named, str) and Path(named).name else own)
     bias = any(bool(found.get(key)) for key in ("attention_bias", "qkv_bias", "use_qkv_bias", "include_qkv_bias"))
     values["kv_heads"] = values["kv_heads"] or heads
     values["head_dim"] = values["head_dim"] or values["hidden"] // heads
+    windowed = _windowed(given, values)
+    if windowed is not None:
+        values |= {ours: n for ours, n in _dimensions(given, OF_FULL_LAYERS).items() if n}
     return ModelShape(
         name=name,
-        tied=any(bool(found.get(key)) for key in ("tie_word_embeddings", "weight_tying")),
-        qk_norm=bool(found.get("use_qk_norm", any(part in kind for part in ("Qwen3", "SDAR")))),
+        tied=bool(found.get("tie_word_embeddings", found.get("weight_tying", "Gemma" in kind))),
+        qk_norm=bool(found.get("use_qk_norm", any(part in kind for part in ("Qwen3", "SDAR", "Gemma")))),
         qkv_bias=bias or any(part in kind for part in ("Qwen2", "Dream")),
-        experts=_experts(given),
+        experts=_experts(given, values),
+        windowed=windowed,
+        value_is_key=bool(found.get("attention_k_eq_v")),
         **values,
     )
 
@@ -251,10 +261,15 @@ DIMENSIONS: dict[str, tuple[tuple[str, ...], int]] = {
 }
 OF_EXPERTS: dict[str, tuple[tuple[str, ...], int]] = {
     "num": (("num_experts", "n_routed_experts", "num_local_experts"), 0),
-    "top_k": (("num_experts_per_tok",), 1),
+    "top_k": (("num_experts_per_tok", "top_k_experts"), 1),
     "shared": (("num_shared_experts", "n_shared_experts"), 0),
-    "ffn": (("moe_intermediate_size",), 1),
+    "ffn": (("moe_intermediate_size", "expert_intermediate_size"), 1),
     "dense_layers": (("first_k_dense_replace",), 0),
+}
+# Of the layers that see all tokens, where others have a window.
+OF_FULL_LAYERS: dict[str, tuple[tuple[str, ...], int]] = {
+    "kv_heads": (("num_global_key_value_heads",), 0),
+    "head_dim": (("global_head_dim",), 0),
 }
 MOST = 10_000_000  # of any dimension
 
@@ -269,13 +284,37 @@ def _dimensions(given: FileObject, of: Mapping[str, tuple[tuple[str, ...], int]]
     return found
 
 
-def _experts(given: FileObject) -> Experts | None:
+def _experts(given: FileObject, values: Mapping[str, int]) -> Experts | None:
     if not _dimensions(given, {"num": OF_EXPERTS["num"]})["num"]:
         return None
     experts = Experts(**_dimensions(given, OF_EXPERTS))
     if experts.top_k > experts.num:
         raise given.error("num_experts_per_tok", experts.top_k, f"at most {experts.num} experts")
-    return experts
+    if given.values.get("enable_moe_block"):  # a dense feed-forward beside the routed ones
+        experts = replace(experts, shared=values["ffn"] // experts.ffn)
+    step = _dimensions(given, {"step": (("decoder_sparse_step",), 0)})["step"] or 1
+    named, each = given.values.get("mlp_only_layers") or [], given.values.get("moe_layer_freq")
+    dense = {i for i in range(values["layers"]) if (i + 1) % step or i in named or i < experts.dense_layers}
+    dense |= {i for i, routed in enumerate(each) if not routed} if isinstance(each, list) else set()
+    return replace(experts, dense_layers=len(dense))
+
+
+def _windowed(given: FileObject, values: Mapping[str, int]) -> Windowed | None:
+    """The layers with a window, by their list of kinds or by the distance between the others; None: all see all."""
+    found = given.values
+    if found.get("sliding_window") is None or not found.get("use_sliding_window", True):
+        return None
+    of = _dimensions(given, {"window": (("sliding_window",), 1), "every": (("sliding_window_pattern",), 0)})
+    window, num, kinds = of["window"], values["layers"], found.get("layer_types")
+    if window >= values["context_limit"]:
+        return None
+    if isinstance(kinds, list):
+        num = sum(kind == "sliding_attention" for kind in kinds)
+    elif of["every"]:
+        num -= num // of["every"]
+    if num >= values["layers"]:
+        raise given.error("sliding_window", window, "layers without a window, too: layer_types or a pattern names them")
+    return Windowed(num, values["kv_heads"], values["head_dim"], window) if num else None
 
 
 def _feed_forward_params(m: ModelShape, active: bool) -> int:

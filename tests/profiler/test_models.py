@@ -140,3 +140,33 @@ def test_a_checkpoint_goes_by_its_name_on_hugging_face() -> None:
 
 
 DIFFUSION_GEMMA = "DiffusionGemma-26B-A4B"
+
+
+@pytest.mark.parametrize(
+    ("changes", "billions", "kv_bytes"),
+    [
+        ({}, 30.5, 98_304),  # 48 layers x 128 experts x 3 x 2,048 x 768 are 29.0
+        ({"decoder_sparse_step": 2}, 16.9, 98_304),  # 24 layers of them
+        ({"mlp_only_layers": [0, 1]}, 29.4, 98_304),
+        ({"sliding_window": 1024, "sliding_window_pattern": 6}, 30.5, 16_384),  # 8 layers see everything
+        ({"sliding_window": 1024, "layer_types": ["sliding_attention"] * 47 + ["full_attention"]}, 30.5, 2_048),
+        ({"sliding_window": 1024, "use_sliding_window": False}, 30.5, 98_304),
+    ],
+)
+def test_layers_of_several_kinds_are_counted(
+    changes: dict[str, Any], billions: float, kv_bytes: int, tmp_path: Path
+) -> None:
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"], "head_dim": 128, "hidden_size": 2048, "intermediate_size": 6144,
+        "max_position_embeddings": 40960, "moe_intermediate_size": 768, "num_attention_heads": 32, "num_experts": 128,
+        "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "vocab_size": 151936,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    for given in (config | changes, {"architectures": config["architectures"], "text_config": config | changes}):
+        path.write_text(json.dumps(given))
+        shape = model(str(path))
+        assert (round(shape.total_params / 1e9, 1), shape.kv_bytes_per_token) == (billions, kv_bytes)
+    for strange in ({"kv_lora_rank": 512}, {"sliding_window": 1024}):
+        path.write_text(json.dumps(config | strange))
+        with pytest.raises(ProfileError, match=f"{next(iter(strange))} is [0-9]+, expected "):
+            model(str(path))
