@@ -53,6 +53,7 @@ def import_run(
     replicas: int = 1,
     slos: Sequence[str] = (),
     missing_passes: bool = True,
+    benchmark: int | None = None,
     out: str | Path | None = None,
     force: bool = False,
     _command: str = "",
@@ -61,14 +62,16 @@ def import_run(
     """Import a load generator's measurements of a server as a run, with dsim's definitions of the metrics.
 
     file: of vllm bench serve, guidellm or aiperf, a step log, or a gateway's log. trace: what the client replayed. log,
-    metrics: the server's, of the same time. Doubts are Python warnings. Raises DsimError.
+    metrics: the server's, of the same time. benchmark: which of several in the file, from 1.
+    Doubts are Python warnings. Raises DsimError.
     """
     if metrics_before is not None and metrics is None:
         raise DsimError(f"metrics before is {metrics_before} and metrics is missing: expected both or neither")
     if not 1 <= replicas <= MAX_REPLICAS:
         raise DsimError(f"replicas is {cut(replicas)}, expected 1 to {MAX_REPLICAS}")
     own = columns if trace is None else None  # of the log, without another trace
-    client, doubts = read_measured(Path(file), own, only, time_unit if trace is None else None, skip_bad)
+    unit = time_unit if trace is None else None
+    client, doubts = read_measured(Path(file), own, only, unit, skip_bad, benchmark)
     if log is not None and client.steps is not None:
         raise DsimError(f"log is {log} and {file} is a step log itself: expected one of them")
     engine = client.steps if log is None else read_log(Path(log))

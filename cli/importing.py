@@ -43,6 +43,9 @@ def import_command(
     metrics_before: Annotated[
         Path | None, option("FILE", "The metrics before the run, to subtract.", "--metrics-before")
     ] = None,
+    benchmark: Annotated[
+        int | None, option("N", "Which benchmark of a file with several (guidellm's sweep), from 1.", "--benchmark")
+    ] = None,
     replicas: Annotated[int, option("N", "Replicas behind the router.", "--replicas")] = 1,
     slo: options.Slos = None,
     missing_fails: options.MissingFails = False,
@@ -64,8 +67,8 @@ def import_command(
     run = import_run(
         file, trace=trace, time_unit=time_unit, columns=columns, only=only, skip_bad=skip_bad, policy=policy,
         log=log, metrics=metrics, metrics_before=metrics_before, replicas=replicas,
-        slos=slo or [], missing_passes=not missing_fails, out=out, force=force, _command=options.command(),
-        _warn=screen.warn,
+        slos=slo or [], missing_passes=not missing_fails, benchmark=benchmark, out=out, force=force,
+        _command=options.command(), _warn=screen.warn,
     )  # fmt: skip
     info = run.measured.info
     say(run.page, {key: info.get(key) for key in ("client", "server", "trace", "policies")}, as_json)

@@ -177,7 +177,7 @@ REFUSED: tuple[tuple[str, Any, str, str], ...] = (
      "sweep s.toml --jobs 1 -o out", "asks for 997002 cells, expected at most 100000"),
     ("p.json", {k: v for k, v in json.loads((SHIPPED / "a100-sdar-8b.json").read_text()).items() if k != "model"},
      "replay t.jsonl --profile p.json", "p.json: model is missing, expected keys"),
-    *(("b.json", BENCH | {key: value}, "import b.json", rf"b.json: request 0\.{says}, expected a (finite )?number")
+    *(("b.json", BENCH | {key: value}, "import b.json", rf"b.json: request 0: {says}, expected a(t most|.* number)")
       for key, value, says in (("itls", [[10**400]] * 8, r"itls\[0\] is 1000.*"),
                                ("latencies", [1e308] * 8, r"latencies is 1e\+308"),
                                ("ttfts", ["x" * 9000] * 8, 'ttfts is "xxx.*'))),

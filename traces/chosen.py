@@ -1,31 +1,39 @@
 """Select a log's rows: one model's text requests that the server itself answered."""
 
+import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from ..engine.errors import DsimError, TraceError, cut, quoted
 from ..files.read import did_you_mean
-from .formats import ONLY, Format
-from .parse import Columns
+from .formats import Format, check_column
+from .rows import Rows
 
-GOOD = ("", "success", "ok", "completed", "200")  # in lower case
+# In lower case.
+GOOD = (
+    "", "success", "succeeded", "ok", "completed", "complete", "finished", "done", "unset", "true", "none", "stop",
+    "length", "eos", "tool_calls", "function_call", "end_turn", "max_tokens", "stop_sequence", "content_filter",
+)  # fmt: skip
+BAD = re.compile("fail|err|abort|cancel|timed?.?out|reject|refuse|denied|disconnect|incomplete|exception|unavail|false")
+NO_TEXT = re.compile("embed|rerank|image|audio|speech|transcription|realtime|moderation|video|ocr")
+CODE = re.compile(r"[1-5]\d\d\b")  # of HTTP
 TRUE = ("true", "1", "1.0")
 # Columns that exclude rows: test of the lower-case value, reason.
-LEFT_OUT: tuple[tuple[str, Callable[[str], bool], str], ...] = (
-    ("kind", lambda kind: "embedding" in kind, "are embeddings"),
-    ("cache_hit", lambda hit: hit in TRUE, "were answered from the gateway's cache, and not by the server"),
+LEFT_OUT: tuple[tuple[str, Callable[[str], Any], str], ...] = (
+    ("kind", NO_TEXT.search, "are no requests for text (embeddings, images or others)"),
+    ("cache_hit", TRUE.__contains__, "were answered from the gateway's cache, and not by the server"),
 )
-OF_LOG = tuple(name for name, _, _ in LEFT_OUT)
-READ = (ONLY, "status", "model", *OF_LOG)
+OF_LOG = (*(name for name, _, _ in LEFT_OUT), "cancelled", "error")
+MOST_NAMED = 5  # unknown words
 
 
-def is_good(status: Any) -> bool:
-    """Whether the request was answered."""
-    return _text(status).lower() in GOOD
+def is_good(status: str) -> bool | None:
+    """Whether the request was answered; None: an unknown word."""
+    word = status.lower().removeprefix("status_code_")
+    if CODE.match(word):
+        return word < "4"
+    return True if word in GOOD else False if BAD.search(word) else None
 
 
 def column_of(only: str) -> str:
@@ -35,50 +43,64 @@ def column_of(only: str) -> str:
     return column
 
 
-def chosen(found: Columns, form: Format, path: str, only: str | None) -> Columns:
-    """Select rows, set failed requests' output to 0, and warn of rows left out. only: `model=NAME` or
-    `COLUMN=VALUE`."""
-    total = len(found.time)
-    texts = {name: [_text(value) for value in column] for name, column in found.extras.items() if name in READ}
-    kept, failed, warnings = np.ones(total, bool), np.zeros(total, bool), []
-    if form.own:
-        for name, is_out, what in LEFT_OUT:
-            left = kept & np.array([is_out(text.lower()) for text in texts.get(name, [""] * total)], bool)
-            if left.any():
-                warnings.append(f"{left.sum()} of {total} rows {what}, and left out")
-                kept &= ~left
-        failed = np.array([not is_good(text) for text in texts.get("status", [""] * total)], bool)
+def chosen(found: Rows, form: Format, only: str | None) -> tuple[Rows, list[str]]:
+    """The rows to read, and warnings of those left out. only: `model=NAME` or `COLUMN=VALUE`."""
+    total = len(found.rows)
+    kept, warnings = list(range(total)), []
+    columns = {ours: theirs for theirs, ours in form.extras.items() if found.has(theirs)}
+    for name, is_out, what in LEFT_OUT if form.own else ():
+        if name in columns:
+            texts = texts_of(found, columns[name])
+            out = {text: is_out(text.lower()) for text in set(texts)}
+            left = [i for i in kept if not out[texts[i]]]
+            if len(left) < len(kept):
+                warnings.append(f"{len(kept) - len(left)} of {total} rows {what}, and left out")
+                kept = left
     if only is not None:
-        values = np.array(texts.get(ONLY, [""] * total), object)
-        wanted = only.partition("=")[2].strip()
-        counts = Counter(values[kept].tolist())
+        column, wanted = column_of(only), only.partition("=")[2].strip()
+        column = columns.get("model", column) if column == "model" else column
+        check_column(found.top, column, "--only", found.keys, found.first)
+        texts = texts_of(found, column)
+        counts = Counter(texts[i] for i in kept)
+        kept = [i for i in kept if texts[i] == wanted or i in found.bad]
         if wanted not in counts:
             hint = did_you_mean(wanted, [name for name in counts if name], any_case=True)
             what = f"{column_of(only)} {cut(wanted)}"
-            raise DsimError(f"{path}: no row is of {what}{hint}, expected one of {_shown(counts)}")
-        kept &= values == wanted
-    elif form.own:
-        models = Counter(np.array(texts.get("model", [""] * total), object)[kept].tolist())
+            raise DsimError(f"{found.path}: no row is of {what}{hint}, expected one of {_shown(counts)}")
+    elif form.own and "model" in columns:
+        texts = texts_of(found, columns["model"])
+        models = Counter(texts[i] for i in kept if i not in found.bad)
         if len(models) > 1:
             warnings.append(f"the log mixes {len(models)} models ({_shown(models)}): --only model=NAME takes one")
-    if not kept.any():
-        raise TraceError(f"{path}: none of {total} rows is a request for text, expected at least 1")
-    rows = np.flatnonzero(kept)
-    extras = {name: column for name, column in found.extras.items() if name not in (ONLY, *OF_LOG * form.own)}
-    return replace(
-        found,
-        time=found.time[rows],
-        input_length=found.input_length[rows],
-        output_length=np.where(failed, 0, found.output_length)[rows],
-        extras={name: [column[i] for i in rows.tolist()] for name, column in extras.items()},
-        waited={name: column[rows] for name, column in found.waited.items()},
-        num_rows=found.num_rows - (total - len(rows)),
-        warnings=[*found.warnings, *warnings],
-    )
+    if not kept:
+        raise TraceError(f"{found.path}: none of {total} rows is a request for text, expected at least 1")
+    return found if len(kept) == total else found.take(kept), warnings
 
 
-def _text(value: Any) -> str:
-    return "" if value is None else str(value).strip()
+def failures(found: Rows, form: Format) -> tuple[list[str], list[str]]:
+    """Why each request of a log failed, "" if it was answered; warnings of unknown words."""
+    columns = {ours: theirs for theirs, ours in form.extras.items() if found.has(theirs)}
+    reasons, warnings = [""] * len(found.rows), []
+    if form.own and "status" in columns:
+        texts = texts_of(found, columns["status"])
+        counts = Counter(texts)
+        good = {text: is_good(text) for text in counts}
+        reasons = [text if good[text] is False else "" for text in texts]
+        unknown = Counter({text: count for text, count in counts.items() if good[text] is None})
+        if unknown:
+            words = _shown(Counter(dict(unknown.most_common(MOST_NAMED))))
+            warnings.append(f"{unknown.total()} requests have a status of unknown meaning ({words}): taken as answered")
+    if "cancelled" in columns:
+        gone = texts_of(found, columns["cancelled"])
+        reasons = ["cancelled" if text.lower() in TRUE else why for text, why in zip(gone, reasons, strict=True)]
+    if "error" in columns:
+        reasons = [text or why for text, why in zip(texts_of(found, columns["error"]), reasons, strict=True)]
+    return reasons, warnings
+
+
+def texts_of(found: Rows, names: str) -> list[str]:
+    """A column's cells; "" if missing."""
+    return ["" if value is None else str(value).strip() for value in found.values(names)]
 
 
 def _shown(values: Counter[str]) -> str:

@@ -1,9 +1,8 @@
 """Other tools' trace formats: their keys."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from ..engine.errors import TraceError
 from ..files.read import cut, did_you_mean, float_of, quoted
@@ -19,14 +18,18 @@ OPTIONAL = (
     "priority", "deadline",
 )  # fmt: skip
 MEASURED = {"ttft": "measured_ttft", "e2el": "measured_e2el"}  # s that a client waited
-ONLY = "only"  # while reading: the column of `--only`
+CLIENT = {name: f"client_{name}" for name in ("ttft", "tpot", "e2el")}  # a load generator's own figures
 # For `--columns`; the first three are required.
-OWN = ("arrival", "input", "output", "id", "session_id", "slo_class", "model", "max_tokens", "first", "end", "status")
+OWN = (
+    "arrival", "input", "output", "id", "session_id", "slo_class", "model", "max_tokens", "first", "end", "status",
+    "kind",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A tool's keys, "" if missing. extras: its optional key -> our name; other keys are ignored."""
+    """A tool's keys, "" if missing; `a or b`: the first that the row has. extras: its optional key -> our name; other
+    keys are ignored."""
 
     name: str
     time: str
@@ -38,9 +41,11 @@ class Format:
     doubtful: bool = False  # tools disagree on the unit of `time`
     first: str = ""  # first token's time, in the unit of `time`
     end: str = ""  # last token's time
-    wait: str = ""  # s to the first token, instead of `first`
+    ttft: str = ""  # time to the first token, instead of `first`
+    e2el: str = ""  # ... to the last one, instead of `end`
+    wait_unit: str = "s"  # of `ttft` and `e2el`
     own: bool = False  # a team's log: several models, embeddings, failures, cached answers
-    only: str = ""  # the column of `--only`
+    report: bool = False  # a load generator's requests, which may lack counts
 
     @property
     def keys(self) -> str:
@@ -53,15 +58,9 @@ class Format:
         return {self.time, self.output} <= have and bool(have & {self.input, self.text})
 
     @property
-    def kept(self) -> list[tuple[str, str]]:
-        """Optional columns to read: the tool's key, our name."""
-        return [*self.extras.items(), *([(self.only, ONLY)] if self.only else [])]
-
-    @property
-    def all_keys(self) -> set[str]:
-        """Every key used; `outer.inner` is inside an object of the row."""
-        plain = {self.time, self.input, self.output, self.text, self.only, *self.extras}
-        return (plain | {self.first, self.end, self.wait}) - {""}
+    def ticks(self) -> float:
+        """Per second."""
+        return TICKS_PER_SECOND["ns" if self.unit == "datetime" else self.unit]
 
 
 CANONICAL = {key: key for key in OPTIONAL}
@@ -89,30 +88,70 @@ FORMATS = {
         ),
         Format(
             "baseten", "timestamp_start_unix_ms", "input_tokens", "output_tokens", "ms",
-            {"provided_session_id": "session_id", "total_hashes": "hash_ids", "block_size": "block_size"},
+            {"provided_session_id": "session_id", "total_hashes": "hash_ids", "block_size": "block_size",
+             "request_canceled": "cancelled"},
+            first="timestamp_ttft_unix_ms", end="timestamp_end_unix_ms", own=True,
         ),
         Format(
             "litellm", "startTime", "prompt_tokens", "completion_tokens", "datetime",
-            {key: key for key in ("session_id", "model", "status", "cache_hit")}
-            | {"request_id": "id", "call_type": "kind"},
+            {key: key for key in ("session_id", "model", "cache_hit")}
+            | {"status or metadata.status": "status", "request_id": "id", "call_type": "kind"},
             first="completionStartTime", end="endTime", own=True,
         ),
         Format(
-            "sglang", "request_received_ts", "prompt_tokens", "completion_tokens", "s", {"id": "id"},
-            end="request_finished_ts", wait="first_token_latency", own=True,
+            "sglang", "request_received_ts", "prompt_tokens", "completion_tokens", "s",
+            {"id": "id", "finish_reason.type": "status"},
+            end="request_finished_ts", ttft="first_token_latency", own=True,
         ),
         Format(
             "otlp", "startTimeUnixNano", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "ns",
-            {key: key for key in ("model", "id", "status")},
+            {key: key for key in ("model", "id", "status")} | {"gen_ai.operation.name": "kind"},
             first="firstTimeUnixNano", end="endTimeUnixNano", own=True,
         ),
         Format(
             "openai", "created", "usage.prompt_tokens", "usage.completion_tokens", "s",
-            {"id": "id", "model": "model"}, own=True,
+            {"id": "id", "model": "model", "object": "kind"}, own=True,
         ),
         Format("dsim", "arrival", "input_length", "output_length", "s", CANONICAL | {OF_RUN: OF_RUN}),
     )
 }  # fmt: skip
+
+# Files of other tools by some of their keys: what they are, and what to take instead.
+UNREAD = {
+    ("experiments",): "genai-perf's profile, which is not read: run aiperf, its successor",
+    ("scheduled_time", "start_time", "info.output_tokens"): "inference-perf's requests, which are not read: name "
+    "them by --columns arrival=start_time,end=end_time,input=info.input_tokens,output=info.output_tokens",
+    ("number_output_tokens", "ttft_s"): "LLMPerf's responses, which have no times: run vllm bench serve, guidellm or "
+    "aiperf",
+    ("RPS", "RPM"): "LMDeploy's summary, which has no requests: run vllm bench serve, guidellm or aiperf",
+    ("context.span_id", "start_time"): "a console exporter's spans, which are not read: export OTLP's JSON",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """`load`'s arguments that select format and rows."""
+
+    format: str | None = None
+    columns: str | None = None
+    only: str | None = None
+    skip_bad: bool = False
+    time_unit: str | None = None
+
+    def is_format(self, name: str, recognised: bool) -> bool:
+        """Requested, or recognised and no other requested."""
+        return self.format == name or (self.format is None and self.columns is None and recognised)
+
+    def format_of(self, place: str, keys: list[str], value_of: Callable[[str], object]) -> Format:
+        """By `columns`, by name, or recognised by the keys. value_of: a column's first value."""
+        if self.columns is not None:
+            return own_format(place, self.columns, keys, value_of)
+        if self.format is None:
+            return recognise(place, keys)
+        form = named(self.format)
+        if not form.matches(keys):
+            raise TraceError(f"{place}: keys {shown_keys(keys)} lack those of {form.name}, expected {form.keys}")
+        return form
 
 
 def named(name: str) -> Format:
@@ -128,6 +167,9 @@ def recognise(place: str, keys: Iterable[str]) -> Format:
     for candidate in FORMATS.values():
         if candidate.matches(have):
             return candidate
+    for some, what in UNREAD.items():
+        if set(some) <= set(have):
+            raise TraceError(f"{place}: is {what}")
     known = "; ".join(f"{f.name} ({f.keys})" for f in FORMATS.values() if f.name != "guidellm")
     found = f"keys {shown_keys(have)} are of no known trace"
     own = "or --columns arrival=COLUMN,input=COLUMN,output=COLUMN"
@@ -135,8 +177,8 @@ def recognise(place: str, keys: Iterable[str]) -> Format:
     raise TraceError(f"{place}: {found}, expected one of: {known}; {own}; {others}")
 
 
-def own_format(place: str, text: str, first: Mapping[str, object]) -> Format:
-    """Of `--columns arrival=A,input=I,output=O`. first: each column's first value; a time that is no number is a
+def own_format(place: str, text: str, keys: list[str], value_of: Callable[[str], object]) -> Format:
+    """Of `--columns arrival=A,input=I,output=O`. value_of: a column's first value; a time that is no number is a
     date."""
     given: dict[str, str] = {}
     for part in text.split(","):
@@ -151,20 +193,14 @@ def own_format(place: str, text: str, first: Mapping[str, object]) -> Format:
         if ours not in given:
             raise TraceError(f"--columns {cut(text)} lacks {ours}, expected arrival=COLUMN,input=COLUMN,output=COLUMN")
     for ours, theirs in given.items():
-        _check_column(place, theirs, f"--columns {ours}={cut(theirs)}", list(first))
+        check_column(place, theirs, f"--columns {ours}={cut(theirs)}", keys, value_of)
     time, num_input, num_output = (given.pop(ours) for ours in OWN[:3])
-    measured = {ours: given.pop(ours, "") for ours in ("first", "end")}
-    unit = "s" if is_number(first[time]) else "datetime"
+    first, end = (given.pop(ours, "") for ours in ("first", "end"))
+    unit = "s" if is_number(value_of(time)) else "datetime"
     extras = {theirs: ours for ours, theirs in given.items()}
-    return Format("own columns", time, num_input, num_output, unit, extras, doubtful=unit == "s", own=True, **measured)
-
-
-def with_only(form: Format, place: str, column: str, keys: list[str]) -> Format:
-    """Also keep the column of `--only`; `model` is the format's model column."""
-    models = next((theirs for theirs, ours in form.extras.items() if ours == "model"), "model")
-    theirs = models if column == "model" else column
-    _check_column(place, theirs, "--only", keys)
-    return replace(form, only=theirs)
+    return Format(
+        "own columns", time, num_input, num_output, unit, extras, doubtful=unit == "s", first=first, end=end, own=True
+    )  # fmt: skip
 
 
 def is_number(value: object) -> bool:
@@ -174,16 +210,13 @@ def is_number(value: object) -> bool:
     return value == "" or math.isfinite(float_of(value))
 
 
-def _check_column(place: str, column: str, option: str, keys: list[str]) -> None:
-    if column not in keys:
+def check_column(
+    place: str, column: str, option: str, keys: list[str], value_of: Callable[[str], object]
+) -> None:  # fmt: skip
+    """TraceError if no row has it."""
+    if column not in keys and value_of(column) is None:
         hint = did_you_mean(column, (key for key in keys if len(key) <= 40), any_case=True)
         raise TraceError(f"{place}: no column {cut(column)} ({option}){hint}, expected one of: {shown_keys(keys)}")
-
-
-def flat(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with its objects' entries as `outer.inner`."""
-    inner = {f"{key}.{k}": v for key, value in row.items() if isinstance(value, dict) for k, v in value.items()}
-    return {**row, **inner}
 
 
 def shown_keys(keys: list[str]) -> str:

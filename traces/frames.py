@@ -22,24 +22,24 @@ def keys_of(frame: pd.DataFrame) -> list[str]:
     return keys
 
 
-def table_of(frame: pd.DataFrame, keys: list[str], form: Format) -> tuple[pd.DataFrame, Format]:
-    """A format's columns, and the format with the unit of the times' type."""
-    table = frame.set_axis(keys, axis=1)
-    table = table[[key for key in keys if key in form.all_keys]].reset_index(drop=True)
+def first(table: pd.DataFrame, name: str) -> Any:
+    """A column's first value."""
+    values = table[name].tolist() if name in table else []
+    return next((value for value in map(plain, values) if value not in (None, "")), None)
+
+
+def rows_of(table: pd.DataFrame, form: Format) -> tuple[Rows, Format]:
+    """Rows with missing values as None; the format with the unit of the times' type."""
     if form.time in table:
         times = table[form.time]
         if isinstance(times.dtype, pd.DatetimeTZDtype) or times.dtype.kind == "M":
-            return table, replace(form, unit="datetime", doubtful=False)
-        if times.dtype.kind == "m":
-            return table.assign(**{form.time: times.dt.total_seconds()}), replace(form, unit="s", doubtful=False)
-    return table, form
-
-
-def rows_of(table: pd.DataFrame) -> Rows:
-    """Missing values are None."""
+            form = replace(form, unit="datetime", doubtful=False)
+        elif times.dtype.kind == "m":
+            table = table.assign(**{form.time: times.dt.total_seconds()})
+            form = replace(form, unit="s", doubtful=False)
     columns = {str(name): [plain(value) for value in table[name].tolist()] for name in table.columns}
-    rows: list[Any] = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    return Rows("frame", list(range(len(rows))), rows, "{}.iloc[{}]")
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return Rows("frame", list(range(len(rows))), rows, form="{}.iloc[{}]"), form
 
 
 def plain(value: Any) -> Any:

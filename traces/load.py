@@ -1,8 +1,7 @@
 """Load a trace: find, recognise, read, sort it and shift it to start at 0."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,35 +10,11 @@ import numpy as np
 
 from ..engine.errors import TraceError
 from ..files.read import cut, cut_words, did_you_mean, printable
-from .chosen import chosen, column_of
-from .formats import (
-    MEASURED,
-    OF_RUN,
-    TICKS_PER_SECOND,
-    Format,
-    flat,
-    named,
-    own_format,
-    recognise,
-    shown_keys,
-    with_only,
-)
+from .formats import MEASURED, OF_RUN, TICKS_PER_SECOND, Asked, Format, named
 from .otlp import OTLP, is_otlp, rows_of_spans
 from .parse import Columns, columns_of_rows
 from .parsed import parsed
-from .rows import (
-    FRAME,
-    Rows,
-    container,
-    csv_head,
-    csv_rows,
-    decode,
-    json_rows,
-    jsonl_rows,
-    page_rows,
-    parquet_rows,
-    read_bytes,
-)
+from .rows import FRAME, Row, Rows, raw_rows, read_bytes
 from .shipped import SHIPPED
 from .trace import Trace, TraceNotes
 
@@ -52,37 +27,6 @@ STEP_LOG = Format(
     {key: key for key in ("id", "max_tokens", "hash_ids", "block_size", "diffusion_max_steps")},
 )  # fmt: skip
 PLAUSIBLE_RATES = (0.01, 1000.0)  # req/s; others suggest another time unit
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """`load`'s arguments that select format and rows."""
-
-    format: str | None = None
-    columns: str | None = None
-    only: str | None = None
-    skip_bad: bool = False
-
-    def is_format(self, name: str, recognised: bool) -> bool:
-        """Requested, or recognised and no other requested."""
-        return self.format == name or (self.format is None and self.columns is None and recognised)
-
-    def format_of(self, place: str, first: Mapping[str, object]) -> Format:
-        """By `columns`, by name, or recognised by the first row."""
-        keys = list(first)
-        if self.columns is not None:
-            form = own_format(place, self.columns, first)
-        elif self.format is None:
-            form = recognise(place, keys)
-        else:
-            form = named(self.format)
-            if not form.matches(keys):
-                raise TraceError(f"{place}: keys {shown_keys(keys)} lack those of {form.name}, expected {form.keys}")
-        return self.with_only(form, place, keys)
-
-    def with_only(self, form: Format, place: str, keys: list[str]) -> Format:
-        """Also keep the column of `only`."""
-        return form if self.only is None else with_only(form, place, column_of(self.only), keys)
 
 
 def load(
@@ -105,28 +49,29 @@ def load(
         raise TraceError(f"time unit is {cut(time_unit)}, expected one of: {', '.join(TICKS_PER_SECOND)}")
     if columns is not None and format is not None:
         raise TraceError(f"--columns is {cut(columns)} and --format is {cut(format)}, expected one of them")
-    asked = Asked(format, columns, only, skip_bad)
+    asked = Asked(format, columns, only, skip_bad, time_unit)
     if not isinstance(path_or_name, str | Path):
-        return _ready(*read_frame(path_or_name, asked), FRAME, "frame", format, time_unit)
+        return _ready(*read_frame(path_or_name, asked), FRAME, "frame")
     file, name = locate(path_or_name)
     path, data = str(file), read_bytes(file)
     return parsed(
-        data, (path, name, *astuple(asked), time_unit),
-        lambda: _ready(*read_data(path, data, asked), path, name, format, time_unit),
+        data, (path, name, *astuple(asked)),
+        lambda: _ready(*read_data(path, data, asked), path, name),
     )  # fmt: skip
 
 
-def _ready(found: Columns, form: Format, path: str, name: str, format: str | None, time_unit: str | None) -> Trace:
+def _ready(found: Columns, form: Format, path: str, name: str) -> Trace:
     """With doubts about the unit."""
-    if time_unit is not None and form.unit == "datetime":
-        raise TraceError(f"{path}: {form.time} is a date and time, expected no --time-unit (it is {time_unit})")
-    if form.doubtful and time_unit is None and format is None:
+    if form.doubtful:
         found.warnings.extend(doubts(found, form))
     runs = list(dict.fromkeys(found.extras.pop(OF_RUN, [])))
     if len(runs) > 1:
         policies = cut(", ".join(map(str, runs)))
-        raise TraceError(f"{path} holds the requests of {len(runs)} policies ({policies}), expected those of one")
-    return finish(found, path, name, form, time_unit)
+        raise TraceError(
+            f"{path} holds the requests of {len(runs)} policies ({policies}), expected those of one: "
+            f"--only {OF_RUN}=NAME"
+        )
+    return finish(found, path, name, form)
 
 
 def locate(path_or_name: str | Path) -> tuple[Path, str]:
@@ -141,67 +86,56 @@ def locate(path_or_name: str | Path) -> tuple[Path, str]:
     raise TraceError(f"no trace file {cut_words(name)}{hint}, expected a file or a shipped trace: {', '.join(SHIPPED)}")
 
 
-def read(path: Path, asked: Asked) -> tuple[Columns, Format]:
-    """Columns and format of a file."""
-    return read_data(str(path), read_bytes(path), asked)
-
-
 def read_data(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format]:
-    """As `read`. where: the name in errors."""
+    """Columns and format of a file. where: the name in errors."""
     if asked.format is not None:
         named(asked.format)
-    kind = container(where, data)
-    if kind == "csv":
-        return _chosen(*read_csv(where, data, asked), where, asked)
-    if kind == "parquet":
-        found = parquet_rows(where, data)
-    elif kind == "json":
-        found = json_rows(where, decode(where, data))
-    else:
-        text = decode(where, data)
-        found = page_rows(where, text) or jsonl_rows(where, text)
-    return _chosen(*read_rows(where, found, asked), where, asked)
+    return read_rows(raw_rows(where, data), asked)
 
 
 def read_frame(frame: "pd.DataFrame", asked: Asked) -> tuple[Columns, Format]:
-    """As `read`."""
+    """As `read_data`."""
     from . import frames  # files need no pandas
 
     keys = frames.keys_of(frame)
-    first = dict(zip(keys, map(frames.plain, frame.iloc[0]), strict=True))
-    table, form = frames.table_of(frame, keys, asked.format_of(FRAME, first))
-    return _chosen(columns_of_rows(frames.rows_of(table), form, asked.skip_bad), form, FRAME, asked)
+    table = frame.set_axis(keys, axis=1)
+    form = asked.format_of(FRAME, keys, lambda name: frames.first(table, name))
+    return _read(*frames.rows_of(table, form), asked)
 
 
-def _chosen(found: Columns, form: Format, path: str, asked: Asked) -> tuple[Columns, Format]:
-    """Rows by `--only` and the log's columns."""
-    if asked.only is not None and not form.only:
+def read_rows(found: Rows, asked: Asked) -> tuple[Columns, Format]:
+    """Of any file."""
+    if not found.rows:
         raise TraceError(
-            f"{path}: --only is {cut(asked.only)}, and {form.name} has no such column: expected another format"
+            f"{found.path} holds {'no' if found.header is None else 'a header and no'} rows, expected a trace"
         )
-    if form.own or asked.only is not None:
-        found = chosen(found, form, path, asked.only)
-    return found, form
+    first = next((row for row in found.rows if row), None)
+    if first is None and found.header is None:
+        raise TraceError(f"{found.place(0)}: {found.bad.get(0, 'row has no keys')}")
+    keys = found.keys
+    if asked.is_format(STEP_LOG.name, (first or {}).get("schema") == "dsim-steplog"):
+        return columns_of_rows(requests_of_log(found), STEP_LOG, asked)
+    if asked.is_format(OTLP.name, is_otlp(keys)):
+        return columns_of_rows(rows_of_spans(found), OTLP, asked)
+    return _read(found, asked.format_of(found.top, keys, found.first), asked)
 
 
-def read_rows(where: str, found: Rows, asked: Asked) -> tuple[Columns, Format]:
-    """Of JSON or Parquet."""
-    whole, first = next(((i, row) for i, row in enumerate(found.rows) if isinstance(row, dict) and row), (0, None))
-    if first is None:
-        if not found.rows:
-            raise TraceError(f"{where} holds no rows, expected a trace")
-        raise TraceError(f"{found.place(0)}: {found.rows[0] if isinstance(found.rows[0], str) else 'row has no keys'}")
-    if asked.is_format(STEP_LOG.name, first.get("schema") == "dsim-steplog"):
-        return columns_of_rows(requests_of_log(found), STEP_LOG, asked.skip_bad), STEP_LOG
-    if is_otlp(first) and asked.is_format(OTLP.name, True):
-        found, warnings = rows_of_spans(found)
-        form = asked.with_only(OTLP, where, [*OTLP.extras])
-        columns = columns_of_rows(found, form, asked.skip_bad)
-        return replace(columns, warnings=[*warnings, *columns.warnings]), form
-    form = asked.format_of(found.place(whole), flat(first))
-    if any("." in key for key in form.all_keys):
-        found = replace(found, rows=[row if isinstance(row, str) else flat(row) for row in found.rows])
-    return columns_of_rows(found, form, asked.skip_bad), form
+def _read(found: Rows, form: Format, asked: Asked) -> tuple[Columns, Format]:
+    if form.name == "dsim" and "limited" in found.keys:
+        found = replace(found, rows=list(map(of_run, found.rows)))
+    return columns_of_rows(found, form, asked)
+
+
+def of_run(row: Row) -> Row:
+    """A row of requests.parquet: a limit that was not asked for is no limit."""
+    canvas = row.get("canvas_length") or 0
+    return {
+        **row,
+        "max_tokens": row.get("max_tokens") if row.get("limited") else None,
+        "diffusion_canvas_length": canvas if canvas > 0 else None,
+        "diffusion_read_only": True if canvas < 0 else None,
+        "status": None,
+    }
 
 
 def requests_of_log(found: Rows) -> Rows:
@@ -209,40 +143,28 @@ def requests_of_log(found: Rows) -> Rows:
 
     If one ended early, the requested lengths become limits.
     """
-    of_requests = [i for i, row in enumerate(found.rows) if isinstance(row, str) or row.get("kind") == "request"]
-    if not of_requests:
+    rows = found.take([i for i, row in enumerate(found.rows) if i in found.bad or row.get("kind") == "request"])
+    if not rows.rows:
         raise TraceError(f"{found.path} holds no request lines, expected a step log that names its requests")
     emitted: dict[Any, int] = {}
     finished = set()
     for row in found.rows:
-        if isinstance(row, dict) and row.get("kind") == "finish":
+        if row.get("kind") == "finish":
             finished.add(str(row.get("request")))
-        elif isinstance(row, dict) and isinstance(row.get("requests"), list):
+        elif isinstance(row.get("requests"), list):
             each = row.get("emitted")  # one value is for all rows
             for request, tokens in zip(row["requests"], each if isinstance(each, list) else repeat(each), strict=False):
                 if isinstance(tokens, int):
                     emitted[str(request)] = emitted.get(str(request), 0) + tokens
-    rows = [found.rows[i] for i in of_requests]
-    asked = [row.get("output_length") if isinstance(row, dict) else None for row in rows]
+    limits = [row.get("output_length") for row in rows.rows]
     early = False
-    for i, row in enumerate(rows):
-        if isinstance(row, dict) and (name := str(row.get("request"))) in finished and emitted.get(name):
-            rows[i] = {**row, "output_length": emitted[name]}
-            early = early or (isinstance(limit := asked[i], int) and emitted[name] < limit)
+    for i, row in enumerate(rows.rows):
+        if (name := str(row.get("request"))) in finished and emitted.get(name):
+            rows.rows[i] = {**row, "output_length": emitted[name]}
+            early = early or (isinstance(limit := limits[i], int) and emitted[name] < limit)
     if early:
-        rows = [{**row, "max_tokens": asked[i]} if isinstance(row, dict) else row for i, row in enumerate(rows)]
-    return replace(found, numbers=[found.numbers[i] for i in of_requests], rows=rows)
-
-
-def read_csv(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format]:
-    """Of a CSV file."""
-    text = decode(where, data)
-    first = csv_head(where, text)
-    form = asked.format_of(f"{where}:1", first)
-    found = csv_rows(where, text)
-    if not found.rows:
-        raise TraceError(f"{where} holds a header and no rows, expected a trace")
-    return columns_of_rows(found, form, asked.skip_bad), form
+        rows = replace(rows, rows=[{**row, "max_tokens": limits[i]} for i, row in enumerate(rows.rows)])
+    return rows
 
 
 def doubts(columns: Columns, form: Format) -> list[str]:
@@ -260,7 +182,7 @@ def doubts(columns: Columns, form: Format) -> list[str]:
     return found
 
 
-def finish(columns: Columns, path: str, name: str, form: Format, time_unit: str | None) -> Trace:
+def finish(columns: Columns, path: str, name: str, form: Format) -> Trace:
     """Drop failures, sort by time (ties in file order), start at 0."""
     kept = np.flatnonzero(columns.output_length > 0)
     num_failed = len(columns.time) - len(kept)
@@ -276,8 +198,7 @@ def finish(columns: Columns, path: str, name: str, form: Format, time_unit: str 
         columns.warnings.append(f"{num_unsorted} rows were out of order and have been sorted")
         order = np.argsort(time, kind="stable")
         time, kept = time[order], kept[order]
-    unit = time_unit or form.unit
-    ticks = TICKS_PER_SECOND["ns" if unit == "datetime" else unit]
+    ticks = form.ticks
     for metric, after in columns.waited.items():
         if not np.isnan(after[kept]).all():
             columns.extras[MEASURED[metric]] = [None if wait != wait else wait / ticks for wait in after.tolist()]

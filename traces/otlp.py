@@ -1,59 +1,90 @@
-"""Requests from OpenTelemetry spans: OTLP JSON, one document or one export per line.
+"""Requests from OpenTelemetry spans: OTLP JSON, one document or one export per line, or Tempo's answer.
 
 A request's span has token counts as attributes, named by the conventions for generative AI or as in vLLM 0.32
-(vllm/tracing/utils.py); it starts at the arrival. Other spans are left out.
+(vllm/tracing/utils.py); it starts at the arrival. Other spans are left out. Of spans inside one another (an agent's,
+its client's, the server's) the innermost is the request.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from ..files.read import float_of
+from .chosen import NO_TEXT
 from .formats import FORMATS
 from .rows import Row, Rows
 
 OTLP = FORMATS["otlp"]
+# Names over releases and of snake-case exporters.
+RESOURCES = ("resourceSpans", "resource_spans", "batches")
+SCOPES = ("scopeSpans", "scope_spans", "instrumentationLibrarySpans")
+SPAN = ("traceId", "spanId", "parentSpanId", "startTimeUnixNano", "endTimeUnixNano")
+SNAKE = {name: re.sub("([A-Z])", r"_\1", name).lower() for name in SPAN}
 INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
 # s from the span's start to the first token: by the client (conventions), by the server (vLLM).
 FIRST = ("gen_ai.response.time_to_first_chunk", "gen_ai.latency.time_to_first_token")
 MODEL = ("gen_ai.response.model", "gen_ai.request.model")
 ID = ("gen_ai.request.id", "gen_ai.response.id")
-ERROR = 2  # STATUS_CODE_ERROR
+FINISH = ("gen_ai.response.finish_reasons", "gen_ai.response.finish_reason")
+ERROR = (2, "STATUS_CODE_ERROR")
 
 
-def is_otlp(row: Row) -> bool:
-    """Whether it is an export of spans."""
-    return isinstance(row.get("resourceSpans"), list)
+def is_otlp(keys: Iterable[str]) -> bool:
+    """Whether they are of an export of spans."""
+    return not set(RESOURCES).isdisjoint(keys)
 
 
-def rows_of_spans(found: Rows) -> tuple[Rows, list[str]]:
-    """One row per request, numbered by export; a warning of other spans."""
-    numbers: list[int] = []
-    rows: list[Row | str] = []
-    others = 0
-    for number, export in zip(found.numbers, found.rows, strict=True):
-        for row in [export] if isinstance(export, str) else map(_request, _spans(export)):
-            others += row is None
-            if row is not None:
-                numbers.append(number)
-                rows.append(row)
-    warnings = [f"{others} spans without token counts are left out"] if others else []
-    return Rows(found.path, numbers, rows, found.form), warnings
+def rows_of_spans(found: Rows) -> Rows:
+    """One row per request, numbered by export, with all attributes; warnings of spans left out."""
+    rows = Rows(found.path, [], [], form=found.form)
+    spans: dict[Any, Row] = {}  # in order of the rows
+    num_again = 0
+    for i, export in enumerate(found.rows):
+        for span in [found.bad[i]] if i in found.bad else _spans(export):
+            key = len(spans) if isinstance(span, str) or span["spanId"] is None else _key(span, "spanId")
+            if key in spans:
+                num_again += 1
+                continue
+            rows.add(found.numbers[i], span)
+            spans[key] = rows.rows[-1]
+    counted = {key for key, span in spans.items() if OTLP.input in span}
+    outer = set()
+    for key in counted:
+        if not NO_TEXT.search(str(spans[key].get("gen_ai.operation.name"))):
+            above = _key(spans[key], "parentSpanId")
+            while above in spans and above not in outer:
+                outer.add(above)
+                above = _key(spans[above], "parentSpanId")
+    others = {
+        "spans without token counts": len(spans) - len(counted) - len(rows.bad),
+        "spans around the span of a request": len(counted & outer),
+        "spans exported again": num_again,
+    }
+    kept = rows.take([i for i, key in enumerate(spans) if i in rows.bad or (key in counted and key not in outer)])
+    return replace(kept, warnings=tuple(f"{count} {what} are left out" for what, count in others.items() if count))
+
+
+def _key(span: Row, name: str) -> tuple[str, str]:
+    return str(span["traceId"]), str(span[name])
 
 
 def _spans(export: Row) -> Iterator[Row]:
-    for resource in _dicts(export.get("resourceSpans")):
-        for scope in _dicts(resource.get("scopeSpans")):
-            yield from _dicts(scope.get("spans"))
+    for resources in RESOURCES:
+        for resource in _dicts(export.get(resources)):
+            for scopes in SCOPES:
+                for scope in _dicts(resource.get(scopes)):
+                    yield from map(_row, _dicts(scope.get("spans")))
 
 
 def _dicts(value: Any) -> Iterator[Row]:
     return (item for item in value if isinstance(item, dict)) if isinstance(value, list) else iter(())
 
 
-def _request(span: Row) -> Row | None:
-    """None for another span."""
-    about = {}
+def _row(span: Row) -> Row:
+    """A span's times and attributes; with OTLP.input if it counts tokens."""
+    about: Row = {}
     for attribute in _dicts(span.get("attributes")):
         value = attribute.get("value")
         if isinstance(value, dict) and len(value) == 1:
@@ -62,20 +93,23 @@ def _request(span: Row) -> Row | None:
     def first_of(names: tuple[str, ...]) -> Any:
         return next((about[name] for name in names if name in about), None)
 
+    about |= {name: span.get(name, span.get(SNAKE[name])) for name in SPAN}
     if first_of(INPUT) is None:
-        return None
-    start, waited = span.get("startTimeUnixNano"), float_of(str(first_of(FIRST)))
+        return about
+    start, waited = about[OTLP.time], float_of(str(first_of(FIRST)))
     status = span.get("status")
-    failed = isinstance(status, dict) and status.get("code") in (ERROR, "STATUS_CODE_ERROR")
-    row = {
-        OTLP.time: start, OTLP.input: first_of(INPUT), OTLP.output: first_of(OUTPUT) or 0,
-        OTLP.end: span.get("endTimeUnixNano"), "model": first_of(MODEL), "id": first_of(ID),
-        "status": "error" if failed else None,
+    failed = isinstance(status, dict) and status.get("code") in ERROR
+    ended = first_of(FINISH)
+    if isinstance(ended, dict):  # a list of one answer's reason
+        ended = next((next(iter(each.values()), None) for each in _dicts(ended.get("values"))), None)
+    about |= {
+        OTLP.input: first_of(INPUT), OTLP.output: first_of(OUTPUT) or 0, "model": first_of(MODEL), "id": first_of(ID),
+        "status": "error" if failed else ended,
     }  # fmt: skip
     begin = float_of(str(start))
-    if 0 <= waited < 1e9 and 0 <= begin < 1e19:
-        row[OTLP.first] = int(begin_of(start)) + round(waited * 1e9)
-    return row
+    if abs(waited) < 1e9 and 0 <= begin < 1e19:
+        about[OTLP.first] = begin_of(start) + round(waited * 1e9)
+    return about
 
 
 def begin_of(start: Any) -> int:

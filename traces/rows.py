@@ -4,7 +4,9 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,27 +19,119 @@ LONGEST = 2**62  # ns, of a tool call
 LATEST = 1e300  # a float beyond it loses a sum; the row reader rejects it
 FRAME = "the frame"  # in place of a path
 BY_ROW = "{}: row {}"  # without lines
+LOOKED_AT = 1000  # rows, for the keys inside objects
+PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}  # by the first bytes
+WRAPPED = {"log", "stream", "time"}  # a line in docker's files
+# Servers' logs by their words: what to take instead.
+SERVER_LOGS = {
+    "obj=GenerateReqInput(": "SGLang's server log, expected its record of requests (--export-metrics-to-file)",
+    "Received request ": "vLLM's server log, expected its spans (--otlp-traces-endpoint) or a gateway's log",
+}
 
 Row: TypeAlias = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rows:
-    """Rows with line or row numbers; a text in place of a row says why it is unreadable."""
+    """Rows with line or row numbers; an unreadable one is empty."""
 
     path: str
     numbers: list[int]
-    rows: list[Row | str]
+    rows: list[Row]
+    bad: dict[int, str] = field(default_factory=dict)  # why a row is unreadable
     form: str = "{}:{}"  # path and number
+    header: tuple[str, ...] | None = None  # of a CSV file, in line 1
+    warnings: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, path: str, found: Iterable[tuple[int, Row | str]], form: str = "{}:{}") -> "Rows":
-        pairs = [(number, row) for number, item in found for row in rows_in(item)]
-        return cls(path, [number for number, _ in pairs], [row for _, row in pairs], form)
+        rows = cls(path, [], [], form=form)
+        for number, item in found:
+            for row in rows_in(item):
+                rows.add(number, row)
+        return rows
+
+    def add(self, number: int, row: Row | str) -> None:
+        if isinstance(row, str):
+            self.bad[len(self.rows)] = row
+        self.numbers.append(number)
+        self.rows.append({} if isinstance(row, str) else row)
 
     def place(self, i: int) -> str:
         """Of row i, for errors."""
         return self.form.format(self.path, self.numbers[i])
+
+    @property
+    def top(self) -> str:
+        """The place of the keys."""
+        first = next((i for i, row in enumerate(self.rows) if row), 0)
+        return self.place(first) if self.header is None else f"{self.path}:1"
+
+    def take(self, index: list[int]) -> "Rows":
+        bad = {at: self.bad[i] for at, i in enumerate(index) if i in self.bad}
+        return replace(self, numbers=[self.numbers[i] for i in index], rows=[self.rows[i] for i in index], bad=bad)
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """Of all rows, and `outer.inner` of the objects in the first LOOKED_AT."""
+        found = dict.fromkeys(self.header or ())
+        for i, row in enumerate(self.rows):
+            if i < LOOKED_AT or not row.keys() <= found.keys():
+                found |= dict.fromkeys(dotted(row))
+        return list(found)
+
+    def has(self, names: str) -> bool:
+        """Whether a row may have the column; `a or b`: one of them."""
+        return any(name in self.keys or name.partition(".")[0] in self.keys for name in names.split(" or "))
+
+    def values(self, names: str) -> list[Any]:
+        """A column; `a or b`: each row's first value of these."""
+        if names in self.keys and "." not in names:
+            return [row.get(names) for row in self.rows]
+        if " or " not in names:
+            return [inside(row, names) for row in self.rows] if self.has(names) else [None] * len(self.rows)
+        columns = map(self.values, names.split(" or "))
+        return [next((v for v in each if not is_missing(v)), None) for each in zip(*columns, strict=True)]
+
+    def first(self, name: str) -> Any:
+        """A column's first value."""
+        return next((value for row in self.rows if not is_missing(value := inside(row, name))), None)
+
+
+def is_missing(value: Any) -> bool:
+    """An empty cell."""
+    return value is None or value in ("", "-") or value != value
+
+
+def opened(value: Any) -> Any:
+    """The object in a cell's text."""
+    if isinstance(value, str) and value.startswith("{"):
+        with suppress(ValueError):
+            return json_of(value)
+    return value
+
+
+def dotted(row: Row, before: str = "") -> Iterator[str]:
+    """The keys, and those inside objects as `outer.inner`."""
+    for key, value in row.items():
+        yield f"{before}{key}"
+        inner = opened(value)
+        if isinstance(inner, dict):
+            yield from dotted(inner, f"{before}{key}.")
+
+
+def inside(row: Row, path: str) -> Any:
+    """The value at `outer.inner`; a key may have dots itself."""
+    if path in row:
+        return row[path]
+    outer, dot, rest = path.partition(".")
+    while dot:
+        if outer in row:
+            inner = opened(row[outer])
+            return inside(inner, rest) if isinstance(inner, dict) else None
+        more, dot, rest = rest.partition(".")
+        outer = f"{outer}.{more}"
+    return None
 
 
 def read_bytes(path: Path) -> bytes:
@@ -48,14 +142,47 @@ def read_bytes(path: Path) -> bytes:
     return data
 
 
+def raw_rows(where: str, data: bytes) -> Rows:
+    """The rows of CSV, JSON lines, JSON or Parquet. where: the name in errors."""
+    data = unpacked(where, data)
+    kind = container(where, data)
+    if kind == "parquet":
+        return parquet_rows(where, data)
+    text = decode(where, data)
+    log = next((what for words, what in SERVER_LOGS.items() if kind != "jsonl" and words in text[:65536]), None)
+    if log is not None:
+        raise TraceError(f"{where}: is {log}")
+    if kind == "csv":
+        return csv_rows(where, text)
+    return json_rows(where, text) if kind == "json" else page_rows(where, text) or jsonl_rows(where, text)
+
+
+def unpacked(path: str, data: bytes) -> bytes:
+    """Without compression, in UTF-8."""
+    codec = next((name for start, name in PACKED.items() if data.startswith(start)), None)
+    if codec is not None:
+        import pyarrow
+
+        with parsing(path, codec, TraceError):
+            data = pyarrow.input_stream(pyarrow.py_buffer(data), compression=codec).read(MOST + 1)
+        if len(data) > MOST:
+            raise TraceError(f"{path}: holds more than {MOST} bytes, expected at most these")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        with parsing(path, "UTF-16", TraceError):
+            return data.decode("utf-16").encode()
+    return data
+
+
 def container(path: str, data: bytes) -> str:
     """parquet, json, jsonl or csv by the first bytes; TraceError if binary."""
     if data[:4] == b"PAR1":
         return "parquet"
     if b"\0" in data[:65536]:
         raise TraceError(f"{path} is a binary file, expected CSV, JSON lines, JSON or Parquet")
-    start = data[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-    return {b"[": "json", b"{": "jsonl"}.get(start, "csv")
+    head = data[:65536].removeprefix(b"\xef\xbb\xbf").lstrip()
+    if head.startswith(b"["):
+        return "json"
+    return "jsonl" if b"{" in head.split(b"\n", 1)[0] else "csv"  # also after a log's prefix
 
 
 def decode(path: str, data: bytes) -> str:
@@ -67,50 +194,39 @@ def decode(path: str, data: bytes) -> str:
         raise TraceError(f"{path}:{line}: {found} is no UTF-8, expected a text file (or Parquet)") from error
 
 
-def csv_head(path: str, text: str) -> dict[str, str | None]:
-    """Column names, with the first complete row's values."""
-    names: list[str] = []
-    try:
-        for fields in csv.reader(io.StringIO(text, newline="")):
-            if not names:
-                names = [name.strip() for name in fields]
-            elif len(fields) == len(names):
-                return dict(zip(names, fields, strict=True))
-    except csv.Error as error:
-        if not names:
-            raise TraceError(f"{path}:1: malformed CSV ({error}), expected column names") from None
-    return dict.fromkeys(names)
-
-
 def csv_rows(path: str, text: str) -> Rows:
     """Without blank lines; a row of wrong width is unreadable."""
-    numbers: list[int] = []
-    rows: list[Row | str] = []
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    header: list[str] = []
+    head = text.lstrip().partition("\n")[0]
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=max(",;\t", key=head.count))
+    try:
+        header = tuple(name.strip() for name in next(reader))
+    except csv.Error as error:
+        raise TraceError(f"{path}:1: malformed CSV ({error}), expected column names") from None
+    found = Rows(path, [], [], header=header)
     while True:
         try:
-            fields = next(reader)
-        except StopIteration:
-            return Rows(path, numbers, rows)
+            for fields in reader:
+                if len(fields) == len(header):
+                    found.numbers.append(reader.line_num)
+                    found.rows.append(dict(zip(header, fields)))  # noqa: B905
+                elif fields:
+                    what = f"row has {len(fields)} fields, expected {len(header)} ({cut(','.join(header))})"
+                    found.add(reader.line_num, what)
         except csv.Error as error:
-            numbers.append(reader.line_num)
-            rows.append(f"malformed CSV ({error}), expected {len(header)} fields")
-            continue
-        if not header:
-            header = [name.strip() for name in fields]
-        elif fields:
-            numbers.append(reader.line_num)
-            if len(fields) == len(header):
-                rows.append(dict(zip(header, fields, strict=True)))
-            else:
-                rows.append(f"row has {len(fields)} fields, expected {len(header)} ({cut(','.join(header))})")
+            found.add(reader.line_num, f"malformed CSV ({error}), expected {len(header)} fields")
+        else:
+            return found
 
 
 def jsonl_rows(path: str, text: str) -> Rows:
     # str.splitlines would also split inside JSON strings.
     lines = ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line and not line.isspace())
-    return Rows.of(path, ((number, parse_object(line)) for number, line in lines))
+    return Rows.of(path, ((number, parse_object(without_prefix(line))) for number, line in lines))
+
+
+def without_prefix(line: str) -> str:
+    """Without what kubectl, compose or journald write before an object."""
+    return line if line[0] in "{[" else line[max(0, line.find("{")) :]
 
 
 def json_rows(path: str, text: str) -> Rows:
@@ -149,7 +265,7 @@ def parquet_rows(path: str, data: bytes) -> Rows:
                 f"{path}: holds {claims.num_rows} rows of {size} bytes, expected at most {MAX_PARQUET_ROWS} of {MOST}"
             )
         rows = file.read().to_pylist()
-    return Rows(path, list(range(1, len(rows) + 1)), rows, BY_ROW)
+    return Rows(path, list(range(1, len(rows) + 1)), rows, form=BY_ROW)
 
 
 def parse_object(line: str) -> Row | str:
@@ -169,19 +285,22 @@ def object_or_complaint(found: Any) -> Row | str:
 
 
 def rows_in(row: Row | str) -> Iterator[Row | str]:
-    """The object, or the items of an API's answer (`data`)."""
-    items = [row]
-    if isinstance(row, dict) and isinstance(row.get("data"), list):
-        items = [object_or_complaint(item) for item in row["data"]]
-    for item in items:
-        yield from turns(item)
-
-
-def turns(row: Row | str) -> Iterator[Row | str]:
-    """A row, or an LLMServingSim session's turns, each a tool's time after the previous one."""
-    if isinstance(row, str) or not isinstance(row.get("sub_requests"), list):
+    """The object, or the items of an API's answer (`data`), or a session's turns."""
+    if isinstance(row, str):
         yield row
-        return
+    elif row.keys() == WRAPPED and isinstance(row["log"], str):
+        yield parse_object(row["log"])
+    elif isinstance(row.get("data"), list):
+        for item in map(object_or_complaint, row["data"]):
+            yield from rows_in(item)
+    elif isinstance(row.get("sub_requests"), list):
+        yield from turns(row)
+    else:
+        yield row
+
+
+def turns(row: Row) -> Iterator[Row | str]:
+    """An LLMServingSim session's turns, each a tool's time after the previous one."""
     start: Any = row.get("arrival_time_ns")
     delay: Any = 0
     for turn in map(object_or_complaint, row["sub_requests"]):

@@ -10,6 +10,7 @@ from .trace import Floats, Ints, Trace
 
 MINUTE, HOUR = 60.0, 3600.0  # s
 MOST_LISTED = 1440  # rates: a day of minutes
+EQUAL = 1e-4  # a smaller variation of the gaps is the rounding of times
 FANO_WINDOWS = (1.0, 10.0, 60.0)  # s
 
 
@@ -61,7 +62,10 @@ def gap_cv(arrival: Floats) -> float | None:
     """Coefficient of variation; None below two gaps, or if all are 0."""
     gaps = np.diff(arrival)
     mean = float(gaps.mean()) if len(gaps) else 0.0
-    return float(gaps.std()) / mean if len(gaps) > 1 and mean > 0 else None
+    if len(gaps) < 2 or mean == 0:
+        return None
+    cv = float(gaps.std()) / mean
+    return cv if cv > EQUAL else 0.0
 
 
 def fano(arrival: Floats, window: float) -> float | None:

@@ -72,6 +72,8 @@ def measured_run(
     requests = log.requests
     if not requests:
         raise DsimError(f"{log.path}: holds no requests, expected at least 1")
+    if not log.has_times and trace is None:
+        raise DsimError(f"{log.path}: {log.tool} does not say when requests were sent, expected --trace")
     # The answered ones first, in order: as a trace of the log numbers them.
     failed = [bool(r.error) for r in requests]
     rows = np.argsort(np.argsort(failed, kind="stable")) if trace is None else match(log, trace)
@@ -138,7 +140,8 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
     sent = np.array([r.sent for r in log.requests])
     arrival = sent - sent.min() if trace is None else trace.arrival[rows]
     # On the client's clock the least late request is on time.
-    lateness = np.full(n, np.nan) if trace is None else sent - arrival - (sent - arrival).min()
+    known_late = trace is not None and log.has_times
+    lateness = np.full(n, np.nan) if not known_late else sent - arrival - (sent - arrival).min()
     columns: Columns = {}
     for name, dtype in REQUEST_COLUMNS.items():
         columns[name] = np.full(n, np.nan if dtype == "float64" else 0, dtype)
@@ -150,6 +153,7 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
     columns["arrival"][:] = arrival
     columns["status"][:] = [_status(r) for r in log.requests]
     asked_input = told_input if trace is None else trace.input_length[rows]
+    told_input = np.where(told_input == 0, asked_input, told_input)
     columns["input_length"][:] = np.where(done, told_input, asked_input)
     columns["output_length"][:] = tokens if trace is None else trace.output_length[rows]
     columns["max_tokens"][:] = columns["output_length"]
@@ -175,9 +179,6 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
                     f"{int(other.sum())} of {int(done.sum())} requests have {what} lengths other than the trace's "
                     f"(in sum {100 * mean:+.1f} %)"
                 )
-    empty = done & (tokens == 0)
-    if empty.any():
-        warnings.append(f"{int(empty.sum())} requests completed without a token")
     order = np.lexsort((columns["request"], columns["arrival"]))
     return {name: column[order] for name, column in columns.items()}, warnings
 

@@ -1,4 +1,4 @@
-"""Read a load generator's file (vLLM's `bench serve`, guidellm, aiperf) or an engine's log."""
+"""Read a load generator's file (vLLM's `bench serve`, SGLang's, guidellm, aiperf) or an engine's log."""
 
 import math
 from collections.abc import Callable
@@ -7,21 +7,40 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.errors import DsimError
-from ...engine.plain import Range
-from ...files.read import LARGEST, MOST, cut, json_of, read_text
-from ...files.schema import FileObject
+from ...files.read import LARGEST, cut
 from ...profiler import steplog
+from ...traces.formats import CLIENT, MEASURED, TICKS_PER_SECOND, Asked, Format
+from ...traces.parse import Columns, columns_of_rows
+from ...traces.rows import Row, Rows, inside, raw_rows, read_bytes
 
-Json = dict[str, Any]
-
-MAX_TOKENS = 10_000_000  # of a request
-TIME, TIMES = Range(-LARGEST, LARGEST), list[float]
 HOW = {
     "vllm": "vllm bench serve --save-result --save-detailed",
+    "sglang": "SGLang's bench_serving --output-details",
     "guidellm": "guidellm's JSON output",
     "aiperf": "aiperf's profile_export.jsonl",
     "engine": "a step log (docs/steplog.md)",
 }
+ARRAYS = ("ttfts", "itls", "input_lens", "output_lens", "errors")  # of vLLM's and SGLang's files
+VLLM = Format(
+    "vllm bench serve", "start_times", "input_lens", "output_lens", "s",
+    {"errors": "error", "itls": "gaps", "ttfts": "client_ttft", "latencies": "client_e2el"},
+    ttft="ttfts", e2el="latencies", report=True,
+)  # fmt: skip
+GUIDELLM = Format(
+    "guidellm", "info.timings.request_start or start_time or info.timings.targeted_start",
+    "prompt_tokens or input_metrics.text_tokens", "output_tokens or output_metrics.text_tokens", "s",
+    {"error": "error", "due": "due", "info.timings.token_iterations": "chunks", "request_latency": "client_e2el",
+     "time_to_first_token_ms": "client_ttft", "inter_token_latency_ms": "client_tpot"},
+    first="info.timings.first_token_iteration or first_token_time",
+    end="info.timings.last_token_iteration or last_token_time", e2el="request_latency", report=True,
+)  # fmt: skip
+AIPERF = Format(
+    "aiperf", "metadata.request_start_ns", "metrics.usage_prompt_tokens.value or metrics.input_sequence_length.value",
+    "metrics.usage_completion_tokens.value or metrics.output_sequence_length.value", "ns",
+    {"error": "error", "metrics.inter_chunk_latency.value": "gaps", "metrics.request_latency.value": "client_e2el",
+     "metrics.time_to_first_token.value": "client_ttft", "metrics.inter_token_latency.value": "client_tpot"},
+    ttft="metrics.time_to_first_token.value", e2el="end", wait_unit="ms", report=True,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,201 +71,184 @@ class ClientLog:
     requests: tuple[Sent, ...]
     steps: steplog.StepLog | None = None  # of an engine's own log
     is_trace: bool = False  # a gateway's log, which is replayed itself
+    has_times: bool = True  # when requests were sent
+    warnings: tuple[str, ...] = ()
 
 
-def read_client(path: str | Path) -> ClientLog:
-    """Read a client's file; DsimError names file, request and both values."""
-    text = read_text(path, most=MOST)
-    return _reader(str(path), text)(str(path), text)
+def read_client(path: str | Path, benchmark: int | None = None, skip_bad: bool = False) -> ClientLog:
+    """Read a client's file; DsimError names file, request and both values. benchmark: which one of several, from 1."""
+    found = raw_rows(str(path), read_bytes(Path(path)))
+    read = reader_of(found)
+    if read is None:
+        first = next(filter(None, found.rows), {})
+        what = "is aiperf's summary" if "aiperf_version" in first else f"holds {cut(', '.join(list(first)[:4]))}"
+        raise DsimError(f"{path}: {what}, expected {'; or '.join(HOW.values())}")
+    return read(found, benchmark, Asked(skip_bad=skip_bad))
 
 
-def is_client(data: bytes) -> bool:
-    """Whether the first object is a load generator's or an engine's."""
-    whole = _first(data.decode("utf-8", "replace").removeprefix("\ufeff"))
-    return whole is not None and ("aiperf_version" in whole or _kind(whole) is not None)
-
-
-def _reader(path: str, text: str) -> Callable[[str, str], ClientLog]:
-    """The reader of a file, by its first object's keys."""
-    whole = _first(text)
-    if whole is None:
-        raise DsimError(f"{path}: is no JSON object, expected {_expected()}")
-    found = _kind(whole)
-    if found is not None:
-        return found
-    if "aiperf_version" in whole:
-        raise DsimError(f"{path}: is aiperf's summary, expected its requests: profile_export.jsonl next to it")
-    raise DsimError(f"{path}: holds {cut(', '.join(list(whole)[:4])) or 'nothing'}, expected {_expected()}")
-
-
-def _first(text: str) -> Json | None:
-    head, _, rest = text.strip().partition("\n")
-    whole = _object(head) if rest.strip() else None
-    return _object(text) if whole is None and text.lstrip().startswith("{") else whole
-
-
-def _kind(whole: Json) -> Callable[[str, str], ClientLog] | None:
+def reader_of(found: Rows) -> Callable[[Rows, int | None, Asked], ClientLog] | None:
+    """By the first object's keys; None if it is no client's or engine's."""
+    whole: Row = next(filter(None, found.rows), {})
     if whole.get("schema") == steplog.SCHEMA:
         return _engine
     if isinstance(whole.get("benchmarks"), list):
         return _guidellm
     if {"metadata", "metrics"} <= set(whole):
         return _aiperf
-    if {"completed", "total_output_tokens"} <= set(whole):
-        return _vllm
-    return None
+    return _arrays if {"completed", "total_output_tokens"} <= set(whole) else None
 
 
-def _expected() -> str:
-    return "; or ".join(HOW.values())
-
-
-def _object(text: str) -> Json | None:
-    try:
-        value = json_of(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-# ---- vLLM -----------------------------------------------------------------------------------------------------
-
-
-def _vllm(path: str, text: str) -> ClientLog:
-    whole = _object(text) or {}
-    names = ("start_times", "ttfts", "latencies", "itls", "input_lens", "output_lens", "errors")
-    for name in names:
-        if not isinstance(whole.get(name), list):
-            raise DsimError(f"{path}: {name} is missing, expected a file of {HOW['vllm']}")
-    sizes = {name: len(whole[name]) for name in names}
-    if len(set(sizes.values())) != 1:
-        raise DsimError(f"{path}: {', '.join(f'{n} has {k}' for n, k in sizes.items())} entries, expected one number")
-    found = []
-    for i in range(sizes["errors"]):
-        row = FileObject(path, f"request {i}", {name: whole[name][i] for name in names})
-        sent, error = row.number("start_times", TIME), row.values["errors"]
-        if error:
-            found.append(failed(sent, _count(row, "input_lens"), str(error)))
+def sent_of(found: Columns, form: Format) -> tuple[list[Sent], list[str]]:
+    """The requests in the file's order, and warnings."""
+    scale = 1.0 / TICKS_PER_SECOND[form.wait_unit]
+    units = {ours: 1e-3 if theirs.endswith("_ms") else scale for theirs, ours in form.extras.items()}
+    unknown = [None] * len(found.time)
+    nan = [math.nan] * len(found.time)
+    waited = [found.waited[name].tolist() if found.waited else nan for name in MEASURED]
+    gaps, chunks, due = (found.extras.get(name, unknown) for name in ("gaps", "chunks", "due"))
+    one = int(any(gaps))  # chunk of an answer without gaps
+    own = [
+        [_seconds(value, units.get(ours, 1.0)) for value in found.extras.get(ours, unknown)] for ours in CLIENT.values()
+    ]
+    requests = []
+    for i, start in enumerate((found.time / form.ticks).tolist()):
+        first, end = (wait[i] / form.ticks for wait in waited)
+        num_input, num_output = int(found.input_length[i]), int(found.output_length[i])
+        lost = "" if num_output or form.report else "no output"
+        why = found.reasons[i] or lost or ("no time of its end" if math.isnan(end) else "")
+        begun = _seconds(due[i], 1.0)
+        if why:
+            requests.append(failed(start, num_input, why, begun))
             continue
-        gaps = tuple(row.get("itls", TIMES, TIME))
-        ttft, e2el, tokens = row.number("ttfts", TIME), row.number("latencies", TIME), _count(row, "output_lens")
-        tpot = (e2el - ttft) / (tokens - 1) if tokens > 1 else math.nan
-        found.append(
+        between = tuple(scale * gap for gap in gaps[i] or ())
+        num_chunks = len(between) + 1 if between else int(chunks[i] or (one and not math.isnan(first)))
+        requests.append(
             Sent(
-                sent, sent + ttft, sent + e2el, _count(row, "input_lens"), tokens, len(gaps) + 1, gaps=gaps, ttft=ttft,
-                tpot=tpot, e2el=e2el,
+                start, start + first, start + end, num_input, num_output, num_chunks, "", begun, between,
+                *(figures[i] for figures in own),
             )
         )  # fmt: skip
-    return ClientLog(path, "vllm bench serve", str(whole.get("model_id", "")), tuple(found))
+    lacking = {
+        "answers have no time of their first token: their ttft and tpot are missing": lambda r: math.isnan(r.first),
+        "requests have no count of prompt tokens": lambda r: r.input_length == 0,
+        "requests have no count of output tokens": lambda r: r.output_length == 0,
+    }
+    answered = [request for request in requests if not request.error]
+    counts = {what: sum(map(lacks, answered)) for what, lacks in lacking.items()}
+    return requests, [f"{count} of {len(requests)} {what}" for what, count in counts.items() if count]
 
 
-# ---- guidellm -------------------------------------------------------------------------------------------------
+def _log(
+    found: Rows, form: Format, asked: Asked, tool: str = "", model: object = "", in_order: bool = False
+) -> ClientLog:  # fmt: skip
+    """A file's requests; in_order: they are in the trace's order already."""
+    if not found.rows:
+        raise DsimError(f"{found.path}: holds no requests, expected at least 1")
+    columns, form = columns_of_rows(found, form, asked)
+    requests, warnings = sent_of(columns, form)
+    if not in_order:
+        requests.sort(key=lambda r: (r.due if r.due == r.due else r.sent, r.sent))
+    return ClientLog(
+        found.path, tool or form.name, str(model or ""), tuple(requests), warnings=(*columns.warnings, *warnings)
+    )  # fmt: skip
 
 
-def _guidellm(path: str, text: str) -> ClientLog:
-    whole = FileObject(path, "", _object(text) or {})
-    runs = whole.sections("benchmarks")
-    if len(runs) != 1:
-        raise DsimError(f"{path}: holds {len(runs)} benchmarks, expected 1: write one a file")
-    requests = runs[0].section("requests")
-    scale = _inside(runs[0], "config", "strategy", "time_scale")
-    scale = scale if _is_number(scale) and scale > 0 else 1.0
-    found = []
-    for kind in ("successful", "errored", "incomplete"):
-        for row in requests.sections(kind):
-            due = _inside(row, "info", "settings", "relative_timestamp")
-            due = float(due) * scale if _is_number(due) else math.nan
-            times = row.section("info").section("timings")
-            if kind != "successful":
-                sent = times.number(times.first("request_start", "targeted_start"), TIME)
-                why = "incomplete: the benchmark ended" if kind == "incomplete" else _inside(row, "info", "error")
-                tokens = row.values.get("prompt_tokens")
-                if not (isinstance(tokens, int) and 0 <= tokens <= MAX_TOKENS):
-                    tokens = 0
-                found.append(failed(sent, tokens, str(why or "errored"), due))
-                continue
-            sent = times.number("request_start", TIME)
-            found.append(
-                Sent(
-                    sent, times.number("first_token_iteration", TIME), times.number("last_token_iteration", TIME),
-                    _count(row, "prompt_tokens"), _count(row, "output_tokens"), _count(times, "token_iterations"),
-                    due=due, ttft=_seconds(row, "time_to_first_token_ms"), tpot=_seconds(row, "inter_token_latency_ms"),
-                    e2el=row.number("request_latency", TIME),
-                )
-            )  # fmt: skip
-    found.sort(key=lambda r: (r.due if r.due == r.due else r.sent, r.sent))
-    version = _inside(whole, "metadata", "guidellm_version") or ""
-    model = _inside(whole, "config", "spec", "backend", "model") or ""
-    return ClientLog(path, f"guidellm {version}".strip(), str(model), tuple(found))
+def _named(found: Rows, rows: list[Row]) -> Rows:
+    """Numbered from 0, inside one object."""
+    return Rows(found.path, list(range(len(rows))), rows, form="{}: request {}")
 
 
-# ---- aiperf ---------------------------------------------------------------------------------------------------
-
-
-def _aiperf(path: str, text: str) -> ClientLog:
-    found = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        values = _object(line)
-        if values is None:
-            raise DsimError(f"{path}:{number}: is no JSON object, expected a request's record")
-        row = FileObject(f"{path}:{number}", "", values)
-        about, metrics = row.section("metadata"), row.section("metrics")
-        if about.values.get("benchmark_phase") == "warmup":
-            continue
-        sent, cancelled = about.number("request_start_ns", TIME) / 1e9, about.values.get("was_cancelled")
-        error = values.get("error")
-        if error or cancelled:
-            why = error.get("message") if isinstance(error, dict) else error
-            code = error.get("code") if isinstance(error, dict) else None
-            what = "cancelled" if cancelled else " ".join(str(x) for x in (code, why) if x)
-            found.append(failed(sent, 0, what or "failed"))
-            continue
-        e2el, ttft = (_seconds(metrics.section(name), "value") for name in ("request_latency", "time_to_first_token"))
-        names = ("inter_chunk_latency", "inter_token_latency", "decode_duration")
-        chunks, pace, decoding = (metrics.section(name) if name in metrics.values else None for name in names)
-        gaps = tuple(1e-3 * gap for gap in chunks.get("value", TIMES, TIME)) if chunks else ()
-        tpot = _seconds(pace, "value") if pace else math.nan
-        # Usage follows the last chunk with text. One chunk has no duration.
-        decode = _seconds(decoding, "value") if decoding else 0.0
-        num_input, tokens = (
-            _count(metrics.section(f"usage_{kind}_tokens"), "value") for kind in ("prompt", "completion")
+def one_of(path: str, runs: list[Any], benchmark: int | None) -> Any:
+    """The benchmark; DsimError if there are several and none is chosen."""
+    number = 1 if benchmark is None and len(runs) == 1 else benchmark
+    if number is None or not 1 <= number <= len(runs):
+        raise DsimError(
+            f"{path}: holds {len(runs)} benchmarks, --benchmark is {benchmark or 'missing'}, expected 1 to {len(runs)}"
         )
-        found.append(
-            Sent(
-                sent, sent + ttft, sent + ttft + decode, num_input, tokens,
-                len(gaps) + 1, gaps=gaps, ttft=ttft, tpot=tpot, e2el=e2el,
-            )
-        )  # fmt: skip
-    found.sort(key=lambda r: r.sent)
-    return ClientLog(path, "aiperf", "", tuple(found))
+    return runs[number - 1]
 
 
-# ---- the engine's own step log ---------------------------------------------------------------------------------
+def _arrays(found: Rows, benchmark: int | None, asked: Asked) -> ClientLog:
+    """vLLM's, or SGLang's, which has no times."""
+    whole = one_of(found.path, found.rows, benchmark)
+    has_times = "start_times" in whole
+    arrays = {name: whole.get(name) for name in ARRAYS}
+    arrays |= {name: whole[name] for name in ("start_times", "latencies") if name in whole}
+    for name, array in arrays.items():
+        if not isinstance(array, list):
+            raise DsimError(f"{found.path}: {name} is missing, expected a file of {HOW['vllm']} or {HOW['sglang']}")
+    if len({len(array) for array in arrays.values()}) != 1:
+        sizes = ", ".join(f"{name} has {len(array)}" for name, array in arrays.items())
+        raise DsimError(f"{found.path}: {sizes} entries, expected one number")
+    rows = [{"start_times": 0.0, **dict(zip(arrays, row, strict=True))} for row in zip(*arrays.values(), strict=True)]
+    tool = VLLM.name if has_times else "SGLang's bench_serving"
+    return replace(
+        _log(_named(found, rows), VLLM, asked, tool, whole.get("model_id"), in_order=True), has_times=has_times
+    )
 
 
-def _engine(path: str, _text: str) -> ClientLog:
+def _guidellm(found: Rows, benchmark: int | None, asked: Asked) -> ClientLog:
+    whole = found.rows[0]
+    run = one_of(found.path, whole["benchmarks"], benchmark)
+    scale = inside(run, "config.strategy.time_scale")
+    rows = []
+    for kind in ("successful", "errored", "incomplete"):
+        for row in inside(run, f"requests.{kind}") or ():
+            why = "incomplete: the benchmark ended" if kind == "incomplete" else inside(row, "info.error") or kind
+            due = inside(row, "info.settings.relative_timestamp")
+            if not _is_number(due):
+                due = None
+            elif _is_number(scale):
+                due *= scale
+            rows.append({**row, "due": due, "error": "" if kind == "successful" else why})
+    version = inside(whole, "metadata.guidellm_version") or ""
+    model = inside(whole, "config.spec.backend.model")
+    return _log(_named(found, rows), GUIDELLM, asked, f"guidellm {version}".strip(), model)
+
+
+def _aiperf(found: Rows, benchmark: int | None, asked: Asked) -> ClientLog:
+    """Usage follows the last chunk with text, so an answer ends `decode_duration` after its first token (one chunk has
+    none); releases before 0.12 have only `request_latency`."""
+    has_decode = any(found.values("metrics.decode_duration.value"))
+    warmup = found.values("metadata.benchmark_phase")
+    kept = found.take([i for i, phase in enumerate(warmup) if phase != "warmup"])
+    rows = []
+    for row in kept.rows:
+        error, end = row.get("error"), inside(row, "metrics.request_latency.value")
+        if isinstance(error, dict):
+            error = " ".join(str(error[key]) for key in ("code", "message") if error.get(key)) or "failed"
+        if inside(row, "metadata.was_cancelled"):
+            error = "cancelled"
+        ttft, lasting = inside(row, AIPERF.ttft), inside(row, "metrics.decode_duration.value") or 0.0
+        if has_decode and _is_number(ttft) and _is_number(lasting):
+            end = ttft + lasting
+        rows.append({**row, "error": error, "end": end})
+    log = _log(replace(kept, rows=rows), AIPERF, asked)
+    usage = kept.values(AIPERF.output.partition(" or ")[0])
+    no_usage = sum(not row["error"] and count is None for row, count in zip(rows, usage, strict=True))
+    counted = f"{no_usage} of {len(rows)} requests have no usage: their token counts are the client's"
+    return replace(log, warnings=(*log.warnings, counted)) if no_usage else log
+
+
+def _engine(found: Rows, benchmark: int | None, asked: Asked) -> ClientLog:
     """A request is sent when it reaches the engine; tokens arrive when their step ends."""
+    path = found.path
     log = steplog.read_log(path)
     r = log.requests
-    found = []
+    requests = []
     for i in range(len(r)):
         sent = float(r.arrival[i])
         if math.isnan(sent):
             raise DsimError(f"{path}: request {r.request[i]} has no arrival, expected {HOW['engine']}")
         if math.isnan(r.finish[i]) or not r.num_tokens[i]:
-            found.append(failed(sent, int(r.input_length[i]), "incomplete: the log ended"))
+            requests.append(failed(sent, int(r.input_length[i]), "incomplete: the log ended"))
             continue
         first, last = float(r.first_emission[i]), float(r.last_emission[i])
-        found.append(Sent(sent, first, last, int(r.input_length[i]), int(r.num_tokens[i]), int(r.num_emissions[i])))
+        requests.append(Sent(sent, first, last, int(r.input_length[i]), int(r.num_tokens[i]), int(r.num_emissions[i])))
     # The log has one list of gaps.
-    if found:
-        found[0] = replace(found[0], gaps=tuple(r.gaps.tolist()))
-    return ClientLog(path, log.header.engine, log.header.model.name, tuple(found), log)
-
-
-# ---- values ---------------------------------------------------------------------------------------------------
+    if requests:
+        requests[0] = replace(requests[0], gaps=tuple(r.gaps.tolist()))
+    return ClientLog(path, log.header.engine, log.header.model.name, tuple(requests), log)
 
 
 def failed(sent: float, input_length: int, error: str, due: float = math.nan) -> Sent:
@@ -254,24 +256,9 @@ def failed(sent: float, input_length: int, error: str, due: float = math.nan) ->
     return Sent(sent, nan, nan, input_length, 0, 0, " ".join(error.split())[:200] or "failed", due)
 
 
-def _inside(of: FileObject, *keys: str) -> Any:
-    value: Any = of.values
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
-def _count(of: FileObject, key: str) -> int:
-    value = of.number(key, Range(0, MAX_TOKENS))
-    if value != int(value):
-        raise of.error(key, value, "a whole number")
-    return int(value)
-
-
-def _seconds(of: FileObject, key: str) -> float:
-    """Seconds from ms; NaN for null, as the pace of a single token."""
-    return math.nan if of.values.get(key) is None else 1e-3 * of.number(key, TIME)
+def _seconds(value: float | None, unit: float) -> float:
+    return math.nan if value is None else unit * value
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST

@@ -14,8 +14,8 @@ from ...files.read import MOST_OF_SETTINGS, cut, json_of, naming
 from ...profiler.logged import PHASES
 from ...profiler.samples import Samples
 from ...profiler.steplog import SCHEMA, read_log
-from ...traces.formats import TICKS_PER_SECOND
-from ...traces.load import Asked, read_data
+from ...traces.formats import TICKS_PER_SECOND, Asked
+from ...traces.load import read_data
 from ...traces.rows import container
 from ..windows import Arrivals
 

@@ -37,7 +37,7 @@ def test_a_log_is_of_the_requests_that_its_server_answered(tmp_path: Path, lines
     assert (found.name, found.arrival.tolist()) == ("spend", [0, 2, 3])
     assert found.notes.failed_in_trace == 1
     assert found.notes.warnings == (
-        "1 of 6 rows are embeddings, and left out",
+        "1 of 6 rows are no requests for text (embeddings, images or others), and left out",
         "1 of 6 rows were answered from the gateway's cache, and not by the server, and left out",
         "the log mixes 2 models (sdar-8b: 3, other: 1): --only model=NAME takes one",
     )

@@ -42,13 +42,14 @@ def test_a_trace_with_columns_of_its_own_is_read_by_their_names(tmp_path: Path) 
     assert found.notes.warnings == ()
 
 
-def test_numbers_in_a_column_of_times_are_seconds_unless_said_and_doubted(tmp_path: Path) -> None:
+def test_numbers_in_a_column_of_times_are_seconds_unless_they_are_dates_of_another_unit(tmp_path: Path) -> None:
     times = (1_772_359_200_000, 1_772_362_800_000)
     path = save(tmp_path, [{"created_at": t, "prompt_tokens": 5, "completion_tokens": 6} for t in times])
-    doubted = load(path, columns=MINE)
-    assert doubted.arrival.tolist() == [0, 3_600_000]
-    assert "another --time-unit may be meant" in doubted.notes.warnings[0]
-    assert load(path, columns=MINE, time_unit="ms").arrival.tolist() == [0, 3600]
+    dated = load(path, columns=MINE)
+    assert (dated.arrival.tolist(), "read as ms since 1970 (from 2026-03-01)" in dated.notes.warnings[0]) == (
+        [0, 3600], True,
+    )  # fmt: skip
+    assert load(path, columns=MINE, time_unit="s").arrival.tolist() == [0, 3_600_000]
 
 
 def test_a_column_may_lie_within_an_object(tmp_path: Path) -> None:
@@ -67,11 +68,12 @@ def test_a_column_may_lie_within_an_object(tmp_path: Path) -> None:
          "arrival=COLUMN,input=COLUMN,output=COLUMN"),
         ("arrivals=created_at",
          "--columns has 'arrivals=created_at', expected arrival=COLUMN,input=COLUMN,output=COLUMN and, where there "
-         "are, id, session_id, slo_class, model, max_tokens, first, end, status"),
+         "are, id, session_id, slo_class, model, max_tokens, first, end, status, kind"),
         ("arrival=created_at,input=tenant,output=completion_tokens",
          "{path}:2: tenant is \"a\", expected a number of at least 0 (--skip-bad leaves bad rows out)"),
         ("arrival=tenant,input=prompt_tokens,output=completion_tokens",
-         "{path}:2: tenant is \"a\", expected a date and time (--skip-bad leaves bad rows out)"),
+         "{path}:2: tenant is \"a\", expected a date and time such as 2026-03-01T10:00:00Z (--skip-bad "
+         "leaves bad rows out)"),
     ],
 )  # fmt: skip
 def test_a_column_that_is_not_there_or_not_numbers_is_told_in_one_line(

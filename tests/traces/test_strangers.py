@@ -1,0 +1,171 @@
+"""Files of public tools, made small: each is read right, or refused for the right reason."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from dsim.comparison.clients.gateway import read_measured
+from dsim.engine.errors import DsimError
+from dsim.traces import describe, load
+
+from .files import refusal, rows_of, save, spend
+
+MINE = "arrival=t,input=p,output=c"
+LANGFUSE = "id,type,t,u\n1,SPAN,2026-03-01T10:00:00Z,{}\n" + "".join(
+    f'{i},GENERATION,2026-03-01T10:00:0{i}Z,"{{""in"": 10{i}, ""out"": 2{i}}}"\n' for i in (2, 5)
+)
+WORDS = ("200.0", "succeeded", "stop", "200 OK", "STATUS_CODE_OK", "odd", "abort", "499", "timed_out")
+KINDS = ("chat", "arerank", "image_generation", "_arealtime")
+LOG = "t,p,c,s,k\n" + "".join(
+    [f"{i},5,3,{word},\n" for i, word in enumerate(WORDS)] + [f"9,5,3,ok,{kind}\n" for kind in KINDS] + ["9,,,429,\n"]
+)
+EPOCH = [{"timestamp": 1772359200 + 2 * i, "input_length": 7, "output_length": 5} for i in range(3)]
+IN_US = [row | {"timestamp": 10**6 * row["timestamp"]} for row in EPOCH]
+IN_MS = [{"t": 1772359200000 + 50 * i, "f": 1772359200300 + 50 * i, "p": 7, "c": 5} for i in range(3)]
+ABORTED = {
+    "request_received_ts": 5.0, "request_finished_ts": 6.5, "prompt_tokens": 7, "completion_tokens": 3,
+    "finish_reason": {"type": "abort"},
+}  # fmt: skip
+STOPPED = ABORTED | {"request_received_ts": 7.0, "request_finished_ts": 8.0, "finish_reason": {"type": "stop"}}
+BASETEN = {
+    "timestamp_start_unix_ms": 1772359200000, "timestamp_ttft_unix_ms": 1772359200300, "request_canceled": 0,
+    "timestamp_end_unix_ms": 1772359202300, "input_tokens": 7, "output_tokens": 5,
+}  # fmt: skip
+
+
+def span(name: str, above: str, tokens: int) -> dict[str, Any]:
+    counts = {"gen_ai.usage.input_tokens": 7, "gen_ai.usage.output_tokens": tokens}
+    times = {"startTimeUnixNano": str(10**18 + tokens * 10**7), "endTimeUnixNano": str(2 * 10**18)}
+    attributes = [{"key": key, "value": {"intValue": value}} for key, value in counts.items()]
+    return {"traceId": "t", "spanId": name, "parentSpanId": above, **times, "attributes": attributes}
+
+
+NESTED = [span("a", "", 250), span("b", "a", 100), span("c", "b", 100), span("d", "a", 150), span("e", "d", 150)]
+TEMPO = {"batches": [{"instrumentationLibrarySpans": [{"spans": [*NESTED, NESTED[2]]}]}]}
+
+
+@pytest.mark.parametrize(
+    ("data", "how", "rows", "failed", "says"),
+    [
+        (EPOCH, {}, [(0, 7, 5), (2, 7, 5), (4, 7, 5)], 0, "is read as s since 1970 (from 2026-03-01)"),
+        (IN_US, {}, [(0, 7, 5), (2, 7, 5), (4, 7, 5)], 0, "is read as us since 1970"),
+        (IN_MS, {"columns": MINE}, [(0, 7, 5), (0.05, 7, 5), (0.1, 7, 5)], 0, "is read as ms since 1970"),
+        ("t;p;c\n2026-03-01T10:00:00Z;7;5\n2026-03-01T10:00:02;7;5\n", {"columns": MINE}, [(0, 7, 5), (2, 7, 5)], 0,
+         "1 of 2 times have no time zone: read as UTC"),
+        (LOG, {"columns": f"{MINE},status=s,kind=k"}, [(i, 5, 3) for i in (0, 1, 2, 3, 4, 5, 9)], 4,
+         "status of unknown meaning (odd: 1): taken as answered"),
+        (LOG, {"columns": f"{MINE},kind=k", "only": "s=odd"}, [(0, 5, 3)], 0, "3 of 14 rows are no requests for text"),
+        ([ABORTED, STOPPED], {}, [(0, 7, 3)], 1, ""),
+        ([BASETEN, BASETEN | {"request_canceled": 1, "timestamp_ttft_unix_ms": None}], {}, [(0, 7, 5)], 1, ""),
+        ([spend("00", "01", "02", status=None, metadata={"status": word}) for word in ("success", "failure")], {},
+         [(0, 20, 11)], 1, ""),
+        ([spend("00", "01", "02", request_id="a")] * 2, {}, [(0, 20, 11)], 0, "1 rows repeat a request (id and time)"),
+        ([{"resourceMetrics": []}, TEMPO], {}, [(0, 7, 100), (0.5, 7, 150)], 0, "3 spans around the span of a request"),
+        (LANGFUSE, {"columns": "arrival=t,input=u.in,output=u.out", "only": "type=GENERATION"},
+         [(0, 102, 22), (3, 105, 25)], 0, ""),
+        ('t,path,p,c\n1,/v1,7,5\n3,/v1,7,5\n9,/health,-,-\n', {"columns": MINE, "only": "path=/v1"},
+         [(0, 7, 5), (2, 7, 5)], 0, ""),
+        ("t,p,c\n,7,5\n2026-03-01T10:00:01Z,7,5\n", {"columns": MINE, "skip_bad": True}, [(0, 7, 5)], 0, ""),
+        ('2026-03-01T10:00:00Z {"t": 1, "p": 7, "c": {"x": {"y": 5}}}\n', {"columns": "arrival=t,input=p,output=c.x.y"},
+         [(0, 7, 5)], 0, ""),
+        ("t\tp\tc\n1\t7\t5\n".encode("utf-16"), {"columns": MINE}, [(0, 7, 5)], 0, ""),
+        (pa.compress(b"t,p,c\n1,7,5\n", "zstd", asbytes=True), {"columns": MINE}, [(0, 7, 5)], 0, ""),
+    ],
+)  # fmt: skip
+def test_a_file_of_another_tool_is_the_requests_that_it_holds(
+    tmp_path: Path, data: Any, how: dict[str, Any], rows: list[tuple[float, int, int]], failed: int, says: str
+) -> None:
+    trace = load(save(tmp_path, data), **how)
+    assert (rows_of(trace), trace.notes.failed_in_trace) == (rows, failed)
+    assert (says in "; ".join(trace.notes.warnings)) if says else trace.notes.warnings == ()
+    assert describe(trace)["cv"] in (0, None) or len(rows) > 3
+
+
+def test_the_requests_of_a_run_are_a_trace(tmp_path: Path) -> None:
+    run = {"policy": list("aab"), "arrival": [0.0, 1.5, 0.0], "input_length": [7, 8, 9], "output_length": [5, 6, 7],
+           "max_tokens": [5, 6, 9], "limited": [False, False, True], "deadline": [None, 2.0, None]}  # fmt: skip
+    pd.DataFrame(run).to_parquet(tmp_path / "requests.parquet")
+    assert "expected those of one: --only policy=NAME" in refusal(tmp_path / "requests.parquet")
+    trace = load(tmp_path / "requests.parquet", only="policy=a")
+    assert (rows_of(trace), trace.extras) == ([(0, 7, 5), (1.5, 8, 6)], {"deadline": [None, 2.0]})
+
+
+NAN = None
+AIPERF = {
+    "metadata": {"request_start_ns": 10**12},
+    "metrics": {name: {"value": value} for name, value in {
+        "request_latency": 4000.0, "time_to_first_token": 600.0, "inter_chunk_latency": [1700.0, 1700.0],
+        "usage_prompt_tokens": 550, "usage_completion_tokens": 768, "input_sequence_length": 540,
+        "output_sequence_length": 760}.items()},
+}  # fmt: skip
+BENCH = {
+    "completed": 2, "total_output_tokens": 6, "input_lens": [10, 30], "output_lens": [3, 3], "ttfts": [0.2, 0.5],
+    "itls": [[0.1, 0.1], [0.25, 0.25]], "errors": ["", ""],
+}  # fmt: skip
+TIMINGS = {"request_start": 9.0, "first_token_iteration": 9.2, "last_token_iteration": 9.6, "token_iterations": 3}
+GUIDE = {"prompt_tokens": 10, "output_tokens": 3, "request_latency": 0.65, "info": {"timings": TIMINGS}}
+OLD_GUIDE = GUIDE | {"start_time": 9.0, "first_token_time": 9.2, "last_token_time": 9.6, "info": {}}
+WHOLE = GUIDE | {"prompt_tokens": None, "info": {"timings": {"request_start": 9.5}}}
+
+
+def without(row: dict[str, Any], *names: str) -> dict[str, Any]:
+    return row | {"metrics": {name: value for name, value in row["metrics"].items() if name not in names}}
+
+
+def guide(*each: dict[str, Any]) -> dict[str, Any]:
+    return {"benchmarks": [{"requests": {"successful": [row]}} for row in each]}
+
+
+@pytest.mark.parametrize(
+    ("data", "rows", "says"),
+    [
+        ([AIPERF], [(0.6, 4.0, 550, 768)], ""),
+        (
+            [without(AIPERF, "usage_prompt_tokens", "usage_completion_tokens")],
+            [(0.6, 4.0, 540, 760)],
+            "1 of 1 requests have no usage: their token counts are the client's",
+        ),
+        (
+            [AIPERF, without(AIPERF, "time_to_first_token", "inter_chunk_latency")],
+            [(0.6, 4.0, 550, 768), (NAN, 4.0, 550, 768)],
+            "1 of 2 answers have no time of their first token",
+        ),
+        ([BENCH | {"start_times": [1.0, 2.0]}], [(0.2, 0.4, 10, 3), (0.5, 1.0, 30, 3)], ""),
+        ([BENCH], [(0.2, 0.4, 10, 3), (0.5, 1.0, 30, 3)], ""),
+        ([guide(GUIDE)], [(0.2, 0.6, 10, 3)], ""),
+        ([guide(OLD_GUIDE)], [(0.2, 0.6, 10, 3)], ""),
+        ([guide(WHOLE)], [(NAN, 0.65, 0, 3)], "1 of 1 requests have no count of prompt tokens"),
+    ],
+)
+def test_a_load_generators_requests_have_the_times_that_the_file_has(
+    tmp_path: Path, data: list[Any], rows: list[tuple[Any, ...]], says: str
+) -> None:
+    log, warnings = read_measured(save(tmp_path, data))
+    found = [(s.first - s.sent, s.last - s.sent, s.input_length, s.output_length) for s in log.requests]
+    expected = [(float("nan") if value is NAN else value for value in row) for row in rows]
+    assert [pytest.approx(tuple(row), nan_ok=True) for row in expected] == found
+    assert (says in "; ".join(warnings)) if says else warnings == []
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ([BENCH, BENCH], "holds 2 benchmarks, --benchmark is missing, expected 1 to 2"),
+        ([guide(GUIDE, GUIDE)], "holds 2 benchmarks, --benchmark is missing, expected 1 to 2"),
+        ([BENCH | {"ttfts": [-1.0, 0.5]}], "request 0: ttfts is -1.0, expected at least 0"),
+        ([BENCH | {"itls": [[0.1], [-0.25]]}], "request 1: itls[0] is -0.25, expected at least 0"),
+        ([BENCH | {"start_times": [1.0, 1.0], "latencies": [0.1, 2.0]}],
+         "request 0: ttfts is 0.2 s and latencies is 0.1 s after start_times, expected the first token from there on"),
+        ([{"experiments": []}], "is genai-perf's profile, which is not read: run aiperf, its successor"),
+        ([{"number_output_tokens": 1, "ttft_s": 1}], "is LLMPerf's responses, which have no times"),
+        ("batch,num_prompts,RPS,RPM\n1,2,3,4\n", "is LMDeploy's summary, which has no requests"),
+        ("[2026-03-01 10:00:00] Receive: obj=GenerateReqInput(rid='a')\n", "is SGLang's server log, expected its"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_a_run_is_named(tmp_path: Path, data: Any, says: str) -> None:
+    with pytest.raises(DsimError, match=re.escape(says)):
+        read_measured(save(tmp_path, data))
