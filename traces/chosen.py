@@ -77,10 +77,10 @@ def chosen(found: Rows, form: Format, only: str | None) -> tuple[Rows, list[str]
     return found if len(kept) == total else found.take(kept), warnings
 
 
-def failures(found: Rows, form: Format) -> tuple[list[str], list[str]]:
-    """Why each request of a log failed, "" if it was answered; warnings of unknown words."""
+def failures(found: Rows, form: Format, warnings: list[str]) -> list[str]:
+    """Why each request of a log failed, "" if it was answered; warns of unknown words."""
     columns = {ours: theirs for theirs, ours in form.extras.items() if found.has(theirs)}
-    reasons, warnings = [""] * len(found.rows), []
+    reasons = [""] * len(found.rows)
     if form.own and "status" in columns:
         texts = texts_of(found, columns["status"])
         counts = Counter(texts)
@@ -94,8 +94,8 @@ def failures(found: Rows, form: Format) -> tuple[list[str], list[str]]:
         gone = texts_of(found, columns["cancelled"])
         reasons = ["cancelled" if text.lower() in TRUE else why for text, why in zip(gone, reasons, strict=True)]
     if "error" in columns:
-        reasons = [text or why for text, why in zip(texts_of(found, columns["error"]), reasons, strict=True)]
-    return reasons, warnings
+        reasons = texts_of(found, columns["error"])
+    return reasons
 
 
 def texts_of(found: Rows, names: str) -> list[str]:

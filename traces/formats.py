@@ -55,7 +55,7 @@ class Format:
     def matches(self, keys: Iterable[str]) -> bool:
         """Whether the keys include the required ones."""
         have = set(keys) - {""}
-        return {self.time, self.output} <= have and bool(have & {self.input, self.text})
+        return all(have & {*name.split(" or ")} for name in (self.time, self.output, f"{self.input} or {self.text}"))
 
     @property
     def ticks(self) -> float:
@@ -104,9 +104,13 @@ FORMATS = {
             end="request_finished_ts", ttft="first_token_latency", own=True,
         ),
         Format(
-            "otlp", "startTimeUnixNano", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "ns",
-            {key: key for key in ("model", "id", "status")} | {"gen_ai.operation.name": "kind"},
-            first="firstTimeUnixNano", end="endTimeUnixNano", own=True,
+            "otlp", "startTimeUnixNano", "gen_ai.usage.input_tokens or gen_ai.usage.prompt_tokens",
+            "gen_ai.usage.output_tokens or gen_ai.usage.completion_tokens", "ns",
+            {"gen_ai.response.model or gen_ai.request.model": "model", "status": "status",
+             "gen_ai.request.id or gen_ai.response.id": "id", "gen_ai.operation.name": "kind"},
+            # From the span's start: by the client (conventions), by the server (vLLM).
+            ttft="gen_ai.response.time_to_first_chunk or gen_ai.latency.time_to_first_token", end="endTimeUnixNano",
+            own=True,
         ),
         Format(
             "openai", "created", "usage.prompt_tokens", "usage.completion_tokens", "s",

@@ -26,7 +26,6 @@ STEP_LOG = Format(
     "steplog", "arrival", "input_length", "output_length", "s",
     {key: key for key in ("id", "max_tokens", "hash_ids", "block_size", "diffusion_max_steps")},
 )  # fmt: skip
-PLAUSIBLE_RATES = (0.01, 1000.0)  # req/s; others suggest another time unit
 
 
 def load(
@@ -61,9 +60,7 @@ def load(
 
 
 def _ready(found: Columns, form: Format, path: str, name: str) -> Trace:
-    """With doubts about the unit."""
-    if form.doubtful:
-        found.warnings.extend(doubts(found, form))
+    """Of one policy, if it is of a run."""
     runs = list(dict.fromkeys(found.extras.pop(OF_RUN, [])))
     if len(runs) > 1:
         policies = cut(", ".join(map(str, runs)))
@@ -167,21 +164,6 @@ def requests_of_log(found: Rows) -> Rows:
     return rows
 
 
-def doubts(columns: Columns, form: Format) -> list[str]:
-    """Whether the unit may not be the format's."""
-    time = columns.time.astype(np.float64)
-    found = []
-    if (time % 1 != 0).any() and form.unit == "ms":
-        found.append(f"{form.time} is fractional and read as {form.unit}: if it counts seconds, say --time-unit s")
-    duration = float(np.ptp(time)) / TICKS_PER_SECOND[form.unit] if len(time) else 0.0
-    if duration > 0:
-        rate = (len(time) - 1) / duration
-        low, high = PLAUSIBLE_RATES
-        if not low <= rate <= high:
-            found.append(f"{form.time} read as {form.unit} makes {rate:.3g} req/s: another --time-unit may be meant")
-    return found
-
-
 def finish(columns: Columns, path: str, name: str, form: Format) -> Trace:
     """Drop failures, sort by time (ties in file order), start at 0."""
     kept = np.flatnonzero(columns.output_length > 0)
@@ -196,12 +178,13 @@ def finish(columns: Columns, path: str, name: str, form: Format) -> Trace:
     num_unsorted = int((time < np.maximum.accumulate(time)).sum())
     if num_unsorted:
         columns.warnings.append(f"{num_unsorted} rows were out of order and have been sorted")
-        order = np.argsort(time, kind="stable")
-        time, kept = time[order], kept[order]
-    ticks = form.ticks
+        kept = kept[np.argsort(time, kind="stable")]
+    if num_unsorted or num_failed:
+        columns = columns.take(kept.tolist())
+    extras = dict(columns.extras)
     for metric, after in columns.waited.items():
-        if not np.isnan(after[kept]).all():
-            columns.extras[MEASURED[metric]] = [None if wait != wait else wait / ticks for wait in after.tolist()]
+        if not np.isnan(after).all():
+            extras[MEASURED[metric]] = [None if wait != wait else wait / form.ticks for wait in after.tolist()]
     notes = TraceNotes(
         path=path,
         format=form.name,
@@ -211,9 +194,8 @@ def finish(columns: Columns, path: str, name: str, form: Format) -> Trace:
         failed_in_trace=num_failed,
         warnings=tuple(columns.warnings),
     )
-    extras = {key: [column[i] for i in kept.tolist()] for key, column in columns.extras.items()}
-    lengths = columns.input_length[kept], columns.output_length[kept]
+    time = (columns.time - columns.time[0]) / form.ticks
     try:
-        return Trace(name, (time - time[0]) / ticks, *lengths, extras, notes)
+        return Trace(name, time, columns.input_length, columns.output_length, extras, notes)
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None

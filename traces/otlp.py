@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from ..files.read import float_of
 from .chosen import NO_TEXT
 from .formats import FORMATS
 from .rows import Row, Rows
@@ -21,12 +20,7 @@ RESOURCES = ("resourceSpans", "resource_spans", "batches")
 SCOPES = ("scopeSpans", "scope_spans", "instrumentationLibrarySpans")
 SPAN = ("traceId", "spanId", "parentSpanId", "startTimeUnixNano", "endTimeUnixNano")
 SNAKE = {name: re.sub("([A-Z])", r"_\1", name).lower() for name in SPAN}
-INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
-OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
-# s from the span's start to the first token: by the client (conventions), by the server (vLLM).
-FIRST = ("gen_ai.response.time_to_first_chunk", "gen_ai.latency.time_to_first_token")
-MODEL = ("gen_ai.response.model", "gen_ai.request.model")
-ID = ("gen_ai.request.id", "gen_ai.response.id")
+INPUT, OUTPUT = (keys.split(" or ") for keys in (OTLP.input, OTLP.output))
 FINISH = ("gen_ai.response.finish_reasons", "gen_ai.response.finish_reason")
 ERROR = (2, "STATUS_CODE_ERROR")
 
@@ -49,7 +43,7 @@ def rows_of_spans(found: Rows) -> Rows:
                 continue
             rows.add(found.numbers[i], span)
             spans[key] = rows.rows[-1]
-    counted = {key for key, span in spans.items() if OTLP.input in span}
+    counted = {key for key, span in spans.items() if not set(INPUT).isdisjoint(span)}
     outer = set()
     for key in counted:
         if not NO_TEXT.search(str(spans[key].get("gen_ai.operation.name"))):
@@ -83,36 +77,17 @@ def _dicts(value: Any) -> Iterator[Row]:
 
 
 def _row(span: Row) -> Row:
-    """A span's times and attributes; with OTLP.input if it counts tokens."""
-    about: Row = {}
+    """A span's times, attributes and status."""
+    row: Row = {}
     for attribute in _dicts(span.get("attributes")):
         value = attribute.get("value")
         if isinstance(value, dict) and len(value) == 1:
-            about[str(attribute.get("key"))] = next(iter(value.values()))
-
-    def first_of(names: tuple[str, ...]) -> Any:
-        return next((about[name] for name in names if name in about), None)
-
-    about |= {name: span.get(name, span.get(SNAKE[name])) for name in SPAN}
-    if first_of(INPUT) is None:
-        return about
-    start, waited = about[OTLP.time], float_of(str(first_of(FIRST)))
+            row[str(attribute.get("key"))] = next(iter(value.values()))
+    if set(OUTPUT).isdisjoint(row):
+        row[OUTPUT[0]] = 0
     status = span.get("status")
-    failed = isinstance(status, dict) and status.get("code") in ERROR
-    ended = first_of(FINISH)
+    ended = next((row[name] for name in FINISH if name in row), None)
     if isinstance(ended, dict):  # a list of one answer's reason
         ended = next((next(iter(each.values()), None) for each in _dicts(ended.get("values"))), None)
-    about |= {
-        OTLP.input: first_of(INPUT), OTLP.output: first_of(OUTPUT) or 0, "model": first_of(MODEL), "id": first_of(ID),
-        "status": "error" if failed else ended,
-    }  # fmt: skip
-    begin = float_of(str(start))
-    if abs(waited) < 1e9 and 0 <= begin < 1e19:
-        about[OTLP.first] = begin_of(start) + round(waited * 1e9)
-    return about
-
-
-def begin_of(start: Any) -> int:
-    """Integer ns; a float would be off by about a hundred."""
-    text = str(start)
-    return int(text) if text.isdigit() else int(float(text))
+    row["status"] = "error" if isinstance(status, dict) and status.get("code") in ERROR else ended
+    return row | {name: span.get(name, span.get(SNAKE[name])) for name in SPAN}

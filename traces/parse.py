@@ -32,6 +32,7 @@ COUNTS = (
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LONGEST_WAIT = 1e6  # s: a time in another unit
 EXAMPLE = "2026-03-01T10:00:00Z"
+PLAUSIBLE_RATES = (0.01, 1000.0)  # req/s; others suggest another time unit
 DATES = (946_684_800.0, 4_102_444_800.0)  # s since 1970: 2000 to 2100
 ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)\s*$", re.ASCII)
 FRACTION = re.compile(r"\d[.,](\d+)", re.ASCII)
@@ -70,79 +71,74 @@ class BadRowError(Exception):
 
 @dataclass(slots=True)
 class Cells:
-    """Reads columns of rows; holds the bad rows' complaints, and the rows whose cells may be empty."""
+    """Reads columns, and holds the bad rows' complaints."""
 
     found: Rows
     bad: dict[int, str]
-    failed: set[int]
 
-    def each(self, values: list[Any], read: Callable[[Any], Any], other: Any = None) -> list[Any]:
-        """Every value as read; `other` in place of a bad one."""
+    def column(
+        self, key: str, read: Callable[[str, Any], Any], optional: bool = False, empty: Any = 0,
+        values: list[Any] | None = None,
+    ) -> list[Any]:  # fmt: skip
+        """Each value as read; `empty` in place of a bad one, or of a missing one that is optional."""
+        if values is None:
+            values = self.found.values(key) if key else [None] * len(self.found.rows)
+        quick = quick_numbers(values, **read.keywords) if isinstance(read, partial) else None
+        if quick is not None:
+            return quick
         results = []
         for i, value in enumerate(values):
             try:
-                results.append(read(value))
+                results.append(empty if optional and is_missing(value) else read(key, value))
             except BadRowError as complaint:
                 self.bad.setdefault(i, str(complaint))
-                results.append(other)
+                results.append(empty)
         return results
 
-    def values(self, key: str) -> list[Any]:
-        return self.found.values(key) if key else [None] * len(self.found.rows)
-
-    def lengths(self, key: str, values: list[Any], optional: bool) -> list[Any]:
-        """Tokens; 0 for a missing count that is optional, and for a failed request's that is missing or odd."""
-        quick = quick_numbers(values, MAX_LENGTH, True)
-        if quick is not None:
-            return quick
-        given = [0 if optional and is_missing(value) else value for value in values]
-        for i in self.failed:
-            given[i] = (quick_numbers([given[i]], MAX_LENGTH, True) or [0])[0]
-        return self.each(given, lambda value: read_whole(key, value, 0, MAX_LENGTH), 0)
-
-    def numbers(self, key: str, read: Callable[[str, Any], Any], empty: float | None = None) -> list[Any]:
-        """At least 0. empty: in place of missing ones, which are else bad."""
-        values = self.values(key)
-        quick = quick_numbers(values, MAX_TICK, False) if read is read_tick else None
-        if quick is not None:
-            return quick
-        optional = empty is not None
-        return self.each(values, lambda v: empty if optional and is_missing(v) else read(key, v), empty or 0)
-
-    def moments(self, key: str, form: Format, empty: float | None = None) -> list[Any]:
-        """In the format's unit; dates in ns."""
-        return self.numbers(key, read_date if form.unit == "datetime" else read_tick, empty)
+    def complain(self, wrong: npt.NDArray[np.bool_], complaint: Callable[[int], str]) -> None:
+        for i in np.flatnonzero(wrong).tolist():
+            self.bad.setdefault(i, complaint(i))
 
 
 def columns_of_rows(found: Rows, form: Format, asked: Asked) -> tuple[Columns, Format]:
     """A bad row raises TraceError, or is left out and counted. The format has the unit of the times."""
     found, warnings = chosen(found, form, asked.only)
     form = with_unit(found, form, asked, warnings)
-    reasons, unknown = failures(found, form)
-    bad = dict(found.bad)
-    cells = Cells(found, bad, {i for i, why in enumerate(reasons) if why})
-    num_input = input_lengths(cells, form, warnings)
+    reasons = failures(found, form, warnings)
+    answered = np.array([not why for why in reasons])
+    cells, counts = Cells(found, dict(found.bad)), Cells(found, {})
+    given = input_lengths(found, form, warnings)
     time = arrivals(cells, form, warnings)
-    num_output = cells.lengths(form.output, cells.values(form.output), form.report)
-    num_output = [0 if why else count for why, count in zip(reasons, num_output, strict=True)]
-    for i, (tokens, answer) in enumerate(zip(num_input, num_output, strict=True)):
-        if tokens < 1 and answer > 0 and not form.report:
-            bad.setdefault(i, f"{form.input} is {tokens}, expected at least 1")
+    num_input = np.array(counts.column(form.input, COUNT, form.report, values=given), np.int64)
+    num_output = np.array(counts.column(form.output, COUNT, form.report), np.int64)
+    num_output[~answered] = 0
+    for i, complaint in counts.bad.items():
+        if answered[i]:  # else its counts may be missing
+            cells.bad.setdefault(i, complaint)
+    if not form.report:
+        cells.complain(
+            (num_input < 1) & (num_output > 0), lambda i: f"{form.input} is {num_input[i]}, expected at least 1"
+        )
+        answered &= num_output > 0
     extras = {}
     for theirs, ours in form.extras.items():
         if found.has(theirs) and ours not in OF_LOG:
             values = without_missing(found.values(theirs))
-            values = cells.each(values, partial(read_extra, ours, theirs)) if ours in CHECKED else values
+            if ours in CHECKED:
+                values = cells.column(theirs, CHECKED[ours], True, None, values)
             if values.count(None) < len(values):
                 extras[ours] = values
-    waited = waits(cells, form, time, num_output, extras.get("gaps"))
+    waited = waits(cells, form, time, answered, num_output, extras.get("gaps"))
+    bad = cells.bad
     if bad and not asked.skip_bad:
         i = min(bad)
         line = " ".join(bad[i].split())  # a column name may hold a line break
         raise TraceError(f"{found.place(i)}: {line} (--skip-bad leaves bad rows out)")
-    lengths = np.array(num_input, np.int64), np.array(num_output, np.int64)
-    warnings = [*found.warnings, *warnings, *unknown]
-    columns = Columns(np.array(time), *lengths, extras, waited, reasons, len(time), len(bad), warnings)
+    ticks = np.array(time)
+    doubt(ticks, form, warnings)
+    columns = Columns(
+        ticks, num_input, num_output, extras, waited, reasons, len(time), len(bad), [*found.warnings, *warnings]
+    )
     if bad:
         columns = columns.take([i for i in range(len(time)) if i not in bad])
     return once(columns) if form.own else columns, form
@@ -155,11 +151,11 @@ def with_unit(found: Rows, form: Format, asked: Asked, warnings: list[str]) -> F
             what = f"{form.time} is a date and time, expected no --time-unit (it is {asked.time_unit})"
             raise TraceError(f"{found.path}: {what}")
         return replace(form, unit=asked.time_unit, doubtful=False)
-    if asked.format is not None or form.unit not in ("s", "ms"):
-        return replace(form, doubtful=form.doubtful and asked.format is None)
+    if asked.format is not None:
+        return replace(form, doubtful=False)
     ends = [float_of(str(rows.first(form.time))) for rows in (found, replace(found, rows=found.rows[::-1]))]
     for unit, ticks in TICKS_PER_SECOND.items():
-        if all(DATES[0] <= end / ticks <= DATES[1] for end in ends):
+        if form.unit in ("s", "ms") and all(DATES[0] <= end / ticks <= DATES[1] for end in ends):
             if unit != form.unit:
                 day = datetime.fromtimestamp(min(ends) / ticks, UTC).date()
                 warnings.append(f"{form.time} is read as {unit} since 1970 (from {day}): --time-unit says another unit")
@@ -167,85 +163,94 @@ def with_unit(found: Rows, form: Format, asked: Asked, warnings: list[str]) -> F
     return form
 
 
+def doubt(time: Ticks, form: Format, warnings: list[str]) -> None:
+    """Whether the unit may not be the format's."""
+    if form.doubtful and len(time):
+        if form.unit == "ms" and (time % 1 != 0).any():
+            warnings.append(f"{form.time} is fractional and read as ms: if it counts seconds, say --time-unit s")
+        duration = float(np.ptp(time)) / form.ticks
+        rate = (len(time) - 1) / duration if duration > 0 else 1.0
+        if not PLAUSIBLE_RATES[0] <= rate <= PLAUSIBLE_RATES[1]:
+            what = f"{form.time} read as {form.unit} makes {rate:.3g} req/s"
+            warnings.append(f"{what}: another --time-unit may be meant")
+
+
 def arrivals(cells: Cells, form: Format, warnings: list[str]) -> list[Any]:
     """Ticks; a row with a delay and no time follows its session's last turn."""
-    if form.unit != "datetime" and "delay" in form.extras and any(map(is_missing, cells.found.values(form.time))):
-        last: dict[Any, int | float] = {}
-        delayed: list[Row] = []
-
-        def read(row: Row) -> int | float:
-            session = session_of(row)
-            if is_missing(row.get(form.time)) and row.get("delay") is not None and session in last:
-                delay = read_tick("delay", row["delay"]) * form.ticks / 1e3
-                tick = read_tick(form.time, last[session] + delay)
-                delayed.append(row)
-            else:
-                tick = read_tick(form.time, row.get(form.time))
-            if session is not None:
-                last[session] = tick
-            return tick
-
-        time = cells.each(cells.found.rows, read, 0)
-        if delayed:
-            after = "they arrive that long after their session's last turn"
-            warnings.append(f"{len(delayed)} rows have a delay in place of a time: {after}")
-        return time
-    time = cells.moments(form.time, form)
+    values = cells.found.values(form.time)
     if form.unit == "datetime":
-        values = cells.found.values(form.time)
         zoned = [ZONE.search(str(value)) is not None for value in values if not is_missing(value)]
         if any(zoned) and not all(zoned):
             warnings.append(f"{zoned.count(False)} of {len(zoned)} times have no time zone: read as UTC")
+        return cells.column(form.time, read_date)
+    if "delay" not in form.extras or not any(map(is_missing, values)):
+        return cells.column(form.time, TICK)
+    last: dict[Any, int | float] = {}  # session -> its latest turn
+    delayed = []
+
+    def read(key: str, row: Row) -> int | float:
+        time, session = row.get(key), row.get("session_id")
+        if not isinstance(session, str | int):
+            session = None
+        if is_missing(time) and row.get("delay") is not None and session in last:
+            time = last[session] + read_number("delay", row["delay"]) * form.ticks / 1e3
+            delayed.append(row)
+        tick = read_number(key, time)
+        if session is not None:
+            last[session] = tick
+        return tick
+
+    time = cells.column(form.time, read, values=cells.found.rows)
+    if delayed:
+        after = "they arrive that long after their session's last turn"
+        warnings.append(f"{len(delayed)} rows have a delay in place of a time: {after}")
     return time
 
 
-def input_lengths(cells: Cells, form: Format, warnings: list[str]) -> list[Any]:
-    """Tokens; estimated for a text."""
-    lengths = cells.values(form.input)
-    texts = enumerate(cells.values(form.text))
+def input_lengths(found: Rows, form: Format, warnings: list[str]) -> list[Any]:
+    """Tokens as given; estimated for a text."""
+    lengths = found.values(form.input)
+    if not form.text or not found.has(form.text):
+        return lengths
+    texts = enumerate(found.values(form.text))
     estimated = {i: num_tokens(text) for i, text in texts if isinstance(text, str) and lengths[i] is None}
     if estimated:
-        lengths = [estimated.get(i, length) for i, length in enumerate(lengths)]
         what = f"counted as {BYTES_PER_TOKEN} bytes a token"
         warnings.append(f"{len(estimated)} rows have a text in place of an input length: {what}")
-    return cells.lengths(form.input, lengths, form.report)
+    return [estimated.get(i, length) for i, length in enumerate(lengths)]
 
 
 def waits(
-    cells: Cells, form: Format, time: list[Any], num_output: list[int], gaps: list[Any] | None
+    cells: Cells, form: Format, time: list[Any], answered: npt.NDArray[np.bool_], num_output: Ints,
+    gaps: list[Any] | None,
 ) -> dict[str, Floats]:  # fmt: skip
     """Ticks from arrival to first token and end; NaN: unknown. Empty if no end is known."""
     if not (form.end or form.e2el):
         return {}
     scale = form.ticks / TICKS_PER_SECOND[form.wait_unit]
+    read = read_date if form.unit == "datetime" else TICK
     known = []
     for moment, wait in ((form.first, form.ttft), (form.end, form.e2el)):
-        after = [end - begin for end, begin in zip(cells.moments(moment, form, math.nan), time, strict=True)]
-        if wait:
-            lasting = cells.numbers(wait, read_tick, math.nan)
-            after = [end if end == end else scale * length for end, length in zip(after, lasting, strict=True)]
-        known.append(after)
+        moments = cells.column(moment, read, True, math.nan)
+        after = np.array([at - begin for at, begin in zip(moments, time, strict=True)], np.float64)
+        lasting = np.array(cells.column(wait, TICK, True, math.nan), np.float64)
+        known.append(np.where(answered, np.where(np.isnan(after), scale * lasting, after), math.nan))
     first, end = known
     if gaps is not None:
-        end = [
-            whole if whole == whole or each is None else begin + scale * sum(each)
-            for begin, whole, each in zip(first, end, gaps, strict=True)
-        ]
-    slack, longest = 1e-6 * form.ticks, LONGEST_WAIT * form.ticks
-    for i, (begin, whole) in enumerate(zip(first, end, strict=True)):
-        if i in cells.failed or (num_output[i] == 0 and not form.report):  # no answer
-            first[i] = end[i] = math.nan
-        elif begin < 0 or whole < 0 or begin > whole + slack or max(begin, whole) > longest:
-            moments = " and ".join(
-                f"{key} is {wait / form.ticks:g} s"
-                for key, wait in ((form.ttft or form.first, begin), (form.end or form.e2el, whole))
-                if wait == wait
-            )
-            what = f"{moments} after {form.time}, expected the first token from there on and the end after it"
-            cells.bad.setdefault(i, what)
-        elif begin == whole and num_output[i] > 1 and not form.report:  # the gateway did not see the first token
-            first[i] = math.nan
-    return {name: np.array(waited, np.float64) for name, waited in zip(MEASURED, (first, end), strict=True)}
+        sums = np.array([math.nan if each is None else sum(each) for each in gaps])
+        end = np.where(np.isnan(end), first + scale * sums, end)
+    late = first > end + 1e-6 * form.ticks  # rounding
+    odd = (first < 0) | (end < 0) | late | (np.fmax(first, end) > LONGEST_WAIT * form.ticks)
+
+    def complaint(i: int) -> str:
+        keys = ((form.ttft or form.first, first[i]), (form.end or form.e2el, end[i]))
+        moments = " and ".join(f"{key} is {wait / form.ticks:g} s" for key, wait in keys if wait == wait)
+        return f"{moments} after {form.time}, expected the first token from there on and the end after it"
+
+    cells.complain(odd, complaint)
+    if not form.report:  # the gateway did not see the first token
+        first[(first == end) & (num_output > 1)] = math.nan
+    return dict(zip(MEASURED, (first, end), strict=True))
 
 
 def once(columns: Columns) -> Columns:
@@ -280,10 +285,6 @@ def ns_of(stamp: Any) -> int:
     return (since.days * 86_400 + since.seconds) * 10**9 + int(f"{digits[1][:9]:0<9}" if digits else 0)
 
 
-def read_tick(key: str, value: Any) -> int | float:
-    return read_number(key, value, 0)
-
-
 def read_date(key: str, value: Any) -> int:
     """In ns since 1970."""
     try:
@@ -296,27 +297,8 @@ def read_date(key: str, value: Any) -> int:
     return tick
 
 
-def session_of(row: Row) -> str | int | None:
-    """None if missing or invalid."""
-    session = row.get("session_id")
-    return session if isinstance(session, str | int) else None
-
-
-def read_count(key: str, value: Any, least: int) -> int:
-    return read_whole(key, value, least, MAX_LENGTH)
-
-
-def read_whole(key: str, value: Any, least: int = -MAX_WHOLE, most: int = MAX_WHOLE) -> int:
-    number = read_number(key, value, least, most)
-    if number % 1 != 0:
-        raise BadRowError(f"{key} is {shown(value)}, expected a whole number")
-    return int(number)
-
-
-def read_number(key: str, value: Any, least: int, most: int = MAX_TICK) -> int | float:
+def read_number(key: str, value: Any, least: int = 0, most: int = MAX_TICK, whole: bool = False) -> int | float:
     """From a number or text."""
-    if is_missing(value) and not isinstance(value, float):
-        raise BadRowError(f"{key} is missing, expected a number of at least {least}")
     number = value
     if isinstance(value, str) and "_" not in value:
         for kind in (int, float):
@@ -324,12 +306,15 @@ def read_number(key: str, value: Any, least: int, most: int = MAX_TICK) -> int |
                 number = kind(value)
                 break
     if isinstance(number, bool) or not isinstance(number, int | float):
-        raise BadRowError(f"{key} is {shown(value)}, expected a number of at least {least}")
+        found = "missing" if is_missing(value) else shown(value)
+        raise BadRowError(f"{key} is {found}, expected a number of at least {least}")
     if not least <= number <= most:
         top = "a finite number" if number != number or number == math.inf else f"at most {most}"
         limit = f"at least {least}" if number < least else top
         raise BadRowError(f"{key} is {shown(value)}, expected {limit}")
-    return number
+    if whole and number % 1 != 0:
+        raise BadRowError(f"{key} is {shown(value)}, expected a whole number")
+    return int(number) if whole else number
 
 
 def without_missing(values: list[Any]) -> list[Any]:
@@ -338,35 +323,31 @@ def without_missing(values: list[Any]) -> list[Any]:
     return [None if is_missing(value) else value for value in values] if may_miss else values
 
 
-def quick_numbers(values: list[Any], most: int, whole: bool) -> list[Any] | None:
-    """All values as numbers from 0 to `most`; None if one needs a closer look."""
+def quick_numbers(
+    values: list[Any], least: int = 0, most: int = MAX_TICK, whole: bool = False
+) -> list[Any] | None:  # fmt: skip
+    """All values as by `read_number`; None if one needs a closer look."""
     kinds = set(map(type, values))
     if kinds == {str} and not any("_" in value for value in values):
-        try:
-            values = list(map(int, values))
-        except ValueError:
+        texts = values
+        for kind in (float, int):
             with suppress(ValueError):
-                values = list(map(float, values))
+                values = list(map(kind, texts))
         kinds = set(map(type, values))
     if not values or not kinds <= {int, float}:
         return None
     with suppress(OverflowError):
         array = np.array(values, np.int64 if kinds == {int} else np.float64)
-        if array.min() >= 0 and array.max() <= most and not (whole and kinds != {int} and (array % 1).any()):
+        if array.min() >= least and array.max() <= most and not (whole and kinds != {int} and (array % 1).any()):
             return list(map(int, values)) if whole and kinds != {int} else values
     return None
-
-
-def read_extra(ours: str, theirs: str, value: Any) -> Any:
-    """None if missing."""
-    return None if value is None else CHECKED[ours](theirs, value)
 
 
 def read_gaps(key: str, value: Any) -> tuple[float, ...]:
     """Between chunks."""
     if not isinstance(value, list):
         raise BadRowError(f"{key} is {shown(value)}, expected a list")
-    return tuple(float(read_number(f"{key}[{i}]", gap, 0)) for i, gap in enumerate(value))
+    return tuple(float(read_number(f"{key}[{i}]", gap)) for i, gap in enumerate(value))
 
 
 def read_flag(key: str, value: Any) -> bool:
@@ -394,14 +375,15 @@ def shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
+TICK = partial(read_number)
+COUNT = partial(read_number, most=MAX_LENGTH, whole=True)
 # Readers of checked optional columns.
 CHECKED: dict[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(COUNTS, partial(read_count, least=1)),
-    **dict.fromkeys(("delay", "deadline"), partial(read_number, least=0)),
-    "priority": read_whole,
+    **dict.fromkeys(COUNTS, partial(read_number, least=1, most=MAX_LENGTH, whole=True)),
+    **dict.fromkeys(("delay", "deadline", "due", "chunks", *CLIENT.values()), TICK),
+    "priority": partial(read_number, least=-MAX_WHOLE, most=MAX_WHOLE, whole=True),
     "diffusion_read_only": read_flag,
-    **dict.fromkeys(MEASURED.values(), lambda key, value: float(read_number(key, value, 0))),
+    **dict.fromkeys(MEASURED.values(), lambda key, value: float(read_number(key, value))),
     "hash_ids": read_hash_ids,
     "gaps": read_gaps,
-    **dict.fromkeys(("due", "chunks", *CLIENT.values()), partial(read_number, least=0)),
 }

@@ -75,7 +75,7 @@ class Rows:
     def keys(self) -> list[str]:
         """Of all rows, and `outer.inner` of the objects in the first LOOKED_AT."""
         found = dict.fromkeys(self.header or ())
-        for i, row in enumerate(self.rows):
+        for i, row in enumerate(self.rows if self.header is None else self.rows[:LOOKED_AT]):
             if i < LOOKED_AT or not row.keys() <= found.keys():
                 found |= dict.fromkeys(dotted(row))
         return list(found)

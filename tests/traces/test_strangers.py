@@ -39,7 +39,7 @@ BASETEN = {
 
 def span(name: str, above: str, tokens: int) -> dict[str, Any]:
     counts = {"gen_ai.usage.input_tokens": 7, "gen_ai.usage.output_tokens": tokens}
-    times = {"startTimeUnixNano": str(10**18 + tokens * 10**7), "endTimeUnixNano": str(2 * 10**18)}
+    times = {"startTimeUnixNano": str(10**18 + tokens * 10**7), "endTimeUnixNano": str(10**18 + 10**10)}
     attributes = [{"key": key, "value": {"intValue": value}} for key, value in counts.items()]
     return {"traceId": "t", "spanId": name, "parentSpanId": above, **times, "attributes": attributes}
 
