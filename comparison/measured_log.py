@@ -59,19 +59,16 @@ def _waited(trace: Trace) -> dict[str, Floats] | None:
 def _summary(scenario: Scenario, trace: Trace, waited: dict[str, Floats]) -> Json:
     """As of a client's run."""
     from .clients.measured import measured_run  # few traces have such a log
-    from .clients.read import ClientLog, Sent
+    from .clients.read import ClientLog, blank
 
     rows = np.flatnonzero(~np.isnan(waited["e2el"]))
-    sent = tuple(
-        Sent(
-            at, at + float(waited["ttft"][i]), at + float(waited["e2el"][i]), int(trace.input_length[i]),
-            int(trace.output_length[i]), 0,
-        )
-        for i, at in zip(rows.tolist(), trace.arrival[rows].tolist(), strict=True)
-    )  # fmt: skip
+    requests = blank(len(rows))
+    requests.sent = trace.arrival[rows]
+    requests.first, requests.last = (requests.sent + waited[name][rows] for name in ("ttft", "e2el"))
+    requests.input_length, requests.output_length = trace.input_length[rows], trace.output_length[rows]
     slos = [slo for slo in map(Slo.parse, scenario.slos) if slo.slo_class is None]
     run = measured_run(
-        ClientLog(trace.name, "log", "", sent), policy="the log", slos=slos, missing_passes=scenario.missing_passes,
+        ClientLog(trace.name, "log", "", requests), policy="the log", slos=slos, missing_passes=scenario.missing_passes,
     )  # fmt: skip
     found: Json = no_nan(run.info["policies"][0])
     return found

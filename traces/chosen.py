@@ -2,8 +2,10 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from ..engine.errors import DsimError, TraceError, cut, quoted
 from ..files.read import did_you_mean
@@ -46,35 +48,41 @@ def column_of(only: str) -> str:
 def chosen(found: Rows, form: Format, only: str | None) -> tuple[Rows, list[str]]:
     """The rows to read, and warnings of those left out. only: `model=NAME` or `COLUMN=VALUE`."""
     total = len(found.rows)
-    kept, warnings = list(range(total)), []
+    kept, warnings = np.ones(total, bool), []
     columns = {ours: theirs for theirs, ours in form.extras.items() if found.has(theirs)}
+
+    def leave(out: Sequence[bool], what: str) -> None:
+        if num_out := int((kept & out).sum()):
+            warnings.append(f"{num_out} of {total} rows {what}, and left out")
+            kept[:] &= ~np.array(out)
+
     for name, is_out, what in LEFT_OUT if form.own else ():
         if name in columns:
-            texts = texts_of(found, columns[name])
-            out = {text: is_out(text.lower()) for text in set(texts)}
-            left = [i for i in kept if not out[texts[i]]]
-            if len(left) < len(kept):
-                warnings.append(f"{len(kept) - len(left)} of {total} rows {what}, and left out")
-                kept = left
+            leave([bool(is_out(text.lower())) for text in texts_of(found, columns[name])], what)
+    if form.own and "id" in columns:
+        ids, *others = (texts_of(found, key) for key in (columns["id"], form.time, form.output))
+        first: dict[Any, int] = {}
+        again = [first.setdefault(key, i) < i and key[0] != "" for i, key in enumerate(zip(ids, *others, strict=True))]
+        leave(again, "repeat a request (id and time)")
+    models = columns.get("model", "model")
     if only is not None:
         column, wanted = column_of(only), only.partition("=")[2].strip()
-        column = columns.get("model", column) if column == "model" else column
-        check_column(found.top, column, "--only", found.keys, found.first)
-        texts = texts_of(found, column)
-        counts = Counter(texts[i] for i in kept)
-        kept = [i for i in kept if texts[i] == wanted or i in found.bad]
+        theirs = models if column == "model" else column
+        check_column(found.top, theirs, "--only", found.keys, found.first)
+        texts = np.array(texts_of(found, theirs), object)
+        counts = Counter(texts[kept])
         if wanted not in counts:
             hint = did_you_mean(wanted, [name for name in counts if name], any_case=True)
-            what = f"{column_of(only)} {cut(wanted)}"
+            what = f"{column} {cut(wanted)}"
             raise DsimError(f"{found.path}: no row is of {what}{hint}, expected one of {_shown(counts)}")
+        kept &= (texts == wanted) | [i in found.bad for i in range(total)]
     elif form.own and "model" in columns:
-        texts = texts_of(found, columns["model"])
-        models = Counter(texts[i] for i in kept if i not in found.bad)
-        if len(models) > 1:
-            warnings.append(f"the log mixes {len(models)} models ({_shown(models)}): --only model=NAME takes one")
-    if not kept:
+        counts = Counter(text for i, text in enumerate(texts_of(found, models)) if kept[i] and i not in found.bad)
+        if len(counts) > 1:
+            warnings.append(f"the log mixes {len(counts)} models ({_shown(counts)}): --only model=NAME takes one")
+    if not kept.any():
         raise TraceError(f"{found.path}: none of {total} rows is a request for text, expected at least 1")
-    return found if len(kept) == total else found.take(kept), warnings
+    return found if kept.all() else found.take(np.flatnonzero(kept).tolist()), warnings
 
 
 def failures(found: Rows, form: Format, warnings: list[str]) -> list[str]:

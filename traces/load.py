@@ -14,7 +14,7 @@ from .formats import MEASURED, OF_RUN, TICKS_PER_SECOND, Asked, Format, named
 from .otlp import OTLP, is_otlp, rows_of_spans
 from .parse import Columns, columns_of_rows
 from .parsed import parsed
-from .rows import FRAME, Row, Rows, raw_rows, read_bytes
+from .rows import FRAME, Rows, raw_rows, read_bytes
 from .shipped import SHIPPED
 from .trace import Trace, TraceNotes
 
@@ -50,25 +50,13 @@ def load(
         raise TraceError(f"--columns is {cut(columns)} and --format is {cut(format)}, expected one of them")
     asked = Asked(format, columns, only, skip_bad, time_unit)
     if not isinstance(path_or_name, str | Path):
-        return _ready(*read_frame(path_or_name, asked), FRAME, "frame")
+        return finish(*read_frame(path_or_name, asked), FRAME, "frame")
     file, name = locate(path_or_name)
     path, data = str(file), read_bytes(file)
     return parsed(
         data, (path, name, *astuple(asked)),
-        lambda: _ready(*read_data(path, data, asked), path, name),
+        lambda: finish(*read_data(path, data, asked), path, name),
     )  # fmt: skip
-
-
-def _ready(found: Columns, form: Format, path: str, name: str) -> Trace:
-    """Of one policy, if it is of a run."""
-    runs = list(dict.fromkeys(found.extras.pop(OF_RUN, [])))
-    if len(runs) > 1:
-        policies = cut(", ".join(map(str, runs)))
-        raise TraceError(
-            f"{path} holds the requests of {len(runs)} policies ({policies}), expected those of one: "
-            f"--only {OF_RUN}=NAME"
-        )
-    return finish(found, path, name, form)
 
 
 def locate(path_or_name: str | Path) -> tuple[Path, str]:
@@ -97,7 +85,7 @@ def read_frame(frame: "pd.DataFrame", asked: Asked) -> tuple[Columns, Format]:
     keys = frames.keys_of(frame)
     table = frame.set_axis(keys, axis=1)
     form = asked.format_of(FRAME, keys, lambda name: frames.first(table, name))
-    return _read(*frames.rows_of(table, form), asked)
+    return _of_run(*frames.rows_of(table, form), asked)
 
 
 def read_rows(found: Rows, asked: Asked) -> tuple[Columns, Format]:
@@ -109,30 +97,26 @@ def read_rows(found: Rows, asked: Asked) -> tuple[Columns, Format]:
     first = next((row for row in found.rows if row), None)
     if first is None and found.header is None:
         raise TraceError(f"{found.place(0)}: {found.bad.get(0, 'row has no keys')}")
-    keys = found.keys
     if asked.is_format(STEP_LOG.name, (first or {}).get("schema") == "dsim-steplog"):
         return columns_of_rows(requests_of_log(found), STEP_LOG, asked)
-    if asked.is_format(OTLP.name, is_otlp(keys)):
+    if asked.is_format(OTLP.name, is_otlp(found.keys)):
         return columns_of_rows(rows_of_spans(found), OTLP, asked)
-    return _read(found, asked.format_of(found.top, keys, found.first), asked)
+    return _of_run(found, asked.format_of(found.top, found.keys, found.first), asked)
 
 
-def _read(found: Rows, form: Format, asked: Asked) -> tuple[Columns, Format]:
+def _of_run(found: Rows, form: Format, asked: Asked) -> tuple[Columns, Format]:
+    """In requests.parquet a limit that was not asked for is no limit."""
     if form.name == "dsim" and "limited" in found.keys:
-        found = replace(found, rows=list(map(of_run, found.rows)))
+        canvas = [row.get("canvas_length") or 0 for row in found.rows]
+        rows = [
+            {
+                **row, "max_tokens": row.get("max_tokens") if row.get("limited") else None, "status": None,
+                "diffusion_canvas_length": width if width > 0 else None, "diffusion_read_only": width < 0 or None,
+            }
+            for row, width in zip(found.rows, canvas, strict=True)
+        ]  # fmt: skip
+        found = replace(found, rows=rows)
     return columns_of_rows(found, form, asked)
-
-
-def of_run(row: Row) -> Row:
-    """A row of requests.parquet: a limit that was not asked for is no limit."""
-    canvas = row.get("canvas_length") or 0
-    return {
-        **row,
-        "max_tokens": row.get("max_tokens") if row.get("limited") else None,
-        "diffusion_canvas_length": canvas if canvas > 0 else None,
-        "diffusion_read_only": True if canvas < 0 else None,
-        "status": None,
-    }
 
 
 def requests_of_log(found: Rows) -> Rows:
@@ -164,8 +148,12 @@ def requests_of_log(found: Rows) -> Rows:
     return rows
 
 
-def finish(columns: Columns, path: str, name: str, form: Format) -> Trace:
+def finish(columns: Columns, form: Format, path: str, name: str) -> Trace:
     """Drop failures, sort by time (ties in file order), start at 0."""
+    if len(runs := set(columns.extras.pop(OF_RUN, []))) > 1:
+        policies = cut(", ".join(sorted(map(str, runs))))
+        expected = f"expected those of one: --only {OF_RUN}=NAME"
+        raise TraceError(f"{path} holds the requests of {len(runs)} policies ({policies}), {expected}")
     kept = np.flatnonzero(columns.output_length > 0)
     num_failed = len(columns.time) - len(kept)
     if not len(kept):

@@ -139,9 +139,7 @@ def columns_of_rows(found: Rows, form: Format, asked: Asked) -> tuple[Columns, F
     columns = Columns(
         ticks, num_input, num_output, extras, waited, reasons, len(time), len(bad), [*found.warnings, *warnings]
     )
-    if bad:
-        columns = columns.take([i for i in range(len(time)) if i not in bad])
-    return once(columns) if form.own else columns, form
+    return columns.take([i for i in range(len(time)) if i not in bad]) if bad else columns, form
 
 
 def with_unit(found: Rows, form: Format, asked: Asked, warnings: list[str]) -> Format:
@@ -253,23 +251,6 @@ def waits(
     return dict(zip(MEASURED, (first, end), strict=True))
 
 
-def once(columns: Columns) -> Columns:
-    """Without requests exported again: of the same id, time and lengths."""
-    ids = columns.extras.get("id")
-    if ids is None:
-        return columns
-    first: dict[Any, int] = {}
-    seen = zip(map(str, ids), columns.time.tolist(), columns.output_length.tolist(), strict=True)
-    kept = [i for i, key in enumerate(seen) if ids[i] is None or first.setdefault(key, i) == i]
-    if len(kept) == len(ids):
-        return columns
-    num_again = len(ids) - len(kept)
-    warning = f"{num_again} rows repeat a request (id and time) and are left out"
-    return replace(
-        columns.take(kept), num_rows=columns.num_rows - num_again, warnings=[*columns.warnings, warning]
-    )  # fmt: skip
-
-
 def num_tokens(text: str) -> int:
     """Estimated, of a text."""
     return max(1, math.ceil(len(text.encode("utf-8", "surrogatepass")) / BYTES_PER_TOKEN))
@@ -319,8 +300,8 @@ def read_number(key: str, value: Any, least: int = 0, most: int = MAX_TICK, whol
 
 def without_missing(values: list[Any]) -> list[Any]:
     """None in place of empty cells."""
-    may_miss = not set(map(type, values)) <= {str, int, list} or "" in values or "-" in values
-    return [None if is_missing(value) else value for value in values] if may_miss else values
+    may_miss = not set(map(type, values)) <= {str, int, list} or "" in values
+    return [None if value == "" or value != value else value for value in values] if may_miss else values
 
 
 def quick_numbers(

@@ -15,8 +15,7 @@ from ..files.read import MOST, cut, json_of, parsing
 from ..files.read import read_bytes as read_bytes_of
 
 MAX_PARQUET_ROWS = 10_000_000  # a small file may claim any number
-LONGEST = 2**62  # ns, of a tool call
-LATEST = 1e300  # a float beyond it loses a sum; the row reader rejects it
+LONGEST = 2**62  # ns, of a tool call; the row reader rejects others
 FRAME = "the frame"  # in place of a path
 BY_ROW = "{}: row {}"  # without lines
 LOOKED_AT = 1000  # rows, for the keys inside objects
@@ -154,7 +153,7 @@ def raw_rows(where: str, data: bytes) -> Rows:
         raise TraceError(f"{where}: is {log}")
     if kind == "csv":
         return csv_rows(where, text)
-    return json_rows(where, text) if kind == "json" else page_rows(where, text) or jsonl_rows(where, text)
+    return json_rows(where, text, kind == "jsonl")
 
 
 def unpacked(path: str, data: bytes) -> bytes:
@@ -229,29 +228,21 @@ def without_prefix(line: str) -> str:
     return line if line[0] in "{[" else line[max(0, line.find("{")) :]
 
 
-def json_rows(path: str, text: str) -> Rows:
-    """The array must be complete."""
+def json_rows(path: str, text: str, lines: bool = False) -> Rows:
+    """One complete value. lines: or else an object a line."""
+    first = parse_object(without_prefix(text.lstrip().split("\n", 1)[0])) if lines else ""
     try:
-        return rows_of_array(path, json_of(text))
+        if isinstance(first, str):
+            value = json_of(text)
+            items = value if isinstance(value, list) else [value]
+            return Rows.of(path, enumerate(map(object_or_complaint, items), start=1), BY_ROW)
     except json.JSONDecodeError as error:
         line, why = f":{error.lineno}", error.msg
     except (ValueError, MemoryError) as error:
         line, why = "", cut(error)
+    if lines:
+        return jsonl_rows(path, text)
     raise TraceError(f"{path}{line}: malformed JSON ({why}), expected an array of objects")
-
-
-def page_rows(path: str, text: str) -> Rows | None:
-    """An API's answer over several lines, `{"data": [...]}`; else None."""
-    if not isinstance(parse_object(text.lstrip().split("\n", 1)[0]), str):
-        return None  # JSON lines
-    try:
-        return rows_of_array(path, [json_of(text)])
-    except (ValueError, MemoryError):
-        return None
-
-
-def rows_of_array(path: str, found: list[Any]) -> Rows:
-    return Rows.of(path, enumerate(map(object_or_complaint, found), start=1), BY_ROW)
 
 
 def parquet_rows(path: str, data: bytes) -> Rows:
@@ -302,20 +293,13 @@ def rows_in(row: Row | str) -> Iterator[Row | str]:
 def turns(row: Row) -> Iterator[Row | str]:
     """An LLMServingSim session's turns, each a tool's time after the previous one."""
     start: Any = row.get("arrival_time_ns")
-    delay: Any = 0
+    pause: Any = 0
     for turn in map(object_or_complaint, row["sub_requests"]):
-        if isinstance(turn, str):
-            yield turn
-            continue
-        known = isinstance(delay, int | float) and 0 <= delay <= LONGEST
-        if known and isinstance(start, int | float) and not isinstance(start, bool) and abs(start) <= LATEST:
-            start += delay
-        yield {
-            "arrival_time_ns": start,
-            "input_toks": turn.get("input_toks"),
-            "output_toks": turn.get("output_toks"),
-            "session_id": row.get("session_id"),
-            "delay": delay / 1e6 if known else delay,  # the row reader rejects it
-        }
-        pause = turn.get("tool_duration_ns", 0)
-        delay = pause if isinstance(pause, int | float) and not isinstance(pause, bool) else 0
+        if isinstance(turn, dict):
+            known = isinstance(pause, int | float) and 0 <= pause <= LONGEST
+            with suppress(TypeError, OverflowError):  # the row reader names the bad time
+                start += pause if known else 0
+            delay = pause / 1e6 if known else pause
+            pause = turn.get("tool_duration_ns", 0)
+            turn = {**turn, "arrival_time_ns": start, "delay": delay, "session_id": row.get("session_id")}
+        yield turn

@@ -104,7 +104,7 @@ def frontend_of(log: StepLog, client: ClientLog) -> float:
     r = log.requests
     place = places(client, Requested("the log", r.arrival, r.input_length, r.output_length))
     inside = (r.first_emission - r.arrival)[place]
-    outside = np.array([sent.first - sent.sent for sent in client.requests]) - inside
+    outside = client.requests.first - client.requests.sent - inside
     if np.isnan(outside).all():
         raise DsimError(f"{client.path}: none of its {len(outside)} requests has its first token in the log")
     return max(0.0, float(np.nanmedian(outside)))

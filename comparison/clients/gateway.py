@@ -4,13 +4,14 @@ Reads LiteLLM's spend logs (`LiteLLM_SpendLogs` in BerriAI/litellm, schema.prism
 `completionStartTime` at the end or empty), OpenTelemetry spans, and other logs with `--columns`.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from ...engine.errors import DsimError, TraceError, cut
 from ...traces.formats import FORMATS, Asked
 from ...traces.load import read_rows
 from ...traces.rows import raw_rows, read_bytes
-from .read import ClientLog, reader_of, sent_of
+from .read import ClientLog, client_log, reader_of
 
 EXAMPLE = "arrival=START,first=FIRST_TOKEN,end=END,input=COLUMN,output=COLUMN"
 TOOLS = {"litellm": "LiteLLM", "sglang": "SGLang", "otlp": "OpenTelemetry"}
@@ -46,8 +47,6 @@ def read_measured(
             f"{path}: a log of {form.name} lacks the times at which answers began and ended, expected one of: {known}; "
             f"or --columns {EXAMPLE}"
         )
-    requests, warnings = sent_of(found, form)
-    requests.sort(key=lambda sent: sent.sent)
     model = next((str(name) for name in found.extras.get("model", []) if name), "")
-    log = ClientLog(str(path), TOOLS.get(form.name, "gateway"), model, tuple(requests), is_trace=True)
-    return log, [*found.warnings, *warnings]
+    log = client_log(str(path), TOOLS.get(form.name, "gateway"), model, found, form)
+    return replace(log, is_trace=True), list(log.warnings)

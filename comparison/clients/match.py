@@ -1,6 +1,6 @@
 """Match a client's requests to those of a trace or an engine's log."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -30,13 +30,13 @@ def match(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
     found, n = log.requests, len(trace.arrival)
     if len(found) > n:
         raise DsimError(f"{log.path}: holds {len(found)} requests, {trace.name} holds {n}: expected at most as many")
-    due = np.array([sent.due for sent in found])
+    due = found.due
     rows = np.arange(len(found))
     if len(found) < n and not np.isnan(due).any():
         rows = _by_time(log, trace, due)
     asked = np.stack([trace.input_length, trace.output_length])[:, rows]
-    got = np.array([[s.input_length, s.output_length] for s in found]).T
-    known = np.array([not s.error for s in found])  # failed requests have no token counts
+    got = np.stack([found.input_length, found.output_length])
+    known = found.error == ""  # failed requests have no token counts
     group = np.concatenate([[0], np.cumsum(np.diff(trace.arrival[rows]) > NEIGHBOURS)])
     for members in np.split(np.arange(len(found)), np.flatnonzero(np.diff(group)) + 1):
         if len(members) > 1 and (asked[:, members] != got[:, members]).any():
@@ -76,24 +76,24 @@ def places(client: ClientLog, log: Requested) -> npt.NDArray[np.int64]:
 
     Lengths decide where they begin, then gaps. DsimError if the log has fewer requests.
     """
-    order = np.argsort([sent.sent for sent in client.requests], kind="stable")
-    sent = [client.requests[i] for i in order.tolist()]
+    order = np.argsort(client.requests.sent, kind="stable")
+    sent = client.requests[order]
     n = len(sent)
     if n > len(log.arrival):
         raise DsimError(
             f"{client.path}: holds {n} requests, {log.name} holds {len(log.arrival)}: expected at most as many"
         )
-    got = np.array([[s.input_length, s.output_length] for s in sent])
-    known = np.array([not s.error for s in sent])
+    got = np.stack([sent.input_length, sent.output_length])
+    known = sent.error == ""
     lengths = np.stack([log.input_length, log.output_length], axis=1)
     # windows: [begins, 2, n]; times: [begins, n]
     windows = np.lib.stride_tricks.sliding_window_view(lengths, n, axis=0)
     times = np.lib.stride_tricks.sliding_window_view(log.arrival, n)
-    off = times - times[:, :1] - (np.array([s.sent for s in sent]) - sent[0].sent)
-    wrong = np.abs(windows - got.T)[:, :, known].sum(axis=(1, 2))
+    off = times - times[:, :1] - (sent.sent - sent.sent[0])
+    wrong = np.abs(windows - got)[:, :, known].sum(axis=(1, 2))
     begin = int(np.lexsort((np.abs(off).sum(axis=1), wrong))[0])
     arrival = log.arrival[begin : begin + n]
     part = Requested(log.name, arrival - arrival[0], *lengths[begin : begin + n].T)
     found = np.empty(n, np.int64)
-    found[order] = begin + match(ClientLog(client.path, client.tool, client.model, tuple(sent)), part)
+    found[order] = begin + match(replace(client, requests=sent), part)
     return found

@@ -1,6 +1,7 @@
 """A load generator's file as a measured run of a trace's requests."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from ...results.run import Array, Columns, Run
 from ...results.slo import Slo
 from .engine import Lists, journal_of
 from .match import Requested, match, places
-from .read import ClientLog, Sent
+from .read import ClientLog
 
 # Own columns: s, NaN if unknown.
 OWN = ("ttft", "tpot", "e2el")
@@ -70,13 +71,12 @@ def measured_run(
     trace, when sent); its other times count from its sending, so a late client changes no latency.
     """
     requests = log.requests
-    if not requests:
+    if not len(requests):
         raise DsimError(f"{log.path}: holds no requests, expected at least 1")
     if not log.has_times and trace is None:
         raise DsimError(f"{log.path}: {log.tool} does not say when requests were sent, expected --trace")
     # The answered ones first, in order: as a trace of the log numbers them.
-    failed = [bool(r.error) for r in requests]
-    rows = np.argsort(np.argsort(failed, kind="stable")) if trace is None else match(log, trace)
+    rows = np.argsort(np.argsort(requests.error != "", kind="stable")) if trace is None else match(log, trace)
     columns, warnings = _columns(log, trace, rows)
     engine = engine or log.steps
     journal = None if engine is None else _engine_side(log, engine, rows, columns)
@@ -85,8 +85,7 @@ def measured_run(
     unknown = np.isnan(columns["scheduled"]).all()  # no prefill starts in the file
     for_stability = {**columns, "scheduled": columns["first_emission"]} if unknown else columns
     totals = StepTotals() if journal is None else _totals(journal[0])
-    for sent in requests:
-        totals.itl.add_many(np.array(sent.gaps))
+    totals.itl.add_many(np.array(log.gaps))
     summary = summarize(policy, columns, totals, slos, missing_passes=missing_passes, replicas=replicas).to_json()
     summary |= dict.fromkeys(OF_STEPS if journal is None else OF_STEPS_UNKNOWN)
     summary["stable"] = stable(for_stability)
@@ -136,8 +135,8 @@ def measured_beside(predicted: Run, log: ClientLog, trace: Requested | None, pol
 
 
 def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64]) -> tuple[Columns, list[str]]:
-    n, warnings = len(rows), []
-    sent = np.array([r.sent for r in log.requests])
+    n, warnings, requests = len(rows), [], log.requests
+    sent, tokens, told_input = requests.sent, requests.output_length, requests.input_length
     arrival = sent - sent.min() if trace is None else trace.arrival[rows]
     # On the client's clock the least late request is on time.
     known_late = trace is not None and log.has_times
@@ -145,27 +144,24 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
     columns: Columns = {}
     for name, dtype in REQUEST_COLUMNS.items():
         columns[name] = np.full(n, np.nan if dtype == "float64" else 0, dtype)
-    done = np.array([not r.error for r in log.requests])
-    tokens = np.array([r.output_length for r in log.requests])
-    chunks = np.array([r.num_chunks for r in log.requests])
-    told_input = np.array([r.input_length for r in log.requests])
+    done = requests.error == ""
     columns["request"][:] = rows
     columns["arrival"][:] = arrival
-    columns["status"][:] = [_status(r) for r in log.requests]
+    columns["status"][:] = list(map(_status, requests.error))
     asked_input = told_input if trace is None else trace.input_length[rows]
     told_input = np.where(told_input == 0, asked_input, told_input)
     columns["input_length"][:] = np.where(done, told_input, asked_input)
     columns["output_length"][:] = tokens if trace is None else trace.output_length[rows]
     columns["max_tokens"][:] = columns["output_length"]
     for name, key in (("first_emission", "first"), ("last_emission", "last"), ("finish", "last")):
-        columns[name][:] = arrival + np.array([getattr(r, key) - r.sent for r in log.requests])
+        columns[name][:] = arrival + (requests[key] - sent)
     columns["num_tokens"][:] = columns["num_committed"][:] = tokens
-    columns["num_emissions"][:] = chunks
+    columns["num_emissions"][:] = requests.num_chunks
     # The first of several-token chunks is unknown: no `tpot_chunk` then.
-    columns["num_first"][:] = np.where(tokens == chunks, 1, tokens)
+    columns["num_first"][:] = np.where(tokens == requests.num_chunks, 1, tokens)
     columns["lateness"] = lateness
     for name in OWN:
-        columns[f"client_{name}"] = np.array([getattr(r, name) for r in log.requests])
+        columns[f"client_{name}"] = requests[name]
     for name in ENGINE_TIMES:
         columns[f"engine_{name}"] = np.full(n, np.nan)
     if trace is not None:
@@ -219,13 +215,13 @@ def _totals(steps: Columns) -> StepTotals:
     return totals
 
 
-def _status(sent: Sent) -> int:
+def _status(error: str) -> int:
     """A request that its client gave up is cancelled or unfinished, another failed one rejected."""
-    if not sent.error:
+    if not error:
         return COMPLETED
-    if sent.error.startswith("cancelled"):
+    if error.startswith("cancelled"):
         return CANCELLED
-    return UNFINISHED if sent.error.startswith("incomplete") else REJECTED
+    return UNFINISHED if error.startswith("incomplete") else REJECTED
 
 
 def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> dict[str, Any]:
@@ -240,10 +236,7 @@ def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> dict[str, A
         mean, mine = float(theirs[known].mean()), float(ours[name][known].mean())
         if abs(mean - mine) > DIFFERS * mine:
             own[name] = {"client_ms": 1e3 * mean, "dsim_ms": 1e3 * mine}
-    errors: dict[str, int] = {}
-    for sent in log.requests:
-        if sent.error:
-            errors[sent.error] = errors.get(sent.error, 0) + 1
+    errors = dict(Counter(filter(None, log.requests.error)))
     lateness = columns["lateness"]
     late = None
     if not np.isnan(lateness).any():

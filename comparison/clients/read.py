@@ -4,14 +4,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from ...engine.errors import DsimError
 from ...files.read import LARGEST, cut
 from ...profiler import steplog
-from ...traces.formats import CLIENT, MEASURED, TICKS_PER_SECOND, Asked, Format
+from ...traces.formats import CLIENT, TICKS_PER_SECOND, Asked, Format
 from ...traces.parse import Columns, columns_of_rows
-from ...traces.rows import Row, Rows, inside, raw_rows, read_bytes
+from ...traces.rows import Row, Rows, inside, object_or_complaint, raw_rows, read_bytes
 
 HOW = {
     "vllm": "vllm bench serve --save-result --save-detailed",
@@ -43,22 +45,17 @@ AIPERF = Format(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A request as its client saw it: s on the client's clock, NaN if unknown."""
-
-    sent: float
-    first: float  # first chunk with text
-    last: float  # ... last
-    input_length: int
-    output_length: int  # both by the server's count
-    num_chunks: int  # with text; 0: unknown
-    error: str = ""  # empty: completed
-    due: float = math.nan  # s in the trace, if the file has it
-    gaps: tuple[float, ...] = ()  # s between chunks, if known
-    ttft: float = math.nan  # with the next two: the client's figures
-    tpot: float = math.nan
-    e2el: float = math.nan
+# Of requests as their client saw them: s on the client's clock, NaN if unknown.
+TIMES = (
+    "sent",
+    "first",
+    "last",
+    "due",
+    *CLIENT,
+)  # first, last: chunk with text; due: in the trace; the client's figures
+COUNTS = ("input_length", "output_length", "num_chunks")  # the server's; chunks with text, 0: unknown
+SENT = np.dtype([*((name, "f8") for name in TIMES), *((name, "i8") for name in COUNTS), ("error", "O")])
+Sent: TypeAlias = Any  # a record array of SENT
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,8 @@ class ClientLog:
     path: str
     tool: str  # and version
     model: str
-    requests: tuple[Sent, ...]
+    requests: Sent
+    gaps: tuple[float, ...] = ()  # s between chunks, of all requests
     steps: steplog.StepLog | None = None  # of an engine's own log
     is_trace: bool = False  # a gateway's log, which is replayed itself
     has_times: bool = True  # when requests were sent
@@ -98,64 +96,68 @@ def reader_of(found: Rows) -> Callable[[Rows, int | None, Asked], ClientLog] | N
     return _arrays if {"completed", "total_output_tokens"} <= set(whole) else None
 
 
-def sent_of(found: Columns, form: Format) -> tuple[list[Sent], list[str]]:
-    """The requests in the file's order, and warnings."""
-    scale = 1.0 / TICKS_PER_SECOND[form.wait_unit]
-    units = {ours: 1e-3 if theirs.endswith("_ms") else scale for theirs, ours in form.extras.items()}
+def blank(num_requests: int) -> Sent:
+    """Requests of which nothing is known."""
+    requests = np.zeros(num_requests, SENT).view(np.recarray)
+    for name in TIMES:
+        requests[name] = math.nan
+    requests.error = ""  # completed
+    return requests
+
+
+def client_log(path: str, tool: str, model: object, found: Columns, form: Format, in_order: bool = False) -> ClientLog:
+    """Of a file's columns. in_order: they are in the trace's order already."""
+    unit = 1.0 / TICKS_PER_SECOND[form.wait_unit]
+    units = {ours: 1e-3 if theirs.endswith("_ms") else unit for theirs, ours in form.extras.items()} | {"due": 1.0}
     unknown = [None] * len(found.time)
-    nan = [math.nan] * len(found.time)
-    waited = [found.waited[name].tolist() if found.waited else nan for name in MEASURED]
-    gaps, chunks, due = (found.extras.get(name, unknown) for name in ("gaps", "chunks", "due"))
-    one = int(any(gaps))  # chunk of an answer without gaps
-    own = [
-        [_seconds(value, units.get(ours, 1.0)) for value in found.extras.get(ours, unknown)] for ours in CLIENT.values()
-    ]
-    requests = []
-    for i, start in enumerate((found.time / form.ticks).tolist()):
-        first, end = (wait[i] / form.ticks for wait in waited)
-        num_input, num_output = int(found.input_length[i]), int(found.output_length[i])
-        lost = "" if num_output or form.report else "no output"
-        why = found.reasons[i] or lost or ("no time of its end" if math.isnan(end) else "")
-        begun = _seconds(due[i], 1.0)
-        if why:
-            requests.append(failed(start, num_input, why, begun))
-            continue
-        between = tuple(scale * gap for gap in gaps[i] or ())
-        num_chunks = len(between) + 1 if between else int(chunks[i] or (one and not math.isnan(first)))
-        requests.append(
-            Sent(
-                start, start + first, start + end, num_input, num_output, num_chunks, "", begun, between,
-                *(figures[i] for figures in own),
-            )
-        )  # fmt: skip
+    requests = blank(len(found.time))
+    requests.sent, requests.input_length = found.time / form.ticks, found.input_length
+    for name, waited in zip(("first", "last"), found.waited.values(), strict=False):
+        requests[name] = requests.sent + waited / form.ticks
+    for name, ours in {"due": "due", **CLIENT}.items():
+        column = found.extras.get(ours, unknown)
+        requests[name] = [math.nan if value is None else units[ours] * value for value in column]
+    gaps = found.extras.get("gaps", unknown)
+    one: Any = np.isfinite(requests.first) if any(gaps) else unknown  # chunk of an answer without gaps
+    chunks = zip(gaps, found.extras.get("chunks", unknown), one, strict=True)
+    requests.num_chunks = [len(between) + 1 if between else count or alone or 0 for between, count, alone in chunks]
+    requests.output_length = found.output_length
+    lost = np.where(np.isnan(requests.last), "no time of its end", "")
+    if not form.report:
+        lost = np.where(requests.output_length == 0, "no output", lost)
+    whys = zip(found.reasons, lost.tolist(), strict=True)
+    requests.error = [" ".join((why or other).split())[:200] for why, other in whys]
+    done = requests.error == ""
     lacking = {
-        "answers have no time of their first token: their ttft and tpot are missing": lambda r: math.isnan(r.first),
-        "requests have no count of prompt tokens": lambda r: r.input_length == 0,
-        "requests have no count of output tokens": lambda r: r.output_length == 0,
+        "answers have no time of their first token: their ttft and tpot are missing": np.isnan(requests.first),
+        "requests have no count of prompt tokens": requests.input_length == 0,
+        "requests have no count of output tokens": requests.output_length == 0,
     }
-    answered = [request for request in requests if not request.error]
-    counts = {what: sum(map(lacks, answered)) for what, lacks in lacking.items()}
-    return requests, [f"{count} of {len(requests)} {what}" for what, count in counts.items() if count]
+    counts = {what: int((lacks & done).sum()) for what, lacks in lacking.items()}
+    warnings = [f"{count} of {len(requests)} {what}" for what, count in counts.items() if count]
+    between = tuple(unit * gap for each, is_done in zip(gaps, done, strict=True) if is_done for gap in each or ())
+    if not in_order:
+        start = np.where(np.isnan(requests.due), requests.sent, requests.due)
+        requests = requests[np.lexsort((requests.sent, start))]
+    return ClientLog(path, tool, str(model or ""), failed(requests), between, warnings=(*found.warnings, *warnings))
 
 
-def _log(
-    found: Rows, form: Format, asked: Asked, tool: str = "", model: object = "", in_order: bool = False
-) -> ClientLog:  # fmt: skip
-    """A file's requests; in_order: they are in the trace's order already."""
+def failed(requests: Sent) -> Sent:
+    """Without times and tokens of requests with an error."""
+    for name, nothing in (("first", math.nan), ("last", math.nan), ("output_length", 0), ("num_chunks", 0)):
+        requests[name][requests.error != ""] = nothing
+    return requests
+
+
+def _log(found: Rows, form: Format, asked: Asked, tool: str, model: object = "", in_order: bool = False) -> ClientLog:
     if not found.rows:
         raise DsimError(f"{found.path}: holds no requests, expected at least 1")
-    columns, form = columns_of_rows(found, form, asked)
-    requests, warnings = sent_of(columns, form)
-    if not in_order:
-        requests.sort(key=lambda r: (r.due if r.due == r.due else r.sent, r.sent))
-    return ClientLog(
-        found.path, tool or form.name, str(model or ""), tuple(requests), warnings=(*columns.warnings, *warnings)
-    )  # fmt: skip
+    return client_log(found.path, tool, model, *columns_of_rows(found, form, asked), in_order)
 
 
-def _named(found: Rows, rows: list[Row]) -> Rows:
+def _named(found: Rows, rows: list[Any]) -> Rows:
     """Numbered from 0, inside one object."""
-    return Rows(found.path, list(range(len(rows))), rows, form="{}: request {}")
+    return Rows.of(found.path, enumerate(map(object_or_complaint, rows)), "{}: request {}")
 
 
 def one_of(path: str, runs: list[Any], benchmark: int | None) -> Any:
@@ -189,11 +191,14 @@ def _arrays(found: Rows, benchmark: int | None, asked: Asked) -> ClientLog:
 
 def _guidellm(found: Rows, benchmark: int | None, asked: Asked) -> ClientLog:
     whole = found.rows[0]
-    run = one_of(found.path, whole["benchmarks"], benchmark)
+    run = object_or_complaint(one_of(found.path, whole["benchmarks"], benchmark))
+    if isinstance(run, str):
+        raise DsimError(f"{found.path}: a benchmark of {run}")
     scale = inside(run, "config.strategy.time_scale")
     rows = []
     for kind in ("successful", "errored", "incomplete"):
-        for row in inside(run, f"requests.{kind}") or ():
+        each = inside(run, f"requests.{kind}")
+        for row in (row for row in each if isinstance(row, dict)) if isinstance(each, list) else ():
             why = "incomplete: the benchmark ended" if kind == "incomplete" else inside(row, "info.error") or kind
             due = inside(row, "info.settings.relative_timestamp")
             if not _is_number(due):
@@ -223,7 +228,7 @@ def _aiperf(found: Rows, benchmark: int | None, asked: Asked) -> ClientLog:
         if has_decode and _is_number(ttft) and _is_number(lasting):
             end = ttft + lasting
         rows.append({**row, "error": error, "end": end})
-    log = _log(replace(kept, rows=rows), AIPERF, asked)
+    log = _log(replace(kept, rows=rows), AIPERF, asked, AIPERF.name)
     usage = kept.values(AIPERF.output.partition(" or ")[0])
     no_usage = sum(not row["error"] and count is None for row, count in zip(rows, usage, strict=True))
     counted = f"{no_usage} of {len(rows)} requests have no usage: their token counts are the client's"
@@ -232,32 +237,16 @@ def _aiperf(found: Rows, benchmark: int | None, asked: Asked) -> ClientLog:
 
 def _engine(found: Rows, benchmark: int | None, asked: Asked) -> ClientLog:
     """A request is sent when it reaches the engine; tokens arrive when their step ends."""
-    path = found.path
-    log = steplog.read_log(path)
+    log = steplog.read_log(found.path)
     r = log.requests
-    requests = []
-    for i in range(len(r)):
-        sent = float(r.arrival[i])
-        if math.isnan(sent):
-            raise DsimError(f"{path}: request {r.request[i]} has no arrival, expected {HOW['engine']}")
-        if math.isnan(r.finish[i]) or not r.num_tokens[i]:
-            requests.append(failed(sent, int(r.input_length[i]), "incomplete: the log ended"))
-            continue
-        first, last = float(r.first_emission[i]), float(r.last_emission[i])
-        requests.append(Sent(sent, first, last, int(r.input_length[i]), int(r.num_tokens[i]), int(r.num_emissions[i])))
-    # The log has one list of gaps.
-    if requests:
-        requests[0] = replace(requests[0], gaps=tuple(r.gaps.tolist()))
-    return ClientLog(path, log.header.engine, log.header.model.name, tuple(requests), log)
-
-
-def failed(sent: float, input_length: int, error: str, due: float = math.nan) -> Sent:
-    nan = math.nan
-    return Sent(sent, nan, nan, input_length, 0, 0, " ".join(error.split())[:200] or "failed", due)
-
-
-def _seconds(value: float | None, unit: float) -> float:
-    return math.nan if value is None else unit * value
+    for i in np.flatnonzero(np.isnan(r.arrival))[:1]:
+        raise DsimError(f"{found.path}: request {r.request[i]} has no arrival, expected {HOW['engine']}")
+    requests = blank(len(r))
+    requests.sent, requests.first, requests.last = r.arrival, r.first_emission, r.last_emission
+    requests.input_length, requests.output_length, requests.num_chunks = r.input_length, r.num_tokens, r.num_emissions
+    requests.error = np.where(np.isnan(r.finish) | (r.num_tokens == 0), "incomplete: the log ended", "")
+    gaps = tuple(r.gaps.tolist())
+    return ClientLog(found.path, log.header.engine, log.header.model.name, failed(requests), gaps, log)
 
 
 def _is_number(value: Any) -> bool:

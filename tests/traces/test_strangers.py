@@ -63,7 +63,7 @@ TEMPO = {"batches": [{"instrumentationLibrarySpans": [{"spans": [*NESTED, NESTED
         ([BASETEN, BASETEN | {"request_canceled": 1, "timestamp_ttft_unix_ms": None}], {}, [(0, 7, 5)], 1, ""),
         ([spend("00", "01", "02", status=None, metadata={"status": word}) for word in ("success", "failure")], {},
          [(0, 20, 11)], 1, ""),
-        ([spend("00", "01", "02", request_id="a")] * 2, {}, [(0, 20, 11)], 0, "1 rows repeat a request (id and time)"),
+        ([spend("00", "01", "02", request_id="a")] * 2, {}, [(0, 20, 11)], 0, "1 of 2 rows repeat a request"),
         ([{"resourceMetrics": []}, TEMPO], {}, [(0, 7, 100), (0.5, 7, 150)], 0, "3 spans around the span of a request"),
         (LANGFUSE, {"columns": "arrival=t,input=u.in,output=u.out", "only": "type=GENERATION"},
          [(0, 102, 22), (3, 105, 25)], 0, ""),
