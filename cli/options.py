@@ -36,7 +36,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "What to do": "--roofline --from-log --client --list --fields --questions --as-logged --version",
         "Traffic": "--trace --arrival --rate --cv --concurrency --sessions --lengths "
         "--num-requests --duration --time-scale --drain --prompts --load --seconds",
-        "Trace file": "--format --time-unit --columns --only --skip-bad --hash-ids",
+        "Trace file": "--format --time-unit --columns --only --skip-bad --hash-ids --hash-block",
         "Policy and profile": "--policy --profile --twin --workload --yield --yields --frontend "
         "--ensemble --commits --allow-code",
         "Model and device": "--model --random-weights --weights --kv --gpu --tp --device --graphs --eager "
@@ -46,7 +46,8 @@ PANELS: dict[str, tuple[str, ...]] = {
         "SLOs and quality": "--slo --fail-on-slo --attainment --missing-fails --emit --bound --min-quality "
         "--quality-table",
         "Search": "--as-given --change-answers --research --objective --trials --space --precision",
-        "Measurement": "--budget --thresholds --full-sequence --max-batch --measured --log --metrics --metrics-before",
+        "Measurement": "--budget --thresholds --full-sequence --max-batch --measured --benchmark --log --metrics "
+        "--metrics-before",
         "Server": "--host --port --allow-host --served-name --api-key",
         "Logs": "--metrics-as --access-log --steps --step-log",
         "Following": "--interval --window --min-requests --once --token-file --ca-file",

@@ -6,14 +6,18 @@ from collections import defaultdict
 from pathlib import Path
 
 from ..engine.errors import DsimError
-from .read import quoted, read_text
+from .read import cut, quoted, read_text
 
-_SAMPLE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{.*\})?\s+(\S+)(?:\s+-?\d+)?")
+_SAMPLE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{.*\})?\s+(\S+)(?:\s+-?\d+)?(?:\s+# .*)?")
 
 
 def read_samples(path: str | Path) -> dict[str, float]:
-    """Samples summed over labels; DsimError names file and line."""
+    """One model's samples summed over labels; DsimError names file and line."""
     text = read_text(path)
+    if len(models := set(re.findall(r'[{,]model_name="([^"]*)"', text))) > 1:
+        raise DsimError(
+            f"{path}: holds the metrics of {len(models)} models ({cut(', '.join(sorted(models)))}), expected one"
+        )
     found: dict[str, float] = defaultdict(float)
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):

@@ -4,9 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..engine.errors import TraceError
 from .trace import Trace
 
 BLOCK = 16  # tokens an id, as in `vllm bench serve --dataset-name timed_trace`
+
+
+def with_block_size(trace: Trace, size: int) -> Trace:
+    """Say how many tokens a hash id of the trace has."""
+    if "hash_ids" not in trace.extras or size < 1:
+        found = "hash_ids" if "hash_ids" in trace.extras else "no hash_ids"
+        raise TraceError(f"{trace.name} has {found}, --hash-block is {size}: expected hash_ids and at least 1")
+    return replace(trace, extras={**trace.extras, "block_size": [size] * len(trace)})
 
 
 def with_hash_ids(trace: Trace) -> Trace:

@@ -57,7 +57,7 @@ def _by_hashes(trace: Trace, copies: list[int]) -> Prefixes:
         i, length = int(many[0]), int(trace.input_length[many[0]])
         raise TraceError(
             f"{trace.name}: request {i} has {counts[i]} hash_ids for {length} tokens, expected at most "
-            f"{-(-length // block)} of blocks of {block} (a column block_size says another)"
+            f"{-(-length // block)} of blocks of {block} (`dsim trace convert --hash-block` says another)"
         )
     flat = None if any(copies) else _each_after_one(list(chain.from_iterable(lists)), counts)
     names = list(chain.from_iterable(_names(lists, copies))) if flat is None else flat

@@ -18,6 +18,7 @@ READ = tuple(
 )  # fmt: skip
 SETTINGS = "vllm:cache_config_info"  # a metric with settings as labels
 NO_SETTINGS = ("engine", "engine_index", "engine_id")  # its other labels
+RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")  # of one engine: the first speaks for all
 
 _Page = dict[str, list[tuple[dict[str, str], float]]]  # samples by name
 
@@ -33,6 +34,8 @@ def sample_of(text: str, time: float, where: str) -> Sample:
     with parsing(where, "Prometheus metrics"):
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
+                if any(sample.labels.get(rank, "0") != "0" for rank in RANKS):
+                    continue
                 page[sample.name].append((sample.labels, float(sample.value)))
     engine = next((engine for engine in RELEASES if any(name.startswith(f"{engine}:") for name in page)), None)
     if engine is None:

@@ -9,8 +9,12 @@ import pyarrow as pa
 import pytest
 
 from dsim.comparison.clients.gateway import read_measured
-from dsim.engine.errors import DsimError
+from dsim.engine.errors import DsimError, TraceError
+from dsim.files.samples import read_samples
+from dsim.following.sources.engines import sample_of
 from dsim.traces import describe, load
+from dsim.traces.hashes import with_block_size
+from dsim.traces.prefixes import prefixes_of
 
 from .files import refusal, rows_of, save, spend
 
@@ -83,6 +87,23 @@ def test_a_file_of_another_tool_is_the_requests_that_it_holds(
     assert (rows_of(trace), trace.notes.failed_in_trace) == (rows, failed)
     assert (says in "; ".join(trace.notes.warnings)) if says else trace.notes.warnings == ()
     assert describe(trace)["cv"] in (0, None) or len(rows) > 3
+
+
+def test_a_hash_id_is_of_as_many_tokens_as_asked_for(tmp_path: Path) -> None:
+    path = save(tmp_path, [{"timestamp": 1, "input_length": 40, "output_length": 3, "hash_ids": [1, 2, 3]}])
+    with pytest.raises(TraceError, match="3 hash_ids for 40 tokens, expected at most 1 of blocks of 512"):
+        prefixes_of(load(path))
+    assert prefixes_of(with_block_size(load(path), 16)).block == 16
+
+
+def test_a_page_of_one_engine_counts_its_ranks_once_and_one_of_two_models_is_refused(tmp_path: Path) -> None:
+    ranks = [f'sglang:num_running_reqs{{model_name="m",tp_rank="{rank}"}} 4.0\n' for rank in (0, 1)]
+    page = sample_of("".join(ranks), 0.0, "page")
+    assert (page.gauges["running"], page.num_engines) == (4.0, 1)
+    path = save(tmp_path, 'vllm:x{model_name="a"} 1 # {trace_id="c"} 0.6 17.1\n')
+    assert read_samples(path) == {"vllm:x": 1.0}
+    with pytest.raises(DsimError, match=r"the metrics of 2 models \(a, b\), expected one"):
+        read_samples(save(tmp_path, path.read_text() + 'vllm:x{model_name="b"} 1\n'))
 
 
 def test_the_requests_of_a_run_are_a_trace(tmp_path: Path) -> None:
