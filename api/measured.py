@@ -9,11 +9,10 @@ from typing import TypeAlias
 from ..comparison import files as compare_files
 from ..comparison.bounds import Bound
 from ..comparison.cells import Progress, check_machines, compare_runs
-from ..comparison.clients.gateway import read_measured
 from ..comparison.clients.match import Requested
 from ..comparison.clients.measured import measured_beside, measured_run, write_measured
 from ..comparison.clients.prometheus import differences, summary_of
-from ..comparison.clients.read import ClientLog
+from ..comparison.clients.read import ClientLog, read_client
 from ..comparison.compared import Compared
 from ..engine.allowed_code import AllowedCode, allowed
 from ..engine.errors import DsimError, cut
@@ -70,8 +69,8 @@ def import_run(
     if not 1 <= replicas <= MAX_REPLICAS:
         raise DsimError(f"replicas is {cut(replicas)}, expected 1 to {MAX_REPLICAS}")
     own = columns if trace is None else None  # of the log, without another trace
-    unit = time_unit if trace is None else None
-    client, doubts = read_measured(Path(file), own, only, unit, skip_bad, benchmark)
+    client = read_client(file, own, only, time_unit if trace is None else None, skip_bad, benchmark)
+    doubts = client.warnings
     if log is not None and client.steps is not None:
         raise DsimError(f"log is {log} and {file} is a step log itself: expected one of them")
     engine = client.steps if log is None else read_log(Path(log))
@@ -84,7 +83,7 @@ def import_run(
     if metrics is not None:
         before = None if metrics_before is None else read_samples(Path(metrics_before))
         run.info["server"] = summary_of(read_samples(Path(metrics)), before)
-        doubts = [*doubts, *differences(run.info["server"], run.columns, run.info)]
+        doubts += tuple(differences(run.info["server"], run.columns, run.info))
     if _command:
         run.info["command"] = _command
     _warn([*doubts, *run.info["client"]["warnings"]])
@@ -131,8 +130,8 @@ def compare(
     doubts: list[str] = []
 
     def read(file: Path) -> ClientLog:
-        log, log_doubts = read_measured(file, columns if trace is None else None, only)
-        doubts.extend(log_doubts)
+        log = read_client(file, columns if trace is None else None, only)
+        doubts.extend(log.warnings)
         return log
 
     pairs = [_pair(p, m, read, requested, policy, code) for p, m in zip(*sides, strict=True)]

@@ -122,6 +122,7 @@ FORMATS = {
 
 # Files of other tools by some of their keys: what they are, and what to take instead.
 UNREAD = {
+    ("aiperf_version",): "aiperf's summary, without its requests: take profile_export.jsonl next to it",
     ("experiments",): "genai-perf's profile, which is not read: run aiperf, its successor",
     ("scheduled_time", "start_time", "info.output_tokens"): "inference-perf's requests, which are not read: name "
     "them by --columns arrival=start_time,end=end_time,input=info.input_tokens,output=info.output_tokens",

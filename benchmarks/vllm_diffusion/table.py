@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from dsim.benchmarks.vllm_cpu_table import OWN, percent, processor, put
 from dsim.benchmarks.vllm_diffusion.plans import SAME_TIME, Log, planned
-from dsim.comparison.clients.gateway import read_measured
 from dsim.comparison.clients.measured import MeasuredRun, measured_run
+from dsim.comparison.clients.read import read_client
 from dsim.comparison.commits import Commits
 from dsim.comparison.latencies import Latencies
 from dsim.comparison.parts import per_request
@@ -63,7 +63,7 @@ class Measured:
     @cached_property
     def run(self) -> MeasuredRun:
         """The log as a run."""
-        client, _ = read_measured(self.path)
+        client = read_client(self.path)
         return measured_run(client, policy=self.log.spec, engine=client.steps)
 
     @cached_property

@@ -1,4 +1,5 @@
-"""Read a load generator's file (vLLM's `bench serve`, SGLang's, guidellm, aiperf) or an engine's log."""
+"""Read what clients measured: a load generator's file (vLLM's `bench serve`, SGLang's, guidellm, aiperf), an engine's
+log, or a gateway's with each request's start, first token and end."""
 
 import math
 from collections.abc import Callable
@@ -8,20 +9,18 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...engine.errors import DsimError
+from ...engine.errors import DsimError, TraceError
 from ...files.read import LARGEST, cut
 from ...profiler import steplog
-from ...traces.formats import CLIENT, TICKS_PER_SECOND, Asked, Format
+from ...traces.formats import CLIENT, FORMATS, TICKS_PER_SECOND, Asked, Format
+from ...traces.load import read_rows
 from ...traces.parse import Columns, columns_of_rows
 from ...traces.rows import Row, Rows, inside, object_or_complaint, raw_rows, read_bytes
 
-HOW = {
-    "vllm": "vllm bench serve --save-result --save-detailed",
-    "sglang": "SGLang's bench_serving --output-details",
-    "guidellm": "guidellm's JSON output",
-    "aiperf": "aiperf's profile_export.jsonl",
-    "engine": "a step log (docs/steplog.md)",
-}
+ARRIVALS = "a step log with arrivals (docs/steplog.md)"
+DETAILED = "vllm bench serve --save-result --save-detailed or SGLang's bench_serving --output-details"
+EXAMPLE = "arrival=START,first=FIRST_TOKEN,end=END,input=COLUMN,output=COLUMN"
+TOOLS = {"litellm": "LiteLLM", "sglang": "SGLang", "otlp": "OpenTelemetry"}
 ARRAYS = ("ttfts", "itls", "input_lens", "output_lens", "errors")  # of vLLM's and SGLang's files
 VLLM = Format(
     "vllm bench serve", "start_times", "input_lens", "output_lens", "s",
@@ -73,15 +72,33 @@ class ClientLog:
     warnings: tuple[str, ...] = ()
 
 
-def read_client(path: str | Path, benchmark: int | None = None, skip_bad: bool = False) -> ClientLog:
-    """Read a client's file; DsimError names file, request and both values. benchmark: which one of several, from 1."""
-    found = raw_rows(str(path), read_bytes(Path(path)))
-    read = reader_of(found)
-    if read is None:
-        first = next(filter(None, found.rows), {})
-        what = "is aiperf's summary" if "aiperf_version" in first else f"holds {cut(', '.join(list(first)[:4]))}"
-        raise DsimError(f"{path}: {what}, expected {'; or '.join(HOW.values())}")
-    return read(found, benchmark, Asked(skip_bad=skip_bad))
+def read_client(
+    path: str | Path, columns: str | None = None, only: str | None = None, time_unit: str | None = None,
+    skip_bad: bool = False, benchmark: int | None = None,
+) -> ClientLog:  # fmt: skip
+    """The requests in a client's file; DsimError names file, request and both values.
+
+    columns: a log's names; only: `model=NAME` or `COLUMN=VALUE`; benchmark: which one of several, from 1.
+    """
+    asked = Asked(None, columns, only, skip_bad, time_unit)
+    rows = raw_rows(str(path), read_bytes(Path(path)))
+    read = reader_of(rows) if columns is None else None
+    if read is not None:
+        if only is not None:
+            raise DsimError(f"--only is {cut(only)} and {path} is a load generator's file: expected a gateway's log")
+        return read(rows, benchmark, Asked(skip_bad=skip_bad))
+    for ours in ("first", "end"):
+        if columns is not None and not any(part.partition("=")[0].strip() == ours for part in columns.split(",")):
+            raise TraceError(f"--columns {cut(columns)} lacks {ours}, expected {EXAMPLE}")
+    found, form = read_rows(rows, asked)
+    if not any(np.isfinite(wait).any() for wait in found.waited.values()) and not any(found.reasons):
+        known = "; ".join(f"{f.name} ({f.keys}, {f.ttft or f.first}, {f.end})" for f in FORMATS.values() if f.end)
+        raise TraceError(
+            f"{path}: a log of {form.name} lacks the times at which answers began and ended, expected one of: {known}; "
+            f"or --columns {EXAMPLE}"
+        )
+    model = next(filter(None, found.extras.get("model", [])), "")
+    return replace(client_log(str(path), TOOLS.get(form.name, "gateway"), model, found, form), is_trace=True)
 
 
 def reader_of(found: Rows) -> Callable[[Rows, int | None, Asked], ClientLog] | None:
@@ -178,7 +195,7 @@ def _arrays(found: Rows, benchmark: int | None, asked: Asked) -> ClientLog:
     arrays |= {name: whole[name] for name in ("start_times", "latencies") if name in whole}
     for name, array in arrays.items():
         if not isinstance(array, list):
-            raise DsimError(f"{found.path}: {name} is missing, expected a file of {HOW['vllm']} or {HOW['sglang']}")
+            raise DsimError(f"{found.path}: {name} is missing, expected a file of {DETAILED}")
     if len({len(array) for array in arrays.values()}) != 1:
         sizes = ", ".join(f"{name} has {len(array)}" for name, array in arrays.items())
         raise DsimError(f"{found.path}: {sizes} entries, expected one number")
@@ -240,7 +257,7 @@ def _engine(found: Rows, benchmark: int | None, asked: Asked) -> ClientLog:
     log = steplog.read_log(found.path)
     r = log.requests
     for i in np.flatnonzero(np.isnan(r.arrival))[:1]:
-        raise DsimError(f"{found.path}: request {r.request[i]} has no arrival, expected {HOW['engine']}")
+        raise DsimError(f"{found.path}: request {r.request[i]} has no arrival, expected {ARRIVALS}")
     requests = blank(len(r))
     requests.sent, requests.first, requests.last = r.arrival, r.first_emission, r.last_emission
     requests.input_length, requests.output_length, requests.num_chunks = r.input_length, r.num_tokens, r.num_emissions

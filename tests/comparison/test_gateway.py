@@ -8,7 +8,7 @@ import pytest
 
 import dsim
 from dsim.api.measured import import_run
-from dsim.comparison.clients.gateway import read_measured
+from dsim.comparison.clients.read import read_client
 from dsim.comparison.measured_log import measured_log
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import parse
@@ -84,8 +84,8 @@ def test_a_log_of_another_model_than_the_profile_s_is_warned_of_and_a_plan_takes
 
 
 def test_mixed_models_and_answers_that_were_not_streamed_are_warned_of(tmp_path: Path) -> None:
-    log, warnings = read_measured(logged(tmp_path))
-    assert warnings[1:] == [
+    log = read_client(logged(tmp_path))
+    assert list(log.warnings[1:]) == [
         "the log mixes 2 models (sdar-8b: 3, other: 1): --only model=NAME takes one",
         "1 of 4 answers have no time of their first token: their ttft and tpot are missing",
     ]
@@ -95,11 +95,11 @@ def test_mixed_models_and_answers_that_were_not_streamed_are_warned_of(tmp_path:
 def test_any_log_is_read_by_its_own_columns(tmp_path: Path) -> None:
     path = tmp_path / "access.csv"
     path.write_text(CSV)
-    log, _ = read_measured(path, OWN)
+    log = read_client(path, OWN)
     assert [(s.first - s.sent, s.last - s.sent, s.input_length, s.output_length) for s in log.requests] == [
         (0.25, 1.25, 20, 11), (0.5, 1.0, 30, 6),
     ]  # fmt: skip
-    assert read_measured(path, OWN, time_unit="ms")[0].requests[0].first == 0.01025
+    assert read_client(path, OWN, time_unit="ms").requests[0].first == 0.01025
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_wrong_log_is_told_what_was_expected(
     path = tmp_path / "access.csv"
     path.write_text(text)
     with pytest.raises(DsimError) as error:
-        read_measured(path, columns, only)
+        read_client(path, columns, only)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -130,4 +130,4 @@ def test_a_number_of_hundreds_of_digits_is_refused_by_name(tmp_path: Path, name:
     path = tmp_path / "spend.json"
     path.write_text(json.dumps([SPEND[0] | {name: 10**400}]))
     with pytest.raises(DsimError, match=f"{name} is 1000"):
-        read_measured(path, None, None)
+        read_client(path, None, None)

@@ -8,7 +8,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from dsim.comparison.clients.gateway import read_measured
+from dsim.comparison.clients.read import read_client
 from dsim.engine.errors import DsimError, TraceError
 from dsim.files.samples import read_samples
 from dsim.following.sources.engines import sample_of
@@ -165,11 +165,11 @@ def guide(*each: dict[str, Any]) -> dict[str, Any]:
 def test_a_load_generators_requests_have_the_times_that_the_file_has(
     tmp_path: Path, data: list[Any], rows: list[tuple[Any, ...]], says: str
 ) -> None:
-    log, warnings = read_measured(save(tmp_path, data))
+    log = read_client(save(tmp_path, data))
     found = [(s.first - s.sent, s.last - s.sent, s.input_length, s.output_length) for s in log.requests]
     expected = [(float("nan") if value is NAN else value for value in row) for row in rows]
     assert [pytest.approx(tuple(row), nan_ok=True) for row in expected] == found
-    assert (says in "; ".join(warnings)) if says else warnings == []
+    assert (says in "; ".join(log.warnings)) if says else log.warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -189,4 +189,4 @@ def test_a_load_generators_requests_have_the_times_that_the_file_has(
 )  # fmt: skip
 def test_a_file_that_cannot_be_a_run_is_named(tmp_path: Path, data: Any, says: str) -> None:
     with pytest.raises(DsimError, match=re.escape(says)):
-        read_measured(save(tmp_path, data))
+        read_client(save(tmp_path, data))
