@@ -138,16 +138,3 @@ def test_spans_of_requests_are_a_trace_with_its_times(tmp_path: Path, lines: int
 )  # fmt: skip
 def test_a_bad_span_is_told_in_one_line(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
     assert says in refusal(save(tmp_path, exports([span(BEGIN, BEGIN + 10**9, **OF_VLLM) | changed])))
-
-
-def test_sglangs_own_record_says_how_long_its_first_tokens_took(tmp_path: Path) -> None:
-    record = {
-        "request_parameters": "{}", "id": "a", "finish_reason": {"type": "length", "length": 11}, "prompt_tokens": 20,
-        "completion_tokens": 11, "cached_tokens": 0, "e2e_latency": 1.5, "request_received_ts": 1772359200.25,
-        "first_token_latency": 0.5, "request_finished_ts": 1772359201.75,
-    }  # fmt: skip
-    later = record | {"id": "b", "request_received_ts": 1772359202.25, "request_finished_ts": 1772359205.25}
-    found = load(save(tmp_path, [record, later]))
-    assert (found.notes.format, found.arrival.tolist(), waits(found)) == ("sglang", [0, 2], [(0.5, 1.5), (0.5, 3.0)])
-    late = save(tmp_path, [later | {"first_token_latency": 4.0}])
-    assert "first_token_latency is 4 s and request_finished_ts is 3 s after request_rec" in refusal(late)

@@ -22,23 +22,18 @@ MINE = "arrival=t,input=p,output=c"
 LANGFUSE = "id,type,t,u\n1,SPAN,2026-03-01T10:00:00Z,{}\n" + "".join(
     f'{i},GENERATION,2026-03-01T10:00:0{i}Z,"{{""in"": 10{i}, ""out"": 2{i}}}"\n' for i in (2, 5)
 )
-WORDS = ("200.0", "succeeded", "stop", "200 OK", "STATUS_CODE_OK", "odd", "abort", "499", "timed_out")
+STATUS = ("200.0", "succeeded", "stop", "200 OK", "STATUS_CODE_OK", "odd", "abort", "499", "timed_out")
 KINDS = ("chat", "arerank", "image_generation", "_arealtime")
-LOG = "t,p,c,s,k\n" + "".join(
-    [f"{i},5,3,{word},\n" for i, word in enumerate(WORDS)] + [f"9,5,3,ok,{kind}\n" for kind in KINDS] + ["9,,,429,\n"]
-)
+CELLS = [f"5,3,{word}," for word in STATUS] + [f"5,3,ok,{kind}" for kind in KINDS] + [",,429,"]
+LOG = "t,p,c,s,k\n" + "".join(f"{i},{cells}\n" for i, cells in enumerate(CELLS))
 EPOCH = [{"timestamp": 1772359200 + 2 * i, "input_length": 7, "output_length": 5} for i in range(3)]
 IN_US = [row | {"timestamp": 10**6 * row["timestamp"]} for row in EPOCH]
-IN_MS = [{"t": 1772359200000 + 50 * i, "f": 1772359200300 + 50 * i, "p": 7, "c": 5} for i in range(3)]
-ABORTED = {
-    "request_received_ts": 5.0, "request_finished_ts": 6.5, "prompt_tokens": 7, "completion_tokens": 3,
-    "finish_reason": {"type": "abort"},
-}  # fmt: skip
-STOPPED = ABORTED | {"request_received_ts": 7.0, "request_finished_ts": 8.0, "finish_reason": {"type": "stop"}}
-BASETEN = {
-    "timestamp_start_unix_ms": 1772359200000, "timestamp_ttft_unix_ms": 1772359200300, "request_canceled": 0,
-    "timestamp_end_unix_ms": 1772359202300, "input_tokens": 7, "output_tokens": 5,
-}  # fmt: skip
+IN_MS = "t,p,c\n1772359200000,7,5\n1772359200050,7,5\n1772359200100,7,5\n"
+TICKS = {"request_received_ts": 5.0, "request_finished_ts": 6.5, "first_token_latency": 0.5}
+SGLANG = TICKS | {"prompt_tokens": 7, "completion_tokens": 3, "finish_reason": {"type": "stop"}}
+TIMES = {"timestamp_start_unix_ms": 1772359200000, "timestamp_end_unix_ms": 1772359202300}
+BASETEN = TIMES | {"timestamp_ttft_unix_ms": None, "input_tokens": 7, "output_tokens": 5, "request_canceled": 0}
+OPENAI = {"id": "a", "created": 1772359200, "usage": {"prompt_tokens": 7, "completion_tokens": 5}}
 
 
 def span(name: str, above: str, tokens: int) -> dict[str, Any]:
@@ -48,8 +43,8 @@ def span(name: str, above: str, tokens: int) -> dict[str, Any]:
     return {"traceId": "t", "spanId": name, "parentSpanId": above, **times, "attributes": attributes}
 
 
-NESTED = [span("a", "", 250), span("b", "a", 100), span("c", "b", 100), span("d", "a", 150), span("e", "d", 150)]
-TEMPO = {"batches": [{"instrumentationLibrarySpans": [{"spans": [*NESTED, NESTED[2]]}]}]}
+SPANS = [span("a", "", 250), span("b", "a", 100), span("c", "b", 100), span("d", "a", 150), span("e", "d", 150)]
+TEMPO = {"batches": [{"instrumentationLibrarySpans": [{"spans": [*SPANS, SPANS[2]]}]}]}
 
 
 @pytest.mark.parametrize(
@@ -63,8 +58,11 @@ TEMPO = {"batches": [{"instrumentationLibrarySpans": [{"spans": [*NESTED, NESTED
         (LOG, {"columns": f"{MINE},status=s,kind=k"}, [(i, 5, 3) for i in (0, 1, 2, 3, 4, 5, 9)], 4,
          "status of unknown meaning (odd: 1): taken as answered"),
         (LOG, {"columns": f"{MINE},kind=k", "only": "s=odd"}, [(0, 5, 3)], 0, "3 of 14 rows are no requests for text"),
-        ([ABORTED, STOPPED], {}, [(0, 7, 3)], 1, ""),
-        ([BASETEN, BASETEN | {"request_canceled": 1, "timestamp_ttft_unix_ms": None}], {}, [(0, 7, 5)], 1, ""),
+        ([SGLANG, SGLANG | {"finish_reason": {"type": "abort"}}], {}, [(0, 7, 3)], 1, ""),
+        ([BASETEN, BASETEN | {"request_canceled": 1}], {}, [(0, 7, 5)], 1, ""),
+        ([OPENAI], {}, [(0, 7, 5)], 0, ""),
+        ([{"data": [spend("00", None, "01"), spend("02", None, "03")]}], {}, [(0, 20, 11), (2, 20, 11)], 0, ""),
+        (IN_MS, {"columns": MINE, "time_unit": "s"}, [(0, 7, 5), (50, 7, 5), (100, 7, 5)], 0, ""),
         ([spend("00", "01", "02", status=None, metadata={"status": word}) for word in ("success", "failure")], {},
          [(0, 20, 11)], 1, ""),
         ([spend("00", "01", "02", request_id="a")] * 2, {}, [(0, 20, 11)], 0, "1 of 2 rows repeat a request"),
@@ -116,12 +114,10 @@ def test_the_requests_of_a_run_are_a_trace(tmp_path: Path) -> None:
 
 
 NAN = None
-AIPERF = {
-    "metadata": {"request_start_ns": 10**12},
-    "metrics": {name: {"value": value} for name, value in {
-        "request_latency": 4000.0, "time_to_first_token": 600.0, "inter_chunk_latency": [1700.0, 1700.0],
-        "usage_prompt_tokens": 550, "usage_completion_tokens": 768, "input_sequence_length": 540,
-        "output_sequence_length": 760}.items()},
+FIGURES = {
+    "request_latency": 4000.0, "time_to_first_token": 600.0, "inter_chunk_latency": [1700.0, 1700.0],
+    "usage_prompt_tokens": 550, "usage_completion_tokens": 768, "input_sequence_length": 540,
+    "output_sequence_length": 760,
 }  # fmt: skip
 BENCH = {
     "completed": 2, "total_output_tokens": 6, "input_lens": [10, 30], "output_lens": [3, 3], "ttfts": [0.2, 0.5],
@@ -133,8 +129,9 @@ OLD_GUIDE = GUIDE | {"start_time": 9.0, "first_token_time": 9.2, "last_token_tim
 WHOLE = GUIDE | {"prompt_tokens": None, "info": {"timings": {"request_start": 9.5}}}
 
 
-def without(row: dict[str, Any], *names: str) -> dict[str, Any]:
-    return row | {"metrics": {name: value for name, value in row["metrics"].items() if name not in names}}
+def aiperf(*without: str) -> dict[str, Any]:
+    metrics = {name: {"value": value} for name, value in FIGURES.items() if name not in without}
+    return {"metadata": {"request_start_ns": 10**12}, "metrics": metrics}
 
 
 def guide(*each: dict[str, Any]) -> dict[str, Any]:
@@ -144,24 +141,19 @@ def guide(*each: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("data", "rows", "says"),
     [
-        ([AIPERF], [(0.6, 4.0, 550, 768)], ""),
-        (
-            [without(AIPERF, "usage_prompt_tokens", "usage_completion_tokens")],
-            [(0.6, 4.0, 540, 760)],
-            "1 of 1 requests have no usage: their token counts are the client's",
-        ),
-        (
-            [AIPERF, without(AIPERF, "time_to_first_token", "inter_chunk_latency")],
-            [(0.6, 4.0, 550, 768), (NAN, 4.0, 550, 768)],
-            "1 of 2 answers have no time of their first token",
-        ),
+        ([aiperf()], [(0.6, 4.0, 550, 768)], ""),
+        ([aiperf("usage_prompt_tokens", "usage_completion_tokens")], [(0.6, 4.0, 540, 760)],
+         "1 of 1 requests have no usage: their token counts are the client's"),
+        ([aiperf(), aiperf("time_to_first_token", "inter_chunk_latency")],
+         [(0.6, 4.0, 550, 768), (NAN, 4.0, 550, 768)], "1 of 2 answers have no time of their first token"),
         ([BENCH | {"start_times": [1.0, 2.0]}], [(0.2, 0.4, 10, 3), (0.5, 1.0, 30, 3)], ""),
         ([BENCH], [(0.2, 0.4, 10, 3), (0.5, 1.0, 30, 3)], ""),
         ([guide(GUIDE)], [(0.2, 0.6, 10, 3)], ""),
         ([guide(OLD_GUIDE)], [(0.2, 0.6, 10, 3)], ""),
         ([guide(WHOLE)], [(NAN, 0.65, 0, 3)], "1 of 1 requests have no count of prompt tokens"),
+        ([SGLANG], [(0.5, 1.5, 7, 3)], ""),
     ],
-)
+)  # fmt: skip
 def test_a_load_generators_requests_have_the_times_that_the_file_has(
     tmp_path: Path, data: list[Any], rows: list[tuple[Any, ...]], says: str
 ) -> None:
@@ -178,6 +170,8 @@ def test_a_load_generators_requests_have_the_times_that_the_file_has(
         ([BENCH, BENCH], "holds 2 benchmarks, --benchmark is missing, expected 1 to 2"),
         ([guide(GUIDE, GUIDE)], "holds 2 benchmarks, --benchmark is missing, expected 1 to 2"),
         ([BENCH | {"ttfts": [-1.0, 0.5]}], "request 0: ttfts is -1.0, expected at least 0"),
+        ([BENCH | {"output_lens": [True, 3]}], "request 0: output_lens is true, expected a number of at least 0"),
+        ([SGLANG | {"first_token_latency": 4.0}], "first_token_latency is 4 s and request_finished_ts is 1.5 s after"),
         ([BENCH | {"itls": [[0.1], [-0.25]]}], "request 1: itls[0] is -0.25, expected at least 0"),
         ([BENCH | {"start_times": [1.0, 1.0], "latencies": [0.1, 2.0]}],
          "request 0: ttfts is 0.2 s and latencies is 0.1 s after start_times, expected the first token from there on"),
