@@ -68,7 +68,7 @@ def chosen(found: Rows, form: Format, only: str | None) -> tuple[Rows, list[str]
     if only is not None:
         column, wanted = column_of(only), only.partition("=")[2].strip()
         theirs = models if column == "model" else column
-        check_column(found.top, theirs, "--only", found.keys, found.first)
+        check_column(found.head(), theirs, "--only", found.keys, found.first)
         texts = np.array(texts_of(found, theirs), object)
         counts = Counter(texts[kept])
         if wanted not in counts:

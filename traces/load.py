@@ -1,10 +1,11 @@
 """Load a trace: find, recognise, read, sort it and shift it to start at 0."""
 
 import os
+from collections import Counter
 from dataclasses import astuple, replace
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from .formats import MEASURED, OF_RUN, TICKS_PER_SECOND, Asked, Format, named
 from .otlp import OTLP, is_otlp, rows_of_spans
 from .parse import Columns, columns_of_rows
 from .parsed import parsed
-from .rows import FRAME, Rows, raw_rows, read_bytes
+from .rows import FRAME, Row, Rows, raw_rows, read_bytes
 from .shipped import SHIPPED
 from .trace import Trace, TraceNotes
 
@@ -50,7 +51,9 @@ def load(
         raise TraceError(f"--columns is {cut(columns)} and --format is {cut(format)}, expected one of them")
     asked = Asked(format, columns, only, skip_bad, time_unit)
     if not isinstance(path_or_name, str | Path):
-        return finish(*read_frame(path_or_name, asked), FRAME, "frame")
+        from . import frames  # files need no pandas
+
+        return finish(*read_rows(frames.rows_of(path_or_name), asked), FRAME, "frame")
     file, name = locate(path_or_name)
     path, data = str(file), read_bytes(file)
     return parsed(
@@ -78,16 +81,6 @@ def read_data(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format]:
     return read_rows(raw_rows(where, data), asked)
 
 
-def read_frame(frame: "pd.DataFrame", asked: Asked) -> tuple[Columns, Format]:
-    """As `read_data`."""
-    from . import frames  # files need no pandas
-
-    keys = frames.keys_of(frame)
-    table = frame.set_axis(keys, axis=1)
-    form = asked.format_of(FRAME, keys, lambda name: frames.first(table, name))
-    return _of_run(*frames.rows_of(table, form), asked)
-
-
 def read_rows(found: Rows, asked: Asked) -> tuple[Columns, Format]:
     """Of any file."""
     if not found.rows:
@@ -101,22 +94,19 @@ def read_rows(found: Rows, asked: Asked) -> tuple[Columns, Format]:
         return columns_of_rows(requests_of_log(found), STEP_LOG, asked)
     if asked.is_format(OTLP.name, is_otlp(found.keys)):
         return columns_of_rows(rows_of_spans(found), OTLP, asked)
-    return _of_run(found, asked.format_of(found.top, found.keys, found.first), asked)
-
-
-def _of_run(found: Rows, form: Format, asked: Asked) -> tuple[Columns, Format]:
-    """In requests.parquet a limit that was not asked for is no limit."""
+    form = asked.format_of(found.head(), found.keys, found.first)
     if form.name == "dsim" and "limited" in found.keys:
-        canvas = [row.get("canvas_length") or 0 for row in found.rows]
-        rows = [
-            {
-                **row, "max_tokens": row.get("max_tokens") if row.get("limited") else None, "status": None,
-                "diffusion_canvas_length": width if width > 0 else None, "diffusion_read_only": width < 0 or None,
-            }
-            for row, width in zip(found.rows, canvas, strict=True)
-        ]  # fmt: skip
-        found = replace(found, rows=rows)
+        found = replace(found, rows=list(map(of_run, found.rows)))
     return columns_of_rows(found, form, asked)
+
+
+def of_run(row: Row) -> Row:
+    """In requests.parquet a limit that was not asked for is no limit."""
+    canvas = row.get("canvas_length")
+    canvas = canvas if isinstance(canvas, int) else 0
+    limit = row.get("max_tokens") if row.get("limited") else None
+    width = {"diffusion_canvas_length": max(canvas, 0) or None, "diffusion_read_only": canvas < 0 or None}
+    return {**row, **width, "max_tokens": limit, "status": None}
 
 
 def requests_of_log(found: Rows) -> Rows:
@@ -127,25 +117,21 @@ def requests_of_log(found: Rows) -> Rows:
     rows = found.take([i for i, row in enumerate(found.rows) if i in found.bad or row.get("kind") == "request"])
     if not rows.rows:
         raise TraceError(f"{found.path} holds no request lines, expected a step log that names its requests")
-    emitted: dict[Any, int] = {}
-    finished = set()
+    emitted: Counter[str] = Counter()
+    finished = {str(row.get("request")) for row in found.rows if row.get("kind") == "finish"}
     for row in found.rows:
-        if row.get("kind") == "finish":
-            finished.add(str(row.get("request")))
-        elif isinstance(row.get("requests"), list):
+        if isinstance(names := row.get("requests"), list):
             each = row.get("emitted")  # one value is for all rows
-            for request, tokens in zip(row["requests"], each if isinstance(each, list) else repeat(each), strict=False):
-                if isinstance(tokens, int):
-                    emitted[str(request)] = emitted.get(str(request), 0) + tokens
+            for name, tokens in zip(names, each if isinstance(each, list) else repeat(each), strict=False):
+                emitted[str(name)] += tokens if isinstance(tokens, int) and str(name) in finished else 0
     limits = [row.get("output_length") for row in rows.rows]
-    early = False
-    for i, row in enumerate(rows.rows):
-        if (name := str(row.get("request"))) in finished and emitted.get(name):
-            rows.rows[i] = {**row, "output_length": emitted[name]}
-            early = early or (isinstance(limit := limits[i], int) and emitted[name] < limit)
-    if early:
-        rows = replace(rows, rows=[{**row, "max_tokens": limits[i]} for i, row in enumerate(rows.rows)])
-    return rows
+    lengths = [emitted[str(row.get("request"))] or limit for row, limit in zip(rows.rows, limits, strict=True)]
+    early = any(isinstance(limit, int) and got < limit for got, limit in zip(lengths, limits, strict=True))
+    each_row = [
+        {**row, "output_length": length, **({"max_tokens": limit} if early else {})}
+        for row, length, limit in zip(rows.rows, lengths, limits, strict=True)
+    ]
+    return replace(rows, rows=each_row)
 
 
 def finish(columns: Columns, form: Format, path: str, name: str) -> Trace:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..engine.errors import TraceError
 from ..files.read import float_of, json_of
 from .chosen import OF_LOG, chosen, failures
-from .formats import CLIENT, MEASURED, TICKS_PER_SECOND, Asked, Format
+from .formats import CLIENT, MEASURED, TICKS_PER_SECOND, Asked, Format, is_number
 from .rows import Row, Rows, is_missing
 from .trace import MAX_LENGTH, Floats, Ints
 
@@ -106,15 +106,15 @@ def columns_of_rows(found: Rows, form: Format, asked: Asked) -> tuple[Columns, F
     form = with_unit(found, form, asked, warnings)
     reasons = failures(found, form, warnings)
     answered = np.array([not why for why in reasons])
-    cells, counts = Cells(found, dict(found.bad)), Cells(found, {})
-    given = input_lengths(found, form, warnings)
+    cells = Cells(found, dict(found.bad))
+    given = [input_lengths(found, form, warnings), found.values(form.output)]
     time = arrivals(cells, form, warnings)
-    num_input = np.array(counts.column(form.input, COUNT, form.report, values=given), np.int64)
-    num_output = np.array(counts.column(form.output, COUNT, form.report), np.int64)
-    num_output[~answered] = 0
-    for i, complaint in counts.bad.items():
-        if answered[i]:  # else its counts may be missing
-            cells.bad.setdefault(i, complaint)
+    for i in np.flatnonzero(~answered).tolist():  # its counts may be missing
+        given[0][i], given[1][i] = (quick_numbers(given[0][i : i + 1], **COUNT.keywords) or [0])[0], 0
+    num_input, num_output = (
+        np.array(cells.column(key, COUNT, form.report, values=values), np.int64)
+        for key, values in zip((form.input, form.output), given, strict=True)
+    )
     if not form.report:
         cells.complain(
             (num_input < 1) & (num_output > 0), lambda i: f"{form.input} is {num_input[i]}, expected at least 1"
@@ -144,21 +144,24 @@ def columns_of_rows(found: Rows, form: Format, asked: Asked) -> tuple[Columns, F
 
 def with_unit(found: Rows, form: Format, asked: Asked, warnings: list[str]) -> Format:
     """The asked unit, or the one in which the first and the last time are dates from 2000 to 2100."""
+    if not is_number(date := found.first(form.time)):
+        with suppress(ValueError):
+            ns_of(date)
+            form = replace(form, unit="datetime", doubtful=False)
     if asked.time_unit is not None:
         if form.unit == "datetime":
             what = f"{form.time} is a date and time, expected no --time-unit (it is {asked.time_unit})"
             raise TraceError(f"{found.path}: {what}")
         return replace(form, unit=asked.time_unit, doubtful=False)
-    if asked.format is not None:
-        return replace(form, doubtful=False)
     ends = [float_of(str(rows.first(form.time))) for rows in (found, replace(found, rows=found.rows[::-1]))]
-    for unit, ticks in TICKS_PER_SECOND.items():
-        if form.unit in ("s", "ms") and all(DATES[0] <= end / ticks <= DATES[1] for end in ends):
+    is_open = asked.format is None and form.unit in ("s", "ms")
+    for unit, ticks in TICKS_PER_SECOND.items() if is_open else ():
+        if all(DATES[0] <= end / ticks <= DATES[1] for end in ends):
             if unit != form.unit:
                 day = datetime.fromtimestamp(min(ends) / ticks, UTC).date()
                 warnings.append(f"{form.time} is read as {unit} since 1970 (from {day}): --time-unit says another unit")
             return replace(form, unit=unit, doubtful=False)
-    return form
+    return replace(form, doubtful=form.doubtful and is_open)
 
 
 def doubt(time: Ticks, form: Format, warnings: list[str]) -> None:

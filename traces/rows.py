@@ -39,7 +39,8 @@ class Rows:
     rows: list[Row]
     bad: dict[int, str] = field(default_factory=dict)  # why a row is unreadable
     form: str = "{}:{}"  # path and number
-    header: tuple[str, ...] | None = None  # of a CSV file, in line 1
+    header: tuple[str, ...] | None = None  # of a CSV file or a frame
+    top: str = ""  # place of the header
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -60,11 +61,10 @@ class Rows:
         """Of row i, for errors."""
         return self.form.format(self.path, self.numbers[i])
 
-    @property
-    def top(self) -> str:
+    def head(self) -> str:
         """The place of the keys."""
-        first = next((i for i, row in enumerate(self.rows) if row), 0)
-        return self.place(first) if self.header is None else f"{self.path}:1"
+        first = next((i for i, row in enumerate(self.rows) if row), None)
+        return self.top or (self.path if first is None else self.place(first))
 
     def take(self, index: list[int]) -> "Rows":
         bad = {at: self.bad[i] for at, i in enumerate(index) if i in self.bad}
@@ -201,7 +201,7 @@ def csv_rows(path: str, text: str) -> Rows:
         header = tuple(name.strip() for name in next(reader))
     except csv.Error as error:
         raise TraceError(f"{path}:1: malformed CSV ({error}), expected column names") from None
-    found = Rows(path, [], [], header=header)
+    found = Rows(path, [], [], header=header, top=f"{path}:1")
     while True:
         try:
             for fields in reader:
