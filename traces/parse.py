@@ -312,11 +312,11 @@ def quick_numbers(
 ) -> list[Any] | None:  # fmt: skip
     """All values as by `read_number`; None if one needs a closer look."""
     kinds = set(map(type, values))
-    if kinds == {str} and not any("_" in value for value in values):
-        texts = values
-        for kind in (float, int):
+    if kinds == {str} and "_" not in "".join(values):
+        for kind in (int, float):
             with suppress(ValueError):
-                values = list(map(kind, texts))
+                values = list(map(kind, values))
+                break
         kinds = set(map(type, values))
     if not values or not kinds <= {int, float}:
         return None

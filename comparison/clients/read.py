@@ -91,7 +91,8 @@ def read_client(
         if columns is not None and not any(part.partition("=")[0].strip() == ours for part in columns.split(",")):
             raise TraceError(f"--columns {cut(columns)} lacks {ours}, expected {EXAMPLE}")
     found, form = read_rows(rows, asked)
-    if not any(np.isfinite(wait).any() for wait in found.waited.values()) and not any(found.reasons):
+    is_timed = any(np.isfinite(wait).any() for wait in found.waited.values())
+    if not is_timed and not (found.waited and all(found.reasons)):
         known = "; ".join(f"{f.name} ({f.keys}, {f.ttft or f.first}, {f.end})" for f in FORMATS.values() if f.end)
         raise TraceError(
             f"{path}: a log of {form.name} lacks the times at which answers began and ended, expected one of: {known}; "
