@@ -1,7 +1,6 @@
 """A gateway's log with start, first token and end is a measured run."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -81,15 +80,6 @@ def test_a_log_of_another_model_than_the_profile_s_is_warned_of_and_a_plan_takes
     scenario = Scenario(str(path), slos=("ttft=2s",))
     asked = question_of(scenario, [], None, lambda profile: None, Options(rate=1.0, as_given=True))
     assert {profile.name for profile in asked.profiles} == {"h100-diffusiongemma-fp8"}
-
-
-def test_mixed_models_and_answers_that_were_not_streamed_are_warned_of(tmp_path: Path) -> None:
-    log = read_client(logged(tmp_path))
-    assert list(log.warnings[1:]) == [
-        "the log mixes 2 models (sdar-8b: 3, other: 1): --only model=NAME takes one",
-        "1 of 4 answers have no time of their first token: their ttft and tpot are missing",
-    ]
-    assert [math.isnan(sent.first) for sent in log.requests] == [False, True, True, False]
 
 
 def test_any_log_is_read_by_its_own_columns(tmp_path: Path) -> None:

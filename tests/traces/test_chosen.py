@@ -9,7 +9,7 @@ import pytest
 
 from dsim.traces import Trace, load
 
-from .files import refusal, rows_of, save, spend
+from .files import refusal, rows_of, save, span, spend
 
 ROWS = [
     spend("00.000", "00.300", "01.300"),
@@ -86,19 +86,6 @@ def test_times_in_another_order_than_they_can_come_in_are_a_bad_row(tmp_path: Pa
 
 
 # ---- spans ------------------------------------------------------------------------------------------------------
-
-
-def span(start: int, end: int, **attributes: Any) -> dict[str, Any]:
-    """As a collector writes it: whole numbers are text."""
-    values = {
-        name: {"stringValue": value} if isinstance(value, str)
-        else {"intValue": str(value)} if isinstance(value, int) else {"doubleValue": value}
-        for name, value in attributes.items()
-    }  # fmt: skip
-    return {
-        "name": "llm_request", "startTimeUnixNano": str(start), "endTimeUnixNano": str(end),
-        "attributes": [{"key": name, "value": value} for name, value in values.items()],
-    }  # fmt: skip
 
 
 BEGIN = 1_772_359_200_000_000_123

@@ -16,7 +16,7 @@ from dsim.traces import describe, load
 from dsim.traces.hashes import with_block_size
 from dsim.traces.prefixes import prefixes_of
 
-from .files import refusal, rows_of, save, spend
+from .files import refusal, rows_of, save, span, spend
 
 MINE = "arrival=t,input=p,output=c"
 LANGFUSE = "id,type,t,u\n1,SPAN,2026-03-01T10:00:00Z,{}\n" + "".join(
@@ -36,14 +36,11 @@ BASETEN = TIMES | {"timestamp_ttft_unix_ms": None, "input_tokens": 7, "output_to
 OPENAI = {"id": "a", "created": 1772359200, "usage": {"prompt_tokens": 7, "completion_tokens": 5}}
 
 
-def span(name: str, above: str, tokens: int) -> dict[str, Any]:
-    counts = {"gen_ai.usage.input_tokens": 7, "gen_ai.usage.output_tokens": tokens}
-    times = {"startTimeUnixNano": str(10**18 + tokens * 10**7), "endTimeUnixNano": str(10**18 + 10**10)}
-    attributes = [{"key": key, "value": {"intValue": value}} for key, value in counts.items()]
-    return {"traceId": "t", "spanId": name, "parentSpanId": above, **times, "attributes": attributes}
-
-
-SPANS = [span("a", "", 250), span("b", "a", 100), span("c", "b", 100), span("d", "a", 150), span("e", "d", 150)]
+SPANS = [
+    span(10**18 + n * 10**7, 10**18 + 10**10, **{"gen_ai.usage.input_tokens": 7, "gen_ai.usage.output_tokens": n})
+    | {"traceId": "t", "spanId": name, "parentSpanId": above}
+    for name, above, n in (("a", "", 250), ("b", "a", 100), ("c", "b", 100), ("d", "a", 150), ("e", "d", 150))
+]  # fmt: skip
 TEMPO = {"batches": [{"instrumentationLibrarySpans": [{"spans": [*SPANS, SPANS[2]]}]}]}
 
 
