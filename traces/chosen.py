@@ -98,11 +98,11 @@ def failures(found: Rows, form: Format, warnings: list[str]) -> list[str]:
         if unknown:
             words = _shown(Counter(dict(unknown.most_common(MOST_NAMED))))
             warnings.append(f"{unknown.total()} requests have a status of unknown meaning ({words}): taken as answered")
+    if "error" in columns:
+        reasons = texts_of(found, columns["error"])
     if "cancelled" in columns:
         gone = texts_of(found, columns["cancelled"])
         reasons = ["cancelled" if text.lower() in TRUE else why for text, why in zip(gone, reasons, strict=True)]
-    if "error" in columns:
-        reasons = texts_of(found, columns["error"])
     return reasons
 
 

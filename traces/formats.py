@@ -43,7 +43,8 @@ class Format:
     end: str = ""  # last token's time
     ttft: str = ""  # time to the first token, instead of `first`
     e2el: str = ""  # ... to the last one, instead of `end`
-    wait_unit: str = "s"  # of `ttft` and `e2el`
+    decode: str = ""  # first to last token, instead of `e2el` if the file has it; an answer of one chunk has none
+    wait_unit: str = "s"  # of these three
     own: bool = False  # a team's log: several models, embeddings, failures, cached answers
     report: bool = False  # a load generator's requests, which may lack counts
 

@@ -237,6 +237,9 @@ def waits(
         lasting = np.array(cells.column(wait, TICK, True, math.nan), np.float64)
         known.append(np.where(answered, np.where(np.isnan(after), scale * lasting, after), math.nan))
     first, end = known
+    decode = np.array(cells.column(form.decode, TICK, True, math.nan), np.float64)
+    if np.isfinite(decode).any():
+        end = np.where(np.isnan(first), end, first + scale * np.nan_to_num(decode))
     if gaps is not None:
         sums = np.array([math.nan if each is None else sum(each) for each in gaps])
         end = np.where(np.isnan(end), first + scale * sums, end)

@@ -38,12 +38,13 @@ GUIDELLM = Format(
 AIPERF = Format(
     "aiperf", "metadata.request_start_ns", "metrics.usage_prompt_tokens.value or metrics.input_sequence_length.value",
     "metrics.usage_completion_tokens.value or metrics.output_sequence_length.value", "ns",
-    {"error": "error", "metrics.inter_chunk_latency.value": "gaps", "metrics.request_latency.value": "client_e2el",
+    {"error.message or error": "error", "metadata.was_cancelled": "cancelled",
+     "metrics.inter_chunk_latency.value": "gaps", "metrics.request_latency.value": "client_e2el",
      "metrics.time_to_first_token.value": "client_ttft", "metrics.inter_token_latency.value": "client_tpot"},
-    ttft="metrics.time_to_first_token.value", e2el="end", wait_unit="ms", report=True,
+    # Usage follows the last chunk with text; releases before 0.12 have no `decode_duration`.
+    ttft="metrics.time_to_first_token.value", e2el="metrics.request_latency.value",
+    decode="metrics.decode_duration.value", wait_unit="ms", report=True,
 )  # fmt: skip
-
-
 # Of requests as their client saw them: s on the client's clock, NaN if unknown.
 TIMES = (
     "sent",
@@ -93,11 +94,9 @@ def read_client(
     found, form = read_rows(rows, asked)
     is_timed = any(np.isfinite(wait).any() for wait in found.waited.values())
     if not is_timed and not (found.waited and all(found.reasons)):
-        known = "; ".join(f"{f.name} ({f.keys}, {f.ttft or f.first}, {f.end})" for f in FORMATS.values() if f.end)
-        raise TraceError(
-            f"{path}: a log of {form.name} lacks the times at which answers began and ended, expected one of: {known}; "
-            f"or --columns {EXAMPLE}"
-        )
+        known = ", ".join(f.name for f in FORMATS.values() if f.end)
+        what = "lacks the times at which answers began and ended"
+        raise TraceError(f"{path}: a log of {form.name} {what}, expected one of: {known}; or --columns {EXAMPLE}")
     model = next(filter(None, found.extras.get("model", [])), "")
     return replace(client_log(str(path), TOOLS.get(form.name, "gateway"), model, found, form), is_trace=True)
 
@@ -230,27 +229,13 @@ def _guidellm(found: Rows, benchmark: int | None, asked: Asked) -> ClientLog:
 
 
 def _aiperf(found: Rows, benchmark: int | None, asked: Asked) -> ClientLog:
-    """Usage follows the last chunk with text, so an answer ends `decode_duration` after its first token (one chunk has
-    none); releases before 0.12 have only `request_latency`."""
-    has_decode = any(found.values("metrics.decode_duration.value"))
-    warmup = found.values("metadata.benchmark_phase")
-    kept = found.take([i for i, phase in enumerate(warmup) if phase != "warmup"])
-    rows = []
-    for row in kept.rows:
-        error, end = row.get("error"), inside(row, "metrics.request_latency.value")
-        if isinstance(error, dict):
-            error = " ".join(str(error[key]) for key in ("code", "message") if error.get(key)) or "failed"
-        if inside(row, "metadata.was_cancelled"):
-            error = "cancelled"
-        ttft, lasting = inside(row, AIPERF.ttft), inside(row, "metrics.decode_duration.value") or 0.0
-        if has_decode and _is_number(ttft) and _is_number(lasting):
-            end = ttft + lasting
-        rows.append({**row, "error": error, "end": end})
-    log = _log(replace(kept, rows=rows), AIPERF, asked, AIPERF.name)
+    phases = found.values("metadata.benchmark_phase")
+    kept = found.take([i for i, phase in enumerate(phases) if phase != "warmup"])
+    log = _log(kept, AIPERF, asked, AIPERF.name)
     usage = kept.values(AIPERF.output.partition(" or ")[0])
-    no_usage = sum(not row["error"] and count is None for row, count in zip(rows, usage, strict=True))
-    counted = f"{no_usage} of {len(rows)} requests have no usage: their token counts are the client's"
-    return replace(log, warnings=(*log.warnings, counted)) if no_usage else log
+    no_usage = usage.count(None) - int((log.requests.error != "").sum())
+    counted = f"{no_usage} of {len(usage)} requests have no usage: their token counts are the client's"
+    return replace(log, warnings=(*log.warnings, counted)) if no_usage > 0 else log
 
 
 def _engine(found: Rows, benchmark: int | None, asked: Asked) -> ClientLog:
