@@ -126,7 +126,7 @@ def requests_of_log(found: Rows) -> Rows:
                 emitted[str(name)] += tokens if isinstance(tokens, int) and str(name) in finished else 0
     limits = [row.get("output_length") for row in rows.rows]
     lengths = [emitted[str(row.get("request"))] or limit for row, limit in zip(rows.rows, limits, strict=True)]
-    early = any(isinstance(limit, int) and got < limit for got, limit in zip(lengths, limits, strict=True))
+    early = any(isinstance(limit, int) and int(got or 0) < limit for got, limit in zip(lengths, limits, strict=True))
     each_row = [
         {**row, "output_length": length, **({"max_tokens": limit} if early else {})}
         for row, length, limit in zip(rows.rows, lengths, limits, strict=True)
