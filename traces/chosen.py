@@ -27,7 +27,6 @@ LEFT_OUT: tuple[tuple[str, Callable[[str], Any], str], ...] = (
     ("cache_hit", TRUE.__contains__, "were answered from the gateway's cache, and not by the server"),
 )
 OF_LOG = (*(name for name, _, _ in LEFT_OUT), "cancelled", "error")
-MOST_NAMED = 5  # unknown words
 
 
 def is_good(status: str) -> bool | None:
@@ -68,7 +67,8 @@ def chosen(found: Rows, form: Format, only: str | None) -> tuple[Rows, list[str]
     if only is not None:
         column, wanted = column_of(only), only.partition("=")[2].strip()
         theirs = models if column == "model" else column
-        check_column(found.head(), theirs, "--only", found.keys, found.first)
+        if theirs not in columns.values():
+            check_column(found.head(), theirs, "--only", found.keys, found.first)
         texts = np.array(texts_of(found, theirs), object)
         counts = Counter(texts[kept])
         if wanted not in counts:
@@ -96,8 +96,8 @@ def failures(found: Rows, form: Format, warnings: list[str]) -> list[str]:
         reasons = [text if good[text] is False else "" for text in texts]
         unknown = Counter({text: count for text, count in counts.items() if good[text] is None})
         if unknown:
-            words = _shown(Counter(dict(unknown.most_common(MOST_NAMED))))
-            warnings.append(f"{unknown.total()} requests have a status of unknown meaning ({words}): taken as answered")
+            what = f"status of unknown meaning ({_shown(unknown)})"
+            warnings.append(f"{unknown.total()} requests have a {what}: taken as answered")
     if "error" in columns:
         reasons = texts_of(found, columns["error"])
     if "cancelled" in columns:

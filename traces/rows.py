@@ -15,7 +15,6 @@ from ..files.read import MOST, cut, json_of, parsing
 from ..files.read import read_bytes as read_bytes_of
 
 MAX_PARQUET_ROWS = 10_000_000  # a small file may claim any number
-LONGEST = 2**62  # ns, of a tool call; the row reader rejects others
 FRAME = "the frame"  # in place of a path
 BY_ROW = "{}: row {}"  # without lines
 LOOKED_AT = 1000  # rows, for the keys inside objects
@@ -293,13 +292,12 @@ def rows_in(row: Row | str) -> Iterator[Row | str]:
 def turns(row: Row) -> Iterator[Row | str]:
     """An LLMServingSim session's turns, each a tool's time after the previous one."""
     start: Any = row.get("arrival_time_ns")
-    pause: Any = 0
+    delay = pause = 0
     for turn in map(object_or_complaint, row["sub_requests"]):
-        if isinstance(turn, dict):
-            known = isinstance(pause, int | float) and 0 <= pause <= LONGEST
-            with suppress(TypeError, OverflowError):  # the row reader names the bad time
-                start += pause if known else 0
-            delay = pause / 1e6 if known else pause
-            pause = turn.get("tool_duration_ns", 0)
-            turn = {**turn, "arrival_time_ns": start, "delay": delay, "session_id": row.get("session_id")}
-        yield turn
+        if isinstance(turn, str):
+            yield turn
+            continue
+        with suppress(TypeError, OverflowError):  # the row reader names the bad value
+            start, delay = start + pause, pause / 1e6
+        yield {**turn, "arrival_time_ns": start, "delay": delay, "session_id": row.get("session_id")}
+        delay = pause = turn.get("tool_duration_ns", 0)

@@ -37,7 +37,8 @@ OPENAI = {"id": "a", "created": 1772359200, "usage": {"prompt_tokens": 7, "compl
 
 
 SPANS = [
-    span(10**18 + n * 10**7, 10**18 + 10**10, **{"gen_ai.usage.input_tokens": 7, "gen_ai.usage.output_tokens": n})
+    span(10**18 + n * 10**7, 10**18 + 10**10,
+         **{"gen_ai.usage.input_tokens": 7, "gen_ai.usage.output_tokens": n, "gen_ai.request.model": "m"})
     | {"traceId": "t", "spanId": name, "parentSpanId": above}
     for name, above, n in (("a", "", 250), ("b", "a", 100), ("c", "b", 100), ("d", "a", 150), ("e", "d", 150))
 ]  # fmt: skip
@@ -64,6 +65,7 @@ TEMPO = {"batches": [{"instrumentationLibrarySpans": [{"spans": [*SPANS, SPANS[2
          [(0, 20, 11)], 1, ""),
         ([spend("00", "01", "02", request_id="a")] * 2, {}, [(0, 20, 11)], 0, "1 of 2 rows repeat a request"),
         ([{"resourceMetrics": []}, TEMPO], {}, [(0, 7, 100), (0.5, 7, 150)], 0, "3 spans around the span of a request"),
+        ([{"resource_spans": [{"scope_spans": [{"spans": SPANS[1:2]}]}]}], {"only": "model=m"}, [(0, 7, 100)], 0, ""),
         (LANGFUSE, {"columns": "arrival=t,input=u.in,output=u.out", "only": "type=GENERATION"},
          [(0, 102, 22), (3, 105, 25)], 0, ""),
         ('t,path,p,c\n1,/v1,7,5\n3,/v1,7,5\n9,/health,-,-\n', {"columns": MINE, "only": "path=/v1"},
