@@ -292,7 +292,8 @@ def rows_in(row: Row | str) -> Iterator[Row | str]:
 def turns(row: Row) -> Iterator[Row | str]:
     """An LLMServingSim session's turns, each a tool's time after the previous one."""
     start: Any = row.get("arrival_time_ns")
-    delay = pause = 0
+    delay: Any = 0
+    pause: Any = 0
     for turn in map(object_or_complaint, row["sub_requests"]):
         if isinstance(turn, str):
             yield turn
