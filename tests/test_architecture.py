@@ -205,7 +205,6 @@ READ_BY_THEMSELVES = {
     "engine.policy": "the engine imports nothing; it asks for a file first",
     "planner.quality": "our own tables",
     "report.html": "our own templates",
-    "traces.parsed": "our own sources, and parsed traces",
 }
 
 

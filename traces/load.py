@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from dataclasses import astuple, replace
+from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,6 @@ from ..files.read import cut, cut_words, did_you_mean, printable
 from .formats import MEASURED, OF_RUN, TICKS_PER_SECOND, Asked, Format, named
 from .otlp import OTLP, is_otlp, rows_of_spans
 from .parse import Columns, columns_of_rows
-from .parsed import parsed
 from .rows import FRAME, Row, Rows, raw_rows, read_bytes
 from .shipped import SHIPPED
 from .trace import Trace, TraceNotes
@@ -55,11 +54,7 @@ def load(
 
         return finish(*read_rows(frames.rows_of(path_or_name), asked), FRAME, "frame")
     file, name = locate(path_or_name)
-    path, data = str(file), read_bytes(file)
-    return parsed(
-        data, (path, name, *astuple(asked)),
-        lambda: finish(*read_data(path, data, asked), path, name),
-    )  # fmt: skip
+    return finish(*read_data(str(file), read_bytes(file), asked), str(file), name)
 
 
 def locate(path_or_name: str | Path) -> tuple[Path, str]:
