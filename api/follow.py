@@ -95,7 +95,9 @@ def follow(
     logs = GrowingLogs(
         None if access_log is None else AccessLog(Path(access_log), columns, only, unit),
         None if steps is None else StepLogTail(Path(steps)),
+        _tell,
     )
+    logs.read(strict=not any(Path(out).glob("samples/*")))  # a mistake shows before the first reading
     folder = open_folder(out, followed)
     lock = Lock(folder)
     try:

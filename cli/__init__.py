@@ -1,5 +1,6 @@
 """The command line: arguments, progress and printing. One file per command."""
 
+import difflib
 import io
 import logging
 import os
@@ -15,7 +16,7 @@ from .. import __version__
 from ..engine.errors import DsimError, MachineError
 from ..engine.outside import fault_in_code
 from ..files.interrupt import INTERRUPTED, LostError, as_ctrl_c, end_interrupted
-from ..files.read import cut, cut_words, fault
+from ..files.read import cut, cut_words, fault, printable
 from . import (
     capacity,
     compare,
@@ -177,6 +178,8 @@ def main() -> None:
 
 def _mistake(error: Any) -> str:
     """Option, value and expected number; else Typer's message."""
+    if getattr(error, "possibilities", None):  # near misses only
+        error.possibilities = difflib.get_close_matches(error.option_name, error.possibilities, cutoff=0.75)
     failures: list[Any] = getattr(error.__cause__, "errors", list)()  # pydantic's
     expected = EXPECTED.get(failures[0]["type"]) if failures else None
     if expected is None:
@@ -216,7 +219,7 @@ def _print_error(line: str, code: int, kind: str) -> None:
 
 
 def _fail(line: str, code: int, kind: str) -> NoReturn:
-    line = cut_words(line)
+    line = printable(cut_words(line))
     _print_error(line, code, kind)
     with suppress(OSError):
         print(f"Error: {line}", file=sys.stderr)

@@ -111,7 +111,7 @@ class Bar:
     def _speak(self) -> None:
         while not self._over.wait(EVERY):
             with contextlib.suppress(OSError, ValueError):  # standard error was closed
-                self._screen.print(self.line(), markup=False)
+                self._screen.print(self.line())
 
 
 class _Hears(logging.Handler):

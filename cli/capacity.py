@@ -49,10 +49,10 @@ def capacity_command(
     dsim capacity azure-conv --fleet examples/fleet/fleet.toml --slo ttft=2s
     """
     from ..planner.capacity import Interrupted
-    from ..planner.capacity_folder import CapacityFolder
-    from ..planner.capacity_run import write_capacity
+    from ..planner.capacity_run import CAPACITY, write_capacity
     from ..planner.ensemble import check_num
     from ..planner.measured import measured_points
+    from ..planner.memo import StoreFolder
     from ..report.capacity import FILES
     from ..results.fleet_file import FleetWords
     from ..results.scenario import on_fleet
@@ -63,9 +63,9 @@ def capacity_command(
     points = measured_points(measured or [], given["slo"] or [], share, not given["missing_fails"])
     words = FleetWords(tuple(pool or ()), tuple(link or ()), given["router"], decider).or_file(fleet)
     options.check_pools(words.pools, None if policy == choices.POLICY else [policy], given)
-    folder = CapacityFolder(out, force=force)
+    folder = StoreFolder(out, CAPACITY, force=force)
     scenario = options.scenario(
-        given, [policy], trace=trace, policy=policy, replicas=1, num_requests=num_requests,
+        given, [policy], trace=trace, policy=policy, replicas=1,
         slos=tuple(given["slo"] or ()),
     )  # fmt: skip
     [scenario] = on_fleet([scenario], words, named=fleet is None)

@@ -68,11 +68,7 @@ def compare_command(
     found = done.comparison
     say(done.page, found.to_json(), as_json)
     screen.wrote(out, FILES)
-    missed = [judged for judged in found.bounds if not judged.met]
-    for judged in missed:
-        screen.alarm(str(judged))
-    if missed:
-        raise typer.Exit(options.MISSED)
+    options.exit_if_any(screen, [str(judged) for judged in found.bounds if not judged.met])
     if fails_on_slo:  # of the measured runs
         for folder in filter(os.path.isdir, runs[1::2]):
             options.fail_on_slo(screen, read_run(folder).info["policies"])

@@ -1,5 +1,6 @@
 """dsim follow: follow a running server with a twin."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,10 +66,10 @@ def follow_command(
     screen = Screen()
 
     def tell(line: str) -> None:
-        screen.print(line, markup=False)
+        screen.print(line)
 
     def serve(watcher: "Watcher") -> None:
-        try:
+        with suppress(KeyboardInterrupt):
             if port is None:
                 watcher.run()
             else:
@@ -77,8 +78,6 @@ def follow_command(
                 with serving(watcher, host, port) as url:
                     tell(f"The page is on {url}, its metrics on {url}/metrics")
                     watcher.run()
-        except KeyboardInterrupt:
-            screen.print("Stopped.", markup=False)
 
     given = dict(given)
     found = follow(
@@ -90,5 +89,7 @@ def follow_command(
     )  # fmt: skip
     say(lambda: found.page, found.state, as_json)
     screen.wrote(out, FILES)
-    if found.state["alarms"] and once:
+    if not once:
+        raise typer.Exit(options.INTERRUPTED)
+    if found.state["alarms"]:
         raise typer.Exit(DRIFTED)

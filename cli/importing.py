@@ -7,7 +7,7 @@ import typer
 
 from . import options
 from .options import option
-from .screen import Screen, say
+from .screen import Screen, say, show
 
 
 def import_command(
@@ -73,5 +73,5 @@ def import_command(
     info = run.measured.info
     say(run.page, {key: info.get(key) for key in ("client", "server", "trace", "policies")}, as_json)
     if not as_json:
-        print(*client_lines(info), sep="\n")
+        show(*client_lines(info))
     screen.wrote(out, FILES)

@@ -4,11 +4,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from . import options
 from .options import option
-from .screen import print_json
+from .screen import print_json, show
 
 
 def policies(
@@ -41,9 +39,9 @@ def policies(
         return
     width = max(len(f"{name}[:{preset.main}]") for name, preset in PRESETS.items())
     for name, preset in PRESETS.items():
-        typer.echo(f"{f'{name}[:{preset.main}]':<{width}}  {preset.summary}")
+        show(f"{f'{name}[:{preset.main}]':<{width}}  {preset.summary}")
     known = dict.fromkeys(field for preset in PRESETS.values() for field in settings_of(preset.policy))
-    typer.echo(f"\nA SPEC is name[:value][,field=value...]; the fields are {', '.join(known)}.")
+    show(f"\nA SPEC is name[:value][,field=value...]; the fields are {', '.join(known)}.")
 
 
 def _print_fields(spec: str, as_json: bool, allow_code: list[Path]) -> None:
@@ -60,18 +58,16 @@ def _print_fields(spec: str, as_json: bool, allow_code: list[Path]) -> None:
         about = {"name": policy.name, "summary": preset.summary, "citation": preset.citation, "main": preset.main}
         print_json({**about, "fields": listed}, indent=2)
         return
-    typer.echo(f"{policy.name}: {preset.summary}" if preset.summary else policy.name)
+    show(f"{policy.name}: {preset.summary}" if preset.summary else policy.name)
     if preset.citation:
-        typer.echo(f"Source: {preset.citation}")
+        show(f"Source: {preset.citation}")
     if preset.main:
-        typer.echo(f"{name_of(spec)}:VALUE sets {preset.main}.")
+        show(f"{name_of(spec)}:VALUE sets {preset.main}.")
     for axis, found in axes.items():
         if found:
-            typer.echo(f"\n{axis} ({type(getattr(policy, axis)).__name__})")
+            show(f"\n{axis} ({type(getattr(policy, axis)).__name__})")
         for field in found:
-            typer.echo(
-                f"  {field.name} = {value_of(field.default)}: {field.meaning or 'no meaning given'} [{field.bounds}]"
-            )
+            show(f"  {field.name} = {value_of(field.default)}: {field.meaning or 'no meaning given'} [{field.bounds}]")
 
 
 def _print_questions(spec: str, as_json: bool, allow_code: list[Path]) -> None:
@@ -86,10 +82,10 @@ def _print_questions(spec: str, as_json: bool, allow_code: list[Path]) -> None:
         asked = [asdict(question) for question in found]
         print_json({"name": policy.name, "rows": policy.rows.name, "questions": asked}, indent=2)
         return
-    typer.echo(f"{policy.name}, rows: {policy.rows}")
+    show(f"{policy.name}, rows: {policy.rows}")
     for question in found:
         answer = f"{question.answer} ({question.by or 'engine'})" if question.answer else "none: the default"
-        typer.echo(f"\n{question.name}: {answer}\n  {question.meaning}")
+        show(f"\n{question.name}: {answer}\n  {question.meaning}")
 
 
 def value_of(value: Any) -> str:

@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 import inspect
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ import typer
 
 from ..engine.errors import DsimError, PolicyError
 from ..files.interrupt import INTERRUPTED as INTERRUPTED
-from ..files.read import cut, float_of, printable
+from ..files.read import cut, float_of, printable, without_secrets
 from . import choices
 
 if TYPE_CHECKING:
@@ -257,9 +258,9 @@ QualityTable = Annotated[Path | None, option("CSV", "Your own scores instead of 
 
 AllowCode = Annotated[
     list[Path] | None,
-    option(
-        "FILE.py", "A code file that a TOML file, a table or a run may load; repeat (docs/security.md).",
-        "--allow-code",
+    typer.Option(
+        "--allow-code", metavar="FILE.py", exists=True, dir_okay=False,
+        help="A code file that a TOML file, a table or a run may load; repeat (docs/security.md).",
     ),
 ]  # fmt: skip
 
@@ -272,7 +273,9 @@ GpuHour = Annotated[float | None, option("PRICE", "Price of one GPU per hour; ad
 Seed = Annotated[int, option("S", "Same seed, same bytes.", "--seed")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-Currency = Annotated[str, option("C", "Currency of the price.", "--currency")]
+Currency = Annotated[
+    str, typer.Option("--currency", metavar="C", help="Currency of the price.", callback=lambda name: _priced(name))
+]
 FailOnSlo = Annotated[
     bool,
     typer.Option("--fail-on-slo", help="End with 1 if an SLO is missed; without a statistic, by over 1 % of requests."),
@@ -349,6 +352,10 @@ def fail_on_slo(screen: "Screen", policies: Iterable[Mapping[str, Any]]) -> None
         share = summary["slo_attainment"]
         if share is not None and share < LEAST:
             missed.append(f"{summary['policy']} meets the SLOs for {100 * share:.4g} % of requests, of {LEAST:.0%}")
+    exit_if_any(screen, missed)
+
+
+def exit_if_any(screen: "Screen", missed: Sequence[str]) -> None:
     for line in missed:
         screen.alarm(line)
     if missed:
@@ -369,6 +376,12 @@ def words_of(given: Given, *left_out: str) -> list[str]:
             values = value if isinstance(value, list) else [value]
             words += [word for one in values for word in (said.split("/")[0], str(one))]
     return words
+
+
+def _priced(currency: str) -> str:
+    if currency != "USD" and not any(word.startswith("--gpu-hour") for word in sys.argv):
+        raise DsimError(f"--currency is {cut(currency)} and no price is given, expected --gpu-hour with it")
+    return currency
 
 
 def percent(name: str, text: str) -> float:
@@ -409,6 +422,8 @@ def warn(screen: "Screen", scenario: "Scenario", policies: Iterable["Policy"] = 
     caches = any(map(caches_prefixes, policies or [scenario.parsed_policy()]))
     told = warning(replace(source, extras={}) if others else source, scenario.router, caches)
     screen.warn([*source.notes.warnings, *([told] if told else [])])
+    if scenario.trace in choices.TRACES and os.path.exists(scenario.trace):
+        screen.warn([f"{scenario.trace} is read from the file of this name, not from the shipped trace"])
 
 
 def warn_of_yields(screen: "Screen", *scenarios: "Scenario") -> None:
@@ -441,5 +456,5 @@ def command(left_out: Mapping[str, int] | None = None) -> str:
         elif name in drop:
             skip = 0 if equals else drop[name]
         else:
-            kept.append(word)
+            kept.append(without_secrets(word))
     return printable(shlex.join(["dsim", *kept]))

@@ -103,7 +103,7 @@ def plan_command(
     dsim plan azure-conv --rate 12 --slo ttft=2s --slo 100ms/token --gpu-hour 2 -o runs/plan
     dsim plan mine.jsonl --gpu a100,h100 --gpu-hour a100=2,h100=3.5 --slo ttft=2s --json
     """
-    from ..planner.plan_folder import PlanFolder
+    from ..planner.plan_folder import PLAN, PlanFolder
     from ..planner.plan_run import Options, question_of, write_plan
     from ..planner.prices import prices
     from ..results.scenario import Scenario
@@ -122,11 +122,9 @@ def plan_command(
     specs = options.different(policy or [])
     sheets, profiles = _profiles(specs, ",".join(gpu or []) or None, model, tp, weights, kv, commits, profile)
     given = {**given, "router": router}
-    scenario = options.scenario(
-        given, specs, trace=trace, policy=Scenario.policy, profile=choices.PROFILE, num_requests=num_requests
-    )
+    scenario = options.scenario(given, specs, trace=trace, policy=Scenario.policy, profile=choices.PROFILE)
     question = question_of(scenario, specs, profiles, prices(gpu_hour), asked)
-    folder = PlanFolder(out, force=force)
+    folder = PlanFolder(out, PLAN, force=force)
     screen = Screen()
     _warn(screen, scenario, specs, question.candidates)
     try:

@@ -8,11 +8,10 @@ import typer
 
 from ..engine.errors import DsimError
 from ..files.duration import seconds_of
-from ..files.read import float_of, quoted
 from . import options
 from .bar import Bar
 from .options import option
-from .screen import Screen, print_json
+from .screen import Screen, print_json, show
 
 if TYPE_CHECKING:
     from ..api.profiled import Profiled
@@ -99,7 +98,8 @@ def profile_command(
             roofline=roofline, from_log=from_log, client=client, tp=tp, weights=weights,
             kv=kv, eager=eager, budget=total,
             device=device, graphs=graphs, mask_token_id=mask_token_id, block_length=block_length, tokenizer=tokenizer,
-            eos=eos, full_sequence=full_sequence, thresholds=[_threshold(part) for part in thresholds.split(",")],
+            eos=eos, full_sequence=full_sequence,
+            thresholds=[options.percent("--thresholds", part) for part in thresholds.split(",")],
             temperature=temperature, prompts=prompts or [], yields=yields, max_batch=max_batch,
             seed=seed, out=output, force=force, _page=page, _command=options.command(),
             _warn=screen.warn, _ready=lambda: stack.enter_context(bar),
@@ -122,15 +122,15 @@ def _show_fitted(found: "Profiled", from_log: Path | None, client: Path | None, 
     if json:
         print_json({**fitted(profile), "written": written}, indent=2)
     else:
-        print(f"{profile.description}: {profile.verdict}")
+        show(f"{profile.description}: {profile.verdict}")
         for line in fitted_lines(profile):
-            print("  " + line)
+            show("  " + line)
         if from_log is not None:
             measured = f"{profile.frontend * 1e3:.3g} ms between a client and the engine, by {client}"
-            print(f"  front end {'not measured: 0 (--client)' if client is None else measured}")
+            show(f"  front end {'not measured: 0 (--client)' if client is None else measured}")
         for line in doubts:
-            print("Not valid: " + line)
-        print(f"Wrote {' and '.join(written)}")
+            show("Not valid: " + line)
+        show(f"Wrote {' and '.join(written)}")
     if doubts:
         raise typer.Exit(NOT_VALID)
 
@@ -143,18 +143,11 @@ def _show_derived(profile: "Profile", gpu: str, model: str, tp: int, written: li
     if json:
         print_json({**facts, "written": written[0] if written else None}, indent=2)
         return
-    print(f"{profile.description}: {profile.verdict}")
+    show(f"{profile.description}: {profile.verdict}")
     for line in derived_lines(profile, facts):
-        print("  " + line)
+        show("  " + line)
     for path in written:
-        print(f"Wrote {path}")
-
-
-def _threshold(text: str) -> float:
-    value = float_of(text)
-    if not 0 < value <= 1:
-        raise DsimError(f"--thresholds holds {quoted(text)}, expected numbers above 0 and at most 1, as in 0.8,0.9")
-    return value
+        show(f"Wrote {path}")
 
 
 def profiles_command(
@@ -174,4 +167,4 @@ def profiles_command(
         return
     width = max(map(len, held), default=0)
     for name, description in held.items():
-        print(f"{name:{width}}  {description}; {default_said(load(name))}")
+        show(f"{name:{width}}  {description}; {default_said(load(name))}")

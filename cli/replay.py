@@ -76,7 +76,7 @@ def replay(
         policy, given = logged.policies, {**given, "profile": logged.profile, "frontend": 0.0}
         known |= logged.about
         for line in logged.lines:
-            screen.print(line, markup=False)
+            screen.print(line)
     specs, ensemble = options.different(policy or ["optimus"]), given["ensemble"]
     check_place(ensemble, jobs, backend, address)
     of_fleet = FleetWords(
@@ -113,7 +113,7 @@ def replay(
         recorded = write_replay(scenarios, requests, known, out=out, force=force, jobs=jobs, watch=watch)
     manifest = recorded.manifest
     shown = {"policies": manifest["policies"], "profile": manifest["profile"], "interrupted": recorded.interrupted}
-    shown |= {name: manifest[name] for name in ("measured", "ensemble") if name in manifest}
+    shown |= {name: manifest[name] for name in ("measured", "ensemble", "cost") if name in manifest}
     say(lambda: words(manifest["policies"], manifest), shown, as_json)
     if recorded.interrupted:
         screen.alarm(f"Interrupted: {recorded.progress(specs, len(requests))}")

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from ..files.read import printable
+from ..report.terminal import Terminal
 
 if TYPE_CHECKING:
     from ..report.page import Page
@@ -15,28 +16,28 @@ if TYPE_CHECKING:
 has_printed = False  # the findings, as JSON
 
 
-class Screen(Console):
+class Screen(Terminal):
     """Standard error, one line per message."""
 
     def __init__(self) -> None:
-        super().__init__(stderr=True, soft_wrap=True, highlight=False)
+        super().__init__(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
     def warn(self, lines: Iterable[str]) -> None:
         for line in lines:
-            self.print(f"Warning: {line}", style="yellow", markup=False)
+            self.print(f"Warning: {line}", style="yellow")
 
     def alarm(self, line: str) -> None:
-        self.print(line, style="bold red", markup=False)
+        self.print(line, style="bold red")
 
     def explain(self, line: str) -> None:
         """Where findings come from, if not empty."""
         if line:
-            self.print(line, markup=False)
+            self.print(line)
 
     def wrote(self, out: Path | None, files: Iterable[str]) -> None:
         """Which of the files were written."""
         if out is not None:
-            self.print(f"Wrote {out}/ ({', '.join(file for file in files if (out / file).exists())})", markup=False)
+            self.print(f"Wrote {out}/ ({', '.join(file for file in files if (out / file).exists())})")
 
 
 def json_text(data: Any, indent: int | None = None) -> str:
@@ -59,6 +60,10 @@ def print_json_error(message: str, exit_code: int, kind: str) -> None:
         print(json.dumps({"error": error}), flush=True)
 
 
+def show(*lines: str) -> None:
+    print(*map(printable, lines), sep="\n")
+
+
 def say(page: Callable[[], "Page"], data: Any, as_json: bool) -> None:
     """For people, or as JSON."""
     if as_json:
@@ -66,4 +71,4 @@ def say(page: Callable[[], "Page"], data: Any, as_json: bool) -> None:
     else:
         from ..report.text import render
 
-        render(page(), Console(soft_wrap=not sys.stdout.isatty(), highlight=False))
+        render(page(), Terminal(soft_wrap=not sys.stdout.isatty(), highlight=False))

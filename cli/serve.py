@@ -117,11 +117,11 @@ def serve_command(
         return open_live(loaded, scenario, profile=held, commits=commits, append=append, metrics_as=metrics_as)
 
     served = serve_until_stopped(
-        open_fleet, server, slo or [], policy, out, force, lambda line: screen.print(line, markup=False)
+        open_fleet, server, slo or [], policy, out, force, lambda line: screen.print(line)
     )  # fmt: skip
     say(lambda: words(served.manifest["policies"], served.manifest), {}, False)
     if served.speed is not None:
-        screen.print(f"Times are simulated: they passed {served.speed:.3g} times as fast as the clock", markup=False)
+        screen.print(f"Times are simulated: they passed {served.speed:.3g} times as fast as the clock")
     screen.wrote(out, FILES)
     if served.failure is not None:
         raise MachineError(str(served.failure))

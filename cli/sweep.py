@@ -9,7 +9,7 @@ from ..engine.errors import DsimError
 from . import options
 from .bar import Bar
 from .options import INTERRUPTED
-from .screen import Screen, print_json
+from .screen import Screen, print_json, show
 
 if TYPE_CHECKING:
     from ..planner.sweep import Sweep
@@ -52,9 +52,7 @@ def sweep(
     if as_json:
         print_json(done.to_json())
     else:
-        print(_account(done))
-        for line in [] if done.ensemble is None else sentences(done.ensemble.to_json()):
-            print(line)
+        show(_account(done), *([] if done.ensemble is None else sentences(done.ensemble.to_json())))
     screen.warn(f"cell {cell}: {error}" for cell, error in zip(failed["key"][:3], failed["error"][:3], strict=True))
     if len(failed) > 3:
         screen.warn([f"{len(failed) - 3} more cells failed: column error"])

@@ -10,7 +10,7 @@ from ..files.write import check_file
 from . import choices, options
 from .help import Command, Group
 from .options import option
-from .screen import print_json
+from .screen import Screen, print_json, show
 
 if TYPE_CHECKING:
     from ..traces import Trace
@@ -62,7 +62,7 @@ def info(
     if as_json:
         print_json(facts, indent=2)
     else:
-        typer.echo(table(facts))
+        show(table(facts))
 
 
 @app.command(cls=Command)
@@ -101,7 +101,7 @@ def convert(
         trace = with_block_size(trace, hash_block)
     if hash_ids:
         trace = with_hash_ids(trace)
-    warn(trace.notes.warnings)
+    Screen().warn(trace.notes.warnings)
     notes = trace.notes
     wrote(write(trace, out, force=force), trace, f"from {notes.num_rows:,} rows of {notes.format}{dropped(trace)}")
 
@@ -145,10 +145,4 @@ def make(
 
 
 def wrote(path: Path, trace: "Trace", how: str) -> None:
-    typer.echo(f"Wrote {path} ({len(trace):,} request{'' if len(trace) == 1 else 's'}, {how})")
-
-
-def warn(warnings: tuple[str, ...]) -> None:
-    """A line each, on standard error."""
-    for text in warnings:
-        typer.echo(f"warning: {text}", err=True)
+    show(f"Wrote {path} ({len(trace):,} request{'' if len(trace) == 1 else 's'}, {how})")

@@ -56,7 +56,7 @@ def tune_command(
     dsim tune mine.jsonl --policy lmdeploy-bd32 --space space.toml --trials 200 --jobs 4
     dsim tune azure-conv --rate 9 --fleet examples/fleet/fleet.toml --slo ttft=2s -o runs/tuned
     """
-    from ..planner.tune_folder import TuneFolder
+    from ..planner.tune_folder import TUNE, TuneFolder
     from ..planner.tune_run import Options, question_of, write_tune
     from ..results.fleet_file import FleetWords
     from ..results.scenario import Scenario, on_fleet, replicas_of
@@ -72,7 +72,7 @@ def tune_command(
     scenario = options.scenario(given, named, trace=trace, policy=Scenario.policy, replicas=replicas)
     [scenario] = on_fleet([scenario], words, named=fleet is None, searched=True)
     question = question_of(scenario, asked)
-    folder = TuneFolder(out, force=force)
+    folder = TuneFolder(out, TUNE, force=force)
     screen = Screen()
     try:
         with folder, Bar(screen, "searching", note="starting") as bar:

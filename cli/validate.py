@@ -1,20 +1,15 @@
 """dsim validate: profile, replay, serve and compare over policies and loads, in one run."""
 
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
-
-import typer
-from rich.console import Console
 
 from ..files.duration import seconds_of
 from . import choices, options
 from .bar import Bar
 from .options import option
-from .screen import Screen, print_json
+from .screen import Screen, say, show
 
-MISSED = 1
 ENOUGH = 30  # requests of a cell
 
 
@@ -79,7 +74,6 @@ def validate_command(
     dsim validate --model ./SDAR-8B-Chat --policy optimus --bound e2el=3% -o runs/validation
     """
     from ..api.validation import validate
-    from ..report.text import render
 
     total = seconds_of(budget)
     screen = Screen()
@@ -100,18 +94,10 @@ def validate_command(
     if fewest < ENOUGH:
         few = f"{fewest} requests in a cell show little, expected {ENOUGH} or more: give a longer --budget or --seconds"
         screen.warn([f"{few}, or fewer policies and loads"])
-    if as_json:
-        print_json(found.to_json())
-    else:
-        console = Console(soft_wrap=not sys.stdout.isatty())
-        render(found.page(), console)
-        for line in found.noise_lines():
-            console.print(line, markup=False)
+    say(found.page, found.to_json(), as_json)
+    if not as_json:
+        show(*found.noise_lines())
     if found.left:
-        screen.print(f"Left out, the budget was spent: {', '.join(found.left)}", style="yellow", markup=False)
+        screen.print(f"Left out, the budget was spent: {', '.join(found.left)}", style="yellow")
     screen.wrote(out, ("profile.json", "cells/", "comparison/", "validation.json"))
-    missed = [judged for judged in found.comparison.bounds if not judged.met]
-    for judged in missed:
-        screen.alarm(str(judged))
-    if missed:
-        raise typer.Exit(MISSED)
+    options.exit_if_any(screen, [str(judged) for judged in found.comparison.bounds if not judged.met])

@@ -4,7 +4,7 @@ import _thread
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
@@ -44,8 +44,7 @@ def as_ctrl_c() -> Iterator[None]:
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     before = {n: handler for n, handler in handlers.items() if handler in (signal.SIG_DFL, signal.default_int_handler)}
     dropped, sys.unraisablehook = sys.unraisablehook, _again
-    for number in before:
-        signal.signal(number, interrupt)
+    _install(dict.fromkeys(before, interrupt))
     try:
         yield
     except ImportError as error:
@@ -53,8 +52,7 @@ def as_ctrl_c() -> Iterator[None]:
             raise KeyboardInterrupt from error
         raise
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        _install(before)
         sys.unraisablehook = dropped
 
 
@@ -72,14 +70,14 @@ def asked_to_stop(tell: Callable[[], object]) -> Iterator[None]:
     before = _ours()
 
     def first(_signum: int, _frame: FrameType | None) -> None:
-        _restore(before)
+        _install(before)
         tell()
 
-    _install(before, first)
+    _install(dict.fromkeys(before, first))
     try:
         yield
     finally:
-        _restore(before)
+        _install(before)
 
 
 @contextmanager
@@ -87,11 +85,11 @@ def uninterrupted() -> Iterator[None]:
     """Delay signals, so that a write or rename is whole."""
     before = _ours()
     came: list[int] = []
-    _install(before, lambda signum, _frame: came.append(signum))
+    _install(dict.fromkeys(before, lambda signum, _frame: came.append(signum)))
     try:
         yield
     finally:
-        _restore(before)
+        _install(before)
     if came:
         raise KeyboardInterrupt
 
@@ -107,11 +105,6 @@ def _ours() -> dict[int, Handler]:
     return {number: handler for number, handler in handlers.items() if callable(handler)}
 
 
-def _install(of: dict[int, Handler], handler: Handler) -> None:
-    for number in of:
-        signal.signal(number, handler)
-
-
-def _restore(before: dict[int, Handler]) -> None:
-    for number, handler in before.items():
+def _install(handlers: Mapping[int, Any]) -> None:
+    for number, handler in handlers.items():
         signal.signal(number, handler)

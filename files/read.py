@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -28,6 +29,8 @@ OF_THE_PATH = {
     errno.ENAMETOOLONG, errno.EINVAL, errno.EEXIST, errno.ENXIO, errno.ENODEV,
 }  # fmt: skip
 LARGEST = 1e100  # number of a file: sums and squares stay finite
+# Characters that control a terminal, or the direction of text; not tabs and ends of lines.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # a shell's pipes
 
 ErrorType = type[DsimError]
@@ -192,11 +195,17 @@ def did_you_mean(name: str, known: Iterable[str], *, any_case: bool = False) -> 
 
 
 def printable(name: str) -> str:
-    """Bytes that are not UTF-8 and lone surrogates become escapes."""
+    """Bytes that are not UTF-8, lone surrogates, and characters that control a terminal become escapes."""
     try:
-        return os.fsencode(name).decode("utf-8", "backslashreplace")
+        text = os.fsencode(name).decode("utf-8", "backslashreplace")
     except UnicodeEncodeError:
-        return name.encode("utf-8", "backslashreplace").decode()
+        text = name.encode("utf-8", "backslashreplace").decode()
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def without_secrets(text: str) -> str:
+    """Without the user, the query and the fragment of each URL."""
+    return re.sub(r"(\w://)(?:[^\s/?#]*@)?([^\s?#]*)(?:[?#]\S*)?", r"\1\2", text)
 
 
 def fault(path: object, error: OSError, doing: str = "written", kind: ErrorType = DsimError) -> DsimError:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from ..engine.errors import DsimError
 from .lock import Lock, is_held
-from .read import COVER, FORMULA, described, fault, float_of, naming
+from .read import COVER, FORMULA, described, fault, float_of, naming, printable
 
 NEW = "dsim-new"  # in an unfinished file's hidden name, `.NAME.dsim-new.RANDOM`
 
@@ -134,7 +134,7 @@ def remove_leftovers(path: Path) -> None:
 def tell(line: str) -> None:
     """To standard error, if open."""
     with suppress(OSError, ValueError):
-        print(line, file=sys.stderr)
+        print(printable(line), file=sys.stderr)
 
 
 def encoded(content: str | bytes) -> bytes:

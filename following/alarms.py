@@ -75,7 +75,6 @@ class Chart:
     down: float = 0.0
     mean: float = 0.0  # exponentially weighted, of the residuals
     seen: int = 0
-    since: int = 0  # windows since the larger sum was 0
     residuals: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
     spreads: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
 
@@ -111,7 +110,6 @@ class Chart:
         # At most 2 h, so that an alarm ends soon after its shift does.
         self.up = min(2 * h, max(0.0, self.up + min(step, z - k)))
         self.down = min(2 * h, max(0.0, self.down + min(step, -z - k)))
-        self.since = self.since + 1 if max(self.up, self.down) > 0 else 0
         return max(self.up, self.down) > h
 
     def alarms(self, band: float) -> bool:
@@ -134,12 +132,12 @@ class Chart:
 
     def state(self) -> list[float]:
         """The values that `restore` needs in addition to the residuals."""
-        return [self.up, self.down, self.mean, self.seen, self.since]
+        return [self.up, self.down, self.mean, self.seen]
 
     def restore(self, state: Sequence[float], residuals: Sequence[tuple[float, float]]) -> None:
         """Restore a stored state. residuals: pairs of residual and spread, the oldest first."""
         self.up, self.down, self.mean = state[:3]
-        self.seen, self.since = int(state[3]), int(state[4])
+        self.seen = int(state[3])
         for residual, spread in residuals:
             self.residuals.append(residual)
             self.spreads.append(spread)
@@ -147,7 +145,7 @@ class Chart:
     def reset(self) -> None:
         """Start over, after the twin or the server has changed."""
         self.up = self.down = self.mean = 0.0
-        self.seen = self.since = 0
+        self.seen = 0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A follower's exports: Prometheus text, a dashboard and alert rules, all from one table of metrics."""
+"""A follower's exports: Prometheus text and a dashboard, both from one table of metrics."""
 
 import json
 import math
@@ -11,7 +11,6 @@ from .residuals import CAUSES
 from .sources.growing import GRADES
 
 Rows = Iterator[tuple[dict[str, str], float | None]]
-SILENT = 900.0  # s without a judged window, three of five minutes
 
 
 @dataclass(frozen=True)
@@ -127,25 +126,3 @@ def dashboard() -> str:
         "time": {"from": "now-24h", "to": "now"}, "templating": {"list": [variable]}, "panels": panels,
     }  # fmt: skip
     return json.dumps(found, indent=1) + "\n"
-
-
-# Alert rules: name, expression, how long it holds, summary.
-RULES = (
-    ("DsimFollowAlarm", "dsim_follow_alarm == 1", "0m", "The server has drifted from its twin: {{ $labels.cause }}"),
-    ("DsimFollowNoHeadroom", "dsim_follow_headroom < 0", "10m", "More requests come than the fleet takes in its SLOs"),
-    ("DsimFollowSoonFull", "dsim_follow_headroom_seconds < 3600", "10m", "The fleet is full within an hour"),
-    ("DsimFollowSilent", f"dsim_follow_age_seconds > {SILENT:g}", "5m", "No window was judged for {{ $value }} s"),
-    ("DsimFollowServerGone", "dsim_follow_up == 0", "2m", "{{ $labels.url }} does not answer"),
-)
-
-
-def rules() -> str:
-    """Alert rules for Prometheus, as YAML."""
-    lines = ["groups:", "  - name: dsim-follow", "    rules:"]
-    for name, expression, hold, summary in RULES:
-        lines += [
-            f"      - alert: {name}", f"        expr: {expression}", f"        for: {hold}",
-            "        labels:", "          severity: warning",
-            "        annotations:", f"          summary: {json.dumps(summary)}",
-        ]  # fmt: skip
-    return "\n".join(lines) + "\n"

@@ -3,14 +3,15 @@
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..files.read import read_json
+from ..engine.errors import DsimError, MachineError
+from ..files.read import parsing, read_json
 from ..files.write import json_text, write_whole
 from ..profiler.placed import placed
 from ..profiler.profile import from_json, save
@@ -123,7 +124,8 @@ class Follower:
 
     def add(self, scrape: Scrape) -> dict[str, Any] | None:
         """Store a scrape; return the record of the window that it completes, if any."""
-        samples = [None if s is None else s.to_json() for s in scrape.samples]
+        self.logs.read()
+        samples = [s and vars(s) for s in scrape.samples]
         self._scrapes.append({"time": scrape.time, "samples": samples})
         return self._take(scrape)
 
@@ -136,6 +138,16 @@ class Follower:
             self._before = None
         if window is None:
             return None
+        try:
+            with parsing("a window", "traffic"):
+                return self._weigh(window)
+        except MachineError:
+            raise
+        except DsimError as error:  # of what a page or a log holds
+            self.tell(f"Not judged: {error}")
+            return None
+
+    def _weigh(self, window: Window) -> dict[str, Any] | None:
         if self.windows and window.end <= self.windows[-1]["end"]:  # judged before a restart
             self._before = self._see(window)
             known = [_residuals_of(record) for record in self.windows if record["end"] == window.end]
@@ -301,7 +313,7 @@ class Follower:
             name = f"{self.followed.scenario.loaded_profile().name}-v{version.number}"
             save(replace(from_json(fitted["profile"], str(path)), name=name), path, force=True)
         # The next window's record will hold the trial. A restart before that finds the candidate here.
-        write_whole(self.folder / CANDIDATE, json_text(version.to_json()) + "\n")
+        write_whole(self.folder / CANDIDATE, json_text(asdict(version)) + "\n")
         self._begin_trial(version)
         if self._trial is not None:
             self.tell(f"A candidate profile is on trial: {version.factors.words}")
@@ -329,7 +341,7 @@ class Follower:
             self._confirm(trial.version.errors)
             return
         version = replace(trial.version, time=window.end, gain=float(np.mean(trial.gains)))
-        self._versions.append(version.to_json())
+        self._versions.append(asdict(version))
         self.versions.append(version)
         self._known = version.errors
         self._use(trial.scenario, trial.setting)
@@ -360,7 +372,7 @@ class Follower:
         grows = growth(
             [*(w["end"] for w in earlier), window.end], [*(w["traffic"]["rate"] for w in earlier), window.rate]
         )
-        record |= {"what_if": [outcome.to_json() for outcome in outcomes], "growth": grows}
+        record |= {"what_if": [vars(outcome) for outcome in outcomes], "growth": grows}
         self._advise(record)
         if window.end - self._searched > HOUR and not self._searches.busy:
             self._searched = window.end
@@ -416,7 +428,7 @@ class Follower:
         why = "no SLO is given" if not record["slos"] else "not searched"
         if self.room is not None:
             why = "" if room else "the twin is not the server"
-        record |= {"headroom": room.to_json() if room else None, "no_headroom": why, "advice": advised.to_json()}
+        record |= {"headroom": room and vars(room), "no_headroom": why, "advice": vars(advised)}
 
     def recent(self) -> Trace:
         """The requests of the last two windows, as a trace."""
@@ -444,8 +456,8 @@ class Follower:
         return {
             "charts": {name: chart.state() for name, chart in self.alarms.charts.items()}, "bands": self._bands,
             "since": self._since, "since_alarm": self._since_alarm,
-            "fit": None if self._fit is None else self._fit.to_json(),
-            "trial": None if trial is None else {"version": trial.version.to_json(), "gains": trial.gains},
+            "fit": None if self._fit is None else asdict(self._fit),
+            "trial": None if trial is None else {"version": asdict(trial.version), "gains": trial.gains},
         }  # fmt: skip
 
     def _resume(self) -> None:

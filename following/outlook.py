@@ -10,7 +10,6 @@ import numpy as np
 
 from ..engine.errors import DsimError
 from ..report.digits import counted
-from ..results.metrics import no_nan
 from ..results.scenario import Scenario
 from ..traces import Trace
 from .residuals import RULE, TRAFFIC
@@ -31,10 +30,6 @@ class WhatIf:
     attainment: float | None  # share of requests that meet the SLOs; None: no SLO on requests is given
     e2el_p90: float | None  # s
     missed: str | None = None  # SLOs on the run that are missed; None: none is given
-
-    def to_json(self) -> dict[str, Any]:
-        outcome: dict[str, Any] = no_nan(vars(self))
-        return outcome
 
 
 def ask(name: str, scenario: Scenario, trace: Trace) -> WhatIf:
@@ -70,9 +65,6 @@ class Headroom:
     time: float  # s since 1970, of the question
     version: int  # of the profile
 
-    def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
-
 
 def search_headroom(
     scenario: Scenario, attainment: float, folder: Path, now: float, version: int, trace: Trace
@@ -87,7 +79,7 @@ def search_headroom(
 
     file = write(trace, folder / "traffic.jsonl", force=True)
     room = headroom(replace(scenario, trace=str(file)), attainment, now, version)
-    return {"headroom": None if room is None else room.to_json()}
+    return {"headroom": room and vars(room)}
 
 
 def headroom(scenario: Scenario, target: float, now: float, version: int) -> Headroom | None:
@@ -134,9 +126,6 @@ class Advice:
     why: str
     gain: str = ""
     evidence: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
 
 
 def advice(

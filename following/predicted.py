@@ -34,8 +34,8 @@ class Seen:
         own = self.arrivals_of(seed, shape)
         before = None if self.before is None else self.before.arrivals_of(seed, shape)
         first = (self.before or self).window
-        backlog = first.samples[0].gauges["running"] + first.samples[0].gauges["waiting"]
-        return trace_of(before, own, first.duration if self.before else 0.0, round(backlog), "the last window")
+        backlog = round(first.samples[0].num_open)
+        return trace_of(before, own, first.duration if self.before else 0.0, backlog, "the last window")
 
     def arrivals_of(self, seed: int, shape: Trace | None) -> Arrivals:
         """The window's arrivals, without the run-in."""

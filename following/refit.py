@@ -54,9 +54,6 @@ class Version:
     gain: float  # mean gain in log score over the version before, per window of the trial
     profile: str  # its file
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Version":
         """The version of a line."""

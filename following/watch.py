@@ -9,10 +9,10 @@ from typing import Any
 from .. import __version__
 from ..engine.errors import DsimError, cut
 from ..files.place import FolderKind, check_folder, has_schema
-from ..files.read import read_json
+from ..files.read import read_json, read_text
 from ..files.write import json_text, write_whole
 from ..results.metrics import no_nan
-from .exported import dashboard, exposition, rules
+from .exported import dashboard, exposition
 from .follower import CANDIDATE, SCHEMA, VERSION, Followed, Follower, Tell
 from .pages import page_of, shift
 from .sources.sample import Sample
@@ -41,7 +41,8 @@ def open_folder(folder: str | Path, followed: Followed) -> Path:
                 )
     else:
         write_state(path, followed, None)
-    for name, text in (("grafana.json", dashboard()), ("alerts.yml", rules())):
+    rules = read_text(Path(__file__).with_name("alerts.yml"))
+    for name, text in (("grafana.json", dashboard()), ("alerts.yml", rules)):
         write_whole(path / name, text)
     return path
 

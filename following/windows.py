@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..engine import chance
 from ..traces import Trace
-from .sources.sample import MEAN_GAUGES, Buckets, Floats, Sample
+from .sources.sample import MEAN_GAUGES, MOST_REQUESTS, Buckets, Floats, Sample
 
 SECONDS, REQUESTS = 300.0, 200  # a window lasts until both are reached
 SPEED = "dsim_speed"  # the setting of a simulated server that runs faster than real time
@@ -33,9 +33,13 @@ class Scrape:
         for i, (now, then) in enumerate(zip(self.samples, before.samples, strict=True)):
             if (now is None) != (then is None):
                 return f"server {i + 1} {'does not answer' if now is None else 'answers again'}"
-            if now is not None and then is not None and not now.follows(then):
+            if now is None or then is None:
+                continue
+            if not now.follows(then):
                 settings = " with other settings" if now.settings != then.settings else ""
                 return f"server {i + 1} was restarted{settings}"
+            if now.num_arrived - then.num_arrived > MOST_REQUESTS:
+                return f"server {i + 1} counts more than {MOST_REQUESTS} requests in a reading"
         speed = max([1.0, *(float(s.settings.get(SPEED, 1.0)) for s in self.samples if s is not None)])
         if self.time - before.time > LATE * interval * speed:
             return f"no samples for {self.time - before.time:.0f} s"
@@ -117,8 +121,7 @@ class Window:
     @property
     def arrivals(self) -> Floats:
         """[samples] Requests that had arrived since the begin: those finished, running or waiting."""
-        finished = np.array([sample.counters["requests"] for sample in self.samples])
-        seen = finished + self.gauge("running") + self.gauge("waiting")
+        seen = np.array([sample.num_arrived for sample in self.samples])
         return np.maximum.accumulate(seen - seen[0])
 
     @property
@@ -145,7 +148,7 @@ class Window:
     @property
     def run_in(self) -> "Window":
         """The end of the window, long enough that a replay of the next window no longer depends on its start."""
-        stays = float(np.sum(self.gauge("running") + self.gauge("waiting"))) / len(self.samples) / max(self.rate, 1e-9)
+        stays = sum(sample.num_open for sample in self.samples) / len(self.samples) / max(self.rate, 1e-9)
         begin = self.end - max(LEAST_RUN_IN, RUN_IN * stays)
         return Window(tuple(s for s in self.samples[:-2] if s.time >= begin) + self.samples[-2:])
 
@@ -225,8 +228,7 @@ def with_open(logged: Arrivals, window: Window, seed: int) -> Arrivals:
 
     They are placed in the newest intervals with more arrivals than the log has. Their lengths are drawn from the log's.
     """
-    in_flight = round(float(window.gauge("running")[-1] + window.gauge("waiting")[-1]))
-    missing = min(in_flight, window.num_arrivals - len(logged))
+    missing = min(round(window.samples[-1].num_open), window.num_arrivals - len(logged))
     if missing <= 0:
         return logged
     times = window.times

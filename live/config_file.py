@@ -207,24 +207,22 @@ def _rope(given: FileObject) -> dict[str, Any]:
 
 def _scaling(given: FileObject) -> RopeScaling | None:
     """The scaling of RoPE; None: it is not stretched."""
-    rope = _rope(given)
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    told = {key: value for key, value in _rope(given).items() if value is not None}
+    keys = FileObject(given.path, "", {"rope_type": told.get("type", "default"), **told}, error=ModelError)
+    kind = keys.text("rope_type", "default", *SCALINGS)
     if kind == "default":
         return None
-    if kind not in SCALINGS:
-        raise given.error("rope_type", kind, f"default, {' or '.join(SCALINGS)}")
     fast, slow = SCALINGS[kind]
-    told = {key: value for key, value in rope.items() if value is not None}
-    keys = FileObject(given.path, "", {fast: 32.0, slow: 1.0, **told}, error=ModelError)
+    keys.values |= {fast: 32.0, slow: 1.0, **told}
     factor, original = (
         keys.number("factor", ABOVE_0),
         keys.integer("original_max_position_embeddings", WHOLE["context_limit"]),
     )
     default = 1.0
     if kind == "yarn":
-        wide, narrow = told.get("mscale"), told.get("mscale_all_dim")
+        wide, narrow = (keys.number(key) if key in told else 0.0 for key in ("mscale", "mscale_all_dim"))
         weights = (wide, narrow) if wide and narrow else (1.0, 0.0)
-        over, under = (0.1 * float(weight) * math.log(max(factor, 1.0)) + 1.0 for weight in weights)
+        over, under = (0.1 * weight * math.log(max(factor, 1.0)) + 1.0 for weight in weights)
         default = over / under
     keys.values.setdefault("attention_factor", default)
     return RopeScaling(

@@ -5,20 +5,25 @@ from dataclasses import replace
 from typing import Any
 
 from ..engine.errors import DsimError
-from ..report.capacity import capacity_page
+from ..files.place import FolderKind
+from ..report.capacity import FILES, IS_CAPACITY, capacity_page
+from ..report.html import json_and_page
 from ..report.page import Page
 from ..results.scenario import Scenario, asked
 from .backend import Pool
 from .capacity import Capacity, Interrupted, Progress, question_of
-from .capacity_folder import CapacityFolder
 from .contents import Json, asked_of
 from .ensemble import capacities
+from .memo import FILES as STORE_FILES
+from .memo import STORE, StoreFolder
 from .record import profile_notes
+
+CAPACITY = FolderKind("a capacity", (*FILES, *STORE_FILES), FILES[0], IS_CAPACITY, kept=STORE)
 
 
 def write_capacity(
     scenario: Scenario,
-    folder: CapacityFolder,
+    folder: StoreFolder,
     command: str,
     *,
     rate: float | None,
@@ -67,5 +72,5 @@ def write_capacity(
             )  # fmt: skip
         info["ensemble"] = told.to_json()
     page = capacity_page(info)
-    folder.write(info, page)
+    folder.put(dict(zip(FILES, json_and_page(info, page), strict=True)))
     return found, info, page

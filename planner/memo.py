@@ -21,6 +21,7 @@ from ..engine.errors import DsimError, MachineError
 from ..files.interrupt import uninterrupted
 from ..files.place import APPLICATION, FolderKind, OpenFolder, check_folder, is_store
 from ..files.read import cut, described
+from ..files.write import write_whole
 from .backend import Outcome, Pool, attempt, in_order
 from .contents import Found, Json, looked_at_once
 
@@ -265,6 +266,7 @@ class StoreFolder:
         self.folder, self.memo = folder, Memo()
         self._kind, self._force = kind, force
         self._taken: OpenFolder | None = None
+        self._new: list[Path] = []
         if folder is not None:
             add = (folder / STORE).is_file()
             check_folder(folder, kind, force=force, add=True)
@@ -315,6 +317,13 @@ class StoreFolder:
             done |= {outcome.key: outcome for outcome in self.memo.stored(function, left)}
         return Finished(done, reused, interrupted)
 
+    def put(self, files: Mapping[str, str]) -> None:
+        """Write results, if there is a folder. A full disk before their end puts a replaced folder back."""
+        if self.folder is not None:
+            for name, text in files.items():
+                write_whole(self.folder / name, text)
+            self.settle()
+
     def settle(self) -> None:
         """Something finished: do not put a replaced folder back."""
         if self._taken is not None:
@@ -326,14 +335,25 @@ class StoreFolder:
         return self._taken is not None and self._taken.is_settled
 
     def close(self) -> None:
+        """Also removes the folder and its parents, if this run made them and they hold nothing."""
+        new, self._new = self._new, []
+        if new and (self.memo._holds_any or not {path.name for path in new[0].iterdir()} <= {*FILES}):
+            new = []
         self.memo.close()
         if self._taken is not None:
             self._taken.close()
+        for path in (made / name for made in new[:1] for name in FILES):
+            path.unlink(missing_ok=True)
+        for made in new:
+            with suppress(OSError):  # another's file came meanwhile
+                made.rmdir()
 
     def _open(self, folder: Path) -> None:
+        new = [path for path in (folder, *folder.parents) if not path.exists()]
         self._taken = OpenFolder(folder, self._kind, force=self._force)
         try:
             self.memo.open(folder / STORE)
+            self._new = new
         except BaseException:
             self.close()
             raise

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ..files.place import FolderKind, has_schema
@@ -25,18 +24,13 @@ PLAN = FolderKind(
 class PlanFolder(StoreFolder):
     """Writes nothing without a folder."""
 
-    def __init__(self, folder: Path | None, *, force: bool) -> None:
-        super().__init__(folder, PLAN, force=force)
-
     def write(self, planned: Planned, info: dict[str, Any], page: Page, sheets: Sequence[Profile]) -> list[str]:
         """Write the results; returns their names. sheets: profiles made from data sheets, saved too."""
         if self.folder is None:
             return []
-        self.settle()
         text = json.dumps(info, indent=1, allow_nan=False, ensure_ascii=False)
         files = {"plan.toml": planned.plan_toml, "plan.json": text + "\n", "report.html": to_html(page)}
-        for name, content in files.items():
-            write_whole(self.folder / name, content)
+        self.put(files)
         launch = {} if planned.deployment is None else planned.deployment.files()
         for name, content in launch.items():
             (self.folder / DEPLOY).mkdir(exist_ok=True)

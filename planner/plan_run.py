@@ -52,6 +52,9 @@ class Options:
     def __post_init__(self) -> None:
         if not 0 <= self.spare <= MAX_REPLICAS:
             raise DsimError(f"spare is {self.spare}, expected 0 to {MAX_REPLICAS} replicas")
+        least = max(100, round(1 / (1 - min(self.attainment, 0.9999))))  # below it a miss is more than the share allows
+        if self.num_requests is not None and not least <= self.num_requests <= 10_000_000:
+            raise DsimError(f"number of requests is {self.num_requests}, expected {least} to 10000000 a replay")
         if self.as_given and self.change_answers:
             raise DsimError(
                 "as given and change answers are both true, expected at most one: the first searches nothing"

@@ -1,11 +1,10 @@
 """The output folder of a search: its stored replays and its results."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from ..files.place import FolderKind, has_keys
-from ..files.write import csv_of, write_whole
+from ..files.write import csv_of
 from ..report.html import to_html
 from ..report.page import Page
 from ..results.metrics import no_nan
@@ -23,13 +22,9 @@ TUNE = FolderKind(
 class TuneFolder(StoreFolder):
     """Without a folder nothing is written."""
 
-    def __init__(self, folder: Path | None, *, force: bool) -> None:
-        super().__init__(folder, TUNE, force=force)
-
     def write(self, tuned: Tuned, info: dict[str, Any], page: Page) -> list[str]:
         if self.folder is None:
             return []
-        self.settle()
         trials = tuned.trials.astype(object).where(tuned.trials.notna(), None)
         files = {
             tuned.recommended.file: tuned.policy_toml,
@@ -39,8 +34,7 @@ class TuneFolder(StoreFolder):
         }
         for i, finalist in enumerate(tuned.front, 1):
             files[f"front-{i}.toml"] = finalist.candidate.toml()
-        for name, text in files.items():
-            write_whole(self.folder / name, text)
+        self.put(files)
         for path in self.folder.glob("front-*.toml"):
             if path.name not in files:  # of a longer front
                 path.unlink()

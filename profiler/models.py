@@ -240,7 +240,9 @@ def family(m: ModelShape, architecture: str = "") -> str:
 def architecture_of(name: str) -> str:
     """The config.json's architecture keys; empty for a known model's name."""
     path = Path(name, "config.json") if Path(name).is_dir() else Path(name)
-    return _architecture(read_json(path, kind=ProfileError)) if path.is_file() else ""
+    if not path.is_file():
+        return ""
+    return _architecture(FileObject(str(path), "", read_json(path, kind=ProfileError), error=ProfileError).values)
 
 
 def _architecture(found: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from .page import Code, Page, Table, Words
+from .terminal import Terminal
 
 UNTRUE = "not measured"  # highlights facts
 
@@ -15,7 +16,7 @@ UNTRUE = "not measured"  # highlights facts
 def render(page: Page, console: Console) -> None:
     """In a pipe with unlimited width."""
     if not console.is_terminal:
-        console = Console(file=console.file, width=10_000, color_system=None, highlight=False)
+        console = Terminal(file=console.file, width=10_000, color_system=None, highlight=False)
     for line in page.alarms:
         console.print(Text(line, style="bold red"))
     if page.answer:

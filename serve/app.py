@@ -20,7 +20,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from .. import __version__
 from ..engine.errors import SHOWN, cut
+from ..engine.plain import Range
 from ..files.read import json_of
 from .fleet import Emission, Fleet, RefusedError, Stream
 from .metrics_page import MetricsPage
@@ -51,6 +53,8 @@ def application(fleet: Fleet, words: Words, settings: Settings) -> Starlette:
         Route("/v1/completions", answers.completions, methods=["POST"]),
         Route("/v1/chat/completions", answers.chat, methods=["POST"]),
         Route("/v1/models", answers.models),
+        Route("/v1/models/{name:path}", answers.models),
+        Route("/version", lambda request: JSONResponse({"version": __version__})),
         Route("/health", answers.health),
         Route("/metrics", answers.metrics),
     ]
@@ -107,7 +111,7 @@ class _Routes:
         self._headers = {"x-dsim": settings.about}
         self._page = MetricsPage(fleet, settings.model)
         key = settings.api_key
-        self._keys = [] if key is None else [sha256(b"Bearer " + form).digest() for form in _encodings(key)]
+        self._key = None if key is None else sha256(b"Bearer " + key.encode("utf-8", "surrogateescape")).digest()
 
     async def completions(self, request: Request) -> Response:
         body = await self._body(request)
@@ -124,7 +128,11 @@ class _Routes:
             "id": self._settings.model, "object": "model", "created": 0, "owned_by": self._fleet.metrics_as,
             "root": self._settings.model, "max_model_len": limit,
         }  # fmt: skip
-        return JSONResponse({"object": "list", "data": [model]}, headers=self._headers)
+        name = request.path_params.get("name")
+        if name is None:
+            return JSONResponse({"object": "list", "data": [model]}, headers=self._headers)
+        self._check_model(name)
+        return JSONResponse(model, headers=self._headers)
 
     async def health(self, request: Request) -> Response:
         closed = self._fleet.closed
@@ -137,7 +145,7 @@ class _Routes:
     def _check_key(self, request: Request) -> None:
         # Digests have equal length, so the time of a comparison does not tell the key's length.
         given = sha256(request.headers.get("authorization", "").encode("latin-1")).digest()
-        if self._keys and not any(hmac.compare_digest(given, key) for key in self._keys):
+        if self._key is not None and not hmac.compare_digest(given, self._key):
             raise RefusedError(401, "the API key is missing or wrong", {"www-authenticate": "Bearer"})
 
     async def _body(self, request: Request) -> dict[str, Any]:
@@ -166,15 +174,14 @@ class _Routes:
             raise RefusedError(400, "the request is not JSON") from None
         if not isinstance(body, dict):
             raise RefusedError(400, f"the request is a {type(body).__name__}, expected an object")
-        model = body.get("model")
-        if model is not None and model != self._settings.model:
-            raise RefusedError(404, f"model {str(model)[:80]!r} is not served, expected {self._settings.model!r}")
-        for name, only in (("n", 1), ("best_of", 1), ("echo", False)):
-            if body.get(name, only) not in (only, None):
-                raise RefusedError(400, f"{name} is {str(body[name])[:40]}, expected {json.dumps(only)}")
-        if not isinstance(body.get("stream"), bool | None):
-            raise RefusedError(400, f"stream is {cut(json.dumps(body['stream']))}, expected true or false")
+        if body.get("model") is not None:
+            self._check_model(body["model"])
+        _check_options(body)
         return body
+
+    def _check_model(self, model: Any) -> None:
+        if model != self._settings.model:
+            raise RefusedError(404, f"model {str(model)[:80]!r} is not served, expected {self._settings.model!r}")
 
     async def _encode(self, text: str) -> list[int]:
         if len(text) <= LONG_TEXT:
@@ -192,12 +199,16 @@ class _Routes:
         raise RefusedError(400, "prompt is missing or several, expected one text or one list of token ids")
 
     async def _answer(self, request: Request, body: dict[str, Any], prompt: list[int], kind: str) -> Response:
-        wishes = _fields(body)
-        asked = (wishes.pop("max_completion_tokens", None), wishes.pop("max_tokens", None), DEFAULT_MAX_TOKENS[kind])
+        wishes = {name: body[name] for name in WISHES if body.get(name) is not None}
+        asked = (body.get("max_completion_tokens"), body.get("max_tokens"), DEFAULT_MAX_TOKENS[kind])
+        most = next(most for most in asked if most is not None)
+        if (body.get("min_tokens") or 0) > most:
+            raise RefusedError(400, f"min_tokens is {body['min_tokens']}, expected at most max_tokens, {most}")
         if not prompt:
             raise RefusedError(400, "the prompt holds no tokens, expected at least 1")
-        stream = self._fleet.submit(prompt, next(most for most in asked if most is not None), **wishes)
-        reply = _Reply(stream, self._words.pieces(), kind, self._settings.model)
+        stream = self._fleet.submit(prompt, most, **wishes)
+        options = body.get("stream_options") or {}
+        reply = _Reply(stream, self._words.pieces(), kind, self._settings.model, options)
         if body.get("stream"):
             return StreamingResponse(
                 self._events(reply), media_type="text/event-stream",
@@ -216,7 +227,8 @@ class _Routes:
                 yield _event(reply.chunk(emission))
                 if emission.last:
                     break
-            yield _event(reply.usage_chunk())
+            if reply.options.get("include_usage", True):
+                yield _event(reply.usage_chunk())
             yield b"data: [DONE]\n\n"
         except Exception as error:
             _log.error("a stream failed", exc_info=error)
@@ -248,8 +260,8 @@ class _Routes:
 class _Reply:
     """The JSON of a reply."""
 
-    def __init__(self, stream: Stream, pieces: Pieces, kind: str, model: str) -> None:
-        self.stream = stream
+    def __init__(self, stream: Stream, pieces: Pieces, kind: str, model: str, options: Mapping[str, bool]) -> None:
+        self.stream, self.options = stream, options
         self._more_text = pieces
         self._chat = kind == "chat.completion"
         self._kind = kind
@@ -268,7 +280,7 @@ class _Reply:
             choice["delta"] = ({"role": "assistant"} if first else {}) | {"content": text}
         else:
             choice["text"] = text
-        return self._object([choice])
+        return self._object([choice]) | ({"usage": self._usage()} if self.options.get("continuous_usage_stats") else {})
 
     def usage_chunk(self) -> dict[str, Any]:
         """The final chunk, with usage and no choices."""
@@ -291,27 +303,54 @@ class _Reply:
         return {"prompt_tokens": prompt, "completion_tokens": self._num, "total_tokens": prompt + self._num}
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 1 <= value < 2**31
+def _is_whole(value: Any, least: int = 1) -> bool:
+    return type(value) is int and least <= value < 2**31
 
 
+WISHES = ("priority", "deadline", "slo_class")  # of a request, for the scheduler
+# What the server does not do: the values, next to null, that do not ask for it.
+NOT_DONE: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,), "best_of": (1,), "echo": (False,), "stop": ([], ""), "stop_token_ids": ([],), "bad_words": ([],),
+    "logprobs": (False,), "top_logprobs": (0,), "prompt_logprobs": (0,), "logit_bias": ({},), "suffix": ("",),
+    "tool_choice": ("auto", "none"), "function_call": ("auto", "none"), "response_format": ({"type": "text"},),
+    "structured_outputs": ({},), "allowed_token_ids": ([],), "use_beam_search": (False,),
+}  # fmt: skip
 # Optional fields: a check, and what an error says is expected.
-FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "max_completion_tokens": (_is_count, "a whole number of at least 1"),
-    "max_tokens": (_is_count, "a whole number of at least 1"),
+FIELDS: Mapping[str, tuple[Callable[[Any], bool], object]] = {
+    "max_completion_tokens": (_is_whole, "a whole number of at least 1"),
+    "max_tokens": (_is_whole, "a whole number of at least 1"),
+    "min_tokens": (lambda v: _is_whole(v, 0), "a whole number of at least 0"),
     "priority": (lambda v: type(v) is int and abs(v) < 2**31, "a whole number below 2147483648"),
     "deadline": (lambda v: type(v) in (int, float) and 0 < v < 1e9, "seconds above 0 and below 1000000000"),
     "slo_class": (lambda v: isinstance(v, str) and len(v) <= SHOWN, f"a text of at most {SHOWN} characters"),
-}
+    "stream": (lambda v: isinstance(v, bool), "true or false"),
+    "ignore_eos": (lambda v: isinstance(v, bool), "true or false"),
+    "stream_options": (
+        lambda v: isinstance(v, dict) and all(type(item) is bool for item in v.values()), "an object of true or false"
+    ),
+    **{
+        name: (bounds.__contains__, bounds)
+        for name, bounds in {
+            "temperature": Range(0), "top_p": Range(0, 1, above=True), "top_k": Range(-1), "min_p": Range(0, 1),
+            "presence_penalty": Range(-2, 2), "frequency_penalty": Range(-2, 2),
+            "repetition_penalty": Range(0, above=True), "seed": Range(),
+        }.items()
+    },
+}  # fmt: skip
 
 
-def _fields(body: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: body[name] for name in FIELDS if body.get(name) is not None}
-    for name, value in found.items():
-        is_good, expected = FIELDS[name]
-        if not is_good(value):
-            raise RefusedError(400, f"{name} is {cut(value, 40)}, expected {expected}")
-    return found
+def _check_options(body: Mapping[str, Any]) -> None:
+    for name, values in NOT_DONE.items():
+        given = body.get(name)
+        known = [value for value in values if isinstance(value, bool) == isinstance(given, bool)]  # 0 equals False
+        if given is not None and given not in known:
+            raise RefusedError(400, f"{name} is {cut(json.dumps(given), 40)}, expected {json.dumps(values[0])}")
+    for name, (is_good, expected) in FIELDS.items():
+        given = body.get(name)
+        if given is not None and not is_good(given):
+            raise RefusedError(400, f"{name} is {cut(json.dumps(given), 40)}, expected {expected}")
+    if body.get("stream_options") is not None and not body.get("stream"):
+        raise RefusedError(400, "stream_options is given without stream, expected it with stream: true")
 
 
 def _conversation(body: Mapping[str, Any]) -> str:
@@ -321,13 +360,16 @@ def _conversation(body: Mapping[str, Any]) -> str:
         raise RefusedError(400, "messages is missing, expected a list of at least 1")
     lines = []
     for message in messages:
-        content = message.get("content") if isinstance(message, dict) else None
+        fields = message if isinstance(message, dict) else {}
+        content, calls = fields.get("content"), fields.get("tool_calls") or fields.get("function_call")
         if isinstance(content, list):
             parts = [part.get("text") if isinstance(part, dict) else None for part in content]
             content = "".join(parts) if all(isinstance(part, str) for part in parts) else None  # type: ignore[arg-type]
+        elif content is None and calls and fields.get("role") == "assistant":
+            content = ""
         if not isinstance(content, str):
             raise RefusedError(400, "a message has no text, expected content as a text or as parts of text")
-        lines.append(content)
+        lines.append(content + (json.dumps(calls) if calls else ""))
     return "\n".join(lines)
 
 
@@ -348,14 +390,6 @@ def _failed(status: int, message: str) -> dict[str, Any]:
     kind = "server_error" if status >= 500 else "invalid_request_error"
     message = message.encode("utf-8", "backslashreplace").decode()  # it may quote a lone surrogate
     return {"error": {"message": message, "type": kind, "code": status}}
-
-
-def _encodings(key: str) -> list[bytes]:
-    """The bytes that clients send: UTF-8, or Latin-1 from some libraries."""
-    forms = [key.encode("utf-8", "surrogateescape")]
-    with suppress(UnicodeEncodeError):
-        forms.append(key.encode("latin-1"))
-    return forms
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -4,9 +4,10 @@ import math
 from collections import defaultdict
 
 from ...engine.errors import DsimError
+from ...engine.plain import Range, plain
 from ...files.read import cut, parsing
 from ...results.engine_metrics import BY_NAME, RELEASES, WITH_HANDLES, Quantity
-from .sample import MEAN_GAUGES, Buckets, Sample
+from .sample import MEAN_GAUGES, MOST_REQUESTS, Buckets, Sample
 
 # The quantities that a follower compares.
 READ = tuple(
@@ -17,6 +18,8 @@ READ = tuple(
     )
 )  # fmt: skip
 SETTINGS = "vllm:cache_config_info"  # a metric with settings as labels
+MOST_COUNT = 1e15  # no value of a page that is read is larger
+LATEST = 1e11  # s since 1970
 NO_SETTINGS = ("engine", "engine_index", "engine_id")  # its other labels
 RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")  # of one engine: the first speaks for all
 
@@ -36,7 +39,12 @@ def sample_of(text: str, time: float, where: str) -> Sample:
             for sample in family.samples:
                 if any(sample.labels.get(rank, "0") != "0" for rank in RANKS):
                     continue
-                page[sample.name].append((sample.labels, float(sample.value)))
+                if 0 <= sample.value <= MOST_COUNT:
+                    page[sample.name].append((sample.labels, float(sample.value)))
+        return _sample(page, time, where)
+
+
+def _sample(page: _Page, time: float, where: str) -> Sample:
     engine = next((engine for engine in RELEASES if any(name.startswith(f"{engine}:") for name in page)), None)
     if engine is None:
         names = ", ".join(sorted(page)[:3]) or "nothing"
@@ -63,10 +71,13 @@ def sample_of(text: str, time: float, where: str) -> Sample:
         key: value for labels, _ in page.get(SETTINGS, []) for key, value in labels.items() if key not in NO_SETTINGS
     }
     for labels, _ in page.get("dsim_simulated", []):  # a twin's page (docs/serve-metrics.md)
-        settings["dsim_speed"] = labels.get("dsim_speed", "1")
+        settings["dsim_speed"] = str(plain(float(labels.get("dsim_speed", 1)), float, Range(0, 1e6)))
     times = [value for name in ("start", "time") for _, value in page.get(f"dsim_simulated_{name}_seconds", [])]
     time = sum(times) if times else time
-    return Sample(time, engine, len(page[running]), counters, gauges, histograms, settings)
+    found = Sample(min(time, LATEST), engine, len(page[running]), counters, gauges, histograms, settings)
+    if found.num_open > MOST_REQUESTS:
+        raise DsimError(f"{where}: {found.num_open:g} requests run or wait, expected at most {MOST_REQUESTS}")
+    return found
 
 
 def _value(page: _Page, quantity: Quantity, engine: str) -> float | None:
@@ -75,12 +86,11 @@ def _value(page: _Page, quantity: Quantity, engine: str) -> float | None:
     total = _total(page, name)
     if total is None or quantity.name not in MEAN_GAUGES:
         return total
-    return total / sum(math.isfinite(value) for _, value in page[name])
+    return total / len(page[name])
 
 
 def _total(page: _Page, name: str) -> float | None:
-    values = [value for _, value in page.get(name, []) if math.isfinite(value)]
-    return sum(values) if values else None
+    return sum(value for _, value in page[name]) if name in page else None
 
 
 def _buckets(page: _Page, name: str) -> Buckets | None:

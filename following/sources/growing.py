@@ -2,93 +2,114 @@
 
 import json
 import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
 from ...engine.errors import DsimError, TraceError
-from ...files.read import MOST_OF_SETTINGS, cut, json_of, naming
+from ...files.read import MOST_OF_SETTINGS, cut, naming, parsing
 from ...profiler.logged import PHASES
 from ...profiler.samples import Samples
 from ...profiler.steplog import SCHEMA, read_log
 from ...traces.formats import TICKS_PER_SECOND, Asked
 from ...traces.load import read_data
-from ...traces.rows import container
+from ...traces.rows import container, parse_object
 from ..windows import Arrivals
 
 EPOCH = 1e9  # s: earlier times are not since 1970
 HELD = 7200.0  # s of requests and steps that are kept in memory
+T = TypeVar("T")
 GRADES = ("rates", "rates and requests", "steps")
 
 
 class Tail:
-    """Reads the whole lines added to a file since the last read; a file that became shorter is read anew."""
+    """Reads the whole lines added to a log: through a rotation by rename, and anew if it became shorter."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._at, self.first = path, 0, b""
+        self.path = path
+        self._file: BinaryIO | None = None
 
-    def read(self) -> bytes:
-        """The new whole lines, at most MOST_OF_SETTINGS bytes; b"" if there are none."""
-        with naming(self.path, "read", TraceError), open(self.path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < self._at:
-                self._at, self.first = 0, b""
-            file.seek(self._at)
+    def read(self) -> Iterator[tuple[bytes, bytes]]:
+        """The new whole lines in pieces of one file, each with the file's first line if that was read before."""
+        with naming(self.path, "read", TraceError):
+            while True:
+                is_new = self._file is None or self._is_replaced(self._file)
+                if self._file is not None:
+                    yield from self._rest(self._file)
+                if not is_new:
+                    return
+                # Until the next file is opened this one stays open: its last lines may come after its renaming.
+                self._file, self._first = open(self.path, "rb"), b""  # noqa: SIM115 - it stays open
+
+    def _is_replaced(self, file: BinaryIO) -> bool:
+        """Whether another file has the name, and lines: its writer has left this one."""
+        with suppress(FileNotFoundError):
+            now = os.stat(self.path)
+            return now.st_size > 0 and not os.path.samestat(now, os.fstat(file.fileno()))
+        return False
+
+    def _rest(self, file: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
+        if os.fstat(file.fileno()).st_size < file.tell():
+            file.seek(0)
+        while True:
+            start = file.tell()
             data = file.read(MOST_OF_SETTINGS)
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(data) == MOST_OF_SETTINGS and not whole:
-            raise TraceError(f"{self.path}: a line is longer than {MOST_OF_SETTINGS} bytes")
-        if not self._at and whole:
-            self.first = whole[: whole.index(b"\n") + 1]
-        self._at += len(whole)
-        return whole
+            whole = data[: data.rfind(b"\n") + 1]
+            if len(data) == MOST_OF_SETTINGS and not whole:
+                raise TraceError(f"{self.path}: a line is longer than {MOST_OF_SETTINGS} bytes")
+            file.seek(start + len(whole))
+            if not whole:
+                return
+            # Truncating a log that is written to leaves null bytes.
+            whole = whole.replace(b"\0", b"").decode("utf-8", "replace").encode()
+            if not start:
+                self._first = whole[: whole.index(b"\n") + 1]
+            yield self._first if start else b"", whole
 
 
 class AccessLog:
     """The requests of a log that grows."""
 
     def __init__(self, path: Path, columns: str | None, only: str | None, time_unit: str | None) -> None:
-        self._tail = Tail(path)
+        self.path, self._tail = path, Tail(path)
         self._asked, self._unit = Asked(None, columns, only, True), time_unit
-        self._time, self._input, self._output = (np.zeros(0) for _ in range(3))
-        self.read()
+        self._requests = np.zeros((3, 0))  # time, input and output length
 
     def read(self) -> None:
-        """Take what was added."""
-        fresh = not self._tail.first
-        data = self._tail.read()
-        if not data.strip():
-            return
-        path = str(self._tail.path)
-        kind = container(path, self._tail.first)
-        if kind not in ("csv", "jsonl"):
-            raise TraceError(f"{path}: is {kind}, expected a log that grows by lines: CSV or JSON lines")
-        if kind == "csv" and not fresh:
-            data = self._tail.first + data
-        elif kind == "csv" and data.count(b"\n") < 2:
-            return  # only the header
-        found, form = read_data(path, data, self._asked)
+        """Take what was added; TraceError if it holds none of these requests."""
+        path = str(self.path)
+        for head, lines in self._tail.read():
+            kind = container(path, head or lines)
+            if kind not in ("csv", "jsonl"):
+                raise TraceError(f"{path}: is {kind}, expected a log that grows by lines: CSV or JSON lines")
+            lines = head + lines if kind == "csv" else lines
+            if lines.strip() and lines.count(b"\n") > (kind == "csv"):  # more than the header
+                self._take(path, lines)
+
+    def _take(self, path: str, lines: bytes) -> None:
+        found, form = read_data(path, lines, self._asked)
         unit = "ns" if form.unit == "datetime" else self._unit or form.unit
         time = found.time / TICKS_PER_SECOND[unit]
-        if len(time) and not time.min() > EPOCH:
+        if len(time) and not time.max() > EPOCH:
             raise TraceError(
-                f"{path}: its first request is at {time.min():g} s, expected dates or seconds since 1970 "
+                f"{path}: its last request is at {time.max():g} s, expected dates or seconds since 1970 "
                 "(--time-unit says another unit)"
             )
-        for name, column in (("_time", time), ("_input", found.input_length), ("_output", found.output_length)):
-            setattr(self, name, np.concatenate([getattr(self, name), column]))
-        kept = (self._time > self._time.max() - HELD) & (self._output > 0) if len(self._time) else slice(None)
-        self._time, self._input, self._output = self._time[kept], self._input[kept], self._output[kept]
+        added = np.stack([time, found.input_length, found.output_length])
+        self._requests = np.hstack([self._requests, added[:, (time > EPOCH) & (found.output_length > 0)]])
 
     def arrivals(self, begin: float, end: float) -> Arrivals:
-        """The requests that arrived in a stretch of time (s since 1970)."""
-        self.read()
-        inside = np.flatnonzero((self._time >= begin) & (self._time < end))
-        inside = inside[np.argsort(self._time[inside], kind="stable")]
-        return Arrivals(self._time[inside] - begin, self._input[inside], self._output[inside], drawn=False)
+        """The requests that arrived in a stretch of time (s since 1970); long before it they are forgotten."""
+        self._requests = self._requests[:, self._requests[0] > begin - HELD]
+        time = self._requests[0]
+        inside = np.flatnonzero((time >= begin) & (time < end))
+        time, inputs, outputs = self._requests[:, inside[np.argsort(time[inside], kind="stable")]]
+        return Arrivals(time - begin, inputs, outputs, drawn=False)
 
 
 @dataclass(frozen=True)
@@ -104,83 +125,84 @@ class StepLogTail:
     """The steps of a log that grows."""
 
     def __init__(self, path: Path) -> None:
-        self._tail = Tail(path)
+        self.path, self._tail = path, Tail(path)
+        self._head: dict[str, Any] = {}
         self._lines: list[tuple[float, dict[str, Any]]] = []  # steps, and the requests before them
         self._open: dict[Any, dict[str, Any]] = {}  # requests that have not ended before these lines
-        self._started = 0.0
-        self.read()
 
     def read(self) -> None:
-        """Take what was added."""
-        fresh = not self._tail.first
-        lines = self._tail.read().split(b"\n")
-        if fresh and self._tail.first:
-            head = self._object(lines.pop(0))
-            if head.get("schema") != SCHEMA or not isinstance(head.get("started"), int | float):
-                raise DsimError(
-                    f"{self._tail.path}: schema is {cut(head.get('schema'))} and started {cut(head.get('started'))}, "
-                    f"expected {SCHEMA} and a time since 1970, which the hooks write"
-                )
-            self._started = float(head["started"])
-        for line in filter(None, lines):
-            value = self._object(line)
-            if value.get("kind") == "sequence":  # useless without earlier lines
-                continue
-            last = self._lines[-1][0] if self._lines else self._started
-            start = value.get("start")
-            self._lines.append((self._started + start if isinstance(start, int | float) else last, value))
-        while self._lines and self._lines[0][0] < self._lines[-1][0] - HELD:
-            self._forget(self._lines.pop(0)[1])
+        """Take what was added; DsimError if a log begins without the hooks' first line."""
+        for head, added in self._tail.read():
+            lines = added.decode().split("\n")
+            if not head:
+                self._begin(lines.pop(0))
+            for value in map(parse_object, lines):
+                if isinstance(value, str) or value.get("kind") == "sequence":  # useless without earlier lines
+                    continue
+                start, last = value.get("start"), self._lines[-1][0] if self._lines else self._head["started"]
+                is_time = isinstance(start, int | float) and abs(start) < EPOCH
+                self._lines.append((self._head["started"] + start if is_time else last, value))
+
+    def _begin(self, line: str) -> None:
+        found = parse_object(line)
+        head = {} if isinstance(found, str) else found
+        started = head.get("started")
+        if head.get("schema") != SCHEMA or not isinstance(started, int | float) or not abs(started) < 100 * EPOCH:
+            raise DsimError(
+                f"{self.path}: schema is {cut(head.get('schema'))} and started {cut(started)}, expected {SCHEMA} and a "
+                "time since 1970, which the hooks write"
+            )
+        self._head, self._lines, self._open = head, [], {}
 
     def steps(self, begin: float, end: float) -> StepsSeen | None:
         """The steps that began in a stretch of time (s since 1970); None if there are none."""
-        self.read()
-        opened = dict(self._open)
-        chosen: list[dict[str, Any]] = []
-        for time, value in self._lines:
-            if time >= end:
-                break
-            if time >= begin:
-                chosen.append(value)
-            elif value.get("kind") == "request":
-                opened[value.get("request")] = value
-            elif value.get("kind") == "finish":
-                opened.pop(value.get("request"), None)
+        early = [value for time, value in self._lines if time < begin - HELD]
+        self._lines = [(time, value) for time, value in self._lines if time >= begin - HELD]
+        self._open = _still_open(self._open, early)
+        before = [value for time, value in self._lines if time < begin]
+        chosen = [value for time, value in self._lines if begin <= time < end]
         if not any(value.get("kind") == "step" for value in chosen):
             return None
-        head = json.loads(self._tail.first)
         with TemporaryDirectory() as folder:
-            path = Path(folder) / self._tail.path.name
-            text = "\n".join(json.dumps(value) for value in (head, *opened.values(), *chosen))
-            path.write_text(text + "\n", encoding="utf-8")
+            path = Path(folder) / self.path.name
+            lines = (self._head, *_still_open(self._open, before).values(), *chosen)
+            path.write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
             log = read_log(path)
         decodes = np.isin(log.rows.phase, [PHASES.index(name) for name in ("denoise", "flush")])
         return StepsSeen(log.steps, float(decodes.sum()), float(log.rows.emitted.sum()))
 
-    def _forget(self, value: dict[str, Any]) -> None:
-        if value.get("kind") == "request":
-            self._open[value.get("request")] = value
-        elif value.get("kind") == "finish":
-            self._open.pop(value.get("request"), None)
 
-    def _object(self, line: bytes) -> dict[str, Any]:
-        try:
-            value = json_of(line)
-        except ValueError:
-            value = None
-        if not isinstance(value, dict):
-            raise DsimError(f"{self._tail.path}: a line is not a JSON object, expected a step log")
-        return value
+def _still_open(opened: dict[Any, dict[str, Any]], lines: Iterable[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
+    """The requests, by number, that have begun and not ended after these lines."""
+    opened = dict(opened)
+    for value in lines:
+        if value.get("kind") == "request":
+            opened[value.get("request")] = value
+        elif value.get("kind") == "finish":
+            opened.pop(value.get("request"), None)
+    return opened
 
 
 class GrowingLogs:
-    """An access log, a step log, both or none."""
+    """An access log, a step log, both or none. What a log holds ends nothing: it is told, once a log."""
 
-    def __init__(self, access: AccessLog | None = None, steps: StepLogTail | None = None) -> None:
-        self._access, self._steps = access, steps
+    def __init__(
+        self, access: AccessLog | None = None, steps: StepLogTail | None = None,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:  # fmt: skip
+        self._access, self._steps, self._tell = access, steps, tell
+        self._told: set[Path] = set()
         self.ahead = 0.0  # s by which the follower's time is ahead of the logs'
         rates, requests, with_steps = GRADES
         self.grade = with_steps if steps is not None else rates if access is None else requests
+
+    def read(self, *, strict: bool = False) -> None:
+        """Take what was added. strict: raise what is wrong with it."""
+        for log in (self._access, self._steps):
+            if log is not None and strict:
+                log.read()
+            elif log is not None:
+                self._safely(log, log.read)
 
     def arrivals(self, begin: float, end: float) -> Arrivals | None:
         """The requests of a stretch of time (s since 1970); None without an access log."""
@@ -189,4 +211,15 @@ class GrowingLogs:
 
     def steps(self, begin: float, end: float) -> StepsSeen | None:
         """The steps of a stretch of time; None if no log has them."""
-        return None if self._steps is None else self._steps.steps(begin - self.ahead, end - self.ahead)
+        log = self._steps
+        return None if log is None else self._safely(log, log.steps, begin - self.ahead, end - self.ahead)
+
+    def _safely(self, log: AccessLog | StepLogTail, read: Callable[..., T], *of: float) -> T | None:
+        try:
+            with parsing(log.path, "a log"):
+                return read(*of)
+        except DsimError as error:
+            if log.path not in self._told:
+                self._told.add(log.path)
+                self._tell(f"Left out: {error}")
+            return None

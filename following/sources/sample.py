@@ -1,18 +1,18 @@
 """A sample: one server's counters at one moment, under dsim's names."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
+MOST_REQUESTS = 100_000  # of a server at once, and between two readings
 MEAN_GAUGES = ("kv_usage",)  # over engines; the others are sums
 
 
-@dataclass(frozen=True)
-class Buckets:
+class Buckets(NamedTuple):
     """A Prometheus histogram."""
 
     ends: tuple[float, ...]  # upper ends, without +Inf
@@ -64,6 +64,16 @@ class Sample:
     histograms: dict[str, Buckets] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)  # as the server states them
 
+    @property
+    def num_open(self) -> float:
+        """Requests running or waiting."""
+        return self.gauges["running"] + self.gauges["waiting"]
+
+    @property
+    def num_arrived(self) -> float:
+        """Requests finished, running or waiting."""
+        return self.counters["requests"] + self.num_open
+
     def follows(self, before: "Sample") -> bool:
         """Whether this is the same server, with the same settings and without a restart since `before`."""
         pairs = [(self.counters.get(name), value) for name, value in before.counters.items()]
@@ -71,18 +81,8 @@ class Sample:
         same = (self.engine, self.num_engines, self.settings) == (before.engine, before.num_engines, before.settings)
         return same and all(now is None or now >= then for now, then in pairs)
 
-    def to_json(self) -> dict[str, Any]:
-        """One line of the store."""
-        found: dict[str, Any] = {"time": self.time, "engine": self.engine, "num_engines": self.num_engines}
-        found |= {"counters": self.counters, "gauges": self.gauges}
-        found["histograms"] = {name: [b.ends, b.counts, b.total] for name, b in self.histograms.items()}
-        return found | {"settings": self.settings}
-
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> "Sample":
-        """The sample of a line."""
-        histograms = {name: Buckets(tuple(e), tuple(c), float(t)) for name, (e, c, t) in line["histograms"].items()}
-        return cls(
-            float(line["time"]), str(line["engine"]), int(line["num_engines"]), dict(line["counters"]),
-            dict(line["gauges"]), histograms, dict(line["settings"]),
-        )  # fmt: skip
+        """The sample of the store's line, which has its fields."""
+        histograms = {name: Buckets(tuple(e), tuple(c), t) for name, (e, c, t) in line["histograms"].items()}
+        return cls(**{**line, "histograms": histograms})

@@ -1,17 +1,18 @@
-"""Read a server's metrics page: one GET, with a token from a file, over TLS that is checked."""
+"""Read a server's metrics page: one GET without redirects, with a token from a file, over TLS that is checked."""
 
 import http.client
+import re
+import socket
 import ssl
 import time
-import urllib.error
-import urllib.request
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from threading import Timer
+from urllib.parse import SplitResult, urlsplit
 
 from ...engine.errors import DsimError
-from ...files.read import cut, read_text
+from ...files.read import cut, read_text, without_secrets
 from .engines import sample_of
 from .sample import Sample
 
@@ -25,37 +26,58 @@ class MissingError(DsimError):
 
 @dataclass(frozen=True)
 class Target:
-    """A server's page of metrics."""
+    """A server's page of metrics. Its URL loses the query, which may hold a secret, once it was read."""
 
     url: str
     token_file: Path | None = None
     ca_file: Path | None = None
+    _asked: SplitResult = field(init=False)
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise DsimError(f"URL is {cut(self.url)}, expected http://HOST:PORT or https://HOST:PORT")
-        if not parts.path.rstrip("/"):
-            object.__setattr__(self, "url", f"{self.url.rstrip('/')}/metrics")
+        url, expected = self.url, "expected http://HOST:PORT or https://HOST:PORT"
+        shown = cut(without_secrets(url))
+        try:
+            parts = urlsplit(url)
+            has_host = bool(parts.hostname) and parts.port != 0
+        except ValueError as error:
+            raise DsimError(f"URL is {shown} ({cut(error)}), {expected}") from None
+        if "@" in parts.netloc:
+            raise DsimError(f"URL is {shown} with a user's name, {expected}; --token-file holds a token")
+        if parts.scheme not in ("http", "https") or not has_host or not re.fullmatch("[!-~]+", url):
+            raise DsimError(f"URL is {shown}, {expected}")
+        asked = parts._replace(path=parts.path if parts.path.rstrip("/") else "/metrics", fragment="")
+        object.__setattr__(self, "_asked", asked)
+        object.__setattr__(self, "url", without_secrets(asked.geturl()))
         self._headers()
         self._context()
 
     def sample(self) -> Sample:
         """Read the page with one GET. MissingError if the server does not answer; DsimError for any other answer."""
-        request = urllib.request.Request(self.url, headers=self._headers())
-        opener = urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=self._context()))
+        host, port = str(self._asked.hostname), self._asked.port
+        if self._asked.scheme == "http":
+            connection = http.client.HTTPConnection(host, port, timeout=PATIENCE)
+        else:
+            connection = http.client.HTTPSConnection(host, port, timeout=PATIENCE, context=self._context())
+        late = Timer(PATIENCE, lambda: _end(opened))  # of the whole page: a socket's own time is that of one receive
         try:
-            with opener.open(request, timeout=PATIENCE) as reply:
-                data = reply.read(MOST_PAGE + 1)
-        except urllib.error.HTTPError as error:
-            kind = MissingError if error.code >= 500 else DsimError
-            raise kind(f"{self.url}: answers {error.code} {cut(error.reason)}, expected 200") from None
-        except urllib.error.URLError as error:
-            if isinstance(error.reason, ssl.SSLCertVerificationError):
-                raise DsimError(f"{self.url}: its certificate is not trusted: {error.reason.verify_message}") from None
-            raise MissingError(f"{self.url}: does not answer: {cut(error.reason)}") from None
+            connection.connect()
+            opened = connection.sock
+            late.start()
+            connection.request("GET", self._asked._replace(scheme="", netloc="").geturl(), headers=self._headers())
+            reply = connection.getresponse()
+            data = reply.read(MOST_PAGE + 1)
+            if late.finished.is_set():
+                raise TimeoutError(f"its page takes more than {PATIENCE:g} s")
+        except ssl.SSLCertVerificationError as error:
+            raise DsimError(f"{self.url}: its certificate is not trusted: {error.verify_message}") from None
         except (OSError, http.client.HTTPException) as error:
             raise MissingError(f"{self.url}: does not answer: {cut(error or type(error).__name__)}") from None
+        finally:
+            late.cancel()
+            connection.close()
+        if reply.status != 200:
+            kind = MissingError if reply.status >= 500 else DsimError
+            raise kind(f"{self.url}: answers {reply.status} {cut(reply.reason)}, expected 200")
         if len(data) > MOST_PAGE:
             raise DsimError(f"{self.url}: is longer than {MOST_PAGE} bytes, expected a page of metrics")
         return sample_of(data.decode("utf-8", "replace"), time.time(), self.url)
@@ -78,8 +100,6 @@ class Target:
             raise DsimError(f"{self.ca_file}: cannot be read as certificates: {error}") from None
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects: one could send the token to another host."""
-
-    def redirect_request(self, *of: Any, **more: Any) -> None:
-        return None
+def _end(opened: socket.socket) -> None:
+    with suppress(OSError):
+        opened.shutdown(socket.SHUT_RDWR)

@@ -14,12 +14,12 @@ import pytest
 
 from dsim import __version__
 from dsim.cli.options import percent
-from dsim.engine.errors import DsimError
+from dsim.engine.errors import DsimError, MachineError
 from dsim.planner.capacity import CapacitySearch
 from dsim.planner.crossing import Found
 from dsim.report.capacity import FILES
 
-from .command import dsim, succeed
+from .command import dsim, rows, succeed
 
 # A queue of one prefill step a request: cheap to replay.
 QUEUE = [
@@ -104,6 +104,22 @@ def test_a_rate_asks_for_replicas() -> None:
     assert found.json["rate"]["low"] >= 1.5 * one - 0.01
     assert found.json["one_fewer"]["low"] < 1.5 * one
     assert found.json["cost"]["per_hour"] == 2.5 * found.json["replicas"]
+
+
+def test_an_input_error_leaves_no_folder_and_a_full_disk_the_old_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "precision is 90%" in dsim(*QUEUE, "--precision", "90%", "-o", "new/out").refusal
+    assert not Path("new").exists()
+    Path("small.jsonl").write_text(rows(12))  # fewer than the requests of a replay
+    asked = ["capacity", "small.jsonl", *QUEUE[2:], "--jobs", 1, "-o", "out"]
+    succeed(*asked)
+    before = Path("out/report.html").read_bytes()
+
+    def full(path: Path, content: str) -> None:
+        raise MachineError(f"{path}: cannot be written: No space left on device")
+
+    monkeypatch.setattr("dsim.planner.memo.write_whole", full)
+    assert dsim(*asked, "--seed", 1, "--force").code == 1
+    assert Path("out/report.html").read_bytes() == before
 
 
 def test_a_share_is_a_percentage_or_a_number() -> None:

@@ -193,5 +193,7 @@ def test_a_policy_that_the_checkpoint_cannot_run_is_left_out_by_name_and_the_oth
         "profile a100-sdar-8b is of family autoregressive, and dllm-serve"
     )
     assert ran.json["recommended"]["policy"] == "ar,max_batch=8"
+    few = dsim("plan", "azure-conv", *ASKED, "--attainment", "99.9%", "--num-requests", 999).refusal
+    assert few == "number of requests is 999, expected 1000 to 10000000 a replay"
     alone = dsim("plan", "azure-conv", "--policy", "dllm-serve", *ASKED).refusal
     assert "dllm-serve: profile a100-sdar-8b is of family block-diffusion" in alone

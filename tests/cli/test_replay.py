@@ -238,6 +238,9 @@ def refused(ran: Ran, folder: Path, listing: list[str]) -> str:
         ),
         (["--router", "luck"], "router is 'luck', expected one of round-robin, random, least-tokens, jsq"),
         (["--num-requests", "13"], "small holds 12 requests, the run asks for 13"),
+        (["--currency", "EUR"], "--currency is EUR and no price is given, expected --gpu-hour with it"),
+        (["--allow-code", "none.py"], "Invalid value for '--allow-code'"),
+        (["--attainment", "9"], "No such option: --attainment (see"),
         (
             ["--policy", "ar,num_pages=2"],
             "small: none of its 12 requests fits: the shortest has 148 tokens (3 pages), expected at most 32768 tokens "
@@ -250,6 +253,13 @@ def test_bad_arguments_are_one_line_with_both_values(
 ) -> None:
     line = refused(dsim("replay", trace, *arguments, "-o", "deep/run"), tmp_path, [trace])
     assert line.startswith(said)
+
+
+def test_a_price_is_in_the_json_and_a_file_named_like_a_shipped_trace_is_said(trace: str, tmp_path: Path) -> None:
+    (tmp_path / trace).rename(tmp_path / "azure-conv")
+    ran = dsim("replay", "azure-conv", "--policy", "ar", "--gpu-hour", 2, "--json")
+    assert ran.json["cost"] == {"gpus": 1, "per_hour": 2.0, "currency": "USD"}
+    assert "Warning: azure-conv is read from the file of this name, not from the shipped trace" in ran.err
 
 
 def test_a_file_in_the_folders_place_is_refused(trace: str, tmp_path: Path) -> None:

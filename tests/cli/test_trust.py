@@ -209,3 +209,14 @@ def test_code_is_allowed_by_where_a_path_leads_not_by_how_it_is_written(tmp_path
         with pytest.raises(CodeError, match=re.escape(path)):
             check_allowed(path, allow, "it")
     assert named_code(["given.toml"]) == NO_CODE
+
+
+def test_no_name_of_a_file_controls_the_terminal(tmp_path: Path) -> None:
+    bad = "\x1b]0;owned\x07\x1b[31m\u202e"
+    trace = tmp_path / f"{bad}.jsonl"
+    trace.write_text(json.dumps({"arrival": 0, "input_length": 4, "output_length": 4, "slo_class": bad}) + "\n")
+    replay = ("replay", trace, "--policy", "ar")
+    for words in (replay, ("trace", "info", trace), (*replay, "--slo", f"{bad}/ttft=1"), ("replay", bad)):
+        ran = dsim(*words)
+        assert "\\x1b]0;owned\\x07" in ran.out + ran.err
+        assert not set(ran.out + ran.err) & set(bad[0] + bad[-1])

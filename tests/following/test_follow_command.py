@@ -12,9 +12,11 @@ import pytest
 
 import dsim as package
 from dsim.following.follower import Followed, Follower
+from dsim.following.sources.engines import sample_of
 from dsim.following.sources.scrape import Target
 from dsim.following.store import Lines
 from dsim.following.watch import Watcher
+from dsim.following.windows import Scrape
 from dsim.results.scenario import Scenario
 
 from ..cli.command import dsim
@@ -36,9 +38,10 @@ def test_once_reads_a_sample_and_the_next_goes_on() -> None:
         assert first.code == 0, first.err
         assert first.json["open"] is None
         page[0] = pages.vllm(30)
-        again = dsim("follow", url, *WORDS, "--once", "--json")
+        again = dsim("follow", f"{url}?token=secret", *WORDS, "--once", "--json")
         assert again.json["open"]["requests"] == 20
-        assert len(asked) == 2  # one GET a reading
+        assert [request["path"] for request in asked] == ["/metrics", "/metrics?token=secret"]  # one GET a reading
+    assert not any("secret" in path.read_text() for path in Path("followed").rglob("*.*"))
     assert sorted(path.name for path in Path("followed").iterdir()) == [
         "alerts.yml", "follow.json", "grafana.json", "report.html", "samples", "versions", "windows",
     ]  # fmt: skip
@@ -50,6 +53,9 @@ def test_once_reads_a_sample_and_the_next_goes_on() -> None:
     ("words", "said"),
     [
         (("ftp://here",), "URL is ftp://here, expected http://HOST:PORT or https://HOST:PORT"),
+        (("http://[::1",), "URL is http://[::1 (Invalid IPv6 URL), expected http://HOST:PORT"),
+        (("http://a:b",), "URL is http://a:b (Port could not be cast to integer value as 'b'), expected http://HOST"),
+        (("http://me:word@a",), "URL is http://a with a user's name, expected http://HOST:PORT"),
         (("http://127.0.0.1:9", "--once"), "127.0.0.1:9/metrics: does not answer, expected the metrics of a server"),
         (("http://a", "http://a"), "2 URLs are given, 1 of them different, expected each once"),
         (("http://a", "--interval", 0), "interval is 0 s, expected 0.1 to 86400"),
@@ -97,6 +103,17 @@ def test_a_server_that_is_gone_for_a_while_ends_nothing(tmp_path: Path) -> None:
     assert len(told) == 1
     assert "expected the metrics of an engine" in told[0]
     assert 'dsim_follow_up{url="' + target.url + '"} 1' in watcher.metrics
+
+
+def test_a_window_that_no_twin_can_replay_ends_nothing(tmp_path: Path) -> None:
+    told: list[str] = []
+    scenario = Scenario(trace="", policy=WORDS[1], profile=WORDS[3])
+    follower = Follower(Followed(scenario, ("here",), 1000.0, 10, 10), tmp_path, tell=told.append)
+    for i in range(3):
+        tokens = 'generation_tokens_total{engine="0",model_name="m"} '
+        sample = sample_of(pages.vllm(10 + 20 * i).replace(tokens, tokens + "9" * 4 * i), 2e9 + 50 * i, "here")
+        assert follower.add(Scrape(sample.time, (sample,))) is None
+    assert [line[:64] for line in told] == ["Not judged: the last window: none of its 45 requests fits: the s"]
 
 
 @pytest.mark.slow

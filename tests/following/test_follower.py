@@ -233,13 +233,13 @@ def test_the_outlook_searches_the_capacity_in_the_background_and_advises_by_it(
     assert not follower.look()
 
     room = Headroom(0.9, 0.8, 1.0, "rows", "ttft=1s", ZERO, 0)
-    later.answer = {"headroom": room.to_json()}
+    later.answer = {"headroom": vars(room)}
     assert follower.look()
     last = follower.windows[-1]
     assert (follower.room, last["headroom"]["capacity"]) == (room, 0.9)
     assert last["advice"]["do"] == "Run 2 replicas."
     assert "Run 2 replicas" in to_html(page_of(follower))
-    for answer in ({"headroom": replace(room, version=7).to_json()}, {"error": "it took too long"}):
+    for answer in ({"headroom": vars(replace(room, version=7))}, {"error": "it took too long"}):
         later.answer = answer
         assert follower.look()
     assert follower.room == room  # that of another profile is dropped

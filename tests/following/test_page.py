@@ -124,7 +124,7 @@ def test_a_server_that_misses_what_its_twin_meets_is_doubted_before_any_alarm() 
 
 
 def test_the_page_shows_the_recommendation(follower: Follower) -> None:
-    follower.windows[-1]["advice"] = advised(0.90, 0.8, 1.0).to_json()
+    follower.windows[-1]["advice"] = vars(advised(0.90, 0.8, 1.0))
     [words] = section(page_of(follower), "Recommendation").blocks
     assert isinstance(words, Words)
     assert words.lines[0] == "Run 3 replicas."

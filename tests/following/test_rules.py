@@ -12,11 +12,13 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from dsim.following.exported import METRICS, RULES, dashboard, exposition, rules
+from dsim.following.exported import METRICS, dashboard, exposition
 
 from .day import NOW, a_day
 
-EXPRESSIONS = [rule["expr"] for group in yaml.safe_load(rules())["groups"] for rule in group["rules"]] + [
+ALERTS = Path(__file__).parents[2] / "following" / "alerts.yml"
+RULES = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
+EXPRESSIONS = [rule["expr"] for rule in RULES] + [
     target["expr"] for panel in json.loads(dashboard())["panels"] for target in panel["targets"]
 ]
 
@@ -62,7 +64,7 @@ def test_an_expression_parses_and_selects_exported_metrics_by_their_labels(
 
 
 def test_the_rules_file_has_the_shape_that_prometheus_reads(exported: dict[str, tuple[str, set[str]]]) -> None:
-    found = yaml.safe_load(rules())
+    found = yaml.safe_load(ALERTS.read_text())
     assert found.keys() == {"groups"}
     names = [group["name"] for group in found["groups"]]
     assert all(names)
@@ -96,11 +98,11 @@ RAISED = (
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
 def test_promtool_accepts_rules_and_metrics_and_each_rule_raises_its_alert(tmp_path: Path) -> None:
     assert PROMTOOL is not None
-    (tmp_path / "alerts.yml").write_text(rules())
+    (tmp_path / "alerts.yml").write_text(ALERTS.read_text())
     tests = []
     for name, series, values, minute in RAISED:
         at: list[dict[str, Any]] = [{"eval_time": f"{minute + late}m", "alertname": name} for late in (-1, 0)]
-        summary = next(rule for rule in RULES if rule[0] == name)[3]
+        summary = next(rule for rule in RULES if rule["alert"] == name)["annotations"]["summary"]
         for variable, text in ((r"$labels.cause", "prices"), (r"$labels.url", "http://a"), ("$value", "906")):
             summary = summary.replace(f"{{{{ {variable} }}}}", text)
         labels = dict(re.findall(r'(\w+)="(.*?)"', series)) | {"severity": "warning"}
@@ -147,5 +149,5 @@ def test_the_files_that_a_folder_gets_are_these(tmp_path: Path) -> None:
     from dsim.following.watch import open_folder
 
     folder = open_folder(tmp_path / "f", a_day(tmp_path).followed)
-    assert (folder / "alerts.yml").read_text() == rules()
+    assert (folder / "alerts.yml").read_text() == ALERTS.read_text()
     assert (folder / "grafana.json").read_text() == dashboard()

@@ -1,6 +1,11 @@
 """What a follower reads: pages of three engines, and logs as they grow."""
 
 import json
+import re
+import socket
+import threading
+import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +14,7 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.following.sources.engines import sample_of
-from dsim.following.sources.growing import AccessLog, StepLogTail
+from dsim.following.sources.growing import AccessLog, GrowingLogs, StepLogTail
 from dsim.following.sources.sample import Sample
 from dsim.following.sources.scrape import MissingError, Target
 
@@ -23,7 +28,7 @@ def test_a_page_of_vllm_is_summed_over_its_engines() -> None:
     assert found.gauges == {"running": 4, "waiting": 1, "kv_usage": 0.5}
     assert found.histograms["ttft"].shares.tolist() == [0.1, 0.8, 0.1]
     assert found.settings == {"block_size": "16", "num_gpu_blocks": "1000"}
-    assert Sample.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert Sample.from_json(json.loads(json.dumps(vars(found)))) == found
 
 
 def test_sglang_says_how_long_forwards_take_and_lmdeploy_counts_requests_by_a_histogram() -> None:
@@ -39,10 +44,13 @@ def test_sglang_says_how_long_forwards_take_and_lmdeploy_counts_requests_by_a_hi
         ("", "here: holds nothing, expected"),
         ("vllm:num_preemptions_total 1\n", "here: lacks vllm:num_requests_running, expected"),
         ("vllm:x{a=1} y\n", "here: cannot be read as Prometheus metrics"),
+        (pages.vllm(10, 10**6), "here: 2e+06 requests run or wait, expected at most 100000"),
+        ('vllm:num_requests_running 1\nvllm:time_to_first_token_seconds_bucket{le="x"} 1\n', "here: cannot be read"),
+        (pages.vllm() + 'dsim_simulated{dsim_speed="nan"} 1\n', "here: cannot be read"),
     ],
 )
 def test_another_page_is_refused_with_what_it_holds(page: str, said: str) -> None:
-    with pytest.raises(DsimError, match=said.replace("{", r"\{")):
+    with pytest.raises(DsimError, match=re.escape(said)):
         sample_of(page, 0.0, "here")
 
 
@@ -73,20 +81,46 @@ def test_an_access_log_is_read_as_it_grows_by_whole_lines(tmp_path: Path) -> Non
     path = tmp_path / "log.csv"
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2026-11-25 10:00:00,100,20\n2026-11-25 10:00:0")
     log = AccessLog(path, None, None, None)
+    log.read()
     zero = 1795600800.0  # 10:00:00
     assert log.arrivals(zero, zero + 60).time.tolist() == [0.0]
     with path.open("a") as file:
         file.write("7,30,40\n2026-11-25 10:02:00,1,2\n")
+    log.read()
     found = log.arrivals(zero, zero + 60)
-    assert (found.time.tolist(), found.input_length.tolist(), found.output_length.tolist()) == (
-        [0, 7],
-        [100, 30],
-        [20, 40],
-    )
+    columns = [found.time, found.input_length, found.output_length]
+    assert [column.tolist() for column in columns] == [[0, 7], [100, 30], [20, 40]]
     assert not found.drawn
     (tmp_path / "relative.jsonl").write_text('{"timestamp": 5, "input_length": 3, "output_length": 4}\n')
-    with pytest.raises(DsimError, match=r"its first request is at 0.005 s, expected dates or seconds since 1970"):
-        AccessLog(tmp_path / "relative.jsonl", None, None, None)
+    with pytest.raises(DsimError, match=r"its last request is at 0.005 s, expected dates or seconds since 1970"):
+        AccessLog(tmp_path / "relative.jsonl", None, None, None).read()
+
+
+T = 1795600800
+ROW = '{{"timestamp": {}000, "input_length": 3, "output_length": 4, "m": "{}"}}\n'
+
+
+def test_a_rotated_log_loses_no_row_and_nothing_that_it_holds_ends_following(tmp_path: Path) -> None:
+    path, told = tmp_path / "log.jsonl", list[str]()
+    path.write_text(ROW.format(T, "a") + ROW.format(T + 1, "b"))
+    logs = GrowingLogs(AccessLog(path, None, "m=a", None), tell=told.append)
+    logs.read(strict=True)
+    with path.open("a") as writer:
+        writer.write(ROW.format(T + 2, "b") + "broken\n")
+        writer.flush()
+        logs.read()  # only another model and a broken line
+        writer.write(ROW.format(T + 3, "a"))
+        path.rename(tmp_path / "log.jsonl.1")
+        writer.flush()
+        logs.read()  # there is no file of this name
+        path.touch()
+        writer.write(ROW.format(T + 4, "a"))
+    logs.read()
+    path.write_text("".join(ROW.format(t, "a") for t in (T + 5, 0, 2 * T)) + "\0[[\n" + "[" * 10_000 + "\n")
+    logs.read()
+    assert (found := logs.arrivals(T, T + 60)) is not None
+    assert found.time.tolist() == [0, 3, 4, 5]
+    assert told == [f"Left out: {path}: no row is of m a, expected one of b: 1, without a name: 1"]
 
 
 def test_a_step_log_tells_the_steps_of_a_stretch_of_time(tmp_path: Path) -> None:
@@ -107,10 +141,31 @@ def test_a_step_log_tells_the_steps_of_a_stretch_of_time(tmp_path: Path) -> None
     lines = [json.dumps(row) + "\n" for row in (head, *rows)]
     path.write_text("".join(lines[:6]))
     log = StepLogTail(path)
+    log.read()
     with path.open("a") as file:
-        file.writelines(lines[6:])
-    found = log.steps(2e9 + 4, 2e9 + 8)
-    assert found is not None
+        file.writelines(["broken\n", '{"kind": "step", "start": 1e999}\n', "[]\n", *lines[6:]])
+    log.read()
+    assert (found := log.steps(2e9 + 4, 2e9 + 8)) is not None
     assert (found.forwards, found.tokens) == (4.0, 8.0)
     assert np.allclose(found.steps.latency, 0.01)
     assert log.steps(2e9 + 20, 2e9 + 30) is None
+    path.write_text("".join(lines[:4]))  # the engine was restarted
+    log.read()
+    assert (found := log.steps(2e9, 2e9 + 30)) is not None
+    assert len(found.steps.latency) == 2
+
+
+def test_a_page_that_drips_has_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsim.following.sources.scrape.PATIENCE", 0.2)
+
+    def drip(server: socket.socket) -> None:
+        with server.accept()[0] as client, suppress(OSError):
+            client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            while not time.sleep(0.02):
+                client.sendall(b"# x\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=drip, args=(server,), daemon=True).start()
+        target = Target(f"http://127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(MissingError, match=r"its page takes more than 0.2 s"):
+            target.sample()

@@ -1,5 +1,6 @@
 """Every family of checkpoints gives the logits of an independent implementation, read from shards by its names."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -205,9 +206,15 @@ def test_angles_that_yarn_stretches_are_those_of_transformers(tmp_path: Path) ->
 
 def test_other_ways_to_stretch_rope_are_refused_by_name(tmp_path: Path) -> None:
     sdar(tmp_path)
-    rewrite(tmp_path, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4})
-    with pytest.raises(ModelError, match=r'rope_type is "longrope", expected default, yarn or llama3$'):
-        config_of(str(tmp_path))
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64, "mscale_all_dim": 1.0}
+    for rope, said in (
+        ({"rope_type": "longrope"}, 'rope_type is "longrope", expected one of default, yarn, llama3'),
+        ({"type": ["linear"]}, "rope_type is a list of 1, expected a text"),
+        ({**yarn, "mscale": "a"}, 'mscale is "a", expected a number'),
+    ):
+        rewrite(tmp_path, rope_parameters={"rope_theta": 1e4, **rope})
+        with pytest.raises(ModelError, match=f"{re.escape(said)}$"):
+            config_of(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM"])

@@ -122,7 +122,7 @@ def test_refusals_are_one_line() -> None:
     for arguments, message in {
         (): "nothing to profile: expected --model M, --from-log FILE, or --roofline GPU --model MODEL",
         ("--from-log", "x", "--roofline", "h200"): "--roofline and --from-log are two ways to make a profile",
-        ("--model", "tiny", "-o", "x", "--thresholds", "0.9,2"): "--thresholds holds '2', expected numbers above 0",
+        ("--model", "tiny", "-o", "x", "--thresholds", "0.9,2"): "--thresholds is 2, expected a share above 0%",
         ("--roofline", "v100", "--model", "SDAR-8B"): "no GPU is named v100; the known ones are ",
     }.items():
         with pytest.raises(DsimError) as caught:
