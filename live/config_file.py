@@ -160,6 +160,8 @@ def _experts(path: Path, values: Mapping[str, Any]) -> Experts:
     found = Experts(**values)
     if found.top_k > found.num:
         raise ModelError(f"{path}: num_experts_per_tok is {found.top_k}, expected at most num_experts, {found.num}")
+    if found.normed and found.top_k == 1:  # families differ: some divide the one weight by itself
+        raise ModelError(f"{path}: num_experts_per_tok is 1 and norm_topk_prob is true, expected one of them otherwise")
     if found.num % found.groups or found.top_groups > found.groups:
         raise ModelError(
             f"{path}: n_group is {found.groups} and topk_group {found.top_groups}, expected the first to divide "
@@ -213,6 +215,8 @@ def _scaling(given: FileObject) -> RopeScaling | None:
     if kind == "default":
         return None
     fast, slow = SCALINGS[kind]
+    if told.get("truncate") is False:
+        raise keys.error("truncate", False, "true")
     keys.values |= {fast: 32.0, slow: 1.0, **told}
     factor, original = (
         keys.number("factor", ABOVE_0),

@@ -145,6 +145,14 @@ def test_the_published_checkpoints_have_their_sizes(tmp_path: Path, name: str) -
     assert (2 * config.kv_elements, config.mask_token, config.eos) == (kv_bytes, mask, eos)
 
 
+def test_one_expert_a_token_whose_weight_is_normed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    rewrite(tmp_path, **PUBLISHED["SDARMoeForCausalLM"][0] | {"architectures": ["SDARMoeForCausalLM"]})
+    rewrite(tmp_path, num_experts_per_tok=1)
+    with pytest.raises(ModelError, match="num_experts_per_tok is 1 and norm_topk_prob is true"):
+        config_of(str(tmp_path))
+
+
 def test_a_llada_that_says_neither_has_the_base_and_the_epsilon_it_was_trained_with(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     rewrite(tmp_path, **PUBLISHED["LLaDAModelLM"][0] | {"architectures": ["LLaDAModelLM"]})
@@ -211,6 +219,7 @@ def test_other_ways_to_stretch_rope_are_refused_by_name(tmp_path: Path) -> None:
         ({"rope_type": "longrope"}, 'rope_type is "longrope", expected one of default, yarn, llama3'),
         ({"type": ["linear"]}, "rope_type is a list of 1, expected a text"),
         ({**yarn, "mscale": "a"}, 'mscale is "a", expected a number'),
+        ({**yarn, "truncate": False}, "truncate is false, expected true"),
     ):
         rewrite(tmp_path, rope_parameters={"rope_theta": 1e4, **rope})
         with pytest.raises(ModelError, match=f"{re.escape(said)}$"):
