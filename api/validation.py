@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..comparison import files as compare_files
 from ..comparison.bounds import Bound
-from ..device.on_device import Answers, check_eos
+from ..device.on_device import LiveSetting, check_eos
 from ..device.validate import LOADS, POLICIES, Validated, canvas_policies, least_time
 from ..device.validate import validate as validate_cells
 from ..engine.errors import DsimError
@@ -95,7 +95,6 @@ def validate(
     from ..profiler.measure import default_workloads, profile_model
     from ..profiler.measure_canvas import profile_canvas
 
-    answers = Answers(tokenizer, Sampling(temperature, seed) if temperature else None)
     name, settings = named(model, random_weights, mask_token_id, block_length)
     loaded = open_any(name, device, 0, graphs, settings)
     if isinstance(loaded, LoadedCanvas):
@@ -161,11 +160,12 @@ def validate(
         report(f"{name}: warming up")
         yield lambda ended, now: report(f"{name}: {ended} requests, {now:,.1f} s")
 
+    sampling = Sampling(temperature, seed) if temperature else None
+    live = LiveSetting(loaded, device_profile, commits, prompts, tokenizer, sampling)
     with pool() as replays:
         found = validate_cells(
-            out / "cells", base, loaded, device_profile, policies=specs, loads=shares, seconds=seconds, commits=commits,
-            prompts=prompts, answers=answers, bounds=judged, more=lambda: elapsed() < budget, watch=watch, memo=memo,
-            pool=replays,
+            out / "cells", base, live, policies=specs, loads=shares, seconds=seconds, bounds=judged,
+            more=lambda: elapsed() < budget, watch=watch, memo=memo, pool=replays,
         )  # fmt: skip
     text = json.dumps(no_nan(found.to_json()), indent=1, allow_nan=False)
     write_whole(out / "validation.json", text + "\n")

@@ -169,10 +169,10 @@ def main() -> None:
     except MemoryError:
         _fail("there is not enough memory for this", 1, "machine")
     except Exception as error:
-        line = fault_in_code(error)
-        if line is None:
+        where = fault_in_code(error)
+        if where is None:
             raise
-        _fail(line, 2, "input")
+        _fail(where, 2, "input")
     sys.exit(code if isinstance(code, int) else 0)
 
 

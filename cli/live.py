@@ -68,7 +68,7 @@ def live_command(
         recorded = run.serve(out, force=force, about={"command": options.command()}, watch=watch)
     manifest = recorded.manifest
     shown = {
-        "policies": manifest["policies"], "live": manifest["live"], "commits": run.commits,
+        "policies": manifest["policies"], "live": manifest["live"], "commits": run.live.commits,
         "interrupted": recorded.interrupted,
     }  # fmt: skip
     say(lambda: words(manifest["policies"], manifest), shown, as_json)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engine.errors import DsimError
-from ..files.read import cut, did_you_mean, quoted
+from ..files.read import cut, quoted
 from ..report.table import number
-from ..results.slo import STATS
+from ..results.slo import STATS, check_metric
 
 METRICS = ("e2el", "norm_latency", "ttft", "ttfb", "ttfs", "tpot", "tpot_chunk", "itl", "queue_time", "step_latency")
 
@@ -34,9 +34,7 @@ class Bound:
         if shape is None:
             raise DsimError(f"bound {shown}: expected [stat:]metric=percent, such as e2el=3% or mean:e2el=15%")
         stat, metric = shape["stat"], shape["metric"]
-        if metric not in METRICS:
-            known, hint = ", ".join(METRICS), did_you_mean(metric, METRICS)
-            raise DsimError(f"bound {shown}: unknown metric {quoted(metric)}{hint}, expected one of {known}")
+        check_metric(f"bound {shown}", metric, METRICS)
         if stat is not None and stat not in STATS:
             raise DsimError(f"bound {shown}: unknown statistic {quoted(stat)}, expected one of {', '.join(STATS)}")
         if stat is None and metric == "step_latency":

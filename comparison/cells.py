@@ -27,17 +27,13 @@ from .summaries import is_client, summary
 Progress = Callable[[str, int, int], None]  # policy, steps re-run, approximate total
 
 PER_REQUEST = DISTRIBUTIONS[:-1]  # all but step_latency
-# Of a whole run, in the table's order: name, path in a summary.
-TOTALS = {
-    "completed": "completed", "rejected": "rejected", "unfinished": "unfinished",
-    "cancelled": "cancelled", "duration_s": "duration_s",
-    "request_throughput": "request_throughput", "output_throughput": "output_throughput", "goodput": "goodput",
-    "slo_attainment": "slo_attainment", "tokens_per_emission": "tokens_per_emission", "batch": "batch.mean",
-    "chunk": "chunk.mean", "tpf": "tpf", "token_utilization": "token_utilization",
-    "wasted_canvas_tokens": "wasted_canvas_tokens", "num_decode_steps": "num_decode_steps",
-    "num_prefill_steps": "num_prefill_steps", "prefill_time_share": "prefill_time_share", "busy_share": "busy_share",
-    "kv_utilization": "kv_utilization", "preemptions": "preemptions",
-}  # fmt: skip
+# Of a whole run, in the table's order; of batch and chunk the mean.
+TOTALS = (
+    "completed", "rejected", "unfinished", "cancelled", "duration_s", "request_throughput", "output_throughput",
+    "goodput", "slo_attainment", "tokens_per_emission", "batch", "chunk", "tpf", "token_utilization",
+    "wasted_canvas_tokens", "num_decode_steps", "num_prefill_steps", "prefill_time_share", "busy_share",
+    "kv_utilization", "preemptions",
+)  # fmt: skip
 DEFINITIONS = ERROR_DEFINITIONS | RANKING_DEFINITIONS
 UNKNOWN = "unknown"
 SAME_ARRIVAL = 1e-9  # s
@@ -233,8 +229,8 @@ def _cell(
             errors(*both[name]) if name in both and not unpaired else None,
         )
     totals = {}
-    for name, path in TOTALS.items():
-        x, y = (value(s, path) for s in summaries)
+    for name in TOTALS:
+        x, y = (value(s, f"{name}.mean" if name in ("batch", "chunk") else name) for s in summaries)
         if x is not None and y is not None:
             totals[name] = Total(METRICS[name].unit, x, y, relative_error(x, y))
     latency, found, why = None, None, _no_parts(p, m, policy)

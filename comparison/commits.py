@@ -41,12 +41,8 @@ class Commits:
         self._due = np.full(int(room.sum()), UNKNOWN, np.int32)
         self._evicted: npt.NDArray[np.uint64] | None = None  # bit n: at evaluation n
         self._typical: int | None = None
-        self.num_rows = self.num_forced = self.num_looked_up = self.num_unknown = 0
-
-    @property
-    def counts(self) -> tuple[int, int, int, int]:
-        """Rows with masks, of these without a due commit, masks, of these without a record."""
-        return self.num_rows, self.num_forced, self.num_looked_up, self.num_unknown
+        # Rows with masks, of these without a due commit, masks, of these without a record.
+        self.counts = np.zeros(4, np.int64)
 
     def see(self, plan: StepPlan, outcome: StepOutcome) -> None:
         if self._commits_tokens:
@@ -126,10 +122,7 @@ class Commits:
         if len(forced):
             soonest = np.where(masks[forced], wait[forced], np.iinfo(np.int64).max).argmin(axis=1)
             committed[forced, soonest] = True
-        self.num_looked_up += int(masks.sum())
-        self.num_unknown += int(unknown.sum())
-        self.num_rows += int(some.sum())
-        self.num_forced += len(forced)
+        self.counts += (some.sum(), len(forced), masks.sum(), unknown.sum())
         return committed
 
     def _at(self, plan: StepPlan) -> npt.NDArray[np.int64]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..report import curves
-from ..report.chart import COLOURS, INK, Chart, colour
+from ..report.chart import INK, Chart, colour
 from ..report.page import Figure
 from ..results.metrics import METRICS, Floats
 from ..results.run import Run
@@ -14,7 +14,6 @@ from .cells import PER_REQUEST, Comparison, PolicyErrors
 from .parts import per_request
 
 MAX_POINTS = 2000  # of a scatter plot
-PART_COLOURS = dict(zip(words.PARTS, (COLOURS[0], COLOURS[1], "#80868b", COLOURS[2]), strict=True))
 
 
 def overview(found: Comparison) -> list[Figure]:
@@ -28,13 +27,11 @@ def overview(found: Comparison) -> list[Figure]:
 
 
 def of_cell(found: Comparison, i: int, pair: tuple[Run, Run]) -> list[Figure]:
-    """Parts of the error, paired requests and steps, distributions."""
+    """Paired requests and steps, distributions."""
     cell = found.cells[i]
     heads = words.heads(found.pairs[cell.pair])
     values = _values(cell, pair)
     figures = []
-    if cell.parts is not None:
-        figures.append(_parts(i, cell))
     if not cell.unpaired:
         p, m = values["e2el"]
         known = ~(np.isnan(p) | np.isnan(m))
@@ -46,22 +43,6 @@ def of_cell(found: Comparison, i: int, pair: tuple[Run, Run]) -> list[Figure]:
         figures.append(_steps(i, cell, pair, heads))
     figures += [_distribution(i, name, p, m, heads) for name, (p, m) in values.items() if not np.isnan(m).all()]
     return figures
-
-
-def _parts(i: int, cell: PolicyErrors) -> Figure:
-    assert cell.parts is not None
-    kept = {name: part for name, part in cell.parts.metrics.items() if part.measured > 0}
-    kept = {name: kept[name] for name in PER_REQUEST if name in kept}
-    chart = _chart("", "share of the second run's mean", percent=True)
-    for key, label in words.PARTS.items():
-        shares = [getattr(part, key) / part.measured for part in kept.values()]
-        chart.add("bar", x=list(kept), y=shares, name=label, marker={"color": PART_COLOURS[key]},
-                   hovertemplate=f"{label}: %{{y:+.2%}} of %{{x}}")  # fmt: skip
-    whole = [part.error / part.measured for part in kept.values()]
-    chart.add("scatter", x=list(kept), y=whole, mode="markers", name="whole error", hovertemplate="%{x}: %{y:+.2%}",
-                   marker={"color": INK, "size": 9, "symbol": "diamond"})  # fmt: skip
-    chart.layout |= {"barmode": "relative", "showlegend": True, "height": 360}
-    return Figure(f"parts-{i}", "Parts of the error", "The bars add up to the diamond.", chart)
 
 
 def _steps(i: int, cell: PolicyErrors, pair: tuple[Run, Run], heads: Sequence[str]) -> Figure:

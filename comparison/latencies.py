@@ -9,8 +9,9 @@ from ..engine import cache_overhead
 from ..engine.latency import Features, LatencyModel
 from ..engine.policy import Policy
 from ..engine.step import StepPlan
+from ..profiler.samples import step_features
 from ..results.run import Columns
-from .steps import Ints, Lists, features_of, left_of, prices
+from .steps import Ints, Lists, left_of, prices
 
 NEAREST = 8  # recorded steps that correct a price
 
@@ -34,9 +35,10 @@ class Latencies:
         self._cache_overhead = cache_overhead.table_of(model, policy.cache)
         self._same: dict[object, list[float]] = defaultdict(list)
         self._used: dict[object, int] = defaultdict(int)
-        self.num_steps = 0  # priced
+        self.num_steps = 0  # priced, in all re-runs
         self.num_nearest = 0  # of these, by the nearest steps
-        features, left, latency = features_of(steps, lists, policy), left_of(steps), steps["latency"]
+        features = step_features(steps, lists, policy.batching.pieces)
+        left, latency = left_of(steps), steps["latency"]
         values, offsets = lists["requests"]
         ends = offsets.tolist()
         for i, (f, of_rest, num, seconds) in enumerate(zip(features, left, blocks, latency.tolist(), strict=True)):
@@ -51,8 +53,8 @@ class Latencies:
         self._trees = {kind: KDTree(points[rows]) for kind, rows in self._rows.items() if len(rows)}
 
     def restart(self) -> None:
+        """Take each step's first recorded latency again."""
         self._used.clear()
-        self.num_steps = self.num_nearest = 0
 
     def __call__(self, plan: StepPlan, left: Features | None = None, blocks: int = 0) -> float:
         self.num_steps += 1

@@ -17,7 +17,7 @@ PARTS = "The error of each mean, and its parts as shares of the second run's mea
 
 def spoken(found: Comparison) -> Page:
     """For a terminal."""
-    sections = [Section(cell.name, tuple(_spoken(found, cell)), spoken=True) for cell in found.cells]
+    sections = [Section(cell.name, tuple(_errors(found, cell)), spoken=True) for cell in found.cells]
     return _page(found, [*sections, *_rankings(found)])
 
 
@@ -25,7 +25,7 @@ def compare_page(found: Comparison, pairs: Sequence[tuple[Run, Run]], command: s
     chart, *others = overview(found)
     sections = [Section("All policies", tuple(others)), *_rankings(found)]
     for i, cell in enumerate(found.cells):
-        every = _table(words.full_table(found, cell), title=f"Every number of {cell.name}", fold=True)
+        every = _table(words.statistics_table(found, cell), title=f"Every statistic of {cell.name}", fold=True)
         blocks = (*_errors(found, cell), *of_cell(found, i, pairs[cell.pair]), every)
         sections.append(Section(cell.name, blocks))
     page = _page(found, [section for section in sections if section.blocks])
@@ -54,27 +54,15 @@ def _page(found: Comparison, sections: Sequence[Section]) -> Page:
     )
 
 
-def _spoken(found: Comparison, cell: PolicyErrors) -> list[Table | Words]:
-    blocks: list[Table | Words] = [_table(words.error_table(found, cell))]
+def _errors(found: Comparison, cell: PolicyErrors) -> list[Table | Words]:
+    blocks: list[Table | Words] = [_table(words.error_table(found, cell), title="Errors of the runs")]
     if not cell.unpaired:
-        blocks.append(_table(words.request_table(cell)))
-    blocks.append(_table(words.totals_table(found, cell)))
+        blocks.append(_table(words.request_table(cell), title="Errors of the requests"))
+    blocks.append(_table(words.totals_table(found, cell), title="Totals of the runs"))
     blocks.append(Words((words.left_out_line(cell), *words.step_lines(found, cell))))
     if cell.parts is not None:
         blocks += [Words((PARTS,), loud=True), _table(words.parts_table(found, cell))]
     return [*blocks, Words(tuple(words.part_lines(cell)))]
-
-
-def _errors(found: Comparison, cell: PolicyErrors) -> list[Table | Words]:
-    about = [words.left_out_line(cell)]
-    caption = " ".join(words.step_lines(found, cell) + (about if cell.unpaired else []))
-    blocks: list[Table | Words] = [_table(words.error_table(found, cell), title="Errors of the runs", caption=caption)]
-    if not cell.unpaired:
-        blocks.append(_table(words.request_table(cell), title="Errors of the requests", caption=" ".join(about)))
-    if cell.parts is None:
-        return [*blocks, Words(tuple(words.part_lines(cell)))]
-    title, caption = "The error of each mean, and its parts", " ".join(words.part_lines(cell))
-    return [*blocks, _table(words.parts_table(found, cell), title=title, caption=caption)]
 
 
 def _rankings(found: Comparison) -> list[Section]:

@@ -99,24 +99,20 @@ def parts(
             progress(done, max(total, done))
 
     cross: dict[tuple[int, int], Columns] = {}
-    priced = nearest = rows = forced = masks = unknown = 0
+    counts = np.zeros(4, np.int64)
     for c in (0, 1):
         for source in (0, 1):
             recorded.restart()
-            before = commits[c].counts
+            before = commits[c].counts.copy()
             cross[source, c] = rerun(worlds[source], requests[1], price[source], commits[c], tick)
-            priced, nearest = priced + recorded.num_steps, nearest + recorded.num_nearest
             if source != c:
-                now = commits[c].counts
-                rows, forced, masks, unknown = (
-                    sum_ + b - a for sum_, a, b in zip((rows, forced, masks, unknown), before, now, strict=True)
-                )
+                counts += commits[c].counts - before
     about = predicted.info.get("profiles", {}).get(policy) or predicted.info.get("profile", {})
     inside = [requests[0] | {"arrival": requests[0]["arrival"] + about.get("frontend", 0.0)}, requests[1]]
     if logged:
         inside[1] = at_engine(measured, policy, requests[1])
     found = _parts(requests[0], requests[1], inside[0], inside[1], cross, index)
-    return Parts(found, priced, nearest, rows, forced, masks, unknown)
+    return Parts(found, recorded.num_steps, recorded.num_nearest, *counts.tolist())
 
 
 def per_request(requests: Columns, index: Indices) -> dict[str, Floats]:

@@ -1,13 +1,17 @@
 """The twin's ranking of policies against the device's, and the cost of its choice."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..report.table import value
+from ..results.metrics import Floats
 
 Json = Mapping[str, Any]
+Values = Sequence[float] | Floats  # by policy
 
 # By metric: path in a summary, whether more is better.
 RANKED: dict[str, tuple[str, bool]] = {
@@ -37,46 +41,43 @@ class Verdict:
 
 def rankings(policies: Sequence[str], predicted: Sequence[Json], measured: Sequence[Json]) -> dict[str, Verdict]:
     """Of each metric that all summaries have; empty below two policies."""
-    found = {}
-    for name, (path, high) in RANKED.items():
-        p, m = ([value(summary, path) for summary in side] for side in (predicted, measured))
-        if len(policies) > 1 and None not in p and None not in m:
-            found[name] = rank(policies, [v or 0.0 for v in p], [v or 0.0 for v in m], high)
-    return found
+    if len(policies) < 2:
+        return {}
+    return {
+        name: rank(policies, values[0], values[1], high=RANKED[name][1])
+        for name, values in _by_metric(predicted, measured)
+    }
 
 
-def rank(policies: Sequence[str], predicted: Sequence[float], measured: Sequence[float], high: bool) -> Verdict:
+def rank(policies: Sequence[str], predicted: Values, measured: Values, high: bool) -> Verdict:
     """Ties go to the first policy."""
-    pick = max if high else min
-    choice, best = (values.index(pick(values)) for values in (list(predicted), list(measured)))
+    pick = np.argmax if high else np.argmin
+    choice, best = int(pick(predicted)), int(pick(measured))
     loss = abs(measured[choice] - measured[best])
-    regret = loss / measured[best] if measured[best] else math.nan
+    regret = float(loss / measured[best]) if measured[best] else math.nan
     return Verdict(kendall_tau((predicted, measured)), policies[choice], policies[best], regret)
 
 
 def pooled_taus(groups: Sequence[tuple[Sequence[Json], Sequence[Json]]]) -> dict[str, float]:
     """Tau by metric; only pairs within a group are compared."""
-    found = {}
+    known = [dict(_by_metric(*group)) for group in groups]
+    return {name: kendall_tau(*(own[name] for own in known)) for name in RANKED if all(name in own for own in known)}
+
+
+def _by_metric(predicted: Sequence[Json], measured: Sequence[Json]) -> Iterator[tuple[str, Floats]]:
+    """Values [2, policies] of each metric that all summaries have."""
     for name, (path, _) in RANKED.items():
-        sides = [([value(s, path) for s in p], [value(s, path) for s in m]) for p, m in groups]
-        known = [([v or 0.0 for v in p], [v or 0.0 for v in m]) for p, m in sides if None not in p and None not in m]
-        if len(known) == len(groups):
-            found[name] = kendall_tau(*known)
-    return found
+        values = np.array([[value(summary, path) for summary in side] for side in (predicted, measured)], np.float64)
+        if not np.isnan(values).any():
+            yield name, values
 
 
-def kendall_tau(*groups: tuple[Sequence[float], Sequence[float]]) -> float:
+def kendall_tau(*groups: Floats | tuple[Values, Values]) -> float:
     """Kendall's tau-b: (concordant - discordant) pairs / geometric mean of the pairs untied on each side."""
-    agree = untied_a = untied_b = 0
-    for a, b in groups:
-        for i in range(len(a)):
-            for j in range(i):
-                x, y = _sign(a[i] - a[j]), _sign(b[i] - b[j])
-                agree += x * y
-                untied_a += x * x
-                untied_b += y * y
-    return agree / math.sqrt(untied_a * untied_b) if untied_a and untied_b else math.nan
-
-
-def _sign(x: float) -> int:
-    return (x > 0) - (x < 0)
+    agree = untied_a = untied_b = 0.0
+    for group in groups:
+        a, b = (np.sign(np.subtract.outer(side, side)) for side in group)
+        agree += (a * b).sum()
+        untied_a += (a * a).sum()
+        untied_b += (b * b).sum()
+    return float(agree / math.sqrt(untied_a * untied_b)) if untied_a and untied_b else math.nan

@@ -12,7 +12,7 @@ from ..engine.journal import RequestTable
 from ..engine.latency import Features
 from ..engine.loop import serve
 from ..engine.policy import Policy
-from ..engine.prefix import Prefixes, caches_prefixes
+from ..engine.prefix import caches_prefixes
 from ..engine.replay import Ends, replay
 from ..engine.request import requests_of
 from ..engine.step import StepOutcome, StepPlan, features_left
@@ -40,7 +40,6 @@ class World:
     limits: Limits  # as recorded
     emit: str
     eos: bool = False  # an unforeseen EOS ends requests
-    prefixes: Prefixes | None = None  # if the policy reuses pages
 
     @property
     def policy(self) -> Policy:
@@ -56,18 +55,15 @@ class World:
 
 
 def world_of(run: Run, name: str, profile: Profile) -> World:
-    """The world of a recorded run. Older runs recorded only the pool's size; the setting gives the other limits."""
+    """The world of a recorded run; without recorded limits, with its setting's."""
     policy = run.policy(name)
     if caches_prefixes(policy):
         raise DsimError(f"{run.folder}: {name} reused pages, and a run does not keep what its requests begin with")
     setting = Setting(policy, replace(profile, frontend=run.info.get("profile", {}).get("frontend", 0.0)))
     recorded = next((limits for limits in run.info.get("limits", []) if limits["policy"] == name), None)
+    limits = setting.limits
     if recorded is not None:
         limits = Limits(**{key: value for key, value in recorded.items() if key != "policy"})
-    else:
-        summary = next(p for p in run.info["policies"] if p["policy"] == name)
-        pages = summary["kv_pages"] // max(1, run.info.get("replicas", 1))
-        limits = replace(setting.limits, num_pages=pages)
     return World(setting, limits, run.info.get("emit", "block").split(" ")[0], run.info.get("eos", False))
 
 
@@ -134,6 +130,4 @@ def _serve(
 
 
 def _engine(world: World, table: RequestTable, replica: int) -> Engine:
-    return world.setting.engine(
-        table, replica=replica, emit=world.emit, eos=world.eos, limits=world.limits, prefixes=world.prefixes
-    )
+    return world.setting.engine(table, replica=replica, emit=world.emit, eos=world.eos, limits=world.limits)

@@ -13,7 +13,7 @@ from ..engine.latency import Features, LatencyModel
 from ..engine.policy import Policy
 from ..engine.rows.passes import first_layers
 from ..engine.state import MASKED
-from ..engine.step import Phase
+from ..profiler.samples import step_features
 from ..results.metrics import Floats
 from ..results.run import Columns
 from .errors import Errors, errors, ks_distance
@@ -89,7 +89,7 @@ def prices(
     latency: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy, ended: Ints | None = None
 ) -> Floats:
     """The model's price (s) of each step. ended: blocks that it completed; None: 0."""
-    features, left = features_of(steps, lists, policy), left_of(steps)
+    features, left = step_features(steps, lists, policy.batching.pieces), left_of(steps)
     if not policy.batching.hides_host:
         latency = latency.exposed()
     first: list[Features | None] = [None] * len(features)
@@ -111,17 +111,6 @@ def prices(
         return priced
     overhead = cache_overhead.of_rows(table, phases, prompt, prompt + output, policy.block_length)
     return np.asarray(priced + np.diff(np.concatenate([[0.0], np.cumsum(overhead)])[offsets]), np.float64)
-
-
-def features_of(steps: Columns, lists: Lists, policy: Policy) -> list[Features]:
-    names = ("tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch")
-    columns = [steps[name].tolist() for name in names]
-    prefill = np.where(steps["prefill"], steps["tokens"], 0)
-    if policy.batching.pieces:  # a step may mix prefill and other rows
-        (tokens, at), (phases, _) = lists["num_tokens"], lists["phases"]
-        prefill = np.diff(np.concatenate([[0], np.cumsum(np.where(phases == Phase.PREFILL, tokens, 0))])[at])
-    more = (steps[name].tolist() for name in ("num_forwards", "window_q_kv", "window_kv"))
-    return [Features(*values) for values in zip(*columns, prefill.tolist(), *more, strict=True)]
 
 
 def left_of(steps: Columns) -> list[Features | None]:

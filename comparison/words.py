@@ -117,7 +117,7 @@ def request_table(cell: PolicyErrors) -> Table:
     return head, rows
 
 
-def full_table(found: Comparison, cell: PolicyErrors) -> Table:
+def statistics_table(found: Comparison, cell: PolicyErrors) -> Table:
     head = ["", "unit", *heads(found.pairs[cell.pair]), "error"]
     rows = []
     for name, metric in cell.metrics.items():
@@ -125,7 +125,7 @@ def full_table(found: Comparison, cell: PolicyErrors) -> Table:
             p, m = metric.predicted[stat], metric.measured[stat]
             if p is not None or m is not None:
                 rows.append([f"{name} {stat}", metric.unit, number(p), number(m), signed(metric.error[stat])])
-    return head, rows + totals_table(found, cell)[1]
+    return head, rows
 
 
 def totals_table(found: Comparison, cell: PolicyErrors) -> Table:

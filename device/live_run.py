@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..engine.errors import DsimError
 from ..files.read import quoted
 from ..planner.record import Record, Watch, record
-from ..profiler.profile import Profile
 from ..results.scenario import Scenario
 from ..traces import Trace
-from .on_device import Answers, about_live, check_live, on_device
-
-if TYPE_CHECKING:
-    from ..profiler.canvas import Opened
+from .on_device import LiveSetting
 
 NOT_ON_A_DEVICE = (
     "yields",
@@ -37,11 +32,7 @@ class LiveRun:
 
     scenarios: Sequence[Scenario]
     requests: Trace
-    loaded: Opened
-    profile: Profile | None  # of the device
-    commits: str  # "model" or "twin" decides
-    prompts: str | None
-    answers: Answers
+    live: LiveSetting
 
     def serve(
         self,
@@ -52,10 +43,9 @@ class LiveRun:
         watch: Watch = lambda name: nullcontext(),
     ) -> Record:
         """In real time, into a run's folder. about: more of its manifest."""
-        serve = partial(on_device, self.loaded, self.profile, self.commits, self.prompts, answers=self.answers)
-        of_device = about_live(self.loaded, self.profile, self.commits, self.prompts, self.answers)
+        of_device = self.live.about()
         return record(
-            self.scenarios, self.requests, serve, out=out, force=force, keeps=True, watch=watch,
+            self.scenarios, self.requests, self.live.serve, out=out, force=force, keeps=True, watch=watch,
             about=lambda results: {**of_device(results), **(about or {})},
         )  # fmt: skip
 
@@ -104,13 +94,13 @@ def live_run(
             "decoders"
         )
     loaded = open_any(name, device, first.seed, graphs, settings)
-    answers = Answers(tokenizer, sampling)
     commits = commits or ("model" if loaded.trained else "twin")
     held = first.loaded_profile() if profiled else None
     if commits == "model" and prompts is None and loaded.trained and name in WITH_RECORDS:
         prompts = "records"
     if commits == "model" and prompts is None:
         raise DsimError(f"commits is model and no prompts are given: expected --prompts FILE for {name}")
+    live = LiveSetting(loaded, held, commits, prompts, tokenizer, sampling)
     for scenario in scenarios:  # mistakes first
-        check_live(scenario, loaded, held, commits)
-    return LiveRun(scenarios, requests, loaded, held, commits, prompts, answers)
+        live.check(scenario)
+    return LiveRun(scenarios, requests, live)

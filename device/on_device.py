@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..engine.engine import Limits
-from ..engine.errors import DsimError, PolicyError, ProfileError, TraceError
+from ..engine.errors import DsimError, PolicyError, TraceError
 from ..engine.policy import Policy
 from ..files.read import cut
 from ..profiler.profile import Profile
@@ -32,53 +32,81 @@ COMMITS = ("model", "twin")
 
 
 @dataclass(frozen=True)
-class Answers:
-    """How requests are answered."""
+class LiveSetting:
+    """A model on a device, and what answers its requests."""
 
+    loaded: Opened
+    profile: Profile | None  # of the device: draws and elastic chunks need one
+    commits: str  # "model" (weights) or "twin" (the profile's keyed draws) decides
+    prompts: str | None = None  # see live/prompts.py; None: random tokens
     tokenizer: str | None = None  # folder or tokenizer.json; None: the model's
     sampling: Sampling | None = None  # None: the likeliest tokens
 
+    def check(self, scenario: Scenario) -> None:
+        """DsimError unless the device can run it."""
+        check_live(scenario, self.loaded, self.profile, self.commits)
 
-LIKELIEST = Answers()
+    def serve(
+        self, scenario: Scenario, requests: Trace, append: Append | None, progress: Progress | None
+    ) -> tuple[Result, Exception | None]:
+        """Serve in real time on one replica; the result, and the error that ended it early.
 
+        DsimError if scenario and device do not fit.
+        """
+        from ..live.session import run  # loads PyTorch
 
-def on_device(
-    loaded: Opened,
-    profile: Profile | None,
-    commits: str,
-    prompts: str | None,
-    scenario: Scenario,
-    requests: Trace,
-    append: Append | None = None,
-    progress: Progress | None = None,
-    *,
-    answers: Answers = LIKELIEST,
-) -> tuple[Result, Exception | None]:
-    """Serve in real time on one replica; the result, and the error that ended it early.
+        loaded, policy = self.loaded, scenario.parsed_policy()
+        self.check(scenario)
+        check_canvases(requests, policy, loaded.model.config.name)
+        check_fit(requests, setting_on(loaded, scenario, self.profile)[1], policy)
+        if scenario.ends_at_eos:  # the weights say where an answer ends early
+            limit = requests.limit
+            requests = replace(requests, output_length=limit, extras={**requests.extras, "max_tokens": limit.tolist()})
+        ask = self._asked(scenario.seed)
+        serving, drawing = serving_on(loaded, scenario, self.profile, self.commits, requests, ask, self.sampling)
+        model, law = (None, None) if drawing is None else (drawing.commits, drawing.law)
+        order = np.argsort(requests.arrival, kind="stable")
+        in_order = [requests.request(int(i)) for i in order]
+        done = run(serving, in_order, emit=scenario.emit, append=append, progress=progress, sample=loaded.clocks.sample)
+        result = Result(
+            policy, serving.limits, model, done.table, done.totals, done.seconds, done.interrupted, done.num_made_ready,
+            law=law,
+        )  # fmt: skip
+        return result, done.failure
 
-    commits: "model" (weights) or "twin" (the profile's keyed draws) decides. prompts: see live/prompts.py; None: random
-    tokens. Draws and elastic chunks need a profile. DsimError if scenario and device do not fit.
-    """
-    from ..live.session import run  # loads PyTorch
+    def _asked(self, seed: int) -> Prompts:
+        from ..live.prompts import prompts_from, random_prompts, read_tokens  # they load PyTorch
 
-    policy = scenario.parsed_policy()
-    check_live(scenario, loaded, profile, commits)
-    check_canvases(requests, policy, loaded.model.config.name)
-    check_fit(requests, setting_on(loaded, scenario, profile)[1], policy)
-    if scenario.ends_at_eos:  # the weights say where an answer ends early
-        limit = requests.limit
-        requests = replace(requests, output_length=limit, extras={**requests.extras, "max_tokens": limit.tolist()})
-    ask = _asked(loaded, prompts, answers, scenario.seed)
-    serving, drawing = serving_on(loaded, scenario, profile, commits, requests, ask, answers.sampling)
-    model, law = (None, None) if drawing is None else (drawing.commits, drawing.law)
-    order = np.argsort(requests.arrival, kind="stable")
-    in_order = [requests.request(int(i)) for i in order]
-    done = run(serving, in_order, emit=scenario.emit, append=append, progress=progress, sample=loaded.clocks.sample)
-    result = Result(
-        policy, serving.limits, model, done.table, done.totals, done.seconds, done.interrupted, done.num_made_ready,
-        law=law,
-    )  # fmt: skip
-    return result, done.failure
+        config = self.loaded.model.config
+        if self.prompts is None:
+            return random_prompts(config, seed)
+        return prompts_from(read_tokens(self.prompts, self.loaded.name, config, self.tokenizer), seed)
+
+    def about(self) -> Callable[[Sequence[Result]], dict[str, Any]]:
+        """Manifest entries: device, settings, host's time.
+
+        Asks the device now: a failure must not cost a measurement.
+        """
+        settings = self.loaded.settings
+
+        def about(results: Sequence[Result]) -> dict[str, Any]:
+            found: dict[str, Any] = {
+                "question": "What did its clients see?",
+                "driver": "live",
+                "commits": self.commits,
+                "live": settings
+                | self.loaded.clocks.found()
+                | {
+                    "prompts": self.prompts or "random tokens",
+                    "host_ms": {result.policy.name: _host(result) for result in results},
+                    "made_ready": {result.policy.name: result.num_made_ready for result in results},
+                },
+            }
+            if self.sampling is not None:
+                found["live"] |= {"sampling": asdict(self.sampling)}
+            return found if self.profile is not None else found | {"profile": None}
+
+        return about
 
 
 def setting_on(loaded: Opened, scenario: Scenario, profile: Profile | None) -> tuple[Setting | None, Limits]:
@@ -106,42 +134,6 @@ def serving_on(
         eos=loaded.model.config.eos if scenario.ends_at_eos else (), seed=scenario.seed,
     )  # fmt: skip
     return serving, drawing
-
-
-def _asked(loaded: Opened, prompts: str | None, answers: Answers, seed: int) -> Prompts:
-    from ..live.prompts import prompts_from, random_prompts, read_tokens  # they load PyTorch
-
-    config = loaded.model.config
-    if prompts is None:
-        return random_prompts(config, seed)
-    return prompts_from(read_tokens(prompts, loaded.name, config, answers.tokenizer), seed)
-
-
-def about_live(
-    loaded: Opened, profile: Profile | None, commits: str, prompts: str | None, answers: Answers = LIKELIEST
-) -> Callable[[Sequence[Result]], dict[str, Any]]:
-    """Manifest entries: device, settings, host's time.
-
-    Asks the device now: a failure must not cost a measurement.
-    """
-    settings = loaded.settings
-
-    def about(results: Sequence[Result]) -> dict[str, Any]:
-        host = {result.policy.name: _host(result) for result in results}
-        ready = {result.policy.name: result.num_made_ready for result in results}
-        found: dict[str, Any] = {
-            "question": "What did its clients see?",
-            "driver": "live",
-            "commits": commits,
-            "live": settings
-            | loaded.clocks.found()
-            | {"prompts": prompts or "random tokens", "host_ms": host, "made_ready": ready},
-        }
-        if answers.sampling is not None:
-            found["live"] |= {"sampling": asdict(answers.sampling)}
-        return found if profile is not None else found | {"profile": None}
-
-    return about
 
 
 def _host(result: Result) -> dict[str, float]:
@@ -174,19 +166,14 @@ def check_live(scenario: Scenario, loaded: Opened, profile: Profile | None, comm
 
 
 def _check_canvas(scenario: Scenario, loaded: LoadedCanvas, profile: Profile | None) -> None:
-    from ..live.canvas_executor import check_canvas  # loads PyTorch
+    from ..live.canvas_executor import check_canvas  # loads PyTorch, as the next
+    from ..profiler.measure import check_same_model
+    from ..profiler.measure_canvas import shape_of_canvas
 
-    policy, config = scenario.parsed_policy(), loaded.model.config
-    check_canvas(policy, config)
+    config = loaded.model.config
+    check_canvas(scenario.parsed_policy(), config)
     if profile is not None:
-        theirs = profile.model
-        ours = {"layers": len(config.layers), "hidden": config.hidden, "heads": config.heads, "vocab": config.vocab}
-        for name, number in ours.items():
-            if getattr(theirs, name) != number:
-                raise ProfileError(
-                    f"profile {profile.name} is of {theirs.name} with {name} {getattr(theirs, name)}, and the model "
-                    f"{config.name} has {number}"
-                )
+        check_same_model(profile, shape_of_canvas(config))
 
 
 def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, commits: str) -> None:
@@ -216,7 +203,7 @@ def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, 
             f"{config.block_length}: expected at most that"
         )
     if profile is not None:
-        check_same_model(profile, config)
+        check_same_model(profile, loaded.shape)
 
 
 def check_canvases(requests: Trace, policy: Policy, model: str) -> None:

@@ -22,7 +22,7 @@ from ..comparison.cells import Comparison, compare_runs
 from ..comparison.compared import Compared
 from ..engine.allowed_code import AllowedCode
 from ..engine.errors import DsimError
-from ..engine.plain import Range
+from ..engine.plain import Positive
 from ..engine.policy import PRESETS
 from ..engine.state import COMPLETED
 from ..files.place import hold_folder
@@ -33,19 +33,16 @@ from ..planner.backend import Pool
 from ..planner.contents import asked_of
 from ..planner.memo import Memo
 from ..planner.record import record
-from ..profiler.profile import Profile
 from ..report.page import Figure, Page
 from ..report.shown import Showable
 from ..results.run import Run, read_run
 from ..results.scenario import Scenario
 from ..sim.twin import Append, Progress, Result
 from ..traces import Trace
-from .on_device import LIKELIEST, Answers, about_live, check_live, on_device
+from .on_device import LiveSetting
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from ..profiler.canvas import Opened
 
 LOADS = (0.3, 0.6, 0.8)
 POLICIES = ("ar", "lmdeploy-bd32", "chunk:8", "optimus")
@@ -54,6 +51,7 @@ FEWEST = 8  # requests of a cell
 
 Steps = tuple[Mapping[str, Any], Mapping[str, Any]]  # a batch of a journal
 
+Work = tuple[Path, Scenario, Trace]  # a cell's folder, scenario and requests
 Watch = Callable[[str], AbstractContextManager[Progress | None]]
 
 
@@ -64,7 +62,7 @@ class Cell:
     policy: str
     load: float  # of the predicted capacity
     rate: float  # req/s
-    num_requests: int
+    num_requests: Positive
     again: bool = False
 
     @property
@@ -175,15 +173,11 @@ def least_time(
 def validate(
     out: Path,
     base: Scenario,
-    loaded: Opened,
-    profile: Profile,
+    live: LiveSetting,
     *,
     policies: Sequence[str] = POLICIES,
     loads: Sequence[float] = LOADS,
     seconds: float = 20.0,
-    commits: str = "twin",
-    prompts: str | None = None,
-    answers: Answers = LIKELIEST,
     bounds: Sequence[Bound] = (),
     more: Callable[[], bool] = lambda: True,
     watch: Watch = lambda name: nullcontext(),
@@ -196,56 +190,53 @@ def validate(
     measured again. more: asked before each measured cell but the first; False leaves the rest. pool: of the twin's
     replays, default this process. DsimError before measuring if settings cannot run.
     """
+    profile = live.profile
+    assert profile is not None  # the twin has one
     for policy in policies:
-        check_live(replace(base, policy=policy), loaded, profile, commits)
+        live.check(replace(base, policy=policy))
     memo, pool = memo or Memo(), pool or Pool(jobs=1)
+    asked = {
+        "trace": base.trace, "lengths": base.lengths, "seed": base.seed, "commits": live.commits,
+        "eos": base.ends_at_eos,
+    }  # fmt: skip
     held = _plan(out)
     if held is None:
         capacities = _capacities(base, policies, memo, pool)
         cells = plan_cells(capacities, loads, seconds)
-        plan = {
-            "trace": base.trace, "lengths": base.lengths, "profile": base.profile, "seed": base.seed,
-            "commits": commits, "eos": base.ends_at_eos, "capacities": capacities,
-            "cells": [asdict(cell) for cell in cells],
-        }  # fmt: skip
+        found = {"profile": base.profile, "capacities": capacities, "cells": [asdict(cell) for cell in cells]}
         hold_folder(out).close()
-        write_whole(out / PLAN, json.dumps(plan, indent=2) + "\n")
+        write_whole(out / PLAN, json.dumps(asked | found, indent=2) + "\n")
     else:
-        capacities, cells = held.get("capacities", dict[str, float]), _cells(held)
+        capacities, cells = held.get("capacities", dict[str, float]), held.get("cells", list[Cell])
         if set(capacities) != set(policies):
             raise DsimError(
                 f"{out}: holds a validation of {', '.join(capacities)}, this one is of {', '.join(policies)}"
             )
-        given = {"commits": commits, "eos": base.ends_at_eos}
-        for key in ("trace", "lengths", "seed", *given):
-            wanted = given[key] if key in given else getattr(base, key)
+        for key, wanted in asked.items():
             if held.values[key] != wanted:
                 raise DsimError(
                     f"{out}: holds a validation with {key} {shown(held.values[key])}, this one has {wanted}"
                 )
-    serve = partial(on_device, loaded, profile, commits, prompts, answers=answers)
-    about = about_live(loaded, profile, commits, prompts, answers)
+    about = live.about()
     left = []
     any_measured = any((out / cell.name / "measured").is_dir() for cell in cells)
     scenarios = [
         replace(base, policy=cell.policy, arrival="poisson", rate=cell.rate, num_requests=cell.num_requests)
         for cell in cells
     ]
-    whole = [scenario.requests() for scenario in scenarios]
-    folders = [out / cell.name for cell in cells]
+    work = [(out / cell.name, scenario, scenario.requests()) for cell, scenario in zip(cells, scenarios, strict=True)]
     if not base.ends_at_eos:
-        _predict(folders, scenarios, whole, pool)
+        _predict(work, pool)
     pool.leave()  # nothing else runs during measurements
-    for cell, scenario, requests, folder in zip(cells, scenarios, whole, folders, strict=True):
-        wanted = ["measured", *(["again"] if cell.again else [])]
-        for name in wanted:
+    for cell, (folder, scenario, requests) in zip(cells, work, strict=True):
+        for name in ("measured", "again") if cell.again else ("measured",):
             if _is_whole(folder / name):
                 continue
             if any_measured and not more():
                 left.append(f"{cell.name}/{name}")
                 continue
             recorded = record(
-                [scenario], requests, serve, out=folder / name, about=about, watch=partial(watch_cell, watch, cell)
+                [scenario], requests, live.serve, out=folder / name, about=about, watch=partial(watch_cell, watch, cell)
             )
             if recorded.failure is not None:
                 raise recorded.failure
@@ -254,27 +245,21 @@ def validate(
                 raise KeyboardInterrupt
             any_measured = True
     if base.ends_at_eos:
-        known = [i for i, folder in enumerate(folders) if _is_whole(folder / "measured")]
-        ended = [_ended(whole[i], read_run(folders[i] / "measured"), cells[i].policy) for i in known]
-        _predict([folders[i] for i in known], [scenarios[i] for i in known], ended, pool)
-    code = base.allow_code
-    pairs = [_pair(out / cell.name, "predicted", "measured", code) for cell in cells]
-    again = [_pair(out / cell.name, "measured", "again", code) for cell in cells if cell.again]
-    measured = [pair for pair in pairs if pair is not None]
-    repeated = [pair for pair in again if pair is not None]
+        _predict([_ended(*cell) for cell in work if _is_whole(cell[0] / "measured")], pool)
+    measured = _pairs(out, cells, "predicted", "measured", base.allow_code)
+    repeated = _pairs(out, [cell for cell in cells if cell.again], "measured", "again", base.allow_code)
     comparison = compare_runs(measured, lambda _: profile, bounds)
     noise = compare_runs(repeated, lambda _: profile) if repeated else None
     return Validated(capacities, cells, comparison, noise, measured, left)
 
 
-def _predict(folders: Sequence[Path], scenarios: Sequence[Scenario], requests: Sequence[Trace], pool: Pool) -> None:
+def _predict(work: Sequence[Work], pool: Pool) -> None:
     """Replay the cells that lack a prediction."""
-    left = [i for i, folder in enumerate(folders) if not _is_whole(folder / "predicted")]
-    replays = pool.map(_replayed, [(scenarios[i], requests[i]) for i in left])
-    for i, (found, steps) in zip(left, replays, strict=True):
-        result = Result(scenarios[i].setting().policy, **found)
-        serve = partial(_recorded, result, steps)
-        record([scenarios[i]], requests[i], serve, out=folders[i] / "predicted")
+    left = [cell for cell in work if not _is_whole(cell[0] / "predicted")]
+    replays = pool.map(_replayed, [(scenario, requests) for _, scenario, requests in left])
+    for (folder, scenario, requests), (found, steps) in zip(left, replays, strict=True):
+        result = Result(scenario.setting().policy, **found)
+        record([scenario], requests, partial(_recorded, result, steps), out=folder / "predicted")
 
 
 def _replayed(cell: tuple[Scenario, Trace]) -> tuple[dict[str, Any], list[Steps]]:
@@ -297,26 +282,29 @@ def _recorded(
     return result, None
 
 
-def _ended(requests: Trace, measured: Run, policy: str) -> Trace:
-    """Requests with their measured answers: only the weights know where an EOS is.
+def _ended(folder: Path, scenario: Scenario, requests: Trace) -> Work:
+    """A cell whose requests have their measured answers: only the weights know where an EOS is.
 
     Schedulers keep the original limit.
     """
-    found = measured.requests(policy)
+    found = read_run(folder / "measured").requests(scenario.policy)
     done = found["status"] == COMPLETED
     answers = requests.output_length.copy()
     answers[found["request"][done]] = found["num_tokens"][done]
-    return replace(requests, output_length=answers, extras={**requests.extras, "max_tokens": requests.limit.tolist()})
+    extras = {**requests.extras, "max_tokens": requests.limit.tolist()}
+    return folder, scenario, replace(requests, output_length=answers, extras=extras)
 
 
 def watch_cell(watch: Watch, cell: Cell, _policy: str) -> AbstractContextManager[Progress | None]:
     return watch(f"{cell.policy} at {cell.rate:.3g} req/s")
 
 
-def _pair(folder: Path, predicted: str, measured: str, allow_code: AllowedCode) -> tuple[Run, Run] | None:
-    if not (_is_whole(folder / measured) and _is_whole(folder / predicted)):
-        return None
-    return read_run(folder / predicted, allow_code), read_run(folder / measured, allow_code)
+def _pairs(
+    out: Path, cells: Sequence[Cell], predicted: str, measured: str, allow_code: AllowedCode
+) -> list[tuple[Run, Run]]:
+    """The runs of cells that have both."""
+    folders = [(out / cell.name / predicted, out / cell.name / measured) for cell in cells]
+    return [(read_run(p, allow_code), read_run(m, allow_code)) for p, m in folders if _is_whole(m) and _is_whole(p)]
 
 
 def _plan(out: Path) -> FileObject | None:
@@ -328,14 +316,6 @@ def _plan(out: Path) -> FileObject | None:
         return None
     keys = ("trace", "lengths", "profile", "seed", "commits", "eos", "capacities", "cells")
     return FileObject(str(path), "", read_json(path), keys)
-
-
-def _cells(plan: FileObject) -> list[Cell]:
-    parts = plan.sections("cells", tuple(field.name for field in fields(Cell)))
-    return [
-        Cell(s.text("policy"), s.number("load"), s.number("rate"), s.integer("num_requests", Range(1)), s.flag("again"))
-        for s in parts
-    ]
 
 
 def _is_whole(folder: Path) -> bool:

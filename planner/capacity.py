@@ -218,7 +218,7 @@ class CapacitySearch:
             return list(vars(measure(own, self.criteria, requests, rate)).values())
 
         def read(rate: float) -> Reading:
-            return _reading(memo.replay(lambda: self.asked(index, rate, "reading"), lambda: measured(rate)))
+            return Reading(*memo.replay(lambda: self.asked(index, rate, "reading"), lambda: measured(rate)))
 
         return read
 
@@ -294,8 +294,6 @@ def fewest_replicas(scenario: Scenario, rate: float, *, max_replicas: int = MAX_
             )
         chosen = runs[size.replicas]
         chosen.num_replays = max(run.num_replays for run in runs.values())
-        chosen.target = None
-        chosen.sharpen()
         found = finish(chosen, rate)
         return replace(found, one_fewer=runs[size.low].interval if size.low else None)
 
@@ -419,6 +417,8 @@ def _pilot(memo: Memo, search: CapacitySearch) -> Found:
 
 def finish(run: Run, asked: float | None = None) -> Capacity:
     """The result, with its limit, curve and cost."""
+    run.target = None
+    run.sharpen()
     search, rate = run.search, run.interval.value
     gpu_hour, curve = run.options.gpu_hour, run.options.curve
     try:
@@ -430,19 +430,24 @@ def finish(run: Run, asked: float | None = None) -> Capacity:
             answers.append(answer)
             run.num_replays += 1
             run.tell()
-        (shares, limit, latency, reading, parts), *others = answers
+        seen, *others = answers
         readings: dict[float, list[Reading]] = {}
-        for one in (reading, *others):
+        for one in (Reading(*seen["reading"]), *others):
             readings.setdefault(one.rate, []).append(one)
         points = [_point(search.criteria, readings[at]) for at in sorted(readings)] if curve else []
     except KeyboardInterrupt:
         raise run.interrupt() from None
-    found = replace(_result(run, shares, limit, tuple(points), latency), pools=parts)
+    parts = tuple(
+        PoolPart(spec.name, spec.count, spec.count * own.profile.device.count, spec.policy, own.profile.name, **at)
+        for (spec, own), at in zip(search.scenario.each_pool(), seen["pools"], strict=True)
+    ) if seen["pools"] else ()  # fmt: skip
+    found = _result(run, seen["shares"], Limit(**seen["limit"]), tuple(points), seen["latency"])
+    found = replace(found, pools=parts, asked_rate=asked)
     if gpu_hour is not None:
         gpus = search.scenario.num_gpus
         hourly = gpus * gpu_hour
         found = replace(found, cost=Cost(gpus, hourly, search.scenario.per_million_tokens(hourly, asked or rate)))
-    return replace(found, asked_rate=asked)
+    return found
 
 
 def _result(run: Run, shares: dict[str, float], limit: Limit, points: tuple[Point, ...], latency: Latency) -> Capacity:
@@ -480,8 +485,8 @@ def _result(run: Run, shares: dict[str, float], limit: Limit, points: tuple[Poin
     )
 
 
-def _at_capacity(search: CapacitySearch, rate: float) -> tuple[Any, ...]:
-    """Shares of busy time, their limit, latencies (ms) and the reading's fields; then each pool's part.
+def _at_capacity(search: CapacitySearch, rate: float) -> Json:
+    """Shares of busy time, their limit, latencies (ms), the reading's fields, and each pool's part.
 
     With pools, shares and limit are the busiest one's.
     """
@@ -503,21 +508,10 @@ def _at_capacity(search: CapacitySearch, rate: float) -> tuple[Any, ...]:
         ]  # fmt: skip
     seen = replicate.judged(len(requests))
     latency = latency_ms({name: column[seen] for name, column in result.table.columns.items()}, SEEN)
-    return found, asdict(limit), latency, list(vars(reading).values()), *pools
-
-
-def _parts(scenario: Scenario, found: Sequence[Json]) -> tuple[PoolPart, ...]:
-    """Empty for a fleet without pools."""
-    return tuple(
-        PoolPart(spec.name, spec.count, spec.count * own.profile.device.count, spec.policy, own.profile.name, **seen)
-        for (spec, own), seen in zip(scenario.each_pool(), found, strict=True)
-    ) if found else ()  # fmt: skip
-
-
-def _reading(fields: Sequence[Any]) -> Reading:
-    """A reading from its fields' values."""
-    at, values, severities, *others = fields
-    return Reading(at, tuple(values), tuple(severities), *others)
+    return {
+        "shares": found, "limit": asdict(limit), "latency": latency, "reading": list(vars(reading).values()),
+        "pools": pools,
+    }  # fmt: skip
 
 
 def latency_ms(requests: Columns, metrics: Sequence[str]) -> Latency:
@@ -534,10 +528,7 @@ def _last(search: CapacitySearch, memo: Memo, at: tuple[float, int | None]) -> A
     rate, index = at
     if index is not None:
         return search.requests(index, memo)(rate)
-    found, limit, latency, reading, *pools = memo.replay(
-        lambda: search.asked(0, rate, "limits and reading"), lambda: _at_capacity(search, rate)
-    )
-    return found, Limit(**limit), latency, _reading(reading), _parts(search.scenario, pools)
+    return memo.replay(lambda: search.asked(0, rate, "limits and reading"), lambda: _at_capacity(search, rate))
 
 
 def _point(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> Point:

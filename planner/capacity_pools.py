@@ -61,8 +61,6 @@ def fewest_of_each_pool(
         assert counted is not None
         chosen = runs[counted.counts]
         chosen.num_replays = counted.num_replays + in_runs
-        chosen.target = None
-        chosen.sharpen()
         return _with_one_less(finish_of(chosen, rate), counted, chosen)
 
 

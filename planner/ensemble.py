@@ -72,8 +72,8 @@ class Uncertain:
     higher: bool  # is better
     intervals: dict[str, dict[str, Spread]]  # by policy and metric
     effects: dict[str, tuple[Effect, ...]]  # by policy, largest first
-    answer: str  # in words; empty: no recommendation
-    survives: float | None  # share of draws
+    answer: str = ""  # in words; empty: no recommendation
+    survives: float | None = None  # share of draws
 
     def to_json(self) -> dict[str, Any]:
         """For `--json` and run.json."""
@@ -105,8 +105,8 @@ def moved(scenario: Scenario, scores: Scores) -> Scenario:
 
 
 def ensemble(
-    scenarios: Sequence[Scenario],
-    requests: Trace,
+    scenarios: Sequence[Scenario] | Mapping[str, Scenario],
+    requests: Trace | None,
     num: int,
     *,
     judged: tuple[str, bool] | None = None,
@@ -117,49 +117,19 @@ def ensemble(
 ) -> Uncertain:
     """Replay each scenario under `num` drawn profiles, and with each cause at ±1 standard deviation.
 
-    Scenarios differ in policy and replicas only, and share each draw's luck and profile. judged: the deciding metric,
-    and whether more is better; default: `deciding`. recommended: ask whether the first scenario stays best, not the
-    predicted best. Ctrl-C passes through.
+    Scenarios differ in policy and replicas only, or have names; they share each draw's luck and profile. requests: by
+    default each scenario's own. judged: the deciding metric, and whether more is better; default: `deciding`.
+    recommended: ask whether the first scenario stays best, not the predicted best. Ctrl-C passes through.
     """
-    metric, higher = judged or deciding(scenarios[0])
-    drawn_values, effects = ask(
-        partial(_replay, requests, metric), _called(scenarios), num, metric, pool, progress, memo
-    )
-    return _compared(num, (metric, higher), drawn_values, effects, recommended)
-
-
-def of_cells(
-    cells: Mapping[str, Scenario],
-    num: int,
-    metric: str,
-    *,
-    pool: Pool | None = None,
-    progress: Progress | None = None,
-    memo: Memo | None = None,
-) -> Uncertain:
-    """An ensemble of a sweep's cells, best first, each on its own requests.
-
-    metric: more is better.
-    """
-    values, effects = ask(partial(_replay, None, metric), cells, num, metric, pool, progress, memo)
-    return _compared(num, (metric, True), values, effects)
-
-
-def _compared(
-    num: int, judged: tuple[str, bool], values: dict[str, list[Values]], effects: dict[str, tuple[Effect, ...]],
-    recommended: bool = False,
-) -> Uncertain:  # fmt: skip
-    """How often the predicted best, or the recommended first policy, is best."""
-    metric, higher = judged
-    winners = [_best({p: v[i][metric] for p, v in values.items()}, higher) for i in range(num + 1)]
-    several = len(values) > 1
-    held = next(iter(values)) if recommended else winners[0]
-    answer = f"{held}{', the recommendation,' if recommended else ''} is the best by {metric}"
-    return Uncertain(
-        num, level(num), metric, higher, intervals(values), effects,
-        answer if several else "",
-        sum(w == held for w in winners[1:]) / num if several else None,
-    )  # fmt: skip
+    named = scenarios if isinstance(scenarios, Mapping) else _called(scenarios)
+    metric, higher = judged or deciding(next(iter(named.values())))
+    found, values = ask(partial(_replay, requests, metric), named, num, (metric, higher), pool, progress, memo)
+    if len(named) == 1:
+        return found
+    winners = [_best({name: v[i][metric] for name, v in values.items()}, higher) for i in range(num + 1)]
+    best = next(iter(values)) if recommended else winners[0]
+    answer = f"{best}{', the recommendation,' if recommended else ''} is the best by {metric}"
+    return replace(found, answer=answer, survives=winners[1:].count(best) / num)
 
 
 def capacities(
@@ -178,14 +148,12 @@ def capacities(
     0 if an SLO is met at no rate; if all are met until the queue grows, the rate at which it starts to.
     """
     of = partial(_capacity, attainment, num_requests)
-    values, effects = ask(of, _called([scenario]), num, CAPACITY, pool, progress, memo)
-    fleet = counted(scenario.replicas, "replica")
+    found, values = ask(of, _called([scenario]), num, (CAPACITY, True), pool, progress, memo)
+    if rate is None:
+        return found
     [own] = values.values()
-    return Uncertain(
-        num, level(num), CAPACITY, True, intervals(values), effects,
-        "" if rate is None else f"{fleet} sustain{'' if scenario.replicas > 1 else 's'} {rate:g} req/s",
-        None if rate is None else sum(v[CAPACITY] >= rate for v in own[1:]) / num,
-    )  # fmt: skip
+    fleet = f"{counted(scenario.replicas, 'replica')} sustain{'' if scenario.replicas > 1 else 's'}"
+    return replace(found, answer=f"{fleet} {rate:g} req/s", survives=sum(v[CAPACITY] >= rate for v in own[1:]) / num)
 
 
 def sustained(scenario: Scenario, **how: Any) -> float:
@@ -209,14 +177,16 @@ def _called(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
 
 
 def ask(
-    evaluate: Callable[[Memo, Scenario], Values], scenarios: Mapping[str, Scenario], num: int, metric: str,
-    pool: Pool | None, progress: Progress | None, memo: Memo | None = None,
+    evaluate: Callable[[Memo, Scenario], Values], scenarios: Mapping[str, Scenario], num: int,
+    judged: tuple[str, bool], pool: Pool | None, progress: Progress | None, memo: Memo | None = None,
     luck: Callable[[Scenario, int], Scenario] = lambda scenario, _: scenario,
-) -> tuple[dict[str, list[Values]], dict[str, tuple[Effect, ...]]]:  # fmt: skip
-    """By policy: predicted and drawn values, and each cause's effect on the metric.
+) -> tuple[Uncertain, dict[str, list[Values]]]:  # fmt: skip
+    """The intervals and each cause's effect, without an answer; by policy, predicted and drawn values.
 
-    luck: the scenario of draw i, if more than the profile differs.
+    judged: the deciding metric, and whether more is better. luck: the scenario of draw i, if more than the profile
+    differs.
     """
+    metric, higher = judged
     check_num(num)
     known = {name: known_causes(s) for name, s in scenarios.items()}
     work: dict[str, Scenario] = {}
@@ -245,12 +215,8 @@ def ask(
             for c in own
         ]
         effects[policy] = tuple(sorted(of_it, key=lambda e: (-e.swing if math.isfinite(e.swing) else 1.0, e.cause)))
-    return values, effects
-
-
-def intervals(values: Mapping[str, Sequence[Values]]) -> dict[str, dict[str, Spread]]:
-    """By policy and metric."""
-    return {p: {name: interval([v[name] for v in own]) for name in own[0]} for p, own in values.items()}
+    intervals = {p: {name: interval([v[name] for v in own]) for name in own[0]} for p, own in values.items()}
+    return Uncertain(num, level(num), metric, higher, intervals, effects), values
 
 
 def check_num(num: int) -> None:

@@ -134,10 +134,9 @@ class FleetSpace:
 
     def _fields_of(self, words: FleetWords) -> dict[str, Any]:
         """Fields that a space can move."""
-        fields: dict[str, Any] = {
-            REPLICAS: in_words([spec.count for spec in PoolSpec.parse_all(words.pools)]), DECIDER: words.decider
-        }  # fmt: skip
-        for spec in PoolSpec.parse_all(words.pools):
+        specs = PoolSpec.parse_all(words.pools)
+        fields: dict[str, Any] = {REPLICAS: in_words([spec.count for spec in specs]), DECIDER: words.decider}
+        for spec in specs:
             own = candidate_of(spec.policy, allow_code=self.allow_code)
             known = settings_of(preset_of(own.preset, allow_code=self.allow_code).policy) | dict(own.settings)
             fields |= {f"{spec.name}.{name}": value for name, value in known.items()}
@@ -160,8 +159,9 @@ def fleet_space(
     pool has, and for a budget below the given fleet.
     """
     words = FleetWords(scenario.pools, scenario.links, scenario.router, scenario.decider)
+    specs = PoolSpec.parse_all(words.pools)
     own_gpus = [setting.profile.device.count for _, setting in scenario.each_pool()]
-    has = sum(spec.count * one for spec, one in zip(PoolSpec.parse_all(words.pools), own_gpus, strict=True))
+    has = sum(spec.count * one for spec, one in zip(specs, own_gpus, strict=True))
     if gpus is not None and gpus < has:
         raise DsimError(f"gpus is {gpus} and the pools as given have {has}, expected at least as many")
     given, where = _table(table)
@@ -183,7 +183,7 @@ def fleet_space(
         held_by = space_of({"policy": [preset], preset: own}, f"{where}: pool {spec.name}", check, scenario.allow_code)
         fields |= {f"{spec.name}.{name}": dimension for name, dimension in held_by.dimensions[preset].items()}
     if given is not None:
-        names = [*(spec.name for spec in PoolSpec.parse_all(words.pools)), *([DECIDER, LINK] if words.links else [])]
+        names = [*(spec.name for spec in specs), *([DECIDER, LINK] if words.links else [])]
         for name in given:
             if name not in names:
                 raise DsimError(
@@ -191,10 +191,10 @@ def fleet_space(
                 )
     if words.links:
         fields |= _of_links(given, where, words)
-    every = [counts.get(spec.name) for spec in PoolSpec.parse_all(words.pools)]
+    every = [counts.get(spec.name) for spec in specs]
     if given is None or gpus is not None or counts:
         budget = has if gpus is None and not counts else gpus
-        fleets = _fleets(PoolSpec.parse_all(words.pools), every, own_gpus, budget, by_cost or bool(counts))
+        fleets = _fleets(specs, every, own_gpus, budget, by_cost or bool(counts))
         fields[REPLICAS] = Choice(tuple(in_words(one) for one in fleets))
     space = FleetSpace(words, fields, allow_code=scenario.allow_code)
     space.candidate(FLEET, {}).posed(scenario).fleet().check()

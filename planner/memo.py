@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import sqlite3
-import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -33,15 +32,13 @@ FILES = (STORE, f"{STORE}-wal", f"{STORE}-shm")  # the last two during a write o
 VERSION = 1
 OF_THE_MACHINE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_BUSY)
 OF_THE_PATH = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
-MOST_OF_ROW = 1 << 26  # bytes of text
 PATIENCE = 60.0  # s for another process's write
 TABLES = """
-    CREATE TABLE IF NOT EXISTS replays (key TEXT PRIMARY KEY, asked TEXT, answer TEXT, checksum TEXT) WITHOUT ROWID;
-    CREATE TABLE IF NOT EXISTS words (id INTEGER PRIMARY KEY, text TEXT);
+    CREATE TABLE IF NOT EXISTS replays (key TEXT PRIMARY KEY, answer TEXT, checksum TEXT) WITHOUT ROWID;
     CREATE TABLE IF NOT EXISTS searches (asked TEXT);
 """
 
-Row = tuple[str, str, str, str]  # of the table `replays`, unpacked
+Row = tuple[str, str, str]  # of the table `replays`
 Answered = tuple[R, int, int, list[Row]]  # value, replays, stored replays, new rows
 
 
@@ -59,7 +56,6 @@ class Memo:
         self.only_stored = only_stored  # else NotStored
         self._rows: list[Row] | None = [] if keep_rows else None  # new, for the process with the file
         self._database: sqlite3.Connection | None = None
-        self._words = b""  # compression dictionary: a text like the rows
         self._goes_on = False  # the file held replays at first
 
     def open(self, path: Path) -> None:
@@ -76,8 +72,7 @@ class Memo:
         self.num_replays += 1
         if self.path is None and self._rows is None:
             return compute()
-        question = json.dumps(asked(), sort_keys=True, default=repr)
-        key = hashlib.sha256(question.encode()).hexdigest()[:32]
+        key = hashlib.sha256(json.dumps(asked(), sort_keys=True, default=repr).encode()).hexdigest()[:32]
         answer = self._answer(key)
         if answer is None:
             if self.only_stored:
@@ -88,7 +83,7 @@ class Memo:
                 raise
             except DsimError as error:
                 answer = json.dumps({"refused": str(error)})
-            self._write([(key, question, answer, _checksum(key, answer))])
+            self._write([(key, answer, _checksum(key, answer))])
         else:
             self.num_stored += 1
         found = json.loads(answer)
@@ -183,7 +178,6 @@ class Memo:
         if self._database is None:
             assert self.path is not None
             self._database = _connect(self.path)
-            self._words = _words_of(self._database)
         return self._database
 
     @property
@@ -197,7 +191,7 @@ class Memo:
         """The same file, with counts at 0."""
         keep_rows = self.path is not None or self._rows is not None
         own = Memo(self.path, only_stored=only_stored or self.only_stored, keep_rows=keep_rows)
-        own._database, own._words = self._database, self._words
+        own._database = self._database
         return own
 
     def _count(self, num_replays: int, num_stored: int) -> None:
@@ -211,31 +205,25 @@ class Memo:
         try:
             with _named(self.path):
                 row = self._connection.execute("SELECT answer, checksum FROM replays WHERE key = ?", (key,)).fetchone()
-                if row is not None and not self._words:  # another process may have written the first row
-                    self._words = _words_of(self._connection)
-            answer = None if row is None else _unpacked(self.path, row[0], self._words)
-            if row is not None and row[1] != _checksum(key, answer):
+            if row is None:
+                return None
+            answer, checksum = row
+            if checksum != _checksum(key, answer):
                 raise _damaged(self.path, f"the checksum of {key} does not match its answer")
+            return str(answer)
         except DsimError as error:
             if self._rows is None:
                 raise
             if self.only_stored:
                 raise NotStored from error
             return None
-        return answer
 
     def _write(self, rows: Sequence[Row]) -> None:
         """Write rows, or keep them for the process with the file."""
         try:
             if self.path is not None:
                 with uninterrupted(), _named(self.path):
-                    if not self._words and rows:
-                        self._connection.execute(
-                            "INSERT OR IGNORE INTO words VALUES (0, ?)", (rows[0][1] + rows[0][2],)
-                        )
-                        self._words = _words_of(self._connection)
-                    packed = [(k, _packed(asked, self._words), _packed(a, self._words), c) for k, asked, a, c in rows]
-                    self._connection.executemany("INSERT OR REPLACE INTO replays VALUES (?, ?, ?, ?)", packed)
+                    self._connection.executemany("INSERT OR REPLACE INTO replays VALUES (?, ?, ?)", rows)
                 return
         except DsimError:
             if self._rows is None:
@@ -415,30 +403,7 @@ def _damaged(path: Path | None, reason: str) -> DsimError:
     return DsimError(f"{path} cannot be read as a store of replays: {cut(reason)} (delete it, or choose another)")
 
 
-def _packed(text: str, words: bytes) -> bytes:
-    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS, 9, zlib.Z_DEFAULT_STRATEGY, words)
-    return packer.compress(text.encode()) + packer.flush()
-
-
-def _unpacked(path: Path | None, data: Any, words: bytes) -> str:
-    """A row's text."""
-    unpacker = zlib.decompressobj(-zlib.MAX_WBITS, words)
-    try:
-        text = unpacker.decompress(data, MOST_OF_ROW).decode()
-    except (TypeError, zlib.error, UnicodeDecodeError) as error:
-        raise _damaged(path, str(error)) from None
-    if not unpacker.eof:
-        raise _damaged(path, f"a row is cut short, or longer than {MOST_OF_ROW} bytes")
-    return text
-
-
-def _words_of(database: sqlite3.Connection) -> bytes:
-    """Compression dictionary: question and answer of the first row."""
-    row = database.execute("SELECT text FROM words").fetchone()
-    return b"" if row is None else str(row[0]).encode()
-
-
-def _checksum(key: str, answer: object) -> str:
+def _checksum(key: str, answer: str) -> str:
     return hashlib.sha256(f"{key} {answer}".encode()).hexdigest()[:16]
 
 

@@ -31,10 +31,15 @@ class OfRun(Showable):
     def run(self) -> Run:
         """As its folder holds it."""
 
+    @property
+    def _info(self) -> Manifest:
+        """The run's manifest, as in its run.json."""
+        return self.run.info
+
     def page(self) -> Page:
         from ..report.story import words
 
-        return words(self.to_json(), self.run.info)
+        return words(self.to_json(), self._info)
 
     def figures(self) -> list[Figure]:
         from ..report.run_page import run_page
@@ -43,7 +48,7 @@ class OfRun(Showable):
 
     def to_json(self) -> list[dict[str, Any]]:
         """Metrics by policy, as in `--json`."""
-        return list(self.run.info["policies"])
+        return list(self._info["policies"])
 
     def to_frame(self) -> pd.DataFrame:
         """A row per policy; metrics named as in a sweep's table (`ttft_ms_p50`)."""
@@ -110,14 +115,10 @@ class Replay(_InMemory):
     traffic: Trace | None = field(default=None, compare=False)  # the replayed requests
     folder: Path | None = field(default=None, compare=False)  # if the run was written
 
-    def page(self) -> Page:
-        from ..report.story import words
-
-        return words(self.to_json(), self.manifest)
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """Metrics by policy, as `dsim replay --json` has them."""
-        return [summary.to_json() for summary in self.summaries]
+    @property
+    def _info(self) -> Manifest:
+        """The manifest, without a folder."""
+        return self.manifest
 
     @property
     def requests(self) -> pd.DataFrame:
@@ -145,14 +146,10 @@ class Imported(_InMemory):
     measured: MeasuredRun
     folder: Path | None = field(default=None, compare=False)  # if the run was written
 
-    def page(self) -> Page:
-        from ..report.story import words
-
-        return words(self.to_json(), self.measured.info)
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """As `dsim import --json` has them."""
-        return list(self.measured.info["policies"])
+    @property
+    def _info(self) -> Manifest:
+        """The manifest, without a folder."""
+        return self.measured.info
 
     def _write(self, folder: Path) -> None:
         write_measured(self.measured, folder)

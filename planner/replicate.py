@@ -44,8 +44,8 @@ class Reading:
     """A judged replay. Severity: a criterion's log distance from its bound; above 0 violates it."""
 
     rate: float  # req/s
-    values: tuple[float, ...]  # by criterion: s, or share of arrivals
-    severities: tuple[float, ...]
+    values: Sequence[float]  # by criterion: s, or share of arrivals
+    severities: Sequence[float]
     growth: float  # share of arrivals that stay, see `growth`
     stable: bool
     throughput: float  # req/s completed, over the whole run

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,8 @@ from ..results.metrics import flat, no_nan
 from ..results.scenario import Scenario
 from .backend import Outcome, Pool
 from .contents import Json, asked_of
-from .ensemble import Uncertain, check_num, of_cells
+from .ensemble import Uncertain, check_num
+from .ensemble import ensemble as run_ensemble
 from .grid import Plan, read_plan
 from .memo import FILES as STORE_FILES
 from .memo import STORE, Memo, StoreFolder
@@ -127,12 +127,16 @@ def sweep(
         Pool(backend, jobs, address) as pool,
     ):
         memo = folder.memo
+
+        def begin() -> None:
+            if folder.folder is not None:
+                write_whole(folder.folder / "sweep.json", _manifest(plan, False))
+
         finished = folder.finish(
-            pool, _run, {cell.key: cell.scenario for cell in plan.cells},
-            begin=partial(_begin, folder, plan),
+            pool, _run, {cell.key: cell.scenario for cell in plan.cells}, begin=begin,
             progress=lambda ended, of, _: progress and progress(ended, of),
         )  # fmt: skip
-        done = {key: _entry(outcome) for key, outcome in finished.outcomes.items()}
+        done = finished.outcomes
         interrupted = finished.interrupted
         columns = _columns(plan, done, quality)
         uncertain, first = None, _of_each_policy(plan, done)
@@ -146,34 +150,31 @@ def sweep(
     return Sweep(plan, _arrow(columns).to_pandas(), len(done) - reused, reused, interrupted, uncertain, first)
 
 
-def _begin(folder: StoreFolder, plan: Plan) -> None:
-    if folder.folder is not None:
-        write_whole(folder.folder / "sweep.json", _manifest(plan, False))
-
-
 def _run(memo: Memo, scenario: Scenario) -> Json:
     found: Json = memo.replay(lambda: asked_of(scenario, of="summary"), lambda: scenario.run().to_json())
     return found
 
 
-def _of_each_policy(plan: Plan, done: Mapping[str, Json]) -> dict[str, Scenario]:
+def _of_each_policy(plan: Plan, done: Mapping[str, Outcome[Json]]) -> dict[str, Scenario]:
     """The first finished cell by policy, profile and yield."""
     first: dict[str, Scenario] = {}
     for cell in plan.cells:
         others = (str(cell.varied[name]) for name in ("profile", "workload", "yields") if name in cell.varied)
-        if "summary" in done.get(cell.key, {}):
+        if cell.key in done and done[cell.key].error is None:
             first.setdefault(", ".join([cell.scenario.label, *others]), cell.scenario)
     return first
 
 
 def _under_drawn_profiles(
-    plan: Plan, done: Mapping[str, Json], num: int, pool: Pool, progress: Callable[[int, int], None] | None, memo: Memo,
+    plan: Plan, done: Mapping[str, Outcome[Json]], num: int, pool: Pool, progress: Callable[[int, int], None] | None,
+    memo: Memo,
 ) -> Uncertain | None:  # fmt: skip
     """The best stable cells; of cells that differ in seed alone, one. None without any."""
+    summaries = {key: outcome.value or {} for key, outcome in done.items()}
+    metric = "goodput" if any(summary.get("goodput") for summary in summaries.values()) else "output_throughput"
     scored: dict[str, tuple[float, Scenario]] = {}
-    metric = "goodput" if any(_summary(done, cell.key).get("goodput") for cell in plan.cells) else "output_throughput"
     for cell in plan.cells:
-        summary = _summary(done, cell.key)
+        summary = summaries.get(cell.key, {})
         value = summary.get(metric)
         if summary.get("stable") and value is not None:
             name = ", ".join(f"{field}={cut(at, 40)}" for field, at in cell.varied.items() if field != "seed")
@@ -181,17 +182,8 @@ def _under_drawn_profiles(
     best = sorted(scored, key=lambda name: -scored[name][0])[:MOST_ASKED]
     if not best:
         return None
-    return of_cells({name: scored[name][1] for name in best}, num, metric, pool=pool, progress=progress, memo=memo)
-
-
-def _summary(done: Mapping[str, Json], key: str) -> Json:
-    found: Json = done.get(key, {}).get("summary") or {}
-    return found
-
-
-def _entry(outcome: Outcome[Json]) -> Json:
-    """Its summary, or its error."""
-    return {"summary": outcome.value} if outcome.error is None else {"error": outcome.error}
+    cells = {name: scored[name][1] for name in best}
+    return run_ensemble(cells, None, num, judged=(metric, True), pool=pool, progress=progress, memo=memo)
 
 
 def _write(
@@ -245,10 +237,10 @@ def _manifest(plan: Plan, complete: bool) -> bytes:
 # The table
 
 
-def _columns(plan: Plan, done: Mapping[str, Json], quality: Quality | None) -> dict[str, list[Any]]:
+def _columns(plan: Plan, done: Mapping[str, Outcome[Json]], quality: Quality | None) -> dict[str, list[Any]]:
     """By column: varied fields, metrics, error; None if missing."""
     cells = [cell for cell in plan.cells if cell.key in done]
-    metrics = [flat(done[cell.key].get("summary") or {}) for cell in cells]
+    metrics = [flat(done[cell.key].value or {}) for cell in cells]
     out: dict[str, list[Any]] = {name: [cell.varied.get(name) for cell in cells] for name in plan.varied}
     if any(name.startswith("policy.") for name in plan.varied):
         out["spec"] = [cell.scenario.policy for cell in cells]
@@ -258,7 +250,7 @@ def _columns(plan: Plan, done: Mapping[str, Json], quality: Quality | None) -> d
             out[name] = values
     if quality is not None:
         out["quality"] = [quality(cell.scenario) for cell in cells]
-    out["error"] = [done[cell.key].get("error") for cell in cells]
+    out["error"] = [done[cell.key].error for cell in cells]
     out["key"] = [cell.key for cell in cells]
     return {name: _alike(values) for name, values in out.items()}
 

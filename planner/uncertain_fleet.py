@@ -9,7 +9,7 @@ from ..report.digits import counted
 from ..results.scenario import Scenario
 from .backend import Pool
 from .capacity import CapacitySearch, search_of
-from .ensemble import Progress, Uncertain, Values, ask, intervals, level
+from .ensemble import Progress, Uncertain, Values, ask
 from .memo import Memo
 from .plan import whole_search
 from .plan_replays import Posed, fleet
@@ -46,13 +46,11 @@ def uncertain_fleet(
     name = f"{counted(scenario.replicas, 'replica')} of {scenario.policy}"
     metric = _metric(search.criteria[0])
     replay = partial(_replay, search.criteria, search.num_requests, search.block)
-    values, effects = ask(replay, {name: own}, num, metric, pool, progress, memo, _in_replication)
-    [found] = values.values()
-    held = sum(v[HOLDS] for v in found[1:]) / num
-    shown = {name: [{k: x for k, x in v.items() if k != HOLDS} for v in found]}
+    found, values = ask(replay, {name: own}, num, (metric, False), pool, progress, memo, _in_replication)
+    del found.intervals[name][HOLDS]
     verb = "meet" if scenario.replicas > 1 else "meets"
     answer = f"{name} {verb} the SLOs at {scenario.rate:g} req/s"
-    return Uncertain(num, level(num), metric, False, intervals(shown), effects, answer, held)
+    return replace(found, answer=answer, survives=sum(v[HOLDS] for v in values[name][1:]) / num)
 
 
 def _in_replication(scenario: Scenario, index: int) -> Scenario:

@@ -1,7 +1,6 @@
 """A canvas model on a device, ready to run."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -9,44 +8,20 @@ from ..engine.errors import ModelError
 from ..live import weights
 from ..live.canvas_model import CanvasModel, canvas_config, num_params, random_canvas_model, read_canvas_model
 from ..live.config_file import AS_IT_SAYS, Given
-from ..live.prompts import Prompts, random_prompts
-from ..live.session import Kept
-from .clocks import Clocks, clocks_of
-from .measure import Loaded, check_device, check_room, describe, open_model, select, settings_of, tell_made, uuid_of
-from .profile import Device, MemoryModel
+from .clocks import clocks_of
+from .measure import Loaded, OnDevice, check_device, check_room, describe, open_model, select, tell_made, uuid_of
+from .profile import MemoryModel
 
 
-@dataclass(frozen=True)
-class LoadedCanvas:
-    """A canvas model on a device; for decoders, `Loaded`."""
+@dataclass(frozen=True, kw_only=True)
+class LoadedCanvas(OnDevice):
+    """A canvas model; for decoders, `Loaded`."""
 
-    name: str  # as the user named it
     model: CanvasModel
-    device: Device
-    memory: MemoryModel
-    trained: bool = True  # as in `Loaded`
-    made: str = ""
-    graphs: bool = False  # steps of canvases run as captured CUDA graphs
-    captured: Kept = field(default_factory=Kept)
-    clocks: Clocks = field(default_factory=lambda: Clocks(None))  # sampled between steps
-    text: Prompts | None = None  # as in `Loaded`
-
-    def prompts(self, seed: int) -> Prompts:
-        return self.text or random_prompts(self.model.config, seed)
 
     @property
-    def kept(self) -> Kept | None:
-        """Captured graphs; None if none are captured."""
-        return self.captured if self.graphs else None
-
-    @property
-    def on_gpu(self) -> bool:
-        return bool(self.model.embedding.is_cuda)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings next to the policy that results depend on."""
-        return settings_of(self.device, self.model.config.name, self.model.embedding, self.graphs, self.made)
+    def weight(self) -> torch.Tensor:
+        return self.model.embedding
 
 
 Opened = Loaded | LoadedCanvas
@@ -86,9 +61,11 @@ def open_canvas(
         kv_bytes_per_token=dtype.itemsize * sum(config.kv_elements(kind) for kind in (True, False)),
         vocab=config.vocab,
     )
-    captured = device.startswith("cuda") if graphs is None else graphs
-    clocks = clocks_of(uuid_of(model.embedding.device))
-    return LoadedCanvas(name, model, found, memory, trained, made, captured, clocks=clocks)
+    return LoadedCanvas(
+        name=name, model=model, device=found, memory=memory, trained=trained, made=made,
+        graphs=device.startswith("cuda") if graphs is None else graphs,
+        clocks=clocks_of(uuid_of(model.embedding.device)),
+    )  # fmt: skip
 
 
 def check_asked(name: str, given: Given) -> None:

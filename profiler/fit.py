@@ -26,22 +26,17 @@ DOMAINS = ("tokens", "batch", "prefill_tokens", "head_rows")
 
 
 def fit_latency(
-    taken: Samples, held_out: Bools | None = None, graph_tokens: int = 0, *, stairs: bool = False,
-    journal: Samples | None = None,
+    taken: Samples, graph_tokens: int = 0, *, stairs: bool = False, journal: Samples | None = None,
 ) -> tuple[LatencyModel, Fit]:  # fmt: skip
     """Fit a latency model to the points (medians of repeats) by relative least squares, and judge the fit.
 
-    held_out: marks of the judging points, in the order of `points(taken)`; default `split`. graph_tokens: decode steps
-    of at most this many tokens were captured, and cost their padding. Host terms are fitted if all device times are
-    known; otherwise host_step is part of the other constants. stairs: fit a time per level of tokens (stairs.py), not
-    up to three affine pieces. journal: served steps, which judge the fit in place of held-out points and weight the
-    levels.
+    graph_tokens: decode steps of at most this many tokens were captured, and cost their padding. Host terms are fitted
+    if all device times are known; otherwise host_step is part of the other constants. stairs: fit a time per level of
+    tokens (stairs.py), not up to three affine pieces. journal: served steps, which judge the fit in place of held-out
+    points and weight the levels.
     """
     every = points(taken)
-    if journal is not None:
-        judge = np.zeros(len(every), np.bool_)
-    else:
-        judge = split(every) if held_out is None else held_out
+    judge = split(every) if journal is None else np.zeros(len(every), np.bool_)
     fitted = every[~judge]
     if len(fitted) < MIN_POINTS:
         raise ProfileError(f"{len(fitted)} step shapes were measured to fit to, expected at least {MIN_POINTS}")

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
@@ -29,7 +30,7 @@ def fit_canvas_law(
     """
     steps = np.maximum(1, canvases.num_steps - (canvases.flushed if late else 0))
     _, who, counts = np.unique(canvases.request, return_inverse=True, return_counts=True)
-    index = _index(who)
+    index = np.asarray(pd.Series(who).groupby(who).cumcount(), np.int64)  # within its request
     said = f"{source}; {len(who)} canvases of {len(counts)} requests"
     if canvases.limit is not None and (ended := steps >= canvases.limit).any():
         steps = _unlimited(steps, ended)
@@ -127,16 +128,6 @@ def _variances(values: Floats, who: Ints, counts: Ints) -> tuple[float, float, f
         squares = float((counts * (mean - center) ** 2).sum()) / (len(counts) - 1)
         between = max(0.0, (squares - within) / size) if free > 0 else squares
     return center, between, within
-
-
-def _index(who: Ints) -> Ints:
-    """Each canvas's index within its request."""
-    order = np.argsort(who, kind="stable")
-    ordered = who[order]
-    begins = np.flatnonzero(np.diff(ordered, prepend=-1))
-    index = np.empty(len(who), np.int64)
-    index[order] = np.arange(len(who)) - np.repeat(begins, np.diff([*begins, len(who)]))
-    return index
 
 
 def _centred(values: Floats, who: Ints, counts: Ints) -> Floats:

@@ -53,14 +53,14 @@ def given_yield(
     """
     kind, colon, number = text.rpartition(":")
     if colon and kind in _PER:
-        mean = _mean(text, _PER[kind](_number(cut(text), number), block_length), block_length)
-        return (_model(text, mean, block_length, threshold, temperature),)
-    if text.endswith(".csv"):
+        tokens = _PER[kind](_number(cut(text), number), block_length)
+    elif text.endswith(".csv"):
         return _table(text, os.stat(text).st_mtime_ns if os.path.isfile(text) else 0, block_length, temperature)
-    if os.path.isfile(text):
+    elif os.path.isfile(text):
         return _log(text, os.stat(text).st_mtime_ns)
-    mean = _mean(text, _number(text, text), block_length)
-    return (_model(text, mean, block_length, threshold, temperature),)
+    else:
+        tokens = _number(text, text)
+    return (_model(text, _mean(text, tokens, block_length), block_length, threshold, temperature),)
 
 
 def given_law(text: str, policy: Policy, held: Sequence[CanvasLaw]) -> CanvasLaw:
@@ -208,25 +208,25 @@ def _block(where: str, text: str) -> int:
 def _of_rows(rows: list[_Row], temperature: float | None) -> CommitModel:
     """The commit model of a threshold, from a row or a mixture of classes."""
     first = rows[0]
+    where = first.where.rpartition(":")[0]
+    if len(rows) == 1:
+        model = _model(f"{first.mean:.4g}", first.mean, first.block_length, first.threshold, temperature, where)
+        if first.tail is None:
+            return model
+        try:
+            return with_tail(model, first.tail)
+        except ProfileError as error:
+            raise ProfileError(f"{first.where}: {error}") from None
     shares = [row.share for row in rows if row.share is not None]
-    if len(rows) > 1 and len(shares) < len(rows):
+    if len(shares) < len(rows):
         raise ProfileError(
             f"{rows[1].where}: threshold {first.threshold:g} is given a second time, expected a share of each class"
         )
-    mean = first.mean
-    if len(rows) > 1:  # over steps: a class with small yields takes more of them
-        mean = sum(shares) / sum(s / row.mean for s, row in zip(shares, rows, strict=True))
-    where = first.where.rpartition(":")[0]
+    # Over steps: a class with small yields takes more of them.
+    mean = sum(shares) / sum(s / row.mean for s, row in zip(shares, rows, strict=True))
     model = _model(f"{mean:.4g}", mean, first.block_length, first.threshold, temperature, where)
-    if len(rows) > 1:
-        model = mixture(model, [row.mean for row in rows], shares)
-        return replace(model, source=f"{where}: a mixture of {len(rows)} classes, {mean:.4g} tokens a denoise step")
-    if first.tail is None:
-        return model
-    try:
-        return with_tail(model, first.tail)
-    except ProfileError as error:
-        raise ProfileError(f"{first.where}: {error}") from None
+    model = mixture(model, [row.mean for row in rows], shares)
+    return replace(model, source=f"{where}: a mixture of {len(rows)} classes, {mean:.4g} tokens a denoise step")
 
 
 @lru_cache(maxsize=8)

@@ -1,7 +1,8 @@
-"""GPUs by their data sheets, and the share of each peak that serving code reaches.
+"""GPUs by their data sheets (gpus.csv), and the share of each peak that serving code reaches.
 
-Peaks are dense bf16 with fp32 accumulation; a link is one direction of one GPU. Memory in MIB is nvidia-smi's, in GB
-the data sheet's. Users describe other GPUs in a TOML file (docs/plan.md).
+Peaks are dense bf16 with fp32 accumulation; a link is one direction of one GPU, its latency assumed. Memory in whole
+MiB is nvidia-smi's, in whole GB the data sheet's. B300, GB10, H800 and RTX PRO 6000 are from NVIDIA's tables of
+measured kernels (precisions-and-cards.md 2). Users describe other GPUs in a TOML file (docs/plan.md).
 
 Efficiencies are assumed. Matrix products: 0.75 on an A100, between the 0.71 of FOCUS's baseline and what its slope
 implies for the layers; 0.65 on Hopper and Blackwell, whose peaks are larger; 0.80 on a 4090, from the 112-131 TFLOP/s
@@ -11,11 +12,11 @@ LLaDA-8B). Links: 0.7.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from ..engine.errors import ProfileError
 from ..engine.plain import Range
-from ..files.read import cut, read_toml
+from ..files.read import cut, read_csv, read_toml
 from ..files.schema import FileObject
 
 ATTENTION_EFFICIENCY = 0.3  # of the peak, for short windows over paged keys
@@ -24,7 +25,7 @@ ATTENTION_EFFICIENCY = 0.3  # of the peak, for short windows over paged keys
 DENSE_EFFICIENCY, DENSE_FROM = 0.6, 64
 MOE_SHARE = 0.36  # of the dense efficiency: LLaDA2.0-mini's steps (FOCUS, Fig. 6) imply 0.27 of an A100's peak
 LINK_EFFICIENCY = 0.7
-MIB, GB = 2**20, 10**9
+SHEETS = Path(__file__).parent / "gpus.csv"
 
 
 @dataclass(frozen=True)
@@ -42,66 +43,9 @@ class Gpu:
     driver_name: str = ""  # as nvidia-smi prints it
 
 
-_NVLINK, _PCIE = 10e-6, 30e-6  # s
-_A100 = "NVIDIA A100 {}GB SXM data sheet"
-_ADA = "NVIDIA Ada GPU Architecture white paper"
-
-_GPUS = (
-    # name FLOP/s bytes/s memory link B/s latency matmul bandwidth, compute capability
-    Gpu("A100-80GB", 312.0e12, 2.039e12, 81920 * MIB, 300e9, _NVLINK, 0.75, 0.80, _A100.format(80), "8.0",
-        "NVIDIA A100-SXM4-80GB"),
-    Gpu("A100-40GB", 312.0e12, 1.555e12, 40 * GB, 300e9, _NVLINK, 0.75, 0.80, _A100.format(40), "8.0",
-        "NVIDIA A100-SXM4-40GB"),
-    Gpu("H100", 989.4e12, 3.350e12, 81559 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H100 SXM data sheet", "9.0",
-        "NVIDIA H100 80GB HBM3"),
-    Gpu("H100-PCIe", 756.0e12, 2.000e12, 80 * GB, 63e9, _PCIE, 0.65, 0.80, "NVIDIA H100 PCIe data sheet", "9.0",
-        "NVIDIA H100 PCIe"),
-    Gpu("H200", 989.4e12, 4.800e12, 143771 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H200 SXM data sheet", "9.0",
-        "NVIDIA H200"),
-    Gpu("H20", 148.0e12, 4.000e12, 97871 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H20 data sheet", "9.0",
-        "NVIDIA H20"),
-    Gpu(
-        "B200", 2250.0e12, 8.000e12, 180 * GB, 900e9, _NVLINK, 0.65, 0.80, "NVIDIA HGX B200 data sheet (1000 W)",
-        "10.0", "NVIDIA B200",
-    ),
-    Gpu(
-        "MI300X", 1307.4e12, 5.300e12, 192 * GB, 448e9, _NVLINK, 0.50, 0.80, "AMD Instinct MI300X data sheet", "gfx942",
-        "AMD Instinct MI300X",
-    ),
-    # precisions-and-cards.md 2: B300, GB10, H800 and RTX PRO 6000 from NVIDIA's tables of measured kernels, others from
-    # data sheets.
-    Gpu("MI355X", 2516e12, 8.000e12, 288 * GB, 537e9, _NVLINK, 0.50, 0.80, "AMD Instinct MI355X data sheet", "gfx950",
-        "AMD Instinct MI355X"),
-    Gpu("B300", 2250e12, 7.750e12, 275040 * MIB, 900e9, _NVLINK, 0.65, 0.80,
-        "NVIDIA B300 data sheet, as in aisimulate 0.13", "10.3", "NVIDIA B300 SXM6 AC"),
-    Gpu("H800", 989.4e12, 3.350e12, 80 * GB, 200e9, _NVLINK, 0.65, 0.80, "NVIDIA H800 SXM data sheet", "9.0",
-        "NVIDIA H800"),
-    Gpu("A800", 312.0e12, 2.039e12, 81920 * MIB, 200e9, _NVLINK, 0.75, 0.80, "NVIDIA A800 SXM data sheet", "8.0",
-        "NVIDIA A800-SXM4-80GB"),
-    Gpu("L20", 119.5e12, 0.864e12, 48 * GB, 31.5e9, _PCIE, 0.65, 0.80, "NVIDIA L20 data sheet", "8.9", "NVIDIA L20"),
-    Gpu("GB10", 125.0e12, 0.273e12, round(119.7 * 2**30), 25e9, _PCIE, 0.65, 0.80,
-        "NVIDIA DGX Spark data sheet; bf16 by ratio to the stated FP4", "12.1", "NVIDIA GB10"),
-    Gpu("RTX5090", 209.5e12, 1.792e12, 32607 * MIB, 63e9, _PCIE, 0.80, 0.85, "NVIDIA RTX Blackwell white paper", "12.0",
-        "NVIDIA GeForce RTX 5090"),
-    Gpu("RTX-PRO-6000", 467.8e12, 1.792e12, 97887 * MIB, 63e9, _PCIE, 0.80, 0.85,
-        "NVIDIA RTX PRO 6000 Server Edition data sheet, as in aisimulate 0.13", "12.0",
-        "NVIDIA RTX PRO 6000 Blackwell Server Edition"),
-    Gpu(
-        "L4", 121.0e12, 0.300e12, 24 * GB, 31.5e9, _PCIE, 0.65, 0.80, "NVIDIA L4 data sheet, half of it with sparsity",
-        "8.9", "NVIDIA L4",
-    ),
-    Gpu("L40S", 362.1e12, 0.864e12, 46068 * MIB, 31.5e9, _PCIE, 0.65, 0.80, "NVIDIA L40S data sheet", "8.9",
-        "NVIDIA L40S"),
-    Gpu("A10", 125.0e12, 0.600e12, 24 * GB, 31.5e9, _PCIE, 0.75, 0.80, "NVIDIA A10 data sheet", "8.6",
-        "NVIDIA A10"),
-    Gpu("RTX4090", 165.2e12, 1.008e12, 24564 * MIB, 31.5e9, _PCIE, 0.80, 0.85, _ADA, "8.9",
-        "NVIDIA GeForce RTX 4090"),
-    Gpu(
-        "RTX4090-48GB", 165.2e12, 1.008e12, 49140 * MIB, 31.5e9, _PCIE, 0.80, 0.85,
-        f"{_ADA}; a modified card, used by Sparse-dLLM", "8.9",
-    ),
-)  # fmt: skip
-GPUS: dict[str, Gpu] = {gpu.name: gpu for gpu in _GPUS}
+_KINDS = get_type_hints(Gpu)
+_SHIPPED = [Gpu(**{name: kind(row[name]) for name, kind in _KINDS.items()}) for _, row in read_csv(SHEETS, _KINDS)]
+GPUS: dict[str, Gpu] = {gpu.name: gpu for gpu in _SHIPPED}
 ALIASES = {"a100": "A100-80GB"}
 
 # Keys of a data sheet's TOML: field, and factor to its unit. Those in ASSUMED are optional.
@@ -169,7 +113,7 @@ def product_of(name: str) -> str:
 
 def _like(sheet: Gpu) -> str:
     """The compute capability of the known GPU with about these figures, or empty."""
-    for known in _GPUS:
+    for known in GPUS.values():
         pairs = ((getattr(sheet, name), getattr(known, name)) for name in ("peak", "bandwidth", "memory_bytes"))
         if all(abs(given / own - 1.0) <= SAME for given, own in pairs):
             return known.compute_capability
@@ -188,4 +132,4 @@ def capability_of_name(device: str) -> str:
         return "8.0"
     if any(known in name for known in ("H100", "H800", "H200", "H20", "L20Y")):
         return "9.0"
-    return next((gpu.compute_capability for gpu in _GPUS if gpu.name == device), "")
+    return next((gpu.compute_capability for gpu in GPUS.values() if gpu.name == device), "")

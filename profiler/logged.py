@@ -1,6 +1,7 @@
 """A step log's requests: arrivals, emissions, and each canvas's steps."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -173,34 +174,21 @@ class Requests:
 
     def read(self) -> Logged:
         rows = sorted(self._rows.items(), key=lambda item: (item[1].get("arrival", 0.0), item[0]))
-
-        def times(name: str) -> Floats:
-            return np.array([row.get(name, np.nan) for _, row in rows], np.float64)
-
-        def counts(name: str, other: str = "") -> Ints:
-            return np.array([row.get(name, row.get(other, 0.0)) for _, row in rows], np.float64).astype(np.int64)
-
+        times = ("received", "arrival", "scheduled", "first_emission", "last_emission", "finish")
+        counts = ("input_length", "output_length", "num_first", "num_tokens", "num_emissions")
+        columns: dict[str, Any] = {
+            name: np.array([row.get(name, np.nan) for _, row in rows], np.float64) for name in (*times, *counts)
+        }
+        asked = columns["output_length"]
+        columns["output_length"] = np.where(np.isnan(asked), columns["num_tokens"], asked)
+        columns |= {name: columns[name].astype(np.int64) for name in counts}
         request, num_steps, flushed = np.array(self._canvases, np.int64).reshape(-1, 3).T
+        limit = np.array([self._limits.get(i, NO_LIMIT) for i in request.tolist()]) if self._limits else None
         return Logged(
             request=np.array([request for request, _ in rows], np.int64),
-            input_length=counts("input_length"),
-            output_length=counts("output_length", "num_tokens"),
-            received=times("received"),
-            arrival=times("arrival"),
-            scheduled=times("scheduled"),
-            first_emission=times("first_emission"),
-            last_emission=times("last_emission"),
-            finish=times("finish"),
-            num_first=counts("num_first"),
-            num_tokens=counts("num_tokens"),
-            num_emissions=counts("num_emissions"),
+            **columns,
             gaps=np.array(self._gaps),
-            canvases=Canvases(
-                request,
-                num_steps,
-                flushed.astype(np.bool_),
-                np.array([self._limits.get(i, NO_LIMIT) for i in request.tolist()]) if self._limits else None,
-            ),
+            canvases=Canvases(request, num_steps, flushed.astype(np.bool_), limit),
         )
 
     def steps(self) -> LoggedSteps:

@@ -17,7 +17,6 @@ from ..engine.cache_overhead import PHASES
 from ..engine.commits import CommitDraws, CommitModel, ImportanceDeltas, ScheduledCommits
 from ..engine.engine import Limits
 from ..engine.errors import ModelError, ProfileError
-from ..engine.journal import STEP_LISTS
 from ..engine.latency import CacheOverhead, Features, LatencyModel, bucket
 from ..engine.policies import BASELINES
 from ..engine.policies.ar import Autoregressive
@@ -40,7 +39,6 @@ from ..live.measure import (
     Measured,
     Shape,
     evicting_policy,
-    features_at,
     features_of,
     fill_with_text,
     level_shapes,
@@ -63,41 +61,68 @@ from .fit_focus import Deltas, deltas, fit_focus
 from .hardware import default_max_batch
 from .models import Experts, ModelShape
 from .profile import CommitFit, Device, Fit, MemoryModel, Profile, Provenance, digits
-from .samples import Samples, samples
+from .samples import Samples, samples, step_features
 from .stairs import levels
 
 if TYPE_CHECKING:
     from .canvas import Opened
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A model on a device, with a profile's description of both."""
+@dataclass(frozen=True, kw_only=True)
+class OnDevice:
+    """A model on a device, with a profile's description of the device."""
 
     name: str  # a preset or a directory, as the user named it
-    model: Decoder
+    model: Any
     device: Device
-    shape: ModelShape
     memory: MemoryModel
     trained: bool  # False: random weights
-    graphs: bool = False  # decode steps of block diffusion are captured CUDA graphs
+    made: str = ""  # how the weights were derived; empty: as stored
+    graphs: bool = False  # steps run as captured CUDA graphs
     captured: Kept = field(default_factory=Kept)  # the graphs, from run to run
     clocks: Clocks = field(default_factory=lambda: Clocks(None))  # sampled while steps run
-    made: str = ""  # how the weights were derived; empty: as stored
-
     text: Prompts | None = None  # that steps are measured on; None: random tokens
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """One of the model's weights."""
+        raise NotImplementedError
 
     def prompts(self, seed: int) -> Prompts:
         return self.text or random_prompts(self.model.config, seed)
 
     @property
     def on_gpu(self) -> bool:
-        return bool(self.model.embedding.weight.is_cuda)
+        return bool(self.weight.is_cuda)
+
+    def usual_batch(self, on_cpu: int) -> int:
+        """The most rows that engines serve at once."""
+        return default_max_batch(self.device.compute_capability) if self.on_gpu else on_cpu
 
     @property
     def kept(self) -> Kept | None:
         """Captured graphs; None if none are captured."""
         return self.captured if self.graphs else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings next to the policy that results depend on."""
+        return settings_of(self.device, self.model.config.name, self.weight, self.graphs, self.made)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded(OnDevice):
+    """A decoder; for canvas models, `LoadedCanvas`."""
+
+    model: Decoder
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.model.embedding.weight
+
+    @property
+    def shape(self) -> ModelShape:
+        return shape_of(self.model.config)
 
     @property
     def graph_tokens(self) -> int:
@@ -107,14 +132,9 @@ class Loaded:
         """
         return MAX_ROWS if self.graphs else 0
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings next to the policy that results depend on."""
-        return settings_of(self.device, self.model.config.name, self.model.embedding.weight, self.graphs, self.made)
-
 
 def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool, made: str) -> dict[str, Any]:
-    """Settings of a run. weight: any of the model's; made: as in `Loaded`."""
+    """Settings of a run. weight: any of the model's; made: as in `OnDevice`."""
     found: dict[str, Any] = {
         "device": device.name, "model": model, "torch": torch.__version__,
         "dtype": str(weight.dtype).removeprefix("torch."), "threads": torch.get_num_threads(), "graphs": graphs,
@@ -145,8 +165,6 @@ def open_model(
         model = weights.load(name, device, dtype, seed, given)
     except torch.OutOfMemoryError as error:
         raise ModelError(f"{name}: its {size / 1e9:.1f} GB do not fit on {device} ({error})") from None
-    if graphs is None:
-        graphs = device.startswith("cuda")
     trained = weights.is_trained(name, given)
     made = weights.made(seed, trained=trained, has_experts=config.experts is not None)
     tell_made(name, made)
@@ -158,8 +176,9 @@ def open_model(
         vocab=config.vocab,
     )
     return Loaded(
-        name, model, found, shape_of(config), memory, trained, graphs,
-        clocks=clocks_of(uuid_of(model.embedding.weight.device)), made=made,
+        name=name, model=model, device=found, memory=memory, trained=trained, made=made,
+        graphs=device.startswith("cuda") if graphs is None else graphs,
+        clocks=clocks_of(uuid_of(model.embedding.weight.device)),
     )  # fmt: skip
 
 
@@ -253,14 +272,14 @@ def shape_of(config: ModelConfig) -> ModelShape:
     )  # fmt: skip
 
 
-def check_same_model(profile: Profile, config: ModelConfig) -> None:
+def check_same_model(profile: Profile, ours: ModelShape) -> None:
     """ProfileError unless the profile's model has these dimensions."""
-    theirs, ours = profile.model, shape_of(config)
+    theirs = profile.model
     for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"):
         if getattr(theirs, name) != getattr(ours, name):
             raise ProfileError(
                 f"profile {profile.name} is of {theirs.name} with {name} {getattr(theirs, name)}, "
-                f"and the model {config.name} has {getattr(ours, name)}"
+                f"and the model {ours.name} has {getattr(ours, name)}"
             )
 
 
@@ -296,7 +315,7 @@ def measure_steps(
     blocks = blocks or Blocks(loaded.clocks)
     config = loaded.model.config
     block = config.block_length
-    batch = max_batch or (default_max_batch(loaded.device.compute_capability) if loaded.on_gpu else 32)
+    batch = max_batch or loaded.usual_batch(32)
     context = min(max_context or config.context_limit, config.context_limit) - 3 * block
     # Small batches prefill as many tokens as large ones: no served step is larger than a measured one.
     tokens = MOST_TOKENS if loaded.on_gpu else min(MOST_TOKENS, batch * block)
@@ -407,7 +426,7 @@ def serve_journal(
     block = config.block_length
     chance = np.random.default_rng([seed, 1])
     most = min(max_context or config.context_limit, config.context_limit)
-    batch = max_batch or (default_max_batch(loaded.device.compute_capability) if loaded.on_gpu else 32)
+    batch = max_batch or loaded.usual_batch(32)
     begin = time.monotonic()
     while batch > 1 and loaded.captured.seconds_to_capture(_journalled(block, batch), batch) > budget / 2:
         batch //= 2
@@ -437,8 +456,9 @@ def serve_journal(
             raise done.failure
         late += done.num_made_ready
     columns = {name: np.concatenate([part[name] for part in steps]) for name in steps[0]}
-    features = [features_at(columns, i) for i in range(len(columns["latency"]))]
-    return samples(features, columns["latency"], columns["device"] if loaded.on_gpu else None), late
+    return samples(
+        step_features(columns, {}, mixed=False), columns["latency"], columns["device"] if loaded.on_gpu else None
+    ), late
 
 
 def _journalled(block: int, batch: int) -> list[Policy]:
@@ -455,9 +475,7 @@ def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) ->
 
     A shape's graph is captured when the shape first occurs.
     """
-    config, weight = loaded.model.config, loaded.model.embedding.weight
-    cache = PagedCache(config, pages, PAGE, str(weight.device), weight.dtype)
-    cache.fill(seed)
+    config, cache = loaded.model.config, _filled_cache(loaded, pages, seed)
     forward = Forward(loaded.model, cache)
     if loaded.graphs:
         forward = captured = GraphForward(loaded.model, cache, longest=longest)
@@ -470,6 +488,13 @@ def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) ->
         fill_with_text(forward, loaded.text, min(longest, MOST_TEXT))
     forward.meanwhile = [loaded.clocks.sample]
     return forward
+
+
+def _filled_cache(loaded: Loaded, pages: int, seed: int) -> PagedCache:
+    """A cache of random keys and values."""
+    cache = PagedCache(loaded.model.config, pages, PAGE, str(loaded.weight.device), loaded.weight.dtype)
+    cache.fill(seed)
+    return cache
 
 
 def _samples(taken: Sequence[Measured], apart: bool) -> Samples:
@@ -514,7 +539,6 @@ def log_commits(
         for i in range(MOST_LOGGED)
     ]
     limits = Limits(8 * -(-2 * most // PAGE), config.context_limit, 8)
-    parts: list[Mapping[str, Any]] = []
     serving = Serving(
         loaded.model, policy, limits, prompts_from(tokens, seed), graphs=loaded.kept, eos=config.eos if eos else (),
         watch=None if collected is None else lambda g: collected.append(
@@ -527,12 +551,9 @@ def log_commits(
         nonlocal completed
         completed = num
 
-    done = run(
-        serving, requests, stop=lambda: over() and completed >= FEWEST_LOGGED, progress=count,
-        append=lambda columns, lists: parts.append({name: values for name, (values, _) in lists.items()}),
-    )  # fmt: skip
-    check_whole(done)
-    lists = {name: np.concatenate([part[name] for part in parts]) for name in STEP_LISTS}
+    _, lists = _journal_of(
+        serving, requests, lambda: over() and completed >= FEWEST_LOGGED, ("requests", "window", "commits"), count
+    )
     length = np.array([r.input_length for r in requests])
     return from_journal(block, length, lists["requests"], lists["window"], lists["commits"])
 
@@ -579,10 +600,7 @@ def measure_eviction(
         return 0.0
     context = min(256, config.context_limit - 3 * block) // block * block
     batches = [batch for batch in BATCHES if batch <= (most_batch or BATCHES[-1])]
-    weight = loaded.model.embedding.weight
-    pages = batches[-1] * pages_of(context, block, PAGE)
-    cache = PagedCache(config, pages, PAGE, str(weight.device), weight.dtype)
-    cache.fill(0)
+    cache = _filled_cache(loaded, batches[-1] * pages_of(context, block, PAGE), 0)
     forward = Forward(loaded.model, cache)
     if loaded.graphs:
         forward = GraphForward(loaded.model, cache, longest=context + 3 * block)
@@ -620,9 +638,14 @@ def measure_cache_overhead(
         if on_progress is not None:
             on_progress(f"the overhead of {spec.partition(',')[0]}", i / len(FULL_SEQUENCE))
         requests = [Request(j, 0.0, length, 2 * block) for j, length in enumerate(2 * prompts)]
-        columns, lists = _journal_of(loaded, policy, requests, budget / len(FULL_SEQUENCE))
+        limits = Limits(1 << 20, config.context_limit, 1, state_tokens=config.state_tokens)
+        draws = ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
+        serving = Serving(loaded.model, policy, limits, loaded.prompts(0), draws)
+        stop = after(budget / len(FULL_SEQUENCE))
+        columns, lists = _journal_of(serving, requests, stop, ("requests", "phases"))
         length = np.array([requests[j].input_length + 2 * block for j in lists["requests"]])
-        said = [_said(latency, policy, features_at(columns, j), int(n)) for j, n in enumerate(length)]
+        features = step_features(columns, {}, mixed=False)
+        said = [_said(latency, policy, f, n) for f, n in zip(features, length.tolist(), strict=True)]
         over = columns["latency"] - said
         for phase in np.unique(lists["phases"]).tolist():
             rows = lists["phases"] == phase
@@ -645,22 +668,18 @@ def _said(latency: LatencyModel, policy: Policy, features: Features, length: int
 
 
 def _journal_of(
-    loaded: Loaded, policy: Policy, requests: Sequence[Request], budget: float
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Serve requests one by one; returns the steps' columns, and lists with a row a step."""
-    config = loaded.model.config
+    serving: Serving, requests: Sequence[Request], stop: Callable[[], bool], names: Sequence[str],
+    progress: Callable[[int, float], None] | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
+    """Serve requests; returns the steps' columns, and the values of these lists."""
     steps: list[Mapping[str, Any]] = []
     rows: list[Mapping[str, Any]] = []
-    limits = Limits(1 << 20, config.context_limit, 1, state_tokens=config.state_tokens)
 
     def append(columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
         steps.append(columns)
-        rows.append({name: lists[name][0] for name in ("requests", "phases")})
+        rows.append({name: lists[name][0] for name in names})
 
-    draws = ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
-    serving = Serving(loaded.model, policy, limits, loaded.prompts(0), draws)
-    done = run(serving, requests, append=append, stop=after(budget))
-    check_whole(done)
+    check_whole(run(serving, requests, append=append, stop=stop, progress=progress))
     columns, lists = (
         {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} for parts in (steps, rows)
     )
@@ -746,6 +765,14 @@ def text_of(
     return prompts_from(read_tokens(file, name, config, tokenizer), seed), f"of the text {first}", []
 
 
+def check_prompts(loaded: "Opened", workloads: Mapping[str, str], tokenizer: str | None, what: str) -> None:
+    """Fail before measuring: ProfileError for random weights, and where prompts cannot be read."""
+    if workloads and not loaded.trained:
+        raise ProfileError(f"the weights of {loaded.name} are random: {what} on prompts would mean nothing")
+    for prompts in workloads.values():
+        read_tokens(prompts, loaded.name, loaded.model.config, tokenizer)
+
+
 def profile_model(
     loaded: Loaded, *, name: str, budget: float, workloads: Mapping[str, str], thresholds: Sequence[float],
     temperature: float = 1.0, yields: Profile | None = None, max_batch: int | None = None,
@@ -763,16 +790,13 @@ def profile_model(
         raise ProfileError("commits are logged of block diffusion, and the profile is to be of a full-sequence model")
     if both_ways:
         loaded = replace(loaded, graphs=False)  # full-sequence steps are never captured
-    if workloads and not loaded.trained:
-        raise ProfileError(f"the weights of {loaded.name} are random: commits logged on prompts would mean nothing")
     config = loaded.model.config
     if eos and not (config.eos and workloads):
         raise ProfileError(
             f"--eos ends the requests whose commits are logged, and {config.name} names EOS {list(config.eos)} and "
             f"{len(workloads)} workloads: expected some of both"
         )
-    for prompts in workloads.values():  # fail before measuring
-        read_tokens(prompts, loaded.name, config, tokenizer)
+    check_prompts(loaded, workloads, tokenizer, "commits logged")
     unknown: list[str] = []
     settings = loaded.settings  # read before measuring
     if config.experts is not None and loaded.trained:

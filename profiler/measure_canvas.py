@@ -25,7 +25,6 @@ from .canvas import LoadedCanvas
 from .clocks import Blocks
 from .fit import fit_latency
 from .fit_canvas import fit_canvas_law
-from .hardware import default_max_batch
 from .logged import Canvases
 from .measure import (
     HEAT_SHARE,
@@ -34,6 +33,7 @@ from .measure import (
     Evidence,
     OnProgress,
     after,
+    check_prompts,
     check_whole,
     doubted,
     heated,
@@ -43,7 +43,7 @@ from .measure import (
 )
 from .models import Experts, ModelShape, Windowed
 from .profile import Profile
-from .samples import Samples, samples
+from .samples import Samples, samples, step_features
 
 POLICY = "sglang-gemma"  # its rounds never mix prefill and denoising: a step is one forward
 STEPS = 4  # of a canvas, while steps are measured
@@ -84,16 +84,13 @@ def profile_canvas(
     copied with their sources.
     """
     config = loaded.model.config
-    if workloads and not loaded.trained:
-        raise ProfileError(f"the weights of {loaded.name} are random: steps counted on prompts would mean nothing")
-    for prompts in workloads.values():  # fail before measuring
-        read_tokens(prompts, loaded.name, config, tokenizer)
+    check_prompts(loaded, workloads, tokenizer, "steps counted")
     settings, shape = loaded.settings, shape_of_canvas(config)
     unknown: list[str] = []
     if loaded.trained:
         text, settings["routing"], unknown = text_of(loaded.name, config, workloads, seed, tokenizer)
         loaded = replace(loaded, text=text)
-    batch = max_batch or (default_max_batch(loaded.device.compute_capability) if loaded.on_gpu else LOGGED_BATCH)
+    batch = max_batch or loaded.usual_batch(LOGGED_BATCH)
     context = min(max_context or MOST_CONTEXT, config.context_limit)
     for_steps = (STEPS_SHARE if loaded.trained else 1.0) * budget
     told = on_progress or (lambda what, share: None)
@@ -194,7 +191,7 @@ def measure_steps(
         return over() and asked > FEWEST_STEPS
 
     def take(columns: Mapping[str, Any], lists: Lists) -> None:
-        found.append((features_of(columns, lists), columns["latency"], columns["device"]))
+        found.append((step_features(columns, lists, mixed=True), columns["latency"], columns["device"]))
 
     def so_far() -> Samples:
         features = [row for part, *_ in found for row in part]
@@ -322,15 +319,6 @@ def count_steps(
 
 def policy_of(config: CanvasConfig, batch: int) -> Policy:
     return parse(f"{POLICY}:{batch},canvas_length={config.canvas_length},page_size={PAGE}")
-
-
-def features_of(columns: Mapping[str, Any], lists: Lists) -> list[Features]:
-    """A journal's features; the rows' phases identify prompt tokens."""
-    (tokens, offsets), phases = lists["num_tokens"], lists["phases"][0]
-    of_prompts = np.diff(np.concatenate([[0], np.cumsum(np.where(phases == Phase.PREFILL, tokens, 0))])[offsets])
-    named = {name: columns[name].tolist() for name in Features._fields if name != "prefill_tokens"}
-    named["prefill_tokens"] = of_prompts.tolist()
-    return [Features(**dict(zip(named, row, strict=True))) for row in zip(*named.values(), strict=True)]
 
 
 def _served(

@@ -85,7 +85,7 @@ class ModelShape:
     @property
     def early(self) -> float:
         """The layers' work before an eviction, as a share: one layer and the next one's QKV (focus.md 3.2)."""
-        all_layers = active_layer_params(self)
+        all_layers = layer_params(self, active=True)
         projections = self.hidden * (self.heads + 2 * self.kv_heads) * self.head_dim
         return min(1.0, 1 / self.layers + projections / all_layers)
 
@@ -109,16 +109,10 @@ def _attention_params(m: ModelShape, kv_heads: int, head_dim: int, matrices: int
     return m.hidden * (2 * q + matrices * kv) + bias + norm
 
 
-def layer_params(m: ModelShape) -> int:
-    """Parameters without the embeddings."""
+def layer_params(m: ModelShape, active: bool = False) -> int:
+    """Parameters without the embeddings; active: only those that one token is multiplied with."""
     shared = attention_params(m) + 2 * m.layers * m.hidden + m.hidden
-    return shared + _feed_forward_params(m, active=False)
-
-
-def active_layer_params(m: ModelShape) -> int:
-    """Parameters in all layers that one token is multiplied with."""
-    shared = attention_params(m) + 2 * m.layers * m.hidden + m.hidden
-    return shared + _feed_forward_params(m, active=True)
+    return shared + _feed_forward_params(m, active)
 
 
 def expert_params(m: ModelShape) -> int:
@@ -139,7 +133,7 @@ def embedding_params(m: ModelShape) -> int:
 
 def flops_per_token(m: ModelShape) -> int:
     """FLOPs of the layers' matrices, without attention scores and LM head."""
-    return 2 * active_layer_params(m)
+    return 2 * layer_params(m, active=True)
 
 
 def head_flops(m: ModelShape) -> int:

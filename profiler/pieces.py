@@ -93,7 +93,7 @@ class Solution:
     unidentified: tuple[str, ...] = ()
 
     def on(self, problem: Problem) -> "Solution":
-        return Solution(problem, self.bends, self.names, self.values, self.unidentified)
+        return replace(self, problem=problem)
 
     @cached_property
     def floor(self) -> Bools:
@@ -158,14 +158,14 @@ class Solution:
             stated["attention"] = stated["dense_attention"] + unit[first + self.names.index(SHORT)]
         return stated
 
-    def model(self, host_step: float, host_request: float, host_block: float = 0.0) -> LatencyModel:
+    def model(self, **host: float) -> LatencyModel:
+        """host: its terms (s)."""
+        terms: dict[str, Any] = {name: digits(seconds) for name, seconds in host.items()}
         heights = self.values[0] + np.cumsum(np.append(0.0, np.diff(self.bends) * self.values[1 : len(self.bends)]))
         return LatencyModel(
             knots=tuple((digits(x), digits(y)) for x, y in zip(self.bends, heights, strict=True)),
             slope=digits(self.values[len(self.bends)]),
-            host_step=digits(host_step),
-            host_request=digits(host_request),
-            host_block=digits(host_block),
+            **terms,
             **self.beside_layers(),
         )
 
@@ -270,17 +270,16 @@ def _polish(start: Solution) -> Solution:
     def at(x: Floats) -> Solution:
         return Solution(problem, np.append(bends[:1], x[num:]), start.names, x[:num])
 
-    x = np.clip(np.append(start.values, bends[1:]), low, high)
-
     def residuals(x: Floats) -> Floats:
         return at(x).residuals()
 
     def jacobian(x: Floats) -> Floats:
         return at(x).jacobian()
 
+    x = np.clip(np.append(start.values, bends[1:]), low, high)
     found = least_squares(
-        residuals, x, jacobian, bounds=(low, high), x_scale=_scale(start), xtol=1e-10, ftol=1e-10, gtol=1e-12,
-        max_nfev=60,
+        residuals, x, jacobian, bounds=(low, high), x_scale=_scale(start),
+        xtol=1e-10, ftol=1e-10, gtol=1e-12, max_nfev=60,
     )  # fmt: skip
     polished = at(found.x)
     return polished if polished.bic <= start.bic else start
@@ -301,7 +300,7 @@ def _without_unidentified(solution: Solution, wanted: tuple[str, ...]) -> Soluti
         values = _solve(solution.problem, solution.bends, names, floor)
         solution = _polish(Solution(solution.problem, solution.bends, names, values))
     missing = [name for name in wanted if name not in (*names, SHORT)] + ([] if solution.floor.any() else ["launch"])
-    return Solution(solution.problem, solution.bends, names, solution.values, tuple(missing))
+    return replace(solution, unidentified=tuple(missing))
 
 
 def _identified(problem: Problem, floor: Bools) -> tuple[str, ...]:

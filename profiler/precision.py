@@ -12,7 +12,7 @@ from typing import Any
 
 from ..engine.errors import ProfileError
 from ..files.read import cut, quoted, read_json
-from .models import BYTES, ModelShape, active_layer_params, expert_params, layer_params
+from .models import BYTES, ModelShape, expert_params, layer_params
 
 # Bits of a weight, scales included.
 BITS = {"bf16": 16.0, "fp8": 8.0, "nvfp4": 4.5, "mxfp4": 4.25, "int4": 4.125}
@@ -70,7 +70,7 @@ class Precision:
         share = 1.0
         if self.quantised(model) < layer_params(model) and model.experts is not None:
             active = model.experts.top_k / model.experts.num * expert_params(model)
-            share = active / active_layer_params(model)
+            share = active / layer_params(model, active=True)
         return 1.0 - share + share / RATES[fits[0]]
 
 

@@ -37,6 +37,9 @@ ALIASES = {
     "h100-sdar": "h100-sdar-8b",
 }
 MIN_PAGES = 16
+# Latency terms that an implementation may set.
+TERMS = ("launch", "host_step", "host_request", "host_block", "eviction")
+HOST_TERMS = ("host_step", "host_request")  # possibly device time
 
 Setting = str | int | float | bool | None
 
@@ -75,7 +78,7 @@ class Fit:
     noise: float | None = None  # relative standard deviation of a point's repeats, median over points
     drift: Annotated[float | None, Range(-1)] = None  # relative change of repeats during the sweep
     # Host terms that may be device time; it matters where one hides the other.
-    host_or_device: tuple[str, ...] = ()
+    host_or_device: Annotated[tuple[str, ...], Choice(HOST_TERMS)] = ()
     unidentified: tuple[str, ...] = ()  # coefficients stored as 0
     valid: bool | None = None  # the fit passed its checks
     doubts: tuple[str, ...] = ()  # failed checks, one line each
@@ -197,7 +200,7 @@ class CommitFit:
 class CostTerm:
     """A constant of an implementation's steps: `times` x `seconds`."""
 
-    name: str  # a latency field, such as launch
+    name: Annotated[str, Choice(TERMS)]  # a latency field
     seconds: float
     times: Positive  # per pass: launches, or layers
     basis: Annotated[str, Choice(BASES)]
@@ -311,9 +314,6 @@ OPTIONAL: dict[str, Any] = {
     "walk": 0.0, "window_walk": 0.0, "walk_rows": 0, "window_walk_rows": 0, "host_block": 0.0,
     "host_or_device": [],
 }  # fmt: skip
-# Latency terms that an implementation may set.
-TERMS = ("launch", "host_step", "host_request", "host_block", "eviction")
-HOST_TERMS = ("host_step", "host_request")  # possibly device time
 OF_MODEL = ("layers", "window")  # of the latency, from the model's shape
 
 
@@ -465,15 +465,12 @@ def digits(value: float, num: int = 6) -> float:
 
 
 def _check_implementations(top: FileObject) -> None:
-    """Names are unique, and each term is a latency field."""
+    """Names are unique."""
     seen: set[str] = set()
     for i, own in enumerate(top.get("implementations", tuple[Implementation, ...])):
         if own.name in seen:
             raise top.error(f"implementations[{i}].name", f"{own.name} again", "each name once")
         seen.add(own.name)
-        for j, term in enumerate(own.terms):
-            if term.name not in TERMS:
-                raise top.error(f"implementations[{i}].terms[{j}].name", term.name, Choice(TERMS).wanted)
 
 
 def _latency(s: FileObject) -> LatencyModel:
@@ -504,9 +501,6 @@ def _check_knots(s: FileObject, name: str, knots: tuple[tuple[float, float], ...
 
 def _fit(s: FileObject) -> Fit:
     found = s.read(Fit)
-    for i, name in enumerate(found.host_or_device):
-        if name not in HOST_TERMS:
-            raise s.error(f"host_or_device[{i}]", name, Choice(HOST_TERMS).wanted)
     s.items("regimes", len(s.items("knots")))
     _check_order(s, "domain", found.domain)
     if found.domains is not None:

@@ -19,6 +19,7 @@ from .samples import Floats
 
 ROUNDS = 40
 NUM_QUANTILES = 64
+EVENLY = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES  # where quantiles are taken
 RESAMPLES = 100
 SEED = 20260102
 BETTER = 2.0  # gain in held-out log-likelihood needed to replace the normal
@@ -44,8 +45,7 @@ def fit_effects(
     rng = np.random.Generator(np.random.PCG64(SEED))
     again = [climbed(seen[rng.integers(len(seen), size=len(seen))], prior) for _ in range(RESAMPLES)]
     errors = {name: float(np.std([_quantiles(fitted.grid, w, np.array([q]))[0] for w in again])) for q, name in TAILS}
-    at = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
-    return tuple(digits(v, 4) for v in _quantiles(fitted.grid, found, at)), errors
+    return tuple(digits(v, 4) for v in _quantiles(fitted.grid, found, EVENLY)), errors
 
 
 def climbed(seen: Floats, start: Floats) -> Floats:
@@ -86,12 +86,11 @@ def mixture(model: CommitModel, means: list[float], shares: list[float]) -> Comm
     """A mixture of classes, each with a mean and a share, and `model`'s spread inside."""
     total = sum(shares)
     offsets = [_offset(model, mean) for mean in means]
-    at = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
     low, high = min(offsets) - 8.0, max(offsets) + 8.0
     x = np.linspace(low, high, 8001)
     spread = max(model.request_spread, 1e-3)
     below = sum(s / total * ndtr((x - o) / spread) for o, s in zip(offsets, shares, strict=True))
-    effects = np.interp(at, np.asarray(below), x)
+    effects = np.interp(EVENLY, np.asarray(below), x)
     return replace(model, request_quantiles=tuple(digits(v, 4) for v in effects))
 
 
@@ -134,11 +133,11 @@ def _offset(model: CommitModel, mean: float) -> float:
 
 
 @lru_cache(maxsize=256)
-def _tail(model: CommitModel, blocks: int = 8) -> float:
-    """p90 / p50 of steps per token, between requests of `blocks` blocks."""
+def _tail(model: CommitModel) -> float:
+    """p90 / p50 of steps per token, between requests of eight blocks."""
     from .yields import Blocks, block_of, draw
 
-    num, length = 400, model.block_length
+    num, blocks, length = 400, 8, model.block_length
     request = np.repeat(np.arange(num), blocks)
     start = np.tile(np.arange(blocks) * length, num)
     found = Blocks(

@@ -1,14 +1,15 @@
 """Measured steps: features and latency. A point is the median of a shape's repeats."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from ..engine.errors import ProfileError
 from ..engine.latency import POWERS_TO, Features
+from ..engine.step import Phase
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -64,6 +65,17 @@ def samples(
     done = np.zeros(len(taken)) if blocks is None else np.asarray(blocks, np.float64)
     group = np.unique(np.column_stack([table, done]), axis=0, return_inverse=True)[1].reshape(-1)
     return Samples(table, taken, within, done, np.asarray(group, np.int64))
+
+
+def step_features(steps: Mapping[str, Any], lists: Mapping[str, Any], mixed: bool) -> list[Features]:
+    """The features of a journal's steps; mixed: a step may prefill some of its rows, which their phases tell."""
+    prefill = np.where(steps["prefill"], steps["tokens"], 0)
+    if mixed:
+        (tokens, offsets), (phases, _) = lists["num_tokens"], lists["phases"]
+        of_rows = np.where(phases == Phase.PREFILL, tokens, 0)
+        prefill = np.diff(np.concatenate([[0], np.cumsum(of_rows)])[offsets])
+    columns = (prefill if name == "prefill_tokens" else steps[name] for name in FEATURES)
+    return [Features(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ are interpolated. Head, sequences and attention are added; attention takes the l
 with own terms for prompts, whose keys are read sequentially.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -106,8 +106,8 @@ class StairSolution(Solution):
             every = every[buckets(every) == every]
         return every, np.interp(every, seen, sums @ self.values)
 
-    def model(self, host_step: float, host_request: float, host_block: float = 0.0) -> LatencyModel:
-        found, captured = self.coefficients(), self.problem.captured
+    def model(self, **host: float) -> LatencyModel:
+        captured = self.problem.captured
         every, heights = self.table(graphs=bool(captured.all()))
         knots: list[tuple[float, float]] = []
         for i, (level, height) in enumerate(zip(every.tolist(), heights.tolist(), strict=True)):
@@ -117,17 +117,15 @@ class StairSolution(Solution):
         half = int(np.searchsorted(every, every[-1] / 2))
         slope = (heights[-1] - heights[half]) / max(1.0, every[-1] - every[half])
         graph_knots = np.column_stack(self.table(graphs=True)).tolist() if captured.any() else []
-        terms: dict[str, Any] = {name: digits(found.get(name, 0.0)) for name in TERMS}
+        terms = dict.fromkeys(TERMS, 0.0) | self.coefficients() | host
+        stated: dict[str, Any] = {name: digits(seconds) for name, seconds in terms.items()}
         return LatencyModel(
             knots=tuple(knots),
             slope=digits(slope),
-            host_step=digits(host_step),
-            host_request=digits(host_request),
-            host_block=digits(host_block),
             graph_tokens=self.problem.graph_tokens,
             larger=True,
             graph_knots=tuple((x, digits(y)) for x, y in graph_knots),
-            **terms,
+            **stated,
         )
 
     def jacobian(self) -> Floats:
@@ -139,7 +137,7 @@ class StairSolution(Solution):
         for name, graphs in (("knots", False), ("graph_knots", True)):
             if not (self.problem.captured == graphs).any():
                 continue
-            knots = [x for x, _ in getattr(self.model(0.0, 0.0), name)]
+            knots = [x for x, _ in getattr(self.model(), name)]
             for level, sums in zip(*self.sums(graphs), strict=True):
                 stated[f"{name}[{knots.index(level)}][1]"] = sums
         num = 1 + len(self.bends)
@@ -158,7 +156,7 @@ def climb(problem: Stairs) -> StairSolution:
     found = [StairSolution(problem, s.bends, s.names, s.values, s.unidentified) for s in settled]
     best = min(found, key=lambda s: s.bic)
     missing = [name for name in problem.linear if name not in names] + ([] if best.floored else ["launch"])
-    return StairSolution(best.problem, best.bends, best.names, best.values, tuple(missing))
+    return replace(best, unidentified=tuple(missing))
 
 
 def _bound(problem: Stairs) -> Stairs:

@@ -5,7 +5,7 @@ without one it is called assumed.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -42,6 +42,7 @@ YIELD_RATIO = 2.5
 YIELD_SPREAD = math.log(YIELD_RATIO) / 2
 # The longest mean time between client and engine under load: vLLM at 8 req/s on two CPU cores.
 MOST_FRONT_END = 0.044  # s
+HOST_FIELDS = {HOST_STEP: "host_step", HOST_REQUEST: "host_request"}
 HOST_TERMS = ("launch", "host_step", "host_request", "host_block")
 STEP = 0.1  # of log-odds, for a numerical derivative
 
@@ -70,7 +71,7 @@ def causes(profile: Profile, model: Yielding | None) -> tuple[Cause, ...]:
     for name, error in (fit.standard_errors or {}).items():
         if error > 0 and _value_of(profile.latency, name) is not None:
             found.append(Cause(FIT + name, f"±{error:.2g}, its standard error", False))
-    for name, field in ((HOST_STEP, "host_step"), (HOST_REQUEST, "host_request")):
+    for name, field in HOST_FIELDS.items():
         if field in unknown:
             found.append(Cause(name, f"unknown: 0 to {1e3 * MOST_HOST[name]:.2g} ms", True))
     if fit.host_or_device:
@@ -127,7 +128,7 @@ def varied(
     apart = ("host_step", "host_request", "host_block", "cache_overhead")
     more: dict[str, Any] = {name: getattr(latency, name) for name in apart}
     more["launch"] = latency.launch * float(np.exp(width * scores.get(LAUNCH, 0.0)))
-    for name, field in ((HOST_STEP, "host_step"), (HOST_REQUEST, "host_request")):
+    for name, field in HOST_FIELDS.items():
         if name in scores:
             more[field] = MOST_HOST[name] * float(ndtr(scores[name]))
     if IMPLEMENTATION in scores:
@@ -151,7 +152,8 @@ def varied(
     moved_models = []
     for own in (model, *others):
         of_fit = _fit_of(profile, own)
-        errors = _plain(None if of_fit is None else of_fit.standard_errors)
+        stated = {} if of_fit is None else of_fit.standard_errors
+        errors = None if of_fit is None else (stated.get("log_odds[0]", 0.0), stated.get("request_spread", 0.0))
         moved_models.append(_varied_commits(own, of_yield, scores.get(SPREAD), errors))
     return replace(found, commits=tuple(moved_models))
 
@@ -193,10 +195,6 @@ def _draws(model: Yielding) -> bool:
 
 def _fit_of(profile: Profile, model: Yielding) -> CommitFit | None:
     return None if isinstance(model, CanvasLaw) else profile.commit_fit(model)
-
-
-def _plain(errors: Mapping[str, float] | None) -> tuple[float, float] | None:
-    return None if errors is None else (errors.get("log_odds[0]", 0.0), errors.get("request_spread", 0.0))
 
 
 @lru_cache(maxsize=512)

@@ -98,12 +98,11 @@ def figures(log: CommitLog) -> dict[str, float]:
     steps = np.bincount(block_of(log))
     request = np.unique(log.request, return_inverse=True)[1]
     of_requests = np.bincount(request, commits) / np.bincount(request)
-    found = {"tokens per step, mean": float(commits.sum() / len(log))}
-    for percent in (50, 90):
-        found[f"tokens per step, p{percent}"] = quantile(commits, percent / 100)
-    found["steps per block, mean"] = float(steps.mean())
-    for percent in (50, 90):
-        found[f"steps per block, p{percent}"] = quantile(steps, percent / 100)
+    found: dict[str, float] = {}
+    for name, values in (("tokens per step", commits), ("steps per block", steps)):
+        found[f"{name}, mean"] = float(values.mean())
+        for percent in (50, 90):
+            found[f"{name}, p{percent}"] = quantile(values, percent / 100)
     for percent in (10, 90):
         found[f"tokens per step of a request, p{percent}"] = float(np.quantile(of_requests, percent / 100))
     curve = prefix_curve(log)

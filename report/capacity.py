@@ -4,7 +4,7 @@ import math
 
 from ..files.place import has_keys
 from ..results.metrics import ROUNDING
-from .chart import Chart
+from .chart import Chart, colour
 from .digits import counted, outward, percent, places_of, within
 from .ensemble import of_ensemble
 from .page import Figure, Number, Page, Section, Table, estimate, table
@@ -14,7 +14,6 @@ from .table import number
 
 FILES = ("capacity.json", "report.html")
 IS_CAPACITY = has_keys("rate", "replicas", "binding_slo", "curve")
-BARS = "▁▂▃▄▅▆▇█"
 CURVE_REPLICATIONS = 2  # a rate from CURVE_NEAR on; one below
 CURVE_NEAR = 0.9  # of the capacity
 MOST_SHOWN = 2.5  # times its bound
@@ -86,7 +85,6 @@ def facts(found: Json) -> list[tuple[str, str]]:
 
 def capacity_page(found: Json) -> Page:
     curve = (_table(found),) if found["curve"] else ()
-    charts = tuple(_chart(found, i, name) for i, name in enumerate(found["bounds"])) if found["curve"] else ()
     return Page(
         name=f"dsim: capacity of {found['policy']}",
         question="How much traffic meets the SLOs?",
@@ -99,7 +97,6 @@ def capacity_page(found: Json) -> Page:
         sections=(
             *((Section("Pools", (_pools(found),), spoken=True),) if found.get("pools") else ()),
             *((Section("The curve in numbers", curve),) if curve else ()),
-            *((Section("Latency against rate", charts),) if charts else ()),
             *of_ensemble(found),
         ),
         notes=tuple(found.get("notes", ())),
@@ -148,23 +145,21 @@ def _pools(found: Json) -> Table:
 
 def _table(found: Json) -> Table:
     names = list(found["bounds"])
-    used = [_used(found, names[0], point["values"][names[0]]) or 0.0 for point in found["curve"]]
     rows = []
-    for point, share in zip(found["curve"], used, strict=True):
-        bar = BARS[min(len(BARS) - 1, int(share / (max(used) or 1.0) * len(BARS)))]
+    for point in found["curve"]:
         shown = (_shown(found, name, point["values"][name]) for name in names)
-        rows.append([_rate(found, point["rate"]), *shown, bar, _verdict(found, point)])
+        rows.append([_rate(found, point["rate"]), *shown, _verdict(found, point)])
     for point in found.get("measured", []):
         values = (_shown(found, name, point["values"].get(name)) for name in names)
-        rows.append([number(point["rate"]), *values, "", f"measured: {point['run']}"])
+        rows.append([number(point["rate"]), *values, f"measured: {point['run']}"])
     caption = (
         f"Means of {CURVE_REPLICATIONS} replications at rates from {100 * CURVE_NEAR:g}% of the capacity, and one "
-        "replication below. The bars show the share of its bound that the first metric uses. "
+        "replication below. "
         "meets all: every SLO holds; at the limit: the rate is within the capacity's interval, so that it may be below "
         "or above the capacity; unstable: the queue grows. The interval is of all replications: if the curve's "
         "disagree with it, the verdict says so."
     )
-    return table(["req/s", *names, "", ""], rows, caption=caption, left=frozenset())
+    return table(["req/s", *names, ""], rows, caption=caption, left=frozenset())
 
 
 def _rate(found: Json, rate: float) -> str:
@@ -196,15 +191,22 @@ def _distance(found: Json) -> Figure:
     """The share of its bound that each metric uses."""
     chart = Chart("requests per second", "of what the SLO allows", legend=True)
     chart.layout["legend"] = {"orientation": "h", "y": -0.3}
+    measured = found.get("measured", [])
     top = 1.2
     for i, name in enumerate(found["bounds"]):
-        used = [(p["rate"], _used(found, name, p["values"][name])) for p in found["curve"]]
-        known = [(rate, share) for rate, share in used if share is not None]
-        x, y = [rate for rate, _ in known], [share for _, share in known]
-        top = max([top, *y])
+        curve = [(p, used) for p in found["curve"] if (used := _used(found, name, p["values"][name])) is not None]
+        top = max([top, *(used for _, used in curve)])
         chart.line(
-            x, y, name, i, hover=f"%{{y:.0%}} of {name} at %{{x:.3~g}} req/s<extra></extra>", mode="lines+markers"
-        )
+            [p["rate"] for p, _ in curve], [used for _, used in curve], name, i, mode="lines+markers",
+            marker={"symbol": ["circle" if p["stable"] else "x" for p, _ in curve], "size": 8},
+            hover=f"%{{y:.0%}} of {name} at %{{x:.3~g}} req/s<extra></extra>",
+        )  # fmt: skip
+        if runs := [(p, used) for p in measured if (used := _used(found, name, p["values"].get(name))) is not None]:
+            chart.line(
+                [p["rate"] for p, _ in runs], [used for _, used in runs], f"{name}, measured", i, mode="markers",
+                text=[p["run"] for p, _ in runs], marker={"symbol": "diamond", "size": 10, "color": colour(i)},
+                hover="%{y:.0%} at %{x:.3~g} req/s, %{text}",
+            )  # fmt: skip
     chart.hline(1.0, "the bound")
     rate, asked = found["rate"], found["asked_rate"]
     if rate["high"] is not None:
@@ -224,6 +226,10 @@ def _distance(found: Json) -> Figure:
     )
     if found["binding_slo"] == "stability":
         caption += " The queue grows without end before an SLO binds."
+    if measured:
+        caption += " Diamonds: measured runs."
+    if not all(p["stable"] for p in found["curve"]):
+        caption += " ✕: the queue grows without end."
     return Figure("distance", "How near the SLOs are", caption, chart)
 
 
@@ -235,41 +241,6 @@ def _used(found: Json, name: str, value: float | None) -> float | None:
     if not is_share(found, name):
         return float(value / bound)
     return (1 - value) / (1 - bound) if bound < 1 else None
-
-
-def _chart(found: Json, index: int, name: str) -> Figure:
-    """In its unit."""
-    share = is_share(found, name)
-    points = [p for p in found["curve"] if p["values"][name] is not None]
-    x = [p["rate"] for p in points]
-    y, low, high = ([p[key][name] for p in points] for key in ("values", "low", "high"))
-    chart = Chart("requests per second", "share of arrivals" if share else "ms", percent=share)
-    chart.line(
-        x, y, name, index, hover="%{y:.3~g} at %{x:.3~g} req/s", mode="lines+markers",
-        marker={"symbol": ["circle" if p["stable"] else "x" for p in points], "size": 8},
-        error_y={
-            "type": "data", "symmetric": False, "array": [b - a for a, b in zip(y, high, strict=True)],
-            "arrayminus": [b - a for a, b in zip(low, y, strict=True)], "width": 3, "thickness": 1,
-        },
-    )  # fmt: skip
-    measured = [p for p in found.get("measured", []) if p["values"].get(name) is not None]
-    if measured:
-        chart.line(
-            [p["rate"] for p in measured], [p["values"][name] for p in measured], "measured", index + 1,
-            hover="%{y:.3~g} at %{x:.3~g} req/s, %{text}", text=[p["run"] for p in measured], mode="markers",
-            marker={"symbol": "diamond", "size": 10},
-        )  # fmt: skip
-    rate = found["rate"]
-    if rate["high"] is not None:
-        chart.band(rate["low"], rate["high"])
-    chart.vline(rate["value"], dash="solid")
-    chart.hline(found["bounds"][name])
-    caption = "Mean and extremes of replications at each rate. Dashed: the bound. Shaded: the capacity's interval."
-    if measured:
-        caption += " Diamonds: measured runs."
-    if not all(p["stable"] for p in points):
-        caption += " ✕: the queue grows without end."
-    return Figure(f"curve-{index}", name, caption, chart)
 
 
 def is_share(found: Json, name: str) -> bool:

@@ -59,46 +59,26 @@ def latency(requests: dict[str, Columns], slos: Sequence[Slo]) -> list[Figure]:
     return found
 
 
-def attainment(
-    requests: dict[str, Columns], slos: Sequence[Slo], missing_passes: bool
-) -> list[Figure]:  # fmt: skip
-    """Shares that meet each SLO, and all over time."""
+def attainment(requests: dict[str, Columns], slos: Sequence[Slo], missing_passes: bool) -> list[Figure]:
+    """Shares of arrivals that meet all SLOs, over time."""
     # A run's folder lacks classes.
     judging = [slo for slo in slos if slo.stat is None and slo.slo_class is None]
     if not judging:
         return []
-    caption = "Rejected and unfinished requests miss them."
-    if any(slo.slo_class is not None for slo in slos):
-        caption += " SLOs of a class are in the table."
-    labels = [str(slo) for slo in judging] + (["all of them"] if len(judging) > 1 else [])
-    bars = Chart("", "share of arrivals", percent=True)
-    over_time = Chart("arrival time (s)", "share of arrivals that are good", percent=True)
+    chart = Chart("arrival time (s)", "share of arrivals that are good", percent=True)
     worst = 1.0
-    room = len(requests) < 5  # a number on each bar
     for i, (policy, columns) in enumerate(requests.items()):
-        every = good_requests(columns, judging, missing_passes=missing_passes)
-        each = [good_requests(columns, [slo], missing_passes=missing_passes) for slo in judging]
-        shares = [float(good.mean()) if good is not None and len(good) else None for good in [*each, every]]
-        text = ["" if share is None else f"{100 * share:.3g}%" for share in shares]
-        bars.add(
-            "bar", x=labels, y=shares[: len(labels)], text=text[: len(labels)] if room else None,
-            textposition="outside", name=policy, legendgroup=policy, marker={"color": colour(i)}, cliponaxis=False,
-            hovertemplate="%{y:.1%} of arrivals meet %{x}",
-        )  # fmt: skip
-        assert every is not None
-        x, y = curves.share_by_arrival(columns["arrival"], every)
-        over_time.line(x, y, policy, i, hover="%{y:.1%} of arrivals around %{x:.0f} s")
+        good = good_requests(columns, judging, missing_passes=missing_passes)
+        assert good is not None
+        x, y = curves.share_by_arrival(columns["arrival"], good)
+        chart.line(x, y, policy, i, hover="%{y:.1%} of arrivals around %{x:.0f} s")
         worst = min(worst, float(np.nanmin(y, initial=1.0)))
     # Near 100 %: the top only.
-    over_time.y |= {"range": [worst - 0.02, 1.002], "tickformat": ".1~%"} if worst > 0.8 else {"range": [0, 1.02]}
-    bars.y |= {"range": [0, 1.12], "tickvals": [0, 0.25, 0.5, 0.75, 1]}
-    return [
-        Figure(
-            "slo-time", "SLO attainment by arrival time", "The share of each window's arrivals that meet every SLO.",
-            over_time, time=True,
-        ),
-        Figure("slo-bars", "Requests that meet the SLOs", caption, bars),
-    ]  # fmt: skip
+    chart.y |= {"range": [worst - 0.02, 1.002], "tickformat": ".1~%"} if worst > 0.8 else {"range": [0, 1.02]}
+    caption = "The share of each window's arrivals that meet every SLO. Rejected and unfinished requests miss them."
+    if len(judging) < len(slos):
+        caption += " SLOs of a class or of a run's statistic are in the table."
+    return [Figure("slo-time", "SLO attainment by arrival time", caption, chart, time=True)]
 
 
 def timeline(requests: dict[str, Columns], steps: dict[str, curves.StepCurves], edges: Any) -> list[Figure]:
@@ -159,22 +139,19 @@ def by_chunk(steps: dict[str, curves.StepCurves]) -> list[Figure]:
         return found
     histogram = Chart("chunk (positions)", "share of decode steps", percent=True)
     yields = Chart("chunk (positions)", "committed / computed", percent=True)
-    # Equal distances between 4, 8, 16.
-    slots = {value: slot for slot, value in enumerate(values)}
     for i, (policy, s) in enumerate(steps.items()):
-        at = [slots[int(c)] for c in s.chunks]
+        at = list(map(str, s.chunks))
         histogram.add(
-            "bar", x=at, y=s.chunk_share, customdata=s.chunks, name=policy, legendgroup=policy,
-            marker={"color": colour(i)}, hovertemplate="%{y:.1%} of steps at chunk %{customdata}",
+            "bar", x=at, y=s.chunk_share, name=policy, legendgroup=policy, marker={"color": colour(i)},
+            hovertemplate="%{y:.1%} of steps at chunk %{x}",
         )  # fmt: skip
         yields.line(
-            at, s.chunk_utilization, policy, i, hover="%{y:.1%} at chunk %{customdata}", mode="lines+markers",
-            marker={"size": 8, "color": colour(i)}, customdata=s.chunks,
+            at, s.chunk_utilization, policy, i, hover="%{y:.1%} at chunk %{x}", mode="lines+markers",
+            marker={"size": 8, "color": colour(i)},
         )  # fmt: skip
-    shown = values[:: max(1, len(values) // 12)]
     for chart in (histogram, yields):
-        chart.x |= {"tickvals": [slots[v] for v in shown], "ticktext": [str(v) for v in shown],
-                    "range": [-0.6, len(values) - 0.4]}  # fmt: skip
+        # Equal distances between 4, 8, 16.
+        chart.x |= {"type": "category", "categoryorder": "array", "categoryarray": list(map(str, values))}
         del chart.y["range"]
     return [
         Figure("chunks", "Chunk sizes", "The share of decode steps at each chunk size.", histogram),

@@ -16,7 +16,7 @@ from ..profiler.profile import CommitFit, Profile
 from ..profiler.samples import FEATURES, POWERS, Floats, Points, Samples, points
 from ..profiler.yields import blocks, draw, repeated
 from .chart import COLOURS, INK, Chart, logarithmic
-from .page import ESTIMATED, Figure, Number, Page, Section, Table, table
+from .page import ESTIMATED, Figure, Page, Section, Table, table
 
 HEIGHT = 340  # pixels
 NUM_BLOCKS = 4000  # a figure
@@ -42,7 +42,6 @@ def profile_page(
         answer=answer(profile),
         alarms=tuple(f"DOUBTED {line}" for line in doubts(profile)),
         cautions=((ESTIMATED, why),) if profile.is_estimate else (),
-        numbers=_numbers(profile),
         chart=curve,
         facts=tuple(_facts(profile)),
         sections=tuple(section for section in sections if section.blocks),
@@ -82,21 +81,6 @@ def doubts(profile: Profile) -> list[str]:
     for fit in profile.commit_fits:
         found += [f"{fit.workload} at threshold {fit.threshold:g}: {line}" for line in fit.doubts]
     return found
-
-
-def _numbers(profile: Profile) -> tuple[Number, ...]:
-    """Median and p95 error on held-out points, noise, points."""
-    fit, judged = profile.fit, profile.fit.held_out
-    numbers = []
-    if judged is not None:
-        about = f"of {judged.num_points} held-out step shapes"
-        numbers.append(Number("median error", ((None, f"{judged.median:.1%}"),), about))
-        numbers.append(Number("p95 error", ((None, f"{judged.p95:.1%}"),), about))
-    if fit.noise is not None:
-        numbers.append(Number("noise", ((None, f"{fit.noise:.1%}"),), "between repeats of a step"))
-    if fit.num_points is not None:
-        numbers.append(Number("step shapes", ((None, f"{fit.num_points:,}"),), "fitted"))
-    return tuple(numbers)
 
 
 def _facts(profile: Profile) -> list[tuple[str, str]]:
@@ -196,16 +180,14 @@ def _decode(profile: Profile, tokens: Floats, keys: float) -> Floats:
     """Steps whose rows compute a block (the last may be partial) and see `keys` keys."""
     block = max((m.block_length for m in profile.commits), default=1)
     rows = np.ceil(tokens / block)
-    values = {
+    columns = {
         "tokens": tokens, "sum_q_kv": tokens * keys, "sum_kv": rows * keys, "head_rows": tokens,
-        "sampled_rows": tokens, "batch": rows, "prefill_tokens": 0 * tokens, "num_forwards": 0 * tokens + 1,
-        "window_q_kv": 0 * tokens, "window_kv": 0 * tokens,
+        "sampled_rows": tokens, "batch": rows, "num_forwards": np.ones_like(rows),
     }  # fmt: skip
-    return np.stack([values[name] for name in FEATURES], axis=1)
+    return np.stack([columns.get(name, np.zeros_like(rows)) for name in FEATURES], axis=1)
 
 
 def _of_commits(profile: Profile, logs: Logs) -> list[Figure]:
-    passes = _chart("distance from the frontier", "chance to pass")
     shares = _chart("distance from the frontier", "share committed")
     counts = _chart("tokens committed in a step", "share of steps")
     shown = 0
@@ -216,7 +198,6 @@ def _of_commits(profile: Profile, logs: Logs) -> list[Figure]:
         model = profile.commit_model(fit.workload, fit.block_length, fit.threshold, fit.temperature)
         colour, name = COLOURS[shown % len(COLOURS)], f"{fit.workload}, {fit.threshold:g}"
         shown += 1
-        passes.add("scatter", y=list(model.pass_probability), mode="lines+markers", name=name, line={"color": colour})
         judge = split_requests(log)[1]
         mine = _drawn(model, judge)
         for which, found, mode in (("measured", judge, "markers"), ("predicted", mine, "lines")):
@@ -231,9 +212,6 @@ def _of_commits(profile: Profile, logs: Logs) -> list[Figure]:
         return []
     logarithmic(counts.y, (1,), percent=True)
     return [
-        Figure(
-            "passes", "Chance to pass", "The chance of a computed mask, for a typical request, block and step.", passes
-        ),
         Figure(
             "shares",
             "Committed by distance",

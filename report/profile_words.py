@@ -1,6 +1,7 @@
 """A profile from a data sheet, or a fitted one, in words."""
 
 import dataclasses
+from typing import Any
 
 from ..profiler import roofline as rooflines
 from ..profiler.canvas_law import mean_forwards
@@ -15,7 +16,7 @@ MOST_KNOTS = 12  # printed
 OVERHEAD_AT = 512  # tokens of the request whose overhead is shown
 
 
-def derived_facts(profile: Profile, gpu: Gpu, model: ModelShape, tp: int) -> dict[str, object]:
+def derived_facts(profile: Profile, gpu: Gpu, model: ModelShape, tp: int) -> dict[str, Any]:
     """In the profile's units."""
     latency, memory = profile.latency, profile.memory
     rows = memory.usual_rows(profile.default_max_batch)
@@ -41,38 +42,31 @@ def derived_facts(profile: Profile, gpu: Gpu, model: ModelShape, tp: int) -> dic
     }
 
 
-def derived_lines(profile: Profile, facts: dict[str, object]) -> list[str]:
-    f = {key: value for key, value in facts.items() if isinstance(value, int | float)}
-    bound = "kernel launches" if facts["floor_is_launch"] else "reading the weights"
-    workloads = facts["workloads"]
+def derived_lines(profile: Profile, f: dict[str, Any]) -> list[str]:
+    bound = "kernel launches" if f["floor_is_launch"] else "reading the weights"
     shared = ", which layers with a window share" if profile.memory.window_bytes_per_token else ""
-    names = ", ".join(workloads) if isinstance(workloads, list) and workloads else _no_commits(profile)
     return [
         f"knee      {f['knee_tokens']} tokens a step: reading the weights takes as long as multiplying with them",
-        f"floor     {f['floor_s'] * 1e3:.2g} ms a step of {counted(int(f['floor_tokens']), 'token')}, set by {bound}",
+        f"floor     {f['floor_s'] * 1e3:.2g} ms a step of {counted(f['floor_tokens'], 'token')}, set by {bound}",
         f"slope     {f['slope_s_per_token'] * 1e6:.2g} us a token beyond the knee, before attention and LM head",
         f"memory    weights take {gb(f['weight_bytes'])} of {gb(f['capacity_bytes'])}",
         f"KV pages  {f['num_pages']} of {f['page']} tokens{shared}, at a batch of {f['max_batch']} and prefills of "
         f"{f['max_prefill_tokens']} tokens",
-        f"commits   {names}",
+        f"commits   {', '.join(f['workloads']) or _no_commits(profile)}",
         f"trust     latencies to about ±{f['relative_uncertainty']:.0%}",
     ]
 
 
 def fitted(profile: Profile) -> dict[str, object]:
     """In the profile's units."""
-    fit = profile.fit
+    fit, judged = profile.fit, dataclasses.asdict(profile.fit)
     return {
         "name": profile.name,
         "origin": profile.origin,
         "valid": bool(fit.valid) and all(f.valid for f in profile.commit_fits),
         "doubts": [*fit.doubts, *(line for f in profile.commit_fits for line in f.doubts)],
         "latency": dataclasses.asdict(profile.latency),
-        "num_points": fit.num_points,
-        "held_out": None if fit.held_out is None else dataclasses.asdict(fit.held_out),
-        "noise": fit.noise,
-        "drift": fit.drift,
-        "unidentified": list(fit.unidentified),
+        **{name: judged[name] for name in ("num_points", "held_out", "noise", "drift", "unidentified")},
         "commits": [dataclasses.asdict(f) for f in profile.commit_fits],
         "canvas_laws": [dataclasses.asdict(law) for law in profile.canvas_laws],
         "frontend": profile.frontend,
@@ -80,23 +74,15 @@ def fitted(profile: Profile) -> dict[str, object]:
     }
 
 
-def _at(tokens: float, seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms at {tokens:.0f}"
-
-
 def fitted_lines(profile: Profile) -> list[str]:
     fit, judged = profile.fit, profile.fit.held_out
     knots = profile.latency.knots
+    parts = [f"{seconds * 1e3:.3g} ms at {tokens:.0f}" for tokens, seconds in knots]
     if len(knots) > MOST_KNOTS:
-        between = f"{len(knots) - 2} between"
-        parts = [_at(*knots[0]), between, _at(*knots[-1])]
-    else:
-        parts = [_at(x, y) for x, y in knots]
-    held = (
-        "none held out"
-        if judged is None
-        else (f"held out {judged.num_points}: median error {judged.median:.1%}, 95th percentile {judged.p95:.1%}")
-    )
+        parts[1:-1] = [f"{len(knots) - 2} between"]
+    held = "none held out"
+    if judged is not None:
+        held = f"held out {judged.num_points}: median error {judged.median:.1%}, 95th percentile {judged.p95:.1%}"
     noise = "unknown" if fit.noise is None else f"{fit.noise:.1%}"
     drift = "unknown" if fit.drift is None else f"{fit.drift:+.1%}"
     lines = [

@@ -11,9 +11,9 @@ from .table import number
 
 CAPTION = (
     "Replicas that take requests (solid) and replicas that are paid for (dotted), and the rate of arrivals (grey, "
-    "right). Replicas that start or drain take no request and are paid for."
+    "right). Replicas that start or drain take no request and are paid for: from the decision to start one until its "
+    "last request has ended."
 )
-HOURS = "Replica-hours are paid for: from the decision to start a replica until its last request has ended."
 WINDOWS = 96  # of arrivals
 
 
@@ -28,8 +28,6 @@ def of_replicas(fleet: FleetInfo | None, end: float, arrival: Floats) -> Section
     if moved:
         blocks.append(_parts(moved))
     if scaled:
-        paid = [run for run in scaled if run.get("replica_hours") is not None]  # a scaler changed the number
-        blocks += [_hours(paid)] if paid else []
         blocks.append(_over_time(scaled, end, arrival))
     return Section("Replicas", tuple(blocks))
 
@@ -53,15 +51,6 @@ def _parts(runs: list[FleetRun]) -> Table:
         caption="Requests that a prefill pool prefilled, and the mean times of a finished request: to its first tokens "
         "(up to first block), and the rest. Links: keys and values travel after the prefill, once pages are reserved.",
     )  # fmt: skip
-
-
-def _hours(runs: list[FleetRun]) -> Table:
-    rows = []
-    for run in runs:
-        ready = [change[2] for change in run.get("changes", [])]
-        rows.append((run.get("policy", ""), number(run.get("replica_hours")), f"{min(ready):,}", f"{max(ready):,}"))
-    head = ("policy", "replica-hours", "fewest of a pool", "most of a pool")
-    return table(head, rows, caption=HOURS)
 
 
 def _over_time(runs: list[FleetRun], end: float, arrival: Floats) -> Figure:

@@ -126,19 +126,13 @@ class RunWriter:
 
     def requests(self, policy: str, columns: Mapping[str, Array]) -> None:
         """A policy's REQUEST_COLUMNS and `more`."""
-        self._write_rows(self._requests, self._request_schema, policy, columns)
-
-    def _write_rows(
-        self, writer: pq.ParquetWriter, schema: pa.Schema, policy: str, columns: Mapping[str, Array]
-    ) -> None:  # fmt: skip
         n = len(columns["request"])
         arrays = [_names(np.zeros(n, np.int32), [policy])]
         for name, dtype in REQUEST_COLUMNS.items():
             column = np.asarray(columns[name], dtype)
             arrays.append(_names(column.astype(np.int32), STATUSES) if name == "status" else pa.array(column))
-        more = ((name, kind) for name, kind in self._more.items() if name in schema.names)
-        arrays += [pa.array(np.asarray(columns[name], kind)) for name, kind in more]
-        _write(writer, pa.record_batch(arrays, schema=schema), self._shown)
+        arrays += [pa.array(np.asarray(columns[name], kind)) for name, kind in self._more.items()]
+        _write(self._requests, pa.record_batch(arrays, schema=self._request_schema), self._shown)
 
     def finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
         """Write run.json and report.html, and move the folder into place over an old run.
@@ -146,8 +140,7 @@ class RunWriter:
         The first Ctrl-C is ignored, the second discards the run. A page's error is raised after the run is written
         without it.
         """
-        line = f"Writing {self.folder}: Ctrl-C again discards it"
-        with asked_to_stop(partial(tell, line)):
+        with asked_to_stop(partial(tell, f"Writing {self.folder}: Ctrl-C again discards it")):
             self._finish(run_json)
 
     def _finish(self, run_json: Manifest | Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..results.manifest import CommitInfo, FleetInfo, Manifest, ProfileInfo
 from . import measured
-from .digits import percent
+from .digits import counted, percent
 from .ensemble import of_ensemble
 from .memory import shortages
 from .page import Page, Row, Section, Table
@@ -112,8 +112,7 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
     lines += [("Commit model", text) for text in _commits(manifest.get("commit_models", []))]
     serving = []
     if "replicas" in manifest:
-        count = manifest["replicas"]
-        serving.append(f"{count} replica" + ("s" if count != 1 else ""))
+        serving.append(counted(manifest["replicas"], "replica"))
     if fleet := manifest.get("fleet"):
         serving[-1] += " at the start" if "scaler" in fleet else ""
         serving += _fleet(fleet)
@@ -134,10 +133,6 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
     return lines
 
 
-def _startup(startup: float | str) -> str:
-    return f"{startup} s to start one" if isinstance(startup, str) else f"{startup:g} s to start one"
-
-
 def _fleet(fleet: FleetInfo) -> list[str]:
     pools = fleet.get("pools", [])
     names = [f"{p.get('name')} of {p.get('replicas')}" for p in pools]
@@ -150,7 +145,9 @@ def _fleet(fleet: FleetInfo) -> list[str]:
     if "scaler" not in fleet:
         return found
     hours = [f"{number(run['replica_hours'])} replica-hours" for run in runs if run.get("replica_hours")]
-    return [*found, f"scaler {fleet['scaler']}", _startup(fleet.get("startup", 0.0)), *hours]
+    startup = fleet.get("startup", 0.0)
+    seconds = startup if isinstance(startup, str) else f"{startup:g}"
+    return [*found, f"scaler {fleet['scaler']}", f"{seconds} s to start one", *hours]
 
 
 def lengths_told(manifest: Manifest) -> str:
@@ -182,15 +179,14 @@ def notes(manifest: Manifest) -> list[str]:
     """Requests left out or changed, and the profile's limits."""
     trace, lines = manifest.get("trace", {}), _of_profile(manifest)
     if trace.get("skipped_bad"):
-        lines.append(
-            f"{_rows(trace['skipped_bad'])} of the trace could not be read and {_were(trace['skipped_bad'])} skipped"
-        )
+        count = trace["skipped_bad"]
+        lines.append(f"{counted(count, 'row')} of the trace could not be read and {_were(count)} skipped")
     if trace.get("failed_in_trace"):
         count = trace["failed_in_trace"]
-        lines.append(f"{_rows(count)} with output_length 0 (failed in the trace) {_were(count)} dropped")
+        lines.append(f"{counted(count, 'row')} with output_length 0 (failed in the trace) {_were(count)} dropped")
     if trace.get("sorted_rows"):
         count = trace["sorted_rows"]
-        lines.append(f"{_rows(count)} {_were(count)} out of order and {_were(count)} sorted by timestamp")
+        lines.append(f"{counted(count, 'row')} {_were(count)} out of order and {_were(count)} sorted by timestamp")
     if trace.get("hash_ids"):
         lines += _of_prefixes(manifest)
     if manifest.get("missing_passes") is False:
@@ -362,10 +358,6 @@ def _commit(commit: CommitInfo) -> str:
 
 def _percent(policy: Json) -> str:
     return f"{100 * policy['slo_attainment']:.1f} %"
-
-
-def _rows(count: int) -> str:
-    return f"{count:,} row" + ("s" if count != 1 else "")
 
 
 def _were(count: int) -> str:

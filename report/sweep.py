@@ -1,4 +1,4 @@
-"""The page of `dsim sweep`: best cell, curves over a numeric field or bars, table."""
+"""The page of `dsim sweep`: best cell, curves over a field, table."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,6 @@ class SweptPlace:
     high: float
     num: int
     stable: bool
-    failed: bool
 
 
 def sweep_page(sweep: Swept) -> Page:
@@ -84,9 +83,7 @@ def sweep_page(sweep: Swept) -> Page:
             f"OVERLOADED {unstable} of {len(sweep.rows)} cells, marked ✕: their queue grows without bound, and their "
             "latencies measure the length of the trace."
         )
-    sections = _figures(sweep)
-    figures = [figure for found in sections.values() for figure in found]
-    found = {title: tuple(f for f in shown if f is not figures[0]) for title, shown in sections.items()}
+    title, figures = _figures(sweep)
     ranges = [(name, _range(_values(sweep.rows, name))) for name in sweep.varied]
     return Page(
         name=f"dsim: {sweep.title}",
@@ -98,7 +95,7 @@ def sweep_page(sweep: Swept) -> Page:
         chart=figures[0] if figures else None,
         facts=(("title", sweep.title), *sweep.facts, *ranges, ("cells", str(len(sweep.rows)))),
         sections=(
-            *(Section(title, shown) for title, shown in found.items() if shown),
+            *((Section(title, tuple(figures[1:])),) if figures[1:] else ()),
             Section("Cells", (_cells(sweep),)),
             *of_ensemble({"ensemble": sweep.ensemble}),
         ),
@@ -153,18 +150,16 @@ def _best(sweep: Swept) -> tuple[Any, ...] | None:
     return max(known, key=lambda place: known[place], default=None)
 
 
-def _figures(sweep: Swept) -> dict[str, list[Figure]]:
-    """By section; bars without a numeric field."""
+def _figures(sweep: Swept) -> tuple[str, list[Figure]]:
+    """With their section's title; over the first field if none is numeric."""
     names = [name for name in sweep.varied if name != REPLICATION and len(_values(sweep.rows, name)) > 1]
     axes = sorted((n for n in names if _numeric(sweep.rows, n)), key=lambda n: _priority(sweep.rows, n))
+    if not names:
+        return "", []
+    x = axes[0] if axes else names[0]
     drawn = [name for name in METRICS if any(row.get(name) is not None for row in sweep.rows)]
-    sections: dict[str, list[Figure]] = {}
-    if axes:
-        curves = [c for metric in drawn if (c := _curves(sweep, metric, axes[0], names)) is not None]
-        sections[f"Curves over {axes[0]}"] = curves
-    elif names:
-        sections["Cells side by side"] = [_bars(sweep, metric, names) for metric in drawn]
-    return {title: cards for title, cards in sections.items() if cards}
+    curves = [c for metric in drawn if (c := _curves(sweep, metric, x, names)) is not None]
+    return f"Curves over {x}" if axes else f"Cells by {x}", curves
 
 
 def _curves(sweep: Swept, metric: str, x: str, names: Sequence[str]) -> Figure | None:
@@ -176,16 +171,17 @@ def _curves(sweep: Swept, metric: str, x: str, names: Sequence[str]) -> Figure |
     if len(lines) > MAX_CURVES:
         return None
     chart = Chart(f"{x} ({UNITS[x]})" if x in UNITS else x, shown.unit)
-    values = []
+    values, numeric = [], _numeric(sweep.rows, x)
     for i, rest in enumerate(lines):
         here = {place[-1]: point for place, point in points.items() if place[:-1] == rest}
-        at = [(a, here[a]) for a in sorted(here) if not math.isnan(here[a].value)]
+        at = [(a, here[a]) for a in _values(sweep.rows, x) if a in here and not math.isnan(here[a].value)]
         y = [p.value * shown.scale for _, p in at]
         values += y
         name = ", ".join(
             _label(v) if isinstance(v, str) else f"{n} {_label(v)}" for n, v in zip(others, rest, strict=True)
         )
-        chart.add("scatter", x=[a for a, _ in at], y=y, mode="lines+markers", name=name or shown.title,
+        chart.add("scatter", x=[a if numeric else _label(a) for a, _ in at], y=y, name=name or shown.title,
+                mode="lines+markers" if numeric else "markers",
                 legendgroup=name,
                 line={"color": colour(i), "width": 2, "dash": LINES[i // len(COLOURS)]},
                 marker={"color": colour(i), "size": [7 if p.stable else 10 for _, p in at],
@@ -212,25 +208,6 @@ def _curves(sweep: Swept, metric: str, x: str, names: Sequence[str]) -> Figure |
     return Figure(f"curve-{metric}", shown.title, caption, chart)
 
 
-def _bars(sweep: Swept, metric: str, names: Sequence[str]) -> Figure:
-    shown = METRICS[metric]
-    points = _points(sweep.rows, names, metric)
-    labels = [", ".join(_label(value) for value in place) for place in points]
-    chart = Chart("", shown.unit, height=320)
-    chart.add(
-        "bar",
-        x=labels,
-        y=[None if math.isnan(p.value) else p.value * shown.scale for p in points.values()],
-        text=[_mark(p, shown) for p in points.values()],
-        textposition="outside",
-        cliponaxis=False,
-        marker={"color": [colour(0) if p.stable else "#bdc1c6" for p in points.values()]},
-        customdata=[_hover(p, shown) for p in points.values()],
-        hovertemplate="%{x}: %{customdata}<extra></extra>",
-    )
-    return Figure(f"bar-{metric}", shown.title, "Grey and ✕: overloaded.", chart)
-
-
 def _points(rows: Sequence[Values], names: Sequence[str], metric: str) -> dict[tuple[Any, ...], SweptPlace]:
     """By place (a combination of these fields), averaged over the others."""
     groups: dict[tuple[Any, ...], list[Values]] = {}
@@ -240,10 +217,9 @@ def _points(rows: Sequence[Values], names: Sequence[str], metric: str) -> dict[t
     for place, members in groups.items():
         values = [float(row[metric]) for row in members if row.get(metric) is not None]
         mean = float(np.mean(values)) if values else math.nan
-        failed = all(row["error"] is not None for row in members)
         stable = not any(row.get("stable") is False for row in members)
         low, high = min(values, default=math.nan), max(values, default=math.nan)
-        out[place] = SweptPlace(mean, low, high, len(values), stable, failed)
+        out[place] = SweptPlace(mean, low, high, len(values), stable)
     return out
 
 
@@ -255,17 +231,8 @@ def _whiskers(points: Sequence[SweptPlace], shown: Drawn) -> dict[str, Any] | No
     return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 3}
 
 
-def _mark(point: SweptPlace, shown: Drawn) -> str:
-    if point.failed:
-        return "failed"
-    value = "–" if math.isnan(point.value) else number(point.value * shown.scale)
-    return value if point.stable else f"{value} ✕"
-
-
 def _hover(point: SweptPlace, shown: Drawn) -> str:
-    if point.failed:
-        return "failed"
-    text = "none" if math.isnan(point.value) else f"{number(point.value * shown.scale)} {shown.unit}"
+    text = f"{number(point.value * shown.scale)} {shown.unit}"
     if point.num > 1:
         text += f" (mean of {point.num}, {number(point.low * shown.scale)} to {number(point.high * shown.scale)})"
     return text if point.stable else f"{text}, overloaded"

@@ -39,31 +39,6 @@ def manifest_of(
         emit += f" ({AR_EMITS})"
     closed = scenario.concurrency is not None
     turns = ", turns of a session one after another" if scenario.sessions else ""
-    commits: list[CommitInfo] = [*_laws(results, profiles), *_drafts(results, profiles)]
-    commits += [
-        {
-            "policy": result.policy.name,
-            "workload": result.commit_model.workload,
-            "block_length": result.commit_model.block_length,
-            "threshold": result.commit_model.threshold,
-            **_in_place_of(result),
-            "source": result.commit_model.source,
-            "extrapolated_from": result.commit_model.extrapolated_from,
-            **calibration_note(profile, result.policy, result.commit_model),
-        }
-        for result, profile in zip(results, profiles, strict=True)
-        if result.commit_model is not None
-    ]
-    commits += [
-        {
-            "policy": result.policy.name, "workload": model.workload, "block_length": model.block_length,
-            "threshold": model.threshold, "source": model.source, "extrapolated_from": model.extrapolated_from,
-        }
-        for result, profile in zip(results, profiles, strict=True)
-        if result.commit_model is not None
-        for model in Setting(result.policy, profile, result.commit_model.workload).by_threshold.values()
-        if model != result.commit_model
-    ]  # fmt: skip
     return Manifest(
         question="Which scheduler settings serve this traffic best?",
         dsim=__version__,
@@ -79,7 +54,9 @@ def manifest_of(
         },
         profile=info_of(profile, [result.policy for result in results]),
         **_of_each(scenarios, profiles),
-        commit_models=commits,
+        commit_models=[
+            told for result, profile in zip(results, profiles, strict=True) for told in _commits(result, profile)
+        ],
         replicas=scenario.num_replicas,
         router=scenario.router,
         **_of_fleet(scenarios, results),
@@ -107,10 +84,28 @@ def _lengths_told(scenario: Scenario, source: Trace, requests: Trace, results: S
     return {"lengths": {"guessed": guessed, "spread": SPREAD}}
 
 
-def _laws(results: Sequence[Result], profiles: Sequence[Profile]) -> Iterator[CommitInfo]:
-    for result, profile in zip(results, profiles, strict=True):
-        if result.law is not None:
-            yield law_told(result.policy, profile, result.law)
+def _commits(result: Result, profile: Profile) -> Iterator[CommitInfo]:
+    """The law, the commit models, or drafts whose yield is not their calibration's."""
+    policy, model = result.policy, result.commit_model
+    if result.law is not None:
+        yield law_told(policy, profile, result.law)
+    if policy.rows.commits == "tokens" and (told := calibration_note(profile, policy, None)):
+        yield {"policy": policy.name, **told}
+    if model is None:
+        return
+    asked = policy.unmasking.threshold
+    replaced = {} if model.threshold == asked else CommitInfo(asked_threshold=asked)
+    yield _model_told(policy, model) | replaced | calibration_note(profile, policy, model)
+    for other in Setting(policy, profile, model.workload).by_threshold.values():
+        if other != model:
+            yield _model_told(policy, other)
+
+
+def _model_told(policy: Policy, model: CommitModel) -> CommitInfo:
+    return CommitInfo(
+        policy=policy.name, workload=model.workload, block_length=model.block_length, threshold=model.threshold,
+        source=model.source, extrapolated_from=model.extrapolated_from,
+    )  # fmt: skip
 
 
 def law_told(policy: Policy, profile: Profile, law: CanvasLaw) -> CommitInfo:
@@ -120,19 +115,6 @@ def law_told(policy: Policy, profile: Profile, law: CanvasLaw) -> CommitInfo:
     if counted != law.canvas_length:
         told["extrapolated_from"] = counted
     return {**told, **calibration_note(profile, policy, law)}
-
-
-def _drafts(results: Sequence[Result], profiles: Sequence[Profile]) -> Iterator[CommitInfo]:
-    """Autoregressive runs whose yield is not their calibration's."""
-    for result, profile in zip(results, profiles, strict=True):
-        if result.policy.rows.commits == "tokens" and (told := calibration_note(profile, result.policy, None)):
-            yield {"policy": result.policy.name, **told}
-
-
-def _in_place_of(result: Result) -> CommitInfo:
-    """The policy's threshold, if the commit model's is another."""
-    asked, model = result.policy.unmasking.threshold, result.commit_model
-    return CommitInfo(asked_threshold=asked) if model is not None and model.threshold != asked else {}
 
 
 def calibration_note(profile: Profile, policy: Policy, drawn: CommitModel | CanvasLaw | None) -> CommitInfo:
@@ -184,10 +166,7 @@ def info_of(profile: Profile, policies: Sequence[Policy]) -> ProfileInfo:
 
 
 def front_end_info(profile: Profile) -> ProfileInfo:
-    found = ProfileInfo()
-    if profile.frontend:
-        found["frontend"] = profile.frontend
-    return found
+    return ProfileInfo(frontend=profile.frontend) if profile.frontend else ProfileInfo()
 
 
 def _of_fleet(scenarios: Sequence[Scenario], results: Sequence[Result]) -> Manifest:

@@ -146,6 +146,7 @@ def summarize(
     good = good_requests(requests, slos, missing_passes=missing_passes)
     num_tokens = float(done["num_tokens"].sum())
     busy = totals.prefill_time + totals.decode_time
+    queries, hits = totals.prefix_queries, totals.prefix_hits
     return Summary(
         policy=policy,
         num_requests=len(status),
@@ -180,7 +181,7 @@ def summarize(
         kv_pages=totals.num_pages,
         preemptions=totals.preemptions,
         stable=stable(requests, closed_loop=closed_loop),
-        prefix_cache=_prefix_cache(totals) if caches_prefixes else None,
+        prefix_cache=PrefixCache(queries, hits, _per(hits, queries)) if caches_prefixes else None,
     )
 
 
@@ -305,11 +306,6 @@ def _slope(x: Floats, y: Floats) -> float:
     return float(dx @ y) / spread if spread > 0 else 0.0  # simultaneous arrivals
 
 
-def _prefix_cache(totals: StepTotals) -> PrefixCache:
-    queries, hits = totals.prefix_queries, totals.prefix_hits
-    return PrefixCache(queries, hits, _per(hits, queries))
-
-
 def _duration(requests: Columns, start: float) -> float:
     finish = requests["finish"][requests["status"] == COMPLETED]
     return float(finish.max()) - start if len(finish) else math.nan
@@ -322,13 +318,10 @@ def _verdict(slo: Slo, requests: Columns, dist: Mapping[str, Distribution], miss
             return SloVerdict(str(slo), math.nan, math.nan, None if slo.stat is None else True)
         done = _where(requests, requests["status"] == COMPLETED)
         dist = {slo.metric: _distribution(latencies(done)[slo.metric])}
-    if slo.stat is None:
-        good = good_requests(requests, [slo], missing_passes=missing_passes)
-        assert good is not None
-        return SloVerdict(str(slo), _per(float(good.sum()), len(good)), math.nan, None)
-    if slo.share is not None:
+    if slo.stat is None or slo.share is not None:
         attained = attainment(requests, slo, missing_passes=missing_passes)
-        return SloVerdict(str(slo), attained, math.nan, attained >= slo.share - 1e-9)
+        met = None if slo.share is None else attained >= slo.share - 1e-9
+        return SloVerdict(str(slo), attained, math.nan, met)
     observed_ms: float = getattr(dist[slo.metric], slo.stat)
     status = requests["status"]
     # An unfinished request may still miss it.

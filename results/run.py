@@ -66,11 +66,8 @@ class Run:
 
     def requests(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
         """`status` is an index into STATUSES."""
-        return self._rows("requests.parquet", policy, columns)
-
-    def _rows(self, name: str, policy: str, columns: Sequence[str] | None) -> Columns:
         names = list(columns or REQUEST_COLUMNS)
-        path = self.folder / name
+        path = self.folder / "requests.parquet"
         with _opened(path) as file:
             mine = _of_policy(file.read(["policy", *names]), policy)
             # Other columns, as a load generator's, are s.

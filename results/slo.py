@@ -47,9 +47,7 @@ class Slo:
         if shape is None:
             raise DsimError(f"SLO {shown}: expected [stat:]metric=bound, such as ttft=2s or 50ms/token")
         metric, stat, slo_class = shape["metric"].strip(), shape["stat"], shape["class"]
-        if metric not in METRIC_KEYS:
-            known, hint = ", ".join(METRIC_KEYS), did_you_mean(metric, METRIC_KEYS)
-            raise DsimError(f"SLO {shown}: unknown metric {quoted(metric)}{hint}, expected one of {known}")
+        check_metric(f"SLO {shown}", metric, METRIC_KEYS)
         if stat is not None and (stat := stat.strip()) not in STATS:
             stat = _share(stat, shown)
         if metric == "itl" and (stat is None or stat.endswith("%")):
@@ -73,6 +71,12 @@ class Slo:
     def __str__(self) -> str:
         prefix = (f"{self.slo_class}/" if self.slo_class else "") + (f"{self.stat}:" if self.stat else "")
         return self.text or f"{prefix}{self.metric}={self.bound:g}s"
+
+
+def check_metric(what: str, metric: str, known: Collection[str]) -> None:
+    if metric not in known:
+        hint = did_you_mean(metric, known)
+        raise DsimError(f"{what}: unknown metric {quoted(metric)}{hint}, expected one of {', '.join(known)}")
 
 
 def _share(stat: str, shown: str) -> str:

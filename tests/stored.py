@@ -1,7 +1,6 @@
 """The store of a command's replays, as a test looks into it and damages it."""
 
 import sqlite3
-import zlib
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,9 @@ def rows(store: Path, columns: str = "key") -> list[Any]:
         return []
     with closing(sqlite3.connect(store, timeout=60)) as database:
         try:
-            found = database.execute(f"SELECT {columns} FROM replays ORDER BY key").fetchall()
-            words = "".join(row[0] for row in database.execute("SELECT text FROM words")).encode()
-            return [tuple(_text(value, words) for value in row) for row in found]
+            return database.execute(f"SELECT {columns} FROM replays ORDER BY key").fetchall()
         except sqlite3.OperationalError:  # its tables are being made
             return []
-
-
-def _text(value: Any, words: bytes) -> Any:
-    if not isinstance(value, bytes):
-        return value
-    return zlib.decompressobj(-zlib.MAX_WBITS, words).decompress(value).decode()
 
 
 def change(store: Path, statement: str) -> None:

@@ -14,12 +14,12 @@ import pytest
 
 import dsim
 from dsim.api.signature import Traffic
+from dsim.device.on_device import LiveSetting
 from dsim.engine.errors import DsimError
 from dsim.planner.given import name_of_profile, name_of_trace, spec_of
 from dsim.planner.plan_replays import Posed
 from dsim.planner.plan_run import Question
 from dsim.planner.recorded import Replay
-from dsim.profiler.profile import Profile
 from dsim.report.chart import script_json
 from dsim.report.page import Figure
 from dsim.report.run_page import run_page
@@ -274,8 +274,8 @@ def test_a_validation_takes_frames_and_objects_by_name(
         dsim.validate(tmp_path / "out", loads=[1.5])
     asked: dict[str, Any] = {}
 
-    def noted(out: Path, base: Scenario, loaded: object, profile: Profile, **how: Any) -> None:
-        asked.update(how, base=base, profile=profile)
+    def noted(out: Path, base: Scenario, live: LiveSetting, **how: Any) -> None:
+        asked.update(how, base=base, profile=live.profile)
         raise DsimError("enough")
 
     monkeypatch.setattr("dsim.api.validation.validate_cells", noted)

@@ -39,27 +39,13 @@ def test_relative_error_has_the_measured_value_below_the_line() -> None:
     assert math.isnan(relative_error(None, 1.0))
 
 
-def test_ks_is_the_largest_gap_between_the_distributions() -> None:
-    assert ks_distance(np.array([1.0, 2.0]), np.array([1.0, 2.0])) == 0.0
-    assert ks_distance(np.array([1.0, 2.0]), np.array([3.0, 4.0])) == 1.0
-    # After 2: three of four against one of four.
-    assert ks_distance(np.array([1.0, 1.5, 2.0, 9.0]), np.array([2.0, 5.0, 6.0, 7.0])) == 0.5
-    assert math.isnan(ks_distance(np.array([NAN]), np.array([1.0])))
-
-
 def test_ks_is_what_scipy_says() -> None:
     from scipy.stats import ks_2samp
 
     rng = np.random.default_rng(1)
     a, b = rng.integers(0, 20, 70).astype(float), rng.integers(2, 25, 41).astype(float)
-    assert ks_distance(a, b) == pytest.approx(ks_2samp(a, b).statistic, abs=1e-12)
-
-
-def test_tau_counts_the_pairs_that_agree() -> None:
-    assert kendall_tau(([1, 2, 3, 4], [10, 20, 30, 40])) == 1.0
-    assert kendall_tau(([1, 2, 3, 4], [4, 3, 2, 1])) == -1.0
-    assert kendall_tau(([1, 2, 3, 4], [1, 2, 4, 3])) == pytest.approx(4 / 6)  # five pairs agree, one does not
-    assert math.isnan(kendall_tau(([1, 1, 1], [1, 2, 3])))
+    assert ks_distance(a, np.append(b, NAN)) == pytest.approx(ks_2samp(a, b).statistic, abs=1e-12)
+    assert math.isnan(ks_distance(np.array([NAN]), a))
 
 
 def test_tau_of_ties_is_what_scipy_says() -> None:
@@ -67,6 +53,7 @@ def test_tau_of_ties_is_what_scipy_says() -> None:
 
     a, b = [1.0, 2.0, 2.0, 4.0, 5.0], [2.0, 1.0, 3.0, 3.0, 6.0]
     assert kendall_tau((a, b)) == pytest.approx(kendalltau(a, b).statistic)
+    assert math.isnan(kendall_tau(([1, 1, 1], [1, 2, 3])))
 
 
 def test_tau_over_several_rankings_compares_only_within_each() -> None:

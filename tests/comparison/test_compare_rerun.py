@@ -7,7 +7,7 @@ import pytest
 
 from dsim.comparison.commits import Commits
 from dsim.comparison.latencies import Latencies
-from dsim.comparison.steps import Lists, blocks_ended, features_of, prices
+from dsim.comparison.steps import Lists, blocks_ended, prices
 from dsim.engine.journal import STEP_COLUMNS, RequestTable
 from dsim.engine.latency import CacheOverhead, Features, LatencyModel
 from dsim.engine.policies.focus import Focus
@@ -15,6 +15,7 @@ from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.engine.step import Evicting, Phase, StepOutcome, StepPlan
 from dsim.profiler.profile import load
+from dsim.profiler.samples import step_features
 from dsim.results.run import Columns
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
@@ -62,23 +63,23 @@ def commits() -> Commits:
 def test_a_position_commits_at_the_evaluation_of_the_record_whenever_that_comes(commits: Commits) -> None:
     assert committed(commits, blocks(4, [0, 0, 1, 1], [0, 0, 0, 0], [0, 0, 1, 1])) == [[False, False, True, False]]
     assert committed(commits, blocks(4, [0, 0, 1, 1], [0, 0, 0, 2], [0, 0, 1, 1])) == [[False, False, True, True]]
-    assert commits.counts == (2, 0, 4, 0)
+    assert commits.counts.tolist() == [2, 0, 4, 0]
 
 
 def test_where_none_is_due_the_soonest_commits(commits: Commits) -> None:
     assert committed(commits, blocks(4, [0, 0, 0, 1], [0, 0, 0, 1], [0, 0, 0, 1])) == [[False, False, False, True]]
-    assert commits.counts == (1, 1, 1, 0)
+    assert commits.counts.tolist() == [1, 1, 1, 0]
 
 
 def test_a_position_without_a_record_takes_the_median(commits: Commits) -> None:
     # The median of 0 and 2 is 1.
     assert committed(commits, blocks(8, [1, 1, 0, 0], [1, 0, 0, 0])) == [[True, False, False, False]]
-    assert commits.counts == (1, 0, 2, 2)
+    assert commits.counts.tolist() == [1, 0, 2, 2]
 
 
 def test_what_is_no_mask_never_commits(commits: Commits) -> None:
     assert committed(commits, blocks(4, [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 1, 1])) == [[False] * 4]
-    assert commits.counts == (0, 0, 0, 0)
+    assert commits.counts.tolist() == [0, 0, 0, 0]
 
 
 def test_a_mask_is_evicted_at_the_evaluations_at_which_it_was_unless_it_commits() -> None:
@@ -108,14 +109,24 @@ CHUNK = parse("chunk:2,block_length=4")
 NOBODY: Columns = {}  # whose requests they are matters to no policy without a full-sequence cache
 
 
+def steps_of(tokens: list[int], latency: list[float], **more: list[int]) -> Columns:
+    """Decode steps of one row."""
+    columns = {
+        "tokens": tokens,
+        "latency": latency,
+        "batch": [1] * len(tokens),
+        "num_forwards": [1] * len(tokens),
+    } | more
+    return {name: np.array(columns.get(name, [0] * len(tokens)), kind) for name, kind in STEP_COLUMNS.items()}
+
+
+def of_one(num: int) -> Lists:
+    """The rows of as many steps of request 7 alone."""
+    return {"requests": (np.full(num, 7, np.int32), np.arange(num + 1))}
+
+
 def recorded(tokens: list[int], latency: list[float]) -> Latencies:
-    """Decode steps of request 7 alone."""
-    n = len(tokens)
-    steps: Columns = {name: np.zeros(n, kind) for name, kind in STEP_COLUMNS.items()}
-    steps |= {"tokens": np.array(tokens), "latency": np.array(latency)}
-    steps |= {"batch": np.ones(n, np.int32), "num_forwards": np.ones(n, np.int32)}
-    lists = {"requests": (np.full(n, 7, np.int32), np.arange(n + 1))}
-    return Latencies(MODEL, steps, lists, NOBODY, CHUNK)
+    return Latencies(MODEL, steps_of(tokens, latency), of_one(len(tokens)), NOBODY, CHUNK)
 
 
 def step(tokens: int, request: int = 7, prefill: bool = False) -> StepPlan:
@@ -129,21 +140,16 @@ def test_the_same_step_takes_what_it_took_the_nth_time_and_then_the_mean() -> No
     assert latencies(step(8)) == 0.5
     latencies.restart()
     assert latencies(step(4)) == 0.010
-    assert (latencies.num_steps, latencies.num_nearest) == (1, 0)
+    assert (latencies.num_steps, latencies.num_nearest) == (5, 0)
 
 
 def test_what_an_eviction_left_tells_steps_apart() -> None:
-    n = 2
-    steps: Columns = {name: np.zeros(n, kind) for name, kind in STEP_COLUMNS.items()}
-    steps |= {"tokens": np.array([8, 8]), "head_rows": np.array([8, 8]), "latency": np.array([0.5, 0.2])}
-    steps |= {"batch": np.ones(n, np.int32), "num_forwards": np.ones(n, np.int32)}
-    steps |= {"evicting": np.array([False, True]), "evicted": np.array([0, 6])}
+    steps = steps_of([8, 8], [0.5, 0.2], head_rows=[8, 8], evicting=[0, 1], evicted=[0, 6])
     model = replace(MODEL, early=0.25, eviction=0.001)
-    lists = {"requests": (np.full(n, 7, np.int32), np.arange(n + 1))}
-    assert prices(model, steps, lists, NOBODY, CHUNK).tolist() == pytest.approx(
+    assert prices(model, steps, of_one(2), NOBODY, CHUNK).tolist() == pytest.approx(
         [0.008, 0.25 * 0.008 + 0.75 * 0.002 + 0.001]
     )
-    latencies = Latencies(model, steps, lists, NOBODY, CHUNK)
+    latencies = Latencies(model, steps, of_one(2), NOBODY, CHUNK)
     plan = plan_of(features=Features(8, 0, 0, 8, 0, 1, 0), requests=np.array([7], np.int32))
     assert latencies(plan) == 0.5
     assert latencies(plan, Features(2, 0, 0, 2, 0, 1, 0)) == 0.2
@@ -161,8 +167,7 @@ def test_a_step_that_was_never_recorded_takes_the_nearest_ones_correction() -> N
 
 
 def test_rows_of_full_sequence_caches_are_priced_with_their_cache_overhead() -> None:
-    steps: Columns = {name: np.zeros(2, kind) for name, kind in STEP_COLUMNS.items()}
-    steps |= {"tokens": np.array([3, 1]), "latency": np.array([19.006, 4.002]), "num_forwards": np.ones(2, np.int32)}
+    steps = steps_of([3, 1], [19.006, 4.002])
     cache_overhead = (CacheOverhead("SparseCache", "pack", 0.5, 0.25), CacheOverhead("SparseCache", "reuse", 2.0, 0.0))
     model, policy = replace(MODEL, cache_overhead=cache_overhead), parse("sparse-dllm,block_length=4")
     # Requests 5 and 3 in the first step, 3 alone in the second; 5 is of 20 tokens and 8, 3 of 10 and 5.
@@ -213,7 +218,7 @@ def test_a_step_is_priced_with_the_blocks_that_it_ends() -> None:
     recorded = Latencies(profile.latency, journal.steps, journal.lists, *told)
     last = int(np.flatnonzero(ended)[-1])
     rows, offsets = journal.lists["requests"]
-    features = features_of(journal.steps, journal.lists, policy)[last]
+    features = step_features(journal.steps, journal.lists, policy.batching.pieces)[last]
     plan = plan_of(features=features, requests=rows[offsets[last] : offsets[last + 1]])
     latency = float(journal.steps["latency"][last])
     assert [recorded(plan, None, num) for num in (ended[last], ended[last] + 1)] == [

@@ -216,18 +216,6 @@ def test_a_preempted_canvas_counts_the_steps_from_its_last_start() -> None:
 
 
 @pytest.mark.slow
-def test_canvases_replayed_as_logged_err_by_their_law() -> None:
-    known = load("known.json")
-    log = write_log(Path("log.jsonl"), CANVAS, known, poisson(20, 1.0, 3), settings={"async_scheduling": False})
-    save(replace(known, name="long", canvas_laws=(replace(LAW, median=13.0),)), "long.json")
-    assert dsim("import", log, "-o", "engine").code == 0
-    assert dsim("replay", "--as-logged", log, "--profile", "long.json", "-o", "long").code == 0
-    part = parts("long", "engine", "--profile", "long.json")["parts"]["metrics"]["e2el"]
-    assert part["commits"] == pytest.approx(part["error"], rel=0.05)
-    assert part["error"] > 0.2 * part["measured"]
-
-
-@pytest.mark.slow
 def test_steps_of_a_model_with_windowed_layers_are_found_again_in_its_log() -> None:
     gemma = load("h200x2-diffusiongemma-vllm")
     trace = poisson(6, 1.0, 3, prompt=1500, output=200)  # prompts on both sides of the window of 1,024

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dsim.device.on_device import Answers
+from dsim.device.on_device import LiveSetting
 from dsim.device.validate import Cell, Validated, least_time, plan_cells, predicted_capacity, validate
 from dsim.engine.commits import CommitModel
 from dsim.engine.errors import DsimError
@@ -73,9 +73,10 @@ def world(tmp_path: Path) -> tuple[Scenario, Loaded]:
     return scenario, open_model(str(tmp_path / "model"), "cpu")
 
 
-def run(world: tuple[Scenario, Loaded], out: Path, **how: Any) -> Validated:
-    how = {"policies": POLICIES, "loads": [0.3], "seconds": 0.4} | how
-    return validate(out, *world, profile(), **how)
+def run(world: tuple[Scenario, Loaded], out: Path, sampling: Sampling | None = None, **how: Any) -> Validated:
+    base, loaded = world
+    live = LiveSetting(loaded, profile(), how.pop("commits", "twin"), how.pop("prompts", None), sampling=sampling)
+    return validate(out, base, live, **{"policies": POLICIES, "loads": [0.3], "seconds": 0.4} | how)
 
 
 @pytest.mark.slow
@@ -127,8 +128,8 @@ def test_of_requests_that_end_at_an_eos_the_twin_is_told_where(world: tuple[Scen
     loaded.model.config = replace(loaded.model.config, eos=tuple(range(0, 97, 4)))
     (tmp_path / "ids.jsonl").write_text(json.dumps(list(range(90))))
     how: dict[str, Any] = {"commits": "model", "prompts": str(tmp_path / "ids.jsonl"), "policies": POLICIES[:1]}
-    answers = Answers(sampling=Sampling(2.0))  # or a model that learned nothing says the same token for ever
-    found = run((replace(world[0], eos=True), loaded), tmp_path / "v", answers=answers, **how)
+    # Likeliest tokens of a model that learned nothing are the same token for ever.
+    found = run((replace(world[0], eos=True), loaded), tmp_path / "v", Sampling(2.0), **how)
     [(predicted, measured)] = found.pairs
     p, m = (side.requests(POLICIES[0]) for side in (predicted, measured))
     assert p["output_length"].tolist() == p["num_tokens"].tolist() == m["num_tokens"].tolist()

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,9 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     module = sys.modules[CapacitySearch.__module__]
     limit = dataclasses.asdict(Limit("compute"))
 
-    def at_capacity(search: CapacitySearch, rate: float) -> tuple[Any, ...]:
-        return {"decode": 1.0}, limit, {}, list(vars(lindley(search)(0)(rate)).values())
+    def at_capacity(search: CapacitySearch, rate: float) -> dict[str, Any]:
+        reading = list(vars(lindley(search)(0)(rate)).values())
+        return {"shares": {"decode": 1.0}, "limit": limit, "latency": {}, "reading": reading, "pools": []}
 
     monkeypatch.setattr(module, "_at_capacity", at_capacity)
 
@@ -149,6 +151,8 @@ def test_the_fewest_replicas_are_enough_and_one_less_is_not(md1: Scenario) -> No
     assert found.cost.per_hour == 3.0 * found.replicas
     assert found.cost.per_million_tokens == pytest.approx(3.0 * found.replicas / (2.5 * 3600) * 1e6)
     assert fewest_replicas(md1, 0.1, jobs=1, curve=False).replicas == 1
+    with pytest.raises(DsimError, match=r"^2 replicas sustain 1\.\d+ req/s \(.*\), expected at least 50: "):
+        fewest_replicas(md1, 50.0, max_replicas=2, jobs=1)
 
 
 @pytest.mark.usefixtures("fast")
@@ -161,23 +165,25 @@ def test_a_replica_counts_its_profiles_gpus(md1: Scenario, tmp_path: Path) -> No
     assert (found.cost.gpus, found.cost.per_hour) == (8, 12.0)
 
 
-@pytest.mark.usefixtures("fast")
-def test_too_few_replicas_are_told_what_they_sustain(md1: Scenario) -> None:
-    with pytest.raises(DsimError, match=r"^2 replicas sustain 1\.\d+ req/s \(.*\), expected at least 50: "):
-        fewest_replicas(md1, 50.0, max_replicas=2, jobs=1)
+CRITERIA = criteria_of([Slo.parse("mean:ttft=1s")], 0.99)
+
+
+def cubic(rate: float, saturation: float = math.inf) -> Reading:
+    """A mean that grows with the third power of the rate, and is at its bound at 2 req/s."""
+    growth = max(0.0, 1 - saturation / rate)
+    return Reading(rate, (rate**3 / 8,), (3 * math.log(rate / 2),), growth, rate < saturation, saturation, 0.0)
 
 
 def test_find_brackets_the_rate_at_which_a_criterion_fails() -> None:
-    criteria = criteria_of([Slo.parse("mean:ttft=1s")], 0.99)
     asked: list[float] = []
 
     def read(rate: float) -> Reading:
         asked.append(rate)
-        return Reading(rate, (rate**3 / 8,), (3 * math.log(rate / 2),), 0.0, True, 1.0, 0.0)
+        return cubic(rate)
 
     for centre in (0.01, 1.9, 2.0, 2.2, 300.0):
         asked.clear()
-        found = find(read, criteria, centre, 0.05, 0.005)
+        found = find(read, CRITERIA, centre, 0.05, 0.005)
         assert found.rate == pytest.approx(2.0, rel=0.003)
         assert found.num_replays == len(asked)
         assert len(asked) <= (4 if 1.8 < centre < 2.3 else 16)
@@ -187,13 +193,8 @@ def test_find_brackets_the_rate_at_which_a_criterion_fails() -> None:
 def test_a_slope_of_other_replications_spares_replays_as_far_as_it_is_sure(
     value: float, doubt: float, replays: int
 ) -> None:
-    criteria = criteria_of([Slo.parse("mean:ttft=1s")], 0.99)
-
-    def read(rate: float) -> Reading:
-        return Reading(rate, (rate**3 / 8,), (3 * math.log(rate / 2),), 0.0, True, 1.0, 0.0)
-
     for centre in (1.98, 2.02):
-        found = find(read, criteria, centre, 0.05, 0.01, Slope(value, doubt, 0))
+        found = find(cubic, CRITERIA, centre, 0.05, 0.01, Slope(value, doubt, 0))
         assert found.num_replays == replays
         assert found.rate == pytest.approx(2.0, rel=0.0025)
 
@@ -219,13 +220,8 @@ def test_the_common_slope_is_that_of_parallel_lines_through_each_replications_re
 
 
 def test_a_slope_is_not_trusted_where_the_queue_grows_first() -> None:
-    criteria = criteria_of([Slo.parse("mean:ttft=1s")], 0.99)
-
-    def read(rate: float) -> Reading:
-        return Reading(rate, (rate**3 / 8,), (3 * math.log(rate / 2),), max(0.0, 1 - 1.9 / rate), rate < 1.9, 1.9, 0.0)
-
     for centre in (1.5, 1.88, 1.95, 2.5):
-        found = find(read, criteria, centre, 0.05, 0.01)
+        found = find(partial(cubic, saturation=1.9), CRITERIA, centre, 0.05, 0.01)
         assert found.rate == pytest.approx(1.9, rel=0.01)
         assert found.binding == -1
 
@@ -263,23 +259,14 @@ def test_an_slo_that_says_nothing_is_refused_in_one_line(md1: Scenario, slos: tu
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"precision": 0.0}, "precision is 0%, expected 0.1% to 50%"),
-        ({"num_requests": 3}, "number of requests is 3, expected 100 to 10000000 a replay"),
-    ],
-)
-def test_an_option_out_of_range_is_told_both_sides(md1: Scenario, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(DsimError) as error:
-        capacity(md1, **options)
-    assert str(error.value) == says
-
-
-def test_a_rate_or_a_fleet_that_is_none_is_refused(md1: Scenario) -> None:
+def test_an_option_out_of_range_is_told_both_sides(md1: Scenario) -> None:
     for rate in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(DsimError, match=f"rate is {rate} req/s, expected above 0 and finite"):
             fewest_replicas(md1, rate)
+    with pytest.raises(DsimError, match=r"precision is 0%, expected 0\.1% to 50%"):
+        capacity(md1, precision=0.0)
+    with pytest.raises(DsimError, match="number of requests is 3, expected 100 to 10000000 a replay"):
+        capacity(md1, num_requests=3)
     with pytest.raises(DsimError, match="max replicas is 0, expected 1 to 4096"):
         fewest_replicas(md1, 1.0, max_replicas=0)
     with pytest.raises(DsimError, match=r"rate is 2\.0, expected none: the search varies the rate"):

@@ -68,13 +68,10 @@ def test_between_published_thresholds_quality_is_on_a_line() -> None:
 @pytest.mark.parametrize(
     ("spec", "model", "reason"),
     [
-        ("lmdeploy-bd32,threshold=0.6", MODEL, "threshold is 0.6, and scores are published at 0.7, 0.8, 0.9"),
-        ("lmdeploy-bd32,threshold=0.95", MODEL, "none is extrapolated"),
         ("delayed-cache,threshold=0.8", MODEL, "threshold is 0.8"),
         ("focus:3", MODEL, "alpha is 3, and scores are published at 1.2, 1.5, 1.8: none is extrapolated"),
         ("delayed-cache,visible=listed", MODEL, "visible is listed, and no score is published for that"),
         ("lmdeploy-bd32:16", MODEL, "block_length is 16"),
-        ("lmdeploy-bd32,temperature=0.8", MODEL, "temperature is 0.8"),
         ("chunk:8", MODEL, "no score is published for chunk on SDAR-8B"),
         ("optimus,obs=true", MODEL, "no score is published for optimus on SDAR-8B"),
         ("ar", MODEL, "another checkpoint"),

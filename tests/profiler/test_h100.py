@@ -33,17 +33,12 @@ def fit() -> Fit:
     return fit_latency(taken("shape"), graph_tokens=MAX_ROWS, stairs=True, journal=taken("served"))[1]
 
 
-def test_steps_of_like_sequences_are_fitted_within_their_noise(fit: Fit) -> None:
+def test_a_fit_to_like_sequences_is_within_their_noise_and_doubted_where_served_ones_take_longer(fit: Fit) -> None:
     assert fit.num_points == 192
     assert fit.noise is not None
-    assert fit.noise < 0.015
     assert fit.residual is not None
-    assert fit.residual < 0.03
-
-
-def test_a_fit_to_like_sequences_doubts_itself_where_served_ones_take_longer(fit: Fit) -> None:
     assert fit.held_out is not None
-    assert 0.05 < fit.held_out.median < 0.07
+    assert (fit.noise < 0.015, fit.residual < 0.03, 0.05 < fit.held_out.median < 0.07) == (True, True, True)
     assert [doubt.partition(":")[0] for doubt in fit.doubts] == ["held-out error"]
 
 

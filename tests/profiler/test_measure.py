@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from dsim.device.on_device import about_live
+from dsim.device.on_device import LiveSetting
 from dsim.engine.cache_overhead import CACHES
 from dsim.engine.errors import ModelError, ProfileError
 from dsim.engine.latency import CacheOverhead, LatencyModel
@@ -108,7 +108,6 @@ def test_steps_of_padded_batches_are_fitted_as_the_staircase_they_are(loaded: Lo
     assert (every.column("tokens").min(), every.column("tokens").max()) == (1.0, 12.0)
     assert profile.fit.domain == (1.0, 16.0)
     assert (every.column("prefill_tokens") > 0).any()
-    assert from_json(json.loads(json.dumps(to_json(profile))), "here.json") == profile
 
 
 @pytest.mark.slow
@@ -138,7 +137,6 @@ def test_a_device_is_measured_on_every_level_and_judged_by_a_journal(
     tokens = [x for x, _ in profile.latency.knots]
     assert tokens == sorted(set(tokens))
     assert {1.0, 2.0, 4.0, 8.0, 16.0} <= set(tokens)
-    assert from_json(json.loads(json.dumps(to_json(profile))), "here.json") == profile
     assert not np.isnan(taken.steps.device).any()
     assert set(taken.steps.column("tokens")) >= {1.0, 2.0, 4.0, 8.0}  # every level that fits
 
@@ -260,14 +258,13 @@ def test_a_full_sequence_profile_holds_the_cache_overhead_measured_in_a_quarter_
     assert (profile.family, profile.commits, profile.latency.eviction) == ("full-sequence", (), 0.0)
     assert given == [(replace(profile.latency, cache_overhead=()), 20.0)]
     assert profile.latency.cache_overhead == found
-    assert from_json(to_json(profile), "p") == profile
 
 
 def test_random_weights_are_not_asked_what_they_would_commit() -> None:
     loaded = open_model("tiny", "cpu")
     assert default_workloads(loaded) == {"source": "source", "records": "records"}
     assert default_workloads(loaded, "my/prompts.txt") == {"prompts": "my/prompts.txt"}
-    guess = Loaded("sdar-8b", loaded.model, loaded.device, loaded.shape, loaded.memory, trained=False)
+    guess = replace(loaded, name="sdar-8b", trained=False)
     assert default_workloads(guess) == {}
     with pytest.raises(ProfileError, match=r"the weights of sdar-8b are random"):
         profile_model(guess, name="x", budget=1.0, workloads={"source": "source"}, thresholds=(0.9,))
@@ -275,7 +272,7 @@ def test_random_weights_are_not_asked_what_they_would_commit() -> None:
 
 def test_a_profile_of_another_model_and_a_device_that_is_not_there_are_refused(loaded: Loaded) -> None:
     with pytest.raises(ProfileError, match=r"profile a100-sdar-8b is of SDAR-8B with layers 36, and .* has 2"):
-        check_same_model(load("a100-sdar-8b"), loaded.model.config)
+        check_same_model(load("a100-sdar-8b"), loaded.shape)
     if not torch.cuda.is_available():
         with pytest.raises(ModelError, match=r"device is cuda, and PyTorch .* finds no CUDA device here: expected cpu"):
             open_model("tiny", "cuda")
@@ -312,7 +309,7 @@ def test_what_a_device_does_not_answer_is_found_out_before_anything_is_measured(
     with pytest.raises(RuntimeError, match="the driver is gone"):
         profile_model(loaded, name="x", budget=1.0, workloads={}, thresholds=(0.9,))
     with pytest.raises(RuntimeError, match="the driver is gone"):
-        about_live(loaded, None, "twin", None)
+        LiveSetting(loaded, None, "twin").about()
     assert asked == ["settings", "settings"]
 
 

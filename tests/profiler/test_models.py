@@ -10,7 +10,6 @@ from dsim.engine.errors import ProfileError
 from dsim.profiler.models import (
     CHECKPOINTS,
     MODELS,
-    active_layer_params,
     architecture_of,
     embedding_params,
     family,
@@ -47,7 +46,8 @@ COUNTS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_match_the_cards(name: str) -> None:
     m = MODELS[name]
-    counts = (m.total_params, layer_params(m), active_layer_params(m), active_layer_params(m) + embedding_params(m))
+    active = layer_params(m, active=True)
+    counts = (m.total_params, layer_params(m), active, active + embedding_params(m))
     assert [*(round(n / 1e9, 3) for n in counts), m.kv_bytes_per_token] == list(COUNTS[name])
 
 

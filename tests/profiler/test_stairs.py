@@ -93,20 +93,6 @@ def test_stairs_are_right_between_powers_of_two_where_pieces_are_not(fitted: tup
     assert said_of_pieces > 1.2 * said_of_stairs
 
 
-def test_a_lattice_of_powers_of_two_judges_itself_well_and_a_journal_does_not() -> None:
-    # Held-out points of a lattice lie on it: what is between was measured by nobody.
-    sizes = sorted({n for p in 2 ** np.arange(5, 13) for n in (int(p), int(3 * p // 2))})
-    batches = (1, 2, 4, 8, 16, 32, 64, 128)
-    coarse = [prefill(n) for n in sizes] + [decode(b, 32, c) for b in batches for c in (64, 512, 4096)]
-    taken = measured(coarse, noise=0.002)
-    itself = fit_latency(taken, graph_tokens=GRAPH_TOKENS)[1].held_out
-    served = fit_latency(taken, graph_tokens=GRAPH_TOKENS, journal=journal())[1].held_out
-    assert itself is not None
-    assert served is not None
-    assert served.num_points == 600
-    assert served.p95 > itself.p95
-
-
 def test_a_model_of_stairs_is_what_a_step_costs(fitted: tuple[LatencyModel, Fit]) -> None:
     model, fit = fitted
     table = np.array([decode(b, 32, 500) for b in range(1, 200, 7)] + [prefill(n) for n in range(40, 4000, 171)])

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from dsim.engine.commits import CommitDraws
-from dsim.engine.latency import Features
 from dsim.engine.state import MASKED, PENDING
-from dsim.engine.step import StepPlan
 from dsim.profiler.profile import load
+
+from ..worlds import plan_of
 
 NUM_REQUESTS, NUM_BLOCKS, BLOCK = 32_000, 4, 32  # requests differ so much that 2,000 of them miss the mean by 2 %
 
@@ -23,24 +23,16 @@ def decode(workload: str) -> np.ndarray:
         evaluations = np.zeros((NUM_REQUESTS, BLOCK), np.uint16)
         rows = np.arange(NUM_REQUESTS, dtype=np.int32)
         while len(rows):
-            committed = draws.draw(plan(rows, status[rows], evaluations[rows], block * BLOCK))
+            plan = plan_of(
+                requests=rows, status=status[rows], evaluations=evaluations[rows], window=status[rows] == MASKED,
+                block_start=np.full(len(rows), block * BLOCK, np.int32),
+            )  # fmt: skip
+            committed = draws.draw(plan)
             counts.append(committed.sum(axis=1))
             evaluations[rows] += status[rows] == MASKED
             status[rows] = np.where(committed, PENDING, status[rows])
             rows = rows[(status[rows] == MASKED).any(axis=1)]
     return np.concatenate(counts)
-
-
-def plan(rows: np.ndarray, status: np.ndarray, evaluations: np.ndarray, start: int) -> StepPlan:
-    def all_rows(value: int) -> np.ndarray:
-        return np.full(len(rows), value, np.int32)
-
-    return StepPlan(
-        now=0.0, step=0, prefill=False, requests=rows, phases=np.ones(len(rows), np.uint8), num_tokens=all_rows(BLOCK),
-        num_keys=all_rows(BLOCK), window=np.ones_like(status, bool), status=status, evaluations=evaluations,
-        block_start=all_rows(start), prompt=all_rows(0), end=all_rows(NUM_BLOCKS * BLOCK), chunk=BLOCK,
-        features=Features(0, 0, 0, 0, 0, 0, 0), slots=rows, waiting=0, running=len(rows), pages=0, submitted=0,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

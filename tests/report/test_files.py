@@ -103,14 +103,6 @@ def test_a_run_that_does_not_finish_leaves_nothing_and_what_was_there(run: Path,
     assert (run / "run.json").read_bytes() == before
 
 
-def test_an_interrupted_run_is_written_and_says_so(tmp_path: Path) -> None:
-    with RunWriter(tmp_path / "run") as writer:
-        writer.requests("chunk:8", toy_run("chunk:8", **SMALL).table.columns)
-        writer.finish({"policies": [], "interrupted": True})
-    assert read_run(tmp_path / "run").info["interrupted"] is True
-    assert "INTERRUPTED" in (tmp_path / "run" / "report.html").read_text()
-
-
 def test_ctrl_c_while_a_run_is_written_takes_a_second_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

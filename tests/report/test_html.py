@@ -49,7 +49,7 @@ def figures_of(page: str) -> dict[str, Any]:
 def test_every_figure_is_on_the_page(page: str) -> None:
     names = re.findall(r'<div class="plot(?: time)?" id="([^"]+)"', page)
     assert names == [
-        "slo-time", "slo-bars", "cdf-ttft", "cdf-e2el", "cdf-norm_latency", "cdf-tpot_chunk", "load", "queue", "batch",
+        "slo-time", "cdf-ttft", "cdf-e2el", "cdf-norm_latency", "cdf-tpot_chunk", "load", "queue", "batch",
         "chunk", "utilization", "kv", "chunks", "chunk-utilization", "step-latency",
     ]  # fmt: skip
     assert list(figures_of(page)) == names
@@ -97,7 +97,7 @@ def test_a_run_without_slos_or_requests_still_has_a_page(tmp_path: Path) -> None
     write_run(tmp_path / "run", num_requests=5, rate=1.0, slos=(), policies=("lmdeploy-bd32",))
     names = set(figures_of((tmp_path / "run" / "report.html").read_text()))
     assert "step-latency" in names
-    assert not {"slo-bars", "chunks", "chunk-utilization"} & names  # a single chunk makes no histogram
+    assert not {"slo-time", "chunks", "chunk-utilization"} & names  # a single chunk makes no histogram
     with RunWriter(tmp_path / "none") as writer:
         writer.requests("ar", request_columns([]))
         writer.finish({"policies": [summarize("ar", request_columns([]), StepTotals()).to_json()]})

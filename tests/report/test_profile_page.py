@@ -40,7 +40,7 @@ def html(profile: Profile, log: StepLog) -> str:
 
 def test_a_page_shows_fit_residuals_and_yields(profile: Profile, log: StepLog, html: str) -> None:
     assert html == drawn(profile, log)
-    assert re.findall(r'class="plot" id="(\w+)"', html) == ["curve", "residuals", "passes", "shares", "tokens"]
+    assert re.findall(r'class="plot" id="(\w+)"', html) == ["curve", "residuals", "shares", "tokens"]
     assert "Valid: 119 step shapes fitted; 30 held out are predicted to" in html
     assert "Estimated, not measured." in html
     assert "decode, held out" in html
@@ -117,11 +117,3 @@ def test_a_fit_that_is_not_valid_says_so_first(profile: Profile, log: StepLog) -
     assert "<strong>DOUBTED</strong> noise: a &lt; b" in html
     assert "Not valid: 119 step shapes fitted" in html
     assert "Estimated, not measured." not in html
-
-
-def test_held_out_figures_are_of_requests_that_were_not_fitted(log: StepLog) -> None:
-    from dsim.profiler.fit_commits import split
-
-    fitted, judge = split(log.commits)
-    assert not set(np.unique(fitted.request)) & set(np.unique(judge.request))
-    assert len(judge) > 0

@@ -19,8 +19,6 @@ from dsim.results.slo import METRIC_KEYS, STATS, UNITS, Slo
     ("text", "metric", "bound", "stat"),
     [
         ("ttft=2s", "ttft", 2.0, None),
-        ("norm_latency=50ms", "norm_latency", 0.05, None),
-        ("p90:tpot_chunk=50ms", "tpot_chunk", 0.05, "p90"),
         ("mean:e2el=3s", "e2el", 3.0, "mean"),
         ("p99:itl=800us", "itl", 0.0008, "p99"),
         (" p50 : ttfb = 1.5 s ", "ttfb", 1.5, "p50"),

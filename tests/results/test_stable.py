@@ -58,11 +58,15 @@ def test_a_loaded_queue_is_stable_whatever_its_unit_of_time_and_its_bursts(load:
 
 
 @pytest.mark.parametrize(
-    ("load", "how"),
-    [*((load, {}) for load in (1.1, 1.3, 2.0)), *((1.1, {"service": s}) for s in (0.5, 30.0)), (1.2, {"burst": 200})],
-)
-def test_an_overloaded_queue_is_not(load: float, how: dict[str, float]) -> None:
-    assert share_stable(load, **how) < 0.05
+    ("load", "how", "least"),
+    [
+        *((load, {}, 0.95) for load in (1.1, 1.3, 2.0)), *((1.1, {"service": s}, 0.95) for s in (0.5, 30.0)),
+        (1.2, {"burst": 200}, 0.95), *((1.3, {"n": 400, "exponential": e}, 0.9) for e in (False, True)),
+        *((2.0, {"n": 400, "exponential": e}, 1.0) for e in (False, True)),
+    ],
+)  # fmt: skip
+def test_an_overloaded_queue_is_not_in_a_short_run_either(load: float, how: dict[str, float], least: float) -> None:
+    assert 1 - share_stable(load, **how) >= least
 
 
 # Alarms in 2,000 runs of 400 requests at a load of 0.9: fewer than 1 in 100.
@@ -74,12 +78,6 @@ def test_an_overloaded_queue_is_not(load: float, how: dict[str, float]) -> None:
 def test_a_short_run_near_its_capacity_raises_no_false_alarm(queue: dict[str, float]) -> None:
     alarms = sum(not stable(single_server(0.9, seed, n=400, **queue)) for seed in range(2000))  # type: ignore[arg-type]
     assert alarms < 20
-
-
-@pytest.mark.parametrize(("load", "least"), [(1.3, 0.9), (2.0, 1.0)])
-def test_a_short_run_of_overload_is_seen(load: float, least: float) -> None:
-    for exponential in (False, True):
-        assert 1 - share_stable(load, n=400, exponential=exponential) >= least
 
 
 @pytest.mark.parametrize("load", [0.1, 0.3, 0.5, 0.7])
