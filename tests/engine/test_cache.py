@@ -5,7 +5,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dsim.engine.errors import PolicyError
 from dsim.engine.policies.dllm_cache import PeriodicCache
 from dsim.engine.policies.fast_dllm import FastCache
 from dsim.engine.policies.llada import NoCache
@@ -155,8 +154,3 @@ def test_what_is_held_follows_the_published_memory_of_each() -> None:
     # Dream-7B's hidden states are as wide as 7 of its tokens' keys.
     assert PeriodicCache().held(prompt, length, 7).tolist() == [48 + 240, 368 + 2496, 1264 + 8800]
     assert MaskKV(budget=256).held(prompt, length, 7).tolist() == [16 + 256, 112 + 2048, 271 + 2048]
-
-
-def test_scores_are_pooled_over_an_odd_number_of_positions() -> None:
-    with pytest.raises(PolicyError, match="pool_width is 2, expected an odd number"):
-        SparseCache(pool_width=2)

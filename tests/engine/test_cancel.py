@@ -13,6 +13,7 @@ from dsim.engine.state import CANCELLED, COMPLETED, FREE, REJECTED, UNFINISHED
 
 from ..serving import Loop
 from ..worlds import SECOND, Collector, Driver, PlainLoop, World, table_bytes, toy_trace
+from .hand import asked
 
 SMALL = ",page_size=8,max_batch=4,num_pages=30"
 SPECS = [
@@ -90,9 +91,7 @@ def test_requests_that_are_cancelled_leave_nothing_and_the_journal_replays(spec:
 
 
 def test_a_cancelled_requests_row_and_pages_are_free_for_the_next_step() -> None:
-    world = World("vllm-ar,page_size=4,num_pages=8,async_scheduling=false", max_batch=1)
-    world.submit(0, 8, 20)
-    world.submit(1, 8, 20)
+    world = asked(World("vllm-ar,page_size=4,num_pages=8,async_scheduling=false", max_batch=1), (8, 20), (8, 20))
     world.step_tokens()
     world.step_tokens()
     held: Any = world.engine.pages_held

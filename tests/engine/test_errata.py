@@ -5,7 +5,7 @@ import pytest
 
 from dsim.engine.commits import ScheduledCommits
 from dsim.engine.engine import Engine, Limits
-from dsim.engine.errors import PolicyError, ProfileError
+from dsim.engine.errors import ProfileError
 from dsim.engine.journal import RequestTable, StepRecorder
 from dsim.engine.latency import Features, LatencyModel
 from dsim.engine.part import numbers_of
@@ -16,19 +16,18 @@ from dsim.engine.unmasking import unmask
 from dsim.sim.step_model import StepModel
 
 from ..worlds import Collector, World
+from .hand import asked
 
 
 def test_a_prefill_takes_the_pages_of_its_prompt_alone() -> None:
-    w = World("lmdeploy-bd32,decide_ahead=false")
-    w.submit(0, 60, 100)
+    w = asked(World("lmdeploy-bd32,decide_ahead=false"), (60, 100))
     w.schedule()
     assert w.plan.pages == 1
 
 
 @pytest.mark.parametrize(("fields", "most"), [("", 4), (",reserve_past_end=false", 3)])
 def test_a_group_reserves_pages_beyond_the_end_of_the_output(fields: str, most: int) -> None:
-    w = World("lmdeploy-bd32,decide_ahead=false" + fields)
-    w.submit(0, 60, 100)
+    w = asked(World("lmdeploy-bd32,decide_ahead=false" + fields), (60, 100))
     held = []
     for _ in range(60):
         w.schedule()
@@ -42,9 +41,7 @@ def test_a_group_reserves_pages_beyond_the_end_of_the_output(fields: str, most: 
 
 @pytest.mark.parametrize(("fields", "loser"), [("", 1), (",preempts=admitted", 2)])
 def test_the_sequence_that_was_updated_last_loses_its_pages(fields: str, loser: int) -> None:
-    w = World("lmdeploy-bd32:4" + fields, num_pages=8, max_batch=4)
-    w.submit(0, 70, 95)
-    w.submit(1, 75, 94)
+    w = asked(World("lmdeploy-bd32:4" + fields, num_pages=8, max_batch=4), (70, 95), (75, 94))
     lost: list[int] = []
     while not lost:
         w.schedule()
@@ -57,9 +54,7 @@ def test_the_sequence_that_was_updated_last_loses_its_pages(fields: str, loser: 
 
 
 def test_a_sequence_that_a_step_left_out_stands_before_those_it_updated_though_one_of_them_ended() -> None:
-    w = World("lmdeploy-bd32:4,page_size=4,num_loops=1")
-    w.submit(0, 4, 4)
-    w.submit(1, 4, 8)
+    w = asked(World("lmdeploy-bd32:4,page_size=4,num_loops=1"), (4, 4), (4, 8))
     w.step()
     w.submit(2, 4, 8)
     assert w.step() == "prefill 2:PPPP"
@@ -69,8 +64,7 @@ def test_a_sequence_that_a_step_left_out_stands_before_those_it_updated_though_o
 
 
 def test_a_prefetch_that_can_let_nobody_in_fetches_nothing() -> None:
-    w = World("lmdeploy-bd32:4,num_loops=1", max_batch=2)
-    w.submit(0, 8, 6)
+    w = asked(World("lmdeploy-bd32:4,num_loops=1", max_batch=2), (8, 6))
     for i in range(1, 8):  # so many wait that a prefill is preferred, and the batch is full
         w.submit(i, 8, 40)
     held = []
@@ -84,8 +78,7 @@ def test_a_prefetch_that_can_let_nobody_in_fetches_nothing() -> None:
 
 
 def test_a_block_that_its_full_pass_finishes_is_computed_once_more() -> None:
-    w = World("fast-dllm,block_length=4,strategy=low_confidence_dynamic")
-    w.submit(0, 6, 8)
+    w = asked(World("fast-dllm,block_length=4,strategy=low_confidence_dynamic"), (6, 8))
     told = []
     while (plan := w.engine.schedule(w.now)) is not None:
         told.append(Phase(plan.phases[0]).name)
@@ -167,5 +160,3 @@ def test_a_first_layer_cannot_be_charged_apart_where_nobody_says_how_many_there_
     with pytest.raises(ProfileError, match="first_layer_whole is true and the latency model has 0 layers"):
         StepModel(one, None, parse("dllm-cache").cache)
     StepModel(one, None, parse("dllm-cache,first_layer_whole=false").cache)
-    with pytest.raises(PolicyError, match="first_layer_whole is true, and MaskKV carries no prompt"):
-        parse("maskkv,first_layer_whole=true")

@@ -113,7 +113,7 @@ def test_a_policy_describes_itself_in_plain_values() -> None:
         ("vllm-diffusion,long_prefill_token_threshold=100", "is 100, expected 0 or at least the canvas length 256"),
         ("vllm-ar,enable_chunked_prefill=false,long_prefill_token_threshold=5", "enable_chunked_prefill is false: exp"),
         ("vllm-ar,max_num_seqs=9000", "max_num_seqs is 9000, expected at most max_num_batched_tokens, 8192"),
-        ("vllm-ar,prefix_cache_retention_interval=24", "is 24, expected a multiple of page_size, 16"),
+        ("vllm-ar,prefix_cache_retention_interval=24", "interval is 24, expected a multiple of page_size, 16"),
         (
             "vllm-diffusion,strategy=low_confidence_dynamic",
             "expected law for a canvas",

@@ -22,7 +22,9 @@ from dsim.traces import Trace, load
 from dsim.traces.prefixes import prefixes_of
 
 from ..reference import prefix as oracle
-from ..worlds import SECOND, Collector, World, table_bytes, toy_profile
+from ..worlds import SECOND, Collector, World, journal_bytes, table_bytes, toy_profile
+from .hand import asked
+from .singly import run_singly
 
 CACHED = "vllm-ar,max_num_batched_tokens=8,page_size=4,prefix_caching=true,async_scheduling=false"
 
@@ -71,8 +73,7 @@ def check_account(engine: Engine) -> None:
 
 
 def test_what_a_request_has_computed_the_next_one_that_begins_alike_does_not() -> None:
-    w = world(prefixes(4, [0, 1], [0, 1], [0, 2], named=[8, 8, 8]))
-    w.submit(0, 8, 1)
+    w = asked(world(prefixes(4, [0, 1], [0, 1], [0, 2], named=[8, 8, 8])), (8, 1))
     assert w.step_tokens() == "prefill 0P8/8"
     w.submit(1, 8, 1)
     w.submit(2, 8, 1)
@@ -114,18 +115,10 @@ def test_layers_with_a_window_keep_the_pages_in_sight_of_a_prompt_s_end_and_of_w
         assert w.engine.pages_held == 0
 
 
-def test_a_retention_interval_that_ends_within_a_page_is_refused() -> None:
-    with pytest.raises(PolicyError) as error:
-        parse("vllm-ar,prefix_cache_retention_interval=24")
-    wrong = "prefix_cache_retention_interval is 24, expected a multiple of page_size, 16"
-    assert str(error.value) == f"policy 'vllm-ar,prefix_cache_retention_interval=24': {wrong}"
-
-
 def test_a_prefix_is_found_as_far_as_layers_with_a_window_have_what_is_in_sight_of_its_end() -> None:
     whole, again = [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 8]
     for num_pages, cached in ((24, 16), (16, 0)):
-        w = windowed(prefixes(4, whole, again, named=[31, 20]), 5, num_pages, 4)
-        w.submit(0, 31, 1)
+        w = asked(windowed(prefixes(4, whole, again, named=[31, 20]), 5, num_pages, 4), (31, 1))
         while w.step_tokens() != "nothing":
             check_account(w.engine)
         # 21 full pages were computed, and 3 that are not full. Those that left a window came idle first: of 16, page 3
@@ -136,35 +129,6 @@ def test_a_prefix_is_found_as_far_as_layers_with_a_window_have_what_is_in_sight_
             check_account(w.engine)
         assert w.engine._own.cache.cached.tolist() == [0, cached]
         assert w.engine.pages_held == 0
-
-
-def test_requests_of_one_step_share_what_the_first_of_them_computes() -> None:
-    w = world(prefixes(4, [0, 1], [0, 2], named=[8, 8]), spec=CACHED.replace("tokens=8", "tokens=20"))
-    w.submit(0, 8, 2)
-    w.submit(1, 8, 2)
-    assert w.step_tokens() == "prefill 0P8/8 1P4/8"
-    assert w.engine.pages_held == 3
-    w.step_tokens()
-    assert (w.engine.pages_held, idle(w.engine)) == (0, [1, 2, 0])  # page 0 had two holders
-
-
-def test_a_prompt_s_hit_is_in_whole_pages_of_whole_names() -> None:
-    # Names of 6 tokens and pages of 4: of a common name, tokens 0 to 6, the page 0 to 4.
-    w = world(prefixes(6, [0, 1], [0, 2], [0, 1], named=[12, 12, 11]))
-    for request, length in ((0, 12), (1, 12), (2, 11)):
-        w.submit(request, length, 1)
-        while w.step_tokens() != "nothing":
-            pass
-    assert w.engine._own.cache.cached.tolist() == [0, 4, 8]
-
-
-def test_pages_larger_than_names_are_found_where_all_of_theirs_are() -> None:
-    w = world(prefixes(2, [0, 1, 2, 3, 4], [0, 1, 2, 5, 6], [0, 1, 2, 3, 7], named=[10, 10, 9]))
-    for request, length in ((0, 10), (1, 10), (2, 9)):
-        w.submit(request, length, 1)
-        while w.step_tokens() != "nothing":
-            pass
-    assert w.engine._own.cache.cached.tolist() == [0, 4, 8]
 
 
 def test_the_page_that_has_been_idle_longest_is_evicted_and_a_prefix_after_what_follows_it() -> None:
@@ -182,41 +146,6 @@ def test_the_page_that_has_been_idle_longest_is_evicted_and_a_prefix_after_what_
     assert w.step_tokens() == "prefill 3P4/12"
     assert idle(w.engine) == [4, 0, 7, 6, 5]
     check_account(w.engine)
-
-
-def test_a_page_that_one_still_holds_is_not_evicted() -> None:
-    w = world(prefixes(4, [0, 1], [0, 1], [2, 3, 4], named=[8, 8, 12]), num_pages=4)
-    w.submit(0, 8, 4)
-    w.step_tokens()
-    w.submit(1, 8, 1)
-    assert w.step_tokens() == "decode 0D1/9 1P4/8"  # 0 has three pages; 1 holds one of them, and the second anew
-    assert (w.engine.pages_held, idle(w.engine)) == (3, [1])
-    w.submit(2, 12, 1)
-    assert w.step_tokens() == "decode 0D1/10"  # one page is free, and the prompt takes three
-    assert w.step_tokens() == "decode 0D1/11"
-    assert idle(w.engine) == [1, 1, 0]
-    assert w.step_tokens() == "prefill 2P8/8"
-    assert idle(w.engine) == [1, 0]
-    assert w.step_tokens() == "prefill 2P4/12"
-    assert idle(w.engine) == [0, 4, 3, 2]
-
-
-def test_what_is_preempted_finds_its_own_pages_again() -> None:
-    w = world(prefixes(4, [0, 1], [2, 3], named=[8, 8]), num_pages=5)
-    w.submit(0, 8, 8)
-    w.submit(1, 8, 8)
-    steps = [w.step_tokens() for _ in range(2)]
-    assert steps == ["prefill 0P8/8", "decode 0D1/9 1P7/7"]
-    assert w.step_tokens() == "decode 0D1/10 1P1/8"
-    assert w.step_tokens() == "decode 0D1/11"  # 1 needs a page beyond the fifth: it goes, and its two come idle
-    assert idle(w.engine) == [3, 2]
-    assert w["num_preemptions"][:2] == [0, 1]
-    while w.engine.num_running == 1 and w.plan_tokens().startswith("decode 0D1/"):
-        w.commit({0: [0]})
-    # Back with 9 tokens: 0 has needed the one of its pages that was idle longest, and the first four are there.
-    assert w.plan_tokens() == "prefill 1P5/9"
-    assert w.engine._own.cache.cached.tolist() == [0, 0]
-    assert w.engine.totals.prefix_queries == 16
 
 
 def test_a_turn_finds_the_answer_of_the_turn_before() -> None:
@@ -369,28 +298,12 @@ def test_a_journal_with_a_prefix_cache_replays_plan_for_plan_and_runs_as_its_ste
     # The same, one step at a time.
     names, table = prefixes_of(trace), RequestTable(len(trace))
     engine = Engine(policy, result.limits, table, latency=PROFILE.latency, prefixes=names)
-    model, now, submitted = StepModel(PROFILE.latency, None, policy.cache, policy.batching.hides_host), 0.0, 0
-    steps = Collector()
-    recorder = StepRecorder(steps, policy.width)
-    while submitted < len(trace) or not engine.idle:
-        while submitted < len(trace) and trace.arrival[submitted] <= now:
-            engine.submit(trace.request(submitted))
-            submitted += 1
-        plan = engine.schedule(now)
-        if plan is None:
-            now = float(trace.arrival[submitted])
-            continue
-        outcome = model.step(plan)
-        now = plan.now + outcome.latency
-        recorder.record(0, plan, outcome, engine.commit(outcome, now))
-        check_account(engine)
-    recorder.flush()
-    alone = Collector()
+    model = StepModel(PROFILE.latency, None, policy.cache, policy.batching.hides_host)
+    alone, steps = Collector(), Collector()
+    run_singly(engine, model, trace, StepRecorder(steps, policy.width), check_account)
     run = simulate(trace, Setting(policy, PROFILE), append=alone)
     assert table_bytes(run.table) == table_bytes(engine.table)
-    assert {name: column.tobytes() for name, column in alone.steps.items()} == {
-        name: column.tobytes() for name, column in steps.steps.items()
-    }
+    assert journal_bytes(alone) == journal_bytes(steps)
 
 
 @pytest.mark.parametrize(("num", "share"), [(60, 0.0), pytest.param(1500, 0.2, marks=pytest.mark.slow)])

@@ -14,6 +14,8 @@ from dsim.traces import Trace
 from dsim.traces.prefixes import prefixes_of
 
 from ..worlds import SECOND, TOY_LAW, TOY_MODEL, Collector, World, table_bytes
+from .hand import asked
+from .singly import run_singly
 from .test_prefix import check_account, conversations, idle, prefixes, world
 
 FDFO = "sglang-fdfo,block_length=4,page_size=4,prefix_caching=true"
@@ -43,8 +45,7 @@ def steps_of(w: World, request: int) -> list[str]:
 
 
 def test_rounds_prefill_only_the_blocks_that_are_not_there() -> None:
-    w = world(prefixes(4, [0, 1, 2], [0, 1, 3], [0, 1, 2], named=[10, 11, 8]), spec=FDFO)
-    w.submit(0, 10, 2)
+    w = asked(world(prefixes(4, [0, 1, 2], [0, 1, 3], [0, 1, 2], named=[10, 11, 8]), spec=FDFO), (10, 2))
     assert steps_of(w, 0) == ["prefill 0P4/4", "prefill 0P4/8", "decode 0D4/12", "decode 0F4/12"]
     w.submit(1, 11, 1)  # its two whole blocks are there: it decodes at once
     assert steps_of(w, 1) == ["decode 1D4/12", "decode 1F4/12"]
@@ -56,9 +57,7 @@ def test_rounds_prefill_only_the_blocks_that_are_not_there() -> None:
 
 
 def test_a_round_s_newcomers_do_not_find_what_it_has_yet_to_compute() -> None:
-    w = world(prefixes(4, [0, 1], [0, 1], named=[8, 8]), spec=FDFO)
-    w.submit(0, 8, 1)
-    w.submit(1, 8, 1)
+    w = asked(world(prefixes(4, [0, 1], [0, 1], named=[8, 8]), spec=FDFO), (8, 1), (8, 1))
     assert w.step_tokens({}) == "prefill 0P4/4 1P4/4"
     assert w.engine.pages_held == 2  # computed twice ...
     assert w.step_tokens({}) == "prefill 0P4/8 1P4/8"
@@ -67,8 +66,7 @@ def test_a_round_s_newcomers_do_not_find_what_it_has_yet_to_compute() -> None:
 
 
 def test_an_answer_s_blocks_are_there_when_it_ends_the_last_one_too() -> None:
-    w = world(prefixes(4, [0, 1, 2], [0, 1, 2, 3], named=[12, 14]), spec=FDFO)
-    w.submit(0, 4, 8)
+    w = asked(world(prefixes(4, [0, 1, 2], [0, 1, 2, 3], named=[12, 14]), spec=FDFO), (4, 8))
     steps_of(w, 0)
     assert idle(w.engine) == [2, 1, 0]
     w.submit(1, 14, 2)
@@ -78,8 +76,7 @@ def test_an_answer_s_blocks_are_there_when_it_ends_the_last_one_too() -> None:
 def test_newcomers_whose_prompts_are_there_decode_in_a_round_that_others_wait_for() -> None:
     # Each request takes three pages, two of which are the same.
     names = prefixes(4, [0, 1], [0, 1], [0, 1], [0, 1], named=[8, 8, 8, 8])
-    w = world(names, spec=FDFO, num_pages=14)
-    w.submit(0, 8, 4)
+    w = asked(world(names, spec=FDFO, num_pages=14), (8, 4))
     for _ in range(2):
         w.step_tokens({})
     for request in (1, 2, 3):
@@ -91,8 +88,7 @@ def test_newcomers_whose_prompts_are_there_decode_in_a_round_that_others_wait_fo
 
 def test_a_prompt_beside_a_newcomer_that_decodes_in_step_is_computed_again_in_each_of_its_forwards() -> None:
     spec = FDFO.replace("fdfo", "sync")
-    w = world(prefixes(4, [0, 1], [2, 3], [0, 1], named=[8, 8, 8]), spec=spec)
-    w.submit(0, 8, 1)
+    w = asked(world(prefixes(4, [0, 1], [2, 3], [0, 1], named=[8, 8, 8]), spec=spec), (8, 1))
     steps_of(w, 0)
     w.submit(1, 8, 4)
     w.submit(2, 8, 4)  # its prompt is there
@@ -106,8 +102,7 @@ def test_a_prompt_beside_a_newcomer_that_decodes_in_step_is_computed_again_in_ea
 
 
 def test_a_prefill_leaves_out_the_pages_that_are_there() -> None:
-    w = world(prefixes(8, [0, 1, 2], [0, 1, 3], [0, 4], named=[20, 21, 9]), spec=AHEAD)
-    w.submit(0, 20, 4)
+    w = asked(world(prefixes(8, [0, 1, 2], [0, 1, 3], [0, 4], named=[20, 21, 9]), spec=AHEAD), (20, 4))
     assert steps_of(w, 0)[0] == "prefill 0P20/20"
     step(w)  # the one decided on ahead
     w.submit(1, 21, 3)
@@ -121,8 +116,7 @@ def test_a_prefill_leaves_out_the_pages_that_are_there() -> None:
 
 
 def test_the_block_that_a_prefill_denoises_is_always_computed() -> None:
-    w = world(prefixes(8, [0, 1], [0, 1], named=[16, 16]), spec=AHEAD)
-    w.submit(0, 16, 4)
+    w = asked(world(prefixes(8, [0, 1], [0, 1], named=[16, 16]), spec=AHEAD), (16, 4))
     steps_of(w, 0)
     w.submit(1, 16, 4)
     assert "prefill 1P8/16" in [step(w) for _ in range(3)]
@@ -171,22 +165,8 @@ def test_every_scheduler_keeps_account_and_serves_all_and_its_journal_replays(sp
         return Engine(policy, limits, table, latency=SECOND, prefixes=prefixes_of(trace))
 
     engine, journal = fresh(), Collector()
-    recorder = StepRecorder(journal, policy.width)
-    model, now, submitted = StepModel(SECOND, _draws(policy, trace), policy.cache), 0.0, 0
-    while submitted < len(trace) or not engine.idle:
-        while submitted < len(trace) and trace.arrival[submitted] <= now:
-            assert engine.submit(trace.request(submitted))
-            submitted += 1
-        plan = engine.schedule(now)
-        if plan is None:
-            now = float(trace.arrival[submitted])
-            continue
-        check_account(engine)
-        outcome = model.step(plan)
-        now = plan.now + outcome.latency
-        recorder.record(0, plan, outcome, engine.commit(outcome, now))
-        check_account(engine)
-    recorder.flush()
+    model = StepModel(SECOND, _draws(policy, trace), policy.cache)
+    run_singly(engine, model, trace, StepRecorder(journal, policy.width), check_account)
     assert (engine.table["status"] == 0).all()
     assert (engine.table["num_tokens"] == trace.output_length).all()
     assert (engine.pages_held, engine.outstanding_tokens) == (0, 0)

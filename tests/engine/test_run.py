@@ -15,6 +15,7 @@ from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate
 
 from . import golden
+from .singly import run_singly
 
 # Each kind of rows: pools that preempt, windows of two blocks, and what is carried from step to step.
 # The plain loops of tests/sim drive every preset.
@@ -38,21 +39,7 @@ def by_steps(spec: str, emit: str, eos: bool = False, **latency_changes: Any) ->
     model = setting.step_model(setting.draws(3, trace))
     batches: list[Any] = []
     recorder = StepRecorder(lambda c, v: batches.append((c, v)), policy.width)
-    now, submitted = 0.0, 0
-    while True:
-        while submitted < len(trace) and trace.arrival[submitted] <= now:
-            engine.submit(trace.request(submitted))
-            submitted += 1
-        plan = engine.schedule(now)
-        if plan is None and submitted == len(trace):
-            break
-        if plan is None:
-            now = float(trace.arrival[submitted])
-            continue
-        outcome = model.step(plan)
-        now = plan.now + outcome.latency
-        recorder.record(0, plan, outcome, engine.commit(outcome, now))
-    recorder.flush()
+    now = run_singly(engine, model, trace, recorder)
     totals = StepTotals()
     totals.merge(engine.totals)
     return Result(policy, setting.limits, setting.commits, engine.table, totals, now, False), batches

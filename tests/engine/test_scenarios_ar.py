@@ -1,12 +1,11 @@
 """Autoregressive: P prompt tokens give the first token, then one token a sequence and step."""
 
 from ..worlds import World
+from .hand import asked, check_over
 
 
 def test_each_step_gives_every_sequence_one_token() -> None:
-    w = World("ar,page_size=4")
-    w.submit(0, 5, 3)
-    w.submit(1, 1, 1)
+    w = asked(World("ar,page_size=4"), (5, 3), (1, 1))
     w.schedule()
     assert w.features() == (6, 15 + 1, 6, 2, 2, 2, 6, 1)  # causal: 1 + 2 + 3 + 4 + 5
     assert w.commit({0: [0], 1: [0]}) == [1]
@@ -23,16 +22,14 @@ def test_each_step_gives_every_sequence_one_token() -> None:
     w.schedule()
     assert w.features() == (1, 7, 7, 1, 1, 1, 0, 1)
     assert w.commit({0: [0]}) == [0]
-    assert w.schedule() == "nothing"
     assert (w["num_tokens"][:3], w["finish"][:3]) == ([3, 1, 2], [4.0, 1.0, 3.0])
     assert w["first_emission"][:3] == [1.0, 1.0, 2.0]
     assert (w["num_forwards"][:3], w["num_committed"][:3]) == ([2, 0, 1], [3, 1, 2])
-    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+    check_over(w)
 
 
 def test_a_request_for_no_tokens_ends_with_its_prefill() -> None:
-    w = World("ar")
-    w.submit(0, 5, 0)
+    w = asked(World("ar"), (5, 0))
     w.schedule()
     assert w.commit() == [0]
     assert (w["num_tokens"][0], w["num_emissions"][0], w.engine.outstanding_tokens) == (0, 0, 0)
@@ -40,8 +37,7 @@ def test_a_request_for_no_tokens_ends_with_its_prefill() -> None:
 
 
 def test_a_preempted_sequence_is_prefilled_with_what_it_had_generated_and_gives_its_next_token() -> None:
-    w = World("ar,page_size=2", num_pages=4)
-    w.submit(0, 2, 4)  # up to 6 tokens, 3 pages
+    w = asked(World("ar,page_size=2", num_pages=4), (2, 4))  # up to 6 tokens, 3 pages
     w.submit(1, 2, 4)
     w.schedule()
     w.commit({0: [0], 1: [0]})
@@ -60,9 +56,7 @@ def test_a_preempted_sequence_is_prefilled_with_what_it_had_generated_and_gives_
 
 
 def test_a_first_token_is_timed_once_though_its_sequence_is_prefilled_again() -> None:
-    w = World("ar,page_size=2", num_pages=4, emit="end")
-    w.submit(0, 2, 4)
-    w.submit(1, 2, 4)
+    w = asked(World("ar,page_size=2", num_pages=4, emit="end"), (2, 4), (2, 4))
     while w.schedule() != "nothing":
         w.commit({int(request): [0] for request in w.plan.requests})
     assert w["num_preemptions"][:2] == [0, 1]

@@ -1,14 +1,14 @@
 """Streaming chunks, in and out of the block (elastic-chunking.md 6.2), and delayed caches (focus.md 3.6)."""
 
 from ..worlds import World
+from .hand import asked
 
 CHUNK2 = "chunk:2,block_length=4,page_size=4"
 OBS = "chunk:4,block_length=4,page_size=4,obs=true"
 
 
 def test_a_fixed_chunk_streams_through_its_block_and_flushes_at_the_boundary() -> None:
-    w = World(CHUNK2)
-    w.submit(0, 4, 8)
+    w = asked(World(CHUNK2), (4, 8))
     assert w.step() == "prefill 0:PPPP"
     assert w.step({0: [0]}) == "decode 0D:MMmm"
     # Two queries see 4 of history and themselves; masks outside are neither computed nor visible.
@@ -35,8 +35,7 @@ def test_a_fixed_chunk_streams_through_its_block_and_flushes_at_the_boundary() -
 
 
 def test_prompt_tokens_of_the_partial_block_are_cached_by_the_prefill() -> None:
-    w = World(CHUNK2)
-    w.submit(0, 6, 2)
+    w = asked(World(CHUNK2), (6, 2))
     assert w.step({0: [3]}) == "prefill 0:PPMM"
     assert w.schedule() == "decode 0D:ccMP"  # the pending one, right of a mask, and the mask
     assert w.features() == (2, 2 * 8, 8, 2, 2, 1, 0, 1)
@@ -44,8 +43,7 @@ def test_prompt_tokens_of_the_partial_block_are_cached_by_the_prefill() -> None:
 
 
 def test_a_chunk_as_large_as_the_block_still_skips_cached_tokens_and_flushes_only_stale_ones() -> None:
-    w = World("chunk:4,block_length=4,page_size=4")
-    w.submit(0, 4, 5)
+    w = asked(World("chunk:4,block_length=4,page_size=4"), (4, 5))
     w.step()
     assert w.step({0: [0, 1]}) == "decode 0D:MMMM"
     assert w.step({0: [3]}) == "decode 0D:PPMM"
@@ -55,9 +53,7 @@ def test_a_chunk_as_large_as_the_block_still_skips_cached_tokens_and_flushes_onl
 
 
 def test_rows_with_fewer_open_positions_than_the_chunk_are_ragged() -> None:
-    w = World(CHUNK2)
-    w.submit(0, 7, 5)
-    w.submit(1, 4, 4)
+    w = asked(World(CHUNK2), (7, 5), (4, 4))
     assert w.step() == "prefill 0:PPPM 1:PPPP"
     assert w.step({0: [3], 1: [1]}) == "decode 0D:cccM 1D:MMmm"
     assert w.features() == (3, 1 * 8 + 2 * 6, 8 + 6, 3, 3, 2, 0, 1)
@@ -67,8 +63,7 @@ def test_rows_with_fewer_open_positions_than_the_chunk_are_ragged() -> None:
 
 
 def test_the_window_reaches_into_the_next_block_and_not_beyond_the_last() -> None:
-    w = World(OBS)
-    w.submit(0, 4, 8)
+    w = asked(World(OBS), (4, 8))
     assert w.step() == "prefill 0:PPPPmmmm"
     assert w.step({0: [0, 1]}) == "decode 0D:MMMMmmmm"
     assert w.features() == (4, 4 * 8, 8, 4, 4, 1, 0, 1)
@@ -87,8 +82,7 @@ def test_the_window_reaches_into_the_next_block_and_not_beyond_the_last() -> Non
 
 
 def test_a_next_block_complete_before_its_predecessor_is_handed_out_after_it() -> None:
-    w = World(OBS)
-    w.submit(0, 4, 12)
+    w = asked(World(OBS), (4, 12))
     w.step()
     w.step({0: [0, 1]})
     w.step({0: [2]})
@@ -105,16 +99,14 @@ def test_a_next_block_complete_before_its_predecessor_is_handed_out_after_it() -
 
 
 def test_with_a_two_block_window_a_prompt_s_only_block_stays_alone() -> None:
-    w = World(OBS)
-    w.submit(0, 6, 2)
+    w = asked(World(OBS), (6, 2))
     assert w.step({0: [2]}) == "prefill 0:PPMMmmmm"
     assert w.step({0: [3]}) == "decode 0D:ccPMmmmm"
     assert w.schedule() == "nothing"
 
 
 def test_a_delayed_cache_drops_a_token_computed_once_as_committed() -> None:
-    w = World("delayed-cache:8,page_size=8")
-    w.submit(0, 12, 12)
+    w = asked(World("delayed-cache:8,page_size=8"), (12, 12))
     assert w.step({0: [5, 6, 7]}) == "prefill 0:PPPPMMMM"
     # FOCUS: the prompt's part of the block stays uncached in prefill. Soft-max runs on all 8 rows.
     assert w.step() == "decode 0D:PPPPMPPP"
@@ -128,8 +120,7 @@ def test_a_delayed_cache_drops_a_token_computed_once_as_committed() -> None:
 
 
 def test_a_neighbour_aware_cache_keeps_a_token_until_its_right_neighbour_is_committed_too() -> None:
-    w = World("delayed-cache-plus:8,page_size=8")
-    w.submit(0, 12, 12)
+    w = asked(World("delayed-cache-plus:8,page_size=8"), (12, 12))
     assert w.step({0: [5, 6, 7]}) == "prefill 0:PPPPMMMM"
     assert w.step() == "decode 0D:PPPPMPPP"  # the spec's 1,1,1,1,0,1,1,1 ...
     assert w.step({0: [4]}) == "decode 0D:cccPMccc"  # ... leaves 3 and 4
@@ -140,8 +131,7 @@ def test_a_neighbour_aware_cache_keeps_a_token_until_its_right_neighbour_is_comm
 
 
 def test_a_token_committed_beside_a_mask_is_computed_with_it_again_and_again() -> None:
-    w = World("delayed-cache-plus:4,page_size=4")
-    w.submit(0, 4, 4)
+    w = asked(World("delayed-cache-plus:4,page_size=4"), (4, 4))
     w.step()
     assert w.step({0: [0]}) == "decode 0D:MMMM"
     assert w.step({0: [3]}) == "decode 0D:PMMM"
@@ -152,8 +142,7 @@ def test_a_token_committed_beside_a_mask_is_computed_with_it_again_and_again() -
 
 
 def test_a_delayed_cache_may_let_queries_see_all_cached_keys() -> None:
-    w = World("delayed-cache:8,page_size=8,visible=listed")
-    w.submit(0, 12, 4)
+    w = asked(World("delayed-cache:8,page_size=8,visible=listed"), (12, 4))
     w.step({0: [5, 6, 7]})
     w.step()
     assert w.step() == "decode 0D:ccccMccc"
@@ -161,9 +150,7 @@ def test_a_delayed_cache_may_let_queries_see_all_cached_keys() -> None:
 
 
 def test_a_preempted_sequence_recomputes_what_it_had_cached() -> None:
-    w = World(CHUNK2, num_pages=4)
-    w.submit(0, 4, 8)
-    w.submit(1, 4, 8)
+    w = asked(World(CHUNK2, num_pages=4), (4, 8), (4, 8))
     w.step()
     w.step({0: [0, 1], 1: [0, 1]})
     assert w.step() == "decode 0F:PPmm 1F:PPmm"
@@ -180,8 +167,7 @@ def test_a_preempted_sequence_recomputes_what_it_had_cached() -> None:
 
 def test_a_request_ends_when_its_last_two_blocks_complete_in_one_step() -> None:
     # All is decoded: nothing needs the flush of the block before the last (block-diffusion.md 1.5).
-    w = World(OBS)
-    w.submit(0, 4, 8)
+    w = asked(World(OBS), (4, 8))
     w.step()
     w.step({0: [0, 1]})
     w.step({0: [2]})

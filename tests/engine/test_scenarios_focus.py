@@ -9,6 +9,7 @@ from dsim.engine.journal import StepRecorder, unpack
 from dsim.engine.step import StepOutcome, features_left
 
 from ..worlds import Collector, World
+from .hand import asked
 
 FOCUS8 = "focus,block_length=8,page_size=8"
 FOCUS4 = "focus:1,block_length=4,page_size=4"  # a block's first step keeps one mask at least
@@ -58,8 +59,7 @@ class FocusWorld(World):
 
 
 def test_a_block_from_its_first_step_to_the_pass_that_closes_it() -> None:
-    w = FocusWorld(FOCUS8)
-    w.submit(0, 8, 16)
+    w = asked(FocusWorld(FOCUS8), (8, 16))
     assert w.run() == "prefill 0:PPPPPPPP"
     # A mean of 1 makes a budget of ceil(1.5) = 2: of eight masks six may go.
     assert w.schedule() == "decode 0D:MMMMMMMM"
@@ -110,8 +110,7 @@ def test_a_block_from_its_first_step_to_the_pass_that_closes_it() -> None:
 
 
 def test_an_evicted_mask_stays_uncached_and_keeps_its_left_neighbour_so() -> None:
-    w = FocusWorld("focus:1,block_length=8,page_size=8")
-    w.submit(0, 12, 12)
+    w = asked(FocusWorld("focus:1,block_length=8,page_size=8"), (12, 12))
     w.run({0: [6, 7]})
     assert w.schedule() == "decode 0D:PPPPMMPP"
     w.end({0: [4]}, {0: [0, 1, 2, 3, 4, 6, 7]})  # 5 goes
@@ -125,8 +124,7 @@ def test_an_evicted_mask_stays_uncached_and_keeps_its_left_neighbour_so() -> Non
 
 def test_a_block_that_a_prefill_begins_comes_to_its_first_step_as_if_new() -> None:
     # The prefill's commits are no steps of the mean, its positions no progress, its prompt tokens uncached.
-    w = FocusWorld("focus:1,block_length=8,page_size=8")
-    w.submit(0, 10, 6)
+    w = asked(FocusWorld("focus:1,block_length=8,page_size=8"), (10, 6))
     assert w.run({0: [2, 3, 7]}) == "prefill 0:PPMMMMMM"
     assert w.goes_by() is None
     assert w.schedule() == "decode 0D:PPPPMMMP"
@@ -159,9 +157,7 @@ def test_a_mean_of_the_block_begins_anew_with_every_block() -> None:
 
 
 def test_a_step_whose_rows_all_fit_their_budgets_evicts_nothing() -> None:
-    w = FocusWorld("focus:2,block_length=4,page_size=4")
-    w.submit(0, 4, 8)
-    w.submit(1, 6, 2)
+    w = asked(FocusWorld("focus:2,block_length=4,page_size=4"), (4, 8), (6, 2))
     assert w.run() == "prefill 0:PPPP 1:PPMM"
     # Row 1 has two masks for a budget of two, row 0 four: the plan speaks of both.
     assert w.schedule() == "decode 0D:MMMM 1D:PPMM"
@@ -175,9 +171,7 @@ def test_a_step_whose_rows_all_fit_their_budgets_evicts_nothing() -> None:
 
 
 def test_features_and_journal_of_two_rows_before_and_after() -> None:
-    w = FocusWorld(FOCUS8)
-    w.submit(0, 8, 16)
-    w.submit(1, 20, 12)
+    w = asked(FocusWorld(FOCUS8), (8, 16), (20, 12))
     assert w.run({1: [5]}) == "prefill 0:PPPPPPPP 1:PPPPMMMM"
     assert w.schedule() == "decode 0D:MMMMMMMM 1D:PPPPMPMM"
     assert (w.plan.num_tokens.tolist(), w.plan.num_keys.tolist()) == ([8, 8], [16, 24])
@@ -201,9 +195,7 @@ def test_features_and_journal_of_two_rows_before_and_after() -> None:
 
 
 def test_a_preempted_sequence_has_no_progress_and_computes_its_block_again() -> None:
-    w = FocusWorld(FOCUS4, num_pages=4)
-    w.submit(0, 4, 8)
-    w.submit(1, 4, 8)
+    w = asked(FocusWorld(FOCUS4, num_pages=4), (4, 8), (4, 8))
     w.run()
     assert w.run({0: [0, 1, 2], 1: [0]}, {1: [0, 1]}) == "decode 0D:MMMM 1D:MMMM"
     assert w.schedule() == "decode 0D:PPPM 1D:PMMM"
@@ -227,8 +219,7 @@ def test_a_preempted_sequence_has_no_progress_and_computes_its_block_again() -> 
 
 
 def test_only_what_was_computed_is_sampled_when_the_block_is_not() -> None:
-    w = FocusWorld(FOCUS8 + ",sample_block=false")
-    w.submit(0, 8, 8)
+    w = asked(FocusWorld(FOCUS8 + ",sample_block=false"), (8, 8))
     w.run()
     w.schedule()
     w.end({0: [0]}, {0: [0, 1]})
@@ -237,8 +228,7 @@ def test_only_what_was_computed_is_sampled_when_the_block_is_not() -> None:
 
 
 def test_with_listed_keys_a_query_sees_what_is_cached_and_what_went_on() -> None:
-    w = FocusWorld("focus:1,block_length=8,page_size=8,visible=listed")
-    w.submit(0, 12, 12)
+    w = asked(FocusWorld("focus:1,block_length=8,page_size=8,visible=listed"), (12, 12))
     w.run({0: [6, 7]})
     w.run({}, {0: [0, 1, 2, 3, 4, 6, 7]})
     assert w.schedule() == "decode 0D:cccPMMcc"
@@ -249,8 +239,7 @@ def test_with_listed_keys_a_query_sees_what_is_cached_and_what_went_on() -> None
 
 def test_an_outcome_that_cannot_be_is_refused() -> None:
     def world(spec: str = FOCUS8) -> FocusWorld:
-        w = FocusWorld(spec)
-        w.submit(0, 12, 8)
+        w = asked(FocusWorld(spec), (12, 8))
         w.run({0: [6]})
         w.run({}, {0: [0, 1, 2, 3, 4, 6]} if spec == FOCUS8 else None)
         assert w.schedule() == "decode 0D:cccPMMPM"

@@ -8,6 +8,7 @@ import pytest
 from dsim.engine.policy import parse
 
 from ..worlds import TOY_MODEL, Driver, World, toy_trace
+from .hand import asked, check_over
 
 # Blocks of 4. Pages of 4 make groups of min(16, 2 * (4 // 4)) = 2 steps, pages of 8 groups of 4.
 PAGE4 = "lmdeploy-bd32:4,page_size=4"
@@ -16,8 +17,7 @@ EACH_STEP = "lmdeploy-bd32:4,page_size=4,num_loops=1,decide_ahead=false"
 
 
 def test_prefill_denoises_the_partial_block_and_a_finished_row_idles_until_its_group_ends() -> None:
-    w = World(PAGE4)
-    w.submit(0, 6, 5)  # two prompt tokens in the block at 4; the canvas ends at 12
+    w = asked(World(PAGE4), (6, 5))  # two prompt tokens in the block at 4; the canvas ends at 12
     assert w.step({0: [2]}) == "prefill 0:PPMM"
     # 8 positions, block-causal: 4 queries on 4 keys and 4 on 8; logits of the last block alone.
     assert w.features() == (8, 4 * 4 + 4 * 8, 8, 4, 4, 1, 8, 1)
@@ -30,17 +30,15 @@ def test_prefill_denoises_the_partial_block_and_a_finished_row_idles_until_its_g
     assert w.commit({0: [0, 1, 2, 3]}) == [0]  # the last block pays no pass over it
     assert w.step() == "decode 0I:pppp"
     assert w.features()[0] == 4  # computed all the same
-    assert w.schedule() == "nothing"
     assert w["num_tokens"][0] == 5  # 2 + 3: the tail beyond max_new_tokens is trimmed ...
     assert w["num_committed"][0] == 6  # ... though denoised
     assert (w["first_commit"][0], w["first_block"][0], w["first_emission"][0], w["finish"][0]) == (1.0, 2.0, 2.0, 4.0)
     assert (w["num_first"][0], w["num_emissions"][0], w["last_emission"][0]) == (2, 2, 4.0)
-    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+    check_over(w)
 
 
 def test_a_prompt_of_whole_blocks_yields_no_token_at_prefill() -> None:
-    w = World(PAGE8)
-    w.submit(0, 8, 4)
+    w = asked(World(PAGE8), (8, 4))
     assert w.step() == "prefill 0:PPPP"
     assert w.features() == (8, 48, 8, 4, 4, 1, 8, 1)
     assert math.isnan(w["first_commit"][0])
@@ -53,9 +51,7 @@ def test_a_prompt_of_whole_blocks_yields_no_token_at_prefill() -> None:
 
 
 def test_a_prefill_may_complete_its_block_and_the_request() -> None:
-    w = World(PAGE4)
-    w.submit(0, 3, 1)
-    w.submit(1, 3, 5)
+    w = asked(World(PAGE4), (3, 1), (3, 5))
     w.schedule()
     assert w.commit({0: [3], 1: [3]}) == [0]
     assert w["num_tokens"][:2] == [1, 1]
@@ -64,19 +60,15 @@ def test_a_prefill_may_complete_its_block_and_the_request() -> None:
 
 
 def test_a_request_for_no_tokens_ends_with_its_prefill() -> None:
-    w = World(PAGE4)
-    w.submit(0, 5, 0)
-    w.submit(1, 4, 0)
+    w = asked(World(PAGE4), (5, 0), (4, 0))
     assert w.schedule() == "prefill 0:PMMM 1:PPPP"
     assert w.commit({0: [1]}) == [0, 1]
-    assert w.schedule() == "nothing"
     assert w["num_tokens"][:2] == [0, 0]
-    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+    check_over(w)
 
 
 def test_a_group_is_frozen_and_whoever_waits_is_prefilled_at_its_end() -> None:
-    w = World(PAGE8, max_batch=4)
-    w.submit(0, 4, 8)
+    w = asked(World(PAGE8, max_batch=4), (4, 8))
     assert w.step() == "prefill 0:PPPP"
     assert w.step({0: [0]}) == "decode 0D:MMMM"
     w.submit(1, 4, 4)
@@ -102,8 +94,7 @@ def test_a_leftover_of_more_than_a_quarter_of_the_batch_alternates() -> None:
 
 
 def test_a_request_that_comes_during_a_group_s_last_step_is_too_late_for_what_was_decided_ahead() -> None:
-    w = World(PAGE4, max_batch=2)
-    w.submit(0, 4, 8)
+    w = asked(World(PAGE4, max_batch=2), (4, 8))
     w.step()
     w.step()
     w.schedule()  # the group's last step, and the next batch with it
@@ -116,8 +107,7 @@ def test_a_request_that_comes_during_a_group_s_last_step_is_too_late_for_what_wa
 
 
 def test_without_deciding_ahead_whoever_waits_when_a_group_ends_is_prefilled_and_merges() -> None:
-    w = World(PAGE4 + ",decide_ahead=false", max_batch=2)
-    w.submit(0, 4, 4)
+    w = asked(World(PAGE4 + ",decide_ahead=false", max_batch=2), (4, 4))
     w.step()
     assert w.step() == "decode 0D:MMMM"
     w.schedule()  # the group's last step: not too late
@@ -160,8 +150,7 @@ def test_deciding_ahead_four_waiting_come_before_half_a_batch_that_is_ready() ->
 
 
 def test_prefill_takes_the_first_come_within_its_token_budget() -> None:
-    w = World(PAGE4 + ",max_prefill_tokens=16")
-    w.submit(0, 8, 4)  # padded 8
+    w = asked(World(PAGE4 + ",max_prefill_tokens=16"), (8, 4))  # padded 8
     w.submit(1, 9, 4)  # 12: too much beside 8
     w.submit(2, 4, 4)  # would fit beside 8, and does not overtake
     w.submit(3, 1, 4)  # 4: too much beside 12 + 4
@@ -173,9 +162,7 @@ def test_prefill_takes_the_first_come_within_its_token_budget() -> None:
 
 
 def test_a_prompt_longer_than_a_prefill_runs_alone_in_several_forwards() -> None:
-    w = World(PAGE4 + ",max_prefill_tokens=16")
-    w.submit(0, 37, 4)
-    w.submit(1, 4, 4)
+    w = asked(World(PAGE4 + ",max_prefill_tokens=16"), (37, 4), (4, 4))
     assert w.step() == "prefill 0:PMMM"
     # Padded to 40, in chunks of 16, 16 and 8: sum over the 10 blocks of 4 x 4k.
     assert w.features() == (40, 16 * 55, 40, 4, 4, 1, 40, 3)
@@ -183,8 +170,7 @@ def test_a_prompt_longer_than_a_prefill_runs_alone_in_several_forwards() -> None
 
 
 def test_prefill_waits_for_pages_and_the_first_come_is_not_overtaken() -> None:
-    w = World(EACH_STEP, num_pages=3)
-    w.submit(0, 8, 4)  # 2 pages for the prompt, 3 in all
+    w = asked(World(EACH_STEP, num_pages=3), (8, 4))  # 2 pages for the prompt, 3 in all
     w.submit(1, 8, 4)
     w.submit(2, 1, 1)  # 1 page: free, but it came last
     assert w.step() == "prefill 0:PPPP"
@@ -196,9 +182,7 @@ def test_prefill_waits_for_pages_and_the_first_come_is_not_overtaken() -> None:
 
 
 def test_the_last_sequence_loses_its_pages_and_recomputes() -> None:
-    w = World(EACH_STEP, num_pages=4)
-    w.submit(0, 4, 8)
-    w.submit(1, 4, 8)
+    w = asked(World(EACH_STEP, num_pages=4), (4, 8), (4, 8))
     assert w.step() == "prefill 0:PPPP 1:PPPP"
     assert w.step({0: [0, 1, 2, 3], 1: [0, 1]}) == "decode 0D:MMMM 1D:MMMM"
     assert w.step({1: [2]}) == "decode 0F:PPPP 1D:PPMM"
@@ -218,9 +202,7 @@ def test_the_last_sequence_loses_its_pages_and_recomputes() -> None:
 
 
 def test_the_prefill_of_a_sequence_preempted_with_a_complete_block_is_its_pass() -> None:
-    w = World(EACH_STEP, num_pages=4)
-    w.submit(0, 4, 8)
-    w.submit(1, 4, 8)
+    w = asked(World(EACH_STEP, num_pages=4), (4, 8), (4, 8))
     w.step()
     w.step({0: [0, 1, 2, 3], 1: [0, 1]})
     assert w.step({1: [2, 3]}) == "decode 0F:PPPP 1D:PPMM"
@@ -232,9 +214,7 @@ def test_the_prefill_of_a_sequence_preempted_with_a_complete_block_is_its_pass()
 
 
 def test_a_preempted_sequence_queues_behind_those_that_wait() -> None:
-    w = World(EACH_STEP, num_pages=4, max_batch=2)
-    w.submit(0, 4, 8)
-    w.submit(1, 4, 8)
+    w = asked(World(EACH_STEP, num_pages=4, max_batch=2), (4, 8), (4, 8))
     w.step()
     w.step({0: [0, 1, 2, 3]})
     w.step()
@@ -256,8 +236,7 @@ def test_a_request_that_could_never_fit_is_rejected() -> None:
 
 
 def test_totals_count_decode_steps_alone() -> None:
-    w = World(PAGE4)
-    w.submit(0, 6, 5)
+    w = asked(World(PAGE4), (6, 5))
     w.step({0: [2]})
     w.step({0: [3]})
     w.step()
@@ -271,8 +250,7 @@ def test_totals_count_decode_steps_alone() -> None:
 
 
 def test_tokens_can_be_emitted_as_a_prefix_grows() -> None:
-    w = World(PAGE4, emit="step")
-    w.submit(0, 4, 8)
+    w = asked(World(PAGE4, emit="step"), (4, 8))
     w.step()
     w.step({0: [1]})
     assert w["num_tokens"][0] == 0  # the first is still masked
@@ -286,8 +264,7 @@ def test_tokens_can_be_emitted_as_a_prefix_grows() -> None:
 
 
 def test_tokens_can_be_emitted_at_the_end() -> None:
-    w = World(PAGE4, emit="end")
-    w.submit(0, 4, 5)
+    w = asked(World(PAGE4, emit="end"), (4, 5))
     w.step()
     w.step({0: [0, 1, 2, 3]})
     w.step()

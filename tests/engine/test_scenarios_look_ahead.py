@@ -6,6 +6,7 @@ One step by step for each idea: the random scenarios of test_oracles.py, recorde
 from dsim.engine.request import Request
 
 from ..worlds import World
+from .hand import asked, check_over
 
 SMALL = "lmdeploy-0.18:4,page_size=4"
 ALL = range(4)
@@ -20,8 +21,7 @@ def kinds(w: World, num: int) -> list[str]:
 
 
 def test_requests_are_let_in_at_once_while_less_than_half_a_batch_runs() -> None:
-    w = World(SMALL, max_batch=4)
-    w.submit(0, 4, 40)
+    w = asked(World(SMALL, max_batch=4), (4, 40))
     w.schedule()
     w.submit(1, 4, 40)  # the step in flight is a prefill; the one behind it is decided: decode
     w.commit()
@@ -36,8 +36,7 @@ LANE = SMALL + ",max_prefill_tokens=8,opt_ttft_short_turns=2"
 
 
 def test_a_long_prompt_takes_turns_with_those_that_decode_a_chunk_at_a_time() -> None:
-    w = World(LANE, num_pages=20)
-    w.submit(0, 4, 40)
+    w = asked(World(LANE, num_pages=20), (4, 40))
     assert w.step() == "prefill 0:PPPP"
     w.submit(1, 21, 4)  # 24 positions
     assert w.step() == "decode 0D:MMMM"
@@ -58,9 +57,7 @@ def test_a_long_prompt_takes_turns_with_those_that_decode_a_chunk_at_a_time() ->
 
 
 def test_one_long_prompt_is_computed_after_another_and_a_cancelled_one_not_at_all() -> None:
-    w = World(LANE + ",opt_ttft_policy=fifo")
-    w.submit(0, 20, 4)
-    w.submit(1, 12, 4)
+    w = asked(World(LANE + ",opt_ttft_policy=fifo"), (20, 4), (12, 4))
     assert w.step() == "prefill 0:pppp"
     assert w.step() == "prefill 0:pppp"
     assert w.engine.cancel(0, w.now)
@@ -72,9 +69,7 @@ def test_one_long_prompt_is_computed_after_another_and_a_cancelled_one_not_at_al
 
 
 def test_every_request_ends_with_one_row_step_too_many() -> None:
-    w = World(SMALL)
-    w.submit(0, 4, 4)
-    w.submit(1, 4, 8)
+    w = asked(World(SMALL), (4, 4), (4, 8))
     assert w.step() == "prefill 0:PPPP 1:PPPP"
     assert w.step({0: ALL}) == "decode 0D:MMMM 1D:MMMM"
     assert w["finish"][0] == 2.0  # its last block needs no cache forward
@@ -83,18 +78,15 @@ def test_every_request_ends_with_one_row_step_too_many() -> None:
     assert w.step() == "decode 1F:PPPP"
     assert w.step({1: ALL}) == "decode 1D:MMMM"
     assert w.step() == "decode 1I:pppp"
-    assert w.schedule() == "nothing"
     assert (w["num_forwards"][:2], w["finish"][:2]) == ([2, 5], [2.0, 5.0])
-    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+    check_over(w)
 
 
 # ---- pages -------------------------------------------------------------------------------------------------------
 
 
 def test_a_sequence_asks_for_a_page_when_its_next_block_does_not_fit_and_the_last_let_in_asks_first() -> None:
-    w = World(SMALL, num_pages=6)
-    w.submit(0, 4, 8)
-    w.submit(1, 4, 8)
+    w = asked(World(SMALL, num_pages=6), (4, 8), (4, 8))
     assert w.step() == "prefill 0:PPPP 1:PPPP"
     assert w.plan.pages == 4  # a block, and one more each: none asks for others as the next step is decided on
     assert w.step({0: ALL, 1: [0, 1]}) == "decode 0D:MMMM 1D:MMMM"
@@ -106,28 +98,6 @@ def test_a_sequence_asks_for_a_page_when_its_next_block_does_not_fit_and_the_las
     w.commit({1: [2]})
     assert w.step({1: [3]}) == "decode 1D:PPPM"
     assert w.step() == "decode 1F:PPPP"
-
-
-def test_pages_of_a_sequence_that_waits_again_are_for_who_needs_them_and_it_computes_all_again() -> None:
-    w = World(SMALL, num_pages=6)
-    w.submit(0, 4, 8)
-    w.submit(1, 4, 8)
-    w.step()
-    assert w.step({0: ALL, 1: ALL}) == "decode 0D:MMMM 1D:MMMM"
-    assert w.step() == "decode 0F:PPPP 1F:PPPP"
-    # Both are in their last block. 1 asks first, finds none, and waits again; 0 takes its pages.
-    assert w.schedule() == "decode 0D:MMMM 1I:mmmm"
-    assert (w.plan.preempted, w.plan.freed, w.plan.pages) == ((1,), (), 4)
-    w.commit({0: ALL})
-    assert w.plan_tokens() == "decode 0I4/12"
-    assert (w.plan.freed, w.plan.pages) == ((1,), 4)
-    w.commit()
-    assert w.plan_tokens() == "prefill 1P12/12"
-    w.commit({1: ALL})
-    assert (w["finish"][:2], w["num_preemptions"][:2]) == ([4.0, 6.0], [0, 1])
-    assert w.step() == "decode 1I:pppp"
-    assert w.schedule() == "nothing"
-    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
 
 
 def test_an_eos_in_the_block_that_a_prompt_ends_in_ends_the_block_behind_it() -> None:
@@ -146,22 +116,3 @@ def test_a_request_fits_with_the_tokens_that_its_pages_are_extended_by() -> None
     # 64 tokens at blocks of 32 and pages of 64.
     assert World("lmdeploy-0.18", num_pages=2).submit(0, 32, 32)
     assert not World("lmdeploy-0.18", num_pages=2).submit(0, 32, 33)
-
-
-def test_a_request_preempted_while_its_last_step_is_in_flight_takes_that_step_again() -> None:
-    w = World(SMALL, num_pages=6)
-    w.submit(0, 4, 8)
-    w.submit(1, 4, 4)
-    assert w.step() == "prefill 0:PPPP 1:PPPP"
-    assert w.step({0: ALL}) == "decode 0D:MMMM 1D:MMMM"
-    assert w.step() == "decode 0F:PPPP 1D:MMMM"
-    assert w.schedule() == "decode 0I:mmmm 1D:MMMM"
-    assert w["num_preemptions"][:2] == [1, 0]
-    assert w.commit({1: ALL}) == [1]
-    assert w.step() == "decode 1I:pppp"
-    assert w.plan_tokens() == "prefill 0P4/12"  # it kept its pages, and computes its block alone
-    assert w.commit({0: ALL}) == [0]
-    assert w.step() == "decode 0I:pppp"
-    assert w.schedule() == "nothing"
-    assert (w["num_tokens"][:2], w["finish"][:2]) == ([8, 4], [6.0, 4.0])
-    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)

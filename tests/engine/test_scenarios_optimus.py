@@ -16,6 +16,7 @@ from dsim.engine.policy import parse
 
 from ..reference.optimus import CommitCurve, choose_chunk
 from ..worlds import SECOND, World
+from .hand import asked
 
 # Blocks of 8, candidates 2, 4, 6, 8, two observed steps at the largest. The prompt's blocks are whole, so that
 # prefill shows no masks. T(x) = 1 + x / 4: 1.5, 2, 2.5, 3 s for one sequence.
@@ -32,8 +33,7 @@ def cold_start(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def after_cold_start(spec: str, latency: LatencyModel, **world: int) -> World:
     """The largest chunk twice: 8 masks of which the first 3 commit, then 5 masks of which the first does."""
-    w = World(spec, latency=latency, **world)
-    w.submit(0, 8, 16)
+    w = asked(World(spec, latency=latency, **world), (8, 16))
     assert w.step() == "prefill 0:PPPPPPPP"
     assert w.step({0: [0, 1, 2]}) == "decode 0D:MMMMMMMM"
     assert w.step({0: [3]}) == "decode 0D:PPPMMMMM"
@@ -82,9 +82,7 @@ def test_a_larger_batch_takes_a_smaller_chunk() -> None:
     # 1 s up to 8 tokens, then 0.25 s each: alone, 6 is free; for two, T is 1, 1, 2, 3.
     latency = LatencyModel(((8.0, 1.0),), 0.25)
     assert after_cold_start(OPTIMUS, latency).step() == "decode 0D:cccPMMMM"
-    w = World(OPTIMUS, latency=latency)
-    w.submit(0, 8, 16)
-    w.submit(1, 8, 16)
+    w = asked(World(OPTIMUS, latency=latency), (8, 16), (8, 16))
     w.step()
     w.step({0: [0, 1, 2], 1: [0, 1, 2]})
     w.step({0: [3], 1: [3]})
@@ -109,9 +107,7 @@ def test_the_average_forgets_exponentially(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_rows_of_a_step_are_averaged_where_they_reach() -> None:
-    w = World(OPTIMUS)
-    w.submit(0, 8, 16)
-    w.submit(1, 14, 10)  # two masks in its first block: prefill is an observation of them
+    w = asked(World(OPTIMUS), (8, 16), (14, 10))  # two masks in its first block: prefill is an observation of them
     assert w.step({1: [6, 7]}) == "prefill 0:PPPPPPPP 1:PPPPPPMM"
     assert curve(w) == [1, 2, 2, 2, 2, 2, 2, 2]
     assert learned(w).observed == 1
@@ -134,8 +130,7 @@ def test_a_chunk_is_kept_unless_another_gains_enough(hysteresis: float, chunk: i
 
 def test_the_cold_start_runs_the_largest_chunk(cold_start: Callable[[int], None]) -> None:
     cold_start(3)
-    w = World("optimus:4,block_length=8,page_size=8", latency=SLOPED)
-    w.submit(0, 8, 8)
+    w = asked(World("optimus:4,block_length=8,page_size=8", latency=SLOPED), (8, 8))
     w.step()
     assert w.step({0: [0]}) == "decode 0D:MMMMmmmm"
     assert w.step() == "decode 0D:PMMMmmmm"
@@ -157,8 +152,7 @@ def test_a_prefill_that_denoises_counts_as_an_observation_at_the_largest_chunk(
     cold_start: Callable[[int], None],
 ) -> None:
     cold_start(1)
-    w = World(OPTIMUS, latency=SLOPED)
-    w.submit(0, 4, 4)
+    w = asked(World(OPTIMUS, latency=SLOPED), (4, 4))
     assert w.step({0: [4]}) == "prefill 0:PPPPMMMM"
     assert learned(w).observed == 1
     assert curve(w) == [1, 1, 1, 1, 1, 1, 1, 1]
@@ -177,8 +171,7 @@ def test_hysteresis_holds_on_to_no_chunk_before_the_first_is_chosen(
 ) -> None:
     cold_start(1)
     # Prefill is the one observation of the cold start, so that the first decode step chooses already.
-    w = World(f"optimus,block_length=16,page_size=16,hysteresis=0.5,candidates={candidates}")
-    w.submit(0, 8, 8)
+    w = asked(World(f"optimus,block_length=16,page_size=16,hysteresis=0.5,candidates={candidates}"), (8, 8))
     assert w.step({0: [8]}) == "prefill 0:PPPPPPPPMMMMMMMM"
     assert w.step() == "decode 0D:ccccccccPMmmmmmm"
 

@@ -7,6 +7,7 @@ from dsim.engine.latency import LatencyModel
 from dsim.sim.step_model import StepModel
 
 from ..worlds import World
+from .hand import asked, check_over
 
 SMALL = ",block_length=4,page_size=4"
 FDFO, SYNC, JOINT = (name + SMALL for name in ("sglang-fdfo", "sglang-sync", "sglang-joint"))
@@ -18,8 +19,7 @@ ALL = range(4)  # of a block
 
 
 def test_a_prompt_is_prefilled_a_block_a_round_and_its_tail_heads_the_first_decode_block() -> None:
-    w = World(FDFO)
-    w.submit(0, 10, 4)
+    w = asked(World(FDFO), (10, 4))
     assert w.step_tokens({}) == "prefill 0P4/4"
     assert w.features() == (4, 16, 4, 4, 0, 1, 4, 1)  # the graph of a decode round, LM head and all
     assert w["num_committed"][0] == 0  # a prefill denoises nothing
@@ -33,15 +33,12 @@ def test_a_prompt_is_prefilled_a_block_a_round_and_its_tail_heads_the_first_deco
     assert w.step({0: ALL}) == "decode 0D:MMMM"
     assert w.schedule() == "decode 0F:PPPP"  # on the last block, too
     assert w.commit() == [0]
-    assert w.schedule() == "nothing"
     assert (w["num_tokens"][0], w["num_forwards"][0], w["finish"][0]) == (4, 4, 6.0)
-    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+    check_over(w)
 
 
 def test_a_prompt_shorter_than_a_block_has_no_prefill() -> None:
-    w = World(FDFO)
-    w.submit(0, 3, 1)
-    w.submit(1, 4, 1)
+    w = asked(World(FDFO), (3, 1), (4, 1))
     assert w.step_tokens({}) == "prefill 1P4/4"
     # Rows that were let in come before those that are.
     assert w.step({0: [3], 1: ALL}) == "decode 1D:MMMM 0D:PPPM"
@@ -51,9 +48,7 @@ def test_a_prompt_shorter_than_a_block_has_no_prefill() -> None:
 
 
 def test_blocks_of_a_prompt_that_are_prefilled_in_one_round() -> None:
-    w = World(FDFO + ",prefill_blocks_per_round=2")
-    w.submit(0, 14, 4)
-    w.submit(1, 9, 4)
+    w = asked(World(FDFO + ",prefill_blocks_per_round=2"), (14, 4), (9, 4))
     assert w.step_tokens({}) == "prefill 0P8/8 1P8/8"
     assert w.features() == (16, 2 * (4 * 4 + 4 * 8), 16, 16, 0, 2, 16, 1)
     assert w.step_tokens({}) == "prefill 0P4/12"
@@ -62,9 +57,7 @@ def test_blocks_of_a_prompt_that_are_prefilled_in_one_round() -> None:
 
 def test_a_request_of_no_tokens_at_all_decodes_a_block_and_holds_its_pages() -> None:
     for spec in ("sglang-fdfo,block_length=4,page_size=4", "sglang-gemma,canvas_length=4,page_size=4"):
-        w = World(spec, num_pages=1)
-        w.submit(0, 0, 0)
-        w.submit(1, 0, 0)
+        w = asked(World(spec, num_pages=1), (0, 0), (0, 0))
         assert w.step({0: range(4)}).endswith("0D:MMMM")
         assert w.plan.pages == 1
         assert w.step({1: range(4)} if "gemma" in spec else {}).partition(":")[0] == (
@@ -79,9 +72,7 @@ def test_a_request_of_no_tokens_at_all_decodes_a_block_and_holds_its_pages() -> 
 def test_a_sync_round_lasts_until_all_its_blocks_are_done() -> None:
     latency = LatencyModel(((0.0, 1.0),), 0.0, host_step=0.5)
     model = StepModel(latency, None)
-    w = World(SYNC)
-    w.submit(0, 3, 1)
-    w.submit(1, 2, 6)
+    w = asked(World(SYNC), (3, 1), (2, 6))
     costs = []
     w.schedule()
     for commits in ({0: [3], 1: [2]}, {}, {1: [3]}):
@@ -100,16 +91,14 @@ def test_a_sync_round_lasts_until_all_its_blocks_are_done() -> None:
     assert w.step({1: ALL, 2: ALL}) == "decode 1D:MMMM 2D:MMMM"
     assert w.schedule() == "decode 1F:PPPP 2F:PPPP"
     assert w.commit() == [1, 2]
-    assert w.schedule() == "nothing"
-    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+    check_over(w)
 
 
 # ---- blocks that are edited --------------------------------------------------------------------------------------
 
 
 def test_an_edited_block_is_final_with_the_forward_that_ends_it() -> None:
-    w = World(JOINT)
-    w.submit(0, 6, 6)
+    w = asked(World(JOINT), (6, 6))
     assert w.step_tokens({}) == "prefill 0P4/4"
     assert w.step() == "decode 0D:PPMM"
     assert w.step({0: [2, 3]}) == "decode 0D:PPMM"
@@ -124,9 +113,7 @@ def test_an_edited_block_is_final_with_the_forward_that_ends_it() -> None:
 
 
 def test_a_decoded_canvas_is_prefilled_in_a_round_that_all_others_wait_for_but_not_the_last() -> None:
-    w = World(GEMMA)
-    w.submit(0, 5, 7)
-    w.submit(1, 6, 4)
+    w = asked(World(GEMMA), (5, 7), (6, 4))
     assert w.step_tokens({}) == "prefill 0P5/5 1P6/6"  # whole prompts, causal
     assert w.features() == (11, 15 + 21, 11, 0, 0, 2, 11, 1)
     assert w.step_tokens({}) == "decode 0D4/9 1D4/10"
@@ -138,15 +125,12 @@ def test_a_decoded_canvas_is_prefilled_in_a_round_that_all_others_wait_for_but_n
     assert w.step_tokens({1: ALL}) == "decode 0D4/13 1D4/10"
     assert w["finish"][1] == 5.0
     assert w.step_tokens({0: ALL}) == "decode 0D4/13"
-    assert w.schedule() == "nothing"
     assert (w["num_tokens"][:2], w["finish"][0], w["num_emissions"][:2]) == ([7, 4], 6.0, [2, 1])
-    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+    check_over(w)
 
 
 def test_a_canvas_decoded_within_a_round_waits_for_its_end() -> None:
-    w = World(f"{GEMMA},dllm_fdfo=false")
-    w.submit(0, 4, 8)
-    w.submit(1, 4, 8)
+    w = asked(World(f"{GEMMA},dllm_fdfo=false"), (4, 8), (4, 8))
     w.step_tokens({})
     assert w.step_tokens({0: ALL}) == "decode 0D4/8 1D4/8"
     # It is computed, for nothing: its keys are those of a causal pass alone.
@@ -159,8 +143,7 @@ def test_a_canvas_decoded_within_a_round_waits_for_its_end() -> None:
 
 def test_a_row_holds_a_window_s_pages_by_its_length() -> None:
     windows = {"window": 8, "window_bytes": 204_800, "kv_bytes": 20_480}
-    w = World(GEMMA, num_pages=99, windows=windows)
-    w.submit(0, 10, 8)
+    w = asked(World(GEMMA, num_pages=99, windows=windows), (10, 8))
     held = []
     for step, commits in (
         ("prefill 0P10/10", {}), ("decode 0D4/14", {0: ALL}), ("prefill 0F4/14", {}), ("decode 0D4/18", {0: ALL}),

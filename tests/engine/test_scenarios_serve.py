@@ -16,6 +16,7 @@ from dsim.engine.step import Phase, StepOutcome
 
 from ..serving import Loop, Served
 from ..worlds import toy_trace
+from .hand import asked
 
 SERVE = "dllm-serve,max_batched_tokens=1000"
 COMPLETED, REJECTED = 0, 1
@@ -23,8 +24,7 @@ COMPLETED, REJECTED = 0, 1
 
 def collided(flag: str = "", num_pages: int = 10**6) -> Served:
     """R0 and R1 of 900 tokens about to refresh in the same step of 1,000, and N of 84 waiting."""
-    w = Served(SERVE + flag, num_pages=num_pages)
-    w.submit(0, 900 - 256, 256)
+    w = asked(Served(SERVE + flag, num_pages=num_pages), (900 - 256, 256))
     assert w.steps(31) == ["0F", "0K", *["0r"] * 29]
     w.submit(1, 900 - 256, 256)
     assert w.step() == "0r 1F"  # 32 + 900 tokens
@@ -48,8 +48,7 @@ def test_a_newcomer_takes_what_a_stalled_refresh_leaves_and_stands_before_it() -
 
 def behind_a_stalled(flag: str = "") -> Served:
     """Running 0 and 1 of 60 tokens, about to refresh in the same step of 100, and 2 of 12 behind them."""
-    w = Served("dllm-serve,max_batched_tokens=100,block_length=4,page_size=4" + flag)
-    w.submit(0, 52, 8)
+    w = asked(Served("dllm-serve,max_batched_tokens=100,block_length=4,page_size=4" + flag), (52, 8))
     assert w.steps(3) == ["0F", "0K", "0r"]
     w.submit(1, 52, 8)
     w.submit(2, 4, 8)
@@ -63,9 +62,7 @@ def test_who_runs_behind_a_stalled_refresh_is_skipped_whatever_it_needs() -> Non
 
 
 def test_admission_stops_at_the_first_that_does_not_fit() -> None:
-    w = Served(SERVE)
-    w.submit(0, 568, 32)
-    w.submit(1, 469, 32)  # 501: 101 too many
+    w = asked(Served(SERVE), (568, 32), (469, 32))  # 501: 101 too many
     w.submit(2, 10, 32)
     assert w.steps(3) == ["0F", "0K", "0r 1F 2F"]
     exactly = Served(SERVE)
@@ -86,8 +83,7 @@ def test_admission_is_in_order_of_arrival_and_a_newcomer_s_two_refreshes_keep_ot
 
 
 def test_a_request_waits_for_pages_and_all_behind_it_wait_with_it() -> None:
-    w = Served("dllm-serve,max_batched_tokens=4000", num_pages=3)
-    w.submit(0, 968, 32)  # 2 pages
+    w = asked(Served("dllm-serve,max_batched_tokens=4000", num_pages=3), (968, 32))  # 2 pages
     w.submit(1, 968, 32)
     w.submit(2, 68, 32)  # 1 page, and is free
     assert w.steps(32) == ["0F", "0K", *["0r"] * 30]
@@ -109,16 +105,14 @@ def test_a_request_that_no_step_or_pool_could_hold_is_rejected() -> None:
 
 
 def test_a_request_takes_as_many_steps_as_its_canvas_has_tokens() -> None:
-    w = Served("dllm-serve")
-    w.submit(0, 100, 40)
+    w = asked(Served("dllm-serve"), (100, 40))
     assert " ".join(w.steps(65)) == " ".join(["0F 0K", *["0r"] * 30] * 2 + ["nothing"])
     assert (w["num_committed"][0], w["num_tokens"][0], w["num_emissions"][0]) == (64, 40, 2)
     assert (w["first_commit"][0], w["first_block"][0], w["finish"][0]) == (1.0, 32.0, 64.0)
 
 
 def test_features_of_a_step_add_up_over_its_rows() -> None:
-    w = Served("dllm-serve")
-    w.submit(0, 100, 32)  # floor(0.5 * 100) = 50 kept
+    w = asked(Served("dllm-serve"), (100, 32))  # floor(0.5 * 100) = 50 kept
     w.steps(2)
     w.submit(1, 301, 64)
     assert w.step() == "0r 1F"
@@ -138,8 +132,7 @@ def test_without_holding_who_runs_behind_a_stalled_refresh_runs() -> None:
 
 
 def test_look_ahead_lets_no_one_in_whose_second_refresh_would_collide() -> None:
-    w = Served(SERVE + ",look_ahead=true")
-    w.submit(0, 644, 256)
+    w = asked(Served(SERVE + ",look_ahead=true"), (644, 256))
     w.steps(31)
     w.submit(1, 644, 256)
     # Published: let in now, and stalled in the next two steps.
@@ -148,8 +141,7 @@ def test_look_ahead_lets_no_one_in_whose_second_refresh_would_collide() -> None:
 
 
 def test_look_ahead_reckons_with_a_request_s_end() -> None:
-    w = Served(SERVE + ",look_ahead=true")
-    w.submit(0, 868, 32)
+    w = asked(Served(SERVE + ",look_ahead=true"), (868, 32))
     w.steps(31)
     w.submit(1, 644, 256)
     assert w.steps(2) == ["0r 1F", "1K"]  # no block of 0 begins with the step after this one
@@ -258,9 +250,7 @@ def test_pages_or_tokens_bound_the_batch_of_a_queue_that_never_runs_dry(
 
 
 def test_a_static_batch_is_padded_to_its_longest_prompt_and_output_and_ends_as_one() -> None:
-    w = Served("sparse-dllm,max_batch=2")
-    w.submit(0, 10, 40)
-    w.submit(1, 50, 96)
+    w = asked(Served("sparse-dllm,max_batch=2"), (10, 40), (50, 96))
     full, reuse = (292, 2 * 146**2, 292, 292, 292, 2, 0, 1), (64, 64 * 89, 178, 64, 64, 2, 0, 1)
     for block in range(3):
         a = "0-" if block == 2 else "0F"  # carried along: its canvas has two blocks
@@ -280,18 +270,14 @@ def test_a_static_batch_is_padded_to_its_longest_prompt_and_output_and_ends_as_o
 
 
 def test_who_is_carried_along_computes_what_the_others_do() -> None:
-    w = Served("fast-dllm:prefix,max_batch=2")
-    w.submit(0, 10, 5)
-    w.submit(1, 50, 128)
+    w = asked(Served("fast-dllm:prefix,max_batch=2"), (10, 5), (50, 128))
     tokens = []
     for _ in range(128):
         w.step()
         tokens.append(w.features()[0])
     assert tokens == [n for left in (128, 96, 64, 32) for n in (2 * 178, *[2 * left] * 31)]
     for spec, total in (("vanilla", 128 * 356), ("fast-dllm", 4 * 356 + 124 * 64), ("sparse-dllm", 8 * 356 + 120 * 64)):
-        w = Served(spec + ",max_batch=2")
-        w.submit(0, 50, 0)
-        w.submit(1, 10, 128)
+        w = asked(Served(spec + ",max_batch=2"), (50, 0), (10, 128))
         w.steps(128)
         assert w.engine.totals.tokens == total
         assert w.step() == "nothing"
@@ -323,8 +309,7 @@ def test_a_static_batch_goes_on_when_its_slowest_block_is_complete() -> None:
 
 
 def test_a_batch_begins_with_whoever_waits_and_lets_no_one_in() -> None:
-    w = Served("vanilla,max_batch=2,block_length=4,page_size=4")
-    w.submit(0, 5, 4)
+    w = asked(Served("vanilla,max_batch=2,block_length=4,page_size=4"), (5, 4))
     assert w.step() == "0F"
     for i in (1, 2, 3):
         w.submit(i, 5, 4)
@@ -342,19 +327,13 @@ def test_a_static_batch_takes_those_that_pages_have_room_for() -> None:
 
 
 def test_a_request_for_no_tokens_is_over_with_its_first_step_or_its_batch() -> None:
-    w = Served("vanilla,max_batch=2,block_length=4,page_size=4")
-    w.submit(0, 5, 0)
-    w.submit(1, 6, 0)
-    w.submit(2, 7, 0)
-    w.submit(3, 7, 4)
+    w = asked(Served("vanilla,max_batch=2,block_length=4,page_size=4"), (5, 0), (6, 0), (7, 0), (7, 4))
     assert w.step() == "0F 1F"
     assert w.features()[:2] == (12, 72)
     assert w["finish"][:2] == [1.0, 1.0]
     assert w.steps(5) == ["2F 3F", *["2- 3F"] * 3, "nothing"]
     assert (w["finish"][:4], w["num_emissions"][:4]) == ([1.0, 1.0, 5.0, 5.0], [0, 0, 0, 1])
-    m = Served("dllm-serve,block_length=4,page_size=4")
-    m.submit(0, 5, 0)
-    m.submit(1, 5, 4)
+    m = asked(Served("dllm-serve,block_length=4,page_size=4"), (5, 0), (5, 4))
     assert m.steps(5) == ["0F 1F", "1K", "1r", "1r", "nothing"]
     assert (m["finish"][:2], m["num_tokens"][:2], m["status"][:2]) == ([1.0, 4.0], [0, 4], [COMPLETED] * 2)
 
@@ -367,8 +346,7 @@ def test_a_request_for_no_tokens_that_is_shorter_than_a_block_is_let_in_with_loo
 
 @pytest.mark.parametrize("spec", ["vanilla", "dllm-serve"])
 def test_steps_commit_their_quota_the_first_what_is_left_over(spec: str) -> None:
-    w = Served(f"{spec},denoising_steps=5", emit="step")
-    w.submit(0, 7, 40)
+    w = asked(Served(f"{spec},denoising_steps=5", emit="step"), (7, 40))
     gained, before = [], 0
     for _ in range(10):
         w.step()
@@ -382,11 +360,9 @@ def test_steps_commit_their_quota_the_first_what_is_left_over(spec: str) -> None
 
 @pytest.mark.parametrize(("emit", "first", "emissions"), [("block", 4.0, 3), ("step", 1.0, 10), ("end", 12.0, 1)])
 def test_tokens_come_by_block_by_step_or_at_the_end(emit: str, first: float, emissions: int) -> None:
-    w = Served("dllm-serve,block_length=4,page_size=4", emit=emit)
-    w.submit(0, 3, 10)
+    w = asked(Served("dllm-serve,block_length=4,page_size=4", emit=emit), (3, 10))
     w.steps(13)
     assert (w["first_emission"][0], w["num_emissions"][0], w["num_tokens"][0]) == (first, emissions, 10)
-    static = Served("vanilla,block_length=4,page_size=4", emit=emit)
-    static.submit(0, 3, 10)
+    static = asked(Served("vanilla,block_length=4,page_size=4", emit=emit), (3, 10))
     static.steps(13)
     assert (static["first_emission"][0], static["num_emissions"][0]) == (12.0, 1)

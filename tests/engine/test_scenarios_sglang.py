@@ -1,14 +1,13 @@
 """SGLang's sync mode: a round is a whole block, as slow as its slowest (block-diffusion.md 2.3)."""
 
 from ..worlds import World
+from .hand import asked, check_over
 
 SYNC = "sglang-bd32:4,page_size=4"
 
 
 def test_a_round_takes_its_slowest_block_s_denoise_steps_and_one_forward_more() -> None:
-    w = World(SYNC)
-    w.submit(0, 5, 3)
-    w.submit(1, 4, 8)
+    w = asked(World(SYNC), (5, 3), (4, 8))
     assert w.step({0: [1]}) == "prefill 0:PMMM 1:PPPP"
     assert w.features() == (12, (16 + 32) + 16, 12, 8, 8, 2, 12, 1)
     assert w.step({0: [2, 3], 1: [0]}) == "decode 0D:PPMM 1D:MMMM"
@@ -29,14 +28,12 @@ def test_a_round_takes_its_slowest_block_s_denoise_steps_and_one_forward_more() 
     assert w.step({1: [0, 1, 2, 3], 2: [0, 1, 2, 3]}) == "decode 1D:MMMM 2D:MMMM"
     assert w.schedule() == "decode 1F:PPPP 2F:PPPP"
     assert w.commit() == [1, 2]
-    assert w.schedule() == "nothing"
-    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+    check_over(w)
     assert w["num_committed"][:3] == [3, 8, 4]
 
 
 def test_prefill_comes_first_however_many_are_ready() -> None:
-    w = World(SYNC, max_batch=2)
-    w.submit(0, 4, 8)
+    w = asked(World(SYNC, max_batch=2), (4, 8))
     w.step()
     w.submit(1, 4, 4)
     assert w.step() == "prefill 1:PPPP"  # one ready of two: a continuous batch would decode
@@ -44,9 +41,7 @@ def test_prefill_comes_first_however_many_are_ready() -> None:
 
 
 def test_a_block_completed_by_its_prefill_is_handed_out_at_once() -> None:
-    w = World(SYNC)
-    w.submit(0, 3, 1)
-    w.submit(1, 3, 2)
+    w = asked(World(SYNC), (3, 1), (3, 2))
     w.schedule()
     assert w.commit({0: [3], 1: [3]}) == [0]
     assert w["num_tokens"][:2] == [1, 1]
@@ -55,9 +50,7 @@ def test_a_block_completed_by_its_prefill_is_handed_out_at_once() -> None:
 
 
 def test_a_sequence_without_pages_for_its_next_block_is_preempted_between_rounds() -> None:
-    w = World(SYNC, num_pages=4)
-    w.submit(0, 4, 8)
-    w.submit(1, 4, 8)
+    w = asked(World(SYNC, num_pages=4), (4, 8), (4, 8))
     w.step()
     w.step({0: [0, 1, 2, 3], 1: [0, 1, 2, 3]})
     assert w.step() == "decode 0F:PPPP 1F:PPPP"

@@ -8,6 +8,7 @@ import pytest
 from dsim.engine.errors import TraceError
 
 from ..worlds import World
+from .hand import asked, check_over
 
 SYNC = ",async_scheduling=false"
 AR = "vllm-ar,max_num_batched_tokens=8,page_size=4"
@@ -18,9 +19,7 @@ ALL = range(4)  # of a canvas
 
 
 def test_a_prompt_takes_what_the_budget_has_left_and_goes_on_beside_decoding() -> None:
-    w = World(AR + SYNC)
-    w.submit(0, 5, 3)
-    w.submit(1, 10, 2)
+    w = asked(World(AR + SYNC), (5, 3), (10, 2))
     assert w.step_tokens() == "prefill 0P5/5 1P3/3"
     assert w.features() == (8, 15 + 6, 8, 1, 1, 2, 8, 1)  # the second prompt's chunk is not sampled
     w.submit(2, 2, 1)
@@ -45,8 +44,7 @@ def test_without_chunks_a_request_is_rejected_that_could_not_be_prefilled_again_
 
 
 def test_prompts_have_an_interval_while_others_decode() -> None:
-    w = World(AR + ",prefill_schedule_interval=3" + SYNC)
-    w.submit(0, 12, 20)
+    w = asked(World(AR + ",prefill_schedule_interval=3" + SYNC), (12, 20))
     assert [w.step_tokens() for _ in range(2)] == ["prefill 0P8/8", "prefill 0P4/12"]  # alone it waits for none
     w.submit(1, 10, 1)
     assert [w.step_tokens() for _ in range(3)] == ["decode 0D1/13", "decode 0D1/14", "decode 0D1/15 1P7/7"]
@@ -62,10 +60,7 @@ def test_prompts_have_an_interval_while_others_decode() -> None:
 
 
 def test_the_youngest_loses_its_pages_queues_before_all_others_and_computes_again_what_it_knew() -> None:
-    w = World("vllm-ar,page_size=2" + SYNC, num_pages=4, max_batch=2)
-    w.submit(0, 2, 4)
-    w.submit(1, 2, 4)
-    w.submit(2, 2, 1)
+    w = asked(World("vllm-ar,page_size=2" + SYNC, num_pages=4, max_batch=2), (2, 4), (2, 4), (2, 1))
     assert w.step_tokens() == "prefill 0P2/2 1P2/2"
     assert w.step_tokens() == "decode 0D1/3 1D1/3"
     assert w.step_tokens() == "decode 0D1/4 1D1/4"
@@ -74,18 +69,16 @@ def test_the_youngest_loses_its_pages_queues_before_all_others_and_computes_agai
     assert (w.plan.preempted, w.plan.pages, w.engine.num_waiting) == ((1,), 3, 2)
     assert w.commit({0: [0]}) == [0]
     assert w.step_tokens() == "prefill 1P5/5 2P2/2"  # it comes before 2
-    assert w.schedule() == "nothing"
     assert (w["num_tokens"][:3], w["finish"][:3]) == ([4, 4, 1], [4.0, 5.0, 5.0])
     assert (w["first_emission"][1], w["num_preemptions"][:3]) == (1.0, [0, 1, 0])
-    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+    check_over(w)
 
 
 # ---- one step ahead ----------------------------------------------------------------------------------------------
 
 
 def test_a_request_that_ends_at_an_eos_is_computed_once_too_often() -> None:
-    w = World(AR, eos=True)
-    w.submit(0, 3, 2)
+    w = asked(World(AR, eos=True), (3, 2))
     assert w.step_tokens() == "prefill 0P3/3"
     w.submit(1, 2, 1)
     assert w.step_tokens() == "decode 0D1/4"
@@ -93,15 +86,12 @@ def test_a_request_that_ends_at_an_eos_is_computed_once_too_often() -> None:
     assert w.step_tokens() == "decode 0I1/5 1P2/2"
     assert w.features()[0] == 3
     assert w.step_tokens() == "decode 1I1/3"
-    assert w.schedule() == "nothing"
     assert (w["num_tokens"][:2], w["finish"][:2], w["num_committed"][:2]) == ([2, 1], [2.0, 3.0], [2, 1])
-    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+    check_over(w)
 
 
 def test_a_request_preempted_while_its_last_step_is_in_flight_ends_with_that_step() -> None:
-    w = World("vllm-ar,page_size=2", num_pages=4)
-    w.submit(0, 2, 4)
-    w.submit(1, 2, 3)
+    w = asked(World("vllm-ar,page_size=2", num_pages=4), (2, 4), (2, 3))
     assert w.step_tokens() == "prefill 0P2/2 1P2/2"
     assert w.step_tokens() == "decode 0D1/3 1D1/3"
     # As this step begins the next is decided: 0 wants a third page there, and takes 1's.
@@ -112,9 +102,8 @@ def test_a_request_preempted_while_its_last_step_is_in_flight_ends_with_that_ste
     assert (w.engine.num_waiting, w.engine.num_running) == (0, 1)
     assert w.step_tokens() == "decode 0D1/5"
     assert w.plan.freed == (1,)
-    assert w.schedule() == "nothing"
     assert (w["num_tokens"][:2], w["finish"][:2], w["num_preemptions"][:2]) == ([4, 3], [4.0, 3.0], [0, 1])
-    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+    check_over(w)
 
 
 SPEC = "vllm-ar-spec:2,page_size=1,drafter=ngram"
@@ -124,8 +113,7 @@ SPEC = "vllm-ar-spec:2,page_size=1,drafter=ngram"
 
 
 def test_accepted_drafts_are_tokens_and_rejected_ones_are_computed_again() -> None:
-    w = World("vllm-ar-spec:2,page_size=4" + SYNC)
-    w.submit(0, 4, 5)
+    w = asked(World("vllm-ar-spec:2,page_size=4" + SYNC), (4, 5))
     assert w.step_tokens() == "prefill 0P4/4"
     assert w.plan_tokens() == "decode 0D3/7"
     assert w.features() == (3, 3 * 4 + 6, 7, 3, 3, 1, 0, 1)
@@ -149,8 +137,7 @@ DIFFUSION = "vllm-diffusion,canvas_length=4,page_size=4,max_num_batched_tokens=8
 
 
 def test_a_canvas_is_denoised_then_committed_by_a_causal_pass_with_which_its_tokens_leave() -> None:
-    w = World(DIFFUSION + SYNC)
-    w.submit(0, 3, 6)
+    w = asked(World(DIFFUSION + SYNC), (3, 6))
     assert w.step_tokens({}) == "prefill 0P3/3"
     assert w.features() == (3, 6, 3, 0, 0, 1, 3, 1)
     assert w.schedule() == "decode 0D:MMMM"
@@ -165,15 +152,13 @@ def test_a_canvas_is_denoised_then_committed_by_a_causal_pass_with_which_its_tok
     assert w.step_tokens({0: ALL}) == "decode 0D4/11"
     assert w.plan_tokens() == "decode 0F4/11"  # the last canvas pays its commit as well
     assert w.commit() == [0]
-    assert w.schedule() == "nothing"
     assert (w["num_tokens"][0], w["num_emissions"][0], w["num_forwards"][0]) == (6, 2, 5)
     assert w["num_committed"][0] == 8  # two positions are wasted
-    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+    check_over(w)
 
 
 def test_looking_ahead_a_canvas_in_flight_has_room_for_another_behind_it() -> None:
-    w = World(DIFFUSION)
-    w.submit(0, 4, 8)
+    w = asked(World(DIFFUSION), (4, 8))
     w.step_tokens({})
     w.plan_tokens()
     assert w.plan.pages == 3  # 4 + 2 * 4 tokens
@@ -188,8 +173,7 @@ WINDOWS = {"window": 8, "window_bytes": 204_800, "kv_bytes": 20_480}
 
 
 def test_layers_with_a_window_hold_pages_for_what_is_in_sight_and_short_rows_for_their_length() -> None:
-    w = World(DIFFUSION + SYNC, windows=WINDOWS)
-    w.submit(0, 10, 8)
+    w = asked(World(DIFFUSION + SYNC, windows=WINDOWS), (10, 8))
     held = []
     for step, commits in (
         ("prefill 0P8/8", {}), ("prefill 0P2/10", {}), ("decode 0D4/14", {0: ALL}), ("decode 0F4/14", {}),
@@ -207,36 +191,6 @@ def test_layers_with_a_window_hold_pages_for_what_is_in_sight_and_short_rows_for
     assert w.plan.pages == 2 + 20  # a prompt of 2 and a canvas, though the window has 8
 
 
-def test_preemption_loses_a_canvas_and_keeps_the_tokens_that_are_committed() -> None:
-    w = World(DIFFUSION + SYNC, num_pages=6)
-    w.submit(0, 4, 12)
-    w.submit(1, 4, 8)
-    assert w.step_tokens({}) == "prefill 0P4/4 1P4/4"
-    assert w.step_tokens({}) == "decode 0D4/8 1D4/8"
-    assert w.step_tokens({1: ALL}) == "decode 0D4/8 1D4/8"
-    assert w.step_tokens({0: ALL}) == "decode 0D4/8 1F4/8"
-    assert w.step_tokens({}) == "decode 0F4/8 1D4/12"
-    assert w.step_tokens({}) == "decode 0D4/12 1D4/12"
-    assert w.step_tokens({0: ALL}) == "decode 0D4/12 1D4/12"
-    assert w.step_tokens({}) == "decode 0F4/12 1D4/12"
-    assert w["num_tokens"][:2] == [8, 4]
-    # The third canvas of 0 wants a page: 1 loses its own, four steps in.
-    assert w.plan_tokens() == "decode 0D4/16"
-    assert w.plan.preempted == (1,)
-    w.commit({0: ALL})
-    assert w.plan_tokens() == "decode 0F4/16 1P4/4"
-    assert w.commit() == [0]
-    assert w.step_tokens({}) == "prefill 1P4/8"
-    assert w.plan_tokens() == "decode 1D4/12"
-    assert w.plan.status.tolist() == [[0, 0, 0, 0]]
-    assert w.plan.evaluations.tolist() == [[0, 0, 0, 0]]  # from its first step on
-    w.commit({1: ALL})
-    assert w.plan_tokens() == "decode 1F4/12"
-    assert w.commit() == [1]
-    assert (w["num_tokens"][:2], w["num_emissions"][:2], w["first_emission"][:2]) == ([12, 8], [3, 2], [5.0, 4.0])
-    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
-
-
 def test_a_request_may_ask_for_narrower_canvases_and_computes_no_more_than_those() -> None:
     w = World(DIFFUSION + SYNC)
     w.submit(0, 3, 4, canvas_length=3)
@@ -251,8 +205,7 @@ def test_a_request_may_ask_for_narrower_canvases_and_computes_no_more_than_those
     assert w.plan_tokens() == "decode 0F3/9"
     assert w.commit() == [0]
     assert (w["num_tokens"][0], w["num_committed"][0], w["num_computed"][0]) == (4, 6, 12)
-    assert w.schedule() == "nothing"
-    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+    check_over(w)
 
 
 @pytest.mark.parametrize("spec", [DIFFUSION + SYNC, DIFFUSION])
@@ -276,8 +229,7 @@ def test_a_narrower_canvas_needs_room_for_itself_alone_and_preemption_loses_no_m
     assert not World(DIFFUSION + SYNC, num_pages=2).submit(0, 4, 4, canvas_length=3)
     # Looking ahead there is room for another of its own width, 4 + 2 * 2 tokens.
     assert World(DIFFUSION, num_pages=2).submit(0, 4, 2, canvas_length=2)
-    w = World(DIFFUSION + SYNC, num_pages=4)
-    w.submit(0, 4, 8)
+    w = asked(World(DIFFUSION + SYNC, num_pages=4), (4, 8))
     w.submit(1, 4, 3, canvas_length=3)
     w.step_tokens({})
     assert w.step_tokens({0: ALL}) == "decode 0D4/8 1D3/7"

@@ -9,6 +9,8 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+from . import places
+
 torch.set_num_threads(1)  # the tensors are small: threads would only wait for each other
 
 
@@ -48,3 +50,10 @@ def _the_last_program_runs_first() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter_builder, "set_grid_idx", backwards)
         yield
+
+
+@pytest.fixture(scope="session", params=places.EVERYWHERE)
+def place(request: pytest.FixtureRequest) -> places.Place:
+    """Every place where a kernel is tested."""
+    found: places.Place = request.param
+    return found

@@ -51,14 +51,12 @@ def test_the_sum_and_its_norm_are_those_of_fp64(
     check(place, x, added if adds else None, weight, eps=0.25)  # enough to be seen
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 def test_rows_may_be_columns_of_wider_tensors(place: Place) -> None:
     wide, wider = normal(0, 7, 300), normal(1, 7, 500)
     for added in (wider[:, 3:103], None):
         check(place, wide[:, 100:200], added, wide[6, 200:], 1e-6)
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize(("dtype", "large"), [(BF16, 256), (FP16, 2048)])
 def test_what_is_normed_is_the_sum_as_its_dtype_holds_it(place: Place, dtype: torch.dtype, large: int) -> None:
     # large + 1 is halfway to the next number and rounds to large: all values of the sum are alike, and their norm is 1.
@@ -70,7 +68,6 @@ def test_what_is_normed_is_the_sum_as_its_dtype_holds_it(place: Place, dtype: to
     assert (normed == 1).all()
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 def test_rows_of_zeros_and_squares_beyond_fp16_leave_no_infinity(place: Place) -> None:
     x = torch.zeros(4, 100, dtype=FP16)
     x[1:3] = 1e4 * normal(1, 2, 100).clamp(-2, 2)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dsim.kernels.confidence import confidence, confidence_of_hidden
 
-from .places import BF16, EVERYWHERE, FP16, FP32, KERNEL, Place, normal
+from .places import BF16, FP16, FP32, KERNEL, Place, normal
 
 # The exponential of a logit against none at all is 0 by way of an overflow.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in multiply")
@@ -20,7 +20,6 @@ def check(found: tuple[Tensor, Tensor], logits: Tensor, temperature: float, rtol
     torch.testing.assert_close(found[1].cpu().double(), expected, rtol=rtol, atol=0)
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
 @pytest.mark.parametrize(("num_rows", "num_tokens"), [(0, 7), (1, 1), (3, 63), (5, 1000), (2, 32001)])
 def test_the_token_is_the_arg_max_and_its_probability_that_of_the_soft_max(
@@ -30,7 +29,6 @@ def test_the_token_is_the_arg_max_and_its_probability_that_of_the_soft_max(
     check(place.call(confidence, logits, temperature), logits, temperature)
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 def test_ties_go_to_the_lowest_index(place: Place, dtype: torch.dtype) -> None:
     # A coarse grid of values: hundreds of tokens share the maximum.
@@ -53,7 +51,6 @@ def test_a_row_may_be_split_among_any_number_of_programs(place: Place, num_split
     check(launch(logits.to(place.device), 0.5, num_splits=num_splits), logits, 0.5)
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 def test_logits_of_minus_infinity_count_for_nothing_and_a_nan_is_not_hidden(place: Place) -> None:
     logits = torch.zeros(4, 2000)
     logits[0, :1500] = -torch.inf
@@ -66,7 +63,6 @@ def test_logits_of_minus_infinity_count_for_nothing_and_a_nan_is_not_hidden(plac
     assert probabilities[1:3].isnan().all()
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize(("num_rows", "num_tokens", "width"), [(0, 5, 8), (1, 1, 16), (7, 63, 24), (33, 1000, 96)])
 def test_the_confidence_of_hidden_states_is_that_of_their_logits(

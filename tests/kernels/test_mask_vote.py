@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dsim.kernels.mask_vote import mask_vote
 
-from .places import BF16, EVERYWHERE, FP16, FP32, Place, int32, normal, starts
+from .places import BF16, FP16, FP32, Place, int32, normal, starts
 
 
 def world(
@@ -43,7 +43,6 @@ def by_definition(
     return votes, to_prompt, to_masked
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize(
     ("sequences", "heads", "head_dim", "dtype"),
     [

@@ -12,7 +12,7 @@ from torch import Tensor
 from dsim.engine import pooled_topk as rule
 from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
 
-from .places import BF16, EVERYWHERE, FP16, FP32, Place, int32, moved, normal, starts
+from .places import BF16, FP16, FP32, Place, int32, moved, normal, starts
 
 PAGE = 16
 World = tuple[Tensor, Tensor, Tensor, Choice]  # q, k, v
@@ -69,7 +69,6 @@ def check(place: Place, sample: World) -> None:
     torch.testing.assert_close(written.cpu(), pages, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize(
     ("sequences", "heads", "dtype"),
@@ -86,7 +85,6 @@ def test_the_best_keys_and_values_fill_the_pages_in_order(
     check(place, world(sequences, heads, 24, dtype, shared=shared))
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 def test_a_thousand_candidates_of_few_scores_are_ranked_by_index(place: Place) -> None:
     sample = world([(1000, 500, 32, 450)], (1, 1), 8, FP32, pool=5)
     sample[1][:, :, 1:] = 0
@@ -113,7 +111,6 @@ def worlds(draw: st.DrawFn) -> World:
     return sample
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(sample=worlds())
 def test_any_scores_are_chosen_from_as_the_rule_chooses(place: Place, sample: World) -> None:

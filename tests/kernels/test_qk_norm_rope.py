@@ -72,7 +72,6 @@ def test_heads_are_normed_and_turned_and_values_moved(
     check(place, qkv, num_heads, weights if normed else (None, None))
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 def test_heads_may_be_columns_of_a_projection_and_angles_of_a_table(place: Place) -> None:
     projection, table = normal(3, 5, 9 * 24), normal(4, 5, 40)
     check(place, projection.view(5, 9, 24)[:, 1:9], 4, (None, None))
@@ -81,7 +80,6 @@ def test_heads_may_be_columns_of_a_projection_and_angles_of_a_table(place: Place
     check(place, projection.view(5, 9, 24), 7, (None, None), (table[:, 3:15], projection[:, 100:112]))
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 def test_a_normed_head_is_rounded_before_it_is_turned(place: Place) -> None:
     # With 1 for both cosine and sine, products are exact and nothing but the head and the sum is rounded. Where fp32
     # leaves no doubt of what a head rounds to, the sum is certain.
@@ -97,7 +95,6 @@ def test_a_normed_head_is_rounded_before_it_is_turned(place: Place) -> None:
         assert torch.equal(turned[settled], torch.cat((a - b, b + a), dim=-1).half()[settled])
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 def test_heads_of_zeros_and_squares_beyond_fp16_leave_no_infinity(place: Place) -> None:
     qkv, weights = world(3, 4, 24, FP16)
     qkv[:, 0] = 0
@@ -106,7 +103,6 @@ def test_heads_of_zeros_and_squares_beyond_fp16_leave_no_infinity(place: Place) 
     check(place, qkv, 2, weights)
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize("dtype", [FP32, BF16, FP16])
 def test_position_0_turns_nothing(place: Place, dtype: torch.dtype) -> None:
     qkv, _ = world(5, 6, 24, dtype)
@@ -114,7 +110,6 @@ def test_position_0_turns_nothing(place: Place, dtype: torch.dtype) -> None:
     assert torch.equal(torch.cat(place.call(qk_norm_rope, qkv, 4, None, None, EPS, ones, 0 * ones), dim=1), qkv)
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize(("num_rows", "dtype", "normed"), [(0, FP32, True), (23, BF16, True), (7, FP32, False)])
 def test_keys_and_values_go_to_their_slots_with_the_same_bits_and_no_other_slot_is_touched(
     place: Place, num_rows: int, dtype: torch.dtype, normed: bool
@@ -134,7 +129,6 @@ def test_keys_and_values_go_to_their_slots_with_the_same_bits_and_no_other_slot_
     torch.testing.assert_close(pool.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize("values", ["normed", "keys"])
 @pytest.mark.parametrize("head_dim", [16, 512])
 def test_values_are_normed_without_a_weight_or_are_the_keys_before_their_norm(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 
-from .places import BF16, EVERYWHERE, FP16, FP32, KERNEL, Place, int32, moved, normal, starts
+from .places import BF16, FP16, FP32, KERNEL, Place, int32, moved, normal, starts
 
 # Relative to the largest value read: fp32 sums in another order, otherwise the rounding to the dtype of the weights and
 # of the result, half an epsilon each (the interpreter leaves the weights alone and truncates the result).
@@ -88,13 +88,11 @@ BATCHES = {
 }
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
 def test_every_query_reads_the_keys_that_its_definition_lists(place: Place, batch: Any) -> None:
     check(place, world(batch))
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize(("num_queries", "block_length"), [(1, 3), (63, 1), (63, 8), (200, 3)])
 def test_a_prefill_is_what_torch_computes_under_the_block_causal_mask(
     place: Place, num_queries: int, block_length: int
@@ -108,7 +106,6 @@ def test_a_prefill_is_what_torch_computes_under_the_block_causal_mask(
     near(place.call(ragged_paged_attention, *sample), expected[0].transpose(0, 1), sample)
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize(
     ("heads", "dtype"), [((4, 4), FP32), ((8, 2), BF16), ((7, 1), FP16), ((7, 1), BF16), ((4, 4), FP16)]
 )
@@ -122,7 +119,6 @@ def test_the_result_has_the_dtype_of_the_queries_and_its_precision(
 LONG: Any = [([100, 101, 103], 100, [0, 1, 3]), ([300], 300, [0]), ([], 40, []), ([2, 0], 0, [0, 2]), ([5], 0, [])]
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize(("page_size", "head_dim"), [(16, 128), (64, 64), (256, 128)])
 def test_pages_of_every_size_are_read(place: Place, page_size: int, head_dim: int) -> None:
     check(place, world(LONG, page_size=page_size, head_dim=head_dim, seed=page_size))
@@ -166,14 +162,12 @@ def batches(draw: st.DrawFn) -> World:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(sample=batches())
 def test_any_batch_is_read_by_the_definition(place: Place, sample: World) -> None:
     check(place, sample)
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 def test_a_view_of_a_projection_and_one_layer_of_a_pool_are_read_where_they_lie(place: Place) -> None:
     sample = world(LONG)
     whole = torch.full((len(sample[0]), 8, 64), torch.nan, device=place.device)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dsim.kernels.route_experts import route_experts
 
-from .places import EVERYWHERE, Place, normal
+from .places import Place, normal
 
 
 def by_the_book(
@@ -40,7 +40,6 @@ def check(place: Place, logits: Tensor, bias: Tensor | None, top_k: int, **given
         torch.testing.assert_close(weight.double(), torch.tensor(of_them).double(), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize(
     ("num_rows", "num", "top_k", "bias", "given"),
     [
@@ -58,7 +57,6 @@ def test_a_row_gets_its_best_experts_and_their_weights(
     check(place, 2 * normal(num, num_rows, num), normal(1, num) / 4 if bias else None, top_k, **plain | given)
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 def test_ties_go_to_the_lowest_expert_and_the_lowest_group(place: Place) -> None:
     logits = torch.tensor([[0.0] * 8, [0, 0, 0, 0, 1, 0, 1, 0], [3, -9, 0, 0, 0, 0, 0, 0.0], [-200.0] * 8])
     chosen, _ = place.call(route_experts, logits, None, 3)
@@ -67,7 +65,6 @@ def test_ties_go_to_the_lowest_expert_and_the_lowest_group(place: Place) -> None
     assert chosen.tolist() == [[0, 1, 2], [4, 6, 5], [2, 3, 4], [0, 1, 2]]
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 def test_logits_may_be_columns_of_a_wider_tensor(place: Place) -> None:
     wide = normal(3, 4, 20)
     check(place, wide[:, 3:11], None, 2, scoring="softmax", groups=1, top_groups=1, normed=True, scale=1.0)

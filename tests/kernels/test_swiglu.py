@@ -5,7 +5,7 @@ import torch
 
 from dsim.kernels.swiglu import swiglu
 
-from .places import BF16, EVERYWHERE, FP16, FP32, Place, normal
+from .places import BF16, FP16, FP32, Place, normal
 
 # The exponential of a gate that is shut overflows to infinity, whose reciprocal is right.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")
@@ -35,7 +35,6 @@ def check(place: Place, gate_up: torch.Tensor) -> None:
     assert (error <= limit).all(), (error / limit).max()
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize(
     ("num_rows", "num_columns", "dtype"),
     [
@@ -47,12 +46,10 @@ def test_the_product_is_that_of_fp64(place: Place, num_rows: int, num_columns: i
     check(place, 3 * normal(num_columns, num_rows, num_columns, dtype=dtype))
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 def test_rows_may_be_columns_of_a_wider_tensor(place: Place) -> None:
     check(place, normal(0, 5, 5000)[:, 7:3007])
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 def test_every_gate_of_fp16_is_rounded_before_it_is_multiplied(place: Place) -> None:
     # All 63488 finite numbers as gates. Where fp32 leaves no doubt of what silu rounds to, the product is certain.
     gate = torch.arange(-32768, 32768).short().view(FP16)
@@ -66,7 +63,6 @@ def test_every_gate_of_fp16_is_rounded_before_it_is_multiplied(place: Place) -> 
     torch.testing.assert_close(out[settled], (low.double() * up.double()).half()[settled], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 @pytest.mark.parametrize("dtype", [FP32, BF16, FP16])
 def test_a_gate_far_from_0_is_open_or_shut_and_never_nan(place: Place, dtype: torch.dtype) -> None:
     most = torch.finfo(dtype).max
@@ -74,7 +70,6 @@ def test_a_gate_far_from_0_is_open_or_shut_and_never_nan(place: Place, dtype: to
     check(place, torch.cat((gates, torch.tensor([[-3.0], [0.0], [1.0]]).to(dtype).expand(-1, 10)), dim=1))
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 def test_a_gate_may_be_gelu_s(place: Place) -> None:
     gate_up = 3 * normal(0, 5, 3000)
     gate, up = gate_up.double().chunk(2, dim=-1)

@@ -83,7 +83,6 @@ def test_every_row_reads_the_keys_of_its_window(
     assert bool(((found.double() - by_definition(sample, window, causal, 0.3)).abs() <= bound).all())
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
 def test_rows_of_many_tiles_are_read_tile_by_tile(place: Place) -> None:
     sample = world([(70, 300), (1, 5)], 40, head_dim=16)
     found = place.call(window_attention, *sample, 40, True, 1.0)

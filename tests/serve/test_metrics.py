@@ -11,7 +11,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from dsim.comparison.clients.prometheus import summary_of
 from dsim.engine.errors import DsimError
+from dsim.files.samples import read_samples
 from dsim.following.replayed import handles_of
 from dsim.results.engine_metrics import EDGES, QUANTITIES, RELEASES, engine_of
 from dsim.serve.open import Behind
@@ -75,13 +77,16 @@ LIVED = [
 
 
 @pytest.mark.parametrize(("engine", "policy", "served"), LIVED)
-def test_the_numbers_are_the_journals(twin: Callable[..., Behind], engine: str, policy: str, served: str) -> None:
+def test_the_numbers_are_the_journals(
+    twin: Callable[..., Behind], engine: str, policy: str, served: str, tmp_path: Path
+) -> None:
     behind = twin(policy=policy, replicas=2)
     with serving(behind) as server:
         for i in range(6):
             assert server.complete(prompt=[0] * (1 + i), max_tokens=8 + i).status == 200
         found = samples(server)
         again = samples(server)
+        (tmp_path / "metrics").write_bytes(server.ask("GET", "/metrics").body)
     table, steps = behind.columns(), server.totals
     assert steps is not None
     assert total(found, served) == total(again, served) == 6
@@ -104,6 +109,12 @@ def test_the_numbers_are_the_journals(twin: Callable[..., Behind], engine: str, 
         assert total(found, "vllm:cache_config_info", block_size="8", num_gpu_blocks="64") == 2
         gaps = table["num_emissions"].sum() - 6
         assert total(found, "vllm:inter_token_latency_seconds_count") == gaps
+        assert total(found, "vllm:num_requests_running") == total(found, "vllm:num_requests_waiting") == 0
+        # And as what reads engines' pages has them.
+        read = summary_of(read_samples(tmp_path / "metrics"))
+        assert (read["requests"], read["prompt_tokens"], read["generation_tokens"]) == (6, 21, 63)
+        assert (read["denoising_steps"], read["committed_tokens"]) == (steps.forwards, steps.committed)
+        assert [read["ttft_ms"], read["e2el_ms"]] == pytest.approx([1e3 * wait.mean() for wait in waits.values()])
     if engine == "sglang":
         busy = total(found, "sglang:forward_execution_seconds_total")
         assert busy == pytest.approx(steps.prefill_time + steps.decode_time)

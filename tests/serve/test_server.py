@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from dsim import __version__
-from dsim.comparison.clients.prometheus import summary_of
 from dsim.engine.allowed_code import allowed
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable, StepTotals
@@ -27,7 +26,6 @@ from dsim.engine.request import Request
 from dsim.engine.state import CANCELLED, COMPLETED, MASKED, UNFINISHED
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.files.interrupt import as_ctrl_c
-from dsim.files.samples import read_samples
 from dsim.results.run import read_run
 from dsim.results.scenario import Scenario
 from dsim.serve.app import known_hosts
@@ -338,23 +336,6 @@ def test_a_name_that_another_site_points_at_this_machine_is_refused(twin: Callab
     )
     assert known_hosts("::1", []) == known_hosts("localhost", []) == frozenset({"127.0.0.1", "::1", "localhost"})
     assert known_hosts("0.0.0.0", []) is known_hosts("10.0.0.5", []) is known_hosts("my.machine", []) is None
-
-
-def test_the_metrics_are_the_journals(twin: Callable[..., Behind], tmp_path: Path) -> None:
-    with serving(twin(replicas=2)) as server:
-        for i in range(6):
-            assert server.complete(prompt=[0] * (1 + i), max_tokens=8).status == 200
-        (tmp_path / "metrics").write_bytes(server.ask("GET", "/metrics").body)
-    table, totals = server.behind.columns(), server.totals
-    assert totals is not None
-    found = summary_of(read_samples(tmp_path / "metrics"))
-    assert (found["requests"], found["prompt_tokens"], found["generation_tokens"]) == (6, 21, 48)
-    assert found["denoising_steps"] == totals.forwards
-    assert found["committed_tokens"] == totals.committed
-    assert found["ttft_ms"] == pytest.approx(1e3 * np.mean(table["first_emission"] - table["arrival"]))
-    assert found["e2el_ms"] == pytest.approx(1e3 * np.mean(table["finish"] - table["arrival"]))
-    samples = read_samples(tmp_path / "metrics")
-    assert samples["vllm:num_requests_running"] == samples["vllm:num_requests_waiting"] == 0
 
 
 @pytest.mark.slow

@@ -11,17 +11,10 @@ import numpy as np
 import pytest
 
 from dsim.engine.allowed_code import allowed
-from dsim.engine.policy import parse
-from dsim.profiler.profile import load
-from dsim.sim.fleet import Fleet, Pool
-from dsim.sim.routers import routing
 from dsim.sim.scalers import Scaling, scaling
 from dsim.sim.scalers.scaler import PoolView, ReplicaLoads
-from dsim.sim.setting import Setting
-from dsim.sim.startup import Startup
-from dsim.sim.twin import simulate
 
-from ..worlds import toy_trace
+from .test_scalers import check_burst
 
 pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parents[2] / "examples" / "scalers"
@@ -250,9 +243,4 @@ def test_wva_waits_for_its_window_both_ways() -> None:
     ],
 )  # fmt: skip
 def test_every_scaler_serves_a_burst_and_gives_the_same_run_again(spec: str) -> None:
-    setting = Setting(parse("optimus"), load("a100-sdar-8b"))
-    trace = toy_trace(np.sort(np.concatenate([np.arange(60.0), 20 + np.arange(460) * 0.02])), [200] * 520, [100] * 520)
-    fleet = Fleet((Pool(setting, 1, startup=Startup.parse("load=4+-1")),), routing("jsq"), scaling_of(spec))
-    results = [simulate(trace, fleet, seed=3) for _ in range(2)]
-    assert (results[0].table["status"] == 0).all()
-    assert results[0].changes == results[1].changes
+    check_burst(scaling_of(spec))

@@ -230,16 +230,17 @@ def test_a_scaler_from_outside_has_fields_of_its_own(tmp_path: Path) -> None:
         assert (result.table["status"] == 0).all()
 
 
-@pytest.mark.parametrize("answer", ["0", "'x'"])
-def test_a_scaler_that_leaves_no_replica_is_refused(tmp_path: Path, answer: str) -> None:
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("0", "expected a number of replicas for each of 1 pools, at least 1 in all"),
+        ("'x'", "expected a number of replicas for each of 1 pools, at least 1 in all"),
+        ("1 // pool.starting", r"mine.py:Queue, asked at 0 s: ZeroDivisionError"),
+    ],
+)
+def test_a_scaler_that_leaves_no_replica_or_raises_is_refused(tmp_path: Path, answer: str, message: str) -> None:
     name, allow = outside(tmp_path, SCALER.format(answer=answer), "Queue")
-    with pytest.raises(PolicyError, match="expected a number of replicas for each of 1 pools, at least 1 in all"):
-        simulate(toy_trace([0], [10], [2]), Fleet((Pool(ONE_AT_A_TIME),), scaling=scaling(name, allow)))
-
-
-def test_what_a_scaler_from_outside_raises_is_told_with_its_time(tmp_path: Path) -> None:
-    name, allow = outside(tmp_path, SCALER.format(answer="1 // pool.starting"), "Queue")
-    with pytest.raises(PolicyError, match=r"mine.py:Queue, asked at 0 s: ZeroDivisionError"):
+    with pytest.raises(PolicyError, match=message):
         simulate(toy_trace([0], [10], [2]), Fleet((Pool(ONE_AT_A_TIME),), scaling=scaling(name, allow)))
 
 

@@ -18,14 +18,13 @@ from dsim.engine.policy import PRESETS, parse
 from dsim.engine.replay import replay
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.profiler.profile import load
-from dsim.sim.routers import ROUTERS
 from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace
 
 from ..serving import Loop, serving_profile
 from ..worlds import Collector, table_bytes, toy_trace
-from .test_invariants import CHOICES, PARTS, check_accounts, check_fleet, spec_of
+from .test_invariants import CHOICES, PARTS, check_accounts, check_fleet, fleet_options, spec_of, traces
 
 PROFILE = serving_profile()
 FEW = settings(max_examples=18, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -51,29 +50,20 @@ SPECS = (
 
 
 @st.composite
-def traces(draw: st.DrawFn, one_fits: bool = False) -> Trace:
-    """Bursts and ties; whole steps apart, so that arrivals and ends of steps coincide too."""
-    n = draw(st.integers(1, 12))
-    gaps = draw(st.lists(st.sampled_from([0.0, 0.0, 0.25, 1.0, 3.0, 100.0]), min_size=n, max_size=n))
-    prompts = draw(st.lists(st.integers(1, 60), min_size=n, max_size=n))
-    outputs = draw(st.lists(st.one_of(st.integers(1, 30), st.sampled_from([1, 8])), min_size=n, max_size=n))
-    arrival = np.cumsum(gaps)
-    if one_fits:
-        prompts[0], outputs[0] = min(prompts[0], 20), min(outputs[0], 8)
-    return toy_trace(arrival - arrival[0], prompts, outputs)
+def of_which_one_fits(draw: st.DrawFn) -> Trace:
+    trace = draw(traces(12))
+    prompts, outputs = trace.input_length.copy(), trace.output_length.copy()
+    prompts[0], outputs[0] = min(prompts[0], 20), min(outputs[0], 8)
+    return toy_trace(trace.arrival, prompts, outputs)
 
 
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[Trace, str, dict[str, Any]]:
-    trace = draw(traces(one_fits=True))
+    trace = draw(of_which_one_fits())
     spec = draw(st.sampled_from(SPECS))
     page = draw(st.sampled_from([8, 16]))
     spec += f",page_size={page},num_pages={draw(st.sampled_from([10, 14, 40, 400]))}"
-    return trace, spec, {
-        "replicas": draw(st.integers(1, 3)), "router": draw(st.sampled_from(sorted(ROUTERS))),
-        "seed": draw(st.integers(0, 5)), "emit": draw(st.sampled_from(["block", "step", "end"])),
-        "concurrency": draw(st.sampled_from([None, None, 1, 3])),
-    }  # fmt: skip
+    return trace, spec, fleet_options(draw)
 
 
 def run(trace: Trace, spec: str, journal: Collector | None = None, **how: Any) -> Result:
@@ -87,7 +77,7 @@ def canvas_of(trace: Trace, block: int) -> Any:
 @pytest.mark.parametrize("part", range(PARTS))
 @settings(FEW, max_examples=16)
 @given(
-    traces(), CHOICES, st.sampled_from([8, 16, 256]), st.integers(1, 40),
+    traces(12), CHOICES, st.sampled_from([8, 16, 256]), st.integers(1, 40),
     st.sampled_from(["block", "step", "end"]),
 )  # fmt: skip
 def test_an_engine_keeps_its_accounts_at_every_step(
@@ -143,7 +133,7 @@ def test_a_fleet_loses_no_request_and_no_time_and_its_journal_replays_plan_for_p
 
 
 @settings(FEW, max_examples=25)
-@given(traces(one_fits=True), st.sampled_from(SPECS), st.integers(0, 3))
+@given(of_which_one_fits(), st.sampled_from(SPECS), st.integers(0, 3))
 def test_a_plain_loop_drives_the_engine_to_the_same_table(trace: Trace, spec: str, seed: int) -> None:
     policy = parse(f"{spec},page_size=8,num_pages=40")
     simulated = simulate(trace, Setting(policy, PROFILE), seed=seed)

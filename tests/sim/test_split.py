@@ -83,19 +83,6 @@ def test_a_next_token_model_sends_all_but_the_last_token_of_a_prompt(spec: str) 
     assert result.table["first_emission"].tolist() == [2, 1]
 
 
-def test_the_times_of_a_request_add_up_to_its_latency() -> None:
-    trace = toy_trace(np.arange(40) * 0.7, [3 + 7 * (i % 9) for i in range(40)], [1 + i % 11 for i in range(40)])
-    result = split(trace, Link(KV * 20.0, 0.25), counts=(1, 2))
-    columns = columns_of(result)
-    found = parts(columns)
-    assert tuple(found) == PARTS
-    assert all((seconds >= 0).all() for seconds in found.values())
-    latency, ttft = (columns[name] - columns["arrival"] for name in ("finish", "first_emission"))
-    assert np.allclose(sum(found.values()), latency, atol=1e-9)
-    assert np.allclose(sum(found.values()) - found["rest"], ttft, atol=1e-9)
-    assert (found["transfer"][columns["arrived"] > 0] >= 0.25 + 4 / 20).all()
-
-
 def test_a_transfer_takes_its_latency_and_its_bytes_over_the_bandwidth() -> None:
     times = moves(split(toy_trace([0], [8], [4]), Link(KV * 4.0, 0.5)))
     assert times["transfer_start"] == [1]
@@ -288,16 +275,25 @@ def test_requests_are_conserved_and_journals_replay_through_moves(spec: str, cro
         assert engine.pages_held == 0
 
 
-@pytest.mark.parametrize("how", [{"concurrency": 5}, {"sessions": True}, {"drain": False}, {"emit": "step"}])
-def test_moves_replay_however_requests_come_and_tokens_go(how: dict[str, Any]) -> None:
-    trace = toy_trace(np.arange(40) * 0.3, [3 + 7 * (i % 9) for i in range(40)], [1 + i % 11 for i in range(40)])
+@pytest.mark.parametrize("how", [{}, {"concurrency": 5}, {"sessions": True}, {"drain": False}, {"emit": "step"}])
+def test_times_add_up_and_moves_replay_however_requests_come_and_tokens_go(how: dict[str, Any]) -> None:
+    trace = toy_trace(
+        np.arange(40) * (0.3 if how else 0.7), [3 + 7 * (i % 9) for i in range(40)], [1 + i % 11 for i in range(40)]
+    )
     trace = replace(trace, extras={"session_id": [f"s{i % 7}" for i in range(40)]})
     journal = Collector()
     result = split(trace, Link(KV * 20.0, 0.25), counts=(1, 2), append=journal, **how)
     columns = columns_of(result)
     done = columns["status"] == 0
     assert done.all() == ("drain" not in how)
-    assert np.allclose(sum(parts(columns).values())[done], (columns["finish"] - columns["arrival"])[done])
+    found = parts(columns)
+    assert tuple(found) == PARTS
+    assert all((seconds[done] >= 0).all() for seconds in found.values())
+    latency, ttft = ((columns[name] - columns["arrival"])[done] for name in ("finish", "first_emission"))
+    whole = sum(found.values())
+    assert np.allclose(whole[done], latency, atol=1e-9)
+    assert np.allclose((whole - found["rest"])[done], ttft, atol=1e-9)
+    assert (found["transfer"][done & (columns["arrived"] > 0)] >= 0.25 + 4 / 20).all()
     for replica in range(3):
         engine = setting().engine(RequestTable(40), replica=replica, emit=how.get("emit", "block"))
         assert list(replay(engine, replica, columns, journal.steps, journal.lists)) == []

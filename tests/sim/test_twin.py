@@ -111,15 +111,6 @@ def test_a_closed_loop_keeps_its_number_in_flight(name: str) -> None:
     assert table["arrival"][workers:].tolist() == np.sort(table["finish"])[: n - workers].tolist()
 
 
-def test_closed_loop_throughput_is_exact_in_lockstep() -> None:
-    # Four tokens at 1 s each for as many as fit the batch: waves of 8 requests, 4 s a wave.
-    n = 64
-    trace = toy_trace([0.0] * n, [10] * n, [4] * n)
-    result = simulate(trace, Setting(parse("ar,max_batch=8"), toy_profile(latency=SECOND)), concurrency=8)
-    assert result.end == n / 8 * 4.0
-    assert result.table["finish"].tolist() == [4.0 * (1 + i // 8) for i in range(n)]
-
-
 def test_a_worker_whose_request_is_rejected_takes_the_next() -> None:
     trace = toy_trace([0.0] * 6, [5, 500, 5, 500, 500, 5], [3] * 6)
     journal = Collector()
