@@ -18,7 +18,7 @@ from .measured import TITLE
 from .memory import of_memory
 from .page import Figure, Number, Page, Section, Widget, estimate
 from .replicas import of_replicas
-from .story import Json, estimated, profiles_of, words
+from .story import Json, doubt_of, estimated, profiles_of, words
 from .table import compare, number
 
 SLOWEST = 6  # by policy
@@ -61,7 +61,10 @@ def run_page(run: Run) -> Page:
         answer=text.answer,
         details=text.details,
         alarms=text.alarms,
-        cautions=(estimate(" and ".join(_estimates(info)) or "unnamed"),) if estimated(info) else (),
+        cautions=(
+            *([estimate(" and ".join(_estimates(info)) or "unnamed")] if estimated(info) else []),
+            *dict.fromkeys(("Not valid.", line) for p in profiles_of(info).values() for line in doubt_of(p)),
+        ),
         numbers=_numbers(info["policies"]),
         chart=shown[0] if shown else None,
         facts=text.facts,

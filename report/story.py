@@ -216,9 +216,14 @@ def _of_profile(manifest: Manifest) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
+def doubt_of(profile: ProfileInfo) -> list[str]:
+    """That its fit failed its own checks, if it did."""
+    return [f"{profile['name']} failed its own checks: {profile['doubt']}"] if "doubt" in profile else []
+
+
 def notes_on(profile: ProfileInfo, models: Sequence[CommitInfo]) -> list[str]:
     """Another yield than its calibration's, unknown host terms, another implementation's costs."""
-    lines = []
+    lines = doubt_of(profile)
     if "calibrated_with" in profile:
         others = dict.fromkeys(
             f"{m['tokens_per_step']:.3g} ({m['workload']})" for m in models if m.get("tokens_per_step") is not None

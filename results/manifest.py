@@ -26,6 +26,7 @@ class ProfileInfo(TypedDict, total=False):
     model: str
     implementation: str
     estimated: bool  # not measured by dsim on this model, device and implementation
+    doubt: str  # why its own checks say that it is not valid
     calibrated_with: str  # the yield of its calibration
     unknown_host: list[str]  # host-time terms not identified, stored as 0
     host_or_device: list[str]  # host terms that may be device time

@@ -153,6 +153,8 @@ def info_of(profile: Profile, policies: Sequence[Policy]) -> ProfileInfo:
         implementation=profile.implementation,
         estimated=profile.is_estimate,
     )
+    if profile.fit.valid is False:
+        found["doubt"] = "; ".join(profile.fit.doubts)
     with_, unknown = calibrated_under(profile), unknown_host(profile)
     if with_ is not None:
         found["calibrated_with"] = str(with_)

@@ -6,7 +6,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+import dsim
 from dsim.engine.journal import StepTotals
+from dsim.planner.plan_replays import Posed as Scenario
+from dsim.planner.record import profile_notes
+from dsim.profiler.profile import load
+from dsim.report.run_page import run_page
 from dsim.report.story import answer, notes, notes_on, warnings, words
 from dsim.report.table import compare, number
 from dsim.report.text import render
@@ -102,6 +107,16 @@ def test_notes_say_what_was_dropped_or_changed() -> None:
 def test_what_a_profile_does_not_know_is_told(unknown: list[str], says: str) -> None:
     [line] = notes_on({"name": "mine", "unknown_host": unknown}, [])
     assert line == f"mine does not know {says}: `dsim replay --ensemble 19` shows how much that may cost"
+
+
+def test_a_profile_that_failed_its_own_checks_says_so_wherever_it_is_used() -> None:
+    held = load("a100-sdar-8b")
+    noisy = replace(held, name="noisy", fit=replace(held.fit, valid=False, doubts=("noise is 79.8%",)))
+    run = dsim.replay("azure-conv", "chunk:8", profile=noisy, num_requests=20, rate=1.0)
+    said = "noisy failed its own checks: noise is 79.8%"
+    assert said in run.page().notes
+    assert ("Not valid.", said) in run_page(run.run).cautions
+    assert profile_notes([Scenario("azure-conv", given_profile=noisy)])[0] == said
 
 
 def test_a_pipe_gets_plain_lines_as_wide_as_they_need() -> None:
