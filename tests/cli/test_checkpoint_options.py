@@ -62,8 +62,8 @@ def test_validate_serves_with_the_tokens_drawn_as_they_are_asked_for(
 ) -> None:
     seen: list[Any] = []
 
-    def listen(_out: Any, _base: Any, loaded: Any, _profile: Any, **how: Any) -> Any:
-        seen.append((loaded.model.config.block_length, how["answers"]))
+    def listen(_out: Any, _base: Any, live: Any, **how: Any) -> Any:
+        seen.append((live.loaded.model.config.block_length, live))
         raise StoppedError
 
     monkeypatch.setattr(validation, "validate_cells", listen)
@@ -73,9 +73,9 @@ def test_validate_serves_with_the_tokens_drawn_as_they_are_asked_for(
             "validate", "--model", folder / "model", "--device", "cpu", "-o", folder / "v", "--seconds", 1,
             "--profile", "a100-sdar-8b", *given,
         )  # fmt: skip
-    [(block, answers)] = seen
-    assert (block, answers.tokenizer) == (4, str(folder))
-    assert answers.sampling.temperature == 0.5
+    [(block, live)] = seen
+    assert (block, live.tokenizer) == (4, str(folder))
+    assert live.sampling.temperature == 0.5
 
 
 def test_an_eos_that_the_checkpoint_does_not_name_ends_nothing(folder: Path) -> None:
