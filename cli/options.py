@@ -273,9 +273,7 @@ GpuHour = Annotated[float | None, option("PRICE", "Price of one GPU per hour; ad
 Seed = Annotated[int, option("S", "Same seed, same bytes.", "--seed")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-Currency = Annotated[
-    str, typer.Option("--currency", metavar="C", help="Currency of the price.", callback=lambda name: _priced(name))
-]
+Currency = Annotated[str, option("C", "Currency of the price.", "--currency")]
 FailOnSlo = Annotated[
     bool,
     typer.Option("--fail-on-slo", help="End with 1 if an SLO is missed; without a statistic, by over 1 % of requests."),
@@ -308,6 +306,9 @@ def of_scenario(*left_out: str) -> Callable[[Callable[..., None]], Callable[...,
         def called(*args: Any, **values: Any) -> None:
             bound = signature.bind(*args, **values)
             bound.apply_defaults()
+            currency = bound.arguments.get("currency", "USD")
+            if currency != "USD" and bound.arguments["gpu_hour"] is None:
+                raise DsimError(f"--currency is {cut(currency)} and no price is given, expected --gpu-hour with it")
             given = {name: bound.arguments.pop(name) for name in shared}
             command(**bound.arguments, given=given)
 
@@ -376,12 +377,6 @@ def words_of(given: Given, *left_out: str) -> list[str]:
             values = value if isinstance(value, list) else [value]
             words += [word for one in values for word in (said.split("/")[0], str(one))]
     return words
-
-
-def _priced(currency: str) -> str:
-    if currency != "USD" and not any(word.startswith("--gpu-hour") for word in sys.argv):
-        raise DsimError(f"--currency is {cut(currency)} and no price is given, expected --gpu-hour with it")
-    return currency
 
 
 def percent(name: str, text: str) -> float:

@@ -57,7 +57,7 @@ def running_code_of(asker: str) -> Iterator[None]:
 
 
 def fault_in_code(error: BaseException | None) -> str | None:
-    """An error as a line with the place in a user's file that raised it; None if it passed through none."""
+    """The error and its place in a user's file, as a line; None if no user's code raised it."""
     found = None
     while error is not None:
         trace = error.__traceback__

@@ -144,7 +144,7 @@ def candidates_of(
 
 
 def heaviest_law_first(profile: Profile) -> Profile:
-    """The profile whose default law of canvases is, of several counted ones, that of most forwards."""
+    """The profile with its counted laws of canvases first, by forwards; the first is the default."""
     if len([law for law in profile.canvas_laws if law.engine]) < 2:
         return profile
     laws = sorted(profile.canvas_laws, key=lambda law: -mean_forwards(law) if law.engine else 0.0)

@@ -4,6 +4,7 @@ import math
 import os
 import platform
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnDevice:
+class OnDevice(ABC):
     """A model on a device, with a profile's description of the device."""
 
     name: str  # a preset or a directory, as the user named it
@@ -84,9 +85,9 @@ class OnDevice:
     text: Prompts | None = None  # that steps are measured on; None: random tokens
 
     @property
+    @abstractmethod
     def weight(self) -> torch.Tensor:
         """One of the model's weights."""
-        raise NotImplementedError
 
     def prompts(self, seed: int) -> Prompts:
         return self.text or random_prompts(self.model.config, seed)

@@ -45,7 +45,7 @@ def name_of(fleet: Json) -> str:
 
 
 def bought(fleet: Json) -> int:
-    """Replicas without spare, also those that growth needs later."""
+    """Replicas that are paid, without the spare."""
     return int(fleet["gpus"] // fleet["gpus_per_replica"] - fleet["spare"])
 
 

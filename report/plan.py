@@ -55,7 +55,7 @@ def words(info: Json) -> Page:
 
 
 def answer(info: Json) -> str:
-    """For who pays: GPUs, their price, what they attain, the room, and what makes that less sure."""
+    """For the buyer: GPUs, price, attainment, headroom, and what makes them doubtful."""
     best = info["recommended"]
     parts = [_gpus(best)]
     if best["per_hour"] is not None:
@@ -71,7 +71,7 @@ def answer(info: Json) -> str:
 
 
 def _details(info: Json) -> tuple[str, ...]:
-    """Settings, what clients see, why the runner-up lost, and what else decides."""
+    """The setting, clients' times, the runner-up, laws, growth and router."""
     best, second = info["recommended"], info["runner_up"]
     slos = _and(info.get("slos") or info["criteria"])
     lines = [f"{info['rate']:.4g} req/s within {slos}: {best['policy']} on {gpus_of(best)}."]

@@ -45,14 +45,9 @@ AIPERF = Format(
     ttft="metrics.time_to_first_token.value", e2el="metrics.request_latency.value",
     decode="metrics.decode_duration.value", wait_unit="ms", report=True,
 )  # fmt: skip
-# Of requests as their client saw them: s on the client's clock, NaN if unknown.
-TIMES = (
-    "sent",
-    "first",
-    "last",
-    "due",
-    *CLIENT,
-)  # first, last: chunk with text; due: in the trace; the client's figures
+# Of requests as their client saw them: s on the client's clock, NaN if unknown. first, last: chunk with text; due: in
+# the trace.
+TIMES = ("sent", "first", "last", "due", *CLIENT)
 COUNTS = ("input_length", "output_length", "num_chunks")  # the server's; chunks with text, 0: unknown
 SENT = np.dtype([*((name, "f8") for name in TIMES), *((name, "i8") for name in COUNTS), ("error", "O")])
 Sent: TypeAlias = Any  # a record array of SENT

@@ -131,7 +131,7 @@ class StepLogTail:
         self._open: dict[Any, dict[str, Any]] = {}  # requests that have not ended before these lines
 
     def read(self) -> None:
-        """Take what was added; DsimError if a log begins without the hooks' first line."""
+        """Read the added lines; DsimError if a log lacks the hooks' first line."""
         for head, added in self._tail.read():
             lines = added.decode().split("\n")
             if not head:
