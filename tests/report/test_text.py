@@ -112,7 +112,7 @@ def test_what_a_profile_does_not_know_is_told(unknown: list[str], says: str) -> 
 def test_a_profile_that_failed_its_own_checks_says_so_wherever_it_is_used() -> None:
     held = load("a100-sdar-8b")
     noisy = replace(held, name="noisy", fit=replace(held.fit, valid=False, doubts=("noise is 79.8%",)))
-    run = dsim.replay("azure-conv", "chunk:8", profile=noisy, num_requests=20, rate=1.0)
+    run = dsim.replay("azure-conv", "chunk:8", profile=noisy, num_requests=20)
     said = "noisy failed its own checks: noise is 79.8%"
     assert said in run.page().notes
     assert ("Not valid.", said) in run_page(run.run).cautions
