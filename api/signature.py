@@ -38,6 +38,7 @@ class Unrouted(TypedDict, total=False):
     missing_passes: bool
     seed: int
     allow_code: Iterable[str | Path]
+    check_rules: bool
 
 
 class Traffic(Unrouted, total=False):

@@ -14,23 +14,15 @@ def policies(
     fields: Annotated[
         str | None, option("SPEC", "Show one policy's fields: default, allowed values, meaning.", "--fields")
     ] = None,
-    questions: Annotated[
-        str | None,
-        option("SPEC", "Show the questions of one policy's step, and the rule that answers each.", "--questions"),
-    ] = None,
     allow_code: options.AllowCode = None,
 ) -> None:
     """List the policies' presets and the fields that a SPEC can set.
 
     dsim policies
     dsim policies --fields optimus
-    dsim policies --questions vllm-diffusion
     """
     if fields is not None:
         _print_fields(fields, as_json, allow_code or [])
-        return
-    if questions is not None:
-        _print_questions(questions, as_json, allow_code or [])
         return
     from ..engine.policy import PRESETS, describe, settings_of
 
@@ -68,24 +60,6 @@ def _print_fields(spec: str, as_json: bool, allow_code: list[Path]) -> None:
             show(f"\n{axis} ({type(getattr(policy, axis)).__name__})")
         for field in found:
             show(f"  {field.name} = {value_of(field.default)}: {field.meaning or 'no meaning given'} [{field.bounds}]")
-
-
-def _print_questions(spec: str, as_json: bool, allow_code: list[Path]) -> None:
-    """Each with the rule that answers it, and the rule's origin."""
-    from ..engine.core import Question
-    from ..engine.policy import parse
-    from ..results.scenario import named_code
-
-    policy = parse(spec, named_code([spec], allow_code))
-    found = Question.listed(policy)
-    if as_json:
-        asked = [asdict(question) for question in found]
-        print_json({"name": policy.name, "rows": policy.rows.name, "questions": asked}, indent=2)
-        return
-    show(f"{policy.name}, rows: {policy.rows}")
-    for question in found:
-        answer = f"{question.answer} ({question.by or 'engine'})" if question.answer else "none: the default"
-        show(f"\n{question.name}: {answer}\n  {question.meaning}")
 
 
 def value_of(value: Any) -> str:

@@ -34,12 +34,12 @@ SPEED = {"--jobs": 1, "--backend": 1, "--address": 1}
 PANELS: dict[str, tuple[str, ...]] = {
     panel: tuple(names.split())
     for panel, names in {
-        "What to do": "--roofline --from-log --client --list --fields --questions --as-logged --version",
+        "What to do": "--roofline --from-log --client --list --fields --as-logged --version",
         "Traffic": "--trace --arrival --rate --cv --concurrency --sessions --lengths "
         "--num-requests --duration --time-scale --drain --prompts --load --seconds",
         "Trace file": "--format --time-unit --columns --only --skip-bad --hash-ids --hash-block",
         "Policy and profile": "--policy --profile --twin --workload --yield --yields --frontend "
-        "--ensemble --commits --allow-code",
+        "--ensemble --commits --allow-code --check-rules",
         "Model and device": "--model --random-weights --weights --kv --gpu --tp --device --graphs --eager "
         "--mask-token-id --block-length --tokenizer --temperature --eos",
         "Fleet and price": "--replicas --max-replicas --spare --growth --horizon --buy-now --today --router --pool "
@@ -50,7 +50,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "Measurement": "--budget --thresholds --full-sequence --max-batch --measured --benchmark --log --metrics "
         "--metrics-before",
         "Server": "--host --port --allow-host --served-name --api-key",
-        "Logs": "--metrics-as --access-log --steps --step-log",
+        "Logs": "--metrics-as --access-log --steps",
         "Following": "--interval --window --min-requests --once --token-file --ca-file",
         "Selection": "--from --to --rows --file",
         "Execution": "--jobs --backend --address --seed",
@@ -264,6 +264,10 @@ AllowCode = Annotated[
     ),
 ]  # fmt: skip
 
+CheckRules = Annotated[
+    bool, typer.Option("--check-rules", help="A rule of your own runs checked in Python to the end, not only at first.")
+]
+
 Backend = Annotated[
     str, option("B", f"One of: {', '.join(choices.BACKENDS)}.", "--backend", values=lambda: choices.BACKENDS)
 ]
@@ -291,7 +295,7 @@ SCENARIO: dict[str, tuple[Any, Any]] = {
     "columns": (Columns, None), "only": (Only, None), "skip_bad": (SkipBad, False),
     "emit": (Emit, "block"), "eos": (Eos, None),
     "slo": (Slos, None), "missing_fails": (MissingFails, False), "seed": (Seed, 0),
-    "allow_code": (AllowCode, None),
+    "allow_code": (AllowCode, None), "check_rules": (CheckRules, False),
 }  # fmt: skip
 Given = Mapping[str, Any]  # by name
 NONE_GIVEN: Given = MappingProxyType({})

@@ -49,14 +49,6 @@ def serve_command(
     access_log: Annotated[
         Path | None, option("FILE", "Write a JSON line per request, as a trace for `replay`.", "--access-log")
     ] = None,
-    step_log: Annotated[
-        str | None,
-        option(
-            "FILE",
-            "With --twin: write its steps in the format of engines' hooks; {replica} is the replica's number.",
-            "--step-log",
-        ),
-    ] = None,
     host: Annotated[str, option("H", "The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, option("N", "The port; 0 takes a free one.")] = 8000,
     allow_host: Annotated[
@@ -82,8 +74,6 @@ def serve_command(
     here = model or random_weights
     if (here is None) == (twin is None):
         raise DsimError(f"--model is {here} and --twin is {twin}, expected one of them")
-    if twin is None and step_log is not None:
-        raise DsimError(f"--model is {here}, and --step-log is of --twin")
     if twin is not None and (eos or mask_token_id is not None or block_length is not None):
         raise DsimError(f"--twin is {twin}, and --eos, --mask-token-id and --block-length are of --model")
     from ..report.story import words
@@ -101,10 +91,7 @@ def serve_command(
 
     def open_fleet(append: "Append | None") -> Behind:
         if twin is not None:
-            behind = open_twin(
-                scenario, speed=speed, tokenizer=tokenizer, append=append, metrics_as=metrics_as,
-                step_log=step_log, force=force,
-            )  # fmt: skip
+            behind = open_twin(scenario, speed=speed, tokenizer=tokenizer, append=append, metrics_as=metrics_as)
             options.warn_of_yields(screen, scenario)
             return behind
         from ..live.config_file import named  # loads PyTorch

@@ -14,8 +14,7 @@ from dsim.cli import app
 from dsim.cli.lists import value_of
 from dsim.engine.part import AXES, fields_of
 from dsim.engine.policy import PRESETS, settings_of
-from dsim.engine.records import columns_of
-from dsim.engine.state import Counters, Fixed, Replica, RequestRow, Sequence
+from dsim.engine.view import RequestView, View
 from dsim.planner import given
 from dsim.profiler.profile import shipped
 from dsim.results.metrics import METRICS
@@ -58,7 +57,7 @@ def pages() -> dict[str, str]:
         "reference/fields.md": fields(),
         "reference/metrics.md": metrics(),
         "reference/formats.md": formats(),
-        "reference/records.md": records(),
+        "reference/view.md": view(),
         "reference/profiles.md": profiles(),
     }
 
@@ -205,20 +204,17 @@ def formats() -> str:
     return "\n".join([*out, ", ".join(f"`{key}`" for key in OPTIONAL) + ".", ""])
 
 
-def records() -> str:
-    """The records that a compiled rule reads and writes."""
-    out = _head("Records of rules", "The fields that a [policy of your own](../policy-of-your-own.md) may read.")
-    for where, record in (
-        ("replica.counters", Counters), ("replica.fixed", Fixed), ("replica.sequences[slot]", Sequence),
-        ("replica.requests[index]", RequestRow),
-    ):  # fmt: skip
-        out += [f"## `{where}`", "", _cell(record.__doc__ or ""), "", "| field | type | meaning |", "|---|---|---|"]
-        meanings = dict(re.findall(r"^    (\w+): \w+(?:  # (.*))?$", inspect.getsource(record), re.MULTILINE))
-        out += [f"| `{name}` | {kind} | {_cell(meanings[name])} |" for name, kind in columns_of(record)]
+def view() -> str:
+    """What a policy of one's own sees of a replica and its requests."""
+    out = _head("What a policy sees", "The fields that a [policy of your own](../policy-of-your-own.md) may read.")
+    for where, kind in (("view", View), ("view.waiting(i), view.running(i)", RequestView)):
+        out += [f"## `{where}`", "", _cell(kind.__doc__ or ""), "", "| field | meaning |", "|---|---|"]
+        meanings = re.findall(r"^    ([a-z]\w*): \w+(?:  # (.*))?$", inspect.getsource(kind), re.MULTILINE)
+        out += [f"| `{name}` | {_cell(meaning)} |" for name, meaning in meanings]
+        if kind is View:
+            out.append(f"| `oldest` | {_cell(inspect.getdoc(View.oldest) or '')} |")
         out.append("")
-    out += ["## Arrays", "", "| array | shape and meaning |", "|---|---|"]
-    arrays = re.findall(r"^    (\w+): npt.NDArray\[\S+\](?:  # (.*))?$", inspect.getsource(Replica), re.MULTILINE)
-    return "\n".join([*out, *(f"| `replica.{name}` | {_cell(meaning)} |" for name, meaning in arrays), ""])
+    return "\n".join(out)
 
 
 def profiles() -> str:

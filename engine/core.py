@@ -1,9 +1,7 @@
 """Replica steps: decide, plan, draw, price, commit, until an external event is due."""
 
-import inspect
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -28,18 +26,19 @@ from .hooks import (
     rows_updated,
     select,
     step_over,
-    threshold,
+    threshold_now,
 )
 from .jit import (
     bind,
     called_by,
     entry,
-    fields_read,
+    fields_written,
     in_python,
     inlined,
     is_kept,
     is_ours,
     is_rule,
+    parameters,
     rule,
     uncompiled,
     wrong_parameters,
@@ -47,9 +46,11 @@ from .jit import (
 from .journal import Journal, record_step
 from .latency import Cost, price
 from .numba_parts import JIT, NumbaError, save, saved
+from .part import Wrapping
 from .prefix import find_ahead, make_room, pin
 from .route import choose
-from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, AnyPolicy, PolicyState, Replica
+from .state import NOTHING, PREFILL_STEP, ROWS, AnyPolicy, PolicyState, Replica
+from .view import FORMS, OF_A_VIEW, asked, wrapping
 
 if TYPE_CHECKING:
     from .part import Policy
@@ -63,8 +64,6 @@ FINISHED = 2  # requests finished, at clock
 JOURNAL_FULL = 3  # no room for the step in flight
 NO_SLOTS = 4  # a decision could admit more requests than there are slots
 PAUSED = 5  # the given number of steps is done, at clock
-BAD_CHUNK = 6  # a chunk below 1 position or above the window
-BAD_THRESHOLD = 8  # a threshold outside the policy's list
 STALLED = 7  # steps or a row make no progress, at clock
 NO_QUEUE = 9  # a queue has no room
 REASONS = 16  # above all of them
@@ -190,11 +189,7 @@ def run(
                     return IDLE_NOW
                 counters.clock = replica.inbox.times[counters.entered]
                 continue
-            if counters.kind == DECODE_STEP and not 1 <= counters.chunk <= replica.fixed.width:
-                return BAD_CHUNK
             predict(replica, policy, draws, cost)
-            if not 0 <= counters.threshold < replica.fixed.num_thresholds:
-                return BAD_THRESHOLD
             if not now + counters.latency < horizon:
                 enter(replica, horizon)
                 return IN_FLIGHT
@@ -350,7 +345,7 @@ def _find_ahead(replica: Any, policy: Any, request: int, tokens: int, found: int
 @rule
 def _choose_threshold(replica: Any, policy: Any) -> int:
     """Index of the step's threshold, for an unpredicted step."""
-    return threshold(opened(replica), opened_policy(policy))
+    return threshold_now(opened(replica), opened_policy(policy))
 
 
 def _kind(value: Any) -> Any:
@@ -367,7 +362,7 @@ class Core:
     Each rule compiles on first call: the twin needs only `run`, a live executor the others.
     """
 
-    def __init__(self, answers: Mapping[Any, Any], kinds: str, name: str) -> None:
+    def __init__(self, answers: Mapping[Any, Any], kinds: str, name: str, checked: bool = False) -> None:
         self._answers = answers
         self._kinds = kinds
         self._name = name
@@ -375,12 +370,12 @@ class Core:
         self._made: dict[str, Any] = {}
         self._entries: dict[Any, Any] = {}
         self._kept: dict[str, bool] = {}  # rule -> whether on disk at first use
-        # Positions stepped in Python. Users' rules compile at once, to report their errors early.
-        self._spent = 0 if JIT and all(map(is_ours, answers.values())) else PATIENCE
+        self._checked = checked  # stays in Python
+        self._spent = 0 if JIT else PATIENCE  # positions stepped in Python
 
     def is_young(self, num_requests: int = 0, name: str = "run") -> bool:
         """Whether a rule is not yet worth compiling; then use `run_young`, not `run`."""
-        return num_requests < MANY_REQUESTS and self._stays_in_python(name, PATIENCE)
+        return (self._checked or num_requests < MANY_REQUESTS) and self._stays_in_python(name, PATIENCE)
 
     def run_young(
         self, replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, most: int,
@@ -421,8 +416,8 @@ class Core:
 
     def _stays_in_python(self, name: str, patience: int) -> bool:
         """Whether Python has stepped fewer than `patience` positions and the rule is not on disk."""
-        if self._spent >= patience:
-            return False
+        if self._checked or self._spent >= patience:
+            return self._checked
         if name not in self._kept:
             self._kept[name] = is_kept(_RULES[name], self._answers, self._kinds)
         return not self._kept[name]
@@ -434,7 +429,10 @@ class Core:
             @wraps(made)
             def counting(replica: Any, *arguments: Any) -> Any:
                 before = int(replica.counters["num_steps"][0])
-                answer = made(replica, *arguments)
+                try:
+                    answer = made(replica, *arguments)
+                except PolicyError as error:
+                    raise PolicyError(f"policy {self._name}: {error}") from error
                 steps = max(1, int(replica.counters["num_steps"][0]) - before)
                 # Fixed costs of a step and a row, in positions.
                 self._spent += steps * (
@@ -450,7 +448,8 @@ class Core:
         key = name, tuple(map(_kind, arguments))
         if key not in self._entries:
             made = self._compiled(name)
-            self._entries[key] = self._reporting(entry)(getattr(made, "__wrapped__", made), *arguments)
+            code = self._reporting(entry)(getattr(made, "__wrapped__", made), *arguments)
+            self._entries[key] = code if all(map(is_ours, self._answers.values())) else self._reporting(code)
         return self._entries[key]
 
     def make_ready(self, name: str, *arguments: Any) -> None:
@@ -461,7 +460,7 @@ class Core:
             self._reporting(entry)(made, *arguments)
 
     def _reporting(self, made: Callable[..., Any]) -> Callable[..., Any]:
-        """Raise compile errors as PolicyError."""
+        """Raise errors of compiling, and of compiled rules from outside, as PolicyError."""
 
         @wraps(made)
         def compiled(*arguments: Any) -> Any:
@@ -469,6 +468,8 @@ class Core:
                 return made(*arguments)
             except (NumbaError, KeyError) as error:
                 raise PolicyError(f"policy {self._name}: {uncompiled(error, self._answers.values())}") from error
+            except (PolicyError, IndexError, ZeroDivisionError) as error:
+                raise PolicyError(f"policy {self._name}: {error} (--check-rules says where and with what)") from error
 
         return compiled
 
@@ -496,9 +497,10 @@ def core_of(policy: "Policy", state: AnyPolicy | None = None) -> Core:
     arrays: Any = state or ()
     # Other fields mean other types, compiled apart, possibly by two processes at once.
     kinds = " ".join(str(array.dtype) for array in arrays[:3])
-    made = kinds, tuple(sorted(answers.items(), key=lambda item: item[0].__name__))
+    checked = policy.checked and not all(map(is_ours, answers.values()))
+    made = kinds, tuple(sorted(answers.items(), key=lambda item: item[0].__name__)), checked
     if made not in _CORES:
-        _CORES[made] = Core(answers, kinds, policy.name)
+        _CORES[made] = Core(answers, kinds, policy.name, checked)
     return _CORES[made]
 
 
@@ -510,122 +512,94 @@ def questions_of(answers: Mapping[Any, Any]) -> frozenset[Any]:
     return _QUESTIONS[key]
 
 
-@dataclass(frozen=True)
-class Question:
-    """A question that a policy's step asks."""
-
-    name: str
-    meaning: str
-    answer: str  # the answering rule; empty: the placeholder's own body
-    by: str  # the part or kind of rows with that rule
-
-    @classmethod
-    def listed(cls, policy: "Policy") -> "list[Question]":
-        """A policy's questions; those that its parts answer come first."""
-        answers, parts = _answers(policy)
-        found = []
-        for placeholder in sorted(questions_of(answers), key=lambda asked: asked.__name__):
-            answer, part = answers.get(placeholder), parts.get(placeholder)
-            by = type(part).__name__ if part else f"rows: {policy.rows}" if placeholder in policy.rows.rules else ""
-            meaning = (inspect.getdoc(placeholder) or "").split("\n")[0]
-            found.append(cls(placeholder.__name__, meaning, answer.__name__ if answer else "", by if answer else ""))
-        return sorted(found, key=lambda question: (not question.answer, question.by.startswith("rows"), question.by))
-
-
 def answers_of(policy: "Policy") -> dict[Any, Any]:
     """The rules that answer a policy's questions; PolicyError as in core_of."""
-    return _answers(policy)[0]
-
-
-def _answers(policy: "Policy") -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """The answers, and the part behind each (none for those of the rows)."""
     answers: dict[Any, Any] = {prefill_over: release_rows, **policy.rows.rules}
     answering: dict[Any, Any] = {}
     for part in policy.parts():
-        given = part.answers(policy)
-        for placeholder, answer in given.items():
+        name = f"policy {policy.name}: {type(part).__name__}"
+        for placeholder, given in part.answers(policy).items():
+            wraps_it = isinstance(given, Wrapping)
+            answer = given.rule if isinstance(given, Wrapping) else given
             if placeholder not in PLACEHOLDERS:
                 found = getattr(placeholder, "__name__", placeholder)
-                asked = ", ".join(p.__name__ for p in PLACEHOLDERS)
-                raise PolicyError(
-                    f"policy {policy.name}: {type(part).__name__} answers {found}, expected one of: {asked}"
-                )
+                raise PolicyError(f"{name} answers {found}, expected one of: {_names(PLACEHOLDERS)}")
+            question = placeholder.__name__
             if not is_rule(answer):
-                raise PolicyError(
-                    f"policy {policy.name}: {type(part).__name__} answers {placeholder.__name__} with "
-                    f"{answer!r}, expected a rule (dsim.engine.jit.rule)"
-                )
-            if wrong := wrong_parameters(answer, placeholder):
-                raise PolicyError(
-                    f"policy {policy.name}: {type(part).__name__} answers {placeholder.__name__} with {wrong}"
-                )
+                raise PolicyError(f"{name} answers {question} with {answer!r}, expected a rule (dsim.policy.rule)")
+            if not is_ours(answer):
+                _check_outside(policy, name, placeholder, answer)
             other = answering.setdefault(placeholder, part)
-            if other is not part and not (is_ours(type(other)) and is_ours(type(part))):
-                both = f"{type(other).__name__} and {type(part).__name__} both answer {placeholder.__name__}"
-                raise PolicyError(f"policy {policy.name}: {both}, expected one of them")
+            if other is not part and not wraps_it and not (is_ours(type(other)) and is_ours(type(part))):
+                both = f"{type(other).__name__} and {type(part).__name__} both answer {question}"
+                raise PolicyError(f"policy {policy.name}: {both}, expected one of them, or wraps(rule) in the second")
+            if wraps_it:
+                within = answers.get(placeholder, placeholder)
+                answer = wrapping(placeholder, answer, _formed(placeholder, within, answers))
             answering[placeholder] = part
-        answers.update(given)
+            answers[placeholder] = answer
+    answers = {placeholder: _formed(placeholder, answer, answers) for placeholder, answer in answers.items()}
     questions = questions_of(answers)
-    _check_lengths(policy, answers)
     for placeholder, part in answering.items():
         if placeholder not in questions:
             raise PolicyError(_unasked(policy, part, placeholder.__name__, questions))
-    _check_threshold(policy, threshold in answering)
+    _check_threshold(policy, threshold_now in answering)
     granularity = policy.granularity
     if granularity.given and (select not in questions or select in answering):
         if select not in questions:
-            raise PolicyError(_unasked(policy, granularity, "select_rows", questions))
+            raise PolicyError(_unasked(policy, granularity, "select", questions))
         raise PolicyError(
-            f"policy {policy.name}: {type(answering[select]).__name__} answers select, and "
-            f"{type(granularity).__name__} has select_rows: expected one of them"
+            f"policy {policy.name}: {type(answering[select]).__name__} answers select by a rule and has it in Python: "
+            "expected one of them"
         )
     for needed in NEEDED:
-        if needed not in questions or needed in answers:
-            continue
-        if needed is not select:
+        if needed in questions and needed not in answers and not (needed is select and granularity.given):
             raise PolicyError(f"policy {policy.name}: no part answers {needed.__name__}, expected one that does")
-        if not granularity.given:
+    return answers
+
+
+def _formed(placeholder: Any, answer: Any, answers: Mapping[Any, Any]) -> Any:
+    """An answer as the engine asks it."""
+    if answer is placeholder or is_ours(answer):
+        return answer
+    return asked(placeholder, answer, answers.get(hooks.held, hooks.held))
+
+
+def _check_outside(policy: "Policy", name: str, placeholder: Any, answer: Any) -> None:
+    """PolicyError for a rule from outside that asks for the engine's records, or writes others than its own."""
+    question = placeholder.__name__
+    if placeholder not in FORMS:
+        raise PolicyError(
+            f"{name} answers {question}, which is the engine's own: expected one of {_names(FORMS)}, or "
+            "Scheduler.order in Python"
+        )
+    if wrong := wrong_parameters(answer, ["view"] if placeholder in OF_A_VIEW else parameters(placeholder)):
+        raise PolicyError(f"{name} answers {question} with {wrong}")
+    own = {field for part in policy.parts() for field in part.record(policy)}
+    for each in (answer, *called_by([answer], {})):
+        if not is_ours(each) and (written := fields_written(each) - own):
             raise PolicyError(
-                f"policy {policy.name}: {type(granularity).__name__} answers neither select nor select_rows, expected "
-                "one of them"
+                f"{name}: rule {each.__name__} writes {', '.join(sorted(written))}, expected only fields of its "
+                f"record: {', '.join(sorted(own)) or 'none'}"
             )
-    return answers, answering
 
 
-def _unasked(policy: "Policy", part: Any, name: str, asked: frozenset[Any]) -> str:
-    questions = ", ".join(sorted(placeholder.__name__ for placeholder in asked))
-    return f"policy {policy.name}: {type(part).__name__} answers {name}, and this policy asks only: {questions}"
+def _names(placeholders: Iterable[Any]) -> str:
+    return ", ".join(placeholder.__name__ for placeholder in placeholders)
+
+
+def _unasked(policy: "Policy", part: Any, name: str, questions: frozenset[Any]) -> str:
+    found = _names(sorted(questions, key=lambda placeholder: placeholder.__name__))
+    return f"policy {policy.name}: {type(part).__name__} answers {name}, and this policy asks only: {found}"
 
 
 def _check_threshold(policy: "Policy", answered: bool) -> None:
-    """PolicyError unless exactly one of `threshold` and `threshold_now` chooses among thresholds."""
+    """PolicyError unless exactly one of a rule and a Python method chooses among thresholds."""
     rule, name = policy.unmasking, type(policy.unmasking).__name__
     if len(rule.thresholds) > 1 and answered == rule.given:
-        does = "and has threshold_now" if answered else "and has no threshold_now"
-        other = "answers threshold" if answered else "answers no threshold"
-        raise PolicyError(f"policy {policy.name}: {name} {other} {does}: expected one of them")
-
-
-# Fields that reveal an answer's true length where requests set no limit.
-TRUE_LENGTHS = frozenset({"answer", "end", "stop", "max_tokens", "output_length", "outstanding_tokens"})
-
-
-def _check_lengths(policy: "Policy", answers: Mapping[Any, Any]) -> None:
-    """PolicyError if a user's rule reads an answer's true length."""
-    if all(map(is_ours, answers.values())):
-        return
-    # The policy's fields may share these names.
-    own = {f.name for part in policy.parts() for f in fields(part)}.union(  # type: ignore[arg-type]
-        *({*part.numbers(policy), *part.record(policy), *(name for name, _ in part.columns)} for part in policy.parts())
-    )
-    for found in {*answers.values(), *called_by(answers.values(), answers)}:
-        read = (fields_read(found) & TRUE_LENGTHS) - own
-        if read and not is_ours(found):
-            raise PolicyError(
-                f"policy {policy.name}: rule {found.__name__} reads {', '.join(sorted(read))}, the true length of an "
-                "answer: expected replica.asked.estimate, which a scheduler may know"
-            )
+        how = "both by a rule and in Python" if answered else "neither by a rule nor in Python"
+        raise PolicyError(f"policy {policy.name}: {name} answers threshold_now {how}: expected one of them")
 
 
 _QUESTIONS: dict[tuple[tuple[Any, Any], ...], frozenset[Any]] = {}
-_CORES: dict[tuple[str, tuple[tuple[Any, Any], ...]], Core] = {}
+_CORES: dict[tuple[str, tuple[tuple[Any, Any], ...], bool], Core] = {}

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .chance import draw64, key64, pick64, uniform64
-from .hooks import threshold
-from .jit import outer, rule, whole
+from .hooks import threshold_now
+from .jit import outer, rule
 from .records import F8, I4, Record, Table, columns_of
 from .state import MASKED, PENDING, ROWS, AnyPolicy, Evaluations, Marks, Replica, Status
 
@@ -234,14 +234,11 @@ def draw_block(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
         draw_slot(replica, slot, replica.window[slot], replica.committed[slot], draws)
 
 
-_place = whole("threshold")
-
-
 @rule
 def draws_at_threshold(replica: Replica, policy: AnyPolicy, draws: Draws) -> Any:
     """Draws at the step's threshold; an index out of range is clipped here and refused by `run`."""
     counters = replica.counters
-    counters.threshold = _place(threshold(replica, policy))
+    counters.threshold = threshold_now(replica, policy)
     return draws[min(max(int(counters.threshold), 0), len(draws) - 1)]
 
 

@@ -16,7 +16,7 @@ from .histogram import NO_COUNTS, CountHistogram, TimeHistogram
 from .jit import plain
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
 from .latency import Continued, Cost, Features, LatencyModel
-from .part import Policy, Rows, Waiting, numbers_of, with_canvas
+from .part import Policy, Rows, numbers_of, with_canvas
 from .prefix import Prefixes, caches_prefixes
 from .request import Request
 from .state import (
@@ -54,6 +54,7 @@ from .state import (
 )
 from .step import StepOutcome, StepPlan
 from .unmasking import EOS
+from .view import View, class_of, requests_at, view_in_python
 from .windows import have_room, in_sight, most_in_sight
 
 EMIT = ("block", "step", "end")
@@ -61,6 +62,7 @@ STEPS_A_CALL = 4096  # compiled; between calls a run can be stopped
 
 Ints = npt.NDArray[np.int32]
 _most_in_sight, _have_room, _in_sight = plain(most_in_sight), plain(have_room), plain(in_sight)
+_opened, _opened_policy = plain(core.opened), plain(core.opened_policy)
 # Steps in a row without a commit that end a run; above MOST_STEPS and MAX_LOOPS.
 MOST_FRUITLESS = 1000
 SHOWN_REQUESTS = 3  # in a message
@@ -114,9 +116,7 @@ class Engine:
         self.emit = emit
         self.narrows = policy.batching.narrows_canvases
         self._given_threshold = policy.unmasking.varies and policy.unmasking.given
-        self._goes_by_class = policy.batching.orders or self._given_threshold
-        self.asks_python = policy.granularity.given or self._goes_by_class
-        self._classes: dict[int, str] = {}  # by request, if the policy uses classes
+        self.asks_python = policy.granularity.given or policy.batching.orders or self._given_threshold
         self._prefixes = prefixes
         window_bytes = limits.window_bytes
         if caches_prefixes(policy):  # shared pages are whole
@@ -268,8 +268,8 @@ class Engine:
         if request.arrived:
             self.table.rows["arrived"][i] = request.arrived
             self._absent_pages -= int(self.table.rows["reserved"][i])
-        if request.slo_class and self._goes_by_class:
-            self._classes[i] = request.slo_class
+        if request.slo_class:
+            self.table.rows["slo_class"][i] = class_of(request.slo_class)
         counters["submitted"] += 1
         if not self.fits(request):
             self.table["status"][i] = REJECTED
@@ -428,7 +428,6 @@ class Engine:
             return None
         if self.policy.unmasking.varies and not self._given_threshold:
             self._counters["threshold"] = int(self._core.choose_threshold(*self._state))
-            self._check_threshold()
         return self._plan()
 
     def ahead(self) -> StepPlan | None:
@@ -484,45 +483,31 @@ class Engine:
     def _schedule(self, now: float) -> int:
         kind = self._choose_and_plan(now)
         if kind != NOTHING and self._given_threshold:
-            self._counters["threshold"] = self._threshold_now(float(now))
+            self._counters["threshold"] = self._threshold_now()
         return kind
 
     def _choose_and_plan(self, now: float) -> int:
         core = self._core
         self._counters["clock"] = float(now)
         if self.policy.batching.orders and self._counters["num_waiting"] > 1:
-            self._order(float(now))
+            self._order()
         if not self.policy.granularity.given:
-            kind = int(core.schedule(*self._state, float(now)))
-            self._check_chunk()
-            return kind
+            return int(core.schedule(*self._state, float(now)))
         kind = int(core.choose_rows(*self._state))
         if kind == DECODE_STEP:
             self._select_rows()
         if kind != NOTHING:
             core.plan(*self._state, kind, float(now))
-            self._check_chunk()
         return kind
 
-    def _check_chunk(self) -> None:
-        counters, policy = self._counters, self.policy
-        if counters["kind"] == DECODE_STEP and not 1 <= counters["chunk"] <= policy.width:
-            kind = type(policy.granularity).__name__
-            raise PolicyError(
-                f"policy {policy.name}: {kind} answers choose with {counters['chunk']}, expected 1 to {policy.width}"
-            )
+    def _view(self) -> View:
+        """What the policy sees in plain Python."""
+        replica, own = self._state
+        return view_in_python(_opened(replica), _opened_policy(own))
 
-    def _check_threshold(self) -> None:
-        place, num = int(self._counters["threshold"]), len(self.policy.unmasking.thresholds)
-        if not 0 <= place < num:
-            name = type(self.policy.unmasking).__name__
-            raise PolicyError(
-                f"policy {self.policy.name}: {name} answers threshold with {place}, expected 0 to {num - 1}"
-            )
-
-    def _threshold_now(self, now: float) -> int:
+    def _threshold_now(self) -> int:
         rule = self.policy.unmasking
-        threshold = rule.threshold_now(self._waiting(now), int(self._counters["num_running"]), now)
+        threshold = rule.threshold_now(self._view())
         if threshold not in rule.thresholds:
             raise PolicyError(
                 f"policy {self.policy.name}: {type(rule).__name__}.threshold_now returned {cut(threshold)}, expected "
@@ -536,27 +521,10 @@ class Engine:
         places: npt.NDArray[np.int64] = (head + np.arange(n)) % len(self._arrays.queue)
         return places
 
-    def _waiting(self, now: float) -> Waiting:
-        arrays, places = self._arrays, self._places()
-        requests, slots = arrays.queue[places, 0].copy(), arrays.queue[places, 1]
-        arrival, deadline = arrays.arrival[requests], arrays.requests["deadline"][requests]
-        return Waiting(
-            requests, arrival, now - arrival,
-            self._classes_of(requests),
-            np.where(np.isnan(deadline), np.inf, arrival + deadline), arrays.requests["priority"][requests],
-            arrays.asked.input_length[requests].astype(np.int64), arrays.asked.estimate[requests].astype(np.int64),
-            np.where(slots >= 0, arrays.sequences["emitted"][slots], 0).astype(np.int64),
-        )  # fmt: skip
-
-    def _classes_of(self, requests: Ints) -> npt.NDArray[np.object_]:
-        if not self._classes:
-            return np.full(len(requests), "", dtype=object)
-        return np.array([self._classes.get(i, "") for i in requests.tolist()], dtype=object)
-
-    def _order(self, now: float) -> None:
+    def _order(self) -> None:
         policy, queue, places = self.policy, self._arrays.queue, self._places()
         n = len(places)
-        order = np.asarray(policy.batching.order(self._waiting(now), now))
+        order = np.asarray(policy.batching.order(self._view()))
         where = f"policy {policy.name}: {type(policy.batching).__name__}.order returned"
         if order.shape != (n,) or order.dtype.kind not in "iu":
             raise PolicyError(f"{where} {order.dtype} {list(order.shape)}, expected whole numbers [{n}]")
@@ -572,22 +540,14 @@ class Engine:
         reach = np.full(len(slots), policy.width)
         if policy.obs:
             reach[rows["start"] + policy.block_length >= rows["end"]] = policy.block_length
-        # By estimate, never the true length; at least one more token.
-        end = np.maximum(rows["prompt"] + arrays.asked.estimate[rows["request"]], rows["start"] + 1).astype(np.int32)
-        view = Rows(
-            arrays.status[slots],
-            reach,
-            rows["request"],
-            rows["start"],
-            end,
-            int(counters["num_waiting"]),
-            int(counters["num_running"]),
-        )
-        window = np.asarray(policy.granularity.select_rows(view))
-        where = f"policy {policy.name}: {type(policy.granularity).__name__}.select_rows returned"
-        if window.shape != view.status.shape or window.dtype != np.bool_:
-            raise PolicyError(f"{where} {window.dtype} {list(window.shape)}, expected bool {list(view.status.shape)}")
-        wrong = window & ((view.status == CACHED) | (np.arange(policy.width) >= reach[:, None]))
+        view, status = self._view(), arrays.status[slots]
+        requests = requests_at(_opened(self._state[0]), rows["request"], slots)
+        given = Rows(status.copy(), reach.copy(), rows["start"], requests)
+        window = np.asarray(policy.granularity.select(view, given))
+        where = f"policy {policy.name}: {type(policy.granularity).__name__}.select returned"
+        if window.shape != status.shape or window.dtype != np.bool_:
+            raise PolicyError(f"{where} {window.dtype} {list(window.shape)}, expected bool {list(status.shape)}")
+        wrong = window & ((status == CACHED) | (np.arange(policy.width) >= reach[:, None]))
         if wrong.any():
             row, column = (int(i) for i in np.argwhere(wrong)[0])
             raise PolicyError(
@@ -720,10 +680,6 @@ class Engine:
             self._make_slots()
         elif why == core.NO_QUEUE:
             self._make_queue()
-        elif why == core.BAD_CHUNK:
-            self._check_chunk()
-        elif why == core.BAD_THRESHOLD:
-            self._check_threshold()
         elif why == core.IDLE_NOW:
             self._check_idle()
             return False
@@ -756,7 +712,6 @@ class Engine:
                 if self._schedule(now) == NOTHING:
                     return core.IDLE_NOW
                 self._core.predict(replica, own, draws, cost)
-                self._check_threshold()
                 if not now + counters["latency"] < horizon:
                     return core.IN_FLIGHT
             if not self._core.end_step(replica, own, journal):

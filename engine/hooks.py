@@ -161,7 +161,7 @@ def draws_of_step(replica: Replica, policy: AnyPolicy, draws: "Draws") -> Any:
 
 
 @rule
-def threshold(replica: Replica, policy: AnyPolicy) -> int:
+def threshold_now(replica: Replica, policy: AnyPolicy) -> int:
     """Index of this step's threshold in the unmasking's `thresholds`."""
     return int(replica.counters.threshold)
 

@@ -18,14 +18,13 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from enum import EnumType
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
 import numpy as np
 from numba import njit
-from numba.extending import intrinsic
 
 from .code_cache import is_private, undisturbed
 from .errors import PolicyError
@@ -34,7 +33,6 @@ from .numba_parts import (
     JIT,
     Linked,
     Rule,
-    TypingError,
     cache_folder,
     caching_in,
     compile_for,
@@ -145,8 +143,8 @@ def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any], comp
         called = _called(function, answers, made, compiled)
         key = compiled, function, tuple(called.items())
         if key not in _INNER:
-            copied = _copy(function, called)
-            _INNER[key] = _inner(copied) if compiled else copied
+            made_copy, ours = _copy(function, called), is_ours(function)
+            _INNER[key] = _inner(made_copy, ours) if compiled else made_copy if ours else _strict(made_copy)
         made[id(function)] = _INNER[key]
     if made[id(function)] is None:
         raise PolicyError(
@@ -181,6 +179,27 @@ def _copy(function: Any, called: Mapping[str, Any]) -> Any:
     return copied
 
 
+def copied(function: Any, like: Any, **replaced: Any) -> Any:
+    """A rule's copy with other globals, of the module and name of `like`."""
+    plain, like = getattr(function, "py_func", function), getattr(like, "py_func", like)
+    made = types.FunctionType(
+        plain.__code__, {**plain.__globals__, **replaced}, like.__name__, plain.__defaults__, plain.__closure__
+    )
+    made.__module__, made.__qualname__ = like.__module__, like.__qualname__
+    return rule(made)
+
+
+def _strict(function: F) -> F:
+    """A rule from outside in Python: dividing by zero is an error."""
+
+    @wraps(function)
+    def called(*arguments: Any) -> Any:
+        with np.errstate(divide="raise", invalid="raise"):
+            return function(*arguments)
+
+    return called  # type: ignore[return-value]
+
+
 def _reaches(function: Any, answers: Mapping[int, Any], seen: set[int]) -> bool:
     if id(function) in seen:
         return False
@@ -203,28 +222,23 @@ def called_by(rules: Iterable[Any], answers: Mapping[Any, Any]) -> list[Any]:
     return list(found.values())
 
 
-def fields_read(function: Any) -> set[str]:
-    """Fields that a rule reads or writes, as `q.end` or `q["end"]`."""
-    found: set[str] = set()
-    codes = [getattr(function, "py_func", function).__code__]
-    for code in codes:
-        found.update(i.argval for i in dis.get_instructions(code) if i.opname.endswith("_ATTR"))
-        found.update(constant for constant in code.co_consts if isinstance(constant, str))
-        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return found
+def fields_written(function: Any) -> set[str]:
+    """Fields that a rule writes, as `record.last = 3`."""
+    code = getattr(function, "py_func", function).__code__
+    return {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_ATTR"}
 
 
 @cache
-def _parameters(function: Any) -> list[str]:
+def parameters(function: Any) -> list[str]:
     return list(inspect.signature(getattr(function, "py_func", function)).parameters)
 
 
-def wrong_parameters(answer: Any, placeholder: Any) -> str:
-    """The answer's parameters and those expected, if they are more or fewer than the placeholder's; else empty."""
-    wanted, given = _parameters(placeholder), _parameters(answer)
+def wrong_parameters(answer: Any, wanted: list[str]) -> str:
+    """The answer's parameters and those expected, if they are more or fewer; else empty."""
+    given = parameters(answer)
     if len(wanted) == len(given):
         return ""
-    return f"{_name(answer)}({', '.join(given)}), expected {len(wanted)} parameters: {', '.join(wanted)}"
+    return f"{_name(answer)}({', '.join(given)}), expected {len(wanted)}: {', '.join(wanted)}"
 
 
 def _globals(plain: Any) -> dict[str, Any]:
@@ -232,11 +246,12 @@ def _globals(plain: Any) -> dict[str, Any]:
     return {name: plain.__globals__[name] for name in sorted(names) if name in plain.__globals__}
 
 
-def _inner(function: F) -> F:
+def _inner(function: F, ours: bool) -> F:
     if function.__code__ in _INLINED:  # type: ignore[attr-defined]
         return njit(inline="always")(function)  # type: ignore[no-any-return]
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": Linked}
-    made = njit(error_model="numpy", _nrt=False, forceinline=True, **options)(function)
+    model = "numpy" if ours else "python"  # what is from outside divides by zero and reads past an end by an error
+    made = njit(error_model=model, boundscheck=not ours, _nrt=False, forceinline=True, **options)(function)
     compiled = made.compile
     # Else numba compiles again for each constant argument.
     made.compile = lambda arguments: compiled(tuple(map(numba.types.unliteral, arguments)))
@@ -325,52 +340,12 @@ def _compiled(
     return made  # type: ignore[no-any-return]
 
 
-def whole(name: str) -> Callable[[Any], int]:
-    """A compile-time check that `name` is answered with a whole number."""
-
-    def refusal(found: Any) -> str:
-        return f"{name} is answered with {found}, expected a whole number"
-
-    def checked(value: Any) -> Any:
-        if not isinstance(value, int | np.integer) or isinstance(value, bool):
-            raise TypeError(refusal(type(value).__name__))
-        return int(value)
-
-    if not JIT:
-        return checked
-
-    def of_type(_context: Any, value: Any) -> Any:
-        if not isinstance(value, numba.types.Integer):
-            raise TypingError(refusal(value))
-        return value(value), lambda context, builder, signature, arguments: arguments[0]
-
-    made = intrinsic(of_type)
-    made.in_python = checked
-    return made  # type: ignore[no-any-return]
-
-
 def uncompiled(error: Exception, answers: Iterable[Any]) -> str:
-    """Which rule of these answers failed to compile, and the first line of why."""
-    others: dict[str, None] = {}
-    for answer in answers:
-        _add_others(answer, others)
-    # From the innermost call outwards: by numba's message, or the traceback.
-    called = re.findall(r"CPUDispatcher\(<function (\w+) at", str(error))
-    trace = error.__traceback__
-    while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
-        if trace.tb_frame.f_code.co_name == "compile" and hasattr(owner, "py_func"):
-            called.insert(0, _name(owner))
-        trace = trace.tb_next
-    which = next((name for name in called if name in others), None)
-    return f"{f'rule {which}' if which else ', '.join(others) or 'a rule'} cannot be compiled: {_why(error)}"
-
-
-def _add_others(function: Any, found: dict[str, None]) -> None:
-    if is_rule(function) and not is_ours(function) and _name(function) not in found:
-        found[_name(function)] = None
-        for value in _globals(getattr(function, "py_func", function)).values():
-            _add_others(value, found)
+    """Which rule from outside failed to compile, and the first line of why."""
+    others = {_name(each) for each in (*answers, *called_by(answers, {})) if not is_ours(each)}
+    called = [name for name in re.findall(r"CPUDispatcher\(<function (\w+) at", str(error)) if name in others]
+    which = f"rule {called[0]}" if called else ", ".join(sorted(others)) or "a rule"
+    return f"{which} cannot be compiled: {_why(error)}"
 
 
 def _why(error: Exception) -> str:

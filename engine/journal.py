@@ -19,9 +19,9 @@ from .step import StepOutcome, StepPlan, features_left
 
 STATUSES = ("completed", "rejected", "unfinished", "cancelled")
 
-# Only in journals of runs where requests move.
-_OF_MOVES = ("arrived", "reserved", "found")
-REQUEST_COLUMNS = {name: kind for name, kind in columns_of(RequestRow) if name not in _OF_MOVES}
+# In no journal, or only in those of runs where requests move.
+_APART = ("slo_class", "arrived", "reserved", "found")
+REQUEST_COLUMNS = {name: kind for name, kind in columns_of(RequestRow) if name not in _APART}
 
 CACHED_COLUMNS = {"cached_tokens": "int32"}  # prompt tokens in the cache at first admission
 

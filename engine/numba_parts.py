@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numba
 import numpy as np
-from numba.core import caching, config
+from numba.core import caching, cgutils, config
 from numba.core.codegen import ll
 from numba.core.compiler import Compiler, Flags
 from numba.core.compiler_machinery import register_pass
@@ -17,7 +17,14 @@ from numba.core.errors import NumbaError as NumbaError
 from numba.core.errors import TypingError as TypingError
 from numba.core.runtime.nrt import rtsys
 from numba.core.typed_passes import NativeLowering
-from numba.extending import intrinsic, typeof_impl
+from numba.extending import (
+    intrinsic,
+    models,
+    overload_attribute,
+    overload_method,
+    register_model,
+    typeof_impl,
+)
 from numba.np.numpy_support import map_layout
 
 from .code_cache import is_own
@@ -140,6 +147,106 @@ class Linked(Compiler):  # type: ignore[misc]
 def _finalize_unoptimised(library: Any) -> None:
     library._finalize_dynamic_globals()
     library._finalized = True
+
+
+# ---- a value that rules see only in part -----------------------------------------------------------------------
+
+
+class ViewType(numba.types.Type):  # type: ignore[misc]
+    """Holds a replica's and its policy's state; rules see what `shows` and `offers` name."""
+
+    def __init__(self, replica: Any, policy: Any) -> None:
+        self.replica, self.policy = replica, policy
+        super().__init__(f"View({replica}, {policy})")
+
+
+@register_model(ViewType)
+class _ViewModel(models.StructModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: ViewType) -> None:
+        super().__init__(manager, kind, [("replica", kind.replica), ("policy", kind.policy)])
+
+
+def shows(name: str, read: Callable[[Any], Any]) -> None:
+    """Have rules read `view.name`."""
+    overload_attribute(ViewType, name, inline="always")(lambda view: _bare(read))
+
+
+def offers(name: str, call: Callable[..., Any]) -> None:
+    """Have rules call `view.name(i)`."""
+    overload_method(ViewType, name, inline="always")(lambda view, i: _bare(call))
+
+
+def _bare(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Without annotations, which numba compares with a typing function's."""
+    function.__annotations__ = {}
+    return function
+
+
+def _either(in_python: Callable[..., Any], typing: Callable[..., Any]) -> Any:
+    """An intrinsic, and what stands for it in Python."""
+    if not JIT:
+        return in_python
+    made = intrinsic(typing)
+    made.in_python = in_python
+    return made
+
+
+def making_views(in_python: Callable[[Any, Any], Any]) -> Any:
+    """A function from a replica's and its policy's state to their view."""
+
+    def typing(_context: Any, replica: Any, policy: Any) -> Any:
+        kind = ViewType(replica, policy)
+
+        def make(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            view = cgutils.create_struct_proxy(kind)(context, builder)
+            view.replica, view.policy = arguments
+            return view._getvalue()
+
+        return kind(replica, policy), make
+
+    return _either(in_python, typing)
+
+
+def opening_views(in_python: Callable[[Any], Any]) -> Any:
+    """A function from a view to the replica's and its policy's state."""
+
+    def typing(_context: Any, view: Any) -> Any:
+        pair = numba.types.Tuple((view.replica, view.policy))
+
+        def take(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            held = cgutils.create_struct_proxy(view)(context, builder, value=arguments[0])
+            return context.make_tuple(builder, pair, [held.replica, held.policy])
+
+        return pair(view), take
+
+    return _either(in_python, typing)
+
+
+def making_read_only(in_python: Callable[[Any], Any]) -> Any:
+    """A function from an array to the same memory, which rules cannot write to."""
+
+    def typing(_context: Any, array: Any) -> Any:
+        return array.copy(readonly=True)(array), lambda context, builder, signature, arguments: arguments[0]
+
+    return _either(in_python, typing)
+
+
+def expecting(error: type[Exception], text: str) -> Any:
+    """A check of a condition and two numbers: raises `text` with the numbers, compiled code without them."""
+
+    def in_python(holds: bool, found: Any, most: Any) -> None:
+        if not holds:
+            raise error(text.format(f" {found}", f" {most}"))
+
+    def typing(_context: Any, holds: Any, found: Any, most: Any) -> Any:
+        def check(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            with builder.if_then(builder.not_(context.cast(builder, arguments[0], holds, numba.types.boolean))):
+                context.call_conv.return_user_exc(builder, error, (text.format("", ""),))
+            return context.get_dummy_value()
+
+        return numba.types.none(holds, found, most), check
+
+    return _either(in_python, typing)
 
 
 # ---- states side by side ---------------------------------------------------------------------------------------

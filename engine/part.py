@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,20 @@ from .policies import DEFAULTS
 from .rows import blocks
 from .rows.kind import Kind
 
+if TYPE_CHECKING:
+    from .view import RequestView, View
+
 MAX_BLOCK = 64  # of published checkpoints
 
-Answers = Mapping[Any, Callable[..., Any]]  # placeholder of hooks.py -> rule
+
+class Wrapping(NamedTuple):
+    """A rule that calls `inner`, the answer of the parts before its own."""
+
+    rule: Callable[..., Any]
+
+
+wraps = Wrapping
+Answers = Mapping[Any, Callable[..., Any] | Wrapping]  # placeholder of hooks.py -> rule
 
 
 @dataclass(frozen=True)
@@ -144,8 +155,8 @@ class Scheduler(Part):
         """Whether it could ever run a request of this length, output in whole blocks."""
         return True
 
-    def order(self, waiting: "Waiting", now: float) -> npt.NDArray[np.int64]:
-        """Order in which to consider waiting requests, as rows of `waiting`; plain Python, each step.
+    def order(self, view: "View") -> npt.NDArray[np.int64]:
+        """Order in which to consider waiting requests, as places in `view.waiting()`; plain Python, each step.
 
         Rules still decide how many are admitted and what runs.
         """
@@ -157,39 +168,19 @@ class Scheduler(Part):
         return type(self).order is not Scheduler.order
 
 
-class Waiting(NamedTuple):
-    """The queue in order, with preempted requests, for plain Python; arrays are [waiting].
-
-    Answer lengths are estimates, or limits where set.
-    """
-
-    requests: npt.NDArray[np.int32]  # index in the trace
-    arrival: npt.NDArray[np.float64]  # s
-    age: npt.NDArray[np.float64]  # s since arrival
-    slo_class: npt.NDArray[np.object_]  # empty: none
-    deadline: npt.NDArray[np.float64]  # s, for the whole answer; infinity: none
-    priority: npt.NDArray[np.int32]  # lower first
-    prompt: npt.NDArray[np.int64]  # tokens
-    output: npt.NDArray[np.int64]  # estimated answer tokens
-    emitted: npt.NDArray[np.int64]  # tokens returned
-
-
 class Rows(NamedTuple):
     """The rows of a decode step being planned, for plain NumPy."""
 
     status: npt.NDArray[np.uint8]  # [rows, width] MASKED, PENDING or CACHED
     reach: npt.NDArray[np.int64]  # [rows] leftmost positions that may be computed
-    requests: npt.NDArray[np.int32]  # [rows] index in the trace
     start: npt.NDArray[np.int32]  # [rows] absolute position of column 0
-    end: npt.NDArray[np.int32]  # [rows] prompt + estimated output, or limit where set
-    waiting: int  # requests queued
-    running: int  # requests admitted
+    requests: "RequestView"  # arrays [rows]
 
 
 class Granularity(Part):
     """Which positions a sequence computes in a step.
 
-    For block diffusion it answers `hooks.select`, or `select_rows` in plain NumPy.
+    For block diffusion it answers `hooks.select`, or has `select` in plain NumPy.
     """
 
     rows: ClassVar[Kind] = blocks.BLOCKS
@@ -208,14 +199,14 @@ class Granularity(Part):
         """Columns of a window: a block, or two with `obs`."""
         return self.block_length * (2 if self.obs else 1)
 
-    def select_rows(self, rows: Rows) -> npt.NDArray[np.bool_]:
+    def select(self, view: "View", rows: Rows) -> npt.NDArray[np.bool_]:
         """Positions that each row computes, [rows, width] bool; plain NumPy, once a step."""
         raise NotImplementedError  # see `given`
 
     @property
     def given(self) -> bool:
-        """Whether windows come from `select_rows`."""
-        return type(self).select_rows is not Granularity.select_rows
+        """Whether windows come from `select`."""
+        return type(self).select is not Granularity.select
 
 
 class Eviction(Part):
@@ -276,7 +267,7 @@ KINDS: Mapping[str, type[Part]] = {
     "batching": Scheduler, "granularity": Granularity, "eviction": Eviction, "cache": Cache, "unmasking": Part,
     "memory": PagedMemory,
 }  # fmt: skip
-# Of two answers to a question the later part's applies.
+# A part wraps the answers of those before it.
 ANSWERING = ("unmasking", "granularity", "eviction", "cache", "batching", "memory")
 
 
@@ -292,6 +283,7 @@ class Policy:
     unmasking: Any = field(default_factory=lambda: import_module(".unmasking", __package__).Unmasking())
     memory: PagedMemory = field(default_factory=PagedMemory)
     implementation: str = ""  # code that runs it, for costs in profiles; empty: any
+    checked: bool = False  # its rules from outside stay in Python, where they are checked
 
     def __post_init__(self) -> None:
         for axis, kind in KINDS.items():
@@ -324,7 +316,7 @@ class Policy:
             raise PolicyError(f"{self.name}: page_size is {page}, expected a multiple of the block length {block}")
 
     def parts(self) -> tuple[Part, ...]:
-        """In order: later parts' answers override earlier ones."""
+        """In the order in which they answer."""
         return tuple(getattr(self, axis) for axis in ANSWERING)
 
     @property

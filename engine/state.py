@@ -182,6 +182,7 @@ class RequestRow(Record):
     max_tokens: I4
     limited: Bool  # the request sets max_tokens; else it is the true length, hidden from schedulers
     estimate: I4  # answer tokens, for routers and users' policies
+    slo_class: I4  # view.class_of its name
     canvas_length: I4  # if narrower than the policy's; 0: the policy's; -N: reads one canvas of N
     priority: I4  # lower first
     deadline: F8  # s after arrival; NaN: none

@@ -1,7 +1,7 @@
 """Unmasking: which computed masks commit, by their likeliest token's confidence (block-diffusion.md 1.4)."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -9,9 +9,12 @@ import numpy.typing as npt
 from .draw import draw_block, draw_by_law, draw_scheduled, draws_at_threshold
 from .errors import PolicyError
 from .hooks import draw_rows, draws_of_step, leap
-from .part import Answers, Choice, Part, Policy, Range, Waiting
+from .part import Answers, Choice, Part, Policy, Range
 from .rows.blocks import HEADS
 from .rows.passes import leap_passes
+
+if TYPE_CHECKING:
+    from .view import View
 
 EOS = ("block", "token", "ignored")
 STRATEGIES = ("low_confidence_dynamic", "low_confidence_static", "sequential", "entropy", "law")
@@ -59,8 +62,8 @@ class Unmasking(Part):
         """All thresholds that a step may have; the profile needs a yield at each."""
         return (self.threshold,)
 
-    def threshold_now(self, waiting: Waiting, running: int, now: float) -> float:
-        """The coming step's threshold; plain Python, each step. running: requests admitted."""
+    def threshold_now(self, view: "View") -> float:
+        """The coming step's threshold; plain Python, each step."""
         raise NotImplementedError  # see `given`
 
     @property
@@ -70,7 +73,7 @@ class Unmasking(Part):
 
     @property
     def varies(self) -> bool:
-        """Whether steps choose among thresholds, by `threshold_now` or `hooks.threshold`."""
+        """Whether steps choose among thresholds, in Python or by a rule."""
         return len(self.thresholds) > 1
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from ..engine.engine import Engine, Limits
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
 from ..engine.latency import LatencyModel
 from ..engine.policy import Policy
+from ..engine.rehearsal import rehearse
 from ..engine.request import Request
 from ..files.interrupt import asked_to_stop
 from ..kernels.compilations import num_compilations
@@ -178,6 +179,7 @@ class Serving:
     def warm_up(self, forward: Computes, requests: Sequence[Request]) -> None:
         """Serve a few requests first, so that no measured step compiles."""
         policy, limits = self.policy, self.limits
+        rehearse(policy, limits, requests, self.latency)
         # Canvas kernels do not depend on length.
         longest = WARM_CANVASES * policy.block_length if isinstance(forward, CanvasCache) else limits.context_limit
         few = [

@@ -82,6 +82,7 @@ class Scenario:
     seed: int = 0
     # Not part of the question.
     allow_code: AllowedCode = field(default=NO_CODE, repr=False, compare=False)
+    check_rules: bool = field(default=False, repr=False, compare=False)  # Policy.checked
     sent_from: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)  # files: path here, there
 
     def __post_init__(self) -> None:
@@ -224,7 +225,7 @@ class Scenario:
         if self.pools:
             return replace(self._first.parsed_policy(), name=self.label)
         spec, profile = placed(self.policy)
-        policy = parse(spec, self.allow_code)
+        policy = replace(parse(spec, self.allow_code), checked=self.check_rules)
         return policy if profile is None else replace(policy, name=self.policy)
 
     def loaded_profile(self) -> Profile:

@@ -25,7 +25,6 @@ from ..sim.routers.router import Router
 from .access import AccessLog
 from .clock import Clock
 from .replica import Ids, Replica
-from .steplog import EndedStep, StepLog
 from .watch import Watch
 
 _log = logging.getLogger("dsim.serve")
@@ -115,9 +114,8 @@ class Fleet:
         self._streams: dict[int, Stream] = {}
         self._newest: list[int] = []  # latest request begun, per replica
 
-    def start(self, executors: Sequence[Executor], text: Text | None = None, step_logs: Sequence[StepLog] = ()) -> None:
-        """text: reads replies' tokens; without it they are zeros. step_logs: one per replica, or none."""
-        self._step_logs = step_logs
+    def start(self, executors: Sequence[Executor], text: Text | None = None) -> None:
+        """text: reads replies' tokens; without it they are zeros."""
         for engine, executor in zip(self.engines, executors, strict=True):
             recorder = None if self._append is None else StepRecorder(self._record, engine.policy.width, BATCH)
             committed, ended = partial(self._send, text), partial(self._end, len(self.replicas))
@@ -205,8 +203,6 @@ class Fleet:
         for replica in self.replicas:
             replica.stop()
             totals.merge(replica.engine.totals)
-        for log in self._step_logs:
-            log.close()
         if self.access is not None:
             self.access.close()
         return totals
@@ -219,8 +215,7 @@ class Fleet:
         index = self._replica_of(plan)
         watch = self.watches[index]
         num_prompt = 0
-        begun: list[tuple[int, float]] = []
-        sent: dict[int, int] = {}
+        num_sent = 0
         emissions: list[tuple[Stream, Emission]] = []
         for request, slot in zip(plan.requests.tolist(), plan.slots.tolist(), strict=True):
             stream = self._streams.get(request)
@@ -229,7 +224,6 @@ class Fleet:
             if not stream.begun:
                 stream.begun = True
                 watch.begun(request, stream.due)
-                begun.append((request, stream.due))
             num = int(emitted[request])
             if num == stream.num_sent and request not in over:
                 continue
@@ -245,7 +239,7 @@ class Fleet:
                 request, more, first=first, last=request in over, gap=now - stream.last_sent,
                 output_length=stream.output_length,
             )  # fmt: skip
-            sent[request] = more
+            num_sent += more
             stream.num_sent, stream.last_sent = num, now
             stream.first_sent = now if first else stream.first_sent
             # Before its client knows: an ended request cannot be cancelled.
@@ -253,12 +247,9 @@ class Fleet:
                 self._note_end(stream, "completed", now)
             emissions.append((stream, Emission(tokens, request in over)))
         # Counted first: metrics read after a reply include it.
-        watch.step(plan, outcome, sum(sent.values()), num_prompt)
+        watch.step(plan, outcome, num_sent, num_prompt)
         for stream, emission in emissions:
             stream.put(emission)
-        if self._step_logs:
-            ended = EndedStep(self.engines[index], plan, outcome, now, begun, sent, frozenset(over))
-            self._step_logs[index].step(ended)
 
     def _note_end(self, stream: Stream, status: str, now: float) -> None:
         if self.access is not None:

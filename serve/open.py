@@ -17,6 +17,7 @@ from ..engine.errors import DsimError
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
 from ..engine.loop import Executor, serve
 from ..engine.prefix import ToldPrefixes, caches_prefixes
+from ..engine.rehearsal import rehearse
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
 from ..profiler.profile import Profile
@@ -31,7 +32,6 @@ from ..sim.step_model import StepModel
 from ..traces import Trace
 from .clock import Clock
 from .fleet import Fleet, Text
-from .steplog import StepLog, header_of, log_file
 from .words import Bytes, Filler, Tokenized, Words
 
 if TYPE_CHECKING:
@@ -51,11 +51,10 @@ class Behind:
     spec: str
     about: str  # one line
     header: str
-    step_logs: Sequence[StepLog] = ()
     manifest: Manifest = field(default_factory=Manifest)
 
     def start(self) -> None:
-        self.fleet.start(self.executors, self.text, self.step_logs)
+        self.fleet.start(self.executors, self.text)
 
     def columns(self) -> Columns:
         """Received requests, as in the journal."""
@@ -80,12 +79,11 @@ class Behind:
 
 def open_twin(
     scenario: Scenario, *, speed: float = 1.0, tokenizer: str | None = None,
-    append: Append | None = None, metrics_as: str | None = None, step_log: str | None = None, force: bool = False,
+    append: Append | None = None, metrics_as: str | None = None,
 ) -> Behind:  # fmt: skip
     """The twin of a scenario's policy, profile and replicas; its text is filler.
 
-    speed: simulated s per real s. metrics_as: engine whose metrics are published. step_log: a file for each replica's
-    steps, in whose name {replica} becomes its number; force: replace it.
+    speed: simulated s per real s. metrics_as: engine whose metrics are published.
     """
     clock = Clock(speed)
     if not 1 <= scenario.replicas <= 64:
@@ -115,14 +113,7 @@ def open_twin(
     )  # fmt: skip
     executors = [PacedTwin(model, clock) for _ in engines]
     header = f"twin; the text is filler{said}"
-    logs: list[StepLog] = []
-    if step_log is not None:
-        by_token = policy.rows.commits == "tokens"
-        first_line = header_of(setting, scenario.policy, f"dsim's twin of {profile.implementation}", clock.opened)
-        for replica in numbers:
-            path = log_file(step_log, replica, scenario.replicas)
-            logs.append(StepLog(path, first_line, by_token, setting.commits is not None, force))
-    return Behind(fleet, executors, None, words, scenario.policy, about + said, header, logs, manifest)
+    return Behind(fleet, executors, None, words, scenario.policy, about + said, header, manifest)
 
 
 def open_live(
@@ -151,7 +142,7 @@ def open_live(
     words = _words(loaded)
     about = f"{config.name} on {loaded.device}, {scenario.policy}" + (f", weights {loaded.made}" if loaded.made else "")
     manifest = _manifest(scenario, limits, profile, drawing, commits, loaded.settings)
-    return Behind(fleet, [executor], executor.text, words, scenario.policy, about, "live", (), manifest)
+    return Behind(fleet, [executor], executor.text, words, scenario.policy, about, "live", manifest)
 
 
 def _words(loaded: Opened) -> Words:
@@ -208,6 +199,7 @@ def _warm_up(setting: Setting, model: StepModel) -> None:
         model.draws.seat(np.arange(_WARM), lengths, lengths)
     engine = setting.engine(RequestTable(_WARM))
     coming = [Request(i, float(i), int(n), int(n)) for i, n in enumerate(lengths)]
+    rehearse(setting.policy, setting.limits, coming, setting.profile.latency)
     recorder = StepRecorder(lambda columns, lists: None, setting.policy.width, 16)
 
     def deliver(_now: float) -> bool:

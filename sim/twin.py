@@ -15,6 +15,7 @@ from ..engine.journal import RequestTable, StepRecorder, StepTotals
 from ..engine.latency import LatencyModel
 from ..engine.policy import Policy
 from ..engine.prefix import caches_prefixes
+from ..engine.rehearsal import rehearse
 from ..engine.state import Asked
 from ..files.interrupt import asked_to_stop
 from ..traces import Trace
@@ -99,6 +100,8 @@ def simulate(
     trace, missed = _with_missed_eos(trace, decoding, eos)
     for setting in decoding:
         check_fit(trace, setting.limits, setting.policy)
+    for setting in settings:
+        rehearse(setting.policy, setting.limits, map(trace.request, range(len(trace))), setting.profile.latency)
     step_models = []
     for setting in settings:
         draws = setting.draws(seed, trace)

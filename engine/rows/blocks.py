@@ -22,7 +22,7 @@ from ..hooks import (
     select,
     settle,
 )
-from ..jit import rule, whole
+from ..jit import rule
 from ..state import (
     CACHED,
     DENOISE,
@@ -170,14 +170,11 @@ def count_prefixes(
             sums[rank] += max(commits, 1)
 
 
-_whole = whole("choose")
-
-
 @rule
 def plan_block(replica: Replica, policy: BlockState) -> None:
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     block, width = int(fixed.block), int(fixed.width)
-    counters.chunk = _whole(choose(replica, policy))
+    counters.chunk = choose(replica, policy)
     sums = no_rows()
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]

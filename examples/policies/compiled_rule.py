@@ -7,13 +7,12 @@ from dsim.policy import (
     CACHED,
     EVERY_STEP,
     Answers,
-    AnyPolicy,
     DelayedCache,
     Granularity,
     Policy,
     Preset,
     Range,
-    Replica,
+    View,
     rule,
 )
 from dsim.policy import hooks as ask
@@ -34,11 +33,10 @@ class QueueChunk(Granularity):
 
 
 @rule
-def by_queue(replica: Replica, policy: AnyPolicy) -> int:
+def by_queue(view: View) -> int:
     """The chunk of the coming step."""
-    load = replica.counters.num_waiting + replica.counters.num_rows
-    fields = policy.fields
-    return int(max(2, fields.max_chunk * fields.calm // max(load, fields.calm)))
+    load = view.num_waiting + view.num_rows
+    return int(max(2, view.fields.max_chunk * view.fields.calm // max(load, view.fields.calm)))
 
 
 @rule

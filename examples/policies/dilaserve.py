@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from dsim.policy import EVERY_STEP, Policy, PolicyError, Preset, Range, Unmasking, Waiting
+from dsim.policy import EVERY_STEP, Policy, PolicyError, Preset, Range, Unmasking, View
 
 STEP = 0.1  # between two thresholds: the profile needs a yield at each
 
@@ -25,8 +25,8 @@ class ByLoad(Unmasking):
         steps = round((self.threshold - self.loosest) / STEP)
         return tuple(round(self.threshold - STEP * i, 6) for i in range(steps + 1))
 
-    def threshold_now(self, waiting: Waiting, running: int, now: float) -> float:
-        load = len(waiting.requests) // self.patience
+    def threshold_now(self, view: View) -> float:
+        load = view.num_waiting // self.patience
         return self.thresholds[min(load, len(self.thresholds) - 1)]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from dsim.policy import Continuous, Policy, Preset, Range, Waiting
+from dsim.policy import Continuous, Policy, Preset, Range, View
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,9 @@ class ShortestFirst(Continuous):
     patience: Annotated[float, Range(0.05, 60), "s of waiting that weigh as much as a block"] = 2.0
     size: Annotated[int, Range(1, 64), "tokens of a block, as lengths are counted"] = 32
 
-    def order(self, waiting: Waiting, now: float) -> npt.NDArray[np.int64]:
-        blocks = -(-np.maximum(waiting.output - waiting.emitted, 1) // self.size)
+    def order(self, view: View) -> npt.NDArray[np.int64]:
+        waiting = view.waiting()
+        blocks = -(-np.maximum(waiting.estimate - waiting.emitted, 1) // self.size)
         return np.argsort(blocks - waiting.age / self.patience, kind="stable")
 
 

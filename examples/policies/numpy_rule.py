@@ -6,7 +6,7 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from dsim.policy import CACHED, EVERY_STEP, DelayedCache, Granularity, Policy, Preset, Range, Rows
+from dsim.policy import CACHED, EVERY_STEP, DelayedCache, Granularity, Policy, Preset, Range, Rows, View
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class QueueChunk(Granularity):
 
     sized_by_block = "max_chunk"
 
-    def select_rows(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        load = rows.waiting + len(rows.requests)
+    def select(self, view: View, rows: Rows) -> npt.NDArray[np.bool_]:
+        load = view.num_waiting + view.num_rows
         chunk = max(2, self.max_chunk * self.calm // max(load, self.calm))
         # The leftmost positions that are not cached yet, within reach.
         left = (rows.status != CACHED) & (np.arange(rows.status.shape[1]) < rows.reach[:, None])

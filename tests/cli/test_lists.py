@@ -37,15 +37,6 @@ def test_policies_as_json_hold_every_axis() -> None:
         assert list(axes) == ["name", "batching", "granularity", "eviction", "cache", "unmasking", "memory"]
 
 
-def test_the_questions_of_a_policy_are_listed_with_who_answers_them() -> None:
-    text = dsim("policies", "--questions", "optimus").out
-    assert text.startswith("optimus, rows: blocks\n")
-    assert "\nchoose: elastic_chunk (ElasticChunk)\n  Most positions of a row" in text
-    assert "\nplan_rows: plan_block (rows: blocks)\n" in text
-    assert "\npreempted: none: the default\n" in text
-    assert dsim("policies", "--questions", "ar", "--json").json["rows"] == "tokens"
-
-
 def test_profiles_are_listed_one_line_each_and_say_that_they_are_estimates() -> None:
     ran = dsim("profiles")
     assert (ran.code, ran.err) == (0, "")

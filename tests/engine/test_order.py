@@ -11,11 +11,12 @@ from dsim.engine.allowed_code import allowed
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
 from dsim.engine.journal import RequestTable
-from dsim.engine.part import Policy, Waiting
+from dsim.engine.part import Policy
 from dsim.engine.policies.lmdeploy import EVERY_STEP, Continuous
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
+from dsim.engine.view import View, class_of
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 
@@ -32,8 +33,8 @@ class Asked(Continuous):
 
     num_loops: int | None = 1
 
-    def order(self, waiting: Waiting, now: float) -> Any:
-        return ANSWER[0](waiting, now)
+    def order(self, view: View) -> Any:
+        return ANSWER[0](view.waiting(), view.now)
 
 
 ANSWER: list[Any] = [None]
@@ -42,9 +43,9 @@ ANSWER: list[Any] = [None]
 def test_a_scheduler_sees_all_that_is_known_of_a_request_that_waits() -> None:
     seen: list[tuple[float, dict[str, Any]]] = []
 
-    def looks(waiting: Waiting, now: float) -> Any:
+    def looks(waiting: Any, now: float) -> Any:
         seen.append((now, {name: column.tolist() for name, column in waiting._asdict().items()}))
-        return np.arange(len(waiting.requests))
+        return np.arange(len(waiting.index))
 
     ANSWER[0] = looks
     engine = Engine(Policy("asked", Asked()), ONE, RequestTable(2))
@@ -53,8 +54,8 @@ def test_a_scheduler_sees_all_that_is_known_of_a_request_that_waits() -> None:
     engine.schedule(4.0)
     assert seen == [
         (4.0, {
-            "requests": [0, 1], "arrival": [1.0, 2.5], "age": [3.0, 1.5], "slo_class": ["chat", ""],
-            "deadline": [float("inf"), 11.5], "priority": [3, 0], "prompt": [30, 20], "output": [64, 70],
+            "index": [0, 1], "arrival": [1.0, 2.5], "age": [3.0, 1.5], "slo_class": [class_of("chat"), 0],
+            "deadline": [float("inf"), 11.5], "priority": [3, 0], "prompt": [30, 20], "estimate": [64, 70],
             "emitted": [0, 0],
         })
     ]  # fmt: skip
@@ -90,7 +91,7 @@ def test_priorities_and_deadlines_of_a_trace_reach_the_scheduler_and_its_journal
 
 
 def test_an_order_of_arrival_is_first_come_first_served_bit_for_bit() -> None:
-    ANSWER[0] = lambda waiting, now: np.argsort(waiting.requests, kind="stable")
+    ANSWER[0] = lambda waiting, now: np.argsort(waiting.index, kind="stable")
     trace = toy_trace(np.arange(20) * 0.7, [40] * 20, [30] * 20)
     runs = []
     for batching in (EVERY_STEP, Asked()):

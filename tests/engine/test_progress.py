@@ -23,12 +23,14 @@ from dsim.engine.policy import PRESETS
 from dsim.engine.request import Request
 from dsim.engine.state import NOTHING, PREFILL_STEP, ROWS, RUNNING
 from dsim.engine.step import StepOutcome
+from dsim.engine.view import View
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 
 from ..worlds import World, toy_profile, toy_trace
 from .hand import asked
 
+pytestmark = pytest.mark.usefixtures("of_the_engine")
 PAGES = dataclasses.replace(PRESETS["chunk"].policy.memory, page_size=4)
 
 
@@ -49,7 +51,7 @@ class OnlyCommitted(Granularity):
 
     block_length: int = 4
 
-    def select_rows(self, rows: Rows) -> npt.NDArray[np.bool_]:
+    def select(self, view: View, rows: Rows) -> npt.NDArray[np.bool_]:
         some: npt.NDArray[np.bool_] = rows.status == 1
         return np.where(some.any(axis=1)[:, None], some, rows.status == 0)
 

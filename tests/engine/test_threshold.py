@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,13 @@ from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError, ProfileError
 from dsim.engine.jit import rule
 from dsim.engine.journal import RequestTable
-from dsim.engine.part import Answers, Policy, Waiting
+from dsim.engine.part import Answers, Policy
 from dsim.engine.policies.lmdeploy import EVERY_STEP
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.unmasking import Unmasking, unmask
+from dsim.engine.view import View
 from dsim.profiler.profile import load
 from dsim.sim.setting import Setting
 from dsim.sim.step_model import StepModel
@@ -44,8 +46,8 @@ class Chosen(Unmasking):
     def thresholds(self) -> tuple[float, ...]:
         return (0.9, 0.5)
 
-    def threshold_now(self, waiting: Waiting, running: int, now: float) -> float:
-        return ANSWER[0](waiting, running, now)
+    def threshold_now(self, view: View) -> float:
+        return ANSWER[0](view)
 
 
 ANSWER: list[Any] = [None]
@@ -65,7 +67,7 @@ TRACE = toy_trace(np.arange(12) * 0.5, [10] * 12, [30] * 12)
 
 @pytest.mark.parametrize(("answer", "model"), [(0.9, TOY_MODEL), (0.5, LOOSE)])
 def test_a_threshold_that_never_changes_is_the_policy_at_that_threshold_bit_for_bit(answer: float, model: Any) -> None:
-    ANSWER[0] = lambda waiting, running, now: answer
+    ANSWER[0] = lambda view: answer
     journals = Collector(), Collector()
     simulate(TRACE, Setting(chosen(), PROFILE), append=journals[0], seed=4)
     plain = replace(chosen(), unmasking=Unmasking(threshold=answer))
@@ -76,9 +78,9 @@ def test_a_threshold_that_never_changes_is_the_policy_at_that_threshold_bit_for_
 def test_each_step_commits_by_the_yield_at_its_own_threshold_in_one_call_and_step_by_step() -> None:
     asked: list[tuple[int, float]] = []
 
-    def by_queue(waiting: Waiting, running: int, now: float) -> float:
-        asked.append((len(waiting.requests), now))
-        return 0.5 if len(waiting.requests) > 3 else 0.9
+    def by_queue(view: View) -> float:
+        asked.append((view.num_waiting, view.now))
+        return 0.5 if view.num_waiting > 3 else 0.9
 
     ANSWER[0] = by_queue
     policy, journal = chosen(), Collector()
@@ -106,9 +108,9 @@ def test_each_step_commits_by_the_yield_at_its_own_threshold_in_one_call_and_ste
 
 
 @rule
-def loose_in_a_queue(replica: Any, policy: Any) -> int:
+def loose_in_a_queue(view: View) -> int:
     """Loose while more than three wait; a place that there is not where a test asks for it."""
-    return 7 if policy.fields.wrong else int(replica.counters.num_waiting > 3)
+    return 7 if view.fields.wrong else int(view.num_waiting > 3)
 
 
 @dataclass(frozen=True)
@@ -120,13 +122,13 @@ class Compiled(Unmasking):
         return (0.9, 0.5)
 
     def answers(self, policy: Policy) -> Answers:
-        return {**super().answers(policy), hooks.threshold: loose_in_a_queue}
+        return {**super().answers(policy), hooks.threshold_now: loose_in_a_queue}
 
 
 @pytest.mark.parametrize("lane", ["uncompiled", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_a_rule_and_python_commit_alike_bit_for_bit(lane: str, request: pytest.FixtureRequest) -> None:
     request.getfixturevalue(lane)
-    ANSWER[0] = lambda waiting, running, now: 0.5 if len(waiting.requests) > 3 else 0.9
+    ANSWER[0] = lambda view: 0.5 if view.num_waiting > 3 else 0.9
     policy, journal = replace(chosen(), unmasking=Compiled()), Collector()
     result = simulate(TRACE, Setting(policy, PROFILE), append=journal, seed=4)
     request.getfixturevalue("uncompiled")
@@ -148,7 +150,7 @@ def test_a_compiled_rule_s_place_beyond_its_thresholds_is_refused_with_both_howe
     for run in (lambda: engine.schedule(0.0), lambda: simulate(TRACE, Setting(policy, PROFILE))):
         with pytest.raises(PolicyError) as caught:
             run()
-        assert str(caught.value) == "policy chosen: Compiled answers threshold with 7, expected 0 to 1"
+        assert str(caught.value) == "policy chosen: threshold_now answers place 7, expected below 2"
 
 
 def test_one_of_two_chooses_among_thresholds_and_the_policy_s_own_is_among_them() -> None:
@@ -158,14 +160,14 @@ def test_one_of_two_chooses_among_thresholds_and_the_policy_s_own_is_among_them(
 
     @dataclass(frozen=True)
     class Both(Compiled):
-        def threshold_now(self, waiting: Waiting, running: int, now: float) -> float:
+        def threshold_now(self, view: View) -> float:
             return 0.9
 
-    for unmasking, says in ((Neither(), "answers no threshold and has no"), (Both(), "answers threshold and has")):
+    for unmasking, how in ((Neither(), "neither by a rule nor"), (Both(), "both by a rule and")):
         with pytest.raises(PolicyError) as caught:
             core_of(replace(chosen(), unmasking=unmasking))
         name = type(unmasking).__name__
-        assert str(caught.value) == f"policy chosen: {name} {says} threshold_now: expected one of them"
+        assert str(caught.value) == f"policy chosen: {name} answers threshold_now {how} in Python: expected one of them"
     with pytest.raises(PolicyError, match=r"threshold is 0\.7, expected one of its thresholds 0\.9, 0\.5"):
         replace(chosen(), unmasking=Chosen(threshold=0.7))
 
@@ -181,13 +183,12 @@ def test_the_example_loosens_a_step_for_every_few_that_wait_and_no_further() -> 
     policy = dilaserve(":2,loosest=0.6")
     rule = policy.unmasking
     assert rule.thresholds == (0.9, 0.8, 0.7, 0.6)
-    nothing = {name: np.zeros(0) for name in Waiting._fields}
-    found = [rule.threshold_now(Waiting(**nothing | {"requests": np.zeros(n)}), 0, 0.0) for n in (0, 1, 2, 5, 6, 99)]
+    found = [rule.threshold_now(SimpleNamespace(num_waiting=n)) for n in (0, 1, 2, 5, 6, 99)]
     assert found == [0.9, 0.9, 0.8, 0.7, 0.6, 0.6]
 
 
 def test_a_full_sequence_model_s_steps_have_thresholds_of_their_own_too() -> None:
-    ANSWER[0] = lambda waiting, running, now: 0.5 if len(waiting.requests) else 0.9
+    ANSWER[0] = lambda view: 0.5 if view.num_waiting else 0.9
     rule = Chosen(eos="ignored")
     policy = replace(parse("vanilla,block_length=4"), name="chosen", unmasking=rule)
     profile, journal = replace(serving_profile(), commits=(TOY_MODEL, LOOSE)), Collector()
@@ -215,7 +216,7 @@ def test_a_threshold_without_a_yield_is_refused_by_name_with_those_there_are() -
 
 
 def test_an_answer_that_is_none_of_its_thresholds_is_refused_with_both() -> None:
-    ANSWER[0] = lambda waiting, running, now: 0.7
+    ANSWER[0] = lambda view: 0.7
     engine = Engine(chosen(), Limits(100, 4096, 2), RequestTable(1))
     engine.submit(Request(0, 0.0, 10, 10))
     with pytest.raises(PolicyError) as caught:

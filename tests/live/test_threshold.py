@@ -9,10 +9,11 @@ import torch
 
 from dsim.engine.commits import CommitDraws, Commits
 from dsim.engine.engine import Limits
-from dsim.engine.part import Policy, Waiting
+from dsim.engine.part import Policy
 from dsim.engine.policy import parse
 from dsim.engine.request import Request
 from dsim.engine.unmasking import Unmasking
+from dsim.engine.view import View
 from dsim.live.model import Decoder
 from dsim.live.prompts import prompts_from, read_tokens
 from dsim.live.session import Serving, run
@@ -32,8 +33,8 @@ class Alternating(Unmasking):
     def thresholds(self) -> tuple[float, ...]:
         return (0.9, 0.5)
 
-    def threshold_now(self, waiting: Waiting, running: int, now: float) -> float:
-        return 0.9 if len(waiting.requests) else 0.5
+    def threshold_now(self, view: View) -> float:
+        return 0.9 if view.num_waiting else 0.5
 
 
 @pytest.fixture(scope="module")

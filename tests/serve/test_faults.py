@@ -136,10 +136,10 @@ POLICY = replace(parse("CHUNK"), name="skips", batching=Skips(num_loops=1, max_b
 """
 
 
+@pytest.mark.usefixtures("of_the_engine")
 def test_a_request_that_its_policy_leaves_behind_is_named_while_later_ones_are_served(
     twin: Callable[..., Behind], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("dsim.engine.core.is_ours", lambda answer: True)  # runs in Python, as ours do at first
     monkeypatch.setattr("dsim.serve.fleet.LEFT_BEHIND", (0.0, 20))
     file = tmp_path / "skips.py"
     file.write_text(SKIPS.replace("CHUNK", CHUNK))

@@ -479,11 +479,13 @@ import numpy as np
 from dsim.engine.part import Policy
 from dsim.engine.policies.lmdeploy import Continuous
 from dsim.engine.policy import parse
+from dsim.engine.view import class_of
 
 @dataclass(frozen=True)
 class Ordered(Continuous):
-    def order(self, waiting, now):
-        return np.lexsort((waiting.deadline, waiting.slo_class == "batch", waiting.priority))
+    def order(self, view):
+        waiting = view.waiting()
+        return np.lexsort((waiting.deadline, waiting.slo_class == class_of("batch"), waiting.priority))
 
 POLICY = Policy("ordered", Ordered(num_loops=1), parse("lmdeploy-bd32:4").granularity)
 """

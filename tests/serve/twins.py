@@ -22,10 +22,10 @@ def opener(folder: Path) -> Callable[..., Behind]:
 
     def opened(
         latency: LatencyModel = FAST, *, policy: str = CHUNK, append: Any = None,
-        speed: float = 1.0, metrics_as: str | None = None, step_log: str | None = None, **scenario: Any,
+        speed: float = 1.0, metrics_as: str | None = None, **scenario: Any,
     ) -> Behind:  # fmt: skip
         save(dataclasses.replace(toy_profile(TOY_MODEL, latency), name="toy"), folder / "toy.json", force=True)
         found = Scenario(trace="", policy=policy, profile=str(folder / "toy.json"), **scenario)
-        return open_twin(found, append=append, speed=speed, metrics_as=metrics_as, step_log=step_log)
+        return open_twin(found, append=append, speed=speed, metrics_as=metrics_as)
 
     return opened
