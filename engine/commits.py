@@ -21,7 +21,7 @@ from .errors import ProfileError
 from .plain import Positive, Range, Share, Signed
 from .records import table
 from .step import StepPlan
-from .unmasking import linear_quotas
+from .unmasking import Unmasking, linear_quotas, unmask_drawn
 
 MOST_STEPS = 512  # steps of a block or canvas; a request that needs more is stuck
 LogOdds = Annotated[float, Range(-100, 100)]
@@ -264,7 +264,7 @@ class CommitDraws:
 
     Lengths are [requests]. on_a_grid: blocks begin at multiples of their length, else at the prompt's end. deltas: for
     eviction by importance. sub_block: length of a block's parts; only the first part with a mask commits. models: by
-    threshold, if steps choose one.
+    threshold, if steps choose one. unmasking: the policy's, if it chooses.
     """
 
     def __init__(
@@ -279,6 +279,7 @@ class CommitDraws:
         on_a_grid: bool = True,
         sub_block: int | None = None,
         models: Mapping[float, CommitModel] = NO_MODELS,
+        unmasking: Unmasking | None = None,
     ) -> None:
         index = np.arange(len(input_length))
         block = self.block_length = model.block_length
@@ -286,7 +287,7 @@ class CommitDraws:
         pick = (key(seed, REQUEST_FACTOR, index) >> np.uint64(54)).astype(np.intp)
         d.requests["factor"] = np.exp(model.request_effects())[pick]
         self._padding = model.padding_share, seed
-        self._on_a_grid = on_a_grid
+        self._on_a_grid, self._unmasking = on_a_grid, unmasking
         self._levels: dict[float, CommitDraws] = {}  # by threshold; may include this one
         self.seat(index, input_length, output_length, max_tokens)
         d.streams[:] = [key(seed, purpose)[0] for purpose in (COMMIT, STEP_FACTOR, BLOCK_FACTOR, IMPORTANCE)]
@@ -305,7 +306,16 @@ class CommitDraws:
                 self
                 if own is model or own == model
                 else CommitDraws(
-                    own, seed, input_length, output_length, width, deltas, max_tokens, on_a_grid, sub_block
+                    own,
+                    seed,
+                    input_length,
+                    output_length,
+                    width,
+                    deltas,
+                    max_tokens,
+                    on_a_grid,
+                    sub_block,
+                    unmasking=unmasking,
                 )
             )
 
@@ -369,9 +379,10 @@ class CommitDraws:
 
     def of_window(self, plan: StepPlan, window: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Masks that commit if `window` [rows, width] is computed."""
-        committed: npt.NDArray[np.bool_] = draw_plan(
-            plan.status, plan.evaluations, window, plan.block_start, plan.requests, self._of(plan).arrays
-        )
+        arrays = plan.status, plan.evaluations, window, plan.block_start, plan.requests, self._of(plan).arrays
+        if self._unmasking is not None:
+            return unmask_drawn(self._unmasking, *arrays)
+        committed: npt.NDArray[np.bool_] = draw_plan(*arrays, np.zeros((len(window), 0)))
         return committed
 
     def _of(self, plan: StepPlan) -> "CommitDraws":

@@ -56,9 +56,12 @@ class Draws(NamedTuple):
 @rule
 def draw_row(
     status: Status, evaluations: Evaluations, window: Marks, committed: Marks, start: int, request: int,
-    last_block: int, num_padding: int, factor: float, draws: Draws,
+    last_block: int, num_padding: int, factor: float, draws: Draws, surety: npt.NDArray[np.float64],
 ) -> None:  # fmt: skip
-    """Mark the window's masks that commit: scores above 1, at least the best."""
+    """Mark the window's masks that commit: scores above 1, at least the best.
+
+    surety [width] gets the scores of the masks that may commit, if it is not empty.
+    """
     width, block_length = len(status), len(draws.stage) - 1
     for p in range(width):
         committed[p] = False
@@ -99,6 +102,8 @@ def draw_row(
         else:
             u = uniform64(draw64(of_commits, start + p, evaluations[p]))
             score = draws.odds[p - frontier] * theta * ((1.0 - u) / u)
+        if len(surety) > 0:
+            surety[p] = score
         if score > 1.0:
             committed[p] = True
             passed = True
@@ -111,16 +116,17 @@ def draw_row(
 
 @outer
 def draw_plan(
-    status: Statuses, evaluations: Counts, window: Windows, start: Indices, requests: Indices, draws: Draws
-) -> Any:
-    """Masks of a plan that commit, [rows, width]."""
+    status: Statuses, evaluations: Counts, window: Windows, start: Indices, requests: Indices, draws: Draws,
+    surety: npt.NDArray[np.float64],
+) -> Any:  # fmt: skip
+    """Masks of a plan that commit, [rows, width]; surety: as in draw_row, [rows, width] or [rows, 0]."""
     committed = np.zeros(window.shape, np.bool_)
     for i in range(len(requests)):
         request = int(requests[i])
         own = draws.requests[request]
         draw_row(
             status[i], evaluations[i], window[i], committed[i], int(start[i]), request, int(own.last_block),
-            int(own.num_padding), own.factor, draws,
+            int(own.num_padding), own.factor, draws, surety[i],
         )  # fmt: skip
     return committed
 
@@ -131,7 +137,7 @@ def draw_slot(replica: Replica, slot: int, window: Marks, committed: Marks, draw
     own = draws.requests[sequence.request]
     draw_row(
         replica.status[slot], replica.evaluations[slot], window, committed, int(sequence.start), int(sequence.request),
-        int(own.last_block), int(own.num_padding), own.factor, draws,
+        int(own.last_block), int(own.num_padding), own.factor, draws, draws.law[:0],
     )  # fmt: skip
 
 
@@ -235,11 +241,16 @@ def draw_block(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
 
 
 @rule
+def keep_commits(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
+    """The commits are chosen in Python (Unmasking.unmask)."""
+
+
+@rule
 def draws_at_threshold(replica: Replica, policy: AnyPolicy, draws: Draws) -> Any:
-    """Draws at the step's threshold; an index out of range is clipped here and refused by `run`."""
+    """Draws at the step's threshold."""
     counters = replica.counters
     counters.threshold = threshold_now(replica, policy)
-    return draws[min(max(int(counters.threshold), 0), len(draws) - 1)]
+    return draws[int(counters.threshold)]
 
 
 @rule

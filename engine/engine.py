@@ -53,7 +53,7 @@ from .state import (
     with_slots,
 )
 from .step import StepOutcome, StepPlan
-from .unmasking import EOS
+from .unmasking import EOS, unmask_drawn
 from .view import View, class_of, requests_at, view_in_python
 from .windows import have_room, in_sight, most_in_sight
 
@@ -116,7 +116,9 @@ class Engine:
         self.emit = emit
         self.narrows = policy.batching.narrows_canvases
         self._given_threshold = policy.unmasking.varies and policy.unmasking.given
-        self.asks_python = policy.granularity.given or policy.batching.orders or self._given_threshold
+        self.asks_python = (
+            policy.granularity.given or policy.batching.orders or self._given_threshold or policy.unmasking.chooses
+        )
         self._prefixes = prefixes
         window_bytes = limits.window_bytes
         if caches_prefixes(policy):  # shared pages are whole
@@ -557,6 +559,17 @@ class Engine:
             raise PolicyError(f"{where} no position of any of {len(slots)} rows, expected at least one")
         arrays.window[slots] = window
 
+    def _unmask(self, draws: Any) -> None:
+        """Have the policy choose the commits of the step in flight."""
+        counters, arrays, rule = self._counters, self._arrays, self.policy.unmasking
+        slots = arrays.lists[ROWS, : int(counters["num_rows"])]
+        rows = arrays.sequences[slots]
+        drawn = draws[int(counters["threshold"])] if rule.varies else draws
+        arrays.committed[slots] = unmask_drawn(
+            rule, arrays.status[slots], arrays.evaluations[slots], arrays.window[slots], rows["start"],
+            rows["request"], drawn,
+        )  # fmt: skip
+
     def commit(self, outcome: StepOutcome, now: float) -> Ints:
         """Apply the outcome of the step in flight; returns the requests that finished.
 
@@ -711,6 +724,8 @@ class Engine:
                     return core.NO_SLOTS
                 if self._schedule(now) == NOTHING:
                     return core.IDLE_NOW
+                if self.policy.unmasking.chooses:
+                    self._unmask(draws)
                 self._core.predict(replica, own, draws, cost)
                 if not now + counters["latency"] < horizon:
                     return core.IN_FLIGHT

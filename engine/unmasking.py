@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from .draw import draw_block, draw_by_law, draw_scheduled, draws_at_threshold
+from .draw import Draws, draw_block, draw_by_law, draw_plan, draw_scheduled, draws_at_threshold, keep_commits
 from .errors import PolicyError
 from .hooks import draw_rows, draws_of_step, leap
 from .part import Answers, Choice, Part, Policy, Range
 from .rows.blocks import HEADS
 from .rows.passes import leap_passes
+from .state import MASKED
 
 if TYPE_CHECKING:
     from .view import View
@@ -71,6 +72,20 @@ class Unmasking(Part):
         """Whether thresholds come from `threshold_now`."""
         return type(self).threshold_now is not Unmasking.threshold_now
 
+    def unmask(
+        self, surety: npt.NDArray[np.floating[Any]], sure: npt.NDArray[np.bool_], masked: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.bool_]:
+        """Which of the computed masks commit, all [rows, width]; plain Python, each step.
+
+        surety: rises with confidence. sure: masks that reach the threshold.
+        """
+        raise NotImplementedError  # see `chooses`
+
+    @property
+    def chooses(self) -> bool:
+        """Whether `unmask` replaces the strategy."""
+        return type(self).unmask is not Unmasking.unmask
+
     @property
     def varies(self) -> bool:
         """Whether steps choose among thresholds, in Python or by a rule."""
@@ -95,6 +110,12 @@ class Unmasking(Part):
                 f"{policy.name}: {type(self).__name__} has thresholds, and {goes_by} uses none: expected "
                 "low_confidence_dynamic"
             )
+        if self.chooses and (self.strategy != "low_confidence_dynamic" or draw_rows in policy.rows.rules
+                             or policy.eviction.by_importance):  # fmt: skip
+            raise PolicyError(
+                f"{policy.name}: {type(self).__name__} has unmask, and this policy commits otherwise: expected a block "
+                "policy without importance and low_confidence_dynamic"
+            )
         if self.threshold not in self.thresholds:
             known = ", ".join(f"{threshold:g}" for threshold in self.thresholds)
             raise PolicyError(f"{policy.name}: threshold is {self.threshold:g}, expected one of its thresholds {known}")
@@ -115,7 +136,7 @@ class Unmasking(Part):
         if self.scheduled(policy):
             return {draw_rows: draw_scheduled, leap: leap_passes}
         own: Answers = {draws_of_step: draws_at_threshold} if self.varies else {}
-        return {draw_rows: draw_block, **own}
+        return {draw_rows: keep_commits if self.chooses else draw_block, **own}
 
     def most_steps(self, block_length: int) -> int | None:
         """A limit on a block's steps besides a law's, or None."""
@@ -203,7 +224,29 @@ def unmask(
     # In the confidences' type: 0.9 as a float32 is not 0.9.
     bound = confidence.dtype.type(rule.threshold if threshold is None else threshold)
     chosen = masked & (confidence > bound if rule.strict else confidence >= bound)
+    if rule.chooses:
+        return _chosen(rule, confidence, chosen, masked)
     rows = np.arange(len(masked))
     chosen[rows, np.argmax(score, axis=1)] = True
     certain: npt.NDArray[np.bool_] = chosen & masked
     return certain
+
+
+def unmask_drawn(
+    rule: Unmasking, status: Any, evaluations: Any, window: Any, start: Any, requests: Any, draws: Draws
+) -> npt.NDArray[np.bool_]:
+    """The commits of `rule.unmask` in the twin, from a plan's arrays: the odds of draws stand for confidences."""
+    surety = np.full(window.shape, -1.0)
+    draw_plan(status, evaluations, window, start, requests, draws, surety)
+    return _chosen(rule, surety, surety > 1.0, window & (status == MASKED))
+
+
+def _chosen(rule: Unmasking, surety: Any, sure: Any, masked: Any) -> npt.NDArray[np.bool_]:
+    chosen = np.asarray(rule.unmask(surety, sure, masked.copy()))
+    where = f"{type(rule).__name__}.unmask returned"
+    if chosen.shape != masked.shape or chosen.dtype != np.bool_:
+        raise PolicyError(f"{where} {chosen.dtype} {list(chosen.shape)}, expected bool {list(masked.shape)}")
+    if (chosen & ~masked).any():
+        row, column = (int(i) for i in np.argwhere(chosen & ~masked)[0])
+        raise PolicyError(f"{where} position {column} of row {row}, which is no computed mask")
+    return chosen

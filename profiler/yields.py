@@ -70,7 +70,8 @@ def draw(model: CommitModel, found: Blocks, seed: int) -> CommitLog:
         reach = found.reach[alive, min(step, found.reach.shape[1] - 1)]
         window = masked & (np.cumsum(masked, axis=1) <= reach[:, None])
         who = found.request[alive]
-        committed = draw_plan(status[alive], evaluations[alive], window, start[alive], who.astype(np.int32), draws)
+        arrays = status[alive], evaluations[alive], window, start[alive], who.astype(np.int32), draws
+        committed = draw_plan(*arrays, np.zeros((len(alive), 0)))
         rows.append((alive, masked, window, committed))
         evaluations[alive] += window
         status[alive] = np.where(committed, np.uint8(PENDING), status[alive])

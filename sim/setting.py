@@ -147,6 +147,7 @@ class Setting:
         return CommitDraws(
             self.commits, seed, requests.input_length, requests.output_length, policy.width, self.deltas,
             requests.max_tokens, policy.family == "block-diffusion", unmasking.sub_block, self.by_threshold,
+            unmasking if unmasking.chooses else None,
         )  # fmt: skip
 
     def step_model(self, draws: Commits | None) -> StepModel:

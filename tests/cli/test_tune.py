@@ -130,3 +130,18 @@ def test_ctrl_c_keeps_the_replays_and_says_how_to_go_on() -> None:
     assert dsim("tune", "trace.jsonl", *command, 2, "-o", "whole").code == 0
     for name in ("tune.json", "trials.csv", "policy.toml"):
         assert Path(f"tuned/{name}").read_bytes() == Path(f"whole/{name}").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["age_capped", "dilaserve", "dws"])
+def test_a_policy_in_under_40_lines_of_python_is_replayed_tuned_and_served_live(name: str) -> None:
+    file = Path(__file__).parents[2] / "examples" / "policies" / f"{name}.py"
+    assert len(file.read_text().splitlines()) < 40
+    spec = f"{file}:POLICY"
+    assert dsim("replay", "trace.jsonl", "--policy", spec, "--json").json["policies"][0]["completed"] == 120
+    Path("space.toml").write_text(f'policy = ["{spec}"]\npatience = [1, 4, 16]\n')
+    tuned = tune("-o", "tuned", "--policy", spec)
+    assert (tuned.code, spec in Path("tuned/policy.toml").read_text()) == (0, True)
+    served = dsim("live", "trace.jsonl", "--model", "tiny", "--num-requests", 3, "--lengths", "fixed:32,32",
+                  "--arrival", "poisson", "--rate", 4, "--policy", spec, "-o", "live")  # fmt: skip
+    assert (served.code, held(Path("live"))) == (0, ["report.html", "requests.parquet", "run.json", "steps.parquet"])

@@ -332,9 +332,7 @@ def test_a_cache_from_outside_has_the_overhead_of_the_shipped_one_that_it_names(
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
-        pytest.param(
-            "misspelt", "cannot be compiled: there is no field 'no_such_field'", marks=pytest.mark.slow
-        ),
+        pytest.param("misspelt", "cannot be compiled: there is no field 'no_such_field'", marks=pytest.mark.slow),
         ("untyped", "rule untyped cannot be compiled: Cannot infer the type of variable "),
     ],
 )

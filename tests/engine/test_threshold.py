@@ -232,3 +232,53 @@ def test_a_policy_that_goes_by_no_threshold_can_have_none_of_each_step() -> None
         replace(parse("ar"), unmasking=Chosen())
     with pytest.raises(PolicyError, match="and strategy sequential uses none: expected low_confidence"):
         replace(chosen(), unmasking=Chosen(strategy="sequential"))
+
+
+@dataclass(frozen=True)
+class Rewritten(Unmasking):
+    """The shipped strategy, in a policy's own words; or a position that is no mask where `wrong`."""
+
+    wrong: bool = False
+
+    def unmask(self, surety: Any, sure: Any, masked: Any) -> Any:
+        best = np.argmax(np.where(masked, surety, -np.inf), axis=1)
+        first = np.arange(masked.shape[1]) == best[:, None]
+        return (sure | first) & masked if not self.wrong else ~masked
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_unmasking_from_outside_commits_in_the_twin_as_the_same_strategy_that_is_shipped() -> None:
+    ANSWER[0] = lambda view: 0.5 if view.num_waiting > 3 else 0.9
+
+    @dataclass(frozen=True)
+    class Both(Rewritten, Chosen):
+        """With thresholds, too."""
+
+    for theirs, shipped in ((Rewritten(), Unmasking()), (Both(), Chosen())):
+        journals = Collector(), Collector()
+        policies = [replace(chosen(), unmasking=unmasking) for unmasking in (theirs, shipped)]
+        for policy, journal in zip(policies, journals, strict=True):
+            simulate(TRACE, Setting(policy, PROFILE), append=journal, seed=4)
+        assert journal_bytes(journals[0]) == journal_bytes(journals[1])
+    settings = [Setting(policy, PROFILE) for policy in policies]
+    engine = Engine(policies[0], settings[0].limits, RequestTable(12))
+    for i in range(12):
+        engine.submit(TRACE.request(i))
+    plan = engine.schedule(TRACE.arrival[-1])
+    assert plan is not None
+    theirs, shipped = (setting.step_model(setting.draws(0, TRACE)).step(plan).committed for setting in settings)
+    assert theirs.any()
+    assert np.array_equal(theirs, shipped)  # as a server's twin draws
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_unmasking_what_is_no_mask_or_of_a_policy_that_commits_otherwise_is_one_line() -> None:
+    with pytest.raises(PolicyError, match=r"Rewritten.unmask returned position \d of row 0, which is no computed mask"):
+        simulate(TRACE, Setting(replace(chosen(), unmasking=Rewritten(wrong=True)), PROFILE))
+    with pytest.raises(PolicyError, match="Rewritten has unmask, and this policy commits otherwise"):
+        replace(chosen(), unmasking=Rewritten(strategy="sequential"))
+
+
+def test_a_model_s_confidences_are_unmasked_from_outside_as_by_the_shipped_strategy() -> None:
+    confidence, masked = np.array([[0.95, 0.7, 0.92, 0.2], [0.1, 0.3, 0.2, 0.3]], np.float32), np.ones((2, 4), np.bool_)
+    assert unmask(Rewritten(), confidence, masked, 4).tolist() == unmask(Unmasking(), confidence, masked, 4).tolist()
