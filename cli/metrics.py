@@ -1,7 +1,5 @@
 """`dsim metrics`: every metric's unit and formula."""
 
-from dataclasses import asdict
-
 from . import options
 from .screen import print_json
 
@@ -17,7 +15,11 @@ def metrics_command(
     from ..results.metrics import METRICS
 
     if json:
-        print_json({name: asdict(metric) for name, metric in METRICS.items()}, indent=2)
+        meanings = {
+            name: {"unit": metric.unit, "formula": metric.formula, "note": metric.note}
+            for name, metric in METRICS.items()
+        }
+        print_json(meanings, indent=2)
         return
     for name, metric in METRICS.items():
         unit, note = (f" [{metric.unit}]" if metric.unit else ""), (f" ({metric.note})" if metric.note else "")

@@ -13,9 +13,10 @@ from typing import Any
 from ..engine.errors import DsimError
 from ..files.read import cut, quoted
 from ..report.table import number
-from ..results.slo import STATS, check_metric
+from ..results.metrics import METRICS, STATS, led_by
+from ..results.slo import check_metric
 
-METRICS = ("e2el", "norm_latency", "ttft", "ttfb", "ttfs", "tpot", "tpot_chunk", "itl", "queue_time", "step_latency")
+DISTRIBUTIONS = tuple(name for name in led_by("e2el", "norm_latency") if METRICS[name].unit == "ms")
 
 _SHAPE = re.compile(r"(?:(?P<stat>[^:=]*):)?(?P<metric>[^:=]*)=\s*(?P<percent>\d+\.?\d*|\.\d+)\s*%")
 
@@ -34,7 +35,7 @@ class Bound:
         if shape is None:
             raise DsimError(f"bound {shown}: expected [stat:]metric=percent, such as e2el=3% or mean:e2el=15%")
         stat, metric = shape["stat"], shape["metric"]
-        check_metric(f"bound {shown}", metric, METRICS)
+        check_metric(f"bound {shown}", metric, DISTRIBUTIONS)
         if stat is not None and stat not in STATS:
             raise DsimError(f"bound {shown}: unknown statistic {quoted(stat)}, expected one of {', '.join(STATS)}")
         if stat is None and metric == "step_latency":

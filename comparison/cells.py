@@ -11,11 +11,9 @@ from ..files.read import cut
 from ..profiler.placed import placed
 from ..profiler.profile import Profile
 from ..report.table import value
-from ..results.metrics import CANCELLED, COMPLETED, METRICS, Floats, no_nan
+from ..results.metrics import CANCELLED, COMPLETED, METRICS, STATS, Floats, no_nan, path
 from ..results.run import Columns, Run
-from ..results.slo import STATS
-from .bounds import METRICS as DISTRIBUTIONS
-from .bounds import Bound, Judged, judge
+from .bounds import DISTRIBUTIONS, Bound, Judged, judge
 from .errors import DEFINITIONS as ERROR_DEFINITIONS
 from .errors import Errors, errors, ks_distance, relative_error
 from .parts import Parts, parts, per_request
@@ -26,14 +24,13 @@ from .summaries import is_client, summary
 
 Progress = Callable[[str, int, int], None]  # policy, steps re-run, approximate total
 
-PER_REQUEST = DISTRIBUTIONS[:-1]  # all but step_latency
-# Of a whole run, in the table's order; of batch and chunk the mean.
-TOTALS = (
-    "completed", "rejected", "unfinished", "cancelled", "duration_s", "request_throughput", "output_throughput",
-    "goodput", "slo_attainment", "tokens_per_emission", "batch", "chunk", "tpf", "token_utilization",
-    "wasted_canvas_tokens", "num_decode_steps", "num_prefill_steps", "prefill_time_share", "busy_share",
-    "kv_utilization", "preemptions",
-)  # fmt: skip
+PER_REQUEST = tuple(name for name in DISTRIBUTIONS if METRICS[name].of)
+# Of a whole run; of batch and chunk the mean.
+TOTALS = {
+    name: path(name, *metric.stats[:1])
+    for name, metric in METRICS.items()
+    if metric.group in ("Requests", "Steps") and metric.unit != "ms"
+}
 DEFINITIONS = ERROR_DEFINITIONS | RANKING_DEFINITIONS
 UNKNOWN = "unknown"
 SAME_ARRIVAL = 1e-9  # s
@@ -219,7 +216,7 @@ def _cell(
     unpaired = not_paired(p, m, policy)
     metrics = {}
     for name in DISTRIBUTIONS:
-        sides = [{stat: value(s, f"{name}_ms.{stat}") for stat in STATS} for s in summaries]
+        sides = [{stat: value(s, path(name, stat)) for stat in STATS} for s in summaries]
         metrics[name] = MetricErrors(
             METRICS[name].unit,
             sides[0],
@@ -229,8 +226,8 @@ def _cell(
             errors(*both[name]) if name in both and not unpaired else None,
         )
     totals = {}
-    for name in TOTALS:
-        x, y = (value(s, f"{name}.mean" if name in ("batch", "chunk") else name) for s in summaries)
+    for name, keys in TOTALS.items():
+        x, y = (value(s, keys) for s in summaries)
         if x is not None and y is not None:
             totals[name] = Total(METRICS[name].unit, x, y, relative_error(x, y))
     latency, found, why = None, None, _no_parts(p, m, policy)

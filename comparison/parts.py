@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ..engine import cache_overhead
 from ..engine.errors import DsimError
 from ..profiler.profile import Profile
-from ..results.metrics import COMPLETED, Floats, latencies
+from ..results.metrics import COMPLETED, Floats, latencies, rows_of
 from ..results.run import Columns, Run
 from .commits import Commits
 from .latencies import Latencies
@@ -120,12 +120,9 @@ def per_request(requests: Columns, index: Indices) -> dict[str, Floats]:
     where = np.full(int(max(index.max(initial=-1), requests["request"].max(initial=-1))) + 1, -1)
     where[requests["request"]] = np.arange(len(requests["request"]))
     rows = where[index]
-    columns = {name: column[rows] for name, column in requests.items()}
-    gaps = (columns["num_emissions"] - 1).astype(np.float64)
-    span = columns["last_emission"] - columns["first_emission"]
-    itl = np.divide(span, gaps, out=np.full(len(gaps), np.nan), where=gaps > 0)
+    columns = rows_of(requests, rows)
     done = (rows >= 0) & (columns["status"] == COMPLETED)
-    return {name: np.where(done, values, np.nan) for name, values in (latencies(columns) | {"itl": itl}).items()}
+    return {name: np.where(done, values, np.nan) for name, values in latencies(columns).items()}
 
 
 def at_engine(run: Run, policy: str, requests: Columns) -> Columns:

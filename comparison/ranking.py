@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..report.table import value
-from ..results.metrics import Floats
+from ..results.metrics import METRICS, Floats, path
+from .bounds import DISTRIBUTIONS
 
 Json = Mapping[str, Any]
 Values = Sequence[float] | Floats  # by policy
@@ -16,8 +17,9 @@ Values = Sequence[float] | Floats  # by policy
 # By metric: path in a summary, whether more is better.
 RANKED: dict[str, tuple[str, bool]] = {
     **{
-        f"{stat}:{name}": (f"{name}_ms.{stat}", False)
-        for name in ("e2el", "norm_latency", "ttft", "tpot", "tpot_chunk", "itl")
+        f"{stat}:{name}": (path(name, stat), False)
+        for name in DISTRIBUTIONS
+        if METRICS[name].slo and METRICS[name].stats
         for stat in ("mean", "p99")
     },
     "output_throughput": ("output_throughput", True),
@@ -66,8 +68,8 @@ def pooled_taus(groups: Sequence[tuple[Sequence[Json], Sequence[Json]]]) -> dict
 
 def _by_metric(predicted: Sequence[Json], measured: Sequence[Json]) -> Iterator[tuple[str, Floats]]:
     """Values [2, policies] of each metric that all summaries have."""
-    for name, (path, _) in RANKED.items():
-        values = np.array([[value(summary, path) for summary in side] for side in (predicted, measured)], np.float64)
+    for name, (keys, _) in RANKED.items():
+        values = np.array([[value(summary, keys) for summary in side] for side in (predicted, measured)], np.float64)
         if not np.isnan(values).any():
             yield name, values
 

@@ -17,7 +17,7 @@ from ..engine.replay import Ends, replay
 from ..engine.request import requests_of
 from ..engine.step import StepOutcome, StepPlan, features_left
 from ..profiler.profile import Profile
-from ..results.metrics import Floats
+from ..results.metrics import Floats, rows_of
 from ..results.run import Columns, Run
 from ..sim.setting import Setting
 from .commits import Commits
@@ -95,7 +95,7 @@ def rerun(world: World, requests: Columns, price: Price, commits: Commits, tick:
     reach = requests["arrival"] + world.profile.frontend
     for replica in np.unique(requests["replica"][requests["replica"] >= 0]).tolist():
         own = requests["replica"] == replica
-        mine = {name: column[own] for name, column in requests.items()}
+        mine = rows_of(requests, own)
         of_blocks = world.profile.latency.host_block > 0
         _serve(_engine(world, table, replica), mine, reach[own], price, commits, tick, of_blocks)
     return table.columns

@@ -14,7 +14,7 @@ from ..engine.policy import Policy
 from ..engine.rows.passes import first_layers
 from ..engine.state import MASKED
 from ..profiler.samples import step_features
-from ..results.metrics import Floats
+from ..results.metrics import Floats, rows_of
 from ..results.run import Columns
 from .errors import Errors, errors, ks_distance
 
@@ -137,7 +137,7 @@ def of_replica(steps: Columns, lists: Lists, replica: int) -> tuple[Columns, Lis
         # Indices of the chosen steps' values.
         at = np.repeat(offsets[rows] - ends[:-1], lengths) + np.arange(ends[-1])
         mine[name] = (values[at], ends)
-    return {name: column[rows] for name, column in steps.items()}, mine
+    return rows_of(steps, rows), mine
 
 
 def same_plans(p: Columns, p_lists: Lists, m: Columns, m_lists: Lists) -> int:

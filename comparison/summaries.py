@@ -6,19 +6,18 @@ from typing import Any
 import numpy as np
 
 from ..engine.errors import DsimError
-from ..engine.journal import StepTotals
+from ..engine.journal import STATUSES, StepTotals
 from ..files.read import cut
-from ..results.metrics import summarize
+from ..results.metrics import METRICS, path, summarize
 from ..results.run import Run
 from ..results.slo import Slo
 
 TOLERANCE = 1e-6  # relative, for sums in another order
-COUNTS = ("num_requests", "completed", "rejected", "unfinished", "cancelled")
 # What requests.parquet determines.
 OF_REQUESTS = (
-    *COUNTS, "duration_s", "request_throughput", "output_throughput", "total_token_throughput", "ttft_ms", "ttfb_ms",
-    "ttfs_ms", "tpot_ms", "tpot_chunk_ms", "norm_latency_ms", "e2el_ms", "queue_time_ms", "tokens_per_emission",
-    "goodput", "slo_attainment",
+    "num_requests", *STATUSES, "duration_s", "request_throughput", "output_throughput", "total_token_throughput",
+    "tokens_per_emission", "goodput", "slo_attainment",
+    *(path(name) for name, metric in METRICS.items() if metric.of and name != "itl"),
 )  # fmt: skip
 
 

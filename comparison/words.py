@@ -3,7 +3,7 @@
 import math
 
 from ..report.table import number
-from ..results.slo import STATS
+from ..results.metrics import STATS
 from .cells import PER_REQUEST, Comparison, PolicyErrors, Ranking, Side
 from .errors import Errors
 

@@ -16,6 +16,7 @@ from dsim.engine.part import AXES, fields_of
 from dsim.engine.policy import PRESETS, settings_of
 from dsim.engine.view import RequestView, View
 from dsim.planner import given
+from dsim.profiler.hardware import GPUS
 from dsim.profiler.profile import shipped
 from dsim.results.metrics import METRICS
 from dsim.traces.formats import FORMATS, OPTIONAL
@@ -59,6 +60,7 @@ def pages() -> dict[str, str]:
         "reference/formats.md": formats(),
         "reference/view.md": view(),
         "reference/profiles.md": profiles(),
+        "reference/gpus.md": gpus(),
     }
 
 
@@ -223,6 +225,20 @@ def profiles() -> str:
         "Profiles shipped", "None was measured by dsim: [Your GPU and model](../profiles.md) says what that means."
     )
     out += ["| profile | what |", "|---|---|", *(f"| `{name}` | {_cell(text)} |" for name, text in shipped().items())]
+    return "\n".join([*out, ""])
+
+
+def gpus() -> str:
+    """Every GPU's figures, with their source."""
+    out = _head("Known GPUs", "`--gpu` and `--roofline` take them by name, or as `nvidia-smi` prints it.")
+    out += [
+        "| GPU | `nvidia-smi` | bf16 TFLOP/s | memory, GB | GB/s | link, GB/s | compute capability | source |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for gpu in GPUS.values():
+        figures = (gpu.peak / 1e12, gpu.memory_bytes / 1e9, gpu.bandwidth / 1e9, gpu.link / 1e9)
+        shown = (f"`{gpu.name}`", gpu.driver_name, *(f"{x:,.4g}" for x in figures), gpu.compute_capability, gpu.source)
+        out.append(f"| {' | '.join(map(_cell, shown))} |")
     return "\n".join([*out, ""])
 
 

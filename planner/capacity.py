@@ -18,7 +18,7 @@ from ..files.read import quoted
 from ..report.capacity import CURVE_NEAR, CURVE_REPLICATIONS
 from ..report.page import Page
 from ..report.shown import Showable, frame_of
-from ..results.metrics import Columns, latencies, no_nan, statistic
+from ..results.metrics import STATS, Columns, latencies, no_nan, rows_of, statistic
 from ..results.scenario import MAX_REPLICAS, Scenario, classes, replicas_of
 from ..results.slo import Slo
 from ..sim.scalers import FIXED
@@ -507,7 +507,7 @@ def _at_capacity(search: CapacitySearch, rate: float) -> Json:
             for k in range(len(limits))
         ]  # fmt: skip
     seen = replicate.judged(len(requests))
-    latency = latency_ms({name: column[seen] for name, column in result.table.columns.items()}, SEEN)
+    latency = latency_ms(rows_of(result.table.columns, seen), SEEN)
     return {
         "shares": found, "limit": asdict(limit), "latency": latency, "reading": list(vars(reading).values()),
         "pools": pools,
@@ -516,10 +516,10 @@ def _at_capacity(search: CapacitySearch, rate: float) -> Json:
 
 def latency_ms(requests: Columns, metrics: Sequence[str]) -> Latency:
     """Percentiles of latency metrics; None if no request has one."""
-    known = {name: 1e3 * values[~np.isnan(values)] for name, values in latencies(requests).items() if name in metrics}
-    stats = ("p50", "p90", "p95", "p99")
+    values = latencies(requests)
     return {
-        name: {stat: statistic(known[name], stat) for stat in stats} if len(known[name]) else None for name in metrics
+        name: None if np.isnan(values[name]).all() else {s: statistic(1e3 * values[name], s) for s in STATS[1:]}
+        for name in metrics
     }
 
 

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..engine.errors import DsimError
-from ..results.metrics import COMPLETED, good_requests, latencies, no_nan, statistic
+from ..results.metrics import COMPLETED, latencies, meeting, no_nan, rows_of, statistic
 from ..results.run import Run, read_run
 from ..results.slo import Slo
 from .replicate import Criterion, criteria_of
@@ -44,15 +43,12 @@ def _point(run: Run, criteria: Sequence[Criterion], missing_passes: bool) -> dic
         raise DsimError(
             f"{run.folder} holds {len(arrival)} requests in {duration:g} s, expected some time between them"
         )
-    done = {name: column[requests["status"] == COMPLETED] for name, column in requests.items()}
+    done = rows_of(requests, requests["status"] == COMPLETED)
     values = {}
     for criterion in criteria:
         slo = criterion.slos[0]
         if criterion.share is not None:
-            bare = [replace(slo, stat=None) for slo in criterion.slos]
-            good = good_requests(requests, bare, missing_passes=missing_passes)
-            assert good is not None
-            values[criterion.text] = float(good.mean())
+            values[criterion.text] = float(meeting(requests, criterion.slos, missing_passes=missing_passes).mean())
         elif slo.metric == "itl":  # pooled over requests, of which the file has statistics only
             values[criterion.text] = float(summary["itl_ms"][slo.stat] or math.nan)
         else:

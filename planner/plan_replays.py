@@ -9,7 +9,7 @@ import numpy as np
 
 from ..engine.errors import DsimError
 from ..profiler.profile import Profile
-from ..results.metrics import attainment, of_class
+from ..results.metrics import attainment, of_class, rows_of
 from ..results.scenario import Scenario, class_column
 from .backend import Pool
 from .capacity import PER_REPLICA, PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHARE, CapacitySearch, latency_ms
@@ -144,7 +144,7 @@ def _of_fleet(search: CapacitySearch, task: Task) -> Json:
     result = own.simulate_whole(timed, None if shares is None else shares.append)
     reading = judge(search.criteria, timed, result, task.rate, own.missing_passes)
     seen = judged(len(timed))
-    window = {name: column[seen] for name, column in result.table.columns.items()}
+    window = rows_of(result.table.columns, seen)
     window["slo_class"] = class_column(timed)[seen]
     found: Json = {
         "attained": {

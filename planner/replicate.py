@@ -11,7 +11,7 @@ from scipy.special import stdtrit  # scipy.stats imports for a second
 
 from ..engine import chance
 from ..engine.errors import TraceError
-from ..results.metrics import REJECTED, ROUNDING, Columns, good_requests, latencies, of_class, stable, statistic
+from ..results.metrics import REJECTED, ROUNDING, Columns, latencies, meeting, of_class, rows_of, stable, statistic
 from ..results.scenario import Scenario, class_column
 from ..results.slo import Slo
 from ..sim.twin import Append, Result
@@ -189,7 +189,7 @@ def judge(criteria: Sequence[Criterion], requests: Trace, result: Result, rate: 
     columns = result.table.columns
     n = len(requests)
     seen = judged(n)
-    window = {name: column[seen] for name, column in columns.items()}
+    window = rows_of(columns, seen)
     window["slo_class"] = class_column(requests)[seen]
     values, severities = [], []
     for criterion in criteria:
@@ -240,9 +240,7 @@ def _judge(criterion: Criterion, requests: Columns, result: Result, missing_pass
     if criterion.share is not None:
         if not n:
             return 1.0, -math.inf
-        bare = [replace(slo, stat=None) for slo in criterion.slos]
-        good = good_requests(requests, bare, missing_passes=missing_passes)
-        assert good is not None
+        good = meeting(requests, criterion.slos, missing_passes=missing_passes)
         missed, allowed = n - int(good.sum()), (1 - criterion.share) * n * ROUNDING
         # Half a request keeps the severity finite; above 0 exactly if too many miss.
         return 1 - missed / n, math.log(max(missed, 0.5) / max(allowed, 0.5))

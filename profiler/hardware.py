@@ -130,6 +130,6 @@ def capability_of_name(device: str) -> str:
     name = device.upper()
     if "A100" in name or "A800" in name:
         return "8.0"
-    if any(known in name for known in ("H100", "H800", "H200", "H20", "L20Y")):
+    if any(known in name for known in ("H100", "H800", "H20", "L20Y")):
         return "9.0"
-    return next((gpu.compute_capability for gpu in GPUS.values() if gpu.name == device), "")
+    return next((gpu.compute_capability for gpu in GPUS.values() if device in (gpu.name, gpu.driver_name)), "")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..results.metrics import COMPLETED, REJECTED, Floats, ratio
+from ..results.metrics import COMPLETED, REJECTED, Floats, ratio, rows_of
 from ..results.run import Columns, Run
 
 MAX_BINS = 300  # of a timeline
@@ -96,7 +96,7 @@ def steps(run: Run, policy: str, edges: Floats, pages: float) -> StepCurves:
         _add(sums["all_time"], at, batch["latency"])
         _add(sums["pages"], at, batch["latency"] * batch["pages"])
         decode = ~batch["prefill"]
-        at, batch = at[decode], {name: column[decode] for name, column in batch.items()}
+        at, batch = at[decode], rows_of(batch, decode)
         _add(sums["time"], at, batch["latency"])
         for name in ("batch", "chunk"):
             _add(sums[name], at, batch["latency"] * batch[name])

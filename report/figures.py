@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..results.metrics import good_requests, latencies
+from ..results.metrics import METRICS, good_requests, latencies, led_by
 from ..results.run import Columns, Run
 from ..results.slo import Slo
 from . import curves
@@ -18,33 +18,29 @@ REQUEST_NEEDS = (
     "num_preemptions",
 )  # fmt: skip
 
-# title, unit, seconds to unit
-CDFS = {
-    "ttft": ("Time to first token", "s", 1.0),
-    "e2el": ("End-to-end latency", "s", 1.0),
-    "norm_latency": ("Normalised latency (e2el / tokens)", "ms a token", 1e3),
-    "tpot_chunk": ("Pace after the first emission (tpot_chunk)", "ms a token", 1e3),
-}
-
 
 def latency(requests: dict[str, Columns], slos: Sequence[Slo]) -> list[Figure]:
     """With the SLOs' bounds."""
     values = {policy: latencies(columns) for policy, columns in requests.items()}
     found = []
-    for metric, (title, unit, scale) in CDFS.items():
-        lines = [curves.distribution(v[metric] * scale) for v in values.values()]
-        if not any(len(x) for x, _ in lines):
+    for metric in led_by("ttft", "e2el"):
+        shown = METRICS[metric]
+        if not (shown.of and shown.title):
+            continue
+        unit, scale = shown.axis, 1e3 * shown.scale
+        lines = {policy: curves.distribution(v[metric] * scale) for policy, v in values.items()}
+        known = [(x, y) for x, y in lines.values() if len(x)]
+        if not known:
             continue
         bounds = [slo for slo in slos if slo.metric == metric]
-        log = curves.spans_decades([x for x, _ in lines])
+        log = curves.spans_decades([x for x, _ in known])
         chart = Chart(f"{metric} ({unit})", "share of completed requests", percent=True)
-        for i, (policy, (x, y)) in enumerate(zip(values, lines, strict=True)):
+        for i, (policy, (x, y)) in enumerate(lines.items()):
             chart.line(x, y, policy, i, hover=f"%{{y:.1%}} within %{{x:.3~g}} {unit}")
         if log:
             logarithmic(chart.x)
         else:
             # Outliers would flatten the curves.
-            known = [(x, y) for x, y in lines if len(x)]
             end = max([float(np.interp(0.995, y, x)) for x, y in known] + [slo.bound * scale for slo in bounds])
             start = min(float(x[0]) for x, _ in known)
             # From zero, unless the curves lie in the axis's right half.
@@ -55,7 +51,7 @@ def latency(requests: dict[str, Columns], slos: Sequence[Slo]) -> list[Figure]:
         caption = "Up and to the left is better." + (" Dashed: the SLO's bound." if bounds else "")
         if metric == "tpot_chunk":
             caption += " Requests with a single emission have none."
-        found.append(Figure(f"cdf-{metric}", title, caption, chart))
+        found.append(Figure(f"cdf-{metric}", shown.title, caption, chart))
     return found
 
 

@@ -17,8 +17,6 @@ from .table import number, time_of
 VERDICTS = {"meets": "meets them", "misses": "misses them", "unsure": "too close to tell"}
 QUESTION = "Which policy, on how many GPUs, at what cost?"
 
-CLIENTS = ("ttft", "e2el")
-
 
 def plan_page(info: Json) -> Page:
     best = info["recommended"]
@@ -79,7 +77,7 @@ def _details(info: Json) -> tuple[str, ...]:
         lines[0] += " The target is met without the spare."
     waits = [
         f"{metric} {number(times['p50'])}, {number(times['p95'])} and {number(times['p99'])} ms"
-        for metric in CLIENTS
+        for metric in measured.TIMES
         if (times := best["latency_ms"].get(metric))
     ]
     lines += [f"Clients wait for {', '.join(waits)} (p50, p95, p99)."] if waits else []
@@ -257,9 +255,9 @@ def _clients(info: Json) -> tuple[Section, ...]:
     if today is not None:
         columns[f"today, {today['policy']} on {gpus_of(today)}"] = today["latency_ms"]
     if log:
-        columns["measured in the log"] = {name: log["summary"][f"{name}_ms"] for name in CLIENTS}
+        columns["measured in the log"] = {name: log["summary"][f"{name}_ms"] for name in measured.TIMES}
     rows = []
-    for metric in CLIENTS:
+    for metric in measured.TIMES:
         for stat in ("p50", "p95", "p99"):
             times = [(times.get(metric) or {}).get(stat) for times in columns.values()]
             if times[0] is not None:

@@ -100,19 +100,17 @@ def _numbers(policies: Sequence[Json]) -> tuple[Number, ...]:
         ("norm_latency p50", "the median request's time a token"),
         ("e2el p99", "99 % of answers were whole within"),
     ]
-    found: list[Number] = []
+    found, several = [], len(policies) > 1
     for label, about in picked:
-        if label in rows and len(found) < 4:
-            row = rows[label]
-            cells = [f"{cell} {row.unit}" for cell in row.cells[:4]]
-            several = len(policies) > 1
-            found.append(Number(label, tuple((i if several else None, cell) for i, cell in enumerate(cells)), about))
-    return tuple(found)
+        if row := rows.get(label):
+            cells = tuple((i if several else None, f"{cell} {row.unit}") for i, cell in enumerate(row.cells[:4]))
+            found.append(Number(label, cells, about))
+    return tuple(found[:4])
 
 
 def _slowest(run: Run, requests: dict[str, Columns], slos: Sequence[Slo]) -> tuple[Json, str]:
     """Requests that miss the SLOs most (or slowest), with timelines; how they were chosen."""
-    judging = [slo for slo in slos if slo.stat is None and slo.slo_class is None and slo.metric != "itl"]
+    judging = [slo for slo in slos if slo.stat is None and slo.slo_class is None]
     lengths = {c["policy"]: c.get("block_length", 1) for c in run.info.get("commit_models", [])}
     head = ["request", "policy", "arrived", "prompt", "tokens", "queued", "ttft", "e2el", "a token", "preempted"]
     rows = []

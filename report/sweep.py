@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
 import numpy as np
 
+from ..results.metrics import METRICS, Metric, led_by, path
 from .chart import COLOURS, LINES, Chart, colour, logarithmic
 from .ensemble import of_ensemble
 from .page import Figure, Number, Page, Row, Section, Table, estimate
@@ -36,24 +37,14 @@ class Swept:
     ensemble: Mapping[str, Any] | None = None  # planner/ensemble.py
 
 
-@dataclass(frozen=True)
-class Drawn:
-    title: str
-    unit: str
-    scale: float
-    higher: bool  # is better
-
-
-METRICS = {
-    "goodput": Drawn("Goodput", "req/s", 1.0, True),
-    "slo_attainment": Drawn("SLO attainment", "% of arrivals", 100.0, True),
-    "output_throughput": Drawn("Output throughput", "tok/s", 1.0, True),
-    "ttft_ms_p90": Drawn("Time to first token, p90", "s", 1e-3, False),
-    "norm_latency_ms_p90": Drawn("Normalised latency (e2el / tokens), p90", "ms a token", 1.0, False),
-    "tpot_chunk_ms_p90": Drawn("Pace after the first emission (tpot_chunk), p90", "ms a token", 1.0, False),
-    "busy_share": Drawn("Share of time in steps", "%", 100.0, False),
-    "quality": Drawn("Quality", "score", 1.0, True),
-}
+# By column. ttft and norm_latency show what e2el would.
+DRAWN = {
+    name if metric.of is None else f"{path(name)}_p90": replace(
+        metric, title=metric.title if metric.of is None else f"{metric.title}, p90"
+    )
+    for name in led_by("goodput")
+    if (metric := METRICS[name]).title and name != "e2el"
+} | {"quality": Metric("score", "", better="high", title="Quality", axis="score")}
 
 
 @dataclass(frozen=True)
@@ -116,26 +107,31 @@ def _answer(sweep: Swept) -> str:
         return ""
     if place is None:
         return "No cell is stable: every one is overloaded or failed."
-    names, shown = _places(sweep), METRICS[metric]
+    names, shown = _places(sweep), DRAWN[metric]
     value = _points(sweep.rows, names, metric)[place].value
     where = ", ".join(f"{name} = {_label(value)}" for name, value in zip(names, place, strict=True))
-    return f"Highest stable {shown.title.lower()}: {number(value)} {shown.unit} at {where}."
+    return f"Highest stable {shown.title.lower()}: {number(value)} {shown.axis} at {where}."
 
 
 def _numbers(sweep: Swept, unstable: int, failed: int) -> tuple[Number, ...]:
     numbers, place = [], _best(sweep)
-    for name in METRICS if place is not None else ():
+    for name, shown in DRAWN.items() if place is not None else ():
         point = _points(sweep.rows, _places(sweep), name)[place or ()]
         if not math.isnan(point.value):
-            shown = f"{number(point.value * METRICS[name].scale)} {METRICS[name].unit}"
-            numbers.append(Number(METRICS[name].title, ((None, shown),), "of the best cell"))
+            value = f"{number(point.value * shown.scale)} {shown.axis}"
+            numbers.append(Number(shown.title, ((None, value),), "of the best cell"))
     of = f"{unstable} overloaded, {failed} failed" if unstable or failed else "finished, none overloaded"
     return (*numbers[:3], Number("cells", ((None, f"{len(sweep.rows)} of {sweep.num_cells}"),), of))
 
 
 def _judge(sweep: Swept) -> str | None:
     """Ranks cells; None if every cell failed."""
-    return next((m for m in ("goodput", "output_throughput") if any(r.get(m) is not None for r in sweep.rows)), None)
+    return next((name for name in ("goodput", "output_throughput") if name in _known(sweep)), None)
+
+
+def _known(sweep: Swept) -> dict[str, Metric]:
+    """The metrics that some cell has."""
+    return {name: shown for name, shown in DRAWN.items() if any(row.get(name) is not None for row in sweep.rows)}
 
 
 def _places(sweep: Swept) -> list[str]:
@@ -157,20 +153,19 @@ def _figures(sweep: Swept) -> tuple[str, list[Figure]]:
     if not names:
         return "", []
     x = axes[0] if axes else names[0]
-    drawn = [name for name in METRICS if any(row.get(name) is not None for row in sweep.rows)]
-    curves = [c for metric in drawn if (c := _curves(sweep, metric, x, names)) is not None]
+    curves = [c for metric in _known(sweep) if (c := _curves(sweep, metric, x, names)) is not None]
     return f"Curves over {x}" if axes else f"Cells by {x}", curves
 
 
 def _curves(sweep: Swept, metric: str, x: str, names: Sequence[str]) -> Figure | None:
     """One line per setting of the other fields; None if too many."""
-    shown = METRICS[metric]
+    shown = DRAWN[metric]
     others = [name for name in names if name != x]
     points = _points(sweep.rows, [*others, x], metric)
     lines = list(dict.fromkeys(place[:-1] for place in points))
     if len(lines) > MAX_CURVES:
         return None
-    chart = Chart(f"{x} ({UNITS[x]})" if x in UNITS else x, shown.unit)
+    chart = Chart(f"{x} ({UNITS[x]})" if x in UNITS else x, shown.axis)
     values, numeric = [], _numeric(sweep.rows, x)
     for i, rest in enumerate(lines):
         here = {place[-1]: point for place, point in points.items() if place[:-1] == rest}
@@ -198,10 +193,10 @@ def _curves(sweep: Swept, metric: str, x: str, names: Sequence[str]) -> Figure |
     chart.layout["height"] = height
     chart.layout["margin"]["b"] = height - 250
     positive = [v for v in values if v > 0]
-    if not shown.higher and len(positive) == len(values) and max(values) > 30 * min(values):
+    if shown.better != "high" and len(positive) == len(values) and max(values) > 30 * min(values):
         logarithmic(chart.y)
         del chart.y["rangemode"]
-    better = "Higher" if shown.higher else "Lower"
+    better = "Higher" if shown.better == "high" else "Lower"
     caption = f"{better} is better; ✕ is overloaded." if metric != "busy_share" else "✕ is overloaded."
     if any(p.num > 1 for p in points.values()):
         caption += " Means over seeds, with the range."
@@ -223,7 +218,7 @@ def _points(rows: Sequence[Values], names: Sequence[str], metric: str) -> dict[t
     return out
 
 
-def _whiskers(points: Sequence[SweptPlace], shown: Drawn) -> dict[str, Any] | None:
+def _whiskers(points: Sequence[SweptPlace], shown: Metric) -> dict[str, Any] | None:
     if all(p.num < 2 for p in points):
         return None
     up = [(p.high - p.value) * shown.scale for p in points]
@@ -231,19 +226,19 @@ def _whiskers(points: Sequence[SweptPlace], shown: Drawn) -> dict[str, Any] | No
     return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 3}
 
 
-def _hover(point: SweptPlace, shown: Drawn) -> str:
-    text = f"{number(point.value * shown.scale)} {shown.unit}"
+def _hover(point: SweptPlace, shown: Metric) -> str:
+    text = f"{number(point.value * shown.scale)} {shown.axis}"
     if point.num > 1:
         text += f" (mean of {point.num}, {number(point.low * shown.scale)} to {number(point.high * shown.scale)})"
     return text if point.stable else f"{text}, overloaded"
 
 
 def _cells(sweep: Swept) -> Table:
-    metrics = [name for name in METRICS if any(row.get(name) is not None for row in sweep.rows)]
+    known = _known(sweep)
     odd = any(row.get("stable") is False for row in sweep.rows)
     head = [
         *sweep.varied,
-        *(f"{METRICS[name].title} ({METRICS[name].unit})" for name in metrics),
+        *(f"{shown.title} ({shown.axis})" for shown in known.values()),
         *([""] if odd else []),
     ]
     rows = []
@@ -252,10 +247,7 @@ def _cells(sweep: Swept) -> Table:
         if row["error"] is not None:
             rows.append(Row((*cells, row["error"]), failed=True))
             continue
-        values = [row.get(name) for name in metrics]
-        cells += [
-            "–" if v is None else number(v * METRICS[name].scale) for name, v in zip(metrics, values, strict=True)
-        ]
+        cells += ["–" if (v := row.get(name)) is None else number(v * shown.scale) for name, shown in known.items()]
         if odd:
             cells.append("✕ overloaded" if row.get("stable") is False else "")
         rows.append(Row(tuple(cells)))

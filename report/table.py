@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..results.metrics import METRICS, ROUNDING
+from ..results.metrics import METRICS, ROUNDING, path
 from ..results.slo import Slo
 from .digits import percent, within
 
@@ -23,63 +23,9 @@ class MetricRow:
     about: str = ""  # formula
 
 
-@dataclass(frozen=True)
-class _Spec:
-    label: str
-    path: str  # dotted keys
-    unit: str
-    better: str = ""  # "high", "low" or ""
-    brief: bool = False
-    optional: bool = False  # left out if zero or nothing for all
-
-
-def _latency(name: str, stats: Sequence[str], brief: Sequence[str] = ()) -> list[_Spec]:
-    return [_Spec(f"{name} {stat}", f"{name}_ms.{stat}", "ms", "low", stat in brief, optional=True) for stat in stats]
-
-
-_GROUPS: dict[str, list[_Spec]] = {
-    "Requests": [
-        _Spec("completed", "completed", "requests"),
-        _Spec("rejected", "rejected", "requests", optional=True),
-        _Spec("unfinished", "unfinished", "requests", optional=True),
-        _Spec("cancelled", "cancelled", "requests", optional=True),
-        _Spec("SLO attainment", "slo_attainment", "%", "high", brief=True, optional=True),
-        _Spec("goodput", "goodput", "req/s", "high", brief=True, optional=True),
-        _Spec("request throughput", "request_throughput", "req/s", "high"),
-        _Spec("output throughput", "output_throughput", "tok/s", "high", brief=True),
-        _Spec("duration", "duration_s", "s"),
-    ],
-    "Latency": [
-        *_latency("ttft", ["p50", "p90", "p99"], ["p50", "p99"]),
-        *_latency("norm_latency", ["p50", "p90", "p99"], ["p50", "p99"]),
-        *_latency("e2el", ["p50", "p90", "p99"], ["p99"]),
-        *_latency("tpot_chunk", ["p50", "p99"]),
-        *_latency("tpot", ["p50", "p99"]),
-        *_latency("itl", ["p50", "p99"]),
-        *_latency("queue_time", ["p50", "p99"]),
-    ],
-    "Steps": [
-        _Spec("batch mean", "batch.mean", "rows", brief=True),
-        _Spec("chunk mean", "chunk.mean", "positions", brief=True),
-        _Spec("step_latency p50", "step_latency_ms.p50", "ms"),
-        _Spec("step_latency p99", "step_latency_ms.p99", "ms"),
-        _Spec("tokens per forward", "tpf", "tok"),
-        _Spec("token utilisation", "token_utilization", "%", brief=True),
-        _Spec("computed a token", "computed_per_token", "positions", "low"),
-        _Spec("tokens per emission", "tokens_per_emission", "tok"),
-        _Spec("wasted canvas", "wasted_canvas_tokens", "tok", "low", optional=True),
-        _Spec("busy", "busy_share", "%"),
-        _Spec("time in prefill", "prefill_time_share", "%"),
-        _Spec("KV utilisation", "kv_utilization", "%"),
-        _Spec("preemptions", "preemptions", "requests", "low", optional=True),
-        _Spec("prefix cache hits", "prefix_cache.hit_rate", "%", "high", optional=True),
-    ],
-}
-
-
 def compare(policies: Sequence[Json]) -> list[MetricRow]:
     """For summaries (Summary.to_json()); a row has one unit."""
-    rows = [_row(group, spec, policies) for group, specs in _GROUPS.items() for spec in specs]
+    rows = [_row(name, stat, policies) for name, metric in METRICS.items() if metric.group for stat in metric.stats]
     return [row for row in rows if row is not None] + _slo_rows(policies)
 
 
@@ -93,20 +39,24 @@ def number(value: float | None) -> str:
     return f"{value:,.{max(0, 2 - power)}f}"
 
 
-def _row(group: str, spec: _Spec, policies: Sequence[Json]) -> MetricRow | None:
-    values = [value(policy, spec.path) for policy in policies]
-    if spec.optional and not any(values):
+def _row(name: str, stat: str, policies: Sequence[Json]) -> MetricRow | None:
+    metric = METRICS[name]
+    values = [value(policy, path(name, stat)) for policy in policies]
+    if metric.optional and not any(values):
         return None
-    unit, scale = spec.unit, 1.0
+    unit, scale = metric.unit, 1.0
     known = [v for v in values if v is not None]
     if unit == "ms" and known and max(known) >= 10_000:
         unit, scale = "s", 1e-3
-    elif unit == "%":
-        scale = 100.0
+    elif unit == "share":
+        unit, scale = "%", 100.0
     shown = [None if v is None else v * scale for v in values]
     cells = tuple(_text(v, unit) for v in shown)
-    about = METRICS[spec.path.split(".")[0].removesuffix("_ms")].formula
-    return MetricRow(spec.label, unit, cells, _best(spec, values, policies), group, spec.brief, about)
+    label, best = (
+        metric.label or (f"{name} {stat}" if stat else name.replace("_", " ")),
+        _best(metric.better, values, policies),
+    )
+    return MetricRow(label, unit, cells, best, metric.group, stat in metric.brief, metric.formula)
 
 
 def _text(value: float | None, unit: str) -> str:
@@ -117,12 +67,12 @@ def _text(value: float | None, unit: str) -> str:
     return f"{value:.1f}" if unit == "%" else number(value)
 
 
-def _best(spec: _Spec, values: Sequence[float | None], policies: Sequence[Json]) -> frozenset[int]:
+def _best(better: str, values: Sequence[float | None], policies: Sequence[Json]) -> frozenset[int]:
     # Latencies cover completed requests only: unfinished ones would flatter a policy.
     fair = [i for i, p in enumerate(policies) if not p.get("unfinished") and values[i] is not None]
-    if not spec.better or len(fair) < 2:
+    if not better or len(fair) < 2:
         return frozenset()
-    best = (max if spec.better == "high" else min)(values[i] or 0.0 for i in fair)
+    best = (max if better == "high" else min)(values[i] or 0.0 for i in fair)
     winners = frozenset(i for i in fair if math.isclose(values[i] or 0.0, best, rel_tol=0.005, abs_tol=1e-12))
     return frozenset() if len(winners) == len(fair) else winners
 
@@ -150,9 +100,9 @@ def time_of(milliseconds: float, bound: float) -> str:
     return within(milliseconds, 1e3 * bound * ROUNDING, len(number(milliseconds).partition(".")[2]))
 
 
-def value(summary: Mapping[str, Any], path: str) -> float | None:
+def value(summary: Mapping[str, Any], keys: str) -> float | None:
     """By dotted keys, or None."""
     found: Any = summary
-    for key in path.split("."):
+    for key in keys.split("."):
         found = found.get(key) if isinstance(found, Mapping) else None
     return None if found is None else float(found)

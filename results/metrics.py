@@ -1,30 +1,65 @@
-"""A run's metrics under vLLM's names and formulas."""
+"""A run's metrics under vLLM's names and formulas; a field of Summary says what one is and where it is shown."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..engine.histogram import CountHistogram, TimeHistogram
 from ..engine.journal import STATUSES, StepTotals
-from .slo import STATS, Slo
+
+if TYPE_CHECKING:  # it reads METRICS
+    from .slo import Slo
 
 Columns = Mapping[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]
 
-COMPLETED, REJECTED, UNFINISHED, CANCELLED = map(STATUSES.index, ("completed", "rejected", "unfinished", "cancelled"))
+COMPLETED, REJECTED, UNFINISHED, CANCELLED = range(len(STATUSES))
 # A time equal to its bound meets it, despite rounding errors of clock differences.
 ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True)
 class Metric:
+    """What a number of a run means, and where it is shown."""
+
     unit: str
     formula: str
     note: str = ""
+    of: Callable[[Columns], Floats] | None = None  # s, [requests]; NaN if a request lacks it
+    slo: bool = False  # may be bounded
+    group: str = ""  # of rows in the table: Requests, Latency or Steps
+    label: str = ""  # of the row, if not the name and the statistic
+    stats: Sequence[str] = ("",)  # a row each
+    brief: Sequence[str] = ()  # of these, the most important
+    better: str = ""  # "high", "low" or ""
+    optional: bool = False  # no row if zero or nothing for all policies
+    title: str = ""  # of charts; none without
+    axis: str = ""  # unit on charts
+
+    @property
+    def scale(self) -> float:
+        """From `unit` to `axis`."""
+        return 100.0 if self.unit == "share" else 1e-3 if self.axis == "s" else 1.0
+
+
+def metric(unit: str, formula: str, note: str = "", **about: Any) -> Any:
+    return field(metadata={"metric": Metric(unit, formula, note, **about)})
+
+
+def latency(formula: str, note: str = "", *, stats: Sequence[str] = ("p50", "p99"), **about: Any) -> Any:
+    """A metric of each request, `of`, whose distribution over the completed ones is shown."""
+    return metric("ms", formula, note, group="Latency", stats=stats, better="low", optional=True, **about)
+
+
+def after_arrival(column: str) -> Callable[[Columns], Floats]:
+    return lambda requests: requests[column] - requests["arrival"]
+
+
+ttft, e2el = after_arrival("first_emission"), after_arrival("finish")
 
 
 @dataclass(frozen=True)
@@ -69,47 +104,149 @@ class PrefixCache:
 
 @dataclass(frozen=True)
 class Summary:
-    """A policy's metrics; the fields are the keys of `--json`, defined in METRICS."""
+    """A policy's metrics; the fields are the keys of `--json`, and their order is that of all tables.
 
+    Times are of a request unless the formula says "step".
+    """
+
+    # fmt: off
     policy: str
-    num_requests: int
-    completed: int
-    rejected: int
-    unfinished: int
-    cancelled: int
-    duration_s: float
-    request_throughput: float
-    output_throughput: float
-    total_token_throughput: float
-    ttft_ms: Distribution
-    ttfb_ms: Distribution
-    ttfs_ms: Distribution
-    tpot_ms: Distribution
-    tpot_chunk_ms: Distribution
-    norm_latency_ms: Distribution
-    e2el_ms: Distribution
-    itl_ms: Distribution
-    queue_time_ms: Distribution
-    tokens_per_emission: float
-    goodput: float
-    slo_attainment: float
-    slos: tuple[SloVerdict, ...]
-    batch: CountSpread
-    chunk: CountSpread
-    tpf: float
-    token_utilization: float
-    computed_per_token: float
-    wasted_canvas_tokens: int
-    step_latency_ms: Distribution
-    num_decode_steps: int
-    num_prefill_steps: int
-    prefill_time_share: float
-    busy_share: float
-    kv_utilization: float
-    kv_pages: int
-    preemptions: int
-    stable: bool
-    prefix_cache: PrefixCache | None = None  # None: the policy has none
+    num_requests: int = metric("requests", "completed + rejected + unfinished + cancelled")
+    completed: int = metric("requests", "all tokens returned", group="Requests")
+    rejected: int = metric(
+        "requests", "can never fit the KV pool or the context limit", group="Requests", optional=True,
+    )
+    unfinished: int = metric("requests", "in flight when the run ended", group="Requests", optional=True)
+    cancelled: int = metric(
+        "requests", "dropped as their clients left", "in no latency", group="Requests", optional=True,
+    )
+    slo_attainment: float = metric(
+        "share", "requests that meet every per-request SLO / arrivals",
+        "rejected, unfinished and cancelled requests are not good; null without such an SLO",
+        group="Requests", label="SLO attainment", brief=("",), better="high", optional=True,
+        title="SLO attainment", axis="% of arrivals",
+    )
+    goodput: float = metric(
+        "req/s", "requests that complete and meet every per-request SLO / duration",
+        "null without such an SLO; an SLO of a class judges only its requests",
+        group="Requests", brief=("",), better="high", optional=True, title="Goodput", axis="req/s",
+    )
+    request_throughput: float = metric(
+        "req/s", "completed / duration", group="Requests", better="high",
+    )
+    output_throughput: float = metric(
+        "tok/s", "output tokens of completed requests / duration", group="Requests",
+        brief=("",), better="high", title="Output throughput", axis="tok/s",
+    )
+    total_token_throughput: float = metric(
+        "tok/s", "input and output tokens of completed requests / duration",
+    )
+    duration_s: float = metric("s", "last completion - first arrival", group="Requests", label="duration")
+    ttft_ms: Distribution = latency(
+        "first emission - arrival", "what an emission is: --emit step, block or end",
+        of=ttft, slo=True, stats=("p50", "p90", "p99"), brief=("p50", "p99"),
+        title="Time to first token", axis="s",
+    )
+    ttfb_ms: Distribution = latency(
+        "first whole block ready - arrival", "equals ttft under --emit block",
+        of=after_arrival("first_block"), slo=True, stats=(),
+    )
+    ttfs_ms: Distribution = latency(
+        "first commit at any position - arrival", "the scheduler's view; users do not see it",
+        of=after_arrival("first_commit"), stats=(),
+    )
+    norm_latency_ms: Distribution = latency(
+        "e2el / N", "every request has one; a target such as 50ms/token is a bound on it",
+        of=lambda requests: ratio(e2el(requests), requests["num_tokens"]), slo=True,
+        stats=("p50", "p90", "p99"), brief=("p50", "p99"),
+        title="Normalised latency (e2el / tokens)", axis="ms a token",
+    )
+    e2el_ms: Distribution = latency(
+        "finish - arrival", of=e2el, slo=True, stats=("p50", "p90", "p99"), brief=("p99",),
+        title="End-to-end latency", axis="s",
+    )
+    tpot_chunk_ms: Distribution = latency(
+        "(last emission - first emission) / (N - tokens of the first emission)",
+        "the unbiased pace; missing with a single emission",
+        of=lambda requests: _between_emissions(requests, requests["num_tokens"] - requests["num_first"]), slo=True,
+        title="Pace after the first emission (tpot_chunk)", axis="ms a token",
+    )
+    tpot_ms: Distribution = latency(
+        "(e2el - ttft) / (N - 1)",
+        "exactly vLLM's; missing when N = 1; too small under block emission, zero for a single block",
+        of=lambda requests: ratio(e2el(requests) - ttft(requests), requests["num_tokens"] - 1), slo=True,
+    )
+    itl_ms: Distribution = latency(
+        "gaps between a request's emissions, pooled over requests",
+        "one per gap, not repeated per token; percentiles to 0.05 %",
+        of=lambda requests: _between_emissions(requests, requests["num_emissions"] - 1), slo=True,
+    )
+    queue_time_ms: Distribution = latency("start of the first prefill - arrival", of=after_arrival("scheduled"))
+    batch: CountSpread = metric(
+        "rows", "sequences in a decode step", group="Steps", stats=("mean",), brief=("mean",),
+    )
+    chunk: CountSpread = metric(
+        "positions", "most positions that a sequence may compute in a decode step",
+        group="Steps", stats=("mean",), brief=("mean",),
+    )
+    step_latency_ms: Distribution = metric(
+        "ms", "decode step's end - start", "percentiles to 0.05 %", group="Steps", stats=("p50", "p99"),
+    )
+    tpf: float = metric(
+        "tok", "positions committed / (sequences x forwards), over the rows of decode steps that do not prefill",
+        "tokens per forward", group="Steps", label="tokens per forward",
+    )
+    token_utilization: float = metric(
+        "share", "positions committed / computed in all layers, over the rows of decode steps that do not prefill",
+        group="Steps", label="token utilisation", brief=("",),
+    )
+    computed_per_token: float = metric(
+        "positions",
+        "positions computed in all layers, over the rows of decode steps that do not prefill / tokens returned",
+        "FOCUS's processed / decoded: without prefill; committed and trimmed positions are computed, not returned",
+        group="Steps", label="computed a token", better="low",
+    )
+    tokens_per_emission: float = metric(
+        "tok", "output tokens / emissions, over completed requests", "compare it with itl", group="Steps",
+    )
+    wasted_canvas_tokens: int = metric(
+        "tok", "positions committed - tokens returned, over completed requests",
+        group="Steps", label="wasted canvas", better="low", optional=True,
+    )
+    busy_share: float = metric(
+        "share", "time in steps / (replicas x (end of the last step or completion - first arrival))",
+        "an engine may compute on for a row that has finished",
+        group="Steps", label="busy", title="Share of time in steps", axis="%",
+    )
+    prefill_time_share: float = metric(
+        "share", "time in prefill steps / time in steps", group="Steps", label="time in prefill",
+    )
+    kv_utilization: float = metric(
+        "share", "sum over steps of (KV pages held x latency) / (pages of a replica x time in steps)",
+        group="Steps", label="KV utilisation",
+    )
+    kv_pages: int = metric("pages", "the KV pool, summed over replicas")
+    num_decode_steps: int = metric("steps", "decode steps of all replicas", group="Steps", stats=())
+    num_prefill_steps: int = metric("steps", "prefill steps of all replicas", group="Steps", stats=())
+    preemptions: int = metric(
+        "requests", "sent back to the queue because the KV pool was full", group="Steps", better="low", optional=True,
+    )
+    slos: tuple[SloVerdict, ...] = metric(
+        "", "each SLO: the share of arrivals that meet it, or with a statistic the run's value and whether it is met",
+        "a bound on the run is judged over completed requests and is not met while requests are unfinished; an SLO of "
+        "a class covers only that class",
+    )
+    stable: bool = metric(
+        "", "false when the queueing delay keeps growing, or requests still pile up at the end",
+        "delay rises over the run and its second half, by more than luck explains, and 90 % of its last quarter "
+        "exceeds the second quarter's mean, 1 s and the median time in service",
+    )
+    prefix_cache: PrefixCache | None = metric(  # None: the policy has none
+        "share", "hit_rate: hits, tokens of admitted prompts found in the prefix cache / queries, all of their tokens",
+        "only where the policy has prefix_caching; a request that was preempted counts once",
+        group="Steps", label="prefix cache hits", stats=("hit_rate",), better="high", optional=True,
+    )
+    # fmt: on
 
     def to_json(self) -> dict[str, Any]:
         """For `--json` and run.json: NaN becomes null; an absent cache is left out."""
@@ -119,11 +256,28 @@ class Summary:
         return out
 
 
+METRICS: dict[str, Metric] = {
+    column.name.removesuffix("_ms"): column.metadata["metric"] for column in fields(Summary) if column.metadata
+}
+STATS = tuple(stat.name for stat in fields(Distribution))
+
+
+def path(name: str, stat: str = "") -> str:
+    """Dotted keys of a metric in a summary."""
+    key = f"{name}_ms" if METRICS[name].unit == "ms" else name
+    return f"{key}.{stat}" if stat else key
+
+
+def led_by(*first: str) -> list[str]:
+    """The names of METRICS, `first` in front."""
+    return [*first, *(name for name in METRICS if name not in first)]
+
+
 def summarize(
     policy: str,
     requests: Columns,
     totals: StepTotals,
-    slos: Sequence[Slo] = (),
+    slos: "Sequence[Slo]" = (),
     *,
     missing_passes: bool = True,
     replicas: int = 1,
@@ -140,8 +294,10 @@ def summarize(
     start = float(arrival.min()) if len(arrival) else math.nan
     duration = _duration(requests, start)
     status = requests["status"]
-    done = _where(requests, status == COMPLETED)
-    dist = {name: _distribution(values) for name, values in latencies(done).items()}
+    completed = status == COMPLETED
+    done = requests if completed.all() else rows_of(requests, completed)  # without a copy of a million rows
+    counts: dict[str, Any] = {name: int((status == i).sum()) for i, name in enumerate(STATUSES)}
+    dist: dict[str, Any] = {name: _distribution(values) for name, values in latencies(done).items()}
     dist["itl"] = _from_histogram(totals.itl)
     good = good_requests(requests, slos, missing_passes=missing_passes)
     num_tokens = float(done["num_tokens"].sum())
@@ -150,12 +306,9 @@ def summarize(
     return Summary(
         policy=policy,
         num_requests=len(status),
-        completed=int((status == COMPLETED).sum()),
-        rejected=int((status == REJECTED).sum()),
-        unfinished=int((status == UNFINISHED).sum()),
-        cancelled=int((status == CANCELLED).sum()),
+        **counts,
         duration_s=duration,
-        request_throughput=_per(len(done["status"]), duration),
+        request_throughput=_per(counts["completed"], duration),
         output_throughput=_per(num_tokens, duration),
         total_token_throughput=_per(num_tokens + float(done["input_length"].sum()), duration),
         **{f"{name}_ms": d for name, d in dist.items()},
@@ -187,57 +340,51 @@ def summarize(
 
 def latencies(requests: Columns) -> dict[str, Floats]:
     """Latency metrics in s, [requests]; NaN if a request lacks one."""
-    first, last = requests["first_emission"], requests["last_emission"]
-    num_tokens = requests["num_tokens"].astype(np.float64)
-    after_first = num_tokens - requests["num_first"]
-    ttft = first - requests["arrival"]
-    e2el = requests["finish"] - requests["arrival"]
-    return {
-        "ttft": ttft,
-        "ttfb": requests["first_block"] - requests["arrival"],
-        "ttfs": requests["first_commit"] - requests["arrival"],
-        "tpot": ratio(e2el - ttft, num_tokens - 1),
-        "tpot_chunk": np.where(requests["num_emissions"] > 1, ratio(last - first, after_first), np.nan),
-        "norm_latency": ratio(e2el, num_tokens),
-        "e2el": e2el,
-        "queue_time": requests["scheduled"] - requests["arrival"],
-    }
+    return {name: metric.of(requests) for name, metric in METRICS.items() if metric.of is not None}
+
+
+def _between_emissions(requests: Columns, num: Floats) -> Floats:
+    """From the first to the last emission over `num`; NaN with a single emission."""
+    span = requests["last_emission"] - requests["first_emission"]
+    return np.where(requests["num_emissions"] > 1, ratio(span, num), np.nan)
 
 
 def good_requests(
-    requests: Columns, slos: Sequence[Slo], *, missing_passes: bool = True
+    requests: Columns, slos: "Sequence[Slo]", *, missing_passes: bool = True
 ) -> npt.NDArray[np.bool_] | None:
-    """The requests that completed and meet every request's SLO; None without such an SLO.
+    """The requests that completed and meet every request's SLO; None without such an SLO."""
+    bounds = [slo for slo in slos if slo.stat is None]
+    return meeting(requests, bounds, missing_passes=missing_passes) if bounds else None
+
+
+def meeting(requests: Columns, slos: "Sequence[Slo]", *, missing_passes: bool = True) -> npt.NDArray[np.bool_]:
+    """The requests that completed and meet every bound, whatever its statistic.
 
     SLOs of a class need a column slo_class.
     """
-    bounds = [slo for slo in slos if slo.stat is None]
-    if not bounds:
-        return None
     values = latencies(requests)
     good = np.asarray(requests["status"] == COMPLETED)
-    for slo in bounds:
+    for slo in slos:
         value = values[slo.metric]
         meets = (value <= slo.bound * ROUNDING) | (np.isnan(value) & missing_passes)
         good = good & (meets if slo.slo_class is None else meets | (requests["slo_class"] != slo.slo_class))
     return good
 
 
-def _where(requests: Columns, mask: npt.NDArray[np.bool_]) -> Columns:
-    """The requests of a mask [requests]; without a copy if that is all of them."""
-    return requests if mask.all() else {name: column[mask] for name, column in requests.items()}
+def rows_of(requests: Columns, rows: Any) -> dict[str, npt.NDArray[Any]]:
+    """Those of a mask, of indices or of a slice."""
+    return {name: column[rows] for name, column in requests.items()}
 
 
-def of_class(requests: Columns, slo: Slo) -> Columns:
+def of_class(requests: Columns, slo: "Slo") -> Columns:
     if slo.slo_class is None:
         return requests
-    return _where(requests, requests["slo_class"] == slo.slo_class)
+    return rows_of(requests, requests["slo_class"] == slo.slo_class)
 
 
-def attainment(requests: Columns, slo: Slo, *, missing_passes: bool = True) -> float:
+def attainment(requests: Columns, slo: "Slo", *, missing_passes: bool = True) -> float:
     """Share of arrivals that completed and meet the bound; NaN without arrivals."""
-    good = good_requests(requests, [replace(slo, stat=None)], missing_passes=missing_passes)
-    assert good is not None
+    good = meeting(requests, [slo], missing_passes=missing_passes)
     return _per(float(good.sum()), len(good))
 
 
@@ -311,12 +458,12 @@ def _duration(requests: Columns, start: float) -> float:
     return float(finish.max()) - start if len(finish) else math.nan
 
 
-def _verdict(slo: Slo, requests: Columns, dist: Mapping[str, Distribution], missing_passes: bool) -> SloVerdict:
+def _verdict(slo: "Slo", requests: Columns, dist: Mapping[str, Distribution], missing_passes: bool) -> SloVerdict:
     if slo.slo_class is not None:
         requests = of_class(requests, slo)
         if not len(requests["status"]):  # it is after num_requests
             return SloVerdict(str(slo), math.nan, math.nan, None if slo.stat is None else True)
-        done = _where(requests, requests["status"] == COMPLETED)
+        done = rows_of(requests, requests["status"] == COMPLETED)
         dist = {slo.metric: _distribution(latencies(done)[slo.metric])}
     if slo.stat is None or slo.share is not None:
         attained = attainment(requests, slo, missing_passes=missing_passes)
@@ -399,86 +546,3 @@ def no_nan(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-# In the summary's order. Times are of a request unless the formula says "step".
-METRICS: dict[str, Metric] = {
-    "num_requests": Metric("requests", "completed + rejected + unfinished + cancelled"),
-    "completed": Metric("requests", "all tokens returned"),
-    "rejected": Metric("requests", "can never fit the KV pool or the context limit"),
-    "unfinished": Metric("requests", "in flight when the run ended"),
-    "cancelled": Metric("requests", "dropped as their clients left", "in no latency"),
-    "duration_s": Metric("s", "last completion - first arrival"),
-    "request_throughput": Metric("req/s", "completed / duration"),
-    "output_throughput": Metric("tok/s", "output tokens of completed requests / duration"),
-    "total_token_throughput": Metric("tok/s", "input and output tokens of completed requests / duration"),
-    "ttft": Metric("ms", "first emission - arrival", "what an emission is: --emit step, block or end"),
-    "ttfb": Metric("ms", "first whole block ready - arrival", "equals ttft under --emit block"),
-    "ttfs": Metric("ms", "first commit at any position - arrival", "the scheduler's view; users do not see it"),
-    "tpot": Metric(
-        "ms", "(e2el - ttft) / (N - 1)",
-        "exactly vLLM's; missing when N = 1; too small under block emission, zero for a single block",
-    ),
-    "tpot_chunk": Metric(
-        "ms", "(last emission - first emission) / (N - tokens of the first emission)",
-        "the unbiased pace; missing with a single emission",
-    ),
-    "norm_latency": Metric("ms", "e2el / N", "every request has one; a target such as 50ms/token is a bound on it"),
-    "e2el": Metric("ms", "finish - arrival"),
-    "itl": Metric(
-        "ms", "gaps between a request's emissions, pooled over requests",
-        "one per gap, not repeated per token; percentiles to 0.05 %",
-    ),
-    "queue_time": Metric("ms", "start of the first prefill - arrival"),
-    "tokens_per_emission": Metric("tok", "output tokens / emissions, over completed requests", "compare it with itl"),
-    "goodput": Metric(
-        "req/s", "requests that complete and meet every per-request SLO / duration",
-        "null without such an SLO; an SLO of a class judges only its requests",
-    ),
-    "slo_attainment": Metric(
-        "share", "requests that meet every per-request SLO / arrivals",
-        "rejected, unfinished and cancelled requests are not good; null without such an SLO",
-    ),
-    "slos": Metric(
-        "", "each SLO: the share of arrivals that meet it, or with a statistic the run's value and whether it is met",
-        "a bound on the run is judged over completed requests and is not met while requests are unfinished; an SLO of "
-        "a class covers only that class",
-    ),
-    "batch": Metric("rows", "sequences in a decode step"),
-    "chunk": Metric("positions", "most positions that a sequence may compute in a decode step"),
-    "tpf": Metric(
-        "tok", "positions committed / (sequences x forwards), over the rows of decode steps that do not prefill",
-        "tokens per forward",
-    ),
-    "token_utilization": Metric(
-        "share", "positions committed / computed in all layers, over the rows of decode steps that do not prefill"
-    ),
-    "computed_per_token": Metric(
-        "positions",
-        "positions computed in all layers, over the rows of decode steps that do not prefill / tokens returned",
-        "FOCUS's processed / decoded: without prefill; committed and trimmed positions are computed, not returned",
-    ),
-    "wasted_canvas_tokens": Metric("tok", "positions committed - tokens returned, over completed requests"),
-    "step_latency": Metric("ms", "decode step's end - start", "percentiles to 0.05 %"),
-    "num_decode_steps": Metric("steps", "decode steps of all replicas"),
-    "num_prefill_steps": Metric("steps", "prefill steps of all replicas"),
-    "prefill_time_share": Metric("share", "time in prefill steps / time in steps"),
-    "busy_share": Metric(
-        "share", "time in steps / (replicas x (end of the last step or completion - first arrival))",
-        "an engine may compute on for a row that has finished",
-    ),
-    "kv_utilization": Metric(
-        "share", "sum over steps of (KV pages held x latency) / (pages of a replica x time in steps)"
-    ),
-    "kv_pages": Metric("pages", "the KV pool, summed over replicas"),
-    "preemptions": Metric("", "requests sent back to the queue because the KV pool was full"),
-    "prefix_cache": Metric(
-        "tok", "queries: tokens of admitted prompts; hits: those found in the prefix cache; hit_rate: hits / queries",
-        "only where the policy has prefix_caching; a request that was preempted counts once",
-    ),
-    "stable": Metric(
-        "", "false when the queueing delay keeps growing, or requests still pile up at the end",
-        "delay rises over the run and its second half, by more than luck explains, and 90 % of its last quarter "
-        "exceeds the second quarter's mean, 1 s and the median time in service",
-    ),
-}  # fmt: skip

@@ -36,7 +36,7 @@ from ..traces import Trace, load, prepare
 from ..traces.estimates import with_estimates
 from ..traces.lengths import LENGTHS, without_limit
 from .fleet_file import FleetWords
-from .metrics import Columns, Summary, summarize
+from .metrics import Columns, Summary, rows_of, summarize
 from .slo import Slo
 
 PLAIN = (str, int, float, tuple, type(None), type)
@@ -474,7 +474,7 @@ def arrived(result: Result, columns: Columns | None = None) -> Columns:
     seen = columns["replica"] >= 0
     if result.moves is not None and "prefill_replica" in result.moves:
         seen |= result.moves["prefill_replica"] >= 0
-    return {name: column[seen] for name, column in columns.items()}
+    return rows_of(columns, seen)
 
 
 @lru_cache(maxsize=8)

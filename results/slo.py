@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from ..engine.errors import DsimError
 from ..files.read import cut, did_you_mean, quoted
+from .metrics import METRICS, STATS
 
 A_TOKEN = "norm_latency"  # metric of 50ms/token
-METRIC_KEYS = ("ttft", "ttfb", "tpot", "tpot_chunk", "norm_latency", "e2el", "itl")
-STATS = ("mean", "p50", "p90", "p95", "p99")
+METRIC_KEYS = tuple(name for name, metric in METRICS.items() if metric.slo)
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 _SHAPE = re.compile(r"(?:(?P<class>[^:=]*)/)?(?:(?P<stat>[^:=/]*):)?(?P<metric>[^:=/]*)=(?P<bound>[^:=]*)")

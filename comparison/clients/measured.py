@@ -16,18 +16,17 @@ from ...engine.journal import REQUEST_COLUMNS, STEP_COLUMNS, StepTotals
 from ...profiler.steplog import StepLog, of_random_tokens
 from ...report.run_folder import RunWriter
 from ...results.manifest import Manifest
-from ...results.metrics import CANCELLED, COMPLETED, REJECTED, UNFINISHED, latencies, stable, summarize
+from ...results.metrics import CANCELLED, COMPLETED, REJECTED, UNFINISHED, latencies, rows_of, stable, summarize
 from ...results.run import Array, Columns, Run
 from ...results.slo import Slo
+from ...traces.formats import CLIENT
 from .engine import Lists, journal_of
 from .match import Requested, match, places
 from .read import ClientLog
 
-# Own columns: s, NaN if unknown.
-OWN = ("ttft", "tpot", "e2el")
 # In the engine's log: s after arrival at the engine.
 ENGINE_TIMES = ("scheduled", "first_emission", "last_emission")
-CLIENT_COLUMNS = ("lateness", *(f"client_{name}" for name in OWN), *(f"engine_{name}" for name in ENGINE_TIMES))
+CLIENT_COLUMNS = ("lateness", *CLIENT.values(), *(f"engine_{name}" for name in ENGINE_TIMES))
 DIFFERS = 1e-3  # relative: from here the report shows the client's figure too
 # Entries of a summary that need steps.
 OF_STEPS = (
@@ -160,8 +159,8 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
     # The first of several-token chunks is unknown: no `tpot_chunk` then.
     columns["num_first"][:] = np.where(tokens == requests.num_chunks, 1, tokens)
     columns["lateness"] = lateness
-    for name in OWN:
-        columns[f"client_{name}"] = requests[name]
+    for name, column in CLIENT.items():
+        columns[column] = requests[name]
     for name in ENGINE_TIMES:
         columns[f"engine_{name}"] = np.full(n, np.nan)
     if trace is not None:
@@ -176,7 +175,7 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
                     f"(in sum {100 * mean:+.1f} %)"
                 )
     order = np.lexsort((columns["request"], columns["arrival"]))
-    return {name: column[order] for name, column in columns.items()}, warnings
+    return rows_of(columns, order), warnings
 
 
 def _engine_side(
@@ -228,8 +227,8 @@ def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> dict[str, A
     done = columns["status"] == COMPLETED
     ours = latencies(columns)
     own = {}
-    for name in OWN:
-        theirs = columns[f"client_{name}"]
+    for name, column in CLIENT.items():
+        theirs = columns[column]
         known = done & ~np.isnan(theirs) & ~np.isnan(ours[name])
         if not known.any():
             continue

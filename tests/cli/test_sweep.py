@@ -12,7 +12,6 @@ from ..held_up import PATIENCE, SWEEP, start, wait_until
 from ..stored import rows as stored
 from .command import dsim, held, succeed
 
-ROOT = Path(__file__).parents[2]
 CONFIG = """
 [base]
 trace = "azure-conv"
@@ -125,11 +124,3 @@ def test_ctrl_c_leaves_a_folder_that_the_same_command_finishes() -> None:
     assert len(Path("out/results.csv").read_text().splitlines()) == 1 + 3
     ran = dsim("sweep", "c.toml", "-o", "out", "--jobs", 1, "--json")
     assert (ran.json["num_run"], ran.json["num_reused"]) == (5, 3)
-
-
-def test_the_shipped_example_is_what_the_document_says() -> None:
-    from dsim.planner.grid import read_plan
-
-    plan = read_plan(ROOT / "examples" / "sweep.toml")
-    assert len(plan.cells) == 24
-    assert "dsim sweep examples/sweep.toml -o runs/sweep" in (ROOT / "docs" / "sweep.md").read_text(encoding="utf-8")

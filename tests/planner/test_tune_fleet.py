@@ -16,6 +16,7 @@ from dsim.planner.objective import Part, ReplayOutcome
 from dsim.planner.space import Choice
 from dsim.planner.tune import tune
 from dsim.results.scenario import Scenario
+from dsim.sim.deciders import DECIDERS
 
 from ..cli.command import Ran, dsim, held, rows
 
@@ -174,7 +175,7 @@ def test_a_search_ends_in_a_command_and_a_file_that_give_the_same_replay() -> No
         (["--gpus", 1], "gpus is 1 and the pools as given have 2, expected at least as many"),
         (["--gpus", 10**9], "gpus is 1000000000, expected at most 4096"),
         (["--policy", "optimus"], f"--pool is {POOLS[0]} and --policy is ['optimus'], expected pools alone"),
-        (["--decider", "sometimes"], "decider is 'sometimes', expected one of always, never, uncached"),
+        (["--decider", "sometimes"], f"decider is 'sometimes', expected one of {', '.join(DECIDERS)}"),
         (["--ensemble", 2], "ensemble is given and the fleet has pools, expected pools alone"),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dsim.engine.cache_overhead import CACHES, PHASES
 from dsim.engine.errors import ProfileError
 from dsim.engine.latency import Features
-from dsim.profiler.hardware import GPUS, Gpu, gpu
+from dsim.profiler.hardware import GPUS, Gpu, capability_of_name, gpu
 from dsim.profiler.models import MODELS, model
 from dsim.profiler.profile import Profile, load
 from dsim.profiler.roofline import compute_slope, knee, latency_model, memory_model, roofline, weight_read
@@ -160,9 +160,10 @@ def test_a_data_sheet_that_cannot_be_is_refused_by_key(line: str, says: str, tmp
         gpu(str(path))
 
 
-def test_every_shipped_gpu_names_its_source() -> None:
-    assert all("data sheet" in found.source or "white paper" in found.source for found in GPUS.values())
-    assert {"A100-80GB", "H100", "H200", "B200", "MI300X", "L4"} <= set(GPUS)
+@pytest.mark.parametrize("row", GPUS.values(), ids=GPUS)
+def test_a_gpu_s_row_names_its_source_and_tells_a_step_log_its_capability(row: Gpu) -> None:
+    assert "data sheet" in row.source or "white paper" in row.source
+    assert capability_of_name(row.driver_name or row.name) == row.compute_capability
 
 
 def test_a_full_sequence_rooflines_caches_cost_the_bytes_that_they_move() -> None:

@@ -48,9 +48,9 @@ def figures_of(page: str) -> dict[str, Any]:
 
 def test_every_figure_is_on_the_page(page: str) -> None:
     names = re.findall(r'<div class="plot(?: time)?" id="([^"]+)"', page)
-    assert names == [
-        "slo-time", "cdf-ttft", "cdf-e2el", "cdf-norm_latency", "cdf-tpot_chunk", "load", "queue", "batch",
-        "chunk", "utilization", "kv", "chunks", "chunk-utilization", "step-latency",
+    assert names[:3] == ["slo-time", "cdf-ttft", "cdf-e2el"]
+    assert names[names.index("load") :] == [
+        "load", "queue", "batch", "chunk", "utilization", "kv", "chunks", "chunk-utilization", "step-latency"
     ]  # fmt: skip
     assert list(figures_of(page)) == names
 

@@ -158,10 +158,8 @@ def test_the_best_is_marked_and_ties_deserters_and_those_without_the_metric_are_
 
 
 def test_a_row_has_one_unit() -> None:
-    row = next(
-        r for r in compare([summary("slow", 30.0).to_json(), summary("fast").to_json()]) if r.label == "ttft p50"
-    )
-    assert (row.unit, row.cells) == ("s", ("30.0", "1.00"))
+    rows = {row.label: row for row in compare([summary("slow", 30.0).to_json(), summary("fast").to_json()])}
+    assert (rows["ttft p50"].unit, rows["ttft p50"].cells) == ("s", ("30.0", "1.00"))
 
 
 def test_a_price_is_told_with_what_a_million_good_requests_cost() -> None:

@@ -2,6 +2,11 @@
 
 import json
 import math
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsim.engine.journal import REQUEST_COLUMNS, StepTotals
+import dsim
+from dsim.engine.journal import StepTotals
 from dsim.engine.policy import parse
-from dsim.results.metrics import METRICS, Summary, percentiles, summarize
+from dsim.results.metrics import Summary, percentiles, summarize
 from dsim.results.slo import Slo
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
@@ -19,6 +25,7 @@ from dsim.sim.twin import simulate
 from ..report.fixtures import rejected, request, request_columns, totals_of, unfinished
 from ..worlds import SECOND, toy_profile, toy_trace
 
+ROOT = Path(dsim.__file__).parent
 # Prefill takes 100 ms, a step 20 ms and yields 4 tokens (AR: 5 ms, 1 token): the true pace is 5 ms a token.
 STREAMS = {
     "AR 64": [(0.100 + 0.005 * i, 1) for i in range(1, 65)],
@@ -54,15 +61,36 @@ def test_the_worked_example_holds(stream: str) -> None:
                 assert found[key][stat] == pytest.approx(expected, abs=0.006, rel=6e-4)
 
 
-def test_every_number_has_a_formula() -> None:
+def test_a_number_s_name_says_what_it_holds() -> None:
     found = one("AR 64")
-    assert [key.removesuffix("_ms") for key in found] == [
-        "policy",
-        *(name for name in METRICS if name != "prefix_cache"),
-    ]
     assert list(found["batch"]) == list(found["chunk"]) == ["mean", "p50", "min", "max"]
     for key in found:
         assert not key.endswith("_ms") or list(found[key]) == ["mean", "p50", "p90", "p95", "p99"]
+
+
+ADDED = """
+    decode_ms: Distribution = latency(
+        "finish - first emission", of=lambda requests: e2el(requests) - ttft(requests), slo=True, brief=("p99",),
+        title="Time to decode", axis="s",
+    )
+    queue_time_ms:"""
+
+
+@pytest.mark.slow
+def test_a_metric_is_one_field_of_the_summary(tmp_path: Path) -> None:
+    def ran(*words: str) -> str:
+        command = [sys.executable, "-m", "dsim", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    shutil.copytree(ROOT, tmp_path / "dsim", ignore=shutil.ignore_patterns(".*", "benchmarks", "research", "tests"))
+    file = tmp_path / "dsim/results/metrics.py"
+    file.write_text(file.read_text().replace("\n    queue_time_ms:", ADDED))
+    replayed = ran("replay", "azure-conv", "--num-requests", "20", "--policy", "ar", "--slo", "decode=9s", "-o", "a")
+    assert re.search(r"decode p99 +ms(.*\n)+ decode=9s +\d", replayed)
+    assert re.search(r"\n *decode +ms.* 0 %", ran("compare", "a", "a", "--bound", "decode=1%"))
+    (summary,) = json.loads((tmp_path / "a/run.json").read_text())["policies"]
+    assert summary["decode_ms"]["mean"] == pytest.approx(summary["e2el_ms"]["mean"] - summary["ttft_ms"]["mean"])
+    assert 'id="cdf-decode"' in (tmp_path / "a/report.html").read_text()
 
 
 def test_a_run_without_requests_is_all_null() -> None:
@@ -208,7 +236,7 @@ def test_a_step_that_prefills_one_row_and_decodes_another_counts_the_row_that_de
     result = simulate(
         toy_trace([0.0, 2.5], [8, 8], [6, 1]), Setting(parse("vllm-ar,async_scheduling=false"), toy_profile())
     )
-    table = {name: result.table[name] for name in REQUEST_COLUMNS}
+    table = result.table.columns
     assert table["num_forwards"].tolist() == [5, 0]  # each first token comes from a prefill
     found = summarize("p", table, result.totals)
     assert (found.token_utilization, found.tpf, found.computed_per_token) == (1.0, 1.0, 5 / 7)
@@ -218,9 +246,8 @@ def test_busy_share_leaves_out_the_step_in_flight_as_a_run_ends() -> None:
     # Two steps of a second and more are over as the last request arrives, and the third is not.
     trace = toy_trace([0.0, 2.5], [1, 1], [9, 1])
     result = simulate(trace, Setting(parse("ar"), toy_profile(latency=SECOND)), drain=False)
-    table = {name: result.table[name] for name in REQUEST_COLUMNS}
     assert result.totals.end == 2.0
-    assert summarize("p", table, result.totals).busy_share == 1.0
+    assert summarize("p", result.table.columns, result.totals).busy_share == 1.0
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40))

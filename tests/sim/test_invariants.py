@@ -223,5 +223,10 @@ def test_a_plain_loop_drives_the_engine_to_the_same_table(
     assert table_bytes(simulated.table) == table_bytes(driven.run().table)
 
 
-def test_every_preset_is_among_the_random_policies() -> None:
-    assert set(BLOCK_PRESETS) == {spec.partition(",")[0].partition(":")[0] for spec in SPECS}
+def kinds(spec: str) -> tuple[type, ...]:
+    """Of a policy's parts."""
+    return tuple(map(type, parse(spec).parts()))
+
+
+def test_the_parts_of_every_preset_are_among_the_random_policies() -> None:
+    assert set(map(kinds, BLOCK_PRESETS)) == set(map(kinds, SPECS))
