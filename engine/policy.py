@@ -1,4 +1,4 @@
-"""Policies by name, shipped, installed or in a file; their fields as text."""
+"""Policies by name, shipped or in a file; their fields as text."""
 
 import dataclasses
 import difflib
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,6 @@ __all__ = [
     "settings_of",
     "to_toml",
 ]
-
-GROUP = "dsim.policies"  # entry points: name = "package.module:POLICY"
 
 
 def _presets() -> Iterator[tuple[str, Preset]]:
@@ -155,11 +152,6 @@ def is_shipped(part: Part) -> bool:
     return type(part).__module__.startswith(f"{__package__}.")
 
 
-def known_presets() -> list[str]:
-    """Our presets, then other distributions'."""
-    return [*PRESETS, *sorted(entry_points(group=GROUP).names - PRESETS.keys())]
-
-
 def preset_of(name: str, spec: str = "", allow_code: AllowedCode = NO_CODE) -> Preset:
     """A preset by name; PolicyError lists the known ones, CodeError refuses a file not in `allow_code`.
 
@@ -172,17 +164,10 @@ def preset_of(name: str, spec: str = "", allow_code: AllowedCode = NO_CODE) -> P
     if is_file(name):
         found = from_file(name, (Preset, Policy), "policies", asker, allow_code)
         return _as_preset(found, name, spec)
-    installed = {point.name: point for point in entry_points(group=GROUP)}
-    if name in installed:
-        try:
-            return _as_preset(installed[name].load(), installed[name].value, spec)
-        except Exception as error:  # another distribution's code may raise anything
-            raise PolicyError(f"{asker}: {installed[name].value} cannot be loaded: {cut(error)}") from error
     check_names_object(name, asker, "policy", "POLICY")
-    known = known_presets()
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, PRESETS, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
-    raise PolicyError(f"{asker}: no preset is named {quoted(name)}{hint}; there are {', '.join(known)}")
+    raise PolicyError(f"{asker}: no preset is named {quoted(name)}{hint}; there are {', '.join(PRESETS)}")
 
 
 def _as_preset(value: Any, where: str, spec: str) -> Preset:

@@ -14,7 +14,7 @@ from ..engine.part import FITTED, Part, Preset
 from ..engine.part import Choice as Words
 from ..engine.part import Range as Bounds
 from ..engine.policies import BASELINES
-from ..engine.policy import PRESETS, Policy, is_shipped, known_presets, name_of, parse, preset_of, settings_of, to_toml
+from ..engine.policy import PRESETS, Policy, is_shipped, name_of, parse, preset_of, settings_of, to_toml
 from ..files.read import did_you_mean, quoted, read_toml
 from ..profiler.profile import Profile
 from ..results.scenario import Scenario
@@ -258,15 +258,14 @@ def space_of(table: Mapping[str, Any], where: str, check: Check, allow_code: All
         spaced = [name for name, preset in PRESETS.items() if preset.space is not None]
         presets = [name for name in spaced if _refusal(check, PRESETS[name].policy) is None] or spaced
     presets = [presets] if isinstance(presets, str) else presets
-    known = known_presets()
     if not isinstance(presets, list) or not presets:
         raise DsimError(
             f"{where}: policy is {quoted(presets)}, expected a list of presets such as {list(DEFAULT_PRESETS)}"
         )
     for name in presets:
-        if not isinstance(name, str) or (name not in known and not _in_file(name)):
-            hint = did_you_mean(str(name), known)
-            raise DsimError(f"{where}: no preset is named {quoted(name)}{hint}; there are {', '.join(known)}")
+        if not isinstance(name, str) or (name not in PRESETS and not _in_file(name)):
+            hint = did_you_mean(str(name), PRESETS)
+            raise DsimError(f"{where}: no preset is named {quoted(name)}{hint}; there are {', '.join(PRESETS)}")
     try:
         found = {name: preset_of(name, allow_code=allow_code) for name in presets}
     except CodeError as error:
@@ -275,7 +274,7 @@ def space_of(table: Mapping[str, Any], where: str, check: Check, allow_code: All
     own = {
         name: v
         for name, v in table.items()
-        if (name in known or _in_file(name)) and isinstance(v, dict) and not {"low", "high"} & set(v)
+        if (name in PRESETS or _in_file(name)) and isinstance(v, dict) and not {"low", "high"} & set(v)
     }
     shared = {name: value for name, value in table.items() if name not in own and name != "policy"}
     for name in presets:

@@ -11,12 +11,9 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from random import Random
 from types import FrameType
-from unittest import mock
 
 from dsim.engine import code_cache
 from dsim.engine.errors import DsimError
@@ -93,7 +90,7 @@ def workplace() -> Iterator[tuple[Path, Path]]:
         work, folder = Path(name) / "work", Path(name) / "input"
         work.mkdir()
         folder.mkdir()
-        with warnings.catch_warnings(), mock.patch("dsim.engine.policy.entry_points", cache(entry_points)):
+        with warnings.catch_warnings():
             # What would reach a user of the library as a warning of NumPy's is a finding.
             warnings.simplefilter("error", RuntimeWarning)
             yield work, folder
