@@ -12,7 +12,6 @@ import inspect
 import itertools
 import re
 import shutil
-import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -271,20 +270,9 @@ def _compiling(folder: str) -> Iterator[None]:
             with suppress(OSError):  # no file locks: each process compiles
                 Path(folder).mkdir(parents=True, exist_ok=True)
                 held = stack.enter_context(open(Path(folder) / "lock", "a"))
-                try:
-                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    _say_waiting()
-                    fcntl.flock(held, fcntl.LOCK_EX)
+                fcntl.flock(held, fcntl.LOCK_EX)
         stack.enter_context(_uncollected())
         yield
-
-
-@cache
-def _say_waiting() -> None:
-    """Once, and only on a terminal."""
-    if sys.stderr.isatty():
-        print("Waiting for another dsim process that compiles.", file=sys.stderr)
 
 
 @contextmanager

@@ -30,7 +30,6 @@ from .watch import Watch
 _log = logging.getLogger("dsim.serve")
 STOPPING = "the server stopped before the reply's end"
 BATCH = 1024  # steps per journal batch
-LEFT_BEHIND = 10.0, 50  # s and steps without a step for a request, while later ones begin, after which it is logged
 # By request, slot and length: its sequence's tokens up to that length.
 Text = Callable[[int, int, int], Ids]
 
@@ -67,8 +66,6 @@ class Stream:
     num_sent: int = 0  # tokens
     first_sent: float | None = None  # s
     last_sent: float = 0.0  # s
-    overtaken: tuple[float, int] | None = None  # time and step when a later request began, after its own last step
-    left_behind: bool = False  # has been logged
 
     def put(self, emission: Emission | str) -> None:
         """Callable from any thread."""
@@ -112,14 +109,12 @@ class Fleet:
         self._recording = threading.Lock()
         self._entering = threading.Lock()  # no stream enters a replica that has ended its streams
         self._streams: dict[int, Stream] = {}
-        self._newest: list[int] = []  # latest request begun, per replica
 
     def start(self, executors: Sequence[Executor], text: Text | None = None) -> None:
         """text: reads replies' tokens; without it they are zeros."""
         for engine, executor in zip(self.engines, executors, strict=True):
             recorder = None if self._append is None else StepRecorder(self._record, engine.policy.width, BATCH)
             committed, ended = partial(self._send, text), partial(self._end, len(self.replicas))
-            self._newest.append(-1)
             timed: Any = executor if hasattr(executor, "host") else None
             self.watches.append(Watch(self.metrics_as, engine, self.clock, self._prefixes, timed))
             self.replicas.append(
@@ -209,7 +204,6 @@ class Fleet:
 
     def _send(self, text: Text | None, plan: StepPlan, outcome: StepOutcome, done: Ids, now: float) -> None:
         """Send clients what a step emitted; in the replica's thread."""
-        self._note_left_behind(plan)
         over = set(done.tolist())
         emitted = self.table["num_tokens"]
         index = self._replica_of(plan)
@@ -260,33 +254,6 @@ class Fleet:
 
     def _replica_of(self, plan: StepPlan) -> int:
         return int(self.table["replica"][plan.requests[0]])
-
-    def _note_left_behind(self, plan: StepPlan) -> None:
-        """Log requests in no step while later ones begin; a replay reports them at its end, which a server may never
-        reach."""
-        computed = plan.requests.tolist()
-        for request in computed:
-            if (stream := self._streams.get(request)) is not None:
-                stream.overtaken = None
-        replica, newest = self._replica_of(plan), max(computed)
-        if newest <= self._newest[replica]:
-            return
-        self._newest[replica] = newest
-        with self._entering:
-            earlier = [s for i, s in self._streams.items() if i < newest and s.replica is self.replicas[replica]]
-        for stream in earlier:
-            if stream.index in computed or stream.left_behind:
-                continue
-            if stream.overtaken is None:
-                stream.overtaken = plan.now, plan.step
-            seconds, steps = plan.now - stream.overtaken[0], plan.step - stream.overtaken[1]
-            if seconds >= LEFT_BEHIND[0] and steps >= LEFT_BEHIND[1]:
-                stream.left_behind = True
-                _log.warning(
-                    "policy %s leaves a request behind: request %d was in none of the last %d steps (%.3g s) of "
-                    "replica %d, in which requests that came later began, the last of them request %d",
-                    self.engines[replica].policy.name, stream.index, steps, seconds, replica, newest,
-                )  # fmt: skip
 
     def _record(self, columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
         assert self._append is not None

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import logging
 import os
-import re
 import resource
 import signal
 import socket
@@ -20,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsim.engine.allowed_code import allowed
 from dsim.engine.journal import StepTotals
 from dsim.engine.state import COMPLETED, UNFINISHED
 from dsim.engine.step import StepOutcome, StepPlan
@@ -105,57 +103,6 @@ def test_health_tells_of_a_failed_replica_while_the_others_serve(twin: Callable[
     assert (health.status, health.body) == (503, b"replica 0 failed: ValueError: a fault\n")
     assert (refused.status, "retry-after" in refused.headers) == (503, False)
     assert replies == [200, 503]
-
-
-SKIPS = """
-from dataclasses import dataclass, replace
-from typing import Any
-from dsim.engine.hooks import decide
-from dsim.engine.jit import rule
-from dsim.engine.policies.lmdeploy import Continuous, decide_continuous
-from dsim.engine.policy import parse
-
-@rule
-def skip(replica: Any, policy: Any) -> int:
-    counters, size, hidden = replica.counters, len(replica.queue), 0
-    for i in range(counters.num_waiting):
-        at, last = (counters.queue_head + i) % size, (counters.queue_head + counters.num_waiting - 1) % size
-        if replica.queue[at, 0] == 9:  # request 9 goes to the end of the queue, and the end is not seen
-            replica.queue[at, 0], replica.queue[last, 0], hidden = replica.queue[last, 0], 9, 1
-    counters.num_waiting -= hidden
-    kind = decide_continuous(replica, policy)
-    counters.num_waiting += hidden
-    return kind
-
-@dataclass(frozen=True)
-class Skips(Continuous):
-    def answers(self, policy: Any) -> Any:
-        return {**super().answers(policy), decide: skip}
-
-POLICY = replace(parse("CHUNK"), name="skips", batching=Skips(num_loops=1, max_batch=4))
-"""
-
-
-@pytest.mark.usefixtures("of_the_engine")
-def test_a_request_that_its_policy_leaves_behind_is_named_while_later_ones_are_served(
-    twin: Callable[..., Behind], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("dsim.serve.fleet.LEFT_BEHIND", (0.0, 20))
-    file = tmp_path / "skips.py"
-    file.write_text(SKIPS.replace("CHUNK", CHUNK))
-    with serving(twin(policy=f"{file}:POLICY", allow_code=allowed([file]))) as server:
-        fleet, connections = server.behind.fleet, []
-        for i in range(30):
-            connections.append(server.begin(prompt=[0], max_tokens=200 if i == 8 else 8))
-            until(lambda at=i: fleet.num_requests == at + 1)  # type: ignore[misc]
-        replies = [connection.getresponse() for connection in connections]
-        ended = replies[9].read()
-    assert [reply.status for reply in replies] == [200] * 9 + [503] + [200] * 20
-    assert b"Skips runs nothing and never will: 0 run and 1 wait (request 9)" in ended  # once nothing else is left
-    (said,) = [record.getMessage() for record in caplog.records if "behind" in record.getMessage()]
-    told = re.match(r"policy .*skips.py:POLICY leaves a request behind: request 9 was in none of the last (\d+) ", said)
-    assert told is not None
-    assert int(told[1]) >= 20  # as soon as somebody looks: a busy machine does later
 
 
 def test_a_request_handed_in_as_a_replica_fails_is_answered(twin: Callable[..., Behind]) -> None:
