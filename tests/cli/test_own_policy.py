@@ -1,15 +1,31 @@
 """The tutorial, command by command as it is written, on less traffic; and `dsim policies --fields`."""
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from . import pages
-from .command import dsim, held
+from .command import dsim, held, rows
 
 ROOT = pages.ROOT
 TUTORIAL = ("docs/policy-of-your-own.md", "docs/policy-levels.md")
+
+
+LATE = """from dsim.policy import *
+
+@dataclass(frozen=True)
+class Late(FixedChunk):
+    def answers(self, policy):
+        return {**super().answers(policy), hooks.choose: chunk}
+
+@rule
+def chunk(view):
+    return 8 if view.now < 10 else view.running(10**6).priority
+
+POLICY = Policy("late", EVERY_STEP, Late(), DelayedCache())
+"""
 
 
 def blocks(language: str, *tutorial: str) -> list[str]:
@@ -32,7 +48,7 @@ def test_every_command_of_the_tutorial_runs() -> None:
     assert code == (ROOT / "examples" / "policies" / "compiled_rule.py").read_text(encoding="utf-8")
     Path("mine.py").write_text(code)
     Path("space.toml").write_text(blocks("toml")[0])
-    run_all(TUTORIAL[0], ["policies", "policies", "replay", "tune", "replay", "live"])
+    run_all(TUTORIAL[0], ["policies", "replay", "tune", "replay", "live"])
     assert held(Path("runs/live")) == ["report.html", "requests.parquet", "run.json", "steps.parquet"]
     text = Path("runs/tuned/policy.toml").read_text()
     assert text.startswith(('policy = "optimus"\n', 'policy = "./mine.py:POLICY"\n'))
@@ -72,3 +88,12 @@ def test_the_fields_of_a_policy_are_listed_with_what_each_may_be_and_means() -> 
 def test_a_policy_that_is_not_there_is_one_line_and_exit_2() -> None:
     said = dsim("replay", "azure-conv", "--policy", "./none.py:POLICY").refusal
     assert said == "policy './none.py:POLICY': ./none.py cannot be read: No such file or directory"
+
+
+def test_a_checked_rule_says_where_it_went_wrong_however_late() -> None:
+    Path("mine.py").write_text(f"from dataclasses import dataclass; {LATE}")
+    Path("trace.jsonl").write_text(rows(60))
+    ran = dsim("replay", "trace.jsonl", "--policy", "./mine.py:POLICY", "--check-rules")
+    line = LATE[: LATE.index("running")].count("\n") + 1
+    assert (ran.code, ran.out) == (2, "")
+    assert re.fullmatch(rf"Error: .*mine.py:{line}: chunk: IndexError: running\(1000000\) of \d+ requests\n", ran.err)
