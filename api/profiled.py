@@ -160,9 +160,8 @@ def profile(
                 both_ways=full_sequence, eos=eos,
             )
         )  # fmt: skip
-        # On a GPU, loading and the page take from the budget too.
         spent = time.monotonic() - begin + (PAGE if _page is not None else 0.0)
-        for_steps = max(budget / 2, budget - spent) if loaded.on_gpu else budget
+        for_steps = max(budget / 2, budget - spent)
         with _keeping(file) as keep:
             measured, data = measure(
                 name=name or printable(Path(model).name if model else loaded.model.config.name),

@@ -18,7 +18,6 @@ from ..device.validate import LOADS, POLICIES, Validated, canvas_policies, least
 from ..device.validate import validate as validate_cells
 from ..engine.errors import DsimError
 from ..engine.policy import Policy, parse
-from ..files.duration import words_of
 from ..files.place import hold_folder
 from ..files.write import write_whole
 from ..planner.backend import Pool
@@ -92,7 +91,7 @@ def validate(
     from ..live.config_file import named  # loads PyTorch, as the next
     from ..live.sampling import Sampling
     from ..profiler.canvas import LoadedCanvas, open_any
-    from ..profiler.measure import default_workloads, profile_model
+    from ..profiler.measure import default_workloads, profile_model, seconds_to_compile
     from ..profiler.measure_canvas import profile_canvas
 
     name, settings = named(model, random_weights, mask_token_id, block_length)
@@ -109,6 +108,7 @@ def validate(
     file = out / "profile.json" if profile is None else Path(name_of_profile(profile))
     is_profiled = profile is not None or file.is_file()
     num_runs = len(specs) * (len(shares) + 1)  # the middle load runs twice
+    compiling = seconds_to_compile(parse(spec, code) for spec in specs)
     base = Scenario(
         trace=name_of_trace(trace if given is None else given),  # type: ignore[arg-type]
         policy=specs[0], profile=str(file), workload=workload, lengths=lengths, num_requests=200,
@@ -138,12 +138,13 @@ def validate(
         return measured
 
     if seconds is None and not (out / "cells").is_dir():
-        pilot = None if is_profiled else lambda: measure(PILOT_SHARE * budget)
-        with pool() as replays:
-            least = _least_budget(base, specs, shares, pilot, replays)
+        pilot, least = None if is_profiled else lambda: measure(PILOT_SHARE * budget), compiling
+        if budget >= compiling:
+            with pool() as replays:
+                least = _least_budget(base, specs, shares, pilot, replays, compiling)
         if budget < least:
             raise DsimError(
-                f"--budget is {words_of(budget)}, expected at least {words_of(math.ceil(least))} for {num_runs} "
+                f"--budget is {budget:g} s, expected at least {math.ceil(least)} s for {num_runs} "
                 f"runs of {', '.join(specs)}: give more, or fewer --policy and --load"
             )
     lock = hold_folder(out)  # earlier errors leave no folder
@@ -153,7 +154,7 @@ def validate(
         save(measure(PROFILE_SHARE * budget), file)
     device_profile = load(str(file))
     if seconds is None:
-        seconds = CELLS_SHARE * (budget - elapsed()) / num_runs
+        seconds = CELLS_SHARE * max(0.0, budget - elapsed() - compiling) / num_runs
 
     @contextmanager
     def watch(name: str) -> "Iterator[Progress]":
@@ -176,16 +177,17 @@ def validate(
 
 
 def _least_budget(
-    base: Scenario, specs: Sequence[str], shares: Sequence[float], pilot: Callable[[], Profile] | None, pool: Pool
-) -> float:
-    """s. pilot: measures a rough profile; None: one is given."""
+    base: Scenario, specs: Sequence[str], shares: Sequence[float], pilot: Callable[[], Profile] | None, pool: Pool,
+    compiling: float,
+) -> float:  # fmt: skip
+    """s. pilot: measures a rough profile; None: one is given. compiling: s, of the policies' steps."""
     with TemporaryDirectory() as folder:
         if pilot is not None:
             file = Path(folder) / Path(base.profile).name
             save(pilot(), file)
             base = replace(base, profile=str(file))
         cells = least_time(base, specs, shares, Memo(), pool)
-    return cells / (CELLS_SHARE * (1 if pilot is None else 1 - PROFILE_SHARE - PILOT_SHARE))
+    return (cells / CELLS_SHARE + compiling) / (1 if pilot is None else 1 - PROFILE_SHARE - PILOT_SHARE)
 
 
 def _attend_both_ways(policies: dict[str, Policy]) -> bool:

@@ -57,9 +57,7 @@ def profile_command(
             "--full-sequence", help="Profile for policies that attend in both directions; no commits are logged."
         ),
     ] = False,
-    budget: Annotated[
-        str, option("T", "About how long measuring may take (on a GPU, including loading and the page): 90s, 5m.")
-    ] = "5m",
+    budget: Annotated[str, option("T", "About how long it may take: 90s, 5m.")] = "5m",
     thresholds: Annotated[str, option("X,...", "Unmasking thresholds to log commits at: 0.8,0.9.")] = "0.9",
     temperature: Annotated[float, option("X", "Temperature at which commits are logged.")] = 1.0,
     prompts: Annotated[

@@ -70,6 +70,8 @@ def sweep(
 
 
 def _account(done: "Sweep") -> str:
+    from ..report.page import priced_apart
+
     said = done.to_json()
     parts = [f"{done.num_cells} cells", f"{done.num_run} run"]
     if done.num_reused:
@@ -77,4 +79,4 @@ def _account(done: "Sweep") -> str:
     parts += [f"{said[f'num_{what}']} {what}" for what in ("failed", "unstable") if said[f"num_{what}"]]
     if done.plan.estimated:
         parts.append(f"estimated, not measured ({', '.join(done.plan.estimated)})")
-    return "; ".join(parts)
+    return "; ".join(parts) + priced_apart(done.plan.implementations)

@@ -10,6 +10,7 @@ from ..engine.errors import DsimError, PolicyError
 from ..files.read import cut
 from ..profiler.placed import placed
 from ..profiler.profile import Profile
+from ..report.story import doubt_of
 from ..report.table import value
 from ..results.metrics import CANCELLED, COMPLETED, METRICS, STATS, Floats, no_nan, path
 from ..results.run import Columns, Run
@@ -47,6 +48,7 @@ class Side:
     model: str  # and its weights, if derived
     profile: str  # empty: a live run without one
     estimated: bool  # the profile is not measured
+    doubt: str  # why its own checks call it invalid; empty: they do not
     commits: str  # twin: the profile's draws; model: the weights; server: unknown
     interrupted: bool
 
@@ -177,6 +179,7 @@ def side(run: Run) -> Side:
         str(live.get("model", profile.get("model", UNKNOWN))) + weights,
         profile.get("name", ""),
         bool(profile.get("estimated", True)),
+        "".join(doubt_of(profile)),
         info.get("commits", "server" if driver == "client" else "twin"),
         bool(info.get("interrupted", False)),
     )

@@ -8,12 +8,15 @@ import numpy.typing as npt
 from .errors import PolicyError
 from .jit import is_ours
 from .latency import Features, LatencyModel
-from .policy import PRESETS
+from .policy import PRESETS, Policy
 from .step import Phase, StepPlan
 
 Floats = npt.NDArray[np.float64]
 PHASES = tuple(phase.name.lower() for phase in Phase)
-CACHES = tuple(dict.fromkeys(type(p.policy.cache).__name__ for p in PRESETS.values() if p.policy.cache.family))
+# Caches of the shipped scripts, and their implementations.
+CACHES = {
+    type(p.policy.cache).__name__: p.policy.implementation for p in PRESETS.values() if p.policy.batching.pads
+}  # fmt: skip
 
 
 def table_of(latency: LatencyModel, cache: object) -> Floats:
@@ -24,6 +27,11 @@ def table_of(latency: LatencyModel, cache: object) -> Floats:
         if part.cache == kind:
             table[PHASES.index(part.phase)] = part.row, part.token
     return table
+
+
+def implementation_of(policy: Policy) -> str:
+    """The code whose costs a policy's steps have: as declared, or that of the cache it is measured as; empty: any."""
+    return policy.implementation or CACHES.get(_measured_as(policy.cache), "")
 
 
 def _measured_as(cache: object) -> str:

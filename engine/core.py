@@ -150,7 +150,7 @@ def commit(replica: Replica, policy: AnyPolicy, now: float) -> None:
 def end_step(replica: Replica, policy: AnyPolicy, journal: Journal) -> bool:
     """Record and end the predicted step in flight; False, with nothing done, if the journal is full."""
     counters = replica.counters
-    if not record_step(replica, journal):
+    if not record_step(replica, policy, journal):
         return False
     commit(replica, policy, counters.now + counters.latency)
     if len(journal.steps) > 0:
@@ -218,7 +218,9 @@ def opened(replica: Any) -> Replica:
 @inlined
 def opened_policy(policy: Any) -> AnyPolicy:
     """A policy's state as rules take it."""
-    return PolicyState(policy.fields[0], policy.columns, policy.record[0], policy.cost, policy.cache)
+    return PolicyState(
+        policy.fields[0], policy.columns, policy.record[0], policy.cost, policy.cache, policy.thresholds
+    )  # fmt: skip
 
 
 # ---- entries for Python: take arrays of records ----------------------------------------------------------------------

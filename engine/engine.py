@@ -143,8 +143,9 @@ class Engine:
             (numbers_of(policy), (latency or _FREE).arrays()) if like is None else (like._own.fields, like._own.cost)
         )
         self._own: Any = PolicyState(
-            numbers, self._columns(0), _record_of(policy), cost, policy.memory.cache(limits.num_pages, prefixes)
-        )
+            numbers, self._columns(0), _record_of(policy), cost, policy.memory.cache(limits.num_pages, prefixes),
+            np.array(policy.unmasking.thresholds if policy.unmasking.varies else [np.nan]),
+        )  # fmt: skip
         self._core: core.Core = core.core_of(policy, self._own) if like is None else like._core
         self._run: tuple[Draws, Cost, Any] | None = None  # of `_entry`, with its arguments
         self._host = TimeHistogram(NO_COUNTS)  # latency minus device time, where measured

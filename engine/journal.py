@@ -3,6 +3,8 @@
 requests.parquet: a row a request; steps.parquet: a row a step. Times are s since the run's start.
 """
 
+from bisect import bisect_right, insort
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,7 +16,7 @@ from .histogram import CountHistogram, TimeHistogram
 from .jit import rule
 from .records import F8, I2, I4, I8, U1, Bool, Record, Table, columns_of, dtype_of, table
 from .request import Request
-from .state import PREFILL_STEP, ROWS, UNFINISHED, Asked, Replica, RequestRow, read_only
+from .state import PREFILL_STEP, REJECTED, ROWS, UNFINISHED, AnyPolicy, Asked, Replica, RequestRow, read_only
 from .step import StepOutcome, StepPlan, features_left
 
 STATUSES = ("completed", "rejected", "unfinished", "cancelled")
@@ -50,7 +52,6 @@ SENT_COLUMNS = {
     "reserved_turn": "int32",  # when pages were reserved and looked up
     "reserved_in_step": "bool",  # ... whether a step was in flight
 }
-MORE_COLUMNS = CACHED_COLUMNS | MOVE_COLUMNS | SENT_COLUMNS
 
 
 class StepRow(Record):
@@ -84,9 +85,27 @@ class StepRow(Record):
     evicted_sampled: I4
     window_q_kv: I8  # as sum_q_kv and sum_kv, in layers with a window; 0: none
     window_kv: I8
+    threshold: F8  # of a decode step that chose it; NaN: did not
 
 
-STEP_COLUMNS = dict(columns_of(StepRow))
+# In files of runs whose policies choose a threshold each step, or order the queue.
+CHOICE_COLUMNS = {"threshold": "float64"}
+ORDER_COLUMNS = {"passed": "int32"}  # requests that came earlier and still waited when it was first scheduled
+STEP_COLUMNS = {name: kind for name, kind in columns_of(StepRow) if name not in CHOICE_COLUMNS}
+MORE_COLUMNS = CACHED_COLUMNS | MOVE_COLUMNS | SENT_COLUMNS | ORDER_COLUMNS | CHOICE_COLUMNS
+
+
+def passed(requests: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.int32]:
+    """`passed` of each request, [requests], from the other columns; without those that another replica prefilled."""
+    begun = requests["scheduled"]
+    out = np.where(np.isnan(begun), requests["finish"], begun)  # of the queue, or cancelled in it
+    out = np.where(requests["status"] == REJECTED, -np.inf, np.where(np.isnan(out), np.inf, out))
+    found, earlier = np.zeros(len(begun), np.int32), defaultdict[int, list[float]](list)
+    for i in np.argsort(requests["arrival"], kind="stable").tolist():
+        others = earlier[int(requests["replica"][i])]
+        found[i] = 0 if np.isnan(begun[i]) else len(others) - bisect_right(others, out[i])
+        insort(others, out[i])
+    return found
 
 
 class RowOfStep(Record):
@@ -297,7 +316,7 @@ def record_again(
 
 
 @rule
-def record_step(replica: Replica, journal: Journal) -> bool:
+def record_step(replica: Replica, policy: AnyPolicy, journal: Journal) -> bool:
     """Record the step in flight with its outcome; False, without effect, if the journal is full."""
     if len(journal.steps) == 0:
         return True
@@ -352,6 +371,7 @@ def record_step(replica: Replica, journal: Journal) -> bool:
     step.evicted_sampled = counters.sampled_rows - counters.left_sampled if counters.evicting else 0
     step.window_q_kv = counters.window_q_kv
     step.window_kv = counters.window_kv
+    step.threshold = np.nan if step.prefill else policy.thresholds[counters.threshold]
     filled.steps += 1
     filled.rows += counters.num_rows
     return True
@@ -380,6 +400,7 @@ class StepRecorder:
             f.sum_kv, f.head_rows, f.sampled_rows, f.num_forwards, outcome.committed.sum(), plan.waiting, plan.running,
             plan.pages, plan.submitted, len(done), len(plan.preempted),
             plan.evicting is not None, *gone, f.window_q_kv, f.window_kv,
+            np.nan if plan.prefill or plan.threshold is None else plan.threshold,
         )  # fmt: skip
         rows = slice(at, at + n)
         for name in ROW.names or ():
@@ -408,5 +429,5 @@ class StepRecorder:
                 lists[name] = (j.words[:rows, WORDS.index(name)].reshape(-1).copy(), offsets * np.int32(self._words))
             else:
                 lists[name] = (j.rows[name][:rows].copy(), offsets)
-        self._append({name: j.steps[name][:n].copy() for name in STEP_COLUMNS}, lists)
+        self._append({name: j.steps[name][:n].copy() for name in STEP.names or ()}, lists)
         j.filled[0] = (0, 0)

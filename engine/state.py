@@ -282,6 +282,7 @@ class PolicyState(NamedTuple, Generic[Fields, Columns, Memory]):
     record: Memory  # Part.record: memory of the replica
     cost: Any  # latency.Cost
     cache: Any = ()  # prefix.Cache; (): none
+    thresholds: Any = ()  # [thresholds] that steps choose from; a NaN: they choose none
 
 
 AnyPolicy = PolicyState[Any, Any, Any]  # for rules that read no policy field

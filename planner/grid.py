@@ -63,6 +63,7 @@ class Plan:
     cells: tuple[Cell, ...]
     config: Json  # as given
     estimated: tuple[str, ...]  # profiles not measured
+    implementations: tuple[str, ...]  # that price the cells
 
 
 def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = NO_CODE) -> Plan:
@@ -169,6 +170,7 @@ def _check(
     prepared: dict[Any, set[str]] = {}  # by OF_REQUESTS: requests' classes
     fit: set[Any] = set()  # checked pairs of SLOs and classes
     estimated: dict[str, None] = {}
+    implementations: dict[str, None] = {}
     for i, given in enumerate(combined, 1):
         try:
             scenario = scenario_of(folder, given, allow_code)
@@ -199,8 +201,9 @@ def _check(
             raise type(error)(f"{where}: cell {i} ({said}): {error}") from None
         if profile.is_estimate:
             estimated[profile.name] = None
+        implementations[profile.implementation] = None
         cells.setdefault(key, Cell(key, shown, scenario))  # equal cells run once
-    return Plan(title, varied, tuple(cells.values()), config, tuple(estimated))
+    return Plan(title, varied, tuple(cells.values()), config, tuple(estimated), tuple(implementations))
 
 
 def scenario_of(folder: Path, given: Json, allow_code: AllowedCode = NO_CODE) -> Scenario:

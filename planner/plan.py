@@ -84,7 +84,7 @@ def candidates_of(
                 continue
             spec = candidate_of(given, allow_code=scenario.allow_code).spec if given.endswith(".toml") else given
             policy = replace(scenario, policy=given).parsed_policy()
-            profile = heaviest_law_first(as_run_by(held, policy.implementation))
+            profile = heaviest_law_first(as_run_by(held, policy))
             check = searchable(profile, scenario.workload, longest)
             quality = quality_of(policy, profile.model.name, quality_table)
             answers = {} if as_given else changing_answers(given, profile, scenario.workload, scenario.allow_code)
@@ -870,6 +870,7 @@ def _row(candidate: PlanCandidate) -> Fleet:
     profile = candidate.profile
     return Fleet(
         policy=candidate.policy, place=candidate.place, profile=profile.name, device=profile.device.name,
-        model=profile.model.name, estimated=profile.is_estimate, quality=candidate.quality,
+        model=profile.model.name, implementation=profile.implementation, estimated=profile.is_estimate,
+        quality=candidate.quality,
         gpus_per_replica=candidate.gpus, price=candidate.price,
     )  # fmt: skip

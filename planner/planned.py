@@ -72,6 +72,7 @@ class Fleet:
     profile: str
     device: str
     model: str
+    implementation: str
     estimated: bool
     quality: Quality
     gpus_per_replica: int

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..engine.journal import CACHED_COLUMNS, MOVE_COLUMNS, SENT_COLUMNS
+from ..engine.journal import CACHED_COLUMNS, CHOICE_COLUMNS, MOVE_COLUMNS, ORDER_COLUMNS, SENT_COLUMNS, passed
 from ..engine.prefix import caches_prefixes
 from ..report.story import notes_on
 from ..results.manifest import Manifest
@@ -68,14 +68,15 @@ def record(
     results: list[Result] = []
     summaries: list[Summary] = []
     failure = None
-    caches = any(caches_prefixes(alone.parsed_policy()) for scenario in scenarios for alone in scenario.of_each_pool())
+    policies = [alone.parsed_policy() for scenario in scenarios for alone in scenario.of_each_pool()]
+    caches = any(map(caches_prefixes, policies))
+    orders = not scenarios[0].links and any(policy.batching.orders for policy in policies)
+    chosen = CHOICE_COLUMNS if any(policy.unmasking.varies for policy in policies) else ()
     moved = MOVE_COLUMNS if scenarios[0].links else ()
     sent = SENT_COLUMNS if scenarios[0].links and scenarios[0].fleet().shares_where_decoded else ()
-    more = (
-        *(CACHED_COLUMNS if caches else ()), *moved, *sent,
-    )  # fmt: skip
+    more = (*(CACHED_COLUMNS if caches else ()), *(ORDER_COLUMNS if orders else ()), *moved, *sent)
     room = len(requests) * len(scenarios) if keeps else None
-    with _writer(out, force=force, more=more, room_for=room) as writer:
+    with _writer(out, force=force, more=more, chosen=chosen, room_for=room) as writer:
         for scenario in scenarios:
             name = scenario.label
             with watch(name) as progress:
@@ -88,7 +89,8 @@ def record(
             if writer is not None:
                 columns = arrived(result)
                 none = {column: np.zeros(len(columns["request"])) for column in more}  # without a cache
-                writer.requests(name, {**none, **columns})
+                order = {"passed": passed(columns)} if orders else {}
+                writer.requests(name, {**none, **columns, **order})
             if result.interrupted:
                 break
         manifest: dict[str, Any] = {**manifest_of(scenarios, requests, results, summaries), **about(results)}

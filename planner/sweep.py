@@ -220,8 +220,8 @@ def _swept(
 
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return Swept(
-        plan.title, plan.varied, rows, len(plan.cells), plan.estimated, interrupted, _facts(plan),
-        command, __version__, tuple(notes), None if ensemble is None else ensemble.to_json(),
+        plan.title, plan.varied, rows, len(plan.cells), plan.estimated, plan.implementations, interrupted,
+        _facts(plan), command, __version__, tuple(notes), None if ensemble is None else ensemble.to_json(),
     )  # fmt: skip
 
 

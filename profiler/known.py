@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ..engine.cache_overhead import implementation_of
 from ..engine.part import Policy
 from .profile import Profile
 
@@ -47,7 +48,7 @@ def drafted(acceptances: Sequence[float]) -> str:
 
 def unpriced(profile: Profile, policies: Iterable[Policy]) -> list[str]:
     """Implementations named by these policies without costs in the profile, which uses its own."""
-    named = dict.fromkeys(policy.implementation for policy in policies)
+    named = dict.fromkeys(map(implementation_of, policies))
     return [name for name in named if name not in profile.implementation.lower()]
 
 

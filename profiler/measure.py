@@ -3,9 +3,11 @@
 import math
 import os
 import platform
+import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +16,12 @@ import torch
 from scipy.optimize import nnls
 
 from .. import __version__
+from ..engine import core
 from ..engine.cache_overhead import PHASES
 from ..engine.commits import CommitDraws, CommitModel, ImportanceDeltas, ScheduledCommits
-from ..engine.engine import Limits
+from ..engine.engine import Engine, Limits
 from ..engine.errors import ModelError, ProfileError
+from ..engine.journal import RequestTable
 from ..engine.latency import CacheOverhead, Features, LatencyModel, bucket
 from ..engine.policies import BASELINES
 from ..engine.policies.ar import Autoregressive
@@ -516,6 +520,7 @@ def _words(shape: Shape) -> str:
 
 FEWEST_LOGGED = 8  # completed requests of a commit log, even over budget: of fewer, perhaps none is held out
 MOST_LOGGED = 400  # requests of a commit log
+FITTING = 2.0  # s, of a log
 
 
 def log_commits(
@@ -546,14 +551,18 @@ def log_commits(
             deltas(g.row, g.column, g.delta, g.confidence, threshold)
         ),
     )  # fmt: skip
-    over, completed = after(budget), 0
+    end, completed = time.monotonic() + budget, 0
 
     def count(num: int, _: float) -> None:
         nonlocal completed
         completed = num
 
     _, lists = _journal_of(
-        serving, requests, lambda: over() and completed >= FEWEST_LOGGED, ("requests", "window", "commits"), count
+        serving,
+        requests,
+        lambda: time.monotonic() > end and completed >= FEWEST_LOGGED,
+        ("requests", "window", "commits"),
+        count,
     )
     length = np.array([r.input_length for r in requests])
     return from_journal(block, length, lists["requests"], lists["window"], lists["commits"])
@@ -687,6 +696,30 @@ def _journal_of(
     return columns, lists
 
 
+# ---- compiling ------------------------------------------------------------------------------------------------
+
+COMPILING = 20.0  # s of a policy's steps, once; measured: 16 to 35
+MOST_COMPILING = 0.75  # of a budget
+
+
+def seconds_to_compile(policies: Iterable[Policy]) -> float:
+    """About how long compiling the steps takes that are not on disk."""
+    limits, free = Limits(1 << 20, 1 << 30, 1), LatencyModel(((0.0, 0.0),), 0.0)
+    cores = (Engine(policy, limits, RequestTable(0), latency=free).core for policy in policies)
+    return COMPILING * sum(own.is_young(name="schedule") for own in cores)
+
+
+@contextmanager
+def patience(positions: int) -> Iterator[None]:
+    """Until this many positions, step in plain Python where machine code is not on disk."""
+    before = core.STEPS_PATIENCE
+    try:
+        core.STEPS_PATIENCE = positions
+        yield
+    finally:
+        core.STEPS_PATIENCE = before
+
+
 # ---- the profile ----------------------------------------------------------------------------------------------
 
 JOURNAL_SHARE = 0.15  # of the steps' budget on a GPU, for the serving that judges
@@ -787,6 +820,12 @@ def profile_model(
     or evictions are measured. tokenizer, eos: as in log_commits. keep: receives the profile when its steps are fitted
     and at each addition, so that a later failure loses nothing.
     """
+    begin = time.monotonic()
+
+    def told(what: str, _: float = 0.0) -> None:
+        if on_progress is not None:
+            on_progress(what, min(1.0, (time.monotonic() - begin) / budget))
+
     if both_ways and workloads:
         raise ProfileError("commits are logged of block diffusion, and the profile is to be of a full-sequence model")
     if both_ways:
@@ -803,71 +842,74 @@ def profile_model(
     if config.experts is not None and loaded.trained:
         text, settings["routing"], unknown = text_of(loaded.name, config, workloads, seed, tokenizer)
         loaded = replace(loaded, text=text)
-    told = on_progress or (lambda what, share: None)
-    for_overhead = budget * OVERHEAD_SHARE if both_ways else 0.0
-    for_eviction = budget * EVICTION_SHARE if loaded.on_gpu and not both_ways else 0.0
-    for_steps = budget * STEPS_SHARE if workloads else budget - for_overhead - for_eviction
-    blocks = Blocks(loaded.clocks)
-    steps = measure_steps(
-        loaded, for_steps * (1.0 - JOURNAL_SHARE * loaded.on_gpu), max_batch=max_batch, max_context=max_context,
-        seed=seed, on_progress=lambda what, share: told(what, share * for_steps / budget), blocks=blocks,
-    )  # fmt: skip
-    journal = None
-    if loaded.on_gpu and not both_ways:
-        journal, settings["made_ready"] = serve_journal(
-            loaded, JOURNAL_SHARE * for_steps, max_batch=max_batch, max_context=max_context, seed=seed
-        )
-        blocks.end("serving")
-    borrowed, lent = ((), None) if yields is None else (yields.commits, yields.focus)
-    if yields is not None and lent is not None:
-        settings["importance"] = f"of {yields.name}"
-    if blocks.lines:
-        settings["blocks"] = "; ".join(blocks.lines)
-    latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens, stairs=loaded.on_gpu, journal=journal)
-    fit = doubted(fit, [*unknown, *loaded.clocks.doubts()])
-    latency = replace(
-        latency, early=digits(loaded.shape.early), layers=loaded.shape.layers, captured_evictions=loaded.graphs
-    )
-    logs = {}
-    seen: list[Deltas] = []
-    models: list[CommitModel] = list(borrowed)
-    fits: list[CommitFit] = []
-
-    of_blocks = "block-diffusion" if config.block_length > 1 else "autoregressive"
-    family = "full-sequence" if both_ways else of_blocks
-
-    def so_far() -> Profile:
-        return measured(
-            loaded, loaded.shape, latency, fit, name=name, family=family, strategy="low_confidence_dynamic",
-            block_length=config.block_length, settings=settings, workloads=workloads, seed=seed,
-            sources=[m.source for m in borrowed], commits=tuple(models), commit_fits=tuple(fits),
-            focus=fit_focus(seen) or lent,
+    block = config.block_length
+    own = [*(Shape(1, window, block).policy(block) for window in {1, 2, block}), evicting_policy(block, 1, block)]
+    short = seconds_to_compile(own) > MOST_COMPILING * budget
+    if short:
+        unknown.append(f"the steps were planned in plain Python, as compiling them takes most of {budget:.0f} s")
+    with patience(sys.maxsize if short else core.STEPS_PATIENCE):
+        for_overhead = budget * OVERHEAD_SHARE if both_ways else 0.0
+        for_eviction = budget * EVICTION_SHARE if loaded.on_gpu and not both_ways else 0.0
+        for_steps = budget * STEPS_SHARE if workloads else budget - for_overhead - for_eviction
+        blocks = Blocks(loaded.clocks)
+        steps = measure_steps(
+            loaded, for_steps * (1.0 - JOURNAL_SHARE * loaded.on_gpu), max_batch=max_batch, max_context=max_context,
+            seed=seed, on_progress=told, blocks=blocks,
         )  # fmt: skip
+        journal = None
+        if loaded.on_gpu and not both_ways:
+            journal, settings["made_ready"] = serve_journal(
+                loaded, JOURNAL_SHARE * for_steps, max_batch=max_batch, max_context=max_context, seed=seed
+            )
+            blocks.end("serving")
+        borrowed, lent = ((), None) if yields is None else (yields.commits, yields.focus)
+        if yields is not None and lent is not None:
+            settings["importance"] = f"of {yields.name}"
+        if blocks.lines:
+            settings["blocks"] = "; ".join(blocks.lines)
+        latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens, stairs=loaded.on_gpu, journal=journal)
+        fit = doubted(fit, [*unknown, *loaded.clocks.doubts()])
+        latency = replace(
+            latency, early=digits(loaded.shape.early), layers=loaded.shape.layers, captured_evictions=loaded.graphs
+        )
+        logs = {}
+        seen: list[Deltas] = []
+        models: list[CommitModel] = list(borrowed)
+        fits: list[CommitFit] = []
 
-    keep(so_far())
-    if both_ways:
-        overhead = measure_cache_overhead(
-            loaded, latency, for_overhead, lambda what, share: told(what, (for_steps + share * for_overhead) / budget)
-        )
-        latency = replace(latency, cache_overhead=overhead)
-    else:
-        latency = replace(latency, eviction=digits(measure_eviction(loaded, latency, max_batch, for_eviction), 3))
-    keep(so_far())
-    wanted = [(workload, threshold) for workload in workloads for threshold in thresholds]
-    for i, (workload, threshold) in enumerate(wanted):
-        share = (budget - for_steps) / len(wanted)
-        told(f"commits on {workload} at threshold {threshold:g}", (for_steps + i * share) / budget)
-        log = log_commits(
-            loaded, workloads[workload], threshold, temperature, share, seed,
-            seen if config.block_length > 1 and config.layers > 1 else None, tokenizer, eos,
-        )  # fmt: skip
-        logs[workload, threshold] = log
-        source = f"dsim profile: {config.name} at work on {workload}, {len(np.unique(log.request))} requests"
-        model, commit_fit = fit_commits(
-            log, workload=workload, threshold=threshold, temperature=temperature, source=source
-        )
-        models += at_fixed_length(model, commit_fit)
-        fits.append(commit_fit)
+        of_blocks = "block-diffusion" if config.block_length > 1 else "autoregressive"
+        family = "full-sequence" if both_ways else of_blocks
+
+        def so_far() -> Profile:
+            return measured(
+                loaded, loaded.shape, latency, fit, name=name, family=family, strategy="low_confidence_dynamic",
+                block_length=config.block_length, settings=settings, workloads=workloads, seed=seed,
+                sources=[m.source for m in borrowed], commits=tuple(models), commit_fits=tuple(fits),
+                focus=fit_focus(seen) or lent,
+            )  # fmt: skip
+
         keep(so_far())
-    profile = so_far()
-    return profile, Evidence(steps, logs, journal)
+        if both_ways:
+            overhead = measure_cache_overhead(loaded, latency, for_overhead, told)
+            latency = replace(latency, cache_overhead=overhead)
+        else:
+            latency = replace(latency, eviction=digits(measure_eviction(loaded, latency, max_batch, for_eviction), 3))
+        keep(so_far())
+        wanted = [(workload, threshold) for workload in workloads for threshold in thresholds]
+        for i, (workload, threshold) in enumerate(wanted):
+            told(f"commits on {workload} at threshold {threshold:g}")
+            share = max(0.0, (begin + budget - time.monotonic()) / (len(wanted) - i) - FITTING)
+            log = log_commits(
+                loaded, workloads[workload], threshold, temperature, share, seed,
+                seen if config.block_length > 1 and config.layers > 1 else None, tokenizer, eos,
+            )  # fmt: skip
+            logs[workload, threshold] = log
+            source = f"dsim profile: {config.name} at work on {workload}, {len(np.unique(log.request))} requests"
+            model, commit_fit = fit_commits(
+                log, workload=workload, threshold=threshold, temperature=temperature, source=source
+            )
+            models += at_fixed_length(model, commit_fit)
+            fits.append(commit_fit)
+            keep(so_far())
+        profile = so_far()
+        return profile, Evidence(steps, logs, journal)

@@ -9,11 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-from ..engine.cache_overhead import CACHES, PHASES
+from ..engine.cache_overhead import CACHES, PHASES, implementation_of
 from ..engine.commits import CanvasLaw, CommitModel, ImportanceDeltas, choose
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
 from ..engine.plain import Choice, Positive, Range, Share
+from ..engine.policy import Policy
 from ..files.read import cut, cut_words, did_you_mean, read_text, shown, strict_json
 from ..files.schema import FileObject, names
 from ..files.write import check_file, json_text, write_whole
@@ -375,10 +376,10 @@ def implemented(profile: Profile, name: str) -> Profile:
     return from_json(data, f"implementation {name} of {profile.name}")
 
 
-def as_run_by(profile: Profile, implementation: str) -> Profile:
-    """The profile with an implementation's costs, or unchanged if it has none."""
-    held = any(own.name == implementation for own in profile.implementations)
-    return implemented(profile, implementation) if held else profile
+def as_run_by(profile: Profile, policy: Policy) -> Profile:
+    """The profile with the costs of a policy's implementation, or unchanged if it has none."""
+    name = implementation_of(policy)
+    return implemented(profile, name) if any(own.name == name for own in profile.implementations) else profile
 
 
 def _merged(data: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -481,7 +482,7 @@ def _latency(s: FileObject) -> LatencyModel:
         _check_knots(s, name, getattr(found, name))
     seen: set[tuple[str, str]] = set()
     for i, part in enumerate(found.cache_overhead):
-        for name, known in (("cache", CACHES), ("phase", PHASES)):
+        for name, known in (("cache", tuple(CACHES)), ("phase", PHASES)):
             if (word := getattr(part, name)) not in known:
                 raise s.error(f"cache_overhead[{i}].{name}", word, Choice(known).wanted)
         if (part.cache, part.phase) in seen:

@@ -1,6 +1,6 @@
 """A page: answer, warnings, sections; html.py and text.py render it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -123,6 +123,12 @@ class Page:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], **how: Any) -> Table:
     return Table(tuple(head), tuple(Row(tuple(cells)) for cells in rows), **how)
+
+
+def priced_apart(implementations: Iterable[str]) -> str:
+    """Ends a comparison's first sentence if the steps compared are not priced by one implementation."""
+    names = list(dict.fromkeys(implementations))
+    return f"; steps are priced by different implementations ({' and '.join(names)})" if len(names) > 1 else ""
 
 
 def estimate(profile: str, of: str = "policies") -> tuple[str, str]:

@@ -9,7 +9,7 @@ from .chart import COLOURS, Chart
 from .digits import counted, percent
 from .ensemble import of_ensemble, sentences
 from .fleet import bought, cost_of, floor_of, gpus_of, met_share, name_of
-from .page import Block, Code, Figure, Number, Page, Section, Table, Words, table
+from .page import Block, Code, Figure, Number, Page, Section, Table, Words, priced_apart, table
 from .purchase import HOURS, best_of_each, by_gpu, cost, estimated_gpus, grown, lasting, over_time
 from .search import Json, cautions, facts, in_currency, money, quality, quality_number
 from .table import number, time_of
@@ -65,6 +65,7 @@ def answer(info: Json) -> str:
         text += "; no released engine is known to run this policy"
     if best["assumed"] >= 0.01:
         text += f"; {100 * best['assumed']:.0f} % of its time is in large steps, whose cost is assumed, not published"
+    text += priced_apart(fleet["implementation"] for fleet in info["ranking"])
     return text + "".join(f"; {said}" for said in best["untested"]) + "."
 
 

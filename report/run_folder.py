@@ -63,7 +63,7 @@ class StepSink:
         self._num_batches = 0
 
     def append(self, columns: Mapping[str, Array], lists: Lists | None = None) -> None:
-        """STEP_COLUMNS, perhaps STEP_LISTS; best a few thousand steps."""
+        """STEP_COLUMNS, chosen ones, perhaps STEP_LISTS; best a few thousand steps."""
         n = len(columns["step"])
         if not n:
             return
@@ -78,10 +78,12 @@ class StepSink:
             # A row's words may come as [rows, words].
             flat = np.ascontiguousarray(values, dtype).reshape(-1)
             arrays.append(pa.ListArray.from_arrays(pa.array(np.asarray(offsets, np.int32)), pa.array(flat)))
-        batch = pa.record_batch(arrays, schema=STEP_SCHEMA)
+        schema = self._writer.schema
+        arrays += [pa.array(np.asarray(columns[name], MORE_COLUMNS[name])) for name in schema.names[len(STEP_SCHEMA) :]]
+        batch = pa.record_batch(arrays, schema=schema)
         if self._reserved is not None:
             self._num_batches += 1
-            footer = self._num_batches * len(STEP_SCHEMA) * COLUMN_FOOTER
+            footer = self._num_batches * len(schema) * COLUMN_FOOTER
             with naming(self._shown):
                 reserve(self._reserved, self._reserved.tell() + 2 * batch.nbytes + footer + SPARE)
         _write(self._writer, batch, self._shown)
@@ -94,9 +96,10 @@ class RunWriter:
     """
 
     def __init__(
-        self, folder: str | Path, *, force: bool = False, more: Sequence[str] = (), room_for: int | None = None
-    ) -> None:
-        """more: other request columns, typed by name (MOVE_COLUMNS ...) or else s.
+        self, folder: str | Path, *, force: bool = False, more: Sequence[str] = (), chosen: Sequence[str] = (),
+        room_for: int | None = None,
+    ) -> None:  # fmt: skip
+        """more, chosen: other columns of requests and of steps, typed by name (MORE_COLUMNS) or else s.
 
         room_for: requests. Reserves disk space for them now, for steps before each batch; on a full disk `append`
         fails, and `finish` writes the run without later steps.
@@ -110,7 +113,8 @@ class RunWriter:
             if room_for is not None:
                 row = sum(np.dtype(kind).itemsize for kind in REQUEST_COLUMNS.values())
                 reserve(self._files[1], PAGE_SPACE + room_for * row)
-            self._steps = pq.ParquetWriter(self._files[0], STEP_SCHEMA, **_ENCODING)
+            step_schema = pa.schema([*STEP_SCHEMA, *((n, _arrow(MORE_COLUMNS[n])) for n in chosen)])
+            self._steps = pq.ParquetWriter(self._files[0], step_schema, **_ENCODING)
             self._more = {name: MORE_COLUMNS.get(name, "float64") for name in more}
             self._request_schema = pa.schema([*REQUEST_SCHEMA, *((n, _arrow(kind)) for n, kind in self._more.items())])
             self._requests = pq.ParquetWriter(self._files[1], self._request_schema, **_ENCODING)

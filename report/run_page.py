@@ -13,6 +13,7 @@ from ..results.metrics import Floats, latencies
 from ..results.run import Columns, Run
 from ..results.slo import Slo
 from . import closeup, curves, figures
+from .choices import of_choices
 from .html import to_html
 from .measured import TITLE
 from .memory import of_memory
@@ -52,7 +53,7 @@ def run_page(run: Run) -> Page:
         Section("Timeline", tuple(timeline)),
         Section("Slowest requests", (opened,) if slow["rows"] else ()),
         Section("The engine's steps", tuple(engine)),
-        Section("Steps", tuple(figures.by_chunk(steps))),
+        Section("Steps", (*figures.by_chunk(steps), *of_choices(run))),
         *(Section(s.title, s.blocks, fold="" if s.title == TITLE else s.title) for s in details),
     ]
     return Page(

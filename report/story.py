@@ -9,7 +9,7 @@ from . import measured
 from .digits import counted, percent
 from .ensemble import of_ensemble
 from .memory import shortages
-from .page import Page, Row, Section, Table
+from .page import Page, Row, Section, Table, priced_apart
 from .table import MetricRow, compare, number
 
 Json = dict[str, Any]
@@ -23,7 +23,7 @@ def words(policies: Sequence[Json], info: Manifest) -> Page:
     return Page(
         name=f"dsim: {info.get('trace', {}).get('name', 'a run')}",
         question=info.get("question", QUESTION),
-        answer=answer(policies),
+        answer=answer(policies, profiles_of(info)),
         details=measured.verdict(info.get("measured")),
         alarms=tuple(warnings(policies, info)),
         facts=tuple(setting(info)),
@@ -61,26 +61,27 @@ def warnings(policies: Sequence[Json], manifest: Manifest) -> list[str]:
     return lines + _rejections(policies)
 
 
-def answer(policies: Sequence[Json]) -> str:
-    """By SLOs, else by time a token."""
+def answer(policies: Sequence[Json], profiles: Mapping[str, ProfileInfo]) -> str:
+    """By SLOs, else by time a token; profiles: by policy, if they differ."""
+    apart = priced_apart(profiles[p["policy"]].get("implementation", "") for p in policies if p["policy"] in profiles)
     judged = [p for p in policies if p["slo_attainment"] is not None]
     ranked = sorted(judged, key=lambda p: -round(p["slo_attainment"], 3))
     if not ranked:
-        return _pace(policies)
+        return _pace(policies, apart)
     best, *others = ranked
     if others and _percent(best) == _percent(others[-1]):
-        return f"Every policy meets the SLOs for {_percent(best)} of requests."
+        return f"Every policy meets the SLOs for {_percent(best)} of requests{apart}."
     sentence = f"{best['policy']} meets the SLOs for {_percent(best)} of requests"
     if others:
         sentence += ", " + ", ".join(f"{p['policy']} for {_percent(p)}" for p in others)
-    return sentence + "."
+    return f"{sentence}{apart}."
 
 
-def _pace(policies: Sequence[Json]) -> str:
+def _pace(policies: Sequence[Json], apart: str) -> str:
     """By median time a token; empty if nothing completed."""
     known = [(p["norm_latency_ms"]["p50"], p["policy"]) for p in policies if p["norm_latency_ms"]["p50"] is not None]
     times = [f"{policy} {number(ms)} ms" for ms, policy in sorted(known)]
-    return f"The median request's time a token: {', '.join(times)}." if times else ""
+    return f"The median request's time a token: {', '.join(times)}{apart}." if times else ""
 
 
 def setting(manifest: Manifest) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ import numpy as np
 from ..results.metrics import METRICS, Metric, led_by, path
 from .chart import COLOURS, LINES, Chart, colour, logarithmic
 from .ensemble import of_ensemble
-from .page import Figure, Number, Page, Row, Section, Table, estimate
+from .page import Figure, Number, Page, Row, Section, Table, estimate, priced_apart
 from .table import number
 
 Values = Mapping[str, Any]  # of the results
@@ -29,6 +29,7 @@ class Swept:
     rows: Sequence[Values]
     num_cells: int
     estimated: tuple[str, ...]  # not measured
+    implementations: tuple[str, ...]  # that price the cells
     interrupted: bool
     facts: tuple[tuple[str, str], ...] = ()
     command: str = ""
@@ -110,6 +111,7 @@ def _answer(sweep: Swept) -> str:
     names, shown = _places(sweep), DRAWN[metric]
     value = _points(sweep.rows, names, metric)[place].value
     where = ", ".join(f"{name} = {_label(value)}" for name, value in zip(names, place, strict=True))
+    where += priced_apart(sweep.implementations)
     return f"Highest stable {shown.title.lower()}: {number(value)} {shown.axis} at {where}."
 
 

@@ -16,6 +16,7 @@ from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.engine import Limits
 from ..engine.errors import CodeError, DsimError
 from ..engine.journal import (
+    CHOICE_COLUMNS,
     MORE_COLUMNS,
     REQUEST_COLUMNS,
     STATUSES,
@@ -34,6 +35,8 @@ SCHEMA, VERSION = "dsim-run", 1
 
 MAX_ROWS = 1 << 31  # a small file may claim any number
 MOST_REQUESTS = 2**25  # arrays are indexed by request number
+
+STEP_KINDS = STEP_COLUMNS | CHOICE_COLUMNS
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
@@ -58,6 +61,15 @@ class Run:
     def policies(self) -> list[str]:
         """In the command line's order."""
         return [summary["policy"] for summary in self.info.get("policies", [])]
+
+    @property
+    def more_columns(self) -> set[str]:
+        """MORE_COLUMNS that its files have."""
+        names = set[str]()
+        for path in (self.folder / "requests.parquet", self.folder / "steps.parquet"):
+            with _opened(path) as file:
+                names.update(file.schema_arrow.names)
+        return names & MORE_COLUMNS.keys()
 
     @property
     def num_steps(self) -> int:
@@ -85,13 +97,13 @@ class Run:
             for batch in file.iter_batches(columns=["policy", *names]):
                 mine = _of_policy(batch, policy)
                 if len(mine):
-                    yield {name: _numpy(mine[name], STEP_COLUMNS[name]) for name in names}
+                    yield {name: _numpy(mine[name], STEP_KINDS[name]) for name in names}
 
     def steps(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
         names = list(columns or STEP_COLUMNS)
         batches = list(self.step_batches(policy, names))
         return {
-            name: np.concatenate([batch[name] for batch in batches] or [np.zeros(0, STEP_COLUMNS[name])])
+            name: np.concatenate([batch[name] for batch in batches] or [np.zeros(0, STEP_KINDS[name])])
             for name in names
         }
 

@@ -276,7 +276,7 @@ class Scenario:
         """The policy's profile, else the scenario's, with the implementation's costs."""
         if self.pools:
             return self._first.base_profile()
-        return as_run_by(self.file_profile(), self.parsed_policy().implementation)
+        return as_run_by(self.file_profile(), self.parsed_policy())
 
     def file_profile(self) -> Profile:
         """As in its file."""

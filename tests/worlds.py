@@ -170,7 +170,7 @@ class Collector:
 
     @property
     def steps(self) -> dict[str, npt.NDArray[Any]]:
-        return {name: np.concatenate([part[name] for part in self.parts]) for name in STEP_COLUMNS}
+        return {name: np.concatenate([part[name] for part in self.parts]) for name in self.parts[0]}
 
     @property
     def lists(self) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:

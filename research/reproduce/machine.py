@@ -6,6 +6,7 @@ from typing import Any, get_type_hints
 
 from ...engine.errors import DsimError
 from ...engine.latency import LatencyModel
+from ...engine.policy import Policy
 from ...files.schema import FileObject
 from ...profiler.hardware import gpu
 from ...profiler.models import model
@@ -39,13 +40,13 @@ class Machine:
         changed = {name: latency.number(name) for name in NUMBERS if latency.values[name] is not None}
         return table.read(cls, latency=tuple(changed.items()))
 
-    def made(self, implementation: str) -> Profile:
-        """With the costs of `implementation` if it has them."""
+    def made(self, policy: Policy) -> Profile:
+        """With the costs of the policy's implementation if it has them."""
         if self.gpu is not None and self.model is not None:
             found = roofline(gpu(self.gpu), model(self.model), self.tp, self.graphs)
         else:
             found = load(self.profile)
-        found = as_run_by(found, implementation)
+        found = as_run_by(found, policy)
         if self.context_limit is not None:
             found = replace(found, model=replace(found.model, context_limit=self.context_limit))
         return replace(found, latency=replace(found.latency, **dict(self.latency)))  # type: ignore[arg-type]
@@ -63,4 +64,4 @@ class OnMachine(Scenario):
         return replace(own, machine=replace(self.machine, profile=with_file_of(self.machine.profile, found)))
 
     def base_profile(self) -> Profile:
-        return self.machine.made(self.parsed_policy().implementation)
+        return self.machine.made(self.parsed_policy())

@@ -1,8 +1,11 @@
 """dsim validate and dsim profile --model, from arguments to files."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,6 +107,16 @@ def test_lengths_of_time_are_read_as_people_write_them() -> None:
 
 
 @pytest.mark.slow
+def test_a_profile_costs_at_most_half_more_than_its_budget_compiling_included() -> None:
+    before = os.times()
+    command = [sys.executable, "-m", "dsim", "profile", "--model", "tiny", "--budget", "30s", "-o", "p.json"]
+    ran = subprocess.run(command, env=os.environ | {"NUMBA_CACHE_DIR": "new"}, capture_output=True, text=True)
+    spent = os.times()
+    assert "the steps were planned in plain Python, as compiling them takes most of" in ran.stdout
+    assert spent.children_user + spent.children_system - before.children_user - before.children_system < 45
+
+
+@pytest.mark.slow
 def test_a_budget_that_cannot_do_is_refused_with_what_would(full_sequence: Path) -> None:
     before = held(Path())
     command = [
@@ -112,7 +125,7 @@ def test_a_budget_that_cannot_do_is_refused_with_what_would(full_sequence: Path)
     ]  # fmt: skip
     said = dsim(*command, "--budget", "0.01s").refusal
     needed = re.fullmatch(
-        r"--budget is 0 s, expected at least (\d+) s for 2 runs of sparse-dllm,block_length=4: "
+        r"--budget is 0.01 s, expected at least (\d+) s for 2 runs of sparse-dllm,block_length=4: "
         r"give more, or fewer --policy and --load",
         said,
     )

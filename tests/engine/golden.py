@@ -182,7 +182,11 @@ def digest(result: Result, batches: list[Any]) -> str:
     columns = {name: np.concatenate([c[name] for c, _ in batches]) for name in batches[0][0]}
     order = np.lexsort((columns["step"], columns["replica"]))
     for name, column in columns.items():
-        if name not in ("window_q_kv", "window_kv"):  # younger than the hashes, and 0 in these worlds
+        if name not in (
+            "window_q_kv",
+            "window_kv",
+            "threshold",
+        ):  # younger than the hashes, 0 or NaN here
             h.update(name.encode() + column[order].tobytes())
     for name in batches[0][1]:
         parts = [v[name][0][a:b] for _, v in batches for a, b in zip(v[name][1], v[name][1][1:], strict=False)]

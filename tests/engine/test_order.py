@@ -7,16 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+import dsim
 from dsim.engine.allowed_code import allowed
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
-from dsim.engine.journal import RequestTable
+from dsim.engine.journal import RequestTable, passed
 from dsim.engine.part import Policy
 from dsim.engine.policies.lmdeploy import EVERY_STEP, Continuous
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.view import View, class_of
+from dsim.report.choices import of_choices
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 
@@ -72,9 +74,22 @@ def begun(trace: Any, spec: str = DWS, **how: Any) -> list[int]:
 def test_the_shortest_waits_least_until_the_long_one_has_waited_long_enough() -> None:
     trace = toy_trace([0.0, 1.0, 2.0, 3.0, 300.0], [8] * 5, [8, 40, 16, 4, 4])
     assert begun(trace) == [0, 3, 2, 1, 4]
+    run = simulate(trace, Setting(parse(DWS, allowed([EXAMPLE])), toy_profile()))
+    assert passed(run.table.columns).tolist() == [0, 0, 1, 2, 0]
     assert begun(trace, DWS.replace("max_batch", "patience=0.05,max_batch")) == [0, 1, 2, 3, 4]  # first come
     guess = replace(trace, extras={"estimated_length": [8, 4, 16, 40, 4]})
     assert begun(guess) == [0, 1, 2, 3, 4]  # by the estimate, whatever the truth is
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("uncompiled")
+def test_a_run_s_folder_and_page_say_alike_in_the_twin_and_live_how_many_a_request_passed() -> None:
+    lengths, spec = [128, 64, 96, 32], f"{EXAMPLE}:POLICY,max_batch=1"
+    trace = replace(toy_trace([0.0] * 4, [32] * 4, lengths), extras={"estimated_length": lengths})
+    for served in (dsim.replay(trace, spec, allow_code=[EXAMPLE]), dsim.run_live(trace, spec, allow_code=[EXAMPLE])):
+        run = served.run
+        assert run.requests(spec, ["passed"])["passed"].tolist() == [0, 1, 1, 3]
+        assert [row.cells for shown in of_choices(run) for row in shown.rows] == [(spec, "3", "75.0", "3")]
 
 
 def test_priorities_and_deadlines_of_a_trace_reach_the_scheduler_and_its_journal_replays() -> None:

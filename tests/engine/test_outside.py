@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dsim.engine.allowed_code import allowed
-from dsim.engine.cache_overhead import table_of
+from dsim.engine.cache_overhead import implementation_of, table_of
 from dsim.engine.core import core_of
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
@@ -315,12 +315,13 @@ def test_what_would_be_free_or_never_asked_is_refused_before_anything_runs(polic
     assert "\n" not in str(caught.value)
 
 
-def test_a_cache_from_outside_has_the_overhead_of_the_shipped_one_that_it_names() -> None:
+def test_a_cache_from_outside_has_the_costs_of_the_shipped_one_that_it_names() -> None:
     Path("mine.py").write_text(f"{FULL}POLICY = full(Declared())\nFAST = full(FastCache())\nWRONG = full(Misspelt())\n")
     latency = LatencyModel(((0.0, 1.0),), 0.0, cache_overhead=(CacheOverhead("FastCache", "reuse", 0.5, 0.25),))
     mine, shipped = (table_of(latency, parse(f"./mine.py:{name}").cache) for name in ("POLICY", "FAST"))
     assert mine.tolist() == shipped.tolist()
     assert mine[REUSE].tolist() == [0.5, 0.25]
+    assert implementation_of(parse("./mine.py:POLICY")) == "fast-dllm"
     with pytest.raises(PolicyError, match=r"Misspelt.overhead is 'fast', expected NoCache, FastCache, "):
         table_of(latency, parse("./mine.py:WRONG").cache)
 

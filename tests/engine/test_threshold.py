@@ -87,6 +87,9 @@ def test_each_step_commits_by_the_yield_at_its_own_threshold_in_one_call_and_ste
     result = simulate(TRACE, Setting(policy, PROFILE), append=journal, seed=4)
     assert [n for n, _ in asked] == journal.steps["waiting"].tolist()
     assert {n > 3 for n, _ in asked} == {True, False}
+    steps = journal.steps
+    wanted = np.where(steps["prefill"], np.nan, np.where(steps["waiting"] > 3, 0.5, 0.9))
+    np.testing.assert_array_equal(steps["threshold"], wanted)
     engine = Engine(policy, result.limits, RequestTable(12), latency=PROFILE.latency)
     draws = Setting(policy, PROFILE).draws(4, TRACE)
     assert isinstance(draws, CommitDraws)
@@ -135,6 +138,7 @@ def test_a_rule_and_python_commit_alike_bit_for_bit(lane: str, request: pytest.F
     plain = Collector()
     simulate(TRACE, Setting(chosen(), PROFILE), append=plain, seed=4)
     assert journal_bytes(plain) == journal_bytes(journal)
+    assert plain.steps["threshold"].tobytes() == journal.steps["threshold"].tobytes()
     plans: list[Any] = []
     engine = Engine(policy, result.limits, RequestTable(12), latency=PROFILE.latency)
     held = journal.steps, journal.lists, lambda plan, outcome: plans.append(plan)

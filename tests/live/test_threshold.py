@@ -48,6 +48,8 @@ def steps(model: Decoder, unmasking: Unmasking, draws: Commits | None = None) ->
 
     def append(columns: Any, lists: Any) -> None:
         found.extend(zip(columns["waiting"].tolist(), columns["committed"].tolist(), strict=True))
+        chosen = np.where(columns["prefill"] | (not unmasking.varies), np.nan, np.where(columns["waiting"], 0.9, 0.5))
+        np.testing.assert_array_equal(columns["threshold"], chosen)
 
     block = parse("lmdeploy-bd32,num_loops=1,decide_ahead=false,max_batch=1")
     policy: Policy = replace(block, unmasking=unmasking)

@@ -12,7 +12,7 @@ from dsim.planner.replicate import Interval
 from dsim.traces import Trace, load
 
 FLEET = Fleet(
-    "optimus", "", "p", "A100-80GB", "SDAR-8B", True, Quality(1.0, "published"), 1, replicas=4,
+    "optimus", "", "p", "A100-80GB", "SDAR-8B", "i", True, Quality(1.0, "published"), 1, replicas=4,
     headroom=Interval(0.2, 0.1, 0.3),
 )  # fmt: skip
 

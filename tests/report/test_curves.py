@@ -8,8 +8,10 @@ def test_a_curve_is_of_one_setting_and_joins_its_cells_in_order() -> None:
         {"rate": rate, "policy": policy, "output_throughput": speed, "error": None, "stable": True}
         for rate, policy, speed in ((4, "ar", 40.0), (2, "ar", 20.0), (2, "chunk", 21.0), (4, "chunk", None))
     ]
-    figure = sweep_page(Swept("x", ("rate", "policy"), rows, 4, (), False)).chart
+    page = sweep_page(Swept("x", ("rate", "policy"), rows, 4, (), ("a script", "vLLM"), False))
+    figure = page.chart
     assert figure is not None
+    assert page.answer.endswith("; steps are priced by different implementations (a script and vLLM).")
     first, other = figure.chart.data
     assert (first["name"], first["x"], first["y"]) == ("ar", [2, 4], [20.0, 40.0])
     assert (other["name"], other["x"], other["y"]) == ("chunk", [2], [21.0])

@@ -25,7 +25,7 @@ def fleet(policy: str, replicas: int, share: float, **more: Any) -> dict[str, An
         "headroom": {"value": 0.163, "low": 0.118, "high": 0.214}, "breaks_first": MET,
         "limited_by": "compute", "limiting_setting": "", "quality": {"relative": 1.0, "notes": []}, "dropped": "",
         "tried": None, "assumed": 0.0, "untested": [], "mean_cost": None, "latency_ms": {}, "spare": 0, "price": 2.0,
-        "about": None, "least": None,
+        "about": None, "least": None, "implementation": "i",
         **more,
     }  # fmt: skip
 
@@ -255,6 +255,10 @@ def test_the_answer_says_where_it_rests_on_an_assumed_price_or_leaves_what_was_t
     said = answer(info(fleet("vllm-diffusion:12", 4, 0.994, assumed=0.93, untested=["max_num_seqs=12 is beyond 8"])))
     assert "; 93 % of its time is in large steps, whose cost is assumed, not published; max_num" in said
     assert said.endswith("; max_num_seqs=12 is beyond 8.")
+    other = fleet("lmdeploy-bd32", 6, 0.991, implementation="j")
+    assert "; steps are priced by different implementations (i and j)" in answer(
+        info(fleet("optimus", 4, 0.994), other)
+    )
     assert "of its time" not in answer(info())
 
 

@@ -15,6 +15,7 @@ from dsim.report.run_page import run_page
 from dsim.report.story import answer, notes, notes_on, warnings, words
 from dsim.report.table import compare, number
 from dsim.report.text import render
+from dsim.results.manifest import ProfileInfo
 from dsim.results.metrics import Summary, summarize
 from dsim.results.slo import Slo
 
@@ -56,15 +57,18 @@ def test_what_every_policy_rejects_is_said_once() -> None:
 
 def test_the_answer_ranks_policies_by_attainment() -> None:
     slow, fast = summary("slow", 3.0).to_json(), summary("fast").to_json()
-    assert answer([slow, fast]) == "fast meets the SLOs for 100.0 % of requests, slow for 0.0 %."
-    assert answer([fast, fast]) == "Every policy meets the SLOs for 100.0 % of requests."
+    assert answer([slow, fast], {}) == "fast meets the SLOs for 100.0 % of requests, slow for 0.0 %."
+    assert answer([fast, fast], {}) == "Every policy meets the SLOs for 100.0 % of requests."
+    apart = {"slow": ProfileInfo(implementation="a script"), "fast": ProfileInfo(implementation="vLLM")}
+    said = "fast meets the SLOs for 100.0 % of requests, slow for 0.0 %; steps are priced by different implementations"
+    assert answer([slow, fast], apart) == f"{said} (a script and vLLM)."
 
 
 def test_without_slos_the_answer_is_the_time_a_token() -> None:
     slow, fast = summary("slow", 3.0, slos=()).to_json(), summary("fast", slos=()).to_json()
     times = [number(p["norm_latency_ms"]["p50"]) for p in (fast, slow)]
-    assert answer([slow, fast]) == f"The median request's time a token: fast {times[0]} ms, slow {times[1]} ms."
-    assert answer([]) == ""
+    assert answer([slow, fast], {}) == f"The median request's time a token: fast {times[0]} ms, slow {times[1]} ms."
+    assert answer([], {}) == ""
 
 
 @pytest.mark.parametrize(("profile", "says"), [({"name": "a"}, True), ({"name": "a", "estimated": False}, False)])
@@ -116,6 +120,7 @@ def test_a_profile_that_failed_its_own_checks_says_so_wherever_it_is_used() -> N
     said = "noisy failed its own checks: noise is 79.8%"
     assert said in run.page().notes
     assert ("Not valid.", said) in run_page(run.run).cautions
+    assert f"NOT VALID: {said}" in dsim.compare(run.run.folder, run.run.folder).page().alarms
     assert profile_notes([Scenario("azure-conv", given_profile=noisy)])[0] == said
 
 
