@@ -76,20 +76,13 @@ def replay(
     DsimError.
     """
     check_place(ensemble, jobs, backend, address)
-    if ensemble is not None:
-        check_num(ensemble)
     scenarios = scenarios_of(
         trace, policy, profile, slos, traffic, rate=rate, num_requests=num_requests, replicas=replicas
     )
-    words = FleetWords(
-        tuple(pools),
-        tuple(links),
-        traffic.get("router", Scenario.router),
-        decider,
-        scaler,
-        f"{startup or 0}",
-    ).or_file(fleet)
+    router = traffic.get("router", Scenario.router)
+    words = FleetWords(tuple(pools), tuple(links), router, decider, scaler, f"{startup or 0}").or_file(fleet)
     scenarios = on_fleet(scenarios, words, named=fleet is None)
+    check_num(ensemble, scenarios)
     for scenario in scenarios:
         _ = scenario.setting().check().limits
     requests = scenarios[0].requests()

@@ -12,7 +12,7 @@ from ..planner.given import PolicyLike, ProfileLike, TraceLike, name_of_profile,
 from ..planner.grid import check_together
 from ..planner.plan_replays import Posed
 from ..profiler.profile import Profile
-from ..results.scenario import Scenario, named_code, replicas_of
+from ..results.scenario import Scenario, different, named_code, replicas_of
 from ..results.slo import Slo
 from ..traces import Trace
 from .signature import Traffic
@@ -40,10 +40,7 @@ def scenarios_of(
     policies = [policy] if isinstance(policy, str | Policy) else list(policy)
     if not policies:
         raise DsimError("no policy is given, expected at least one")
-    names = [p.name if isinstance(p, Policy) else p for p in policies]
-    for name in names:
-        if names.count(name) > 1:
-            raise DsimError(f"policy {name} is given {names.count(name)} times, expected once")
+    names = different([p.name if isinstance(p, Policy) else p for p in policies])
     given = trace_of(trace, traffic)
     first = GivenScenario(
         trace=str(trace) if given is None else given.name,

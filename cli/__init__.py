@@ -43,28 +43,32 @@ UsageError: Any = typer.BadParameter.__mro__[1]
 # Pydantic's parse errors, and what was expected.
 EXPECTED = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
 
+PIPE_CLOSED = 141  # exit code of what SIGPIPE ends
 LIVE = ("torch", "triton", "safetensors", "tokenizers")  # the live extra
 SERVE = ("starlette", "uvicorn")  # the serve extra
 
 
 class Commands(Group):
-    """Typer ends an interrupted command silently, so interrupts become Abort."""
+    """Typer ends without a word after an interrupt, and with 1 after a closed pipe: it sees other errors."""
 
     def make_context(self, *of: Any, **more: Any) -> Any:
-        with _interrupts():
+        with _unlike_typer():
             return super().make_context(*of, **more)
 
     def invoke(self, ctx: Any) -> Any:
-        with _interrupts():
+        with _unlike_typer():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _interrupts() -> Iterator[None]:
+def _unlike_typer() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
         raise typer.Abort from None
+    except BrokenPipeError:
+        _give_up_output()
+        raise SystemExit(PIPE_CLOSED) from None
 
 
 app = typer.Typer(
@@ -122,11 +126,11 @@ def main() -> None:
         logging.basicConfig(format="%(message)s")
         logging.getLogger("dsim").setLevel(logging.INFO)
     try:
-        with as_ctrl_c(), warnings.catch_warnings():
+        with _unlike_typer(), as_ctrl_c(), warnings.catch_warnings():
             if not sys.warnoptions:
                 warnings.simplefilter("ignore")  # a user can do nothing about them
             code = app(prog_name="dsim", standalone_mode=False)
-        sys.stdout.flush()
+            sys.stdout.flush()
         if code == INTERRUPTED:  # finished work is kept and reported
             _print_error("Interrupted.", INTERRUPTED, "interrupted")
     except LostError as error:
@@ -156,12 +160,9 @@ def main() -> None:
             sys.exit(2)
         path = error.ctx.command_path if error.ctx else "dsim"
         _fail(f"{_mistake(error)} (see `{path} --help`)", 2, "usage")
-    except (typer.Abort, KeyboardInterrupt):
+    except typer.Abort:
         _print_error("Interrupted.", INTERRUPTED, "interrupted")
         end_interrupted()
-    except BrokenPipeError:
-        _give_up_output()
-        sys.exit(1)
     except OSError as error:
         if not _asks_json():
             _give_up_output()

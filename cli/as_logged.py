@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import DsimError
 from ..files.read import printable
+from .options import is_given
 
 if TYPE_CHECKING:
     import typer
@@ -30,12 +31,8 @@ def as_logged(context: "typer.Context", log: str, policies: Sequence[str] | None
     from ..profiler.profile import load, save, to_json
     from ..profiler.steplog import profile_of_log, read_log
 
-    def is_given(name: str) -> bool:
-        source = context.get_parameter_source(name)
-        return source is not None and source.name == "COMMANDLINE"
-
     for name in OTHER:
-        if is_given(name):
+        if is_given(context, name):
             raise DsimError(f"--{name.replace('_', '-')} and --as-logged are given: expected one of them")
     held, name = read_log(log), printable(Path(log).stem)
     left_out: list[str] = []
@@ -46,7 +43,7 @@ def as_logged(context: "typer.Context", log: str, policies: Sequence[str] | None
     lines = [f"As logged: {', '.join(specs)}" + ("" if policies is None else " (given; not the log's own)")]
     if left_out:
         lines.append(f"Not in the policy: the log's {', '.join(left_out)}")
-    if is_given("profile"):
+    if is_given(context, "profile"):
         origin, about = "given", {}
         lines.append(f"Profile: {load(profile).name}, given")
     else:

@@ -50,15 +50,12 @@ def capacity_command(
     """
     from ..planner.capacity import Interrupted
     from ..planner.capacity_run import CAPACITY, write_capacity
-    from ..planner.ensemble import check_num
     from ..planner.measured import measured_points
     from ..planner.memo import StoreFolder
     from ..report.capacity import FILES
     from ..results.fleet_file import FleetWords
     from ..results.scenario import on_fleet
 
-    if given["ensemble"] is not None:
-        check_num(given["ensemble"])
     share, width = options.percent("--attainment", attainment), options.percent("--precision", precision)
     points = measured_points(measured or [], given["slo"] or [], share, not given["missing_fails"])
     words = FleetWords(tuple(pool or ()), tuple(link or ()), given["router"], decider).or_file(fleet)

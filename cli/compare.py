@@ -70,5 +70,5 @@ def compare_command(
     screen.wrote(out, FILES)
     options.exit_if_any(screen, [str(judged) for judged in found.bounds if not judged.met])
     if fails_on_slo:  # of the measured runs
-        for folder in filter(os.path.isdir, runs[1::2]):
-            options.fail_on_slo(screen, read_run(folder).info["policies"])
+        measured = [read_run(folder) for folder in filter(os.path.isdir, runs[1::2])]
+        options.fail_on_slo(screen, [summary for run in measured for summary in run.info["policies"]])

@@ -65,9 +65,6 @@ def follow_command(
         raise DsimError(f"--port is {port}, expected 0 to 65535")
     screen = Screen()
 
-    def tell(line: str) -> None:
-        screen.print(line)
-
     def serve(watcher: "Watcher") -> None:
         with suppress(KeyboardInterrupt):
             if port is None:
@@ -76,7 +73,7 @@ def follow_command(
                 from ..following.port import serving
 
                 with serving(watcher, host, port) as url:
-                    tell(f"The page is on {url}, its metrics on {url}/metrics")
+                    screen.print(f"The page is on {url}, its metrics on {url}/metrics")
                     watcher.run()
 
     given = dict(given)
@@ -84,7 +81,7 @@ def follow_command(
         urls, policy, slos=given.pop("slo") or (), out=out, trace=trace, interval=interval, window=window,
         min_requests=min_requests, attainment=options.percent("--attainment", attainment),
         access_log=access_log, steps=steps, token_file=token_file, ca_file=ca_file,
-        allow_code=given.pop("allow_code") or (), _command=options.command(), _tell=tell,
+        allow_code=given.pop("allow_code") or (), _command=options.command(), _tell=screen.print,
         _serve=None if once else serve, **given,
     )  # fmt: skip
     say(lambda: found.page, found.state, as_json)

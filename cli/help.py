@@ -9,24 +9,10 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from .options import PANELS
+from .options import PANELS, check_needs
 
 OTHER = "Other options"  # missing in PANELS: none, by tests/cli/test_help.py
 INDENT = 4  # columns
-
-
-class Command(TyperCommand):
-    """Typer's own help cuts long words."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        _print(self, ctx)
-
-
-class Group(TyperGroup):
-    """The same for a group."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        _print(self, ctx)
 
 
 def parts(text: str) -> tuple[list[str], list[str]]:
@@ -80,13 +66,14 @@ def _default(param: Any) -> str | None:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _print(command: Any, ctx: Any) -> None:
-    from rich.console import Console  # only help needs it
+def _print(command: Any, ctx: Any, formatter: Any) -> None:
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False, width=max(40, shutil.get_terminal_size().columns))
+    from ..report.terminal import Terminal
+
+    console = Terminal(highlight=False, width=max(40, shutil.get_terminal_size().columns))
     paragraphs, examples = parts(command.help or "")
     console.print(Text(command.get_usage(ctx) + "\n"))
     for paragraph in paragraphs:
@@ -121,3 +108,19 @@ def _wrapped(example: str, width: int) -> str:
             lines.append("")
         lines[-1] = f"{lines[-1]} {words}".lstrip()
     return " \\\n".join(" " * (2 if i == 0 else INDENT) + line for i, line in enumerate(lines))
+
+
+class Command(TyperCommand):
+    """Typer's own help cuts long words."""
+
+    format_help = _print
+
+    def invoke(self, ctx: Any) -> Any:
+        check_needs(ctx)
+        return super().invoke(ctx)
+
+
+class Group(TyperGroup):
+    """The same for a group."""
+
+    format_help = _print

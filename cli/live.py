@@ -51,16 +51,18 @@ def live_command(
     from ..device.live_run import live_run
     from ..report.story import words
     from ..results.manifest import FILES
+    from ..results.scenario import different
 
-    specs = options.different(policy or ["lmdeploy-bd32"])
+    specs = different(policy or ["lmdeploy-bd32"])
     first = options.scenario(given, specs, trace=trace, policy=specs[0], profile=profile or choices.PROFILE, eos=eos)
     screen = Screen()
+    scenarios = [replace(first, policy=spec) for spec in specs]
     run = live_run(
-        [replace(first, policy=spec) for spec in specs], model=model, random_weights=random_weights,
+        scenarios, model=model, random_weights=random_weights,
         profiled=profile is not None, commits=commits,
         prompts=prompts, device=device, graphs=graphs, mask_token_id=mask_token_id, block_length=block_length,
         tokenizer=tokenizer, temperature=temperature,
-        ready=lambda: options.warn(screen, first),
+        ready=lambda: options.warn(screen, *scenarios),
     )  # fmt: skip
     requests = run.requests
     with Bar(screen, "live", "requests") as bar:

@@ -1,7 +1,6 @@
 """Options that several commands share."""
 
 import inspect
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..engine.errors import DsimError, PolicyError
+from ..engine.errors import DsimError
 from ..files.interrupt import INTERRUPTED as INTERRUPTED
 from ..files.read import cut, float_of, printable, without_secrets
 from . import choices
 
 if TYPE_CHECKING:
-    from ..engine.part import Policy
     from ..results.scenario import Scenario
     from ..sim.setting import Setting
     from ..traces import Trace
@@ -29,6 +27,15 @@ MOST_SAID = 8  # warnings of a kind
 # Options that do not change the result, with their number of values.
 PLACES = {"-o": 1, "--out": 1, "--output": 1, "--force": 0, "--json": 0}
 SPEED = {"--jobs": 1, "--backend": 1, "--address": 1}
+
+# Options, by parameter, that have an effect only with one of others (where the command has these).
+NEEDS: dict[str, tuple[str, ...]] = {
+    "currency": ("gpu_hour",), "force": ("out", "output"), "missing_fails": ("slo",),
+    "fails_on_slo": ("slo",), "allow_code": ("fields", "questions"), "eager": ("roofline",),
+    "tp": ("roofline", "gpu"), "weights": ("roofline", "gpu"), "kv": ("roofline", "gpu"),
+    "model": ("gpu",), "commits": ("gpu",),
+    "speed": ("twin",), "tokenizer": ("twin",),
+}  # fmt: skip
 
 # Panels of every command's help, in order (cli/help.py).
 PANELS: dict[str, tuple[str, ...]] = {
@@ -74,6 +81,21 @@ def profiles() -> Iterable[str]:
     from ..profiler.profile import shipped
 
     return shipped()
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def check_needs(context: typer.Context) -> None:
+    """DsimError for an option without effect."""
+    names = {param.name: max(param.opts, key=len) for param in context.command.params}
+    for name, others in NEEDS.items():
+        known = [other for other in others if other in names]
+        if known and is_given(context, name) and not any(is_given(context, other) for other in known):
+            wanted = " or ".join(names[other] for other in known)
+            raise DsimError(f"{names[name]} is given without {wanted}, expected both: alone it has no effect")
 
 
 def _completes(values: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -310,9 +332,6 @@ def of_scenario(*left_out: str) -> Callable[[Callable[..., None]], Callable[...,
         def called(*args: Any, **values: Any) -> None:
             bound = signature.bind(*args, **values)
             bound.apply_defaults()
-            currency = bound.arguments.get("currency", "USD")
-            if currency != "USD" and bound.arguments["gpu_hour"] is None:
-                raise DsimError(f"--currency is {cut(currency)} and no price is given, expected --gpu-hour with it")
             given = {name: bound.arguments.pop(name) for name in shared}
             command(**bound.arguments, given=given)
 
@@ -349,9 +368,11 @@ def scenario(given: Given, policies: Iterable[str], **other: Any) -> "Scenario":
     return Scenario(**{**known, **other})
 
 
-def fail_on_slo(screen: "Screen", policies: Iterable[Mapping[str, Any]]) -> None:
-    """Exit with MISSED if a run's summaries, as in run.json, miss an SLO."""
+def fail_on_slo(screen: "Screen", policies: Sequence[Mapping[str, Any]]) -> None:
+    """Exit with MISSED if runs' summaries, as in run.json, miss an SLO; DsimError if they have none."""
     missed = []
+    if not any(summary["slos"] for summary in policies):
+        raise DsimError("--fail-on-slo is given and the runs have no SLO, expected at least one")
     for summary in policies:
         missed += [f"{summary['policy']} misses {slo['slo']}" for slo in summary["slos"] if slo["met"] is False]
         share = summary["slo_attainment"]
@@ -403,26 +424,20 @@ def check_pools(pools: Sequence[str], policies: list[str] | None, given: Given) 
             raise DsimError(f"--pool is {cut(pools[0])} and {name} is {cut(value)}, expected pools alone")
 
 
-def different(names: list[str], what: str = "policy") -> list[str]:
-    """PolicyError if a name is given twice."""
-    for name in names:
-        if names.count(name) > 1:
-            raise PolicyError(f"{what} {name} is given {names.count(name)} times, expected once")
-    return names
-
-
-def warn(screen: "Screen", scenario: "Scenario", policies: Iterable["Policy"] = ()) -> None:
-    """Of a scenario's trace, in general and for these policies (default: the scenario's)."""
+def warn(screen: "Screen", *scenarios: "Scenario") -> None:
+    """Of their traces, in general and for their policies."""
     from ..engine.prefix import caches_prefixes
     from ..traces.prefixes import warning
 
-    source = scenario.source()
-    others = scenario.lengths is not None or (scenario.num_requests or 0) > len(source)  # not the trace's requests
-    caches = any(map(caches_prefixes, policies or [scenario.parsed_policy()]))
-    told = warning(replace(source, extras={}) if others else source, scenario.router, caches)
-    screen.warn([*source.notes.warnings, *([told] if told else [])])
-    if scenario.trace in choices.TRACES and os.path.exists(scenario.trace):
-        screen.warn([f"{scenario.trace} is read from the file of this name, not from the shipped trace"])
+    lines: list[str | None] = []
+    for own in scenarios:
+        source, wanted = own.source(), own.num_requests or 0
+        lines += source.notes.warnings
+        if wanted > len(source):
+            lines.append(f"{source.name} holds {len(source)} requests and the run asks for {wanted}: it begins again")
+        named = source if own.lengths is None else replace(source, extras={})
+        lines.append(warning(named, own.router, caches_prefixes(own.parsed_policy())))
+    screen.warn(filter(None, dict.fromkeys(lines)))
 
 
 def warn_of_yields(screen: "Screen", *scenarios: "Scenario") -> None:

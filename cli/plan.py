@@ -1,6 +1,7 @@
 """dsim plan: which policy, on which GPUs, how many, at what cost; one ranked answer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,7 +107,7 @@ def plan_command(
     from ..planner.plan_folder import PLAN, PlanFolder
     from ..planner.plan_run import Options, question_of, write_plan
     from ..planner.prices import prices
-    from ..results.scenario import Scenario
+    from ..results.scenario import Scenario, different
 
     if not given["slo"]:
         raise DsimError("no SLO is given, expected at least one, such as --slo ttft=2s --slo 100ms/token")
@@ -119,7 +120,7 @@ def plan_command(
         today,        given["ensemble"], min_quality, quality_table, as_given, change_answers,
         research,
     )  # fmt: skip
-    specs = options.different(policy or [])
+    specs = different(policy or [])
     sheets, profiles = _profiles(specs, ",".join(gpu or []) or None, model, tp, weights, kv, commits, profile)
     given = {**given, "router": router}
     scenario = options.scenario(given, specs, trace=trace, policy=Scenario.policy, profile=choices.PROFILE)
@@ -163,18 +164,15 @@ def _profiles(
     from ..planner.plan_run import name_their_profiles
     from ..planner.prices import from_sheets
     from ..profiler.profile import load
+    from ..results.scenario import different
 
     if gpu is not None and profile:
         raise DsimError(f"--gpu is {gpu} and --profile is {profile[0]}, expected one of them")
-    given = {"--model": model, "--weights": weights, "--kv": kv, "--yields": yields, "--tp": None if tp == 1 else tp}
-    for name, value in given.items():
-        if value is not None and gpu is None:
-            raise DsimError(f"{name} is {value}, expected a --gpu with it: a profile has its own")
-    names = options.different([name.strip() for name in gpu.split(",")]) if gpu is not None else []
+    names = different([name.strip() for name in gpu.split(",")]) if gpu is not None else []
     sheets = from_sheets(names, model or "SDAR-8B", tp, yields, weights, kv)
     if name_their_profiles(specs) and (gpu is not None or profile):
         raise DsimError(f"every policy names its own profile, expected none of --profile and --gpu: {', '.join(specs)}")
-    return sheets, sheets or ([load(name) for name in options.different(profile)] if profile else None)
+    return sheets, sheets or ([load(name) for name in different(profile)] if profile else None)
 
 
 def _warn(screen: Screen, scenario: "Scenario", specs: list[str], candidates: "Sequence[PlanCandidate]") -> None:
@@ -184,7 +182,7 @@ def _warn(screen: Screen, scenario: "Scenario", specs: list[str], candidates: "S
     from ..sim.setting import Setting
 
     code, source = scenario.allow_code, scenario.source()
-    options.warn(screen, scenario, [parse(placed(spec)[0], code) for spec in specs])
+    options.warn(screen, *(replace(scenario, policy=spec) for spec in specs or [scenario.policy]))
     on_first = {placed(c.policy)[0]: c.profile for c in reversed(candidates)}
     options.warn_of_runs(
         screen, [(Setting(parse(spec, code), own, scenario.workload), source) for spec, own in on_first.items()]

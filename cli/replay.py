@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ..engine.errors import DsimError
 from . import choices, options
 from .bar import Bar, watch_runs
 from .options import INTERRUPTED, option
@@ -64,7 +63,7 @@ def replay(
     from ..report.story import words
     from ..results.fleet_file import FleetWords
     from ..results.manifest import FILES
-    from ..results.scenario import on_fleet, replicas_of
+    from ..results.scenario import different, on_fleet, replicas_of
 
     known: dict[str, Any] = {"command": options.command(options.SPEED)}
     screen = Screen()
@@ -77,17 +76,11 @@ def replay(
         known |= logged.about
         for line in logged.lines:
             screen.print(line)
-    specs, ensemble = options.different(policy or ["optimus"]), given["ensemble"]
+    specs, ensemble = different(policy or ["optimus"]), given["ensemble"]
     check_place(ensemble, jobs, backend, address)
     of_fleet = FleetWords(
         tuple(pool or ()), tuple(link or ()), given["router"], decider, scaler, startup,
     ).or_file(fleet)  # fmt: skip
-    if ensemble is not None:
-        from ..planner.ensemble import check_num  # loads SciPy, as the next
-
-        check_num(ensemble)
-        if of_fleet.pools or of_fleet.scaler != choices.FIXED:
-            raise DsimError("--ensemble is given with --pool or --scaler, expected one pool of a fixed count")
     options.check_pools(of_fleet.pools, policy, given)
     first = options.scenario(
         given, named, trace=trace, policy=specs[0], replicas=replicas_of(specs, given["replicas"]),
@@ -97,14 +90,16 @@ def replay(
     scenarios = on_fleet([replace(first, policy=spec) for spec in specs], of_fleet, named=fleet is None)
     first = scenarios[0]
     requests = first.requests()
-    options.warn(screen, first, [scenario.parsed_policy() for scenario in scenarios])
+    options.warn(screen, *scenarios)
     options.warn_of_yields(screen, *scenarios)
     if gpu_hour is not None:
         known["cost"] = fleet_cost(scenarios, gpu_hour, currency)
     if ensemble is not None:
         from ..planner.backend import Pool
+        from ..planner.ensemble import check_num  # loads SciPy
         from ..planner.ensemble import ensemble as run_ensemble
 
+        check_num(ensemble, scenarios)
         with Bar(screen, "ensemble", "replays", note="starting") as bar, Pool(backend, jobs, address) as replays:
             drawn = run_ensemble(scenarios, requests, ensemble, pool=replays, progress=bar.update)
         known["ensemble"] = drawn.to_json()

@@ -74,8 +74,13 @@ def serve_command(
     here = model or random_weights
     if (here is None) == (twin is None):
         raise DsimError(f"--model is {here} and --twin is {twin}, expected one of them")
-    if twin is not None and (eos or mask_token_id is not None or block_length is not None):
-        raise DsimError(f"--twin is {twin}, and --eos, --mask-token-id and --block-length are of --model")
+    of_model = {
+        "--profile": profile, "--commits": commits, "--device": device, "--graphs": graphs, "--eos": eos or None,
+        "--mask-token-id": mask_token_id, "--block-length": block_length,
+    }  # fmt: skip
+    for name, value in of_model.items():
+        if value is not None and twin is not None:
+            raise DsimError(f"{name} is {value} and --twin is {twin}, expected --model with it")
     from ..report.story import words
     from ..results.manifest import FILES
     from ..results.scenario import Scenario, named_code
@@ -91,6 +96,8 @@ def serve_command(
 
     def open_fleet(append: "Append | None") -> Behind:
         if twin is not None:
+            _ = scenario.fleet()  # refused before a line is printed
+            screen.print(f"Loading the twin of {twin}, {policy}")
             behind = open_twin(scenario, speed=speed, tokenizer=tokenizer, append=append, metrics_as=metrics_as)
             options.warn_of_yields(screen, scenario)
             return behind
@@ -104,7 +111,7 @@ def serve_command(
         return open_live(loaded, scenario, profile=held, commits=commits, append=append, metrics_as=metrics_as)
 
     served = serve_until_stopped(
-        open_fleet, server, slo or [], policy, out, force, lambda line: screen.print(line)
+        open_fleet, server, slo or [], policy, out, force, screen.print
     )  # fmt: skip
     say(lambda: words(served.manifest["policies"], served.manifest), {}, False)
     if served.speed is not None:

@@ -56,6 +56,7 @@ def sweep(
     screen.warn(f"cell {cell}: {error}" for cell, error in zip(failed["key"][:3], failed["error"][:3], strict=True))
     if len(failed) > 3:
         screen.warn([f"{len(failed) - 3} more cells failed: column error"])
+    options.warn(screen, *done.first.values())
     options.warn_of_yields(screen, *done.first.values())
     if done.interrupted:
         screen.alarm(

@@ -74,6 +74,7 @@ def tune_command(
     question = question_of(scenario, asked)
     folder = TuneFolder(out, TUNE, force=force)
     screen = Screen()
+    options.warn(screen, scenario)
     try:
         with folder, Bar(screen, "searching", note="starting") as bar:
             compared, info, page, written = write_tune(

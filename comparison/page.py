@@ -43,6 +43,9 @@ def _page(found: Comparison, sections: Sequence[Section]) -> Page:
         which = f" {i + 1}" if len(found.pairs) > 1 else ""
         for head, side in zip(words.heads(pair), pair, strict=True):
             facts.append((f"{head.capitalize()}{which}", words.about(side)))
+    tables = [block for section in sections for block in section.blocks if isinstance(block, Table)]
+    shown = {head.lower().rpartition(" ")[2] for one in tables for head in one.head}
+    shown |= {row.cells[0] for one in tables for row in one.rows}
     return Page(
         name="dsim compare",
         question=QUESTION,
@@ -50,7 +53,7 @@ def _page(found: Comparison, sections: Sequence[Section]) -> Page:
         alarms=tuple(words.warnings(found)),
         facts=tuple(facts),
         sections=tuple(sections),
-        notes=(*found.notes, *(f"{name}: {text}" for name, text in DEFINITIONS.items())),
+        notes=(*found.notes, *(f"{name}: {text}" for name, text in DEFINITIONS.items() if name in shown)),
     )
 
 

@@ -51,9 +51,9 @@ def read_bytes(path: str | Path, *, most: int = MOST, kind: ErrorType = DsimErro
     return data
 
 
-def read_text(path: str | Path, *, most: int = MOST_OF_SETTINGS, kind: ErrorType = DsimError) -> str:
+def read_text(path: str | Path, *, kind: ErrorType = DsimError) -> str:
     """Without byte-order mark."""
-    data = read_bytes(path, most=most, kind=kind)
+    data = read_bytes(path, most=MOST_OF_SETTINGS, kind=kind)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -136,14 +136,14 @@ def uncovered(cell: str) -> str:
     return cell.removeprefix(COVER) if is_covered else cell
 
 
-def read_lines(path: str | Path, *, most: int = MOST, kind: ErrorType = DsimError) -> Iterator[tuple[int, str]]:
+def read_lines(path: str | Path, *, kind: ErrorType = DsimError) -> Iterator[tuple[int, str]]:
     """Numbered from 1; the length of a line is limited."""
     with naming(path, "read", kind), open(_checked(path, kind), "rb") as file:
         read = number = 0
         while line := file.readline(MOST_OF_SETTINGS + 1):
             read, number = read + len(line), number + 1
-            if len(line) > MOST_OF_SETTINGS or read > most:
-                raise kind(f"{path}:{number}: is longer than {MOST_OF_SETTINGS if read <= most else most} bytes")
+            if len(line) > MOST_OF_SETTINGS or read > MOST:
+                raise kind(f"{path}:{number}: is longer than {MOST_OF_SETTINGS if read <= MOST else MOST} bytes")
             try:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:

@@ -11,6 +11,7 @@ import numpy as np
 from ..engine.errors import DsimError
 from ..report.digits import counted
 from ..results.scenario import Scenario
+from ..results.slo import Slo
 from ..traces import Trace
 from .residuals import RULE, TRAFFIC
 
@@ -84,11 +85,13 @@ def search_headroom(
 
 def headroom(scenario: Scenario, target: float, now: float, version: int) -> Headroom | None:
     """The fleet's capacity under its SLOs with its trace's lengths, by the search of `dsim capacity`."""
-    from ..planner.capacity import PER_REPLICA, capacity  # imported here: it loads SciPy
+    from ..planner.capacity import PER_REPLICA, capacity  # imported here: it loads SciPy, as the next
+    from ..planner.replicate import criteria_of, to_allow_a_miss
 
+    least = to_allow_a_miss(criteria_of([Slo.parse(text) for text in scenario.slos], target))
     try:
         result = capacity(
-            scenario, precision=PRECISION, attainment=target, num_requests=PER_REPLICA * scenario.replicas,
+            scenario, precision=PRECISION, attainment=target, num_requests=max(PER_REPLICA * scenario.replicas, least),
             max_replications=REPLICATIONS, jobs=1, curve=False,
         )  # fmt: skip
     except DsimError as error:  # an SLO holds at every rate, or at none

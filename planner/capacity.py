@@ -22,6 +22,8 @@ from ..results.metrics import STATS, Columns, latencies, no_nan, rows_of, statis
 from ..results.scenario import MAX_REPLICAS, Scenario, classes, replicas_of
 from ..results.slo import Slo
 from ..sim.scalers import FIXED
+from ..traces.trace import MAX_REQUESTS
+from ..traces.trace import check_rate as check_traffic
 from . import replicate
 from .backend import Pool
 from .contents import Json, asked_of
@@ -184,8 +186,6 @@ class CapacityOptions:
             raise DsimError(f"precision is {100 * self.precision:g}%, expected 0.1% to 50%")
         if not 0 < self.attainment <= 1:
             raise DsimError(f"attainment is {100 * self.attainment:g}%, expected above 0% and up to 100%")
-        if self.num_requests is not None and not 100 <= self.num_requests <= 10_000_000:
-            raise DsimError(f"number of requests is {self.num_requests}, expected 100 to 10000000 a replay")
         if self.max_replications < 2:
             raise DsimError(f"max replications is {self.max_replications}, expected at least 2")
         if self.gpu_hour is not None and not 0 <= self.gpu_hour < math.inf:
@@ -208,6 +208,12 @@ class CapacitySearch:
     criteria: tuple[Criterion, ...]
     num_requests: int
     block: int
+
+    def shortened(self, num: int | None = None) -> "CapacitySearch":
+        """With replays of `num` requests; by default the pilot's."""
+        if num is None:
+            num = max(min(self.num_requests, PILOT_FEWEST), self.num_requests // PILOT_SHARE)
+        return replace(self, num_requests=num, block=min(self.block, -(-num // PILOT_BLOCKS)))
 
     def requests(self, index: int, memo: Memo) -> Callable[[float], Reading]:
         """Replication `index` as a function of the rate."""
@@ -300,8 +306,7 @@ def fewest_replicas(scenario: Scenario, rate: float, *, max_replicas: int = MAX_
 
 def check_rate(rate: float, max_replicas: int) -> None:
     """rate: req/s."""
-    if not 0 < rate < math.inf:
-        raise DsimError(f"rate is {rate} req/s, expected above 0 and finite")
+    check_traffic(rate)
     if not 1 <= max_replicas <= MAX_REPLICAS:
         raise DsimError(f"max replicas is {max_replicas}, expected 1 to {MAX_REPLICAS}")
 
@@ -393,9 +398,7 @@ def _own_capacity(
 
 def _pilot(memo: Memo, search: CapacitySearch) -> Found:
     """A rough capacity from short runs; DsimError if no rate is the capacity."""
-    fewer = max(min(search.num_requests, PILOT_FEWEST), search.num_requests // PILOT_SHARE)
-    short = replace(search, num_requests=fewer, block=min(search.block, -(-fewer // PILOT_BLOCKS)))
-    read = short.requests(PILOT, memo)
+    read = search.shortened().requests(PILOT, memo)
     flood = read(FLOOD).throughput
     idle = read(IDLE * flood)
     if not idle.holds:
@@ -563,12 +566,16 @@ def search_of(scenario: Scenario, precision: float, attainment: float, num_reque
     slos = [Slo.parse(text) for text in scenario.slos]
     for slo in slos:
         slo.check_class(classes(source) if scenario.lengths is None else ())
+    criteria = criteria_of(slos, attainment)
+    least = replicate.to_allow_a_miss(criteria)
+    if num_requests is not None and not least <= num_requests <= MAX_REQUESTS:
+        raise DsimError(f"number of requests is {num_requests}, expected {least} to {MAX_REQUESTS} a replay")
     if num_requests is None:
         longer = max(1.0, USUAL_PRECISION / precision)
         own_times = scenario.arrival == "trace"
         wanted = replicate.to_judge(len(source)) if own_times else len(source)
         most = int((WHOLE if own_times else MANY) * longer)
-        num_requests = max(min(max(wanted, int(FEWEST * longer)), most), PER_REPLICA * scenario.num_replicas)
+        num_requests = max(min(max(wanted, int(FEWEST * longer)), most), PER_REPLICA * scenario.num_replicas, least)
     seen = replicate.judged(num_requests)
     block = -(-min(seen.stop - seen.start, len(source)) // PARTS)
-    return CapacitySearch(scenario.located(), scenario.label, criteria_of(slos, attainment), num_requests, block)
+    return CapacitySearch(scenario.located(), scenario.label, criteria, num_requests, block)

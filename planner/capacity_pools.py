@@ -58,7 +58,6 @@ def fewest_of_each_pool(
             )
         except KeyboardInterrupt:
             raise Interrupted(None) from None
-        assert counted is not None
         chosen = runs[counted.counts]
         chosen.num_replays = counted.num_replays + in_runs
         return _with_one_less(finish_of(chosen, rate), counted, chosen)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..engine.errors import DsimError
 from ..files.place import FolderKind
 from ..report.capacity import FILES, IS_CAPACITY, capacity_page
 from ..report.html import json_and_page
@@ -13,7 +12,7 @@ from ..results.scenario import Scenario, asked
 from .backend import Pool
 from .capacity import Capacity, Interrupted, Progress, question_of
 from .contents import Json, asked_of
-from .ensemble import capacities
+from .ensemble import capacities, check_num
 from .memo import FILES as STORE_FILES
 from .memo import STORE, StoreFolder
 from .record import profile_notes
@@ -44,8 +43,7 @@ def write_capacity(
     how: fields of CapacityOptions. points: measured runs. asking: called with the ensemble's finished and total draws.
     Interrupted if nothing is known yet.
     """
-    if ensemble is not None and scenario.pools:
-        raise DsimError(f"ensemble is {ensemble} and the fleet has pools, expected one policy on one profile")
+    check_num(ensemble, [scenario])
     search = question_of(scenario, rate, replicas, max_replicas)
     question = asked_of(scenario, rate=rate, replicas=replicas, max_replicas=max_replicas, **how)
     folder.begin("capacity", question)

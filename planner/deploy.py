@@ -142,7 +142,7 @@ class Deployment:
         return [*self.command, *self.everywhere.split(), self.port_flag, "8000"]
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "command": list(self.command), "unsaid": list(self.unsaid), "shell": self.shell}
+        return {**asdict(self), "shell": self.shell}
 
     def files(self) -> dict[str, str]:
         """By name: script, compose file, manifest, and the engine's file, if any."""

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,6 +19,7 @@ from ..report.digits import counted
 from ..results.metrics import no_nan
 from ..results.scenario import Scenario
 from ..results.slo import Slo
+from ..sim.scalers import FIXED
 from ..traces import Trace
 from .backend import Pool
 from .capacity import capacity
@@ -219,9 +220,12 @@ def ask(
     return Uncertain(num, level(num), metric, higher, intervals, effects), values
 
 
-def check_num(num: int) -> None:
-    if not 2 <= num <= MAX_DRAWS:
+def check_num(num: int | None, scenarios: Iterable[Scenario] = ()) -> None:
+    """DsimError if the scenarios have no ensemble of so many draws."""
+    if num is not None and not 2 <= num <= MAX_DRAWS:
         raise DsimError(f"ensemble is {num}, expected 2 to {MAX_DRAWS} draws")
+    if num is not None and any(one.pools or one.scaler != FIXED for one in scenarios):
+        raise DsimError(f"ensemble is {num} and the fleet has pools or a scaler, expected one pool of a fixed count")
 
 
 def level(num: int) -> float:

@@ -247,8 +247,6 @@ def _moves(policy: Policy, name: str, prefills: bool, words: FleetWords) -> bool
 def _table(table: Mapping[str, Any] | str | Path | None) -> tuple[Mapping[str, Any] | None, str]:
     if table is None or isinstance(table, Mapping):
         return table, "space"
-    if not Path(table).exists():
-        raise DsimError(f"{table}: no such space file")
     return read_toml(table), str(table)
 
 

@@ -14,7 +14,7 @@ from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, parse
 from ..files.read import quoted
 from ..files.write import write_whole
-from ..profiler.profile import Profile, save, to_json
+from ..profiler.profile import Profile, to_json
 from ..results.scenario import named_code
 from ..traces import Trace, load
 
@@ -56,12 +56,7 @@ def name_of_profile(profile: ProfileLike) -> str:
     """Like `name_of_trace`."""
     if not isinstance(profile, Profile):
         return str(profile)
-    key = hashlib.sha256(json.dumps(to_json(profile), sort_keys=True).encode()).hexdigest()[:16]
-    path = _folder() / key / f"{_plain(profile.name)}.json"
-    if not path.exists():
-        path.parent.mkdir(exist_ok=True)
-        save(profile, path)
-    return str(path)
+    return str(_kept(json.dumps(to_json(profile)), f"{_plain(profile.name)}.json"))
 
 
 def spec_of(policy: PolicyLike) -> str:
@@ -79,7 +74,7 @@ def _plain(name: str) -> str:
 
 def _kept(text: str, name: str) -> Path:
     """Equal texts share a file."""
-    path = _folder() / hashlib.sha256(text.encode()).hexdigest()[:16] / name
+    path = Path(_folder().name) / hashlib.sha256(text.encode()).hexdigest()[:16] / name
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         write_whole(path, text)
@@ -87,9 +82,6 @@ def _kept(text: str, name: str) -> Path:
 
 
 @cache
-def _folder() -> Path:
-    _LASTING.append(TemporaryDirectory(prefix="dsim-"))
-    return Path(_LASTING[0].name)
-
-
-_LASTING: list[TemporaryDirectory[str]] = []  # removed at exit
+def _folder() -> "TemporaryDirectory[str]":
+    """Removed at exit."""
+    return TemporaryDirectory(prefix="dsim-")

@@ -23,7 +23,7 @@ from ..files.schema import FileObject
 from ..profiler.placed import placed
 from ..profiler.profile import Profile
 from ..results.fleet_file import FleetWords
-from ..results.scenario import Scenario, classes, on_fleet
+from ..results.scenario import Scenario, on_fleet
 from ..results.slo import Slo
 from ..traces.lengths import without_limit
 from .contents import FILES, Json, contents_of, looked_at_once
@@ -33,14 +33,14 @@ from .space import spelt
 MOST_CELLS = 100_000  # all are checked, stored and drawn
 POLICY = "policy."  # of `policy.chunk`, a field of the SPEC
 NOT_VARIED = ("allow_code", "sent_from", "pools", "links", "decider")
-# How requests are served; which requests, apart from the seed.
+# How requests are served; which requests, apart from the seed, and their SLOs' classes.
 OF_SERVICE = (
     "policy", "profile", "workload", "yields", "frontend", "replicas", "router", "pools", "links",
     "decider", "scaler", "startup",
 )  # fmt: skip
 OF_REQUESTS = (
     "trace", "arrival", "rate", "cv", "lengths", "concurrency", "num_requests", "time_scale",
-    "time_unit", "skip_bad", "columns", "only",
+    "time_unit", "skip_bad", "columns", "only", "slos",
 )  # fmt: skip
 FLEET = "fleet"  # a file that sets several fields
 TYPES: dict[str, Any] = {n: kind for n, kind in typing.get_type_hints(Scenario).items() if n not in NOT_VARIED}
@@ -71,7 +71,7 @@ def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = 
     if isinstance(config, Mapping):
         where, folder, data = "config", Path.cwd(), dict(config)
     else:
-        where, folder, data = str(config), Path(config).absolute().parent, _read_toml(Path(config))
+        where, folder, data = str(config), Path(config).absolute().parent, read_toml(config)
     title = "sweep" if isinstance(config, Mapping) else Path(config).stem
     whole = FileObject(where, "", data, (), optional={"title": title, "base": {}, "grid": {}, "list": []})
     base = {
@@ -105,12 +105,6 @@ def key_of(scenario: Scenario) -> str:
     """By the scenario's fields and files' contents."""
     text = json.dumps({"dsim": __version__, **scenario.question(), **contents_of(scenario)}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-
-def _read_toml(path: Path) -> Json:
-    if not path.exists():
-        raise DsimError(f"{path}: no such file, expected a sweep's TOML")
-    return read_toml(path)
 
 
 def _flat(table: FileObject) -> Json:
@@ -167,8 +161,7 @@ def _check(
     """Check every cell before any runs."""
     cells: dict[str, Cell] = {}
     known: dict[Any, tuple[Profile, Json]] = {}  # by OF_SERVICE: profile, policy's settings
-    prepared: dict[Any, set[str]] = {}  # by OF_REQUESTS: requests' classes
-    fit: set[Any] = set()  # checked pairs of SLOs and classes
+    prepared: set[Any] = set()  # checked values of OF_REQUESTS
     estimated: dict[str, None] = {}
     implementations: dict[str, None] = {}
     for i, given in enumerate(combined, 1):
@@ -184,11 +177,8 @@ def _check(
             check_values(scenario)
             asked = tuple(getattr(scenario, name) for name in OF_REQUESTS)
             if asked not in prepared:
-                prepared[asked] = classes(scenario.requests())
-            if (judged := (scenario.slos, frozenset(prepared[asked]))) not in fit:
-                for text in scenario.slos:
-                    Slo.parse(text).check_class(prepared[asked])
-                fit.add(judged)
+                scenario.requests()
+                prepared.add(asked)
             shown = {
                 name: _shown(settings.get(name.removeprefix(POLICY)))
                 if name.startswith(POLICY)

@@ -18,7 +18,7 @@ from typing import Any, Generic, Self, TypeVar
 from .. import __version__
 from ..engine.errors import DsimError, MachineError
 from ..files.interrupt import uninterrupted
-from ..files.place import APPLICATION, FolderKind, OpenFolder, check_folder, is_store
+from ..files.place import APPLICATION, FolderKind, OpenFolder, check_folder
 from ..files.read import cut, described
 from ..files.write import write_whole
 from .backend import Outcome, Pool, attempt, in_order
@@ -44,6 +44,10 @@ Answered = tuple[R, int, int, list[Row]]  # value, replays, stored replays, new 
 
 class NotStored(BaseException):
     """A missing replay. Not an Exception, so that pools pass it on."""
+
+
+class KeptError(DsimError):
+    """An input error after which the stored replays are of use."""
 
 
 class Memo:
@@ -157,9 +161,10 @@ class Memo:
             raise _damaged(self.path, "its search cannot be read") from None
         for name in dict.fromkeys([*wanted, *held]):
             if held.get(name) != wanted.get(name):
+                stored, new = (cut(json.dumps(search.get(name)), 60) for search in (held, wanted))
                 raise DsimError(
-                    f"{self.path} holds another {what}: its {name.replace('_', ' ')} is {_short(held.get(name))}, "
-                    f"this one's is {_short(wanted.get(name))}; choose another folder or pass --force"
+                    f"{self.path} holds another {what}: its {name.replace('_', ' ')} is {stored}, "
+                    f"this one's is {new}; choose another folder or pass --force"
                 )
 
     def sentence(self) -> str:
@@ -247,14 +252,15 @@ class Finished(Generic[R]):
 class StoreFolder:
     """An output folder with a store, extended by one run at a time; without a folder there is no store.
 
-    A folder replaced by `force` is put back if nothing finishes.
+    After an input error it is as it was before. A folder replaced by `force` is put back unless the new one has results
+    or, after Ctrl-C, replays.
     """
 
     def __init__(self, folder: Path | None, kind: FolderKind, *, force: bool = False) -> None:
         self.folder, self.memo = folder, Memo()
         self._kind, self._force = kind, force
         self._taken: OpenFolder | None = None
-        self._new: list[Path] = []
+        self._new: list[Path] | None = None  # folders that this run made; None: the store was there
         if folder is not None:
             add = (folder / STORE).is_file()
             check_folder(folder, kind, force=force, add=True)
@@ -291,18 +297,23 @@ class StoreFolder:
             progress(reused, len(cells), next(iter(left), ""))
             for outcome in outcomes:
                 done[outcome.key] = outcome
-                self.settle()
                 progress(len(done), len(cells), outcome.key)
         except KeyboardInterrupt:
             interrupted = True
         except DsimError as error:
-            finished = f"; {len(done)} of {len(cells)} cells are finished and kept: the same command goes on"
-            raise type(error)(f"{error}{finished if self.folder is not None and done else ''}") from None
+            if self.folder is None or not done:
+                raise
+            self.settle()
+            kind = type(error) if isinstance(error, MachineError) else KeptError
+            finished = f"{len(done)} of {len(cells)} cells are finished and kept: the same command goes on"
+            raise kind(f"{error}; {finished}") from None
         finally:
             outcomes.close()
         if interrupted:  # finished by processes meanwhile
             left = {key: cell for key, cell in cells.items() if key not in done}
             done |= {outcome.key: outcome for outcome in self.memo.stored(function, left)}
+        if done:
+            self.settle()
         return Finished(done, reused, interrupted)
 
     def put(self, files: Mapping[str, str]) -> None:
@@ -322,26 +333,31 @@ class StoreFolder:
         """Whether a folder takes results, and none is to be put back."""
         return self._taken is not None and self._taken.is_settled
 
-    def close(self) -> None:
-        """Also removes the folder and its parents, if this run made them and they hold nothing."""
-        new, self._new = self._new, []
-        if new and (self.memo._holds_any or not {path.name for path in new[0].iterdir()} <= {*FILES}):
-            new = []
+    def close(self, error: BaseException | None = None) -> None:
+        """Also removes what this run made, if that holds nothing, or nothing but the replays of an input error."""
+        is_refusal = isinstance(error, DsimError) and not isinstance(error, MachineError | KeptError)
+        folder, new, self._new = self.folder, self._new, None
+        holds = new is not None and self.memo._holds_any
+        if holds and isinstance(error, KeptError | KeyboardInterrupt):
+            self.settle()
         self.memo.close()
+        if folder is not None and new is not None and (is_refusal or not holds):
+            if {path.name for path in folder.iterdir()} <= {*FILES}:
+                for name in FILES:
+                    (folder / name).unlink(missing_ok=True)
+            for made in new:
+                with suppress(OSError):  # it holds something
+                    made.rmdir()
         if self._taken is not None:
             self._taken.close()
-        for path in (made / name for made in new[:1] for name in FILES):
-            path.unlink(missing_ok=True)
-        for made in new:
-            with suppress(OSError):  # another's file came meanwhile
-                made.rmdir()
 
     def _open(self, folder: Path) -> None:
         new = [path for path in (folder, *folder.parents) if not path.exists()]
+        had_store = not self._force and (folder / STORE).exists()
         self._taken = OpenFolder(folder, self._kind, force=self._force)
         try:
             self.memo.open(folder / STORE)
-            self._new = new
+            self._new = None if had_store else new
         except BaseException:
             self.close()
             raise
@@ -349,8 +365,8 @@ class StoreFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self.close(error)
 
 
 def _with_memo(function: Callable[[Memo, C], R], memo: Memo, cell: C) -> Answered[R]:
@@ -363,12 +379,16 @@ def _with_memo(function: Callable[[Memo, C], R], memo: Memo, cell: C) -> Answere
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """The database with its tables; DsimError for another program's file."""
-    if path.is_file() and not is_store(path):
-        raise DsimError(f"{path} holds no replays of dsim, expected another file")
+    """The database with its tables; DsimError for another program's file.
+
+    SQLite reads the header: a file that this process closes loses the POSIX locks of its other connections.
+    """
     database = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
     try:
-        version = database.execute("PRAGMA user_version").fetchone()[0]
+        names = ("page_count", "application_id", "user_version")
+        pages, application, version = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+        if pages and application != APPLICATION:
+            raise _foreign(path)
         if version not in (0, VERSION):
             raise DsimError(f"{path}: version is {version}, expected {VERSION}")
         if version == 0:  # a new file
@@ -396,7 +416,11 @@ def _named(path: Path | None) -> Iterator[None]:
             raise MachineError(f"{path}: cannot be written: {error}") from None
         if code in OF_THE_PATH:
             raise DsimError(f"{path}: cannot be written: {error}") from None
-        raise _damaged(path, str(error)) from None
+        raise (_foreign(path) if code == sqlite3.SQLITE_NOTADB else _damaged(path, str(error))) from None
+
+
+def _foreign(path: Path | None) -> DsimError:
+    return DsimError(f"{path} holds no replays of dsim, expected another file")
 
 
 def _damaged(path: Path | None, reason: str) -> DsimError:
@@ -405,8 +429,3 @@ def _damaged(path: Path | None, reason: str) -> DsimError:
 
 def _checksum(key: str, answer: str) -> str:
     return hashlib.sha256(f"{key} {answer}".encode()).hexdigest()[:16]
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -17,7 +17,7 @@ from .backend import Pool
 from .contents import Json, asked_of
 from .fleet_space import FleetCandidate
 from .memo import Memo
-from .replicate import in_order, resample
+from .replicate import resample
 from .space import Candidate
 
 OBJECTIVES = {"goodput": "req/s", "throughput": "tok/s", "cost": "$ per 1000 good requests", "latency": "ms"}
@@ -168,7 +168,7 @@ def _traffic(scenario: Scenario, held_out: bool) -> Trace:
         return requests  # an arrival process draws by the seed anyway
     # Independent blocks: the gain's interval must cover other traffic.
     n = len(requests)
-    return in_order(requests, resample(n, n, max(1, n // BLOCKS), scenario.seed, evenly=False))
+    return requests.in_order(resample(n, n, max(1, n // BLOCKS), scenario.seed, evenly=False))
 
 
 def _number(value: float, missing: float) -> float:

@@ -29,7 +29,7 @@ from ..report.digits import counted, percent
 from ..results.scenario import MAX_REPLICAS, Scenario
 from ..traces.prefixes import num_named
 from .backend import Pool
-from .capacity import MANY, PARTS, STABILITY, WHOLE, CapacitySearch, search_of
+from .capacity import MANY, PARTS, STABILITY, WHOLE, CapacitySearch, check_rate, search_of
 from .contents import Json
 from .deploy import UNROUTED, deployment_of, engine_of_preset, engine_of_profile, not_served, times_another
 from .memo import Memo
@@ -206,16 +206,13 @@ def plan(
     SPEC,replicas=N. The scenario's policy, profile and replicas are unused. `jobs`, `backend`, `address` (see `Pool`)
     and `memo` change no result. DsimError if no candidate meets the SLOs.
     """
-    if not 1 <= max_replicas <= MAX_REPLICAS:
-        raise DsimError(f"max replicas is {max_replicas}, expected 1 to {MAX_REPLICAS}")
     if not 0 <= spare <= MAX_REPLICAS:
         raise DsimError(f"spare is {spare}, expected 0 to {MAX_REPLICAS} replicas")
     scenario.routing()
     for candidate in candidates:
         posed(scenario, candidate).loaded_profile()
     rate = own_rate(scenario) if rate is None else rate
-    if not 0 < rate < math.inf:
-        raise DsimError(f"rate is {rate} req/s, expected above 0 and finite")
+    check_rate(rate, max_replicas)
     groups, candidates = _spread_out(candidates)
     searches = [search_of(posed(scenario, c), 0.02, attainment, num_requests) for c in candidates]
     whole = [whole_search(search, attainment) for search in searches]
@@ -348,12 +345,7 @@ def own_rate(scenario: Scenario) -> float:
 
 
 def best_fleets(scenario: Scenario, candidates: Sequence[PlanCandidate], planned: Planned) -> list[Posed]:
-    """The best two fleets at the plan's rate.
-
-    Each is one replay without resampling: at most the trace's requests.
-    """
-    if scenario.arrival == "trace" and (scenario.num_requests or 0) > len(scenario.source()):
-        scenario = replace(scenario, num_requests=None)
+    """The best two fleets at the plan's rate."""
     on = {c.profile.name: c for c in candidates}
     scenario = replace(scenario, rate=planned.rate)
     return [posed(scenario, replace(on[f.profile], policy=f.policy), f.replicas or 1) for f in planned.ranking[:2]]
@@ -522,10 +514,9 @@ class _Run:
         return settled
 
     def rank(self, lanes: Sequence[Lane]) -> tuple[list[Lane], list[Lane]]:
-        """Lanes by cost, then by distance from the SLOs' bounds; and the lanes tied with the best."""
+        """Lanes by cost, known quality and distance from the SLOs' bounds; and the lanes tied with the best."""
         cheapest = min(self._cost(lane) for lane in lanes)
-        first = [lane for lane in lanes if math.isclose(self._cost(lane), cheapest)]
-        left = first
+        left = self._best_answers([lane for lane in lanes if math.isclose(self._cost(lane), cheapest)])
         while len(left) > 1:
             left = [left[i] for i in best_of([lane.settled for lane in left])]
             n = min(len(lane.settled) for lane in left)
@@ -541,6 +532,13 @@ class _Run:
             key=lambda lane: (self._cost(lane), lane is not best, lane not in left, float(np.mean(lane.settled))),
         )
         return order, [lane for lane in left if lane is not order[0]]
+
+    def _best_answers(self, lanes: Sequence[Lane]) -> list[Lane]:
+        """Lanes whose model is not known to answer better in another one."""
+        of = [self.candidates[lane.candidate] for lane in lanes]
+        known = [(lane, one.profile.model.name, one.quality.relative) for lane, one in zip(lanes, of, strict=True)]
+        best = dict(sorted((model, quality) for _, model, quality in known if quality is not None))  # the last counts
+        return [lane for lane, model, quality in known if quality in (None, best.get(model))]
 
     def with_router(self, lane: Lane, spread: float) -> Variant | None:
         """The best fleet behind a router that knows the queues; None if another router is named, or for one replica."""

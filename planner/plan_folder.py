@@ -30,11 +30,11 @@ class PlanFolder(StoreFolder):
             return []
         text = json.dumps(info, indent=1, allow_nan=False, ensure_ascii=False)
         files = {"plan.toml": planned.plan_toml, "plan.json": text + "\n", "report.html": to_html(page)}
-        self.put(files)
         launch = {} if planned.deployment is None else planned.deployment.files()
         for name, content in launch.items():
             (self.folder / DEPLOY).mkdir(exist_ok=True)
             write_whole(self.folder / DEPLOY / name, content)
         for profile in sheets:
             save(profile, self.folder / f"profile-{profile.name}.json", force=True)
+        self.put(files)
         return [*files, *([f"{DEPLOY}/"] if launch else []), *(f"profile-{profile.name}.json" for profile in sheets)]

@@ -12,7 +12,7 @@ from ..profiler.profile import Profile
 from ..results.metrics import attainment, of_class, rows_of
 from ..results.scenario import Scenario, class_column
 from .backend import Pool
-from .capacity import PER_REPLICA, PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHARE, CapacitySearch, latency_ms
+from .capacity import PER_REPLICA, PILOT, CapacitySearch, latency_ms
 from .contents import Json
 from .crossing import find
 from .fewest import Fewest
@@ -116,9 +116,7 @@ def _pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     value = math.nan
     size = Fewest(most=task.replicas, stride=2.0)
     while size.open:
-        fewer = max(min(search.num_requests, PILOT_FEWEST), search.num_requests // PILOT_SHARE)
-        fewer = max(fewer, PILOT_PER_REPLICA * size.at)
-        short = replace(search, num_requests=fewer, block=min(search.block, -(-fewer // PILOT_BLOCKS)))
+        short = search.shortened(max(search.shortened().num_requests, PILOT_PER_REPLICA * size.at))
         short = replace(short, scenario=replace(search.scenario, replicas=size.at))
         reading = short.requests(PILOT, memo)(task.rate)
         used += 1

@@ -13,7 +13,7 @@ from ..profiler.placed import placed
 from ..profiler.profile import Profile, load, shipped_for
 from ..report.page import Page
 from ..report.plan import plan_page
-from ..results.scenario import MAX_REPLICAS, Scenario, asked
+from ..results.scenario import Scenario, asked
 from ..traces import Trace
 from .backend import Pool
 from .contents import Json, asked_of, digest
@@ -50,11 +50,6 @@ class Options:
     research: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.spare <= MAX_REPLICAS:
-            raise DsimError(f"spare is {self.spare}, expected 0 to {MAX_REPLICAS} replicas")
-        least = max(100, round(1 / (1 - min(self.attainment, 0.9999))))  # below it a miss is more than the share allows
-        if self.num_requests is not None and not least <= self.num_requests <= 10_000_000:
-            raise DsimError(f"number of requests is {self.num_requests}, expected {least} to 10000000 a replay")
         if self.as_given and self.change_answers:
             raise DsimError(
                 "as given and change answers are both true, expected at most one: the first searches nothing"
@@ -64,8 +59,7 @@ class Options:
         _ = self.over
         if self.today is not None:
             fleet_of_today(self.today)
-        if self.ensemble is not None:
-            check_num(self.ensemble)
+        check_num(self.ensemble)
 
     @property
     def over(self) -> Horizon | None:
@@ -113,12 +107,11 @@ def question_of(
     """
     if profiles is None:
         profiles = [] if name_their_profiles(policies) else [load(_profile_of(scenario.source()))]
-    table, quality = options.quality_table, options.min_quality
     candidates, left_out = candidates_of(
         scenario, policies, profiles, prices, as_given=options.as_given, change_answers=options.change_answers,
         research=options.research,
-        min_quality=None if quality is None else parse_share(quality),
-        quality_table=None if table is None else load_table(table, scenario.allow_code),
+        min_quality=parse_share(options.min_quality),
+        quality_table=load_table(options.quality_table, scenario.allow_code),
     )  # fmt: skip
     rate = own_rate(scenario) if options.rate is None else options.rate
     return Question(scenario, candidates, left_out, rate, options, prices)
@@ -145,24 +138,18 @@ def answer(
     progress: Progress | None = None,
 ) -> tuple[Planned, list[Posed]]:
     """The plan with its optional parts, and the best two fleets."""
-    own, memo = question.options, memo or Memo()
-
-    def show(doing: str, done: int, of: int | None) -> None:
-        if progress is not None:
-            progress(doing, done, of)
-
+    own, progress = question.options, progress or (lambda *_: None)
     planned = plan(
         question.scenario, question.candidates, question.left_out, rate=question.rate, attainment=own.attainment,
         max_replicas=own.max_replicas, num_requests=own.num_requests, spare=own.spare, horizon=own.over,
         today=own.today, jobs=jobs, backend=backend, address=address, memo=memo, progress=progress,
     )  # fmt: skip
     ahead = best_fleets(question.scenario, question.candidates, planned)
-    best = ahead[0]
     if own.ensemble is not None:
         with Pool(backend, jobs, address) as pool:
             planned = replace(planned, ensemble=uncertain_fleet(
-                best, own.ensemble, attainment=own.attainment, num_requests=planned.num_requests, pool=pool, memo=memo,
-                progress=partial(show, "asking drawn profiles"),
+                ahead[0], own.ensemble, attainment=own.attainment, num_requests=planned.num_requests, pool=pool,
+                memo=memo, progress=partial(progress, "asking drawn profiles"),
             ))  # fmt: skip
     return planned, ahead
 
@@ -177,13 +164,7 @@ def write_plan(
     """
     scenario, profiles = question.scenario, question.profiles
     folder.begin("plan", question.asked)
-
-    def show(doing: str, done: int, of: int | None) -> None:
-        if done:
-            folder.settle()
-        progress(doing, done, of)
-
-    planned, ahead = answer(question, folder.memo, progress=show, **pool)
+    planned, ahead = answer(question, folder.memo, progress=progress, **pool)
     info = {**asked(scenario, command, None, currency), **planned.to_json()}
     info |= {"gpu_hour": gpu_hour, "attainment": question.options.attainment}
     info |= {"profile": ", ".join(p.name for p in profiles), "estimated": any(p.is_estimate for p in profiles)}

@@ -15,7 +15,7 @@ from ..engine.errors import DsimError
 from ..results.scenario import Scenario
 from ..sim.fleet import PoolSpec
 from .backend import Pool
-from .capacity import PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHARE, CapacitySearch
+from .capacity import PILOT, CapacitySearch
 from .memo import Memo
 from .race import FIRST, LIMIT, MOST, verdict
 from .replicate import Reading
@@ -45,15 +45,14 @@ def severity_of(reading: Reading) -> float:
 
 def fewest_of_pools(
     search_of: Callable[[Counts], CapacitySearch], start: Counts, prices: Sequence[float], rate: float, most: int,
-    pool: Pool, memo: Memo, *, surely: Callable[[Counts], bool] = lambda counts: True, limit: float = np.inf,
+    pool: Pool, memo: Memo, *, surely: Callable[[Counts], bool] = lambda counts: True,
     progress: Progress = lambda counts, replays: None,
-) -> PoolCounts | None:  # fmt: skip
+) -> PoolCounts:  # fmt: skip
     """The cheapest counts, at most `most` per pool, that meet the SLOs at a rate.
 
-    start: a guess. prices: of a replica, by pool. surely: a last test. limit: a cost; returns None if all cheaper
-    fleets are too small. DsimError if `most` per pool are too few.
+    start: a guess. prices: of a replica, by pool. surely: a last test. DsimError if `most` per pool are too few.
     """
-    return _Search(search_of, prices, rate, most, pool, memo, progress)(start, surely, limit)
+    return _Search(search_of, prices, rate, most, pool, memo, progress)(start, surely)
 
 
 class _Search:
@@ -68,7 +67,7 @@ class _Search:
         self._too_few: list[Counts] = []  # too small, or refused by `surely`
         self._num_replays = 0
 
-    def __call__(self, start: Counts, surely: Callable[[Counts], bool], limit: float) -> PoolCounts | None:
+    def __call__(self, start: Counts, surely: Callable[[Counts], bool]) -> PoolCounts:
         ample = start
         while not self._about(ample):
             if min(ample) == self._most:
@@ -78,11 +77,9 @@ class _Search:
                 )
             ample = tuple(min(2 * n, self._most) for n in ample)
         least = tuple(self._fewest(ample, k) for k in range(len(ample)))
-        counts = next((one for one in self._by_cost(least) if self._cost(one) >= limit or self._is(one, surely)), None)
+        counts = next((one for one in self._by_cost(least) if self._is(one, surely)), None)
         if counts is None:
             raise DsimError(f"no fleet of up to {self._most} replicas of a pool surely meets the SLOs")
-        if self._cost(counts) >= limit:
-            return None
         # Short replays may have misjudged the fewest.
         while (other := next((one for one in _one_less(counts) if self._is(one, surely)), None)) is not None:
             counts = other
@@ -129,9 +126,8 @@ class _Search:
         if counts not in self._short:
             self._progress(counts, self._num_replays)
             own = self._search_of(counts)
-            least = max(PILOT_FEWEST, own.num_requests // PILOT_SHARE, PILOT_PER_REPLICA * sum(counts))
-            fewer = min(own.num_requests, least)
-            short = replace(own, num_requests=fewer, block=min(own.block, -(-fewer // PILOT_BLOCKS)))
+            fewer = max(own.shortened().num_requests, PILOT_PER_REPLICA * sum(counts))
+            short = own.shortened(min(own.num_requests, fewer))
             [reading] = self._memo.map(self._pool, partial(_read, short, self._rate), [PILOT])
             self._num_replays += 1
             self._short[counts] = reading.holds

@@ -83,11 +83,13 @@ def published() -> QualityTable:
     return QualityTable("published", tuple(scores), strict=False)
 
 
-def load_table(path: str | Path, allow_code: AllowedCode = NO_CODE) -> QualityTable:
-    """A user's CSV of policy fields and `score`; see docs/quality.md.
+def load_table(path: str | Path | None, allow_code: AllowedCode = NO_CODE) -> QualityTable | None:
+    """A user's CSV of policy fields and `score`, if there is one; see docs/quality.md.
 
     allow_code: files that its policies may name.
     """
+    if path is None:
+        return None
     path = Path(path)
     text = read_text(path)
     with parsing(path, "a quality table"):
@@ -138,8 +140,10 @@ def quality_factors(policy: Policy) -> dict[str, Any]:
     return {"family": _family(policy), **factors}
 
 
-def parse_share(text: str | float) -> float:
-    """98% or 0.98."""
+def parse_share(text: str | float | None) -> float | None:
+    """98% or 0.98; None: not asked for."""
+    if text is None:
+        return None
     said = str(text).strip()
     share = float_of(said.removesuffix("%")) / (100 if said.endswith("%") else 1)
     if not 0 < share <= 1.5:

@@ -1,7 +1,6 @@
 """Replications: the same traffic with other luck, replayed at any rate and judged by SLOs."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,11 +16,11 @@ from ..results.slo import Slo
 from ..sim.twin import Append, Result
 from ..traces import Trace, prepare
 from ..traces.estimates import with_estimates
-from ..traces.prefixes import COPY
 
 BLOCKS, LUCK = 211, 212  # purposes of draws
 WARMUP = 0.10  # share of arrivals not judged, as runs begin empty
 COOLDOWN = 0.05  # ... as none follow the last ones
+FEWEST = 100  # requests of a replay
 MIN_GROWTH = 0.02  # share of arrivals that stay, in a growing queue
 
 
@@ -112,7 +111,7 @@ def replication(scenario: Scenario, index: int, num_requests: int, block: int) -
     rows = resample(len(source), seen.stop - seen.start, block, seed)
     before = np.arange(rows[0] - seen.start, rows[0])
     after = np.arange(rows[-1] + 1, rows[-1] + 1 + num_requests - seen.stop)
-    drawn = in_order(source, np.concatenate((before, rows, after)) % len(source))
+    drawn = source.in_order(np.concatenate((before, rows, after)) % len(source))
     ready = prepare(
         replace(drawn, notes=source.notes),
         arrival=scenario.arrival,
@@ -142,21 +141,9 @@ def to_judge(num_requests: int) -> int:
     return math.ceil(num_requests / (1 - WARMUP - COOLDOWN))
 
 
-def in_order(trace: Trace, rows: npt.NDArray[np.int64]) -> Trace:
-    """Rows of a trace in this order, with lengths, class and gap."""
-    gaps = np.ones(len(trace))
-    if len(trace) > 1:
-        gaps = np.diff(trace.arrival, prepend=-trace.duration / (len(trace) - 1))
-    drawn = trace.take(rows, np.cumsum(gaps[rows]))
-    if not {"hash_ids", "session_id"} & drawn.extras.keys():
-        return drawn
-    # A request drawn twice is two requests: second copies share prefixes only with each other.
-    seen: Counter[int] = Counter()
-    copies = []
-    for row in rows.tolist():
-        copies.append(seen[row])
-        seen[row] += 1
-    return replace(drawn, extras={**drawn.extras, COPY: copies})
+def to_allow_a_miss(criteria: Sequence[Criterion]) -> int:
+    """The fewest requests of a replay, in which one miss is no more than any share of the criteria allows."""
+    return max([FEWEST, *(to_judge(round(1 / (1 - c.share))) for c in criteria if c.share and c.share < 1)])
 
 
 def resample(num_rows: int, num_requests: int, block: int, seed: int, *, evenly: bool = True) -> npt.NDArray[np.int64]:

@@ -155,7 +155,7 @@ class Search:
         for (trial, candidate), outcome in zip(new, whole, strict=True):
             self.seen[candidate] = outcome
             self._tell(trial, outcome)
-        for trial, candidate in asked:  # proposed twice in a batch
+        for trial, candidate in asked:  # proposed before
             if self.study.trials[trial.number].state == TrialState.RUNNING:
                 trial.set_user_attr("repeated", True)
                 if candidate in self.seen:
@@ -164,7 +164,7 @@ class Search:
                     self.study.tell(trial, state=TrialState.PRUNED)
 
     def _unseen(self, asked: Sequence[tuple[optuna.Trial, Tried]], refuse: Refuse) -> list[tuple[optuna.Trial, Tried]]:
-        """The settings to replay; known ones get their result."""
+        """The settings to replay."""
         new: list[tuple[optuna.Trial, Tried]] = []
         for trial, candidate in asked:
             trial.set_user_attr("policy", candidate.spec)
@@ -173,13 +173,11 @@ class Search:
                 trial.set_user_attr("refused", reason)
                 trial.set_user_attr("violation", INFEASIBLE)
                 self.study.tell(trial, [0.0 if sign > 0 else 1e9 for sign in self.signs])
-            elif candidate in self.seen and any(t.user_attrs["policy"] == candidate.spec for t in self._counted()):
-                trial.set_user_attr("repeated", True)
-                self._tell(trial, self.seen[candidate])
-            elif candidate in self._pruned:
-                trial.set_user_attr("repeated", True)
-                self.study.tell(trial, state=TrialState.PRUNED)
-            elif all(candidate != c for _, c in new):
+            elif not (
+                candidate in self._pruned
+                or any(candidate == c for _, c in new)
+                or (candidate in self.seen and any(t.user_attrs["policy"] == candidate.spec for t in self._counted()))
+            ):
                 new.append((trial, candidate))
         return new
 

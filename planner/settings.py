@@ -15,7 +15,7 @@ from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import DsimError
 from ..engine.policy import Policy, name_of, named_fields, preset_of, settings_of
 from ..profiler.profile import Profile
-from .capacity import PILOT, PILOT_BLOCKS, CapacitySearch
+from .capacity import PILOT, CapacitySearch
 from .crossing import find
 from .memo import Memo
 from .replicate import Reading
@@ -131,8 +131,7 @@ def halve(settings: Sequence[int], untested: Collection[int] = ()) -> Halving:
 def score(search: CapacitySearch, rung: int, start: float, memo: Memo) -> tuple[float, int]:
     """One replica's rate within the SLOs on the rung's replays, and their number; 0 if none or a request does not
     fit."""
-    num = min(search.num_requests, RUNGS[rung])
-    short = replace(search, num_requests=num, block=min(search.block, -(-num // PILOT_BLOCKS)))
+    short = search.shortened(min(search.num_requests, RUNGS[rung]))
     ask = replace(short, scenario=replace(search.scenario, replicas=1)).requests(PILOT, memo)
     replays = 0
 

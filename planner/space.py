@@ -245,8 +245,6 @@ def load_space(path: str | Path, check: Check, allow_code: AllowedCode = NO_CODE
 
     allow_code: files that presets may come from.
     """
-    if not Path(path).exists():
-        raise DsimError(f"{path}: no such space file")
     return space_of(read_toml(path), str(path), check, allow_code)
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..engine.allowed_code import allowed
-from ..engine.errors import DsimError
 from ..files.place import FolderKind, has_schema
 from ..files.read import cut
 from ..files.write import csv_of, write_whole
@@ -117,11 +116,8 @@ def sweep(
     policies may name. ensemble: draws of the profile for the best stable cells; asking: finished and all draws. Ctrl-C
     ends with the finished cells.
     """
-    if ensemble is not None:
-        check_num(ensemble)
     plan = read_plan(config, allowed(allow_code))
-    if ensemble is not None and any(cell.scenario.pools for cell in plan.cells):
-        raise DsimError(f"ensemble is {ensemble} and cells have fleets of pools, expected cells with one pool")
+    check_num(ensemble, (cell.scenario for cell in plan.cells))
     with (
         StoreFolder(None if out is None else Path(out), SWEEP, force=force) as folder,
         Pool(backend, jobs, address) as pool,
@@ -156,10 +152,10 @@ def _run(memo: Memo, scenario: Scenario) -> Json:
 
 
 def _of_each_policy(plan: Plan, done: Mapping[str, Outcome[Json]]) -> dict[str, Scenario]:
-    """The first finished cell by policy, profile and yield."""
+    """The first finished cell by policy, trace, profile and yield."""
     first: dict[str, Scenario] = {}
     for cell in plan.cells:
-        others = (str(cell.varied[name]) for name in ("profile", "workload", "yields") if name in cell.varied)
+        others = (str(cell.varied[name]) for name in ("trace", "profile", "workload", "yields") if name in cell.varied)
         if cell.key in done and done[cell.key].error is None:
             first.setdefault(", ".join([cell.scenario.label, *others]), cell.scenario)
     return first

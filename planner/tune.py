@@ -15,7 +15,7 @@ from .backend import Pool
 from .confirm import REPLICATIONS, chosen, confirm, verdict
 from .contents import Json, contents_of, digest
 from .fleet_space import FleetSpace, fleet_space
-from .memo import Memo
+from .memo import KeptError, Memo
 from .objective import OBJECTIVES, Evaluate, Evaluator, Measure, Tried, traffic
 from .quality import Quality, QualityTable, quality_factors, quality_of
 from .search import Judge, Progress, Refuse, Search, quiet
@@ -49,7 +49,7 @@ def tune(
     address: see `Pool`. evaluate: replaces the replay. begin: called with the question before anything is stored. The
     same seed and jobs give the same result on any backend, interrupted or not.
     """
-    _check(scenario, objectives, trials, gpu_hour, jobs)
+    _check(scenario, objectives, trials, gpu_hour)
     profile = scenario.loaded_profile()
     if scenario.pools:
         if not isinstance(space, FleetSpace):
@@ -143,10 +143,10 @@ def _check_feasible(search: Search, trials: int, store: Path | None) -> None:
     where = "" if store is None else f"; the replays are kept in {store}"
     tried = [(o.violation, c, o.missed) for c, o in search.ranked()]
     if not tried:
-        raise DsimError(f"none of {trials} trials could run{where}")
+        raise KeptError(f"none of {trials} trials could run{where}")
     excess, candidate, missed = min(tried, key=lambda t: t[0])
     if excess > 0:
-        raise DsimError(
+        raise KeptError(
             f"no setting of {trials} trials meets {missed}; the closest, {candidate}, "
             f"misses it by {100 * excess:.0f} %{where}"
         )
@@ -174,7 +174,7 @@ def _refusal(scenario: Scenario, judge: Judge, min_quality: float | None) -> Ref
     return refuse
 
 
-def _check(scenario: Scenario, objectives: Sequence[str], trials: int, gpu_hour: float | None, jobs: int) -> None:
+def _check(scenario: Scenario, objectives: Sequence[str], trials: int, gpu_hour: float | None) -> None:
     for name in objectives:
         if name not in OBJECTIVES:
             raise DsimError(f"no objective is named {cut(name)}, expected one of {', '.join(OBJECTIVES)}")
@@ -184,9 +184,8 @@ def _check(scenario: Scenario, objectives: Sequence[str], trials: int, gpu_hour:
         raise DsimError("goodput and cost count requests that meet an SLO, expected one (--slo ttft=2s)")
     if "cost" in objectives and not (gpu_hour is not None and 0 < gpu_hour < math.inf):
         raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price above 0 where cost is an objective")
-    for name, value in (("trials", trials), ("jobs", jobs)):
-        if value < 1:
-            raise DsimError(f"{name} is {value}, expected at least 1")
+    if trials < 1:
+        raise DsimError(f"trials is {trials}, expected at least 1")
     if scenario.scaler != FIXED:
         raise DsimError(
             f"{scenario.scaler} changes the number of replicas, expected fleets of a fixed count: they are compared"

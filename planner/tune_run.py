@@ -41,8 +41,6 @@ class Options:
     gpus: int | None = None  # budget for pools
 
     def __post_init__(self) -> None:
-        if self.ensemble is not None:
-            check_num(self.ensemble)
         spec, profile = placed(self.policy or "")
         if profile is not None:
             raise DsimError(
@@ -65,21 +63,20 @@ class Question:
     ) -> Tuned:  # fmt: skip
         """pool: backend, address. begin: called with the replays' inputs, once checked."""
         own, code = self.options, self.scenario.allow_code
-        table, quality = own.quality_table, own.min_quality
         return tune(
             self.scenario, objectives=own.objectives, space=self.space, trials=own.trials, default=self.default,
-            memo=memo, min_quality=None if quality is None else parse_share(quality),
-            quality_table=None if table is None else load_table(table, code),
+            memo=memo, min_quality=parse_share(own.min_quality),
+            quality_table=load_table(own.quality_table, code),
             gpu_hour=own.gpu_hour, jobs=own.jobs, progress=progress, begin=begin, **pool,
         )  # fmt: skip
 
 
 def question_of(scenario: Scenario, options: Options) -> Question:
     code, space = scenario.allow_code, options.space
+    check_num(options.ensemble, [scenario])
     if scenario.pools:
-        if options.policy is not None or options.ensemble is not None:
-            what = "ensemble" if options.policy is None else f"policy {options.policy}"
-            raise DsimError(f"{what} is given and the fleet has pools, expected pools alone")
+        if options.policy is not None:
+            raise DsimError(f"policy {options.policy} is given and the fleet has pools, expected pools alone")
         return Question(
             scenario, options, fleet_space(scenario, space, options.gpus, "cost" in options.objectives), None
         )
@@ -104,15 +101,9 @@ def write_tune(
 
     run: words of `dsim replay` for the trace, without policy or pools. pool: backend, address.
     """
-
-    def show(doing: str, done: int, of: int, best: str) -> None:
-        if done:
-            folder.settle()
-        progress(doing, done, of, best)
-
     scenario, options = question.scenario, question.options
     tuned = question.answer(
-        folder.memo, progress=show, begin=lambda asked: folder.begin("search", asked), **pool
+        folder.memo, progress=progress, begin=lambda asked: folder.begin("search", asked), **pool
     )  # fmt: skip
     ahead = dict.fromkeys((tuned.recommended, tuned.winner.candidate, tuned.default.candidate))
     compared = [candidate.posed(scenario) for candidate in ahead]

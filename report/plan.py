@@ -127,6 +127,8 @@ def why(info: Json, best: Json, second: Json) -> str:
     if name in info["tied"]:
         return f"{name}, at the same cost; these replays cannot tell it from the best"
     if math.isclose(cost_of(info, best), cost_of(info, second)):
+        if (second["quality"]["relative"] or 1.0) < (best["quality"]["relative"] or 0.0):
+            return f"{name}, at the same cost, but with answers of quality {quality(second)} against {quality(best)}"
         gap = f"{met_share(info, second)} against {met_share(info, best)}"
         return f"{name}, at the same cost, but nearer to the SLOs' bounds ({gap})"
     if second["mean_cost"] is not None and info["priced"]:
@@ -216,10 +218,10 @@ def _ranking(info: Json) -> Table:
         cells += [met_share(info, fleet), _room(fleet), _binds(info, fleet), _limit(fleet)]
         rows.append([*cells, quality(fleet)])
     caption = (
-        "Each policy's smallest fleet that surely meets the SLOs, the cheapest first; at equal cost, the farthest from "
-        "the bounds first. In brackets: the 95 % interval over replications. Headroom: how much more traffic the fleet "
-        "serves before it misses an SLO, as a 95 % interval. Binds first: the SLO that most requests miss. Quality: of "
-        "answers, compared with the full cache."
+        "Each policy's smallest fleet that surely meets the SLOs, the cheapest first; at equal cost by quality, then "
+        "by distance from the bounds. In brackets: the 95 % interval over replications. Headroom: how much more "
+        "traffic the fleet serves before it misses an SLO, as a 95 % interval. Binds first: the SLO that most "
+        "requests miss. Quality: of answers, compared with the full cache."
     )
     words = frozenset({0, *(i for i, name in enumerate(head) if name in ("on", "binds first", "limited by"))})
     return table(head, rows, caption=caption, left=words, spare=("quality", "limited by"))

@@ -422,6 +422,14 @@ def workload_of(policy: Policy, profile: Profile, named: str | None) -> str | No
     return named or next((model.workload for model in held), None) or next(iter(profile.workloads), None)
 
 
+def different(names: list[str], what: str = "policy") -> list[str]:
+    """PolicyError if a name is given twice."""
+    for name in names:
+        if names.count(name) > 1:
+            raise PolicyError(f"{what} {name} is given {names.count(name)} times, expected once")
+    return names
+
+
 def replicas_of(policies: Sequence[str], given: int | None) -> int:
     """As given, else as in the policies' files, else 1."""
     if given is not None:

@@ -51,7 +51,8 @@ def draw_lengths(
     """
     extras: Extras = {}
     if isinstance(lengths, Trace):
-        rows = bootstrap(lengths, np.arange(num_requests), seed)
+        u = chance.uniform(chance.key(seed, chance.LENGTH, PAIR, np.arange(num_requests)))
+        rows = (u * len(lengths)).astype(np.int64)  # with replacement
         num_input, num_output = lengths.input_length[rows], lengths.output_length[rows]
         if "max_tokens" in lengths.extras:
             extras["max_tokens"] = [lengths.extras["max_tokens"][i] for i in rows.tolist()]
@@ -82,12 +83,6 @@ def draw_pairs(lengths: str | Moments, num_requests: int, seed: int) -> tuple[In
         whole(draw(input_u, moments.input_mean, moments.input_std)),
         whole(draw(output_u, moments.output_mean, moments.output_std)),
     )
-
-
-def bootstrap(trace: Trace, index: Ints, seed: int) -> Ints:
-    """A row for each index, with replacement."""
-    u = chance.uniform(chance.key(seed, chance.LENGTH, PAIR, index))
-    return (u * len(trace)).astype(np.int64)
 
 
 def parse_lengths(text: str) -> tuple[str, Moments]:

@@ -54,7 +54,10 @@ def load(
 
         return finish(*read_rows(frames.rows_of(path_or_name), asked), FRAME, "frame")
     file, name = locate(path_or_name)
-    return finish(*read_data(str(file), read_bytes(file), asked), str(file), name)
+    found, form = read_data(str(file), read_bytes(file), asked)
+    if file.name in SHIPPED:
+        found.warnings.append(f"{name} is read from the file of this name, not from the shipped trace")
+    return finish(found, form, str(file), name)
 
 
 def locate(path_or_name: str | Path) -> tuple[Path, str]:

@@ -8,11 +8,10 @@ import numpy.typing as npt
 
 from ..engine.errors import TraceError
 from ..engine.prefix import Prefixes
-from .trace import Trace
+from .trace import COPY, Trace
 
 HASHED = 512  # tokens a hash id without block_size: Mooncake's
 OF_A_SESSION = 16  # tokens of a session's block
-COPY = "copy"  # number of a request's copy
 
 Names = list[int]
 
@@ -24,11 +23,10 @@ def prefixes_of(trace: Trace) -> Prefixes:
     the previous prompt and answer, or if they do not fit, the previous prompt. TraceError if hash ids contradict
     lengths.
     """
-    copies = trace.extras.get(COPY) or [0] * len(trace)
     if "hash_ids" in trace.extras:
-        return _by_hashes(trace, copies)
+        return _by_hashes(trace, trace.extras.get(COPY) or [0] * len(trace))
     if "session_id" in trace.extras:
-        return _by_sessions(trace, copies)
+        return _by_sessions(trace)
     return Prefixes(1, [[]] * len(trace), [0] * len(trace))
 
 
@@ -103,23 +101,22 @@ def _block_size(trace: Trace) -> int:
     return int(sizes.pop()) if sizes else HASHED
 
 
-def _by_sessions(trace: Trace, copies: list[int]) -> Prefixes:
+def _by_sessions(trace: Trace) -> Prefixes:
     block, fresh = OF_A_SESSION, 0
-    last: dict[tuple[int, str], tuple[int, int, Names]] = {}  # session -> latest turn
+    last: dict[str, tuple[int, int, Names]] = {}  # session -> latest turn
     names: list[Names] = []
     named = []
     lengths = zip(trace.input_length.tolist(), trace.output_length.tolist(), strict=True)
-    for i, (session, (prompt, answer)) in enumerate(zip(trace.extras["session_id"], lengths, strict=True)):
+    for session, (prompt, answer) in zip(trace.extras["session_id"], lengths, strict=True):
         own: Names = []
         if session is not None:
-            key = copies[i], str(session)
-            before, answered, theirs = last.get(key, (0, 0, []))
+            before, answered, theirs = last.get(str(session), (0, 0, []))
             common = before + answered if prompt >= before + answered else before if prompt >= before else 0
             own = theirs[: common // block]
             more = -(-(prompt + answer) // block) - len(own)
             own = own + list(range(fresh, fresh + more))
             fresh += more
-            last[key] = prompt, answer, own
+            last[str(session)] = prompt, answer, own
         names.append(own)
         named.append(0 if session is None else prompt + answer)
     return Prefixes(block, names, named)

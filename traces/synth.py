@@ -2,23 +2,20 @@
 
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..engine.errors import TraceError
 from ..files.read import cut
 from .arrivals import ARRIVALS, renewal, resolve_cv
-from .lengths import LENGTHS, Extras, Moments, bootstrap, draw_lengths, without_limit
+from .lengths import LENGTHS, Extras, Moments, draw_lengths, without_limit
 from .load import load
 from .shipped import SHIPPED
 from .trace import MAX_REQUESTS, Floats, Ints, Trace, TraceNotes, check_rate
 
 MAX_SEED = 2**63
 MIN_SCALE, MAX_SCALE = 1e-9, 1e9  # others are mistakes
-
-# A request drawn twice loses what identifies or links it.
-IDENTITIES = ("id", "session_id", "delay", "hash_ids", "status")
 
 
 def synth(
@@ -63,11 +60,10 @@ def prepare(
     lengths: str | Moments | Trace | None = None,
     time_scale: float | None = None,
 ) -> Trace:
-    """A trace's first requests for a replay, with its times and lengths or others.
+    """A trace's first requests for a replay, with its times and lengths or others; beyond its end it begins again.
 
     At its own times (arrival "trace"), `time_scale` multiplies the gaps or `rate` rescales them. An arrival process has
-    the trace's rate by default, and draws requests again beyond the trace's end. `lengths` replaces all optional
-    columns.
+    the trace's rate by default. `lengths` replaces all optional columns.
     """
     check(arrival, seed, num_requests)
     cv = resolve_cv(arrival, cv)
@@ -79,7 +75,8 @@ def prepare(
         if rate is None and not trace.duration > 0:
             raise TraceError(f"{trace.name} has no rate, expected a --rate for {arrival} arrivals")
         rate = trace.rate if rate is None else rate
-        ready = new_times(trace, Process(arrival, rate, cv, seed), num_requests)
+        ready = first(trace, num_requests or len(trace))
+        ready = ready.take(np.arange(len(ready)), Process(arrival, rate, cv, seed).times(len(ready)))
     if lengths is None:
         return ready
     return Trace(ready.name, ready.arrival, *lengths_of(lengths, len(ready), seed), ready.notes)
@@ -89,7 +86,7 @@ def own_times(trace: Trace, num_requests: int | None, rate: float | None, time_s
     """The first requests, rescaled."""
     if rate is not None and time_scale is not None:
         raise TraceError(f"rate is {rate} req/s and time scale is {time_scale}, expected one of them")
-    ready = trace if num_requests is None else trace.head(num_requests)
+    ready = trace if num_requests is None else first(trace, num_requests)
     if time_scale is not None:
         if not MIN_SCALE <= time_scale <= MAX_SCALE:
             raise TraceError(f"time scale is {time_scale}, expected {MIN_SCALE:g} to {MAX_SCALE:g}")
@@ -122,15 +119,11 @@ class Process:
         return renewal(self.arrival, num_requests, self.rate, self.cv, self.seed)
 
 
-def new_times(trace: Trace, process: Process, num_requests: int | None) -> Trace:
-    """Requests in order, then random ones, at a process's times."""
-    num_requests = num_requests or len(trace)
-    index = np.arange(num_requests)
-    if num_requests > len(trace):
-        extras = {name: column for name, column in trace.extras.items() if name not in IDENTITIES}
-        index[len(trace) :] = bootstrap(trace, index[len(trace) :], process.seed)
-        trace = replace(trace, extras=extras)
-    return trace.take(index, process.times(num_requests))
+def first(trace: Trace, num_requests: int) -> Trace:
+    """The first requests, and beyond the trace's end from its beginning; TraceError for one request."""
+    if num_requests <= len(trace) or len(trace) == 1:
+        return trace.head(num_requests)
+    return trace.in_order(np.arange(num_requests) % len(trace))
 
 
 def lengths_of(lengths: str | Moments | Trace, num_requests: int, seed: int) -> tuple[Ints, Ints, Extras]:

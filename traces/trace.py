@@ -1,6 +1,7 @@
 """A trace: requests' arrivals and lengths, in columns."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
+COPY = "copy"  # optional column: number of a request's copy, where rows are taken again
 ESTIMATE = "estimated_length"  # optional column: estimated answer lengths
 CANVAS = "diffusion_canvas_length"  # optional column: requested canvas lengths
 READ_ONLY = "diffusion_read_only"  # optional column: requests of one step of one canvas
@@ -175,6 +177,25 @@ class Trace:
             output_length=self.output_length[index],
             extras=extras,
         )
+
+    def in_order(self, rows: Ints) -> "Trace":
+        """Rows in this order, each after its own gap; second copies share prefixes and sessions with each other."""
+        gaps = np.ones(len(self))
+        if len(self) > 1:
+            gaps = np.diff(self.arrival, prepend=-self.duration / (len(self) - 1))
+        taken = self.take(rows, np.cumsum(gaps[rows]))
+        if not {"hash_ids", "session_id"} & taken.extras.keys():
+            return taken
+        seen: Counter[int] = Counter()
+        copies = []
+        for row in rows.tolist():
+            copies.append(seen[row])
+            seen[row] += 1
+        extras = {**taken.extras, COPY: copies}
+        if "session_id" in extras:
+            ids = zip(extras["session_id"], copies, strict=True)
+            extras["session_id"] = [(name, copy) if copy and name is not None else name for name, copy in ids]
+        return replace(taken, extras=extras)
 
     def head(self, n: int) -> "Trace":
         """TraceError if there are fewer."""

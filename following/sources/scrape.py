@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Timer
 from urllib.parse import SplitResult, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from ...engine.errors import DsimError
 from ...files.read import cut, read_text, without_secrets
@@ -53,18 +54,14 @@ class Target:
 
     def sample(self) -> Sample:
         """Read the page with one GET. MissingError if the server does not answer; DsimError for any other answer."""
-        host, port = str(self._asked.hostname), self._asked.port
-        if self._asked.scheme == "http":
-            connection = http.client.HTTPConnection(host, port, timeout=PATIENCE)
-        else:
-            connection = http.client.HTTPSConnection(host, port, timeout=PATIENCE, context=self._context())
+        connection, page = self._connection()
         late = Timer(PATIENCE, lambda: _end(opened))  # of the whole page: a socket's own time is that of one receive
         try:
             connection.connect()
             opened = connection.sock
             begin = time.monotonic()
             late.start()
-            connection.request("GET", self._asked._replace(scheme="", netloc="").geturl(), headers=self._headers())
+            connection.request("GET", page, headers=self._headers())
             reply = connection.getresponse()
             data = reply.read(MOST_PAGE + 1)
             if time.monotonic() - begin >= PATIENCE:
@@ -82,6 +79,21 @@ class Target:
         if len(data) > MOST_PAGE:
             raise DsimError(f"{self.url}: is longer than {MOST_PAGE} bytes, expected a page of metrics")
         return sample_of(data.decode("utf-8", "replace"), time.time(), self.url)
+
+    def _connection(self) -> tuple[http.client.HTTPConnection, str]:
+        """To the server, or for another machine's to the environment's proxy; and the page's name there."""
+        asked, host = self._asked, str(self._asked.hostname)
+        is_direct = host in ("localhost", "127.0.0.1", "::1") or proxy_bypass(host)
+        proxy = urlsplit("" if is_direct else getproxies().get(asked.scheme, ""))
+        at = proxy if proxy.hostname else asked
+        page = asked._replace(scheme="", netloc="").geturl()
+        if asked.scheme == "http":
+            connection = http.client.HTTPConnection(str(at.hostname), at.port, timeout=PATIENCE)
+            return connection, asked.geturl() if proxy.hostname else page
+        connection = http.client.HTTPSConnection(str(at.hostname), at.port, timeout=PATIENCE, context=self._context())
+        if proxy.hostname:
+            connection.set_tunnel(host, asked.port)
+        return connection, page
 
     def _headers(self) -> dict[str, str]:
         """The request's headers. The token is read each time, since it may be renewed on disk."""

@@ -42,6 +42,7 @@ def reproduce_command(
     """
     from ...engine.allowed_code import allowed
     from ...report.html import to_html
+    from ...results.scenario import different
     from .experiment import MAX_SEEDS, read, shipped
     from .page import reproduce_page
     from .run import FILES, Reproduced, check_published, read_published, reproduce
@@ -61,7 +62,7 @@ def reproduce_command(
     if seeds is not None and not 1 <= seeds <= MAX_SEEDS:
         raise DsimError(f"--seeds is {seeds}, expected 1 to {MAX_SEEDS}")
     code = allowed(allow_code or [])
-    experiments = [read(name, code) for name in options.different(names or list(shipped()), "experiment")]
+    experiments = [read(name, code) for name in different(names or list(shipped()), "experiment")]
     given = {} if published is None else read_published(published)
     check_published(experiments, given, str(published))
     screen = Screen()

@@ -19,7 +19,7 @@ from dsim.planner.capacity import CapacitySearch
 from dsim.planner.crossing import Found
 from dsim.report.capacity import FILES
 
-from .command import dsim, rows, succeed
+from .command import dsim, held, rows, succeed
 
 # A queue of one prefill step a request: cheap to replay.
 QUEUE = [
@@ -108,7 +108,10 @@ def test_a_rate_asks_for_replicas() -> None:
 
 def test_an_input_error_leaves_no_folder_and_a_full_disk_the_old_report(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "precision is 90%" in dsim(*QUEUE, "--precision", "90%", "-o", "new/out").refusal
-    assert not Path("new").exists()
+    Path("empty").mkdir()
+    for out in ("new/out", "empty"):  # told after some replays
+        assert "holds at no rate" in dsim(*QUEUE, "--slo", "mean:e2el=0.1ms", "--jobs", 1, "-o", out).refusal
+    assert held(Path.cwd()) == ["empty"]
     Path("small.jsonl").write_text(rows(12))  # fewer than the requests of a replay
     asked = ["capacity", "small.jsonl", *QUEUE[2:], "--jobs", 1, "-o", "out"]
     succeed(*asked)

@@ -60,6 +60,13 @@ def test_the_report_says_the_error_and_its_parts() -> None:
     assert any("mape: mean of |predicted - measured| / measured" in line for line in lines)
 
 
+def test_only_what_a_table_shows_is_defined() -> None:
+    assert dsim("replay", "small.jsonl", "--policy", "ar", "-o", "one").code == 0
+    for runs, is_ranked in (("a", "b"), True), (("one", "one"), False):
+        out = dsim("compare", *runs).out
+        assert ["Note: mape: " in out, "Note: tau: " in out, "Note: regret: " in out] == [True, is_ranked, is_ranked]
+
+
 def test_json_is_one_object_alone() -> None:
     ran = dsim("compare", "a", "b", *SLOWER, "--bound", "e2el=10%", "--json")
     assert (ran.code, ran.err, ran.out.count("\n")) == (0, "", 1)

@@ -6,8 +6,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from dsim.engine.journal import MOVE_COLUMNS
-
 from .command import dsim, succeed
 
 SDAR, LLADA = "h100-sdar-8b,lmdeploy-bd32", "rtx4090-llada-8b,fast-dllm"
@@ -49,11 +47,6 @@ def test_a_prefill_pool_sends_keys_over_a_link_and_the_run_says_so(tmp_path: Pat
     file = tmp_path / "fleet.toml"
     file.write_text(f'pools = {pools}\nlinks = ["450GB/s,10us"]\nrouter = "jsq"\ndecider = "uncached,tokens=512"\n')
     assert dsim(*FLEET[:-2], "--fleet", str(file)).out == dsim(*FLEET, *options).out
-
-
-def test_one_pool_writes_no_columns_of_links(tmp_path: Path) -> None:
-    assert dsim(*FLEET, "--policy", "ar", "-o", str(tmp_path / "run")).code == 0
-    assert not {*MOVE_COLUMNS} & {*pq.read_schema(tmp_path / "run" / "requests.parquet").names}
 
 
 @pytest.mark.parametrize(

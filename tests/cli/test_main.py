@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,14 +50,14 @@ def test_an_interrupt_while_the_command_line_is_loaded_is_said(
         ("replay azure-conv --num-requests 5", "head -1"),
         ("profiles --json", "true"),  # which reads nothing: the pipe is closed by then
         ("metrics", "true"),
+        ("replay --help", "true"),
     ],
 )
 def test_a_reader_that_leaves_early_is_no_error(command: str, reader: str) -> None:
-    words = (
-        f"NUMBA_DISABLE_JIT=1 {sys.executable} -m dsim {command} | {reader}"  # five requests are not worth compiling
-    )
-    done = subprocess.run(words, shell=True, capture_output=True, text=True)
-    assert [line for line in done.stderr.splitlines() if " of 5 requests" not in line] == []  # but of progress
+    dsim = f"NUMBA_DISABLE_JIT=1 {sys.executable} -m dsim {command}"  # five requests are not worth compiling
+    done = subprocess.run(f"({dsim}; echo $? >&2) | {reader}", shell=True, capture_output=True, text=True)
+    [code] = [line for line in done.stderr.splitlines() if " of 5 requests" not in line]  # but of progress
+    assert code == "141" or (code == "0" and reader == "head -1")  # which may have read everything
     assert len(done.stdout.splitlines()) == (reader == "head -1")
 
 
@@ -93,6 +94,27 @@ def test_a_refusal_with_json_is_an_object_and_the_same_line(words: str, kind: st
     plain = dsim(*(word for word in words.split() if word != "--json"))
     if "serve" not in words:
         assert (plain.code, plain.out, plain.err) == (2, "", ran.err)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("replay azure-conv --currency USD", "--currency is given without --gpu-hour, expected both: alone it has no"),
+        ("import x.json --force", "--force is given without --out, expected"),
+        ("serve --twin a100-sdar-8b --force", "--force is given without --out, expected"),
+        ("serve --model tiny --speed 2", "--speed is given without --twin, expected"),
+        ("serve --twin a100-sdar-8b --graphs", "--graphs is True and --twin is a100-sdar-8b, expected --model with it"),
+        ("capacity azure-conv --missing-fails", "--missing-fails is given without --slo, expected"),
+        ("replay azure-conv --fail-on-slo", "--fail-on-slo is given without --slo, expected"),
+        ("profile --model tiny --kv fp8 -o p.json", "--kv is given without --roofline, expected"),
+        ("policies --allow-code mine.py", "--allow-code is given without --fields or --questions, expected"),
+        ("policies --fields ar --questions chunk", "--fields is ar and --questions is chunk, expected one of them"),
+        ("replay azure-conv --allow-code none.py", "Invalid value for '--allow-code'"),
+    ],
+)
+def test_an_option_without_effect_is_refused(words: str, line: str) -> None:
+    Path("mine.py").touch()
+    assert dsim(*words.split()).refusal.startswith(line)
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,9 @@ def test_a_plan_goes_on_from_what_it_has_and_gives_the_same_bytes() -> None:
     assert dsim(*asked).refusal == (
         "out/replays.db holds another plan: its seed is 0, this one's is 1; choose another folder or pass --force"
     )
+    never = dsim(*asked, "--slo", "mean:e2el=0.1ms", "--max-replicas", 1, "--force")
+    assert "no fleet of up to 1 replicas meets the SLOs" in never.refusal
+    assert Path("out/report.html").read_bytes() == page
     assert dsim(*asked, "--force").code == 0
 
 
@@ -193,7 +196,8 @@ def test_a_policy_that_the_checkpoint_cannot_run_is_left_out_by_name_and_the_oth
         "profile a100-sdar-8b is of family autoregressive, and dllm-serve"
     )
     assert ran.json["recommended"]["policy"] == "ar,max_batch=8"
-    few = dsim("plan", "azure-conv", *ASKED, "--attainment", "99.9%", "--num-requests", 999).refusal
-    assert few == "number of requests is 999, expected 1000 to 10000000 a replay"
+    short = ("--slo", "ttft=9s", "--attainment", "99.9%", "--num-requests", 1000)
+    few = dsim("plan", "azure-conv", *ASKED, *short)
+    assert few.err.endswith("Error: number of requests is 1000, expected 1177 to 10000000 a replay\n")
     alone = dsim("plan", "azure-conv", "--policy", "dllm-serve", *ASKED).refusal
     assert "dllm-serve: profile a100-sdar-8b is of family block-diffusion" in alone

@@ -237,9 +237,6 @@ def refused(ran: Ran, folder: Path, listing: list[str]) -> str:
             "0.50",
         ),
         (["--router", "luck"], "router is 'luck', expected one of round-robin, random, least-tokens, jsq"),
-        (["--num-requests", "13"], "small holds 12 requests, the run asks for 13"),
-        (["--currency", "EUR"], "--currency is EUR and no price is given, expected --gpu-hour with it"),
-        (["--allow-code", "none.py"], "Invalid value for '--allow-code'"),
         (["--attainment", "9"], "No such option: --attainment (see"),
         (
             ["--policy", "ar,num_pages=2"],
@@ -255,20 +252,27 @@ def test_bad_arguments_are_one_line_with_both_values(
     assert line.startswith(said)
 
 
-def test_a_price_is_in_the_json_and_a_file_named_like_a_shipped_trace_is_said(trace: str, tmp_path: Path) -> None:
-    (tmp_path / trace).rename(tmp_path / "azure-conv")
-    ran = dsim("replay", "azure-conv", "--policy", "ar", "--gpu-hour", 2, "--json")
-    assert ran.json["cost"] == {"gpus": 1, "per_hour": 2.0, "currency": "USD"}
-    assert "Warning: azure-conv is read from the file of this name, not from the shipped trace" in ran.err
-
-
-def test_a_file_in_the_folders_place_is_refused(trace: str, tmp_path: Path) -> None:
-    line = refused(dsim("replay", trace, "-o", trace), tmp_path, [trace])
-    assert line == f"{tmp_path}/{trace}: is a file, expected a folder to write to"
-    below = dsim("replay", trace, "-o", f"{trace}/run")
-    assert "cannot be written: Not a directory" in refused(below, tmp_path, [trace])
-    assert "is a file" in refused(dsim("replay", trace, "-o", f"new/../{trace}"), tmp_path, [trace])
-    assert (tmp_path / trace).read_text() == rows(12)
+@pytest.mark.parametrize(
+    ("command", "num_warnings"),
+    [
+        ("trace info azure-conv", 1),
+        ("replay azure-conv --policy ar --num-requests 60", 2),
+        ("tune azure-conv --num-requests 60 --slo ttft=20s --trials 1", 2),
+        ("sweep c.toml -o runs --jobs 1", 2),
+    ],
+)
+def test_a_file_named_like_a_shipped_trace_and_a_run_longer_than_it_are_said(
+    command: str, num_warnings: int, two_replications: None
+) -> None:
+    Path("azure-conv").write_text(rows(40))
+    Path("c.toml").write_text('base = {trace = "azure-conv", num_requests = 60}\ngrid = {policy = ["ar", "chunk"]}\n')
+    ran = dsim(*command.split())
+    warnings = [line.partition("arning: ")[2] for line in (ran.out + ran.err).splitlines() if "arning: " in line]
+    assert ran.code == 0, ran.err
+    assert [line for line in warnings if "azure-conv" in line] == [
+        "azure-conv is read from the file of this name, not from the shipped trace",
+        "azure-conv holds 40 requests and the run asks for 60: it begins again",
+    ][:num_warnings]
 
 
 # ---- Ctrl-C ---------------------------------------------------------------------------------------------------

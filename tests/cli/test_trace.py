@@ -110,12 +110,3 @@ def test_synth_writes_a_trace_and_the_same_one_again(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="rate is missing, expected --rate R"):
         run("synth", out)
     assert not out.exists()
-
-
-def test_synth_draws_the_lengths_of_a_trace(tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    run("synth", out, "--rate", 5.5, "--lengths", "azure-conv", "--num-requests", 5000)
-    trace, azure = load(out), load("azure-conv")
-    assert trace.rate == pytest.approx(5.5, rel=0.1)
-    assert trace.input_length.mean() == pytest.approx(1155, rel=0.06)
-    assert set(trace.input_length.tolist()) <= set(azure.input_length.tolist())

@@ -83,9 +83,8 @@ def test_a_taken_port_is_one_line() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "dsim", "follow", "http://127.0.0.1:9", *WORDS, "--port", str(port)]
-        found = subprocess.run(command, capture_output=True, text=True)
-    assert found.stderr == f"Error: --port is {port}, expected one that is free on 127.0.0.1\n"
+        found = dsim("follow", "http://127.0.0.1:9", *WORDS, "--port", port)
+    assert found.refusal == f"--port is {port}, expected one that is free on 127.0.0.1"
 
 
 def test_a_server_that_is_gone_for_a_while_ends_nothing(tmp_path: Path) -> None:

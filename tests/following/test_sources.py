@@ -77,6 +77,18 @@ def test_the_token_of_a_file_goes_with_each_request_and_a_redirect_is_not_follow
         Target(url, tmp_path / "token")
 
 
+def test_a_proxy_of_the_environment_is_asked_for_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pages.showing([pages.vllm()]) as (url, asked):
+        for scheme in ("http", "https"):
+            monkeypatch.setenv(f"{scheme}_proxy", url)
+        Target("http://gpu.invalid:8000").sample()
+        with pytest.raises(MissingError, match="Tunnel connection failed: 501"):  # the test's proxy does not CONNECT
+            Target("https://gpu.invalid:8000").sample()
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+        Target(url).sample()
+    assert [request["path"] for request in asked] == ["http://gpu.invalid:8000/metrics", "/metrics"]
+
+
 def test_an_access_log_is_read_as_it_grows_by_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2026-11-25 10:00:00,100,20\n2026-11-25 10:00:0")

@@ -206,17 +206,6 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
-def test_capacity_gives_on_a_cluster_what_one_core_gives(cluster: TwoWorkers) -> None:
-    # A queue of one prefill step a request: cheap to replay.
-    queue = Scenario(
-        "azure-conv", policy="ar,max_batch=1", arrival="poisson", lengths="fixed:512,1", slos=("mean:e2el=150ms",)
-    )
-    how: dict[str, Any] = {"num_requests": 150, "precision": 0.5}
-    there = capacity(queue, backend="ray", address=cluster.address, **how)
-    assert there == capacity(queue, jobs=1, **how)
-
-
-@pytest.mark.slow
 def test_ensembles_and_published_experiments_give_on_a_cluster_what_one_core_gives(
     cluster: TwoWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

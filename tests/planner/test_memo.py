@@ -1,6 +1,8 @@
 """The memo of replays: what is asked twice is done once, in any process, and a file that is not dsim's is refused."""
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -54,6 +56,17 @@ def test_what_was_done_is_answered_by_the_store_whatever_the_jobs(store: Path, j
         memo.close()
     assert memo.sentence() == "8 replays, 6 of them from the store"
     assert [path.name for path in store.parent.iterdir()] == ["replays.db"]
+
+
+def test_a_second_memo_of_a_process_leaves_the_firsts_lock(store: Path) -> None:
+    first = opened(store)
+    double(first, 1)
+    opened(store).close()
+    other = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT 1 FROM replays').close()"
+    subprocess.run([sys.executable, "-c", other, store], check=True)
+    # Without the lock the other process, which would be the last one, removes the log.
+    assert store.with_name("replays.db-wal").exists()
+    first.close()
 
 
 def test_without_a_file_nothing_is_kept() -> None:

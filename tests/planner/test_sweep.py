@@ -182,12 +182,6 @@ def test_the_table_holds_what_each_scenario_says(tmp_path: Path) -> None:
     assert list(text[0]) == list(done.table)
 
 
-def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert len(sweep({"base": BASE, "grid": {"rate": [1, 2]}}, jobs=1).table) == 2
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_finished_cell_is_not_run_again_and_a_new_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = spy(monkeypatch)
     first = sweep({"base": BASE, "grid": {"rate": [1, 2]}}, tmp_path / "out", jobs=1)
@@ -235,14 +229,6 @@ def test_a_failed_cell_is_a_row_and_only_what_may_pass_is_tried_again(
     assert ran == [1.0, 2.0, 3.0, 2.0]
 
 
-def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
-    path = write(tmp_path / "sweep.json", '{"schema": "dsim-run"}')
-    for force in (False, True):
-        with pytest.raises(DsimError, match=r"sweep.json: does not say that dsim wrote it: choose another folder"):
-            sweep({"base": BASE, "grid": {"rate": [1]}}, tmp_path, jobs=1, force=force)
-    assert [(kept, kept.read_text()) for kept in tmp_path.iterdir()] == [(path, '{"schema": "dsim-run"}')]
-
-
 def test_an_unreachable_cluster_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
     config = {"base": BASE, "grid": {"rate": [1]}}
     sweep(config, tmp_path / "out", jobs=1)
@@ -269,21 +255,6 @@ def test_a_backend_that_gives_up_loses_nothing(tmp_path: Path, monkeypatch: pyte
     assert str(error.value) == told
     monkeypatch.undo()
     assert sweep(config, tmp_path / "out", jobs=1).num_reused == 1
-
-
-def test_two_sweeps_do_not_share_a_folder(tmp_path: Path) -> None:
-    config = {"base": BASE, "grid": {"rate": [1, 2]}}
-    told: list[str] = []
-
-    def intrude(finished: int, total: int) -> None:
-        if finished == 1:
-            with pytest.raises(DsimError, match="another dsim is writing there") as error:
-                sweep(config, tmp_path / "out", jobs=1)
-            told.append(str(error.value))
-
-    assert sweep(config, tmp_path / "out", jobs=1, progress=intrude).num_run == 2
-    assert len(told) == 1
-    assert len(summaries(tmp_path / "out")) == 2
 
 
 def test_an_interrupt_ends_a_sweep_with_what_is_done(tmp_path: Path) -> None:
@@ -387,7 +358,7 @@ def test_a_cell_on_a_fleet_s_file_is_the_replay_of_that_fleet(tmp_path: Path) ->
     assert done.table["e2el_ms_mean"].tolist() == [scenario.run().e2el_ms.mean for scenario in alone]
     write(fleets[0], pools + "router = 'round-robin'")  # another content is another cell
     assert sweep(config, tmp_path / "out", jobs=1).num_reused == 1
-    with pytest.raises(DsimError, match="ensemble is 5 and cells have fleets of pools"):
+    with pytest.raises(DsimError, match="ensemble is 5 and the fleet has pools"):
         sweep(config, ensemble=5)
 
 

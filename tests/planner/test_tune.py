@@ -19,7 +19,7 @@ from dsim.planner.confirm import estimate, gain
 from dsim.planner.objective import Evaluate, Evaluator, Part, ReplayOutcome, split
 from dsim.planner.plan import candidates_of
 from dsim.planner.quality import load_table, quality_of
-from dsim.planner.replicate import Interval, in_order, resample
+from dsim.planner.replicate import Interval, resample
 from dsim.planner.space import Candidate, Choice, Space, candidate_of, default_space, guarded, load_space
 from dsim.report.tune import answer
 from dsim.results.scenario import Scenario
@@ -357,7 +357,7 @@ def test_the_search_and_the_confirmation_share_no_request() -> None:
     assert len(seen) + len(held) == 1000
     assert seen.duration <= 0.6 * trace.duration
     assert held.output_length.tolist() == trace.output_length[len(seen) :].tolist()
-    again = in_order(held, resample(len(held), len(held), len(held) // 16, 5, evenly=False))
+    again = held.in_order(resample(len(held), len(held), len(held) // 16, 5, evenly=False))
     assert len(again) == len(held)
     assert set(again.output_length.tolist()) <= set(held.output_length.tolist())
     assert again.rate == pytest.approx(held.rate, rel=0.25)

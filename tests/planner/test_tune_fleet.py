@@ -176,7 +176,7 @@ def test_a_search_ends_in_a_command_and_a_file_that_give_the_same_replay() -> No
         (["--gpus", 10**9], "gpus is 1000000000, expected at most 4096"),
         (["--policy", "optimus"], f"--pool is {POOLS[0]} and --policy is ['optimus'], expected pools alone"),
         (["--decider", "sometimes"], f"decider is 'sometimes', expected one of {', '.join(DECIDERS)}"),
-        (["--ensemble", 2], "ensemble is given and the fleet has pools, expected pools alone"),
+        (["--ensemble", 2], "ensemble is 2 and the fleet has pools or a scaler, expected one pool of a fixed count"),
     ],
 )
 def test_what_a_search_over_pools_cannot_be_asked_is_refused(given: list[object], message: str) -> None:

@@ -85,15 +85,6 @@ def test_a_run_may_be_read_by_whom_any_new_folder_may(written: tuple[Path, list[
     assert written[0].stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-def test_force_never_deletes_what_dsim_did_not_write(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("years")
-    with pytest.raises(DsimError, match=r"holds thesis.tex, which is not of a run: choose another folder"):
-        RunWriter(tmp_path, force=True)
-    with pytest.raises(DsimError, match="is a file, expected a folder"):
-        RunWriter(tmp_path / "thesis.tex", force=True)
-    assert (tmp_path / "thesis.tex").read_text() == "years"
-
-
 def test_a_run_that_does_not_finish_leaves_nothing_and_what_was_there(run: Path, tmp_path: Path) -> None:
     before = (run / "run.json").read_bytes()
     for place in ("run", "deep/er/run"):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from dsim.engine.errors import TraceError
-from dsim.planner.replicate import in_order
 from dsim.traces import Trace, load
 from dsim.traces.prefixes import num_named, prefixes_of, warning
 
@@ -51,7 +50,7 @@ def test_a_turn_begins_with_the_turn_before_and_its_answer() -> None:
 
 def test_a_request_that_is_drawn_again_begins_as_its_first_draw_does_not() -> None:
     source = trace([512, 1024, 512], [1, 1, 1], hash_ids=[[1], [1, 2], [3]])
-    drawn = in_order(source, np.array([0, 1, 0, 1, 2]))
+    drawn = source.in_order(np.array([0, 1, 0, 1, 2]))
     first, second, again, also, third = (prefixes_of(drawn).of(i).tolist() for i in range(5))
     assert second[:1] == first != again == also[:1]
     assert len({*first, *second, *again, *also, *third}) == 5

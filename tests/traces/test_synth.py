@@ -1,6 +1,7 @@
 """Lengths, synthetic traces, and what a replay makes of a trace."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from dsim.engine.errors import TraceError
 from dsim.traces import LENGTHS, Trace, describe, load, prepare, synth, write
 from dsim.traces.lengths import Moments, draw_lengths
+from dsim.traces.prefixes import prefixes_of
 from dsim.traces.trace import Ints
 
 
@@ -114,24 +116,27 @@ def test_a_replay_takes_the_head_and_rescales_it() -> None:
     assert (set(other.input_length.tolist()), set(other.output_length.tolist())) == ({7}, {8})
 
 
-def test_a_process_keeps_the_requests_in_order_and_draws_the_rest() -> None:
-    ready = prepare(batched(), arrival="poisson", rate=2.0, num_requests=4)
-    assert ready.input_length.tolist() == [10, 11, 12, 13]
-    assert ready.extras["hash_ids"] == [[0], [1], [2], [3]]
-    more = prepare(batched(), arrival="poisson", rate=2.0, num_requests=1000)
-    assert more.input_length[:6].tolist() == batched().input_length.tolist()
-    assert (more.output_length - more.input_length == 10).all()
-    assert set(more.input_length[6:].tolist()) == set(range(10, 16))
-    # A request drawn twice is not the same prompt twice.
-    assert sorted(more.extras) == ["model"]
-    assert more.arrival.tolist() == synth("poisson", 2.0, num_requests=1000).arrival.tolist()
+def test_a_run_longer_than_its_trace_begins_it_again() -> None:
+    source = replace(batched(), extras={**batched().extras, "session_id": [None, *"aabbc"]})
+    ready = prepare(source, arrival="poisson", rate=2.0, num_requests=4)
+    assert (ready.input_length.tolist(), ready.extras["hash_ids"]) == ([10, 11, 12, 13], [[0], [1], [2], [3]])
+    for arrival, times in (
+        ("trace", [0, 0, 0, 3, 3, 6, 7.2, 7.2, 7.2]),  # between its end and its beginning lies its mean gap
+        ("poisson", synth("poisson", source.rate, num_requests=9).arrival.tolist()),
+    ):
+        more = prepare(source, arrival=arrival, num_requests=9)
+        assert more.arrival.tolist() == pytest.approx(times)
+        assert more.input_length.tolist() == [*range(10, 16), 10, 11, 12]
+        names = [prefixes_of(more).of(i).tolist() for i in range(9)]
+        assert len({name for [name] in names}) == 9
+        assert more.extras["session_id"] == [None, *"aabbc", None, ("a", 1), ("a", 1)]
     assert prepare(batched(), arrival="constant").rate == pytest.approx(batched().rate)
 
 
 def test_a_replay_that_cannot_be_is_refused() -> None:
     still = Trace("talk", np.zeros(3), np.ones(3), np.ones(3))
     for trace, arguments, complaint in (
-        (batched(), {"num_requests": 7}, "batched holds 6 requests, the run asks for 7"),
+        (batched().head(1), {"num_requests": 2}, "batched holds 1 requests, the run asks for 2"),
         (batched(), {"rate": 1.0, "time_scale": 2.0}, "rate is 1.0 req/s and time scale is 2.0, expected one of them"),
         (batched(), {"cv": 2.0}, "cv is 2, expected none with trace arrivals"),
         (batched(), {"arrival": "gamma", "time_scale": 1.0}, "time scale is 1.0, expected none with gamma arrivals"),
