@@ -31,7 +31,7 @@ SPEED = {"--jobs": 1, "--backend": 1, "--address": 1}
 # Options, by parameter, that have an effect only with one of others (where the command has these).
 NEEDS: dict[str, tuple[str, ...]] = {
     "currency": ("gpu_hour",), "force": ("out", "output"), "missing_fails": ("slo",),
-    "fails_on_slo": ("slo",), "allow_code": ("fields", "questions"), "eager": ("roofline",),
+    "fails_on_slo": ("slo",), "allow_code": ("fields",), "eager": ("roofline",),
     "tp": ("roofline", "gpu"), "weights": ("roofline", "gpu"), "kv": ("roofline", "gpu"),
     "model": ("gpu",), "commits": ("gpu",),
     "speed": ("twin",), "tokenizer": ("twin",),

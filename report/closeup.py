@@ -1,23 +1,20 @@
-"""Close-ups of a journal: rows of steps, timelines of requests."""
+"""A close-up of a journal: rows of steps."""
 
-import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..engine.step import Phase
-from ..results.run import Columns, Run
+from ..results.run import Run
 from .chart import Chart
 from .page import Figure
 
 NUM_STEPS = 120  # drawn
 MAX_LANES = 64  # rows of a step
 LANE = 9  # pixels
-NEAR = 1e-6  # s, between two clock readings
 
 PHASES = {
     Phase.PREFILL: ("prefill", "#D55E00"),
@@ -51,23 +48,14 @@ class DrawnRow:
         return self.commits.bit_count()
 
 
-def step_rows(
-    run: Run, policy: str, spans: Sequence[tuple[float, float]], of: Collection[int] | None = None
-) -> Iterator[DrawnRow]:  # fmt: skip
-    """Rows of steps that overlap one of these times (s), of these requests or all; none without lists in the
-    journal."""
-    for columns, lists in run.step_groups(policy, spans):
+def step_rows(run: Run, policy: str, begin: float) -> Iterator[DrawnRow]:
+    """Rows of steps that end after `begin` (s); none without lists in the journal."""
+    for columns, lists in run.step_groups(policy, [(begin, math.inf)]):
         requests, offsets = lists["requests"]
         start, end = columns["start"], columns["start"] + columns["latency"]
         step_of_row = np.repeat(np.arange(len(start)), np.diff(offsets))
-        meets = np.zeros(len(start), np.bool_)
-        for low, high in spans:
-            meets |= (end > low) & (start < high)
-        wanted = meets[step_of_row]
-        if of is not None:
-            wanted &= np.isin(requests, list(of))
         words = lists["commits"][0].reshape(len(requests), -1)
-        for at in np.flatnonzero(wanted):
+        for at in np.flatnonzero(end[step_of_row] > begin):
             i = step_of_row[at]
             yield DrawnRow(
                 float(start[i]), float(end[i]), int(columns["replica"][i]), int(columns["step"][i]),
@@ -79,7 +67,7 @@ def step_rows(
 def engine_figure(run: Run, policy: str, index: int, at: float, why: str) -> Figure | None:
     """NUM_STEPS steps of a replica from `at` (s) on, coloured by phase."""
     found: list[DrawnRow] = []
-    for row in step_rows(run, policy, [(at, math.inf)]):
+    for row in step_rows(run, policy, at):
         first = found[0] if found else row
         if row.replica == first.replica and row.step >= first.step + NUM_STEPS:
             break
@@ -124,79 +112,6 @@ def engine_figure(run: Run, policy: str, index: int, at: float, why: str) -> Fig
     if left_out:
         caption += f" {left_out} requests beyond {MAX_LANES} rows are left out."
     return Figure(f"engine-{index}", policy, caption, chart, wide=True)
-
-
-def stories(
-    run: Run, policy: str, columns: Columns, rows: Sequence[int], block_length: int
-) -> list[dict[str, list[Any]]]:  # fmt: skip
-    ends = np.where(np.isnan(columns["finish"]), np.inf, columns["finish"])
-    spans = [(float(columns["scheduled"][i]) - NEAR, float(ends[i]) + NEAR) for i in rows]
-    own: dict[int, list[DrawnRow]] = {int(columns["request"][i]): [] for i in rows}
-    for row in step_rows(run, policy, spans, own):
-        own[row.request].append(row)
-    return [
-        _story({name: column[i] for name, column in columns.items()}, own[int(columns["request"][i])], block_length)
-        for i in rows
-    ]
-
-
-def _story(request: Mapping[str, Any], mine: Sequence[DrawnRow], block_length: int) -> dict[str, list[Any]]:
-    """s since arrival: queue, prefill, steps, blocks, emissions.
-
-    Blocks and emissions follow from committed positions; they are left out if the request table contradicts them.
-    """
-    arrival = float(request["arrival"])
-    found: dict[str, list[Any]] = {"queued": [], "prefill": [], "steps": [], "blocks": [], "emissions": []}
-    if not math.isnan(request["scheduled"]):
-        found["queued"].append([0.0, float(request["scheduled"]) - arrival])
-    for row in mine:
-        span = [row.start - arrival, row.end - arrival]
-        if row.phase == Phase.PREFILL:
-            found["prefill"].append([*span, row.num_tokens])
-        else:
-            found["steps"].append([*span, row.num_committed, PHASES[row.phase][0]])
-    known = [float(request[name]) - arrival for name in ("first_emission", "last_emission")]
-    each = [[0.0, row.end - arrival, 1, row.num_committed] for row in mine if row.commits]
-    by_block = [
-        _blocks(mine, int(request["input_length"]), block_length, arrival, flushed) for flushed in (False, True)
-    ]
-    for blocks in (*by_block, each):
-        times = [block[1] for block in blocks]
-        if len(times) == request["num_emissions"] and times and np.allclose([times[0], times[-1]], known, atol=NEAR):
-            found["emissions"] = times
-            found["blocks"] = [] if blocks is each else blocks
-            return found
-    found["emissions"] = sorted({time for time in known if not math.isnan(time)})
-    return found
-
-
-def _blocks(mine: Sequence[DrawnRow], prompt: int, length: int, arrival: float, flushed: bool) -> list[list[Any]]:
-    """[start, end, steps, tokens] of each block; the first contains the prompt's end.
-
-    flushed: the last pass over its committed tokens ends a block.
-    """
-    if length < 2:
-        return []
-    whole = (1 << length) - 1
-    before = (1 << (prompt % length)) - 1
-    blocks: list[list[Any]] = []
-    union, num_steps, tokens, start = before, 0, 0, math.nan
-    for row, after in itertools.zip_longest(mine, mine[1:]):
-        if not num_steps and not row.commits and row.phase != Phase.DENOISE:
-            continue  # of the previous block, or of a prompt that ends with a block
-        if not num_steps:
-            start = row.start
-        num_steps += 1
-        tokens += row.num_committed
-        union |= row.commits
-        if union & whole == whole:
-            if flushed and row.phase != Phase.PREFILL and after is not None and after.phase == Phase.FLUSH:
-                continue
-            blocks.append([start - arrival, row.end - arrival, num_steps, tokens])
-            union, num_steps, tokens = 0, 0, 0
-    if tokens:
-        blocks.append([start - arrival, mine[-1].end - arrival, num_steps, tokens])
-    return blocks
 
 
 def _lanes(found: Sequence[DrawnRow]) -> dict[int, int]:

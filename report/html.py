@@ -31,7 +31,6 @@ def to_html(page: Page) -> str:
         script=(here / "page.js").read_text(encoding="utf-8"),
         plotly=b64encode((here / "plotly-basic.min.js.gz").read_bytes()).decode(),
         figures=script_json(figures),
-        data=script_json(page.data),
         swatch=_swatch,
         described=described,
         loud=_loud,

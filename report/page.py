@@ -1,7 +1,7 @@
 """A page: answer, warnings, sections; html.py and text.py render it."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .chart import Chart
@@ -65,17 +65,7 @@ class Code:
     indent: str = "  "
 
 
-@dataclass(frozen=True)
-class Widget:
-    """Filled by the page's script from `data` under its name."""
-
-    kind: ClassVar[str] = "widget"
-    name: str
-    title: str
-    caption: str
-
-
-Block = Figure | Table | Words | Code | Widget
+Block = Figure | Table | Words | Code
 
 
 @dataclass(frozen=True)
@@ -113,7 +103,6 @@ class Page:
     notes: tuple[str, ...] = ()
     command: str = ""
     version: str = ""
-    data: dict[str, Any] = field(default_factory=dict)  # for widgets
 
     @property
     def figures(self) -> list[Figure]:

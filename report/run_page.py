@@ -17,7 +17,7 @@ from .choices import of_choices
 from .html import to_html
 from .measured import TITLE
 from .memory import of_memory
-from .page import Figure, Number, Page, Section, Widget, estimate
+from .page import Figure, Number, Page, Section, Table, estimate, table
 from .replicas import of_replicas
 from .story import Json, doubt_of, estimated, profiles_of, words
 from .table import compare, number
@@ -43,15 +43,13 @@ def run_page(run: Run) -> Page:
     attained = figures.attainment(requests, slos, bool(info.get("missing_passes", True)))
     shown = _foremost([*attained, *latency], info["policies"], slos)
     timeline = figures.timeline(requests, steps, edges)
-    slow, about = _slowest(run, requests, slos)
-    opened = Widget("requests", "The slowest requests", f"{about} A row opens the request's timeline.")
     engine = _engine(run, requests, steps, edges)
     details = (*text.sections, of_memory(info.get("memory", [])))
     sections = [
         Section("Latency and SLOs", tuple(shown[1:])),
         of_replicas(info.get("fleet"), float(edges[-1]), next((c["arrival"] for c in requests.values()), np.zeros(0))),
         Section("Timeline", tuple(timeline)),
-        Section("Slowest requests", (opened,) if slow["rows"] else ()),
+        Section("Slowest requests", _slowest(requests, slos)),
         Section("The engine's steps", tuple(engine)),
         Section("Steps", (*figures.by_chunk(steps), *of_choices(run))),
         *(Section(s.title, s.blocks, fold="" if s.title == TITLE else s.title) for s in details),
@@ -74,7 +72,6 @@ def run_page(run: Run) -> Page:
         notes=(*text.notes, *ALWAYS),
         command=info.get("command", ""),
         version=info.get("dsim", ""),
-        data={"requests": slow},
     )
 
 
@@ -109,10 +106,9 @@ def _numbers(policies: Sequence[Json]) -> tuple[Number, ...]:
     return tuple(found[:4])
 
 
-def _slowest(run: Run, requests: dict[str, Columns], slos: Sequence[Slo]) -> tuple[Json, str]:
-    """Requests that miss the SLOs most (or slowest), with timelines; how they were chosen."""
+def _slowest(requests: dict[str, Columns], slos: Sequence[Slo]) -> tuple[Table, ...]:
+    """Requests that miss the SLOs most, or slowest."""
     judging = [slo for slo in slos if slo.stat is None and slo.slo_class is None]
-    lengths = {c["policy"]: c.get("block_length", 1) for c in run.info.get("commit_models", [])}
     head = ["request", "policy", "arrived", "prompt", "tokens", "queued", "ttft", "e2el", "a token", "preempted"]
     rows = []
     for policy, columns in requests.items():
@@ -121,24 +117,16 @@ def _slowest(run: Run, requests: dict[str, Columns], slos: Sequence[Slo]) -> tup
         if judging:
             worst = np.nanmax(np.stack([np.nan_to_num(known[s.metric] / s.bound, nan=-1.0) for s in judging]), axis=0)
             worst = np.where(np.isnan(known["e2el"]), math.nan, worst)
-        picked = closeup.slowest(worst, SLOWEST)
-        stories = closeup.stories(run, policy, columns, picked, lengths.get(policy, 1))
-        for i, story in zip(picked, stories, strict=True):
-            cells = [
-                f"#{columns['request'][i]}",
-                policy,
-                f"{columns['arrival'][i]:,.1f} s",
-                f"{columns['input_length'][i]:,}",
-                f"{columns['num_tokens'][i]:,}",
+        for i in closeup.slowest(worst, SLOWEST):
+            rows.append([
+                f"#{columns['request'][i]}", policy, f"{columns['arrival'][i]:,.1f} s",
+                f"{columns['input_length'][i]:,}", f"{columns['num_tokens'][i]:,}",
                 *(f"{number(known[n][i])} s" for n in ("queue_time", "ttft", "e2el")),
-                f"{number(1e3 * known['norm_latency'][i])} ms",
-                f"{columns['num_preemptions'][i]:,}",
-            ]
-            rows.append({"cells": cells, **story})
-    how = "that took longest"
-    if judging:
-        how = f"that miss {' and '.join(map(str, judging))} by most"
-    return {"head": head, "rows": rows}, f"For each policy the requests {how}."
+                f"{number(1e3 * known['norm_latency'][i])} ms", f"{columns['num_preemptions'][i]:,}",
+            ])  # fmt: skip
+    how = f"that miss {' and '.join(map(str, judging))} by most" if judging else "that took longest"
+    about = f"For each policy the requests {how}."
+    return (table(head, rows, title="The slowest requests", caption=about, left=frozenset({0, 1})),) if rows else ()
 
 
 def _engine(

@@ -6,7 +6,6 @@ const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream
 document.head.append(element("script", await new Response(unpacked).text()));
 
 const figures = JSON.parse(document.getElementById("figures").textContent);
-const data = JSON.parse(document.getElementById("data").textContent);
 const PRINTED = 640;  // pixels of a chart on A4
 const CONFIG = {displayModeBar: false, responsive: true};
 const all = (selector, from = document) => [...from.querySelectorAll(selector)];
@@ -171,54 +170,4 @@ function brushed(plot, change) {
   for (const other of all(".plot.time")) if (other.data) Plotly.relayout(other, chosen);
 }
 
-// ---- The slowest requests: a row opens the request's own timeline.
-const INKS = {queued: "#80868b", prefill: "#D55E00", decode: "#0072B2", block: "#56B4E9"};
-
-function timeline(request) {
-  const traces = [], lanes = ["emissions", "blocks", "steps", "prefill", "queued"];
-  const bars = (lane, spans, color, text) => traces.push({
-    type: "bar", orientation: "h", y: spans.map(() => lane), base: spans.map(s => s[0]), x: spans.map(s => s[1] - s[0]),
-    marker: {color, line: {color: "rgba(128,128,128,.6)", width: 1}}, customdata: spans.map(s => [s[1], text(s)]), width: .7,
-    hovertemplate: "%{base:.3f} to %{customdata[0]:.3f} s: %{customdata[1]}<extra></extra>"});
-  bars("queued", request.queued, INKS.queued, () => "waiting to begin");
-  bars("prefill", request.prefill, INKS.prefill, s => `prefill of ${s[2]} positions`);
-  bars("steps", request.steps, INKS.decode, s => `${s[3]}: ${s[2]} committed`);
-  bars("blocks", request.blocks, INKS.block, s => `a block of ${s[3]} in ${s[2]} steps`);
-  traces.push({type: "scatter", mode: "markers", y: request.emissions.map(() => "emissions"), x: request.emissions,
-    marker: {color: "#009E73", symbol: "diamond", size: 8}, hovertemplate: "to the client at %{x:.3f} s<extra></extra>"});
-  const base = figures[Object.keys(figures)[0]].layout;
-  return [traces, {...base, height: 230, shapes: [], annotations: [], barmode: "overlay", showlegend: false,
-    xaxis: {...base.xaxis, type: "linear", range: null, autorange: true, tickvals: null, ticktext: null, tickformat: "",
-      tickmode: "auto", title: {text: "seconds since it arrived", standoff: 8}},
-    yaxis: {automargin: true, categoryorder: "array", categoryarray: lanes, range: [-.6, 4.6], title: {text: ""}}}];
-}
-
-function requests() {
-  const place = document.getElementById("requests");
-  if (!place || !data.requests) return;
-  const table = element("table"), head = element("tr"), body = element("tbody"), thead = element("thead");
-  for (const [i, name] of data.requests.head.entries()) head.append(element("th", name, {className: i ? "" : "words"}));
-  for (const request of data.requests.rows) {
-    const line = element("tr", "", {className: "opens"}), button = element("button", request.cells[0], {type: "button"});
-    const first = element("th", "", {className: "words"});
-    button.setAttribute("aria-expanded", "false");
-    first.append(button);
-    line.append(first, ...request.cells.slice(1).map(text => element("td", text)));
-    line.addEventListener("click", () => {
-      const open = line.nextElementSibling && line.nextElementSibling.classList.contains("own");
-      button.setAttribute("aria-expanded", String(!open));
-      if (open) return line.nextElementSibling.remove();
-      const own = element("tr", "", {className: "own"}), cell = element("td"), plot = element("div", "", {className: "own-plot plot", role: "img"});
-      plot.setAttribute("aria-label", `Timeline of request ${request.cells[0]}: it waits, is prefilled, and decodes in ${request.steps.length} steps`);
-      cell.colSpan = data.requests.head.length;
-      plot.style.height = "230px";
-      cell.append(plot); own.append(cell); line.after(own);
-      Plotly.newPlot(plot, ...timeline(request), CONFIG);
-    });
-    body.append(line);
-  }
-  const scroll = element("div", "", {className: "scroll"});
-  thead.append(head); table.append(thead, body); scroll.append(table); place.replaceChildren(scroll);
-}
-requests();
 document.documentElement.dataset.ready = "";  // everything is drawn

@@ -42,7 +42,6 @@ COMMANDS = {
     "plan": ["plan", *QUEUE, "--policy", "ar,max_batch=8", "--slo", "mean:e2el=150ms", "--num-requests", 200,
              "--rate", 30],
 }  # fmt: skip
-DATA = "JSON.parse(document.getElementById('data').textContent)"  # what the page's widgets show
 SPACE = 'policy = ["optimus", "chunk"]\nchunk = [4, 16]\nmax_batch = ["none", 32]\n'
 SWEEP = (
     '[base]\ntrace = "azure-conv"\npolicy = "chunk"\nnum_requests = 40\n[grid]\nrate = [1, 2]\npolicy.chunk = [4, 8]\n'
@@ -149,23 +148,6 @@ def test_dragging_over_a_chart_shows_the_same_time_in_all(browser: Browser, fold
     chosen = browser.js(span.format("queue"))
     for other in ("load", "batch", "kv", "slo-time"):
         assert browser.js(span.format(other)) == pytest.approx(chosen)
-
-
-def test_a_row_opens_the_request_s_own_timeline_and_closes_it(browser: Browser, folder: Path) -> None:
-    browser.open(folder / "replay" / "report.html")
-    assert browser.js("[...document.querySelectorAll('#requests tr.opens')].length") == 12  # six of each policy
-    browser.click("#requests tr.opens button")
-    browser.wait("document.querySelector('#requests .own-plot')?.data !== undefined")
-    assert browser.errors == []
-    lanes = browser.js("document.querySelector('#requests .own-plot').data.map(t => [t.y[0], t.y.length])")
-    assert [lane for lane, _ in lanes] == ["queued", "prefill", "steps", "blocks", "emissions"]
-    story = browser.js(f"{DATA}.requests.rows[0]")
-    assert [num for _, num in lanes] == [
-        len(story[name]) for name in ("queued", "prefill", "steps", "blocks", "emissions")
-    ]
-    assert browser.js("document.querySelector('#requests button').ariaExpanded") == "true"
-    browser.click("#requests tr.opens button")
-    assert browser.js("[...document.querySelectorAll('#requests .own')].length") == 0
 
 
 def test_what_the_engine_did_is_drawn_row_by_row_and_zooms(browser: Browser, folder: Path) -> None:

@@ -3,11 +3,8 @@
 import itertools
 from pathlib import Path
 
-import numpy as np
-import pytest
-
 from dsim.engine.step import Phase
-from dsim.report.closeup import MAX_LANES, NUM_STEPS, PHASES, engine_figure, stories
+from dsim.report.closeup import MAX_LANES, NUM_STEPS, PHASES, engine_figure
 from dsim.results.run import Run, read_run
 
 from ..cli.command import succeed
@@ -20,34 +17,6 @@ SHORT = ["--num-requests", NUM, "--rate", 6]
 def replayed(folder: Path, *more: object) -> Run:
     succeed("replay", "azure-conv", *SHORT, *more, "-o", folder / "run")
     return read_run(folder / "run")
-
-
-@pytest.mark.parametrize("policy", ["lmdeploy-bd32", "sglang-bd32", "ar", "delayed-cache"])
-def test_a_request_s_blocks_and_emissions_are_the_table_s(tmp_path: Path, policy: str) -> None:
-    run = replayed(tmp_path, "--policy", policy, "--replicas", 2)
-    columns = run.requests(policy)
-    length = {c["policy"]: c["block_length"] for c in run.info["commit_models"]}.get(policy, 1)
-    rows = list(range(NUM))
-    for i, story in zip(rows, stories(run, policy, columns, rows, length), strict=True):
-        assert len(story["emissions"]) == columns["num_emissions"][i]
-        arrival = columns["arrival"][i]
-        ends = [arrival + story["emissions"][0], arrival + story["emissions"][-1]]
-        assert ends == pytest.approx([columns["first_emission"][i], columns["last_emission"][i]])
-        assert story["queued"] == [[0.0, pytest.approx(columns["scheduled"][i] - arrival)]]
-        assert story["prefill"][0][0] == pytest.approx(columns["scheduled"][i] - arrival)
-        assert len(story["steps"]) <= columns["num_forwards"][i]  # a frozen batch computes who has finished, too
-        if policy != "ar":
-            assert sum(block[3] for block in story["blocks"]) == columns["num_committed"][i]
-            assert [block[1] for block in story["blocks"]] == story["emissions"]
-
-
-def test_emissions_that_do_not_agree_with_the_table_are_left_out(tmp_path: Path) -> None:
-    run = replayed(tmp_path, "--policy", "lmdeploy-bd32", "--emit", "end")
-    columns = run.requests("lmdeploy-bd32")
-    longest = int(np.argmax(columns["num_forwards"]))
-    [story] = stories(run, "lmdeploy-bd32", columns, [longest], 32)
-    assert story["blocks"] == []
-    assert story["emissions"] == [pytest.approx(columns["finish"][longest] - columns["arrival"][longest])]
 
 
 def test_the_engine_is_drawn_as_its_journal_says(tmp_path: Path) -> None:
