@@ -75,7 +75,7 @@ def test_the_page_says_estimated_and_needs_no_network(page: str) -> None:
 
 
 def test_a_policy_cannot_write_into_the_page(page: str) -> None:
-    assert page.count("</script>") == 4  # Plotly's, the figures, the data and the page's own
+    assert page.count("</script>") == 3  # Plotly's, the figures and the page's own
     assert "<b>" not in page
     assert "&lt;/script&gt;&lt;b&gt;&amp;" in page
 
