@@ -44,7 +44,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "What to do": "--roofline --from-log --client --list --fields --as-logged --version",
         "Traffic": "--trace --arrival --rate --cv --concurrency --sessions --lengths "
         "--num-requests --duration --time-scale --drain --prompts --load --seconds",
-        "Trace file": "--format --time-unit --columns --only --skip-bad --hash-ids --hash-block",
+        "Trace file": "--format --time-unit --columns --only --skip-bad --hash-ids",
         "Policy and profile": "--policy --profile --twin --workload --yield --yields --frontend "
         "--ensemble --commits --allow-code --check-rules",
         "Model and device": "--model --random-weights --weights --kv --gpu --tp --device --graphs --eager "

@@ -78,9 +78,6 @@ def convert(
         bool,
         typer.Option("--hash-ids", help="Give each request different hash_ids, which `vllm bench serve` needs."),
     ] = False,
-    hash_block: Annotated[
-        int | None, option("N", "Tokens of a hash id of the trace; else 512.", "--hash-block")
-    ] = None,
     force: Force = False,
 ) -> None:
     """Write a trace as JSON lines with Mooncake's keys and whole milliseconds.
@@ -89,7 +86,7 @@ def convert(
     dsim trace convert mine.csv mine.jsonl --skip-bad --hash-ids --force
     """
     from ..traces import load, write
-    from ..traces.hashes import with_block_size, with_hash_ids
+    from ..traces.hashes import with_hash_ids
     from ..traces.words import dropped
 
     check_file(out, force=force)
@@ -97,8 +94,6 @@ def convert(
         source, time_unit=time_unit, skip_bad=skip_bad, format=format, columns=columns,
         only=only,
     )  # fmt: skip
-    if hash_block is not None:
-        trace = with_block_size(trace, hash_block)
     if hash_ids:
         trace = with_hash_ids(trace)
     Screen().warn(trace.notes.warnings)

@@ -6,7 +6,6 @@ uncompiled, for short runs.
 """
 
 import dis
-import gc
 import hashlib
 import inspect
 import itertools
@@ -27,6 +26,7 @@ from numba import njit
 
 from .code_cache import is_private, undisturbed
 from .errors import PolicyError
+from .garbage import uncollected
 from .numba_parts import (
     CALLED_BACK,
     JIT,
@@ -271,19 +271,8 @@ def _compiling(folder: str) -> Iterator[None]:
                 Path(folder).mkdir(parents=True, exist_ok=True)
                 held = stack.enter_context(open(Path(folder) / "lock", "a"))
                 fcntl.flock(held, fcntl.LOCK_EX)
-        stack.enter_context(_uncollected())
+        stack.enter_context(uncollected())
         yield
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def plain(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,6 +28,7 @@ OF_THE_PATH = {
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
     errno.ENAMETOOLONG, errno.EINVAL, errno.EEXIST, errno.ENXIO, errno.ENODEV,
 }  # fmt: skip
+LONGEST_WORD = 200  # of a message
 LARGEST = 1e100  # number of a file: sums and squares stay finite
 # Characters that control a terminal, or the direction of text; not tabs and ends of lines.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -166,9 +167,9 @@ def parsing(where: object, what: str, kind: ErrorType = DsimError) -> Iterator[N
         raise kind(f"{where}: cannot be read as {what}: {reason}") from None
 
 
-def cut_words(text: str, most: int = 200) -> str:
-    """On one line, without the middle of words longer than `most`."""
-    words = (w if len(w) <= most else f"{w[: SHOWN // 2]}...{w[-SHOWN // 2 :]}" for w in text.split())
+def cut_words(text: str) -> str:
+    """On one line, without the middle of long words."""
+    words = (w if len(w) <= LONGEST_WORD else f"{w[: SHOWN // 2]}...{w[-SHOWN // 2 :]}" for w in text.split())
     return " ".join(words)
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from ..engine.errors import DsimError
 from .read import cut, quoted, read_text
 
+# Of one engine's ranks but the first, which speaks for all.
+RANK = re.compile(r'^.*[{,](?:tp|pp|moe_ep)_rank="[^0].*\n', re.MULTILINE)
 _SAMPLE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{.*\})?\s+(\S+)(?:\s+-?\d+)?(?:\s+# .*)?")
 
 
 def read_samples(path: str | Path) -> dict[str, float]:
     """One model's samples summed over labels; DsimError names file and line."""
-    text = read_text(path)
+    text = RANK.sub("", read_text(path))
     if len(models := set(re.findall(r'[{,]model_name="([^"]*)"', text))) > 1:
         raise DsimError(
             f"{path}: holds the metrics of {len(models)} models ({cut(', '.join(sorted(models)))}), expected one"
@@ -30,6 +32,6 @@ def read_samples(path: str | Path) -> dict[str, float]:
         if sample is None:
             raise DsimError(f"{path}:{number}: is {quoted(line)}, expected a Prometheus sample: name{{labels}} value")
         found[sample[1]] += value
-    if not any(name.startswith("vllm:") for name in found):
-        raise DsimError(f"{path}: holds no vllm:* metrics, expected those of a vLLM server")
+    if not any(":" in name for name in found):
+        raise DsimError(f"{path}: holds no metrics of an engine, expected vllm:*, sglang:* or lmdeploy:*")
     return dict(found)

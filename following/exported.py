@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .follower import Follower
+from .predicted import GRADES
 from .residuals import CAUSES
-from .sources.growing import GRADES
 
 Rows = Iterator[tuple[dict[str, str], float | None]]
 
@@ -75,7 +75,7 @@ METRICS = (
         _one(lambda f, now: now - _last(f)["end"] if f.windows else None), "s",
     ),
     Exported("grade", f"What is read: {', '.join(f'{i} {g}' for i, g in enumerate(GRADES))}.",
-             _one(lambda f, _: float(GRADES.index(f.logs.grade)))),
+             _one(lambda f, _: float(GRADES.index(f.grade)))),
     Exported("version", "The profile's version that is in force.", _one(lambda f, _: float(f.version))),
     Exported("requests_rate", "Arrivals of the last window.",
              _one(lambda f, _: _last(f).get("traffic", {}).get("rate")), "reqps"),

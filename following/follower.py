@@ -24,7 +24,7 @@ from . import refit
 from .alarms import MEMORY, Alarm, Alarms, learnt_band, widened
 from .background import Background, Inline
 from .outlook import Headroom, WhatIf, advice, contradicted, growth, search_headroom, what_ifs
-from .predicted import Prediction, Seen, bands_of, predict
+from .predicted import GRADES, Prediction, Seen, bands_of, predict
 from .residuals import (
     DISTRIBUTIONS,
     LOAD,
@@ -118,13 +118,18 @@ class Follower:
         return self.versions[-1].number if self.versions else 0
 
     @property
+    def grade(self) -> str:
+        """Of the newest window."""
+        return str(self.windows[-1]["grade"]) if self.windows else GRADES[0]
+
+    @property
     def open_window(self) -> Window | None:
         """The window that is still filling."""
         return self._cutter.open
 
     def add(self, scrape: Scrape) -> dict[str, Any] | None:
         """Store a scrape; return the record of the window that it completes, if any."""
-        self.logs.read()
+        self.logs.read(scrape.time)
         samples = [s and vars(s) for s in scrape.samples]
         self._scrapes.append({"time": scrape.time, "samples": samples})
         return self._take(scrape)
@@ -225,7 +230,7 @@ class Follower:
                 slos[text] = [share_within(of, slo.bound) for of in (measured[slo.metric], twin[slo.metric])]
         return {
             "begin": window.begin, "end": window.end, "replicas": window.replicas, "requests": window.num_arrivals,
-            "grade": self.logs.grade, "drawn": seen.arrivals is None, "extrapolating": prediction.extrapolating,
+            "grade": seen.grade, "drawn": seen.arrivals is None, "extrapolating": prediction.extrapolating,
             "residuals": {name: list(of) for name, of in residuals.items()},
             "smooth": {name: chart.mean for name, chart in self.alarms.charts.items() if chart.seen},
             "deviations": {name: chart.deviation() for name, chart in self.alarms.charts.items() if chart.seen},
@@ -276,7 +281,8 @@ class Follower:
         reason, number = "; ".join(reasons) or "the first windows", self.version + 1
         path = self.folder / "profiles" / f"v{number}.json"
         self._start_fit(refit.Version(
-            number, window.end, begin, end, len(evidence), self.logs.grade, reason, refit.Factors(), {}, 0.0, str(path)
+            number, window.end, begin, end, len(evidence), evidence[-1][0].grade, reason, refit.Factors(), {}, 0.0,
+            str(path),
         ))  # fmt: skip
         self._take_fit()
 

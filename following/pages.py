@@ -117,7 +117,7 @@ def _facts(follower: Follower, last: dict[str, Any]) -> list[tuple[str, str]]:
     found = [
         ("Servers", ", ".join(followed.urls)), ("Policy", followed.scenario.policy),
         ("Profile", f"{setting.profile.name}, version {follower.version} ({setting.profile.verdict})"),
-        ("Grade", follower.logs.grade), ("SLOs", ", ".join(followed.scenario.slos) or "none"),
+        ("Grade", follower.grade), ("SLOs", ", ".join(followed.scenario.slos) or "none"),
     ]  # fmt: skip
     if last:
         found.append(("Window", f"{moment(last['begin'])} to {moment(last['end'])[-5:]} UTC"))

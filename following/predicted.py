@@ -11,12 +11,13 @@ from ..results.scenario import Scenario
 from ..sim.setting import Setting
 from ..traces import Trace
 from .alarms import SEEDS
-from .replayed import Pace, Replay, pace_of, replayed
-from .residuals import Figures, figures_of
+from .replayed import Replay, pace_of, replayed
+from .residuals import Residuals, figures_of, residuals_of
 from .sources.growing import StepsSeen
 from .windows import Arrivals, Window, drawn_arrivals, trace_of
 
 BAND_DRAWS = 6  # profiles drawn from the profile's uncertainty, once for each version
+GRADES = ("rates", "rates and requests", "steps")  # what is read
 BEYOND = 1.1  # factor on the range of tokens that the profile was fitted to
 
 
@@ -28,6 +29,11 @@ class Seen:
     arrivals: Arrivals | None  # from a log; None: drawn for each seed
     steps: StepsSeen | None = None  # from a step log
     before: "Seen | None" = None  # the window before it, if it follows on
+
+    @property
+    def grade(self) -> str:
+        """What was read of the window."""
+        return GRADES[2 if self.steps is not None else int(self.arrivals is not None)]
 
     def trace(self, seed: int, shape: Trace | None) -> tuple[Trace, float]:
         """The requests to replay, from the run-in on; and when in this trace the window begins (s)."""
@@ -47,9 +53,7 @@ class Prediction:
     """The twin's replays of a window, with the residuals."""
 
     replays: tuple[Replay, ...]
-    pace: Pace | None
-    figures: tuple[Figures, ...]
-    residuals: dict[str, tuple[float, float]]  # ln(measured / predicted), and the standard deviation of the seeds
+    residuals: Residuals
     extrapolating: bool  # steps lie beyond the range that the profile was fitted to
 
 
@@ -74,12 +78,11 @@ def predict(
     known = window.samples[-1].counters
     # Take from the twin only the metrics that the server has.
     own = [replace_counters(replay.window, known) for replay in replays]
-    figures = tuple(figures_of(one, pace, single, ends) for one in own)
-    measured = figures_of(window, pace, single, ends)
-    residuals = measured.minus(figures)
+    figures = [figures_of(one, pace, single, ends) for one in own]
+    residuals = residuals_of(figures_of(window, pace, single, ends), figures)
     if seen.steps is not None:
         residuals |= _of_steps(seen.steps, setting, replays)
-    return Prediction(tuple(replays), pace, figures, residuals, _beyond(replays, setting.profile))
+    return Prediction(tuple(replays), residuals, _beyond(replays, setting.profile))
 
 
 def _of_steps(seen: StepsSeen, setting: Setting, replays: list[Replay]) -> dict[str, tuple[float, float]]:

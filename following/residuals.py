@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from .sources.sample import Buckets
 from .windows import Window
 
 Residuals = dict[str, tuple[float, float]]  # by quantity: ln(measured / predicted), and its standard deviation
+Figures = dict[str, float]  # by quantity: the logarithm of a window's
 
 TRAFFIC, PRICES, YIELD, RULE = CAUSES = ("traffic", "prices", "yield", "rule")
 LOAD = ("rate", "input_length", "output_length")  # compared with the plan's
@@ -24,21 +24,15 @@ STEADY = 0.5  # variance over mean of the running requests, below which a limit 
 FEW = 20  # a histogram with fewer values is not compared
 
 
-@dataclass(frozen=True)
-class Figures:
-    """A window's quantities as logarithms; their differences are residuals."""
-
-    values: dict[str, float]
-
-    def minus(self, others: Sequence["Figures"]) -> dict[str, tuple[float, float]]:
-        """By quantity, the residual against the others' mean, and the others' standard deviation."""
-        found = {}
-        for name, value in self.values.items():
-            known = np.array([other.values[name] for other in others if name in other.values])
-            if len(known) and math.isfinite(value) and np.isfinite(known).all():
-                spread = float(known.std(ddof=1)) if len(known) > 1 else 0.0
-                found[name] = (value - float(known.mean()), spread)
-        return found
+def residuals_of(measured: Figures, predicted: Sequence[Figures]) -> Residuals:
+    """By quantity, the measured one less the mean of the predicted, and their standard deviation."""
+    found = {}
+    for name, value in measured.items():
+        known = np.array([other[name] for other in predicted if name in other])
+        if len(known) and math.isfinite(value) and np.isfinite(known).all():
+            spread = float(known.std(ddof=1)) if len(known) > 1 else 0.0
+            found[name] = (value - float(known.mean()), spread)
+    return found
 
 
 def figures_of(window: Window, pace: Pace | None, by_token: bool, ends: Mapping[str, Buckets]) -> Figures:
@@ -47,7 +41,7 @@ def figures_of(window: Window, pace: Pace | None, by_token: bool, ends: Mapping[
     pace: of the twin's steps, for the price of a step at the measured load. by_token: a forward makes one token, as in
     autoregressive models. ends: the server's histograms; others are not compared.
     """
-    found: dict[str, float] = {}
+    found: Figures = {}
     steps = window.added("generation_tokens" if by_token else "steps")
     tokens = window.added("generation_tokens")
     if steps and tokens and not by_token:
@@ -60,7 +54,7 @@ def figures_of(window: Window, pace: Pace | None, by_token: bool, ends: Mapping[
         own = window.histogram(name)
         if name in ends and own is not None and own.num >= FEW:
             found[name] = mean_log(own)
-    return Figures(found)
+    return found
 
 
 def _price(window: Window, pace: Pace, steps: float | None) -> float | None:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..engine.errors import ModelError
 from ..kernels.confidence import confidence_of_hidden
 from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from . import evicting
@@ -54,6 +55,11 @@ class Sampled:
     device: float  # s, first kernel to last
     rows: Array | None = None  # retained rows of the batch; None: all sampled
     growth: Floats | None = None  # [M], of masks' importance
+
+    def __post_init__(self) -> None:
+        if num := int(np.isnan(self.confidence).sum()):
+            what = f"{num} of {len(self.confidence)} rows have no finite logit, or a NaN"
+            raise ModelError(f"{what}: the weights or the device are damaged")
 
 
 class Forward:

@@ -80,7 +80,6 @@ class Logged:
     request: Ints
     input_length: Ints
     output_length: Ints  # tokens asked for; if unknown, emitted
-    received: Floats  # by the server's front end
     arrival: Floats  # at the engine
     scheduled: Floats  # start of its first step
     first_emission: Floats
@@ -124,6 +123,8 @@ class Requests:
 
     def step(self, s: FileObject, start: float, end: float, batch: int, line: int) -> tuple[int, int]:
         """Add a step's rows; returns its query-key pairs and keys in windowed layers."""
+        if self._starts and start < self._starts[-1]:
+            raise s.error("start", start, f"at least {self._starts[-1]:g}, that of the step before")
         known = [0 if s.is_null(name) else s.integer(name) for name in ("waiting", "pages")]
         self._starts.append(start)
         self._steps.append((s.integer("step"), line, *known))
@@ -155,6 +156,8 @@ class Requests:
                 self._denoised.pop(request, None)
             if not emitted:
                 continue
+            if end < (since := row.get("last_emission", row.get("arrival", end))):
+                raise s.error("end", end, f"at least {since:g}, when request {request} came or emitted before")
             if "last_emission" in row:
                 self._gaps.append(end - row["last_emission"])
             else:
@@ -174,7 +177,7 @@ class Requests:
 
     def read(self) -> Logged:
         rows = sorted(self._rows.items(), key=lambda item: (item[1].get("arrival", 0.0), item[0]))
-        times = ("received", "arrival", "scheduled", "first_emission", "last_emission", "finish")
+        times = ("arrival", "scheduled", "first_emission", "last_emission", "finish")
         counts = ("input_length", "output_length", "num_first", "num_tokens", "num_emissions")
         columns: dict[str, Any] = {
             name: np.array([row.get(name, np.nan) for _, row in rows], np.float64) for name in (*times, *counts)

@@ -134,6 +134,7 @@ class Scenario:
         plain = not self.pools and self.scaler == FIXED
         left_out = (
             "allow_code",
+            "check_rules",
             "sent_from",
             *(("pools", "scaler", "startup") if plain else ()),
             *(() if self.links else ("links", "decider")),

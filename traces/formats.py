@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..engine.errors import TraceError
 from ..files.read import cut, did_you_mean, float_of, quoted
@@ -17,7 +18,7 @@ OPTIONAL = (
     "measured_ttft", "measured_e2el", "estimated_length",
     "priority", "deadline",
 )  # fmt: skip
-MEASURED = {"ttft": "measured_ttft", "e2el": "measured_e2el"}  # s that a client waited
+MEASURED: dict[str, Any] = {"ttft": "measured_ttft", "e2el": "measured_e2el"}  # s that a client waited
 CLIENT = {name: f"client_{name}" for name in ("ttft", "tpot", "e2el")}  # a load generator's own figures
 # For `--columns`; the first three are required.
 OWN = (
@@ -64,15 +65,18 @@ class Format:
         return TICKS_PER_SECOND["ns" if self.unit == "datetime" else self.unit]
 
 
-CANONICAL = {key: key for key in OPTIONAL}
+CANONICAL = {key: key for key in OPTIONAL if key not in MEASURED.values()}
 OF_RUN = "policy"  # a run's policy, in its requests
 
 # The first match wins. guidellm has Mooncake's keys in seconds: only --format selects it.
 FORMATS = {
     f.name: f
     for f in (
-        Format("mooncake", "timestamp", "input_length", "output_length", "ms", CANONICAL, "text_input", doubtful=True),
-        Format("guidellm", "timestamp", "input_length", "output_length", "s", CANONICAL),
+        Format(
+            "mooncake", "timestamp", "input_length", "output_length", "ms", CANONICAL, "text_input", doubtful=True,
+            **MEASURED,
+        ),
+        Format("guidellm", "timestamp", "input_length", "output_length", "s", CANONICAL, **MEASURED),
         Format("azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens", "datetime"),
         Format(
             "burstgpt", "Timestamp", "Request tokens", "Response tokens", "s",
@@ -115,9 +119,9 @@ FORMATS = {
         ),
         Format(
             "openai", "created", "usage.prompt_tokens", "usage.completion_tokens", "s",
-            {"id": "id", "model": "model", "object": "kind"}, own=True,
+            {"id": "id", "model": "model", "object": "kind", "choices.0.finish_reason": "status"}, own=True,
         ),
-        Format("dsim", "arrival", "input_length", "output_length", "s", CANONICAL | {OF_RUN: OF_RUN}),
+        Format("dsim", "arrival", "input_length", "output_length", "s", CANONICAL | {OF_RUN: OF_RUN}, **MEASURED),
     )
 }  # fmt: skip
 
@@ -129,8 +133,9 @@ UNREAD = {
     "them by --columns arrival=start_time,end=end_time,input=info.input_tokens,output=info.output_tokens",
     ("number_output_tokens", "ttft_s"): "LLMPerf's responses, which have no times: run vllm bench serve, guidellm or "
     "aiperf",
-    ("RPS", "RPM"): "LMDeploy's summary, which has no requests: run vllm bench serve, guidellm or aiperf",
+    ("hash_id_scope", "requests"): "Weka's session, which is not read: write each of its requests as a row",
     ("context.span_id", "start_time"): "a console exporter's spans, which are not read: export OTLP's JSON",
+    ("RPS", "RPM"): "LMDeploy's summary, which has no requests: run vllm bench serve, guidellm or aiperf",
 }
 
 

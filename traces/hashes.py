@@ -1,21 +1,26 @@
-"""Prefix block ids for a trace, unique by request: no prefix is shared."""
+"""How many prompt tokens a trace's prefix block ids have; and new ids, unique by request."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from ..engine.errors import TraceError
-from .trace import Trace
+from .trace import Ints, Trace
 
+HASHED = 512  # tokens an id if the trace does not say: Mooncake's
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BLOCK = 16  # tokens an id, as in `vllm bench serve --dataset-name timed_trace`
 
 
-def with_block_size(trace: Trace, size: int) -> Trace:
-    """Say how many tokens a hash id of the trace has."""
-    if "hash_ids" not in trace.extras or size < 1:
-        found = "hash_ids" if "hash_ids" in trace.extras else "no hash_ids"
-        raise TraceError(f"{trace.name} has {found}, --hash-block is {size}: expected hash_ids and at least 1")
-    return replace(trace, extras={**trace.extras, "block_size": [size] * len(trace)})
+def implied_block(input_length: Ints, hash_ids: list[Any]) -> int:
+    """HASHED, unless a prompt has more ids and all have those of a smaller power of two, with or without a partial
+    block."""
+    counts = np.array([len(ids or ()) for ids in hash_ids])
+    for size in SIZES if (counts > -(-input_length // HASHED)).any() else ():
+        whole, rest = np.divmod(input_length, size)
+        if ((counts == whole) | (counts == whole + (rest > 0)) | (counts == 0)).all():
+            return size
+    return HASHED
 
 
 def with_hash_ids(trace: Trace) -> Trace:

@@ -1,6 +1,5 @@
 """Rows to numbers, one by one, to name the bad one."""
 
-import json
 import math
 import re
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine.errors import TraceError
-from ..files.read import float_of, json_of
+from ..files.read import float_of, json_of, shown
 from .chosen import OF_LOG, chosen, failures
 from .formats import CLIENT, MEASURED, TICKS_PER_SECOND, Asked, Format, is_number
 from .rows import Row, Rows, is_missing
@@ -47,7 +46,7 @@ class Columns:
     input_length: Ints
     output_length: Ints
     extras: dict[str, list[Any]] = field(default_factory=dict)
-    # Ticks from arrival to first token and end, under MEASURED's keys; NaN: unknown.
+    # s from arrival to first token and end, under MEASURED's keys; NaN: unknown.
     waited: dict[str, Floats] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)  # of failures; "": answered
     num_rows: int = 0
@@ -123,7 +122,7 @@ def columns_of_rows(found: Rows, form: Format, asked: Asked) -> tuple[Columns, F
     extras = {}
     for theirs, ours in form.extras.items():
         if found.has(theirs) and ours not in OF_LOG:
-            values = without_missing(found.values(theirs))
+            values = [None if is_missing(value) else value for value in found.values(theirs)]
             if ours in CHECKED:
                 values = cells.column(theirs, CHECKED[ours], True, None, values)
             if values.count(None) < len(values):
@@ -183,9 +182,9 @@ def arrivals(cells: Cells, form: Format, warnings: list[str]) -> list[Any]:
         zoned = [ZONE.search(str(value)) is not None for value in values if not is_missing(value)]
         if any(zoned) and not all(zoned):
             warnings.append(f"{zoned.count(False)} of {len(zoned)} times have no time zone: read as UTC")
-        return cells.column(form.time, read_date)
-    if "delay" not in form.extras or not any(map(is_missing, values)):
-        return cells.column(form.time, TICK)
+        return cells.column(form.time, read_date, values=values)
+    if "delay" not in form.extras or not cells.found.has("delay") or not any(map(is_missing, values)):
+        return cells.column(form.time, TICK, values=values)
     last: dict[Any, int | float] = {}  # session -> its latest turn
     delayed = []
 
@@ -225,34 +224,34 @@ def waits(
     cells: Cells, form: Format, time: list[Any], answered: npt.NDArray[np.bool_], num_output: Ints,
     gaps: list[Any] | None,
 ) -> dict[str, Floats]:  # fmt: skip
-    """Ticks from arrival to first token and end; NaN: unknown. Empty if no end is known."""
+    """s from arrival to first token and end; NaN: unknown. Empty if no end is known."""
     if not (form.end or form.e2el):
         return {}
-    scale = form.ticks / TICKS_PER_SECOND[form.wait_unit]
+    units = TICKS_PER_SECOND[form.wait_unit]
     read = read_date if form.unit == "datetime" else TICK
     known = []
     for moment, wait in ((form.first, form.ttft), (form.end, form.e2el)):
         moments = cells.column(moment, read, True, math.nan)
-        after = np.array([at - begin for at, begin in zip(moments, time, strict=True)], np.float64)
-        lasting = np.array(cells.column(wait, TICK, True, math.nan), np.float64)
-        known.append(np.where(answered, np.where(np.isnan(after), scale * lasting, after), math.nan))
+        after = np.array([at - begin for at, begin in zip(moments, time, strict=True)], np.float64) / form.ticks
+        lasting = np.array(cells.column(wait, TICK, True, math.nan), np.float64) / units
+        known.append(np.where(answered, np.where(np.isnan(after), lasting, after), math.nan))
     first, end = known
     decode = np.array(cells.column(form.decode, TICK, True, math.nan), np.float64)
     if np.isfinite(decode).any():
-        end = np.where(np.isnan(first), end, first + scale * np.nan_to_num(decode))
+        end = np.where(np.isnan(first), end, first + np.nan_to_num(decode) / units)
     if gaps is not None:
         sums = np.array([math.nan if each is None else sum(each) for each in gaps])
-        end = np.where(np.isnan(end), first + scale * sums, end)
-    late = first > end + 1e-6 * form.ticks  # rounding
-    odd = (first < 0) | (end < 0) | late | (np.fmax(first, end) > LONGEST_WAIT * form.ticks)
+        end = np.where(np.isnan(end), first + sums / units, end)
+    late = first > end + 1e-6  # rounding
+    odd = (first < 0) | (end < 0) | late | (np.fmax(first, end) > LONGEST_WAIT)
 
     def complaint(i: int) -> str:
         keys = ((form.ttft or form.first, first[i]), (form.end or form.e2el, end[i]))
-        moments = " and ".join(f"{key} is {wait / form.ticks:g} s" for key, wait in keys if wait == wait)
+        moments = " and ".join(f"{key} is {wait:g} s" for key, wait in keys if wait == wait)
         return f"{moments} after {form.time}, expected the first token from there on and the end after it"
 
     cells.complain(odd, complaint)
-    if not form.report:  # the gateway did not see the first token
+    if form.own:  # the gateway did not see the first token
         first[(first == end) & (num_output > 1)] = math.nan
     return dict(zip(MEASURED, (first, end), strict=True))
 
@@ -304,12 +303,6 @@ def read_number(key: str, value: Any, least: int = 0, most: int = MAX_TICK, whol
     return int(number) if whole else number
 
 
-def without_missing(values: list[Any]) -> list[Any]:
-    """None in place of empty cells."""
-    may_miss = not set(map(type, values)) <= {str, int, list} or "" in values
-    return [None if value == "" or value != value else value for value in values] if may_miss else values
-
-
 def quick_numbers(
     values: list[Any], least: int = 0, most: int = MAX_TICK, whole: bool = False
 ) -> list[Any] | None:  # fmt: skip
@@ -356,12 +349,6 @@ def read_hash_ids(key: str, value: Any) -> list[Any]:
     return found
 
 
-def shown(value: Any) -> str:
-    """One line of at most 40 characters."""
-    text = json.dumps(value, default=str) if isinstance(value, str | list | dict | bool) else str(value)
-    return text if len(text) <= 40 else text[:37] + "..."
-
-
 TICK = partial(read_number)
 COUNT = partial(read_number, most=MAX_LENGTH, whole=True)
 # Readers of checked optional columns.
@@ -370,7 +357,6 @@ CHECKED: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("delay", "deadline", "due", "chunks", *CLIENT.values()), TICK),
     "priority": partial(read_number, least=-MAX_WHOLE, most=MAX_WHOLE, whole=True),
     "diffusion_read_only": read_flag,
-    **dict.fromkeys(MEASURED.values(), lambda key, value: float(read_number(key, value))),
     "hash_ids": read_hash_ids,
     "gaps": read_gaps,
 }

@@ -8,9 +8,9 @@ import numpy.typing as npt
 
 from ..engine.errors import TraceError
 from ..engine.prefix import Prefixes
+from .hashes import HASHED
 from .trace import COPY, Trace
 
-HASHED = 512  # tokens a hash id without block_size: Mooncake's
 OF_A_SESSION = 16  # tokens of a session's block
 
 Names = list[int]
@@ -55,7 +55,7 @@ def _by_hashes(trace: Trace, copies: list[int]) -> Prefixes:
         i, length = int(many[0]), int(trace.input_length[many[0]])
         raise TraceError(
             f"{trace.name}: request {i} has {counts[i]} hash_ids for {length} tokens, expected at most "
-            f"{-(-length // block)} of blocks of {block} (`dsim trace convert --hash-block` says another)"
+            f"{-(-length // block)} of blocks of {block} (a column block_size says another)"
         )
     flat = None if any(copies) else _each_after_one(list(chain.from_iterable(lists)), counts)
     names = list(chain.from_iterable(_names(lists, copies))) if flat is None else flat

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..engine.errors import TraceError
+from ..engine.garbage import uncollected
 from ..files.read import MOST, cut, json_of, parsing
 from ..files.read import read_bytes as read_bytes_of
 
-MAX_PARQUET_ROWS = 10_000_000  # a small file may claim any number
+MAX_PARQUET_VALUES = 20_000_000  # about 3 GB; a larger file may hold one a byte
 FRAME = "the frame"  # in place of a path
 BY_ROW = "{}: row {}"  # without lines
 LOOKED_AT = 1000  # rows, for the keys inside objects
@@ -102,11 +104,11 @@ def is_missing(value: Any) -> bool:
 
 
 def opened(value: Any) -> Any:
-    """The object in a cell's text."""
-    if isinstance(value, str) and value.startswith("{"):
+    """The object in a cell, or in its text; of a list of objects the first, as `0`."""
+    if isinstance(value, str) and value.startswith(("{", "[{")):
         with suppress(ValueError):
-            return json_of(value)
-    return value
+            value = json_of(value)
+    return {"0": value[0]} if isinstance(value, list) and value and isinstance(value[0], dict) else value
 
 
 def dotted(row: Row, before: str = "") -> Iterator[str]:
@@ -140,6 +142,7 @@ def read_bytes(path: Path) -> bytes:
     return data
 
 
+@uncollected()
 def raw_rows(where: str, data: bytes) -> Rows:
     """The rows of CSV, JSON lines, JSON or Parquet. where: the name in errors."""
     data = unpacked(where, data)
@@ -216,10 +219,10 @@ def csv_rows(path: str, text: str) -> Rows:
             return found
 
 
-def jsonl_rows(path: str, text: str) -> Rows:
+def jsonl_rows(path: str, text: str, form: str = "{}:{}") -> Rows:
     # str.splitlines would also split inside JSON strings.
     lines = ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line and not line.isspace())
-    return Rows.of(path, ((number, parse_object(without_prefix(line))) for number, line in lines))
+    return Rows.of(path, ((number, parse_object(without_prefix(line))) for number, line in lines), form)
 
 
 def without_prefix(line: str) -> str:
@@ -239,6 +242,8 @@ def json_rows(path: str, text: str, lines: bool = False) -> Rows:
         line, why = f":{error.lineno}", error.msg
     except (ValueError, MemoryError) as error:
         line, why = "", cut(error)
+    if lines and text.startswith("{\n"):  # objects over several lines, which begin with a space or the end
+        return jsonl_rows(path, re.sub(r"\n(?=[ \t}])", " ", text), BY_ROW)
     if lines:
         return jsonl_rows(path, text)
     raise TraceError(f"{path}{line}: malformed JSON ({why}), expected an array of objects")
@@ -248,12 +253,11 @@ def parquet_rows(path: str, data: bytes) -> Rows:
     import pyarrow.parquet
 
     with parsing(path, "Parquet", TraceError), pyarrow.parquet.ParquetFile(io.BytesIO(data)) as file:
-        claims = file.metadata
+        claims = file.metadata  # not those of its columns: Arrow aborts at damaged ones
         size = sum(claims.row_group(i).total_byte_size for i in range(claims.num_row_groups))
-        if claims.num_rows > MAX_PARQUET_ROWS or not 0 <= size <= MOST:
-            raise TraceError(
-                f"{path}: holds {claims.num_rows} rows of {size} bytes, expected at most {MAX_PARQUET_ROWS} of {MOST}"
-            )
+        num_values = claims.num_rows * claims.num_columns
+        if num_values > (most := max(MAX_PARQUET_VALUES, len(data))) or not 0 <= size <= MOST:
+            raise TraceError(f"{path}: holds {num_values} values of {size} bytes, expected at most {most} of {MOST}")
         rows = file.read().to_pylist()
     return Rows(path, list(range(1, len(rows) + 1)), rows, form=BY_ROW)
 

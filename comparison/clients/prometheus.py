@@ -1,4 +1,4 @@
-"""Read a server's Prometheus metrics (vLLM's names), to check a client's file."""
+"""Read a server's Prometheus metrics, to check a client's file."""
 
 import math
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ...engine.errors import DsimError
-from ...results.engine_metrics import BY_NAME
+from ...results.engine_metrics import BY_NAME, RELEASES
 from ...results.manifest import Manifest
 from ...results.metrics import COMPLETED
 from ...results.run import Columns
@@ -23,15 +23,18 @@ TOLERANCE = 0.02  # relative; a larger difference of means is reported
 
 def summary_of(after: dict[str, float], before: dict[str, float] | None = None) -> dict[str, float]:
     """Counts, or their growth between two readings; missing and NaN are left out."""
+    engine = next((name for name in RELEASES if any(key.startswith(f"{name}:") for key in after)), "vllm")
 
     def grown(name: str) -> float | None:
         if name not in after:
             return None
         return after[name] - (before or {}).get(name, 0.0)
 
-    found = {key: value for key, name in COUNTERS.items() if (value := grown(_published(name))) is not None}
+    found = {
+        key: value for key, name in COUNTERS.items() if (value := grown(BY_NAME[name].name_in(engine))) is not None
+    }
     for key, quantity in MEANS.items():
-        name = _published(quantity)
+        name = BY_NAME[quantity].name_in(engine)
         total, count = grown(f"{name}_sum"), grown(f"{name}_count")
         if total is not None and count:
             found[key] = 1e3 * total / count
@@ -40,10 +43,6 @@ def summary_of(after: dict[str, float], before: dict[str, float] | None = None) 
     if (steps := found.get("denoising_steps")) and "committed_tokens" in found:
         found["tokens_per_step"] = found["committed_tokens"] / steps
     return {key: value for key, value in found.items() if math.isfinite(value)}
-
-
-def _published(quantity: str) -> str:
-    return BY_NAME[quantity].name_in("vllm")
 
 
 def differences(server: dict[str, float], columns: Columns, info: Manifest) -> list[str]:

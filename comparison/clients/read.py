@@ -87,7 +87,7 @@ def read_client(
         if columns is not None and not any(part.partition("=")[0].strip() == ours for part in columns.split(",")):
             raise TraceError(f"--columns {cut(columns)} lacks {ours}, expected {EXAMPLE}")
     found, form = read_rows(rows, asked)
-    is_timed = any(np.isfinite(wait).any() for wait in found.waited.values())
+    is_timed = form.own and any(np.isfinite(wait).any() for wait in found.waited.values())
     if not is_timed and not (found.waited and all(found.reasons)):
         known = ", ".join(f.name for f in FORMATS.values() if f.end)
         what = "lacks the times at which answers began and ended"
@@ -125,7 +125,7 @@ def client_log(path: str, tool: str, model: object, found: Columns, form: Format
     requests = blank(len(found.time))
     requests.sent, requests.input_length = found.time / form.ticks, found.input_length
     for name, waited in zip(("first", "last"), found.waited.values(), strict=False):
-        requests[name] = requests.sent + waited / form.ticks
+        requests[name] = requests.sent + waited
     for name, ours in {"due": "due", **CLIENT}.items():
         column = found.extras.get(ours, unknown)
         requests[name] = [math.nan if value is None else units[ours] * value for value in column]

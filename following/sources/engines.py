@@ -6,6 +6,7 @@ from collections import defaultdict
 from ...engine.errors import DsimError
 from ...engine.plain import Range, plain
 from ...files.read import cut, parsing
+from ...files.samples import RANK
 from ...results.engine_metrics import BY_NAME, RELEASES, WITH_HANDLES, Quantity
 from .sample import MEAN_GAUGES, MOST_REQUESTS, Buckets, Sample
 
@@ -21,7 +22,6 @@ SETTINGS = "vllm:cache_config_info"  # a metric with settings as labels
 MOST_COUNT = 1e15  # no value of a page that is read is larger
 LATEST = 1e11  # s since 1970
 NO_SETTINGS = ("engine", "engine_index", "engine_id")  # its other labels
-RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")  # of one engine: the first speaks for all
 
 _Page = dict[str, list[tuple[dict[str, str], float]]]  # samples by name
 
@@ -35,10 +35,8 @@ def sample_of(text: str, time: float, where: str) -> Sample:
 
     page: _Page = defaultdict(list)
     with parsing(where, "Prometheus metrics"):
-        for family in text_string_to_metric_families(text):
+        for family in text_string_to_metric_families(RANK.sub("", text)):
             for sample in family.samples:
-                if any(sample.labels.get(rank, "0") != "0" for rank in RANKS):
-                    continue
                 if 0 <= sample.value <= MOST_COUNT:
                     page[sample.name].append((sample.labels, float(sample.value)))
         return _sample(page, time, where)

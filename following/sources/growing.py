@@ -1,12 +1,11 @@
 """Logs that grow: an access log in any format of `dsim replay`, and the step log of dsim's hooks."""
 
-import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
@@ -15,7 +14,7 @@ from ...engine.errors import DsimError, TraceError
 from ...files.read import MOST_OF_SETTINGS, cut, naming, parsing
 from ...profiler.logged import PHASES
 from ...profiler.samples import Samples
-from ...profiler.steplog import SCHEMA, read_log
+from ...profiler.steplog import SCHEMA, log_of
 from ...traces.formats import TICKS_PER_SECOND, Asked
 from ...traces.load import read_data
 from ...traces.rows import container, parse_object
@@ -23,8 +22,8 @@ from ..windows import Arrivals
 
 EPOCH = 1e9  # s: earlier times are not since 1970
 HELD = 7200.0  # s of requests and steps that are kept in memory
+FAR = 1800.0  # s between a log's newest request and the page: the log has another clock
 T = TypeVar("T")
-GRADES = ("rates", "rates and requests", "steps")
 
 
 class Tail:
@@ -103,13 +102,22 @@ class AccessLog:
         added = np.stack([time, found.input_length, found.output_length])
         self._requests = np.hstack([self._requests, added[:, (time > EPOCH) & (found.output_length > 0)]])
 
-    def arrivals(self, begin: float, end: float) -> Arrivals:
-        """The requests that arrived in a stretch of time (s since 1970); long before it they are forgotten."""
+    def arrivals(self, begin: float, end: float, now: float = math.inf) -> Arrivals | None:
+        """The requests that arrived in a stretch of time (s since 1970); long before it they are forgotten.
+
+        None if there are none; TraceError if the newest is long after `now`, or long before a stretch without any.
+        """
+        newest = self._requests[0].max(initial=-math.inf)
         self._requests = self._requests[:, self._requests[0] > begin - HELD]
         time = self._requests[0]
         inside = np.flatnonzero((time >= begin) & (time < end))
+        is_late = (time > now + FAR).sum() > len(inside)
+        apart = newest - now if is_late else 0.0 if len(inside) else min(newest - end, 0.0)
+        if FAR < abs(apart) < math.inf:
+            hours = f"{abs(apart) / 3600:.1f} h {'after' if apart > 0 else 'before'} the server's page"
+            raise TraceError(f"{self.path}: its newest request is {hours}, expected one clock, and UTC without a zone")
         time, inputs, outputs = self._requests[:, inside[np.argsort(time[inside], kind="stable")]]
-        return Arrivals(time - begin, inputs, outputs, drawn=False)
+        return Arrivals(time - begin, inputs, outputs, drawn=False) if len(inside) else None
 
 
 @dataclass(frozen=True)
@@ -163,11 +171,8 @@ class StepLogTail:
         chosen = [value for time, value in self._lines if begin <= time < end]
         if not any(value.get("kind") == "step" for value in chosen):
             return None
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / self.path.name
-            lines = (self._head, *_still_open(self._open, before).values(), *chosen)
-            path.write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
-            log = read_log(path)
+        lines = (self._head, *_still_open(self._open, before).values(), *chosen)
+        log = log_of(self.path, ((str(self.path), line) for line in lines))
         decodes = np.isin(log.rows.phase, [PHASES.index(name) for name in ("denoise", "flush")])
         return StepsSeen(log.steps, float(decodes.sum()), float(log.rows.emitted.sum()))
 
@@ -184,20 +189,20 @@ def _still_open(opened: dict[Any, dict[str, Any]], lines: Iterable[dict[str, Any
 
 
 class GrowingLogs:
-    """An access log, a step log, both or none. What a log holds ends nothing: it is told, once a log."""
+    """An access log, a step log, both or none. What a log holds ends nothing: it is told, once."""
 
     def __init__(
         self, access: AccessLog | None = None, steps: StepLogTail | None = None,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:  # fmt: skip
         self._access, self._steps, self._tell = access, steps, tell
-        self._told: set[Path] = set()
+        self._told: set[tuple[Path, str]] = set()
         self.ahead = 0.0  # s by which the follower's time is ahead of the logs'
-        rates, requests, with_steps = GRADES
-        self.grade = with_steps if steps is not None else rates if access is None else requests
+        self._now = math.inf
 
-    def read(self, *, strict: bool = False) -> None:
-        """Take what was added. strict: raise what is wrong with it."""
+    def read(self, now: float = math.inf, *, strict: bool = False) -> None:
+        """Take what was added up to `now` (s since 1970). strict: raise what is wrong with it."""
+        self._now = now
         for log in (self._access, self._steps):
             if log is not None and strict:
                 log.read()
@@ -205,9 +210,9 @@ class GrowingLogs:
                 self._safely(log, log.read)
 
     def arrivals(self, begin: float, end: float) -> Arrivals | None:
-        """The requests of a stretch of time (s since 1970); None without an access log."""
-        found = None if self._access is None else self._access.arrivals(begin - self.ahead, end - self.ahead)
-        return found if found is None or len(found) else None
+        """The requests of a stretch of time (s since 1970); None if no log has them."""
+        log, times = self._access, (time - self.ahead for time in (begin, end, self._now))
+        return None if log is None else self._safely(log, log.arrivals, *times)
 
     def steps(self, begin: float, end: float) -> StepsSeen | None:
         """The steps of a stretch of time; None if no log has them."""
@@ -219,7 +224,7 @@ class GrowingLogs:
             with parsing(log.path, "a log"):
                 return read(*of)
         except DsimError as error:
-            if log.path not in self._told:
-                self._told.add(log.path)
+            if (told := (log.path, read.__name__)) not in self._told:
+                self._told.add(told)
                 self._tell(f"Left out: {error}")
             return None

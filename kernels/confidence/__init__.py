@@ -12,7 +12,7 @@ def confidence(logits: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor
 
     The probability is that of logits / temperature (block-diffusion.md 1.3: confidence depends on temperature).
     Temperature 0 is greedy decoding with the confidence of temperature 1, as in SGLang (focus.md 3.11, row 17). A row
-    with a NaN, or without a finite logit, has probability NaN.
+    with a NaN, or without a finite maximum, has token 0 and probability NaN.
     """
     check_tensor("logits", logits, logits.device, FLOATS, "R", "V")
     _check_numbers(logits.shape[1], temperature)

@@ -136,6 +136,8 @@ def _merge(best_ptr, total_ptr, token_ptr, tokens_ptr, probabilities_ptr, num_sp
         b_best = b_new
     best = tl.max(b_best)
     total = tl.sum(b_total * tl.exp2((b_best - best) * scale))
-    tl.store(tokens_ptr + i_row, tl.min(tl.where(b_best == best, b_token, 2147483647)).to(tl.int64))
-    # Without a finite logit there is no probability.
-    tl.store(probabilities_ptr + i_row, 1.0 / tl.where(total == 0.0, float("nan"), total))
+    # Without a finite maximum there is neither a probability nor a token.
+    m_none = (total == 0.0) | (total != total)
+    token = tl.min(tl.where(b_best == best, b_token, 2147483647)).to(tl.int64)
+    tl.store(tokens_ptr + i_row, tl.where(m_none, 0, token))
+    tl.store(probabilities_ptr + i_row, 1.0 / tl.where(m_none, float("nan"), total))

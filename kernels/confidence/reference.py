@@ -8,7 +8,8 @@ def confidence(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     logits = logits.float()
     tokens = logits.argmax(-1)
     below = logits - logits.gather(1, tokens[:, None])
-    return tokens, 1.0 / (below / (temperature or 1.0)).exp().sum(-1)
+    probabilities = 1.0 / (below / (temperature or 1.0)).exp().sum(-1)
+    return tokens.masked_fill(probabilities.isnan(), 0), probabilities
 
 
 def confidence_of_hidden(

@@ -117,18 +117,21 @@ def test_without_pytorch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     assert line == "torch is not installed, which a device's runs need: pip install '.[live]' in a clone of dsim"
 
 
-def test_a_step_that_fails_loses_no_finished_request(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("why", ["the device is out of memory", "4 of 4 rows have no finite logit, or a NaN"])
+def test_a_step_that_fails_loses_no_finished_request(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     whole, steps = Forward.run, itertools.count()
 
     def fails_at_last(self: Forward, batch: Batch) -> Sampled:
         if next(steps) == 30:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+            if "device" in why:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+            self.model.head_weight.data.fill_(torch.nan)
         return whole(self, batch)
 
     monkeypatch.setattr(Forward, "run", fails_at_last)
     ran = live("--prompts", "prompts.jsonl", "--policy", f"ar,{POLICY}", "-o", "run")
     assert ran.code == 2
-    assert "Error: the device is out of memory in a step of" in ran.err.splitlines()[-1]
+    assert f"Error: {why}" in ran.err.splitlines()[-1]
     assert "Wrote run/" in ran.err
     run = read_run("run")
     done = run.requests(f"ar,{POLICY}")["status"]

@@ -63,20 +63,6 @@ def test_vllms_latencies_are_the_arrays_of_its_file() -> None:
     assert summary["tpot_ms"]["mean"] == pytest.approx(1e3 * np.mean((e2el - ttft) / (tokens - 1)))
 
 
-def test_guidellms_requests_end_with_their_last_token_not_with_the_response() -> None:
-    run = imported("guidellm.json")
-    file = json.loads((FILES / "guidellm.json").read_text())["benchmarks"][0]["requests"]["successful"]
-    rows = sorted(file, key=lambda row: row["info"]["settings"]["relative_timestamp"])
-    times = [row["info"]["timings"] for row in rows]
-    assert run.columns["finish"] - run.columns["arrival"] == pytest.approx(
-        [t["last_token_iteration"] - t["request_start"] for t in times]
-    )
-    assert run.columns["client_e2el"].tolist() == [row["request_latency"] for row in rows]
-    # vLLM's TPOT is its inter_token_latency_ms, not its time_per_output_token_ms.
-    summary = run.info["policies"][0]
-    assert summary["tpot_ms"]["mean"] == pytest.approx(np.mean([row["inter_token_latency_ms"] for row in rows]))
-
-
 def test_aiperfs_tokens_are_the_servers_and_its_own_tpot_is_told_beside_dsims() -> None:
     run = imported("aiperf.jsonl")
     rows = [json.loads(line)["metrics"] for line in (FILES / "aiperf.jsonl").read_text().splitlines()]

@@ -33,22 +33,6 @@ SPEND = [
 ]
 
 
-def logged(folder: Path) -> Path:
-    path = folder / "spend.json"
-    path.write_text(json.dumps(SPEND))
-    return path
-
-
-def test_litellms_log_gives_the_times_of_one_model(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"^1 of 5 rows are no requests for text \(embeddings, "):
-        run = import_run(logged(tmp_path), only="model=sdar-8b").run
-    (summary,) = run.info["policies"]
-    assert (summary["completed"], summary["rejected"], run.info["client"]["errors"]) == (2, 1, {"failure": 1})
-    assert summary["ttft_ms"]["p50"] == pytest.approx(400.0)
-    assert summary["tpot_ms"]["p50"] == pytest.approx(100.0)
-    assert summary["e2el_ms"]["p50"] == pytest.approx(1400.0)
-
-
 def test_a_log_with_failures_is_compared_with_its_own_replay(tmp_path: Path) -> None:
     rows = [spend("00.000", None, "00.100", 0, status="failure"), *SPEND, spend("03.600", "03.900", "04.500", 7)]
     path, one = tmp_path / "spend.json", "model=sdar-8b"

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from dsim.engine.errors import DsimError
+from dsim.following.predicted import Seen
 from dsim.following.sources.engines import sample_of
 from dsim.following.sources.growing import AccessLog, GrowingLogs, StepLogTail
 from dsim.following.sources.sample import Sample
 from dsim.following.sources.scrape import MissingError, Target
+from dsim.following.windows import Window
 
 from . import pages
 
@@ -133,6 +135,22 @@ def test_a_rotated_log_loses_no_row_and_nothing_that_it_holds_ends_following(tmp
     assert (found := logs.arrivals(T, T + 60)) is not None
     assert found.time.tolist() == [0, 3, 4, 5]
     assert told == [f"Left out: {path}: no row is of m a, expected one of b: 1, without a name: 1"]
+
+
+@pytest.mark.parametrize(("hours", "where"), [(8, "after"), (-8, "before"), (0, "")])
+def test_a_log_of_another_clock_is_told_once_and_its_requests_are_not_taken(
+    tmp_path: Path, hours: int, where: str
+) -> None:
+    path, told = tmp_path / "log.jsonl", list[str]()
+    path.write_text("".join(ROW.format(T + 600 * i + 3600 * hours, "a") for i in range(72)))  # of twelve hours
+    logs = GrowingLogs(AccessLog(path, None, None, None), tell=told.append)
+    for now in (T + 42_600, T + 43_200):
+        logs.read(now)
+        found = logs.arrivals(now - 600, now)
+        seen = Seen(Window(()), found)
+        assert (found is None, seen.grade) == ((True, "rates") if hours else (False, "rates and requests"))
+    line = f"Left out: {path}: its newest request is 8.0 h {where} the server's page, expected"
+    assert [words[: len(line)] for words in told] == [line] * bool(hours)
 
 
 def test_a_step_log_tells_the_steps_of_a_stretch_of_time(tmp_path: Path) -> None:

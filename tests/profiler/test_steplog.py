@@ -31,6 +31,11 @@ REQUEST: dict[str, Any] = {"kind": "request", "request": 5, "input_length": 6}
 FIRST: dict[str, Any] = {"kind": "sequence", "request": 5, "step": 0, "block_start": 4, "committed": [3]}
 LAST: dict[str, Any] = {**FIRST, "step": 1, "committed": [2]}
 NEXT: dict[str, Any] = {**FIRST, "step": 3, "block_start": 8, "committed": [0, 2], "computed": [0, 2, 3]}
+KNOWN: dict[str, Any] = {**REQUEST, "arrival": 0}
+ROW: dict[str, Any] = {
+    **STEP, "batch": 1, "start": 1, "latency": 1, "requests": [5], "phases": "denoise", "row_tokens": 8, "row_keys": 9,
+    "emitted": 4,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +78,11 @@ BAD = [
     ((HEADER, "3"), "log.jsonl:2: the line is 3, expected an object"),
     ((HEADER, {"step": 0}), "log.jsonl:2: kind is missing, expected one of step, request, sequence"),
     ((HEADER, {**STEP, "kind": "x"}), 'log.jsonl:2: kind is "x", expected one of step, request, sequence'),
-    ((HEADER, {**STEP, "latency": 0}), "log.jsonl:2: latency is 0.0, expected more than 0 s"),
+    ((HEADER, {**STEP, "latency": 0}), "log.jsonl:2: latency is 0, expected more than 0 and at most 3600"),
+    ((HEADER, {**STEP, "latency": 4e3}), "log.jsonl:2: latency is 4000.0, expected more than 0 and at most 3600"),
+    ((HEADER, KNOWN, {**ROW, "start": 2}, ROW), "log.jsonl:4: start is 1.0, expected at least 2, that of the step"),
+    ((HEADER, KNOWN, ROW, {**ROW, "latency": 0.5}), "log.jsonl:4: end is 1.5, expected at least 2, when request 5"),
+    ((HEADER, {**KNOWN, "arrival": 3}, ROW), "log.jsonl:3: end is 2.0, expected at least 3, when request 5"),
     ((HEADER, {**STEP, "device": 0.03}), "log.jsonl:2: device is 0.03, expected more than 0 and at most latency, 0.02"),
     ((HEADER, {**STEP, "tokens": 1}), "log.jsonl:2: tokens is 1, expected at least batch, 2"),
     ((HEADER, {**STEP, "prefill_tokens": 9}), "log.jsonl:2: prefill_tokens is 9, expected at most tokens, 8"),
@@ -208,7 +217,6 @@ def test_requests_of_a_log_have_their_arrivals_and_emissions(tmp_path: Path) -> 
     assert r.first_emission.tolist() == pytest.approx([1.35, 1.2])
     assert r.last_emission.tolist() == pytest.approx([1.35, 1.6])
     assert (r.num_first.tolist(), r.num_tokens.tolist(), r.num_emissions.tolist()) == ([4, 4], [4, 7], [1, 2])
-    assert np.isnan(r.received[0])
     assert np.isnan(r.finish[0])
     assert r.finish[1] == 1.61
     assert r.gaps.tolist() == pytest.approx([0.4])

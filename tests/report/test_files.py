@@ -146,6 +146,14 @@ def test_a_request_s_number_that_no_trace_has_is_refused(run: Path, number: int)
         read_run(run).requests(read_run(run).policies[0])
 
 
+def test_a_small_file_of_many_rows_is_refused_before_it_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsim.results.run.MOST_REQUESTS", 10)
+    path = run / "requests.parquet"
+    pq.write_table(pa.concat_tables([pq.read_table(path).slice(0, 1)] * 50_000).combine_chunks(), path)
+    with pytest.raises(DsimError, match="holds 50000 rows, expected at most "):
+        read_run(run)
+
+
 def test_a_folder_without_a_run_is_told_apart(run: Path, tmp_path: Path) -> None:
     with pytest.raises(DsimError, match="no such folder"):
         read_run(tmp_path / "none")

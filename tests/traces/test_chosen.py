@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from dsim.traces import Trace, load
@@ -44,15 +43,6 @@ def test_a_log_is_of_the_requests_that_its_server_answered(tmp_path: Path, lines
     assert waits(found) == [(0.3, 1.3), (None, 1.9), (0.5, 1.5)]
 
 
-def test_a_csv_a_parquet_and_a_frame_are_the_same_log(tmp_path: Path) -> None:
-    table = pd.DataFrame(ROWS).drop(columns="metadata")
-    table.to_csv(tmp_path / "spend.csv", index=False)
-    table.to_parquet(tmp_path / "spend.parquet")
-    expected = waits(load(of(tmp_path, ROWS, False), only="model=sdar-8b"))
-    for given in (tmp_path / "spend.csv", tmp_path / "spend.parquet", table):
-        assert waits(load(given, only="model=sdar-8b")) == expected
-
-
 @pytest.mark.parametrize(
     ("only", "arrivals"), [("model=sdar-8b", [0, 3]), ("model = other", [0]), ("status=success", [0, 2, 3])]
 )
@@ -76,13 +66,6 @@ def test_a_published_trace_keeps_its_models_unless_one_is_asked_for(tmp_path: Pa
     path = save(tmp_path, "Timestamp,Model,Request tokens,Response tokens\n0,ChatGPT,4,5\n1,GPT-4,6,7\n")
     assert (len(load(path)), load(path).notes.warnings) == (2, ())
     assert load(path, only="model=GPT-4").input_length.tolist() == [6]
-
-
-def test_times_in_another_order_than_they_can_come_in_are_a_bad_row(tmp_path: Path) -> None:
-    path = of(tmp_path, [ROWS[0], spend("02.000", "01.000", "03.000")], False)
-    assert "row 2: completionStartTime is -1 s and endTime is 1 s after startTime, exp" in refusal(path)
-    found = load(path, skip_bad=True)
-    assert (len(found), found.notes.num_skipped) == (1, 1)
 
 
 # ---- spans ------------------------------------------------------------------------------------------------------
@@ -117,9 +100,7 @@ def test_spans_of_requests_are_a_trace_with_its_times(tmp_path: Path, lines: int
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"startTimeUnixNano": "x"}, 'startTimeUnixNano is "x", expected a number of at least 0'),
         ({"endTimeUnixNano": str(BEGIN - 10**9)}, "is -1 s after startTimeUnixNano, expected the first token"),
-        ({"attributes": [{"key": "gen_ai.usage.input_tokens", "value": {"intValue": "-3"}}]}, "is \"-3\", expected at"),
         ({"attributes": 7}, "none of 0 rows is a request"),
     ],
 )  # fmt: skip

@@ -25,15 +25,12 @@ def test_hash_ids_name_a_block_with_all_before_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "says"),
-    [
-        ({"hash_ids": [[1, 2], [1, 2, 3]]}, "request 1 has 3 hash_ids for 700 tokens, expected at most 2"),
-        ({"hash_ids": [[1], [1]], "block_size": [512, 1024]}, "block_size is 512 and 1024, expected one size"),
-    ],
-)  # fmt: skip
-def test_ids_that_contradict_the_lengths_are_refused(columns: dict[str, list[Any]], says: str) -> None:
+    ("ids", "sizes", "says"),
+    [([1], [512, 1024], "block_size is 512 and 1024"), ([1, 2, 3], [512] * 2, "request 0 has 3 hash_ids for 700")],
+)
+def test_ids_that_contradict_the_lengths_are_refused(ids: list[int], sizes: list[int], says: str) -> None:
     with pytest.raises(TraceError, match=f"^toy: {says}"):
-        prefixes_of(trace([700, 700], [5, 5], **columns))
+        prefixes_of(trace([700, 700], [5, 5], hash_ids=[ids, ids], block_size=sizes))
 
 
 def test_a_turn_begins_with_the_turn_before_and_its_answer() -> None:

@@ -1,19 +1,21 @@
 """Files of public tools, made small: each is read right, or refused for the right reason."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dsim.comparison.clients.read import read_client
-from dsim.engine.errors import DsimError, TraceError
+from dsim.engine.errors import DsimError
 from dsim.files.samples import read_samples
 from dsim.following.sources.engines import sample_of
 from dsim.traces import describe, load
-from dsim.traces.hashes import with_block_size
 from dsim.traces.prefixes import prefixes_of
 
 from .files import refusal, rows_of, save, span, spend
@@ -27,12 +29,13 @@ KINDS = ("chat", "arerank", "image_generation", "_arealtime")
 CELLS = [f"5,3,{word}," for word in STATUS] + [f"5,3,ok,{kind}" for kind in KINDS] + [",,429,"]
 LOG = "t,p,c,s,k\n" + "".join(f"{i},{cells}\n" for i, cells in enumerate(CELLS))
 EPOCH = [{"timestamp": 1772359200 + 2 * i, "input_length": 7, "output_length": 5} for i in range(3)]
-IN_US = [row | {"timestamp": 10**6 * row["timestamp"]} for row in EPOCH]
 IN_MS = "t,p,c\n1772359200000,7,5\n1772359200050,7,5\n1772359200100,7,5\n"
 TICKS = {"request_received_ts": 5.0, "request_finished_ts": 6.5, "first_token_latency": 0.5}
 SGLANG = TICKS | {"prompt_tokens": 7, "completion_tokens": 3, "finish_reason": {"type": "stop"}}
 TIMES = {"timestamp_start_unix_ms": 1772359200000, "timestamp_end_unix_ms": 1772359202300}
 BASETEN = TIMES | {"timestamp_ttft_unix_ms": None, "input_tokens": 7, "output_tokens": 5, "request_canceled": 0}
+MOONCAKE = {"timestamp": 5, "input_length": 7, "output_length": 5}
+MEASURED = {"measured_ttft": 0.2, "measured_e2el": 0.5}
 OPENAI = {"id": "a", "created": 1772359200, "usage": {"prompt_tokens": 7, "completion_tokens": 5}}
 
 
@@ -49,7 +52,6 @@ TEMPO = {"batches": [{"instrumentationLibrarySpans": [{"spans": [*SPANS, SPANS[2
     ("data", "how", "rows", "failed", "says"),
     [
         (EPOCH, {}, [(0, 7, 5), (2, 7, 5), (4, 7, 5)], 0, "is read as s since 1970 (from 2026-03-01)"),
-        (IN_US, {}, [(0, 7, 5), (2, 7, 5), (4, 7, 5)], 0, "is read as us since 1970"),
         (IN_MS, {"columns": MINE}, [(0, 7, 5), (0.05, 7, 5), (0.1, 7, 5)], 0, "is read as ms since 1970"),
         ("t;p;c\n2026-03-01T10:00:00Z;7;5\n2026-03-01T10:00:02;7;5\n", {"columns": MINE}, [(0, 7, 5), (2, 7, 5)], 0,
          "1 of 2 times have no time zone: read as UTC"),
@@ -58,7 +60,10 @@ TEMPO = {"batches": [{"instrumentationLibrarySpans": [{"spans": [*SPANS, SPANS[2
         (LOG, {"columns": f"{MINE},kind=k", "only": "s=odd"}, [(0, 5, 3)], 0, "3 of 14 rows are no requests for text"),
         ([SGLANG, SGLANG | {"finish_reason": {"type": "abort"}}], {}, [(0, 7, 3)], 1, ""),
         ([BASETEN, BASETEN | {"request_canceled": 1}], {}, [(0, 7, 5)], 1, ""),
-        ([OPENAI], {}, [(0, 7, 5)], 0, ""),
+        ([OPENAI | {"choices": [{"finish_reason": word}]} | {"id": word} for word in ("stop", "abort")], {},
+         [(0, 7, 5)], 1, ""),
+        ([MOONCAKE | MEASURED, MOONCAKE | MEASURED | {"measured_e2el": 0.1}], {"skip_bad": True}, [(0, 7, 5)], 0, ""),
+        ("".join(json.dumps(row, indent=1) + "\n" for row in (MOONCAKE, MOONCAKE)), {}, [(0, 7, 5)] * 2, 0, ""),
         ([{"data": [spend("00", None, "01"), spend("02", None, "03")]}], {}, [(0, 20, 11), (2, 20, 11)], 0, ""),
         (IN_MS, {"columns": MINE, "time_unit": "s"}, [(0, 7, 5), (50, 7, 5), (100, 7, 5)], 0, ""),
         ([spend("00", "01", "02", status=None, metadata={"status": word}) for word in ("success", "failure")], {},
@@ -86,11 +91,21 @@ def test_a_file_of_another_tool_is_the_requests_that_it_holds(
     assert describe(trace)["cv"] in (0, None) or len(rows) > 3
 
 
-def test_a_hash_id_is_of_as_many_tokens_as_asked_for(tmp_path: Path) -> None:
-    path = save(tmp_path, [{"timestamp": 1, "input_length": 40, "output_length": 3, "hash_ids": [1, 2, 3]}])
-    with pytest.raises(TraceError, match="3 hash_ids for 40 tokens, expected at most 1 of blocks of 512"):
-        prefixes_of(load(path))
-    assert prefixes_of(with_block_size(load(path), 16)).block == 16
+@pytest.mark.parametrize(
+    ("lengths", "counts", "block"),
+    [
+        ((40, 64, 9), (3, 4, 1), 16), ((640, 705), (10, 12), 64), ((47, 64), (2, 4), 16), ((513, 40), (2, 1), 512),
+        ((2048, 3000), (2, 3), 512),
+    ],
+)  # fmt: skip
+def test_a_hash_id_is_of_as_many_tokens_as_all_prompts_say(
+    tmp_path: Path, lengths: tuple[int, ...], counts: tuple[int, ...], block: int
+) -> None:
+    rows = [MOONCAKE | {"input_length": n, "hash_ids": [*range(m)]} for n, m in zip(lengths, counts, strict=True)]
+    trace = load(save(tmp_path, rows))
+    assert prefixes_of(trace).block == block
+    said = (f"hash_ids are read as blocks of {block} tokens, by the prompts' lengths",)
+    assert trace.notes.warnings == said * (block != 512)
 
 
 def test_a_page_of_one_engine_counts_its_ranks_once_and_one_of_two_models_is_refused(tmp_path: Path) -> None:
@@ -110,6 +125,11 @@ def test_the_requests_of_a_run_are_a_trace(tmp_path: Path) -> None:
     assert "expected those of one: --only policy=NAME" in refusal(tmp_path / "requests.parquet")
     trace = load(tmp_path / "requests.parquet", only="policy=a")
     assert (rows_of(trace), trace.extras) == ([(0, 7, 5), (1.5, 8, 6)], {"deadline": [None, 2.0]})
+    equal = pa.table(
+        {name: pa.array(np.ones(7_000_000, np.int8)) for name in ("arrival", "input_length", "output_length")}
+    )
+    pq.write_table(equal, tmp_path / "requests.parquet")
+    assert "holds 21000000 values of" in refusal(tmp_path / "requests.parquet")
 
 
 NAN = None
@@ -174,6 +194,7 @@ def test_a_load_generators_requests_have_the_times_that_the_file_has(
         ([BENCH | {"itls": [[0.1], [-0.25]]}], "request 1: itls[0] is -0.25, expected at least 0"),
         ([BENCH | {"start_times": [1.0, 1.0], "latencies": [0.1, 2.0]}],
          "request 0: ttfts is 0.2 s and latencies is 0.1 s after start_times, expected the first token from there on"),
+        ('{\n "context": {"span_id": ""},\n "start_time": 1\n}\n' * 2, "is a console exporter's spans, which are not"),
         ([{"experiments": []}], "is genai-perf's profile, which is not read: run aiperf, its successor"),
         ([{"number_output_tokens": 1, "ttft_s": 1}], "is LLMPerf's responses, which have no times"),
         ("batch,num_prompts,RPS,RPM\n1,2,3,4\n", "is LMDeploy's summary, which has no requests"),

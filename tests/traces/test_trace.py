@@ -6,12 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dsim.engine.errors import DsimError, TraceError
 from dsim.engine.request import Request
-from dsim.traces import Trace, TraceNotes, load, shipped_names, write
+from dsim.traces import Trace, load, shipped_names, write
 from dsim.traces.shipped import SHIPPED
 
 SHA256 = {
@@ -98,57 +96,3 @@ def test_a_shipped_trace_is_unmodified_named_with_its_licence_and_survives_writi
     assert after.input_length.tolist() == before.input_length.tolist()
     assert after.output_length.tolist() == before.output_length.tolist()
     assert (after.extras, after.notes.num_unsorted) == (before.extras, 0)
-
-
-optional = st.fixed_dictionaries(
-    {},
-    optional={
-        "session_id": st.text(min_size=1, max_size=5),
-        "hash_ids": st.lists(st.integers(0, 99), max_size=4),
-        "gen_length": st.integers(1, 4096),
-        "slo_class": st.sampled_from(["chat", "batch"]),
-    },
-)
-rows = st.lists(
-    st.tuples(st.integers(0, 10**9), st.integers(1, 10**7), st.integers(1, 10**7), optional), min_size=1, max_size=30
-)
-
-
-@settings(deadline=None, max_examples=50)
-@given(rows)
-def test_any_trace_of_whole_milliseconds_survives_writing_and_loading(
-    tmp_path_factory: pytest.TempPathFactory, found: list[tuple[int, int, int, dict[str, object]]]
-) -> None:
-    found = sorted(found, key=lambda row: row[0])
-    arrival = np.array([row[0] - found[0][0] for row in found]) / 1e3
-    names = {name for row in found for name in row[3]}
-    extras = {name: [row[3].get(name) for row in found] for name in sorted(names)}
-    trace = Trace("t", arrival, *(np.array([row[k] for row in found]) for k in (1, 2)), extras, TraceNotes())
-    path = tmp_path_factory.mktemp("round") / "trace.jsonl"
-    back = load(write(trace, path))
-    assert back.arrival.tolist() == trace.arrival.tolist()
-    assert back.input_length.tolist() == trace.input_length.tolist()
-    assert back.output_length.tolist() == trace.output_length.tolist()
-    assert back.extras == trace.extras
-    again = write(back, path, force=True).read_bytes()
-    assert write(load(path), path, force=True).read_bytes() == again
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.tuples(st.integers(-5, 10**6), st.integers(-2, 50), st.integers(-2, 50)), min_size=1, max_size=30))
-def test_whatever_loads_is_sorted_and_not_negative(
-    tmp_path_factory: pytest.TempPathFactory, found: list[tuple[int, int, int]]
-) -> None:
-    path = tmp_path_factory.mktemp("any") / "trace.jsonl"
-    path.write_text("".join(f'{{"timestamp": {t}, "input_length": {n}, "output_length": {m}}}\n' for t, n, m in found))
-    good = [(t, n, m) for t, n, m in found if min(t, n, m) >= 0 and (n > 0 or m == 0)]
-    if not any(m > 0 for _, _, m in good):
-        with pytest.raises(TraceError):
-            load(path, skip_bad=True)
-        return
-    trace = load(path, skip_bad=True)
-    kept = sorted((row for row in good if row[2] > 0), key=lambda row: row[0])
-    assert trace.arrival.tolist() == [(row[0] - kept[0][0]) / 1e3 for row in kept]
-    assert trace.input_length.tolist() == [row[1] for row in kept]
-    assert trace.notes.num_skipped == len(found) - len(good)
-    assert trace.notes.failed_in_trace == len(good) - len(kept)
