@@ -110,9 +110,7 @@ def serve_command(
         loaded = open_any(name, device, seed, graphs, settings)
         return open_live(loaded, scenario, profile=held, commits=commits, append=append, metrics_as=metrics_as)
 
-    served = serve_until_stopped(
-        open_fleet, server, slo or [], policy, out, force, screen.print
-    )  # fmt: skip
+    served = serve_until_stopped(open_fleet, server, slo or [], policy, out, force)
     say(lambda: words(served.manifest["policies"], served.manifest), {}, False)
     if served.speed is not None:
         screen.print(f"Times are simulated: they passed {served.speed:.3g} times as fast as the clock")

@@ -9,7 +9,7 @@ from .chance import draw64, key64, pick64, uniform64
 from .hooks import threshold_now
 from .jit import outer, rule
 from .records import F8, I4, Record, Table, columns_of
-from .state import MASKED, PENDING, ROWS, AnyPolicy, Evaluations, Marks, Replica, Status
+from .state import MASKED, ROWS, AnyPolicy, Evaluations, Marks, Replica, Status
 
 OF_COMMITS, OF_STEPS, OF_BLOCKS, OF_IMPORTANCE = range(4)  # Draws.streams
 BLOCK_FACTORS, STEP_FACTORS, NORMAL = range(3)  # Draws.factors
@@ -265,42 +265,6 @@ def scheduled_row(status: Status, evaluations: Evaluations, window: Marks, commi
             if quota > 0:
                 committed[p] = True
                 quota -= 1
-
-
-@rule
-def steps_of_schedule(status: Status, evaluations: Evaluations, upto: int, most: int, draws: Draws) -> int:
-    """Steps, at most `most`, that each commit some of a block's first `upto` masks and leave at least one."""
-    masks = 0
-    for p in range(upto):
-        masks += status[p] == MASKED
-    first, last = int(evaluations[upto - 1]), len(draws.schedule) - 1  # the leftmost masks commit first
-    for k in range(most):
-        quota = int(draws.schedule[min(first + k, last)])
-        masks -= quota
-        if quota == 0 or masks <= 0:
-            return k
-    return most
-
-
-@rule
-def commit_scheduled(status: Status, evaluations: Evaluations, steps: int, draws: Draws) -> int:
-    """Commit what `steps` steps of the schedule over a whole block commit; returns the number of positions."""
-    committed = taken = quota = 0
-    first, last = -1, len(draws.schedule) - 1
-    for p in range(len(status)):
-        if status[p] != MASKED:
-            continue
-        if first < 0:
-            first = int(evaluations[p])
-        while quota == 0 and taken < steps:
-            quota = int(draws.schedule[min(first + taken, last)])
-            taken += 1
-        evaluations[p] += taken
-        if quota > 0:
-            quota -= 1
-            committed += 1
-            status[p] = PENDING
-    return committed
 
 
 @outer

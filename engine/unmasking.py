@@ -8,10 +8,9 @@ import numpy.typing as npt
 
 from .draw import Draws, draw_block, draw_by_law, draw_plan, draw_scheduled, draws_at_threshold, keep_commits
 from .errors import PolicyError
-from .hooks import draw_rows, draws_of_step, leap
+from .hooks import draw_rows, draws_of_step
 from .part import Answers, Choice, Part, Policy, Range
 from .rows.blocks import HEADS
-from .rows.passes import leap_passes
 from .state import MASKED
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ class Unmasking(Part):
         if self.strategy == "law":
             return {draw_rows: draw_by_law}
         if self.scheduled(policy):
-            return {draw_rows: draw_scheduled, leap: leap_passes}
+            return {draw_rows: draw_scheduled}
         own: Answers = {draws_of_step: draws_at_threshold} if self.varies else {}
         return {draw_rows: keep_commits if self.chooses else draw_block, **own}
 

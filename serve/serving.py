@@ -12,7 +12,6 @@ from ..results.manifest import Manifest
 from ..results.slo import Slo
 from .access import AccessLog
 from .app import Settings, application, known_hosts
-from .log import counted
 from .open import MAX_REQUESTS, Behind
 from .server import Server, raise_file_limit
 
@@ -48,7 +47,7 @@ class Served:
 
 def serve_until_stopped(
     open_fleet: Callable[[Append | None], Behind], options: ServerOptions, slos: Sequence[str],
-    policy: str, out: Path | None, force: bool, log: Callable[[str], None],
+    policy: str, out: Path | None, force: bool,
 ) -> Served:  # fmt: skip
     """Serve until a signal, then write the run's folder. open_fleet: takes the journal's `append`."""
     asked = [Slo.parse(text) for text in slos]
@@ -56,7 +55,7 @@ def serve_until_stopped(
         slo.check_class(())
     raise_file_limit()
     written = nullcontext() if out is None else RunWriter(out, force=force, room_for=MAX_REQUESTS)
-    with written as writer, counted(log):
+    with written as writer:
         behind = open_fleet(None if writer is None else writer.steps(policy).append)
         fleet = behind.fleet
         if options.access_log is not None:

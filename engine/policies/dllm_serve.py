@@ -8,19 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ..admission import canvas, copy_list, head
-from ..hooks import decide, steady, work
+from ..hooks import decide, work
 from ..jit import rule
 from ..part import MAX_BLOCK, Answers, Policy, Preset, Range
 from ..rows.passes import PassScheduler, can_let_in, let_head_in, tokens_of_row
 from ..state import (
     DECODE_STEP,
-    NO,
     NOTHING,
     ROWS,
     RUNNING,
     SCRATCH,
-    UNTIL_A_REQUEST,
-    WHATEVER,
     PolicyState,
     Replica,
 )
@@ -72,7 +69,7 @@ class PhaseMultiplexed(PassScheduler):
         return {"loads": np.zeros(MAX_BLOCK, np.int64), "num_loads": each}
 
     def answers(self, policy: Policy) -> Answers:
-        return {decide: decide_multiplexed} | ({steady: steady_multiplexed} if policy.leaps else {})
+        return {decide: decide_multiplexed}
 
 
 @rule
@@ -120,26 +117,6 @@ def decide_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
         counters.num_running += new
     counters.num_rows = num + new
     return DECODE_STEP if counters.num_rows > 0 else NOTHING
-
-
-@rule
-def steady_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
-    """All running requests run again; waiting ones wait if budget or pages lack room for the first."""
-    counters = replica.counters
-    if counters.num_rows != counters.num_running:
-        return NO
-    used = 0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
-        if slot != replica.lists[RUNNING, i]:
-            return NO
-        used += replica.sequences[slot].num_tokens
-    if counters.num_rows == replica.fixed.max_batch:
-        return WHATEVER
-    if counters.num_waiting == 0:
-        return UNTIL_A_REQUEST
-    waits = used + length_of_head(replica) > policy.fields.max_batched_tokens or not can_let_in(replica, policy)
-    return WHATEVER if waits else NO
 
 
 @rule

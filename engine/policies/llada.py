@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
 from ..admission import copy_list
-from ..hooks import decide, head_rows, held, steady, work
+from ..hooks import decide, head_rows, held, work
 from ..jit import rule
 from ..part import Answers, Choice, PagedMemory, Policy, Preset, Range
 from ..rows.passes import LOGITS, ApproximateCache, PassScheduler, can_let_in, let_head_in
-from ..state import DECODE_STEP, FULL, GROUP, NO, NOTHING, ROWS, RUNNING, WHATEVER, AnyPolicy, Replica
+from ..state import DECODE_STEP, FULL, GROUP, NOTHING, ROWS, RUNNING, AnyPolicy, Replica
 from ..unmasking import Unmasking
 
 
@@ -30,7 +30,7 @@ class Static(PassScheduler):
     neutral = frozenset({"max_batch", "max_num_logits"})
 
     def answers(self, policy: Policy) -> Answers:
-        return {decide: decide_static} | ({steady: steady_static} if policy.leaps else {})
+        return {decide: decide_static}
 
 
 @rule
@@ -51,12 +51,6 @@ def decide_static(replica: Replica, policy: AnyPolicy) -> int:
     copy_list(replica, RUNNING, ROWS, counters.num_running)
     counters.num_rows = counters.num_running
     return DECODE_STEP
-
-
-@rule
-def steady_static(replica: Replica, policy: AnyPolicy) -> int:
-    """A batch runs alone to its end."""
-    return NO if replica.counters.num_group < 0 else WHATEVER
 
 
 @rule

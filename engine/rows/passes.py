@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..admission import canvas, head, place, pop, release
-from ..draw import Draws, commit_scheduled, steps_of_schedule
-from ..emission import columns_to_decode, emit, emit_prefixes, finish, has_masks, publish
+from ..emission import emit, emit_prefixes, finish, has_masks, publish
 from ..errors import PolicyError
 from ..hooks import (
     block_entered,
@@ -24,17 +23,13 @@ from ..hooks import (
     pages_to_admit,
     placed,
     plan_rows,
-    steady,
     work,
 )
 from ..jit import is_ours, plain, rule
-from ..journal import Journal
-from ..latency import Cost
 from ..part import Cache, Policy, Scheduler
-from ..state import EMIT_END, EMIT_STEP, IDLE, MASKED, NO, PENDING, ROWS, AnyPolicy, PolicyState, Replica, Sequence
+from ..state import EMIT_END, EMIT_STEP, IDLE, MASKED, PENDING, ROWS, AnyPolicy, PolicyState, Replica, Sequence
 from .blocks import next_block
 from .kind import Kind
-from .leap import take_alike
 from .step import add_row, no_rows, note_row, set_features
 
 
@@ -345,68 +340,6 @@ def _end_together(replica: Replica, policy: PassState, now: float) -> None:
 def _once_more(block_steps: int, fields: PassFields) -> bool:
     """Whether a block finished by its first pass is computed again (Fast-dLLM's loop with a threshold)."""
     return fields.once_more and block_steps == 1
-
-
-@rule
-def leap_passes(
-    replica: Replica, policy: PassState, draws: Draws, cost: Cost, journal: Journal, horizon: float
-) -> None:  # fmt: skip
-    """Leap over steps of equal work in which every row commits masks by a schedule and none ends its block.
-
-    A journal needs each step's commits: with one, no step is leapt over.
-    """
-    counters, fixed = replica.counters, replica.fixed
-    if len(journal.steps) > 0:
-        return
-    how_long = steady(replica, policy)
-    if how_long == NO or (fixed.emit == EMIT_STEP and not policy.fields.pads):
-        return
-    taken = take_alike(replica, how_long, _steps_alike(replica, policy, draws), journal, horizon)
-    if taken == 0:
-        return
-    counters.fruitless = 0
-    counters.fruitless_tokens = 0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
-        sequence = replica.sequences[slot]
-        sequence.steps += taken
-        sequence.block_steps += taken
-        if replica.window[slot, 0]:
-            num = commit_scheduled(replica.status[slot], replica.evaluations[slot], taken, draws)
-            replica.requests[sequence.request].num_committed += num
-            counters.total_committed += num
-            sequence.fruitless = 0
-
-
-@rule
-def _steps_alike(replica: Replica, policy: PassState, draws: Draws) -> int:
-    """Steps with the last one's work, until one ends a row's block or commits none of its masks."""
-    block, fields = int(replica.fixed.block), policy.fields
-    longest = _longest(replica)
-    most = block
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
-        sequence = replica.sequences[slot]
-        if sequence.block_steps == 0:  # a block just ended
-            return 0
-        if sequence.start < sequence.stop:
-            if not replica.window[slot, 0] or not sequence.seen_commit:
-                return 0
-            upto = columns_to_decode(replica, slot, block)
-            most = steps_of_schedule(replica.status[slot], replica.evaluations[slot], upto, most, draws)
-        prompt, length, start = longest if fields.pads else _extent(sequence, block)
-        for k in range(most):
-            phase, tokens, keys = work(
-                prompt, length, start, int(sequence.steps) + k, int(sequence.block_steps) + k, block, fields
-            )
-            if sequence.start >= sequence.stop:
-                phase = IDLE
-            if tokens != sequence.num_tokens or keys != sequence.num_keys or phase != sequence.phase:
-                most = k
-                break
-        if most == 0:
-            break
-    return most
 
 
 PASSES = Kind(

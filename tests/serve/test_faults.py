@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import logging
 import os
 import resource
 import signal
@@ -25,7 +24,6 @@ from dsim.engine.step import StepOutcome, StepPlan
 from dsim.report.run_folder import RunWriter
 from dsim.results.run import read_run
 from dsim.serve.fleet import STOPPING, Fleet, RefusedError
-from dsim.serve.log import Counted, counted
 from dsim.serve.open import Behind
 from dsim.sim.routers import Router
 
@@ -249,23 +247,6 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     loading, taken_by_another = ran.stderr.splitlines()
     assert (ran.returncode, loading) == (1, "Loading the twin of a100-sdar-8b, chunk:2")
     assert "address already in use" in taken_by_another
-
-
-def test_each_kind_of_event_is_a_line_at_its_tenfold_counts() -> None:
-    lines: list[str] = []
-    with counted(lines.append):
-        for i in range(1000):
-            logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
-            try:
-                raise ValueError(f"of {i}")
-            except ValueError:
-                logging.getLogger("asyncio").exception("accept failed\nsocket: <%s>", i)
-    invalid = [line for line in lines if "Invalid" in line]
-    assert invalid == [f"Warning: Invalid HTTP request received.{n}" for n in ("", " (10 times)", " (100 times)",
-                                                                              " (1,000 times)")]  # fmt: skip
-    assert len(lines) == 8
-    assert lines[1].startswith("Error: accept failed: ValueError: of 0 (")
-    assert not any(isinstance(handler, Counted) for handler in logging.getLogger("asyncio").handlers)
 
 
 SERVE = [sys.executable, "-m", "dsim", "serve", "--twin", "a100-sdar-8b", "--policy", "chunk:2"]

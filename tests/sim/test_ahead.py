@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsim.engine.core import PAUSED, answers_of
-from dsim.engine.engine import Engine
+from dsim.engine.core import answers_of
 from dsim.engine.hooks import steady
 from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
-from dsim.engine.latency import CacheOverhead
 from dsim.engine.policies.lmdeploy import Continuous
 from dsim.engine.policy import PRESETS, parse
 from dsim.sim.fleet import Fleet, Pool
@@ -150,7 +148,7 @@ def test_a_journal_of_replicas_run_together_has_each_ones_steps_in_order() -> No
         of_replica: dict[int, list[Any]] = {}
 
         def append(columns: Any, lists: Any, of_replica: dict[int, list[Any]] = of_replica) -> None:
-            for row in zip(*(columns[name].tolist() for name in columns if name != "device"), strict=True):
+            for row in zip(*(columns[name].tolist() for name in columns if name not in UNTOLD), strict=True):
                 of_replica.setdefault(row[0], []).append(row)
 
         simulate(trace, setting, replicas=3, router="jsq", append=append, ordered=ordered)
@@ -174,21 +172,8 @@ LEAPING = (
 
 
 EMITTED = [*zip(LEAPING, itertools.cycle(("block", "step", "end"))), *itertools.product(LEAPING[::11], ("step", "end"))]
-# Full-sequence models; only static batches leap where tokens are returned each step.
-PASSES = (
-    "vanilla:3", "vanilla,denoising_steps=10", "fast-dllm:prefix,max_batch=4", "fast-dllm,eos=token,max_batch=3",
-    "dllm-cache", "dllm-cache:13,response_refresh=4,max_batch=3",
-    "maskkv,strategy=entropy", "sparse-dllm", "sparse-dllm,denoising_steps=10,max_batch=3", "dllm-serve,eos=token",
-    "dllm-serve,max_batched_tokens=900", "dllm-serve,look_ahead=true,max_batch=3", "dllm-serve,num_pages=6",
-    "dllm-serve,strategy=entropy,denoising_steps=20", "vanilla,strategy=entropy",
-)  # fmt: skip
-EMITTED += [*zip(PASSES, itertools.cycle(("block", "end", "block", "step")))]
-# Of 64 steps in two blocks, those that are run singly: a block's first and last, and each that does other work than the
-# one before it.
-SINGLY = {
-    "vanilla": 4, "fast-dllm": 6, "sparse-dllm": 8, "dllm-serve": 8, "maskkv": 28,
-    "vanilla,strategy=low_confidence_dynamic": None,
-}  # fmt: skip
+
+UNTOLD = ("device", "threshold")  # NaN
 
 
 def as_sessions(trace: Trace) -> Trace:
@@ -238,14 +223,13 @@ def test_the_prefix_router_chooses_alike_where_it_is_compiled(
 @pytest.mark.parametrize(("spec", "emit"), EMITTED)
 def test_leaps_end_where_steps_do(spec: str, emit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hows: list[dict[str, Any]] = [{"replicas": 2}, {"drain": False}, {"concurrency": 9}]
-    if not spec.startswith(("sglang", *PASSES)):  # compiled anew for it
+    if not spec.startswith("sglang"):  # compiled anew for it
         hows += [{"replicas": 2, "router": "jsq"}]
-    check_leaps(spec, emit, 80 if spec.startswith("ar") else 60 if spec in PASSES else 150, monkeypatch, hows)
+    check_leaps(spec, emit, 80 if spec.startswith("ar") else 150, monkeypatch, hows)
 
 
 FEW_LEAPING = (
     ("ar", "step"), ("vllm-ar,num_pages=40", "block"), ("vllm-diffusion,num_pages=60", "end"), ("sglang-gemma", "step"),
-    ("vanilla:3", "end"), ("dllm-serve,num_pages=6", "block"),
 )  # fmt: skip
 
 
@@ -258,7 +242,7 @@ def test_leaps_of_a_few_requests_end_where_steps_do(spec: str, emit: str, monkey
 def check_leaps(spec: str, emit: str, num: int, monkeypatch: pytest.MonkeyPatch, hows: list[dict[str, Any]]) -> None:
     """A journal with room for one step stops each leap: so a run with one is the test of other runs."""
     one_step = partialmethod(StepRecorder.__init__, batch=1)
-    trace = synth("poisson", 1.0 if spec in PASSES else 6.0, lengths="lognormal:90,70,160,90", num_requests=num, seed=5)
+    trace = synth("poisson", 6.0, lengths="lognormal:90,70,160,90", num_requests=num, seed=5)
     wishes: dict[str, list[Any]] = {"max_tokens": [int(n) + 7 for n in trace.output_length]}
     if "gemma" in spec or "diffusion" in spec:
         wishes = {"diffusion_canvas_length": [96 if i % 4 == 0 else None for i in range(num)]}
@@ -266,9 +250,7 @@ def check_leaps(spec: str, emit: str, num: int, monkeypatch: pytest.MonkeyPatch,
     trace = replace(trace, extras=wishes if "eos" in spec or "canvas_length" in str(wishes) else {})
     if "prefix" in spec:
         trace = as_sessions(trace)
-    packing = CacheOverhead("SparseCache", "pack", 0.01, 1e-5)  # costs more than a full pass over the same tokens
-    changes = {"cache_overhead": (packing,)} if spec in PASSES else {}
-    setting = Setting(parse(spec), golden.profile_of(parse(spec), **changes))
+    setting = Setting(parse(spec), golden.profile_of(parse(spec)))
     for how in hows:
         single, recorded = Kept(), Kept()
         with monkeypatch.context() as patch:
@@ -282,28 +264,6 @@ def check_leaps(spec: str, emit: str, num: int, monkeypatch: pytest.MonkeyPatch,
             assert _plain(steps.totals) == _plain(leaps.totals), how
             assert steps.end == leaps.end
         assert single.of_replicas() == recorded.of_replicas(), how
-
-
-def run_singly(trace: Trace, spec: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """Decode steps of a run, and those that are not leapt over."""
-    monkeypatch.setattr("dsim.engine.engine.STEPS_A_CALL", 1)
-    monkeypatch.setattr("dsim.engine.core.PATIENCE", 10**12)  # few steps: compiling would take longer
-    reasons: list[int] = []
-    goes_on = Engine.goes_on
-    monkeypatch.setattr(
-        Engine, "goes_on", lambda self, why, recorder: reasons.append(why) or goes_on(self, why, recorder)
-    )
-    setting = Setting(parse(spec), golden.profile_of(parse(spec)))
-    steps = simulate(trace, setting).totals.num_decode_steps
-    return steps, reasons.count(PAUSED)
-
-
-@pytest.mark.parametrize("spec", SINGLY)
-def test_passes_with_the_same_work_are_run_at_once(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = synth("poisson", 1.0, lengths="lognormal:90,0,64,0", num_requests=1, seed=5)
-    steps, singly = run_singly(trace, spec, monkeypatch)
-    assert singly == (steps if SINGLY[spec] is None else SINGLY[spec])
-    assert steps == 64 or SINGLY[spec] is None
 
 
 def test_pages_that_come_back_while_a_step_runs_let_a_request_in() -> None:
@@ -330,7 +290,7 @@ class Kept:
         self._steps: list[Any] = []
 
     def __call__(self, columns: Any, lists: Any) -> None:
-        for i, row in enumerate(zip(*(columns[name] for name in columns if name != "device"), strict=True)):
+        for i, row in enumerate(zip(*(columns[name] for name in columns if name not in UNTOLD), strict=True)):
             of_rows = [values[offsets[i] : offsets[i + 1]].tobytes() for values, offsets in lists.values()]
             self._steps.append((*row, *of_rows))
 
@@ -345,7 +305,7 @@ class Others(Continuous):
 
 
 def test_a_policy_with_parts_of_others_takes_each_step() -> None:
-    for spec in ("ar", "dllm-serve", "vllm-ar", "vllm-diffusion"):
+    for spec in ("ar", "vllm-ar", "vllm-diffusion"):
         assert steady in answers_of(parse(spec)), spec
     batching = Others(**vars(parse("ar").batching))
     assert steady not in answers_of(replace(parse("ar"), batching=batching))
