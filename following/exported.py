@@ -1,4 +1,4 @@
-"""A follower's exports: Prometheus text and a dashboard, both from one table of metrics."""
+"""A follower's metrics as Prometheus text."""
 
 import json
 import math
@@ -20,7 +20,6 @@ class Exported:
     name: str  # behind dsim_follow_
     about: str
     values: Callable[[Follower, float], Rows]
-    unit: str = "short"  # Grafana's
 
 
 def _last(follower: Follower) -> dict[str, Any]:
@@ -69,28 +68,28 @@ def _seconds_left(follower: Follower, now: float) -> float | None:
 
 
 METRICS = (
-    Exported("up", "Whether the server answered the last time.", _up, "bool"),
+    Exported("up", "Whether the server answered the last time.", _up),
     Exported(
         "age_seconds", "Time since the last window that was judged.",
-        _one(lambda f, now: now - _last(f)["end"] if f.windows else None), "s",
+        _one(lambda f, now: now - _last(f)["end"] if f.windows else None),
     ),
     Exported("grade", f"What is read: {', '.join(f'{i} {g}' for i, g in enumerate(GRADES))}.",
              _one(lambda f, _: float(GRADES.index(f.grade)))),
     Exported("version", "The profile's version that is in force.", _one(lambda f, _: float(f.version))),
     Exported("requests_rate", "Arrivals of the last window.",
-             _one(lambda f, _: _last(f).get("traffic", {}).get("rate")), "reqps"),
+             _one(lambda f, _: _last(f).get("traffic", {}).get("rate"))),
     Exported("capacity", "Arrivals that the fleet takes within its SLOs.",
-             _one(lambda f, _: None if f.headroom is None else f.headroom.capacity), "reqps"),
-    Exported("headroom", "Capacity less arrivals.", _one(_headroom), "reqps"),
-    Exported("headroom_seconds", "Until the capacity is reached at the present growth.", _one(_seconds_left), "s"),
-    Exported("measured_seconds", "Mean of the last window, by the server.", _each("measured", "metric"), "s"),
-    Exported("predicted_seconds", "Mean of the last window, by the twin.", _each("predicted", "metric"), "s"),
+             _one(lambda f, _: None if f.headroom is None else f.headroom.capacity)),
+    Exported("headroom", "Capacity less arrivals.", _one(_headroom)),
+    Exported("headroom_seconds", "Until the capacity is reached at the present growth.", _one(_seconds_left)),
+    Exported("measured_seconds", "Mean of the last window, by the server.", _each("measured", "metric")),
+    Exported("predicted_seconds", "Mean of the last window, by the twin.", _each("predicted", "metric")),
     Exported("residual", "Moving average of ln(measured / predicted).", _each("smooth", "quantity")),
     Exported("deviation", "Standard deviation of a window's residual.", _each("deviations", "quantity")),
-    Exported("alarm", "Whether a cause is open.", _alarms, "bool"),
+    Exported("alarm", "Whether a cause is open.", _alarms),
     Exported("extrapolating", "Whether the load lies beyond what the profile was fitted to.",
-             _one(lambda f, _: float(_last(f)["extrapolating"]) if f.windows else None), "bool"),
-    Exported("attainment", "Share of requests within the SLOs, by the twin.", _what_if, "percentunit"),
+             _one(lambda f, _: float(_last(f)["extrapolating"]) if f.windows else None)),
+    Exported("attainment", "Share of requests within the SLOs, by the twin.", _what_if),
     Exported("replicas", "Replicas that serve.", _one(lambda f, _: _last(f).get("replicas"))),
 )  # fmt: skip
 
@@ -106,23 +105,3 @@ def exposition(follower: Follower, now: float) -> str:
                 of = ",".join(f"{label}={json.dumps(text, ensure_ascii=False)}" for label, text in labels.items())
                 lines.append(f"{name}{f'{{{of}}}' if of else ''} {value:.10g}")
     return "\n".join(lines) + "\n"
-
-
-def dashboard() -> str:
-    """A Grafana dashboard with a panel for each metric."""
-    source = {"type": "prometheus", "uid": "${source}"}
-    panels = [
-        {
-            "id": i + 1, "type": "timeseries", "title": metric.about.removesuffix("."), "datasource": source,
-            "gridPos": {"h": 7, "w": 8, "x": 8 * (i % 3), "y": 7 * (i // 3)},
-            "fieldConfig": {"defaults": {"unit": metric.unit}, "overrides": []},
-            "targets": [{"refId": "A", "expr": f"dsim_follow_{metric.name}", "datasource": source}],
-        }
-        for i, metric in enumerate(METRICS)
-    ]  # fmt: skip
-    variable = {"name": "source", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
-    found = {
-        "title": "dsim follow", "uid": "dsim-follow", "schemaVersion": 39, "version": 1, "refresh": "1m",
-        "time": {"from": "now-24h", "to": "now"}, "templating": {"list": [variable]}, "panels": panels,
-    }  # fmt: skip
-    return json.dumps(found, indent=1) + "\n"

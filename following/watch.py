@@ -12,14 +12,14 @@ from ..files.place import FolderKind, check_folder, has_schema
 from ..files.read import read_json, read_text
 from ..files.write import json_text, write_whole
 from ..results.metrics import no_nan
-from .exported import dashboard, exposition
+from .exported import exposition
 from .follower import CANDIDATE, SCHEMA, VERSION, Followed, Follower, Tell
 from .pages import page_of, shift
 from .sources.sample import Sample
 from .sources.scrape import MissingError, Target
 from .windows import LATE, SPEED, Scrape
 
-FILES = ("follow.json", "report.html", "grafana.json", "alerts.yml")
+FILES = ("follow.json", "report.html", "alerts.yml")
 FOLDER = FolderKind(
     "a followed server",
     (*FILES, CANDIDATE, "samples", "windows", "versions", "profiles", "traffic.jsonl"), "follow.json",
@@ -41,9 +41,7 @@ def open_folder(folder: str | Path, followed: Followed) -> Path:
                 )
     else:
         write_state(path, followed, None)
-    rules = read_text(Path(__file__).with_name("alerts.yml"))
-    for name, text in (("grafana.json", dashboard()), ("alerts.yml", rules)):
-        write_whole(path / name, text)
+    write_whole(path / "alerts.yml", read_text(Path(__file__).with_name("alerts.yml")))
     return path
 
 

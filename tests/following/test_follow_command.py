@@ -43,7 +43,7 @@ def test_once_reads_a_sample_and_the_next_goes_on() -> None:
         assert [request["path"] for request in asked] == ["/metrics", "/metrics?token=secret"]  # one GET a reading
     assert not any("secret" in path.read_text() for path in Path("followed").rglob("*.*"))
     assert sorted(path.name for path in Path("followed").iterdir()) == [
-        "alerts.yml", "follow.json", "grafana.json", "report.html", "samples", "versions", "windows",
+        "alerts.yml", "follow.json", "report.html", "samples", "versions", "windows",
     ]  # fmt: skip
     other = dsim("follow", url, *WORDS[2:], "--policy", "vllm-diffusion:4", "--once")
     assert "follows policy vllm-diffusion, expected vllm-diffusion:4" in other.refusal

@@ -1,4 +1,4 @@
-"""The alert rules and the dashboard against what `dsim follow` exports, by promql-parser, and promtool where it is."""
+"""The alert rules against what `dsim follow` exports, by promql-parser, and promtool where it is."""
 
 import json
 import re
@@ -12,15 +12,13 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from dsim.following.exported import METRICS, dashboard, exposition
+from dsim.following.exported import METRICS, exposition
 
 from .day import NOW, a_day
 
 ALERTS = Path(__file__).parents[2] / "following" / "alerts.yml"
 RULES = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
-EXPRESSIONS = [rule["expr"] for rule in RULES] + [
-    target["expr"] for panel in json.loads(dashboard())["panels"] for target in panel["targets"]
-]
+EXPRESSIONS = [rule["expr"] for rule in RULES]
 
 
 def selectors(expression: Any) -> Iterator[Any]:
@@ -128,26 +126,8 @@ def _check_template(text: str, labels: set[str]) -> None:
         assert name[1] is None or name[1] in labels, action
 
 
-def test_the_dashboard_has_a_panel_for_each_metric_in_grafanas_shape() -> None:
-    found = json.loads(dashboard())
-    assert {"title", "uid", "schemaVersion", "panels", "templating", "time"} <= found.keys()
-    [variable] = found["templating"]["list"]
-    assert (variable["name"], variable["type"]) == ("source", "datasource")
-    panels = found["panels"]
-    assert sorted(p["targets"][0]["expr"] for p in panels) == sorted(f"dsim_follow_{m.name}" for m in METRICS)
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    places = set()
-    for panel in panels:
-        at = panel["gridPos"]
-        assert at["x"] + at["w"] <= 24
-        places.add((at["x"], at["y"]))
-        assert panel["datasource"] == {"type": "prometheus", "uid": "${source}"}
-    assert len(places) == len(panels)
-
-
 def test_the_files_that_a_folder_gets_are_these(tmp_path: Path) -> None:
     from dsim.following.watch import open_folder
 
     folder = open_folder(tmp_path / "f", a_day(tmp_path).followed)
     assert (folder / "alerts.yml").read_text() == ALERTS.read_text()
-    assert (folder / "grafana.json").read_text() == dashboard()
