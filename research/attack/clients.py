@@ -3,9 +3,10 @@
 import contextlib
 import dataclasses
 import json
+import logging
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -19,7 +20,6 @@ from dsim.profiler.profile import save
 from dsim.report.run_folder import RunWriter
 from dsim.results.scenario import Scenario
 from dsim.serve.app import MAX_BODY
-from dsim.serve.log import counted
 from dsim.serve.open import Behind, open_twin
 
 from ...tests.serve.serving import Running, serving
@@ -165,11 +165,26 @@ ACTS: tuple[Callable[[Random, int, list[socket.socket]], None], ...] = (
 )  # fmt: skip
 
 
+@contextlib.contextmanager
+def logged(lines: list[str]) -> Iterator[None]:
+    """The server's warnings and errors, as lines."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(f"{record.levelname.capitalize()}: {record.getMessage()}")  # type: ignore
+    loggers = [logging.getLogger(name) for name in ("asyncio", "dsim.serve", "uvicorn.error")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+
+
 def hostile(work: Path, chance: Random, folder: Path) -> None:
     """Some acts against a server, then a stop in the middle of streams: it loses no honest request."""
     lines: list[str] = []
     full = chance.random() < 0.3
-    with counted(lines.append), RunWriter(folder / "run", room_for=500) as writer:
+    with logged(lines), RunWriter(folder / "run", room_for=500) as writer:
         append = _failing(chance.randrange(1, 4)) if full else writer.steps(POLICY).append
         behind = open_twin(Scenario(trace="", policy=POLICY, profile=_profile(work)), append=append)
         left: list[socket.socket] = []

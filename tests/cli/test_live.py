@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import signal
 import sys
 from dataclasses import replace
@@ -117,7 +118,7 @@ def test_without_pytorch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     assert line == "torch is not installed, which a device's runs need: pip install '.[live]' in a clone of dsim"
 
 
-@pytest.mark.parametrize("why", ["the device is out of memory", "4 of 4 rows have no finite logit, or a NaN"])
+@pytest.mark.parametrize("why", ["the device is out of memory", r"(\d) of \1 rows have no finite logit, or a NaN"])
 def test_a_step_that_fails_loses_no_finished_request(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     whole, steps = Forward.run, itertools.count()
 
@@ -131,7 +132,7 @@ def test_a_step_that_fails_loses_no_finished_request(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Forward, "run", fails_at_last)
     ran = live("--prompts", "prompts.jsonl", "--policy", f"ar,{POLICY}", "-o", "run")
     assert ran.code == 2
-    assert f"Error: {why}" in ran.err.splitlines()[-1]
+    assert re.search(f"Error: {why}", ran.err.splitlines()[-1])
     assert "Wrote run/" in ran.err
     run = read_run("run")
     done = run.requests(f"ar,{POLICY}")["status"]
