@@ -10,6 +10,7 @@ from dsim.cli import app
 
 from .command import Ran
 
+MAIN = typer.main.get_command(app)
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 ADVICE = re.compile(r"`dsim ([^`]*)`|\bdsim ((?:[a-z][a-z-]*)(?: [^\s`'\",;:)]+)*)")
 OF_OTHER_TOOLS = {"--no-dllm-fdfo", "--save-result", "--save-detailed"}  # SGLang's, and vLLM's benchmark's
@@ -33,7 +34,7 @@ RATE_ROW = re.compile(r"^ *(?P<rate>[\d.]+) .*(?P<verdict>meets all|violated|vio
 
 def named(words: str) -> tuple[str, Any]:
     """The command that words after `dsim` begin with; None where they begin with none."""
-    command: Any = typer.main.get_command(app)
+    command: Any = MAIN
     path = []
     for word in words.split():
         if word not in getattr(command, "commands", {}):
@@ -51,7 +52,7 @@ def own_options(command: Any) -> set[str]:
 
 def every_command(group: Any = None) -> Iterator[tuple[str, Any]]:
     """Each command that can be called, with the words that call it."""
-    group = group or typer.main.get_command(app)
+    group = group or MAIN
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from ((f"{name} {below}", found) for below, found in every_command(command))
