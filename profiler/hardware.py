@@ -10,6 +10,7 @@ of LLaDA-8B in Sparse-dLLM's Table 1; 0.5 on an MI300X. Bandwidth: 0.8, and 0.85
 LLaDA-8B). Links: 0.7.
 """
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -67,17 +68,20 @@ FIGURE, SHARE = Range(0, 1e9, above=True), Range(0, 1, above=True)
 
 
 def gpu(name: str) -> Gpu:
-    """A GPU by name, in any case, or from a TOML data sheet; ProfileError lists the known names."""
+    """A GPU by name, however spaced, or from a TOML data sheet; ProfileError lists the known names."""
     if name.endswith(".toml"):
         return read_gpu(name)
-    wanted = ALIASES.get(name.lower(), name)
-    known = {spelling.lower(): key for key, row in GPUS.items() for spelling in (row.driver_name, key)}
-    if wanted.lower() in known:
-        return GPUS[known[wanted.lower()]]
+    known = {_plain(spelling): row for row in GPUS.values() for spelling in (row.driver_name, row.name)}
+    if found := known.get(_plain(ALIASES.get(name.lower(), name))):
+        return found
     # No hint: a similar name is another chip.
     raise ProfileError(
         f"no GPU is named {cut(name)}; the known ones are {', '.join(GPUS)}, and a data sheet's TOML (docs/plan.md)"
     )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]", "", name).lower()
 
 
 def read_gpu(path: str | Path) -> Gpu:

@@ -98,6 +98,7 @@ def test_what_does_not_fit_says_both_values() -> None:
         roofline(gpu("A100"), model("Dream-7B"), 8)
     with pytest.raises(ProfileError, match="tp is 0, expected at least 1"):
         roofline(gpu("A100"), model("Dream-7B"), 0)
+    assert gpu("RTX 4090") is gpu("rtx-4090") is gpu("RTX4090")
     with pytest.raises(ProfileError, match="no GPU is named B30; the known ones are A100-80GB, "):
         gpu("B30")
 
