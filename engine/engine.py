@@ -131,7 +131,8 @@ class Engine:
             policy.block_length, policy.width, policy.memory.page_size, num_pages, limits.max_batch,
             limits.max_prefill_tokens or policy.batching.max_prefill_tokens, EMIT.index(emit), limits.state_tokens,
             replica, eos, latency.window if latency else 0, limits.window, window_bytes, limits.kv_bytes,
-            window_pool, EOS.index(policy.unmasking.eos), len(policy.unmasking.thresholds), MOST_FRUITLESS,
+            window_pool, EOS.index(policy.unmasking.eos), len(policy.unmasking.thresholds), limits.context_limit,
+            MOST_FRUITLESS,
         )  # fmt: skip
         self._arrays: Any = new_replica(fixed, table.rows, table.asked, table.arrival)
         # Faster to update than a record's fields.

@@ -30,6 +30,7 @@ from .windows import num_left, window_groups
 
 
 class SharedFields(Protocol):
+    hash_ahead: int
     hashes_all: bool
     retention: int
 
@@ -132,8 +133,8 @@ class ToldPrefixes(Prefixes):
         return 1 << 62
 
     def tell(self, request: int, tokens: npt.NDArray[np.int32]) -> None:
-        """Name the next request's full prompt pages by a hash chain."""
-        begin, pages = int(self.offsets[request]), len(tokens) // self.block
+        """Name the next request's prompt pages by a hash chain, the last one in part."""
+        begin, pages = int(self.offsets[request]), -(-len(tokens) // self.block)
         while begin + pages > len(self.names):
             self.names = np.concatenate([self.names, np.zeros_like(self.names)])
         name = b""
@@ -141,7 +142,7 @@ class ToldPrefixes(Prefixes):
             page = tokens[i * self.block : (i + 1) * self.block]
             name = blake2b(name + page.tobytes(), digest_size=8).digest()
             self.names[begin + i] = int.from_bytes(name, "little") >> 2
-        self.named[request] = pages * self.block
+        self.named[request] = len(tokens)
         self.offsets[request + 1] = begin + pages
 
 
@@ -198,7 +199,8 @@ class PrefixMemory(PagedMemory):
         }  # fmt: skip
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        return {"hashes_all": policy.batching.hashes_all, "retention": 0}
+        hash_ahead = policy.granularity.numbers(policy).get("hash_ahead", 0)
+        return {"hashes_all": policy.batching.hashes_all, "hash_ahead": hash_ahead, "retention": 0}
 
     def cache(self, num_pages: int, prefixes: Prefixes | None) -> Any:
         if not self.prefix_caching:
@@ -235,16 +237,18 @@ def caches_prefixes(policy: Policy) -> bool:
 
 
 @rule
-def _key(replica: Replica, policy: AnyPolicy, request: int, page: int) -> int:
+def _key(replica: Replica, policy: SharedState, request: int, page: int) -> int:
     """A page's key: the name of its last tokens, and its place among pages of that name.
 
-    It identifies all tokens up to the page's end. Unnamed pages are the request's own.
+    It identifies all tokens up to the page's end; for EAGLE on vLLM, up to the next token, which the drafter's KV of
+    the page depends on. Unnamed pages are the request's own.
     """
-    at, size = policy.cache.pool[0], int(replica.fixed.page)
-    if (page + 1) * size > _num_named(policy, request):
+    at, size, ahead = policy.cache.pool[0], int(replica.fixed.page), int(policy.fields.hash_ahead)
+    end = (page + 1) * size + ahead
+    if end > _num_named(policy, request):
         return -1 - ((int(request) << 32) + int(page))
-    block = ((page + 1) * size - 1) // at.block
-    before = block * at.block // size  # pages that end before the block begins
+    block = (end - 1) // at.block
+    before = (block * at.block - ahead) // size  # pages identified before the block begins
     return int(policy.cache.names[policy.cache.offsets[request] + block]) * at.per_block + page - before
 
 
@@ -317,10 +321,8 @@ def pages_found_by_groups(replica: Replica, policy: SharedState, request: int, t
     """
     size, groups = int(replica.fixed.page), _groups(replica, policy)
     there, held = pages_found(replica, policy, request, tokens)
-    if num_arrived(replica, request) > 0:
+    if groups == 0 or num_arrived(replica, request) > 0:
         policy.cache.pool[0].junction = 0  # layers with a window receive only the prompt's end
-        return there, held
-    if groups == 0:
         return there, held
     last = longest = there // size
     lacking = _last_lacking(replica, policy, request, last)

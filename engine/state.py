@@ -161,6 +161,7 @@ class Fixed(Record):
     window_pool: I8  # pages of num_pages reserved for such layers; 0: one pool
     stops: I8  # AT_BLOCK, AT_TOKEN or IGNORED
     num_thresholds: I8  # to choose from
+    context_limit: I8  # tokens of prompt and output
     most_fruitless: I8  # this many steps in a row without a commit end a run
 
 

@@ -44,13 +44,17 @@ OUTPUT = 10**9  # where answers' token ids begin: requests share none
 
 
 def prefixes(scenario: dict[str, Any]) -> Prefixes:
-    """Name each page of prompt and answer: equal tokens up to its end give equal names."""
-    page, seen, names = scenario["page_size"], {}, []
+    """Name each token of prompt and answer: equal tokens up to it give equal names."""
+    seen: dict[tuple[int, int], int] = {}
+    names = []
     for i, request in enumerate(scenario["requests"]):
         tokens = [*request["prompt"], *range(OUTPUT + 10**5 * i, OUTPUT + 10**5 * i + request["max_tokens"])]
-        ends = range(page, len(tokens) + 1, page)
-        names.append([seen.setdefault(tuple(tokens[:end]), len(seen)) for end in ends])
-    return Prefixes(page, names, [page * len(own) for own in names])
+        name, own = -1, []
+        for token in tokens:
+            name = seen.setdefault((name, token), len(seen))
+            own.append(name)
+        names.append(own)
+    return Prefixes(1, names, list(map(len, names)))
 
 
 class Device:

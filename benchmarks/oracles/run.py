@@ -9,10 +9,10 @@ cannot be installed or run is named, the others go on, and the exit status is 1.
 table.
 
 An engine's oracle, the script in this folder that ENGINES names,
-  - runs as `PYTHON -P SCRIPT SCENARIOS RECORDINGS` in the environment that ENGINES names: its own, or dsim's with the
+  - runs as `PYTHON SCRIPT SCENARIOS RECORDINGS` in the environment that ENGINES names: its own, or dsim's with the
     unpacked wheel's folder in SGLANG_SOURCE or LMDEPLOY_SOURCE
   - reads a scenario a line and writes a recording a line, in order; a scenario that raises is {"error": ...}
-  - imports nothing of this folder, whose files are called as the engines are (hence -P)
+  - imports nothing of this folder or the current one: files may be called as the engines are (PYTHONSAFEPATH)
 scenarios.py draws its families (FAMILIES); compare.py's docstring has the fields.
 """
 
@@ -32,21 +32,13 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from compare import difference, play, table
-from scenarios import draw
+from dsim.benchmarks.oracles.compare import difference, play, table
+from dsim.benchmarks.oracles.scenarios import draw
 
 HERE = Path(__file__).parent
 COLUMNS = (
-    "preset",
-    "variation",
-    "scenarios",
-    "steps",
-    "identical",
-    "mean latency",
-    "first difference",
-    "release",
-    "date",
-)
+    "preset", "variation", "scenarios", "steps", "identical", "mean latency", "first difference", "release", "date",
+)  # fmt: skip
 
 
 def vllm_environment(folder: Path, release: str) -> tuple[Path, dict[str, str]]:
@@ -142,10 +134,13 @@ class UnavailableError(Exception):
 
 def command(*words: str, failed: str = "cannot be installed", **variables: str) -> None:
     """UnavailableError with a line of the output if it fails."""
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, **variables})
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", **variables}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
-        lines = (done.stderr + done.stdout).strip().splitlines() or [f"{words[0]} returned {done.returncode}"]
-        line = next((line for line in lines if line.startswith("ERROR")), lines[-1])
+        lines = (done.stdout + done.stderr).strip().splitlines() or [f"{words[0]} returned {done.returncode}"]
+        # "ERROR: Exception:" precedes a traceback, whose last line says which.
+        errors = [line for line in lines if line.startswith("ERROR") and not line.endswith(":")]
+        line = (errors or lines[-1:])[0]
         # pip lists every release.
         raise UnavailableError(f"{failed}: " + re.sub(r"[(]from versions: .*?([^ ,)]+)[)]", r"(newest: \1)", line))
 
@@ -153,14 +148,17 @@ def command(*words: str, failed: str = "cannot be installed", **variables: str) 
 def compare(name: str, release: str, folder: Path, count: int, seed: int, out: Path) -> list[dict[str, Any]]:
     """An engine's rows of the table."""
     engine = ENGINES[name]
-    python, variables = engine.environment(folder, release)
+    try:
+        python, variables = engine.environment(folder, release)
+    except OSError as error:  # of the folder
+        raise UnavailableError(f"cannot be installed: {error}") from error
     rows = []
     for family in engine.families:
         drawn = draw(family, count, seed)
         scenarios, recordings = out / f"{family}.scenarios.jsonl", out / f"{family}.recordings.jsonl"
         scenarios.write_text("".join(json.dumps(scenario) + "\n" for scenario in drawn))
         command(
-            str(python), "-P", str(HERE / engine.oracle), str(scenarios), str(recordings),
+            str(python), str(HERE / engine.oracle), str(scenarios), str(recordings),
             failed="does not run", **variables,
         )  # fmt: skip
         rows += table(drawn, [json.loads(line) for line in recordings.read_text().splitlines()])

@@ -19,6 +19,7 @@ from dsim.engine.policy import parse
 from dsim.engine.request import Request
 
 Scenario = dict[str, Any]
+AT_LIMITS = 10_000  # from this seed on vLLM's longest request fills the context, and LMDeploy's prefill_interval is 1
 
 
 def prompts(r: Random, count: int, usual: int, longest: int) -> list[list[int]]:
@@ -106,6 +107,9 @@ def vllm(family: str, seed: int) -> Scenario:
                 next((j for j in range(drafts) if r.random() > 0.6), drafts) for _ in range(limit + 2)
             ]
         requests.append(request)
+    context = 4096
+    if seed >= AT_LIMITS:
+        context = max(64, *(len(request["prompt"]) + request["max_tokens"] for request in requests))
     settings = {
         "max_num_seqs": seqs, "max_num_batched_tokens": budget, "long_prefill_token_threshold": threshold,
         "enable_chunked_prefill": chunked, "scheduler_reserve_full_isl": r.random() < 0.8,
@@ -125,8 +129,8 @@ def vllm(family: str, seed: int) -> Scenario:
         "variation": f"{'asynchronous' if asynchronous else 'synchronous'}, {'caching' if caching else 'no caching'}"
         f"{', windows' if caching and windows else ''}{', interval' if retention else ''}",
         "policy": ",".join([family, *(f"{name}={str(value).lower()}" for name, value in fields.items())]),
-        "settings": {**settings, **own, "max_model_len": 4096, "prefix_cache_retention_interval": retention},
-        "limits": {"num_pages": 0, "context_limit": 4096, "max_batch": seqs, **windows},
+        "settings": {**settings, **own, "max_model_len": context, "prefix_cache_retention_interval": retention},
+        "limits": {"num_pages": 0, "context_limit": context, "max_batch": seqs, **windows},
         "eos": eos, "page_size": page, "caching": caching, "requests": requests,
     }  # fmt: skip
     scenario["limits"]["num_pages"] = pages_for(scenario, r)
@@ -151,6 +155,7 @@ def lmdeploy(family: str, seed: int) -> Scenario:
     r = Random(f"{family}-{seed}")
     block, page = r.choice([4, 16, 32]), r.choice([32, 64])
     most, interval = r.choice([1, 2, 4, 8, 16]), r.choice([2, 4, 16])
+    interval = interval if seed < AT_LIMITS else 1
     max_prefill = block * r.choice([64 // block, 128 // block, 256 // block, 2048 // block])
     caching, eos = r.random() < 0.5, r.random() < 0.5
     order, aging, short_turns = r.choice(["size", "size", "fifo"]), r.choice([2.0, 10.0, 60.0]), r.choice([1, 3, 3])

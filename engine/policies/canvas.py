@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from ..draw import draw_by_law
 from ..errors import PolicyError
-from ..hooks import draw_rows, leap
+from ..hooks import leap
 from ..part import Answers, Granularity, Policy, Range
 from ..rows.canvas import CANVAS
 from ..rows.leap import leap_canvases
@@ -47,7 +46,7 @@ class Canvas(Granularity):
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         # A step decided ahead needs room for the next canvas.
         scratch = self.canvas_length if policy.batching.hides_host else 0
-        return {"drafts": 0, "canvases": True, "scratch": scratch, "look_ahead": 0, "slots": 0}
+        return {"drafts": 0, "canvases": True, "scratch": scratch, "look_ahead": 0, "hash_ahead": 0, "slots": 0}
 
     def answers(self, policy: Policy) -> Answers:
-        return {draw_rows: draw_by_law, leap: leap_canvases}
+        return {leap: leap_canvases}

@@ -213,9 +213,7 @@ def _prefers_prefill(waiting: int, ready: int, max_batch: int, ahead: bool) -> b
 
     When deciding ahead few are ready, so waiting requests are nearly always admitted.
     """
-    if not ahead:
-        return waiting > 0
-    return waiting > 0 and (waiting >= 4 or ready < 0.5 * max_batch)
+    return waiting > 0 and (not ahead or waiting >= 4 or ready < 0.5 * max_batch)
 
 
 @rule
@@ -338,13 +336,6 @@ def order_by_update(replica: Replica, policy: GroupState) -> None:
     """Move the step's rows to the end: LMDeploy orders by last update (block-diffusion.md 2.1)."""
     counters = replica.counters
     if policy.fields.preempts != UPDATED:
-        return
-    left = 0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
-        if not replica.sequences[slot].finished:
-            left += 1
-    if left == counters.num_running:  # all running sequences, in this order
         return
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]

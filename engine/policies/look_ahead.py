@@ -148,12 +148,9 @@ class LookAhead(Scheduler):
         return -(-(prompt + output) // block) * block - block + policy.width + self._prealloc(policy)
 
     def _prealloc(self, policy: Policy) -> int:
-        """Tokens beyond the block with pages (DLLMEngineStrategy.get_prealloc_size).
-
-        At least a block, as a step decided ahead may be one further; LMDeploy takes none at a prefill_interval of 1.
-        """
+        """Tokens beyond the block with pages (DLLMEngineStrategy.get_prealloc_size)."""
         block = policy.block_length
-        return max(1, min(self.prefill_interval // 2, policy.memory.page_size // block)) * block
+        return min(self.prefill_interval // 2, policy.memory.page_size // block) * block
 
     def answers(self, policy: Policy) -> Answers:
         rules = {decide: decide_look_ahead, prefill_over: take_in, step_over: take_in, plan_prompts: plan_chunks}
@@ -183,7 +180,8 @@ def decide_look_ahead(replica: Replica, policy: AnyPolicy) -> int:
 @rule
 def _note_prompts(replica: Replica, policy: LookAheadState, which: int, num: int) -> None:
     for i in range(num):
-        sequence, own = replica.sequences[replica.lists[which, i]], policy.columns[replica.lists[which, i]]
+        slot = replica.lists[which, i]
+        sequence, own = replica.sequences[slot], policy.columns[slot]
         sequence.num_tokens = own.wanted
         sequence.num_keys = own.computed
         sequence.left = own.goal - own.computed
@@ -199,7 +197,7 @@ def _look(replica: Replica, policy: LookAheadState, to: int) -> int:
     prefers_prompts = _prefers_prompts(replica, policy, last)
     due = record.short_turns >= fields.opt_ttft_short_turns
     put_off = long >= 0 and not last and record.after_chunk  # decoding rows before the next chunk
-    first, then = NO_TURN, NO_TURN
+    first = then = NO_TURN
     if long >= 0 and not last and not due:
         first = SHORT
     elif long < 0 and prefers_prompts:

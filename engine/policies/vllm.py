@@ -45,7 +45,6 @@ from ..state import (
     Fixed,
     PolicyState,
     Replica,
-    Sequence,
 )
 from ..windows import in_sight, most_in_sight
 from .ar import Autoregressive
@@ -57,6 +56,7 @@ class BudgetFields(Protocol):
     canvases: bool
     drafts: int
     enable_chunked_prefill: bool
+    hash_ahead: int
     long_prefill_token_threshold: int
     look_ahead: int
     max_num_batched_tokens: int
@@ -268,7 +268,10 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
     """Choose a step's rows and tokens within the budget: running requests, then waiting ones."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     budget = int(fields.max_num_batched_tokens) - int(fields.slots)
-    alone = counters.num_running + counters.num_waiting == 1
+    most = int(fields.long_prefill_token_threshold)  # of a row
+    if most == 0 or counters.num_running + counters.num_waiting == 1:
+        most = budget
+    sampled = 0 if fields.canvases else 1  # tokens behind those that a step computes
     holds = _holds_prefills(replica, policy)
     num = 0
     decodes = 0
@@ -283,11 +286,12 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
         of_prompt = prefills(own, policy.fields)
         if holds and of_prompt:
             continue
-        n = _most(next_tokens(replica, policy, slot), budget, alone, fields)
-        if n == 0:
+        before = int(own.computed) + int(own.unsure)
+        n = min(next_tokens(replica, policy, slot), most, budget, fixed.context_limit - before - sampled)
+        if n <= 0:
             continue
-        end = int(own.computed) + int(own.unsure) + n
-        needed = max(int(sequence.pages), -(-(end + fields.look_ahead) // int(fixed.page)))
+        end = before + n
+        needed = max(int(sequence.pages), _pages_to(fixed, fields, end))
         seen = in_sight(fixed, own.settled, needed * int(fixed.page))
         leave_sight(replica, policy, slot, int(own.settled))
         more = needed - sequence.pages + seen - sequence.window_pages
@@ -304,12 +308,11 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
         counters.pages_held += more
         sequence.pages = needed
         sequence.window_pages = seen
-        hold(replica, policy, slot, min(end, _known(sequence, fixed)))
+        hold(replica, policy, slot, min(end, int(sequence.start) + sampled - fields.hash_ahead))
         own.wanted = n
-        own.drafts = 0 if of_prompt else max(0, n - (int(own.goal) - int(own.computed)))
+        own.drafts = max(0, n - (int(own.goal) - int(own.computed)))  # none of a prompt
         some_prefill = some_prefill or of_prompt
-        if not of_prompt:
-            decodes += 1
+        decodes += not of_prompt
         budget -= n + fields.slots
         replica.lists[to, num] = slot
         num += 1
@@ -322,15 +325,17 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
         wanted = known - there
         if holds and wanted > 1:
             break
-        if fields.drafts > 0 and wanted == 1 and not some_prefill and num_ran + there > 0:
-            wanted = 1 + int(fields.drafts)  # padded: all rows of a step are alike
+        padded = 1 + int(fields.drafts)  # all rows of a step are alike
+        fits = there + padded < fixed.context_limit
+        if fields.drafts > 0 and wanted == 1 and not some_prefill and num_ran + there > 0 and fits:
+            wanted = padded
             if wanted > budget:
                 break
-        n = _most(wanted, budget, alone, fields)
+        n = min(wanted, most, budget)
         if n < wanted and not fields.enable_chunked_prefill:
             break
         free = _free_for_head(replica, policy, held)
-        pages = -(-(there + n + int(fields.look_ahead)) // int(fixed.page))
+        pages = _pages_to(fixed, fields, there + n)
         seen = in_sight(fixed, there, pages * int(fixed.page))
         if pages + seen > free or (
             fields.scheduler_reserve_full_isl and _pages_of_known(fixed, fields, known, there) > free
@@ -349,7 +354,7 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
         own = policy.columns[slot]
         own.computed = there
         own.settled = there
-        hold(replica, policy, slot, min(there + n, known))
+        hold(replica, policy, slot, min(there + n, known - fields.hash_ahead))
         let_in(replica, slot)
         own.wanted = n
         own.drafts = 0
@@ -367,6 +372,12 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
     if num == 0:
         return NOTHING
     return DECODE_STEP if decodes > 0 else PREFILL_STEP
+
+
+@rule
+def _pages_to(fixed: Fixed, fields: BudgetFields, end: int) -> int:
+    """Pages of the tokens up to `end` and a drafter's behind them."""
+    return -(-min(end + fields.look_ahead, fixed.context_limit) // fixed.page)
 
 
 @rule
@@ -453,34 +464,17 @@ def paged_ahead_of_tokens(replica: Replica, policy: BudgetState) -> int:
 @rule
 def end_budget(replica: Replica, policy: BudgetState) -> None:
     """Settle the step's rows; free finished requests."""
+    fields = policy.fields
     for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence, own = replica.sequences[slot], policy.columns[slot]
         own.settled = own.computed
         own.unsure = 0
-        if policy.fields.async_scheduling and sequence.pages > 0 and sequence.phase != IDLE:
+        if (fields.async_scheduling or fields.drafts > 0) and sequence.pages > 0 and sequence.phase != IDLE:
             # Of a finished request, only returned tokens of its last canvas.
-            hold(
-                replica,
-                policy,
-                slot,
-                int(sequence.stop) if sequence.finished and replica.fixed.block > 1 else int(own.computed),
-            )
+            canvas_ended = sequence.finished and replica.fixed.block > 1
+            hold(replica, policy, slot, int(sequence.stop if canvas_ended else own.computed))
     leave(replica, policy)
-
-
-@rule
-def _most(wanted: int, budget: int, alone: bool, fields: BudgetFields) -> int:
-    n = wanted
-    if fields.long_prefill_token_threshold > 0 and not alone:
-        n = min(n, fields.long_prefill_token_threshold)
-    return min(n, budget)
-
-
-@rule
-def _known(sequence: Sequence, fixed: Fixed) -> int:
-    """A sequence's known tokens: prompt, and tokens sampled in finished steps."""
-    return int(sequence.start) + (1 if fixed.block == 1 else 0)
 
 
 @dataclass(frozen=True)
@@ -514,6 +508,7 @@ class Tokens(Autoregressive):
             # If decided ahead, room in case all drafts are accepted.
             "scratch": drafts if policy.batching.hides_host else 0,
             "look_ahead": 0 if self.drafter == "ngram" else drafts,
+            "hash_ahead": int(drafts > 0 and self.drafter == "eagle"),  # since 0.33
             "slots": int(drafts > 0 and self.drafter == "draft_model"),  # extra budget tokens a row
         }
 

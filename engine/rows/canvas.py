@@ -45,9 +45,8 @@ def next_of_canvas(replica: Replica, policy: CanvasState, slot: int) -> int:
         return int(own.goal) - int(own.computed)
     # vLLM counts any pass in flight as two tokens: it computes a useless last canvas, and skips every other step of
     # requests that lack two tokens.
-    if own.unsure > 0 and sequence.start + 2 >= sequence.end and knows_limit(replica, sequence):
-        return 0
-    if own.unsure > 0 and reads_only(replica, sequence):  # its only step is in flight
+    at_limit = sequence.start + 2 >= sequence.end and knows_limit(replica, sequence)
+    if own.unsure > 0 and (at_limit or reads_only(replica, sequence)):  # or its only step is in flight
         return 0
     return canvas_width(replica, sequence)
 

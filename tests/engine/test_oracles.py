@@ -1,14 +1,15 @@
 """The presets schedule as the engines' own schedulers did, in recorded scenarios (benchmarks/oracles/run.py)."""
 
-import importlib
 import json
 import lzma
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dsim.benchmarks.oracles import run
 from dsim.benchmarks.oracles.compare import difference, play
 
 RECORDED = sorted((Path(__file__).parent / "oracles").glob("*.xz"))
@@ -31,49 +32,34 @@ def test_a_preset_schedules_step_by_step_as_its_engine_did(path: Path) -> None:
 
 
 def test_recordings_of_every_family_are_kept_and_those_of_engines_that_preempt_do() -> None:
-    stems = {path.stem for path in RECORDED}
-    assert {"lmdeploy-0.18", "sglang-fdfo", "sglang-sync", "sglang-joint", "sglang-gemma"} <= stems
-    assert {"vllm-ar", "vllm-ar-0.33", "vllm-ar-spec-0.33", "vllm-diffusion", "vllm-diffusion-0.33"} <= stems
+    assert {path.stem for path in RECORDED} == {name for engine in run.ENGINES.values() for name in engine.families}
     for path in RECORDED:
         if not path.stem.startswith("sglang"):  # SGLang preempts nobody
             assert sum(any(step["preempted"] for step in recording["steps"]) for _, recording in pairs(path)) >= 2
 
 
-PIP = (
-    "ERROR: Could not find a version that satisfies the requirement sglang==99.9 (from versions: 0.1.3, 0.5.23)\n"
-    "ERROR: No matching distribution found for sglang==99.9"
-)
+ROW = {"preset": "p", "variation": "v", "scenarios": 1, "steps": 2, "identical": 1, "error": 0, "worst": 0, "first": ""}
 
 
 def test_an_engine_that_cannot_be_installed_is_named_in_a_line_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks" / "oracles"))
-    run = importlib.import_module("run")
-    row = {
-        "preset": "p",
-        "variation": "v",
-        "scenarios": 1,
-        "steps": 2,
-        "identical": 1,
-        "error": 0,
-        "worst": 0,
-        "first": "",
+    failures = {
+        "pip": "WARNING: no\nERROR: no x==9 (from versions: 0.1.3, 0.5.23)\nERROR: none",
+        "bug": "ERROR: Exception:\nTraceback (most recent call last):\nKeyError: 1",
     }
 
-    def compare(name: str, release: str, *_: Any) -> list[dict[str, Any]]:
-        if name == "sglang":
-            run.command(sys.executable, "-c", f"import sys; sys.exit({PIP!r})")
-        return [{**row, "preset": f"{name} {release}"}]
+    def fails(folder: Path, release: str) -> None:
+        if release == "full":
+            raise OSError("disk is full")
+        run.command(sys.executable, "-c", f"import sys; sys.exit({failures[release]!r} if sys.flags.safe_path else '')")
 
-    monkeypatch.setattr(run, "compare", compare)
-    monkeypatch.setattr(
-        sys, "argv", ["run.py", "sglang", "lmdeploy", "--release", "sglang=99.9", "--env", str(tmp_path)]
-    )
-    assert run.main() == 1
-    out, err = capsys.readouterr()
-    assert err == (
-        "sglang 99.9 cannot be installed: ERROR: Could not find a version that satisfies the requirement sglang==99.9 "
-        "(newest: 0.5.23)\n"
-    )
-    assert [line.split(" | ")[0] for line in out.splitlines()[2:]] == ["| `lmdeploy 0.18.0`"]
+    compare = run.compare
+    monkeypatch.setitem(run.ENGINES, "sglang", replace(run.ENGINES["sglang"], environment=fails))
+    monkeypatch.setattr(run, "compare", lambda name, *asked: [ROW] if name == "lmdeploy" else compare(name, *asked))
+    for release, line in ("full", "disk is full"), ("pip", "ERROR: no x==9 (newest: 0.5.23)"), ("bug", "KeyError: 1"):
+        monkeypatch.setattr(sys, "argv", ["run.py", "sglang", "lmdeploy", "--release", f"sglang={release}"])
+        assert run.main() == 1
+        out, err = capsys.readouterr()
+        assert err == f"sglang {release} cannot be installed: {line}\n"
+        assert out.splitlines()[2].startswith("| `p` |")

@@ -141,6 +141,18 @@ def test_only_committed_tokens_of_canvases_are_found() -> None:
 # ---- whole runs --------------------------------------------------------------------------------------------------
 
 
+def test_eagle_shares_a_page_only_if_the_next_token_is_equal_too() -> None:
+    names = prefixes(1, [*range(9)], [*range(8), 9], [*range(9)], named=[9, 9, 9])
+    for drafter, second in (("eagle", "1P5/9"), ("ngram", "1P3/11")):
+        spec = f"vllm-ar-spec:2,page_size=4,prefix_caching=true,async_scheduling=false,drafter={drafter}"
+        w = asked(world(names, spec=spec), (9, 1))
+        assert step(w) == "prefill 0P9/9"
+        w.submit(1, 9, 1)
+        assert step(w) == f"prefill {second}"
+        w.submit(2, 9, 1)
+        assert step(w) == "prefill 2P3/11"
+
+
 @pytest.mark.parametrize(
     "spec",
     [

@@ -53,11 +53,3 @@ def test_a_preempted_sequence_is_prefilled_with_what_it_had_generated_and_gives_
     assert w.commit({1: [0]}) == [1]
     assert (w["num_tokens"][:2], w["finish"][:2], w["first_block"][:2]) == ([4, 4], [4.0, 5.0], [1.0, 1.0])
     assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
-
-
-def test_a_first_token_is_timed_once_though_its_sequence_is_prefilled_again() -> None:
-    w = asked(World("ar,page_size=2", num_pages=4, emit="end"), (2, 4), (2, 4))
-    while w.schedule() != "nothing":
-        w.commit({int(request): [0] for request in w.plan.requests})
-    assert w["num_preemptions"][:2] == [0, 1]
-    assert w["first_block"][:2] == [1.0, 1.0]

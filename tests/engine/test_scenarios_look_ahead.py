@@ -3,8 +3,6 @@
 One step by step for each idea: the random scenarios of test_oracles.py, recorded in LMDeploy, hold the rest.
 """
 
-from dsim.engine.request import Request
-
 from ..worlds import World
 from .hand import asked, check_over
 
@@ -100,19 +98,13 @@ def test_a_sequence_asks_for_a_page_when_its_next_block_does_not_fit_and_the_las
     assert w.step() == "decode 1F:PPPP"
 
 
-def test_an_eos_in_the_block_that_a_prompt_ends_in_ends_the_block_behind_it() -> None:
-    w = World(SMALL, eos=True)
-    w.engine.submit(Request(0, 0.0, 6, 1, max_tokens=9))
-    assert w.step({0: [2, 3]}) == "prefill 0:PPMM"
-    assert w["num_tokens"][0] == 1
-    assert w.step() == "decode 0F:PPPP"
-    w.schedule()
-    assert w.commit({0: ALL}) == [0]
-
-
 def test_a_request_fits_with_the_tokens_that_its_pages_are_extended_by() -> None:
     assert World(SMALL, num_pages=4).submit(0, 4, 8)
     assert not World(SMALL, num_pages=3).submit(0, 4, 8)
+    # At an interval of one they are extended by none, though a step is decided on ahead.
+    w = asked(World(SMALL + ",prefill_interval=1", num_pages=3), (4, 8))
+    assert w.step() == "prefill 0:PPPP"
+    assert w.plan.pages == 1
     # 64 tokens at blocks of 32 and pages of 64.
     assert World("lmdeploy-0.18", num_pages=2).submit(0, 32, 32)
     assert not World("lmdeploy-0.18", num_pages=2).submit(0, 32, 33)
