@@ -76,22 +76,26 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command("replay", cls=Command)(replay.replay)
-app.command("live", cls=Command)(live.live_command)
-app.command("serve", cls=Command)(serve.serve_command)
-app.command("sweep", cls=Command)(sweep.sweep)
-app.command("plan", cls=Command)(plan.plan_command)
-app.command("capacity", cls=Command)(capacity.capacity_command)
-app.command("tune", cls=Command)(tune.tune_command)
-app.command("compare", cls=Command)(compare.compare_command)
-app.command("follow", cls=Command)(follow.follow_command)
-app.command("import", cls=Command)(importing.import_command)
-app.command("validate", cls=Command)(validate.validate_command)
-app.command("profile", cls=Command)(profile.profile_command)
+COMMANDS: dict[str, Any] = {
+    "replay": replay.replay,
+    "live": live.live_command,
+    "serve": serve.serve_command,
+    "sweep": sweep.sweep,
+    "plan": plan.plan_command,
+    "capacity": capacity.capacity_command,
+    "tune": tune.tune_command,
+    "compare": compare.compare_command,
+    "follow": follow.follow_command,
+    "import": importing.import_command,
+    "validate": validate.validate_command,
+    "profile": profile.profile_command,
+    "policies": lists.policies,
+    "profiles": profile.profiles_command,
+    "metrics": metrics.metrics_command,
+}
+for _name, _command in COMMANDS.items():
+    app.command(_name, cls=Command)(_command)
 app.add_typer(trace.app, name="trace")
-app.command("policies", cls=Command)(lists.policies)
-app.command("profiles", cls=Command)(profile.profiles_command)
-app.command("metrics", cls=Command)(metrics.metrics_command)
 
 
 def _version(asked: bool) -> None:
@@ -129,7 +133,12 @@ def main() -> None:
         with _unlike_typer(), as_ctrl_c(), warnings.catch_warnings():
             if not sys.warnoptions:
                 warnings.simplefilter("ignore")  # a user can do nothing about them
-            code = app(prog_name="dsim", standalone_mode=False)
+            try:
+                code = app(prog_name="dsim", standalone_mode=False)
+            except Exception as error:  # a user's code may raise anything
+                if isinstance(error, DsimError) or not (where := fault_in_code(error)):
+                    raise
+                raise DsimError(where) from error
             sys.stdout.flush()
         if code == INTERRUPTED:  # finished work is kept and reported
             _print_error("Interrupted.", INTERRUPTED, "interrupted")
@@ -169,11 +178,6 @@ def main() -> None:
         _fail(str(fault(error.filename or "the output", error)), 1, "machine")
     except MemoryError:
         _fail("there is not enough memory for this", 1, "machine")
-    except Exception as error:
-        where = fault_in_code(error)
-        if where is None:
-            raise
-        _fail(where, 2, "input")
     sys.exit(code if isinstance(code, int) else 0)
 
 

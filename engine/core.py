@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from .hooks import (
 from .jit import (
     bind,
     called_by,
+    copied,
     entry,
     fields_written,
     in_python,
@@ -53,7 +54,7 @@ from .state import NOTHING, PREFILL_STEP, ROWS, AnyPolicy, PolicyState, Replica
 from .view import FORMS, OF_A_VIEW, asked, wrapping
 
 if TYPE_CHECKING:
-    from .part import Policy
+    from .part import Part, Policy
 
 LOG = logging.getLogger("dsim")
 
@@ -541,7 +542,7 @@ def answers_of(policy: "Policy") -> dict[Any, Any]:
                 both = f"{type(other).__name__} and {type(part).__name__} both answer {question}"
                 raise PolicyError(f"policy {policy.name}: {both}, expected one of them, or wraps(rule) in the second")
             if wraps_it:
-                within = answers.get(placeholder, placeholder)
+                within = _inherited(policy, part, placeholder) or answers.get(placeholder) or _default(placeholder)
                 answer = wrapping(placeholder, answer, _formed(placeholder, within, answers))
             answering[placeholder] = part
             answers[placeholder] = answer
@@ -551,6 +552,7 @@ def answers_of(policy: "Policy") -> dict[Any, Any]:
         if placeholder not in questions:
             raise PolicyError(_unasked(policy, part, placeholder.__name__, questions))
     _check_threshold(policy, threshold_now in answering)
+    _check_methods(policy)
     granularity = policy.granularity
     if granularity.given and (select not in questions or select in answering):
         if select not in questions:
@@ -563,6 +565,19 @@ def answers_of(policy: "Policy") -> dict[Any, Any]:
         if needed in questions and needed not in answers and not (needed is select and granularity.given):
             raise PolicyError(f"policy {policy.name}: no part answers {needed.__name__}, expected one that does")
     return answers
+
+
+def _inherited(policy: "Policy", part: "Part", placeholder: Any) -> Any:
+    """The rule of a class that the part extends; None: no such rule."""
+    kinds = [kind for kind in type(part).__mro__[1:] if hasattr(kind, "answers")]
+    found = (kind.answers(part, policy).get(placeholder) for kind in kinds)
+    return next((each for each in found if each is not None and not isinstance(each, Wrapping)), None)
+
+
+@cache
+def _default(placeholder: Any) -> Any:
+    """A placeholder's own answer: the placeholder itself stands for the policy's."""
+    return copied(placeholder, like=placeholder)
 
 
 def _formed(placeholder: Any, answer: Any, answers: Mapping[Any, Any]) -> Any:
@@ -606,6 +621,20 @@ def _check_threshold(policy: "Policy", answered: bool) -> None:
     if len(rule.thresholds) > 1 and answered == rule.given:
         how = "both by a rule and in Python" if answered else "neither by a rule nor in Python"
         raise PolicyError(f"policy {policy.name}: {name} answers threshold_now {how}: expected one of them")
+
+
+def _check_methods(policy: "Policy") -> None:
+    """PolicyError for a method from outside with a question's name that its part is not asked."""
+    names = {"order", "unmask", *(placeholder.__name__ for placeholder in FORMS)}
+    for part in policy.parts():
+        kinds = type(part).__mro__
+        own = {name for kind in kinds if not is_ours(kind) for name in vars(kind)}
+        if unasked := (own & names).difference(*(vars(kind) for kind in kinds if is_ours(kind))):
+            raise PolicyError(
+                f"policy {policy.name}: {type(part).__name__} has a method {min(unasked)}, which is never asked: "
+                "expected a rule in `answers`, order of a Scheduler, select of a Granularity, or threshold_now or "
+                "unmask of an Unmasking"
+            )
 
 
 _QUESTIONS: dict[tuple[tuple[Any, Any], ...], frozenset[Any]] = {}

@@ -53,7 +53,7 @@ from .state import (
     with_slots,
 )
 from .step import StepOutcome, StepPlan
-from .unmasking import EOS, unmask_drawn
+from .unmasking import EOS, array_of, unmask_drawn
 from .view import View, class_of, requests_at, view_in_python
 from .windows import have_room, in_sight, most_in_sight
 
@@ -115,7 +115,7 @@ class Engine:
         self.replica = replica
         self.emit = emit
         self.narrows = policy.batching.narrows_canvases
-        self._given_threshold = policy.unmasking.varies and policy.unmasking.given
+        self._given_threshold = policy.unmasking.given
         self.asks_python = (
             policy.granularity.given or policy.batching.orders or self._given_threshold or policy.unmasking.chooses
         )
@@ -512,12 +512,12 @@ class Engine:
     def _threshold_now(self) -> int:
         rule = self.policy.unmasking
         threshold = rule.threshold_now(self._view())
-        if threshold not in rule.thresholds:
+        if not isinstance(threshold, float | int) or threshold not in rule.thresholds:
             raise PolicyError(
                 f"policy {self.policy.name}: {type(rule).__name__}.threshold_now returned {cut(threshold)}, expected "
                 f"one of its thresholds: {', '.join(f'{t:g}' for t in rule.thresholds)}"
             )
-        return rule.thresholds.index(threshold)
+        return list(rule.thresholds).index(threshold)
 
     def _places(self) -> npt.NDArray[np.int64]:
         """Waiting requests' positions in the queue's ring, in order."""
@@ -528,7 +528,7 @@ class Engine:
     def _order(self) -> None:
         policy, queue, places = self.policy, self._arrays.queue, self._places()
         n = len(places)
-        order = np.asarray(policy.batching.order(self._view()))
+        order = array_of(policy.batching.order(self._view()))
         where = f"policy {policy.name}: {type(policy.batching).__name__}.order returned"
         if order.shape != (n,) or order.dtype.kind not in "iu":
             raise PolicyError(f"{where} {order.dtype} {list(order.shape)}, expected whole numbers [{n}]")
@@ -547,7 +547,7 @@ class Engine:
         view, status = self._view(), arrays.status[slots]
         requests = requests_at(_opened(self._state[0]), rows["request"], slots)
         given = Rows(status.copy(), reach.copy(), rows["start"], requests)
-        window = np.asarray(policy.granularity.select(view, given))
+        window = array_of(policy.granularity.select(view, given))
         where = f"policy {policy.name}: {type(policy.granularity).__name__}.select returned"
         if window.shape != status.shape or window.dtype != np.bool_:
             raise PolicyError(f"{where} {window.dtype} {list(window.shape)}, expected bool {list(status.shape)}")
@@ -863,7 +863,10 @@ def _record_of(policy: Policy) -> Any:
     """One `policy.record` array."""
     held: dict[str, Any] = {}
     for part in policy.parts():
-        held.update(part.record(policy))
+        record = part.record(policy)
+        if both := sorted(held.keys() & record):
+            raise PolicyError(f"{policy.name}: two parts have a record {both[0]}, expected another name in one")
+        held.update(record)
     kinds = []
     for name, value in (held or {"none": 0}).items():
         array = np.asarray(value)

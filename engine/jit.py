@@ -138,7 +138,8 @@ def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any], comp
     Compiled without Python wrappers, which take most of the time.
     """
     if id(function) not in made:
-        made[id(function)] = None if _reaches(function, answers, set()) else function  # None: in progress
+        reaches = any(id(each) in answers for each in called_by([function], {}))
+        made[id(function)] = None if reaches else function  # None: in progress
         called = _called(function, answers, made, compiled)
         key = compiled, function, tuple(called.items())
         if key not in _INNER:
@@ -199,14 +200,6 @@ def _strict(function: F) -> F:
     return called  # type: ignore[return-value]
 
 
-def _reaches(function: Any, answers: Mapping[int, Any], seen: set[int]) -> bool:
-    if id(function) in seen:
-        return False
-    seen.add(id(function))
-    called = _globals(getattr(function, "py_func", function)).values()
-    return any(id(v) in answers or (is_rule(v) and _reaches(v, answers, seen)) for v in called)
-
-
 def called_by(rules: Iterable[Any], answers: Mapping[Any, Any]) -> list[Any]:
     """All rules that these call, directly or not; placeholders are followed to their answers."""
     by_id = {id(placeholder): answer for placeholder, answer in answers.items()}
@@ -222,9 +215,14 @@ def called_by(rules: Iterable[Any], answers: Mapping[Any, Any]) -> list[Any]:
 
 
 def fields_written(function: Any) -> set[str]:
-    """Fields that a rule writes, as `record.last = 3`."""
+    """Fields and names outside it that a rule writes, as `record.last = 3` or by `global`."""
     code = getattr(function, "py_func", function).__code__
-    return {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_ATTR"}
+    lines = list(dis.get_instructions(code))
+    written = {i.argval for i in lines if i.opname in ("STORE_ATTR", "STORE_GLOBAL")}
+    for index, line in itertools.pairwise(lines):  # `fields["last"] = 3`
+        if (index.opname, line.opname) == ("LOAD_CONST", "STORE_SUBSCR") and isinstance(index.argval, str):
+            written.add(index.argval)
+    return written
 
 
 @cache
@@ -308,8 +306,9 @@ def _compiled(
     folder = str(_home() / key) if key else ""
     # Rules of a replica allocate nothing.
     options = {} if counted else {"_nrt": False}
+    model = "numpy" if folder else "python"  # without a folder it is from outside, as in `_inner`
     with caching_in(folder):
-        made = njit(error_model="numpy", nogil=nogil, **options)(function)
+        made = njit(error_model=model, boundscheck=not folder, nogil=nogil, **options)(function)
         if not folder or not keep(made, function, counted, before):
             before()
     # Shipped rules share a folder and call each other: a lock would block itself.

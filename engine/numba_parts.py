@@ -19,6 +19,7 @@ from numba.core.runtime.nrt import rtsys
 from numba.core.typed_passes import NativeLowering
 from numba.extending import (
     intrinsic,
+    make_attribute_wrapper,
     models,
     overload_attribute,
     overload_method,
@@ -28,6 +29,7 @@ from numba.extending import (
 from numba.np.numpy_support import map_layout
 
 from .code_cache import is_own
+from .errors import cut
 
 JIT = not config.DISABLE_JIT
 # LLVM's callbacks into Python while it makes or loads code.
@@ -153,17 +155,23 @@ def _finalize_unoptimised(library: Any) -> None:
 
 
 class ViewType(numba.types.Type):  # type: ignore[misc]
-    """Holds a replica's and its policy's state; rules see what `shows` and `offers` name."""
+    """Holds a replica's and its policy's state; rules see `record` and what `shows` and `offers` name."""
 
     def __init__(self, replica: Any, policy: Any) -> None:
         self.replica, self.policy = replica, policy
+        self.place = policy.fields.index("record")
         super().__init__(f"View({replica}, {policy})")
 
 
 @register_model(ViewType)
 class _ViewModel(models.StructModel):  # type: ignore[misc]
     def __init__(self, manager: Any, kind: ViewType) -> None:
-        super().__init__(manager, kind, [("replica", kind.replica), ("policy", kind.policy)])
+        record = kind.policy.types[kind.place]
+        super().__init__(manager, kind, [("replica", kind.replica), ("policy", kind.policy), ("record", record)])
+
+
+# Not by `shows`: numba takes writes to an array of an inlined attribute for dead code.
+make_attribute_wrapper(ViewType, "record", "record")
 
 
 def shows(name: str, read: Callable[[Any], Any]) -> None:
@@ -200,6 +208,7 @@ def making_views(in_python: Callable[[Any, Any], Any]) -> Any:
         def make(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             view = cgutils.create_struct_proxy(kind)(context, builder)
             view.replica, view.policy = arguments
+            view.record = builder.extract_value(view.policy, kind.place)
             return view._getvalue()
 
         return kind(replica, policy), make
@@ -236,7 +245,7 @@ def expecting(error: type[Exception], text: str) -> Any:
 
     def in_python(holds: bool, found: Any, most: Any) -> None:
         if not holds:
-            raise error(text.format(f" {found}", f" {most}"))
+            raise error(text.format(f" {cut(found)}", f" {cut(most)}"))
 
     def typing(_context: Any, holds: Any, found: Any, most: Any) -> Any:
         def check(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

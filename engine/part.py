@@ -297,6 +297,10 @@ class Policy:
                 )
         homes: dict[str, str] = {}
         for part in (getattr(self, axis) for axis in KINDS):
+            owner: Any = type(part)
+            for name in _own_fields(owner):
+                if any(callable(vars(base).get(name)) for base in owner.__mro__ if is_ours(base)):
+                    raise PolicyError(f"{self.name}: {owner.__name__} {TAKEN.format(name)}")
             for one in dataclasses.fields(part):
                 if (other := homes.setdefault(one.name, type(part).__name__)) != type(part).__name__:
                     both = f"{other} and {type(part).__name__}"
@@ -409,13 +413,14 @@ def _kind(hint: Any) -> str:
     return names.get(kind, "whole numbers such as 2/8/32" if typing.get_origin(kind) is tuple else "a number or none")
 
 
+TAKEN = "has a field {}, which the engine uses: expected another name"
+
+
 @cache
-def _choices(kind: Any) -> Mapping[str, Choice | None]:
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return {
-        f.name: next((e for e in getattr(hints[f.name], "__metadata__", ()) if isinstance(e, Choice)), None)
-        for f in dataclasses.fields(kind)
-    }
+def _own_fields(kind: Any) -> set[str]:
+    """Fields that a class from outside adds to a shipped one."""
+    shipped = [base.__annotations__ for base in kind.__mro__ if is_ours(base)]
+    return {one.name for one in dataclasses.fields(kind)}.difference(*shipped)
 
 
 def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
@@ -429,18 +434,25 @@ def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
         "final": False,
         "first_layer_whole": False,
     }
+    numbers = [part.numbers(policy) for part in policy.parts()]
+    # A part from outside with `numbers` of its own may give its fields another form.
+    shipped = [each for part, each in zip(policy.parts(), numbers, strict=True) if is_ours(type(part).numbers)]
+    used = set(held).union(*shipped)
     for part in policy.parts():
-        kind: Any = type(part)
-        for name, choice in _choices(kind).items():
-            value = getattr(part, name)
-            if isinstance(value, str) and choice:
-                value = choice.words.index(value)
+        kind: Any = type(part)  # Any: the caches need no type's __hash__
+        for name in (one.name for one in dataclasses.fields(kind)):
+            value, (bounds, _) = getattr(part, name), bounds_of(kind).get(name, (None, False))
+            if name in used & _own_fields(kind):
+                raise PolicyError(f"{policy.name}: {kind.__name__} {TAKEN.format(name)}")
+            if isinstance(value, str) and isinstance(bounds, Choice):
+                value = bounds.words.index(value)
             if value is None or isinstance(value, bool | int | float):
                 held[name] = -1 if value is None else value
-    for part in policy.parts():
-        held.update(part.numbers(policy))
-    kinds = {bool: "?", int: "i8", float: "f8"}
-    made = np.zeros(1, np.dtype([(name, kinds[type(value)]) for name, value in held.items()], align=True))
+    for each in numbers:
+        held.update(each)
+    kinds = [(bool, "?"), (int, "i8"), (float, "f8")]
+    types = [(name, next(code for kind, code in kinds if isinstance(value, kind))) for name, value in held.items()]
+    made = np.zeros(1, np.dtype(types, align=True))
     for name, value in held.items():
         made[name] = value
     return made

@@ -16,23 +16,14 @@ from .allowed_code import NO_CODE, AllowedCode
 from .core import answers_of
 from .errors import SHOWN, PolicyError, cut, quoted
 from .outside import check_names_object, from_file, is_file
-from .part import AXES, Eviction, Granularity, PagedMemory, Part, Policy, Preset
+from .part import AXES as AXES
+from .part import Eviction, Granularity
+from .part import PagedMemory as PagedMemory
+from .part import Policy as Policy
+from .part import Preset as Preset
 from .plain import WORDS, plain
 from .policies import SHIPPED
 from .toml import toml_of
-
-__all__ = [
-    "AXES",
-    "PRESETS",
-    "PagedMemory",
-    "Policy",
-    "Preset",
-    "describe",
-    "parse",
-    "preset_of",
-    "settings_of",
-    "to_toml",
-]
 
 
 def _presets() -> Iterator[tuple[str, Preset]]:
@@ -103,8 +94,8 @@ def name_of(spec: str) -> str:
 
 def file_of(spec: str) -> Path | None:
     """The user's file with the policy of a SPEC, or None."""
-    path, colon, _ = name_of(spec).rpartition(":")
-    return Path(path) if colon and path.endswith(".py") else None
+    path = named_file(name_of(spec))
+    return None if path is None else Path(path)
 
 
 def named_file(spec: str) -> str | None:
@@ -146,10 +137,6 @@ def to_toml(policy: Policy, preset: str, allow_code: AllowedCode = NO_CODE) -> s
         if value != base.get(name):
             lines.append(f"{name} = {_toml_value(value)}")
     return "\n".join(lines) + "\n"
-
-
-def is_shipped(part: Part) -> bool:
-    return type(part).__module__.startswith(f"{__package__}.")
 
 
 def preset_of(name: str, spec: str = "", allow_code: AllowedCode = NO_CODE) -> Preset:

@@ -11,7 +11,6 @@ from .errors import PolicyError
 from .hooks import draw_rows, draws_of_step
 from .part import Answers, Choice, Part, Policy, Range
 from .rows.blocks import HEADS
-from .state import MASKED
 
 if TYPE_CHECKING:
     from .view import View
@@ -103,7 +102,9 @@ class Unmasking(Part):
             or self.strategy == "law"
         ):  # fmt: skip
             raise PolicyError(f"{policy.name}: head is masks, expected all: this policy uses other rows' logits, too")
-        if self.varies and (policy.rows.commits == "tokens" or self.strategy != "low_confidence_dynamic"):
+        if (self.varies or self.given) and (
+            policy.rows.commits == "tokens" or self.strategy != "low_confidence_dynamic"
+        ):
             goes_by = "autoregressive" if policy.rows.commits == "tokens" else f"strategy {self.strategy}"
             raise PolicyError(
                 f"{policy.name}: {type(self).__name__} has thresholds, and {goes_by} uses none: expected "
@@ -237,11 +238,19 @@ def unmask_drawn(
     """The commits of `rule.unmask` in the twin, from a plan's arrays: the odds of draws stand for confidences."""
     surety = np.full(window.shape, -1.0)
     draw_plan(status, evaluations, window, start, requests, draws, surety)
-    return _chosen(rule, surety, surety > 1.0, window & (status == MASKED))
+    return _chosen(rule, surety, surety > 1.0, surety >= 0.0)  # of a sub_block's masks, as on a device
+
+
+def array_of(answer: Any) -> npt.NDArray[Any]:
+    """A policy's answer in plain Python; one that is no array has dtype object."""
+    try:
+        return np.asarray(answer)
+    except ValueError:  # rows of unequal lengths
+        return np.array(None)
 
 
 def _chosen(rule: Unmasking, surety: Any, sure: Any, masked: Any) -> npt.NDArray[np.bool_]:
-    chosen = np.asarray(rule.unmask(surety, sure, masked.copy()))
+    chosen = array_of(rule.unmask(surety, sure, masked.copy()))
     where = f"{type(rule).__name__}.unmask returned"
     if chosen.shape != masked.shape or chosen.dtype != np.bool_:
         raise PolicyError(f"{where} {chosen.dtype} {list(chosen.shape)}, expected bool {list(masked.shape)}")

@@ -6,6 +6,7 @@ checked here.
 
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from numbers import Real
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -120,7 +121,6 @@ for _name, _read in {
     "num_pages": lambda view: inside(view)[0].fixed.num_pages,
     "threshold": lambda view: inside(view)[0].counters.threshold,
     "fields": lambda view: inside(view)[1].fields,
-    "record": lambda view: inside(view)[1].record,
 }.items():
     shows(_name, _read)
 
@@ -182,21 +182,46 @@ answer: Any = None  # the rule from outside, in a form's copy
 memory: Any = None  # the rule that answers `held`
 
 
+@rule
+def whole(found: Any) -> bool:
+    """Whether an answer is a whole number."""
+    return bool(found == int(found))
+
+
+@rule
+def three_whole(found: Any) -> bool:
+    """Whether an answer is three whole numbers."""
+    return len(found) == 3 and whole(found[0]) and whole(found[1]) and whole(found[2])
+
+
+def _whole(found: Any) -> bool:
+    return isinstance(found, Real | np.bool_) and float(found).is_integer()
+
+
+# In Python an answer may be anything.
+whole.in_python = _whole  # type: ignore[attr-defined]
+three_whole.in_python = lambda found: (  # type: ignore[attr-defined]
+    isinstance(found, tuple) and len(found) == 3 and all(map(_whole, found))
+)
+
+
 def _choose(replica: Replica, policy: AnyPolicy) -> Any:
     chunk = answer(view_of(replica, policy))
-    _is_a_chunk(chunk == int(chunk) and 1 <= chunk <= replica.fixed.width, chunk, replica.fixed.width)
+    _is_a_chunk(whole(chunk) and 1 <= chunk <= replica.fixed.width, chunk, replica.fixed.width)
     return int(chunk)
 
 
 def _threshold_now(replica: Replica, policy: AnyPolicy) -> Any:
     place = answer(view_of(replica, policy))
     known = replica.fixed.num_thresholds
-    _is_a_threshold(place == int(place) and 0 <= place < known, place, known)
+    _is_a_threshold(whole(place) and 0 <= place < known, place, known)
     return int(place)
 
 
 def _holds_back(replica: Replica, policy: AnyPolicy) -> Any:
-    return answer(view_of(replica, policy))
+    waits = answer(view_of(replica, policy))
+    _is_yes_or_no(whole(waits) and 0 <= waits <= 1, waits, 1)
+    return bool(waits)
 
 
 def _select(status: Any, reach: int, chunk: int, fields: Any, window: Any) -> None:
@@ -222,7 +247,9 @@ def _settle(status: Any, evaluations: Any, window: Any, block: int, fields: Any,
 
 
 def _work(prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: Any) -> Any:
-    phase, computed, keys = answer(prompt, length, start, step, block_step, block, fields)
+    found = answer(prompt, length, start, step, block_step, block, fields)
+    _is_a_pass(three_whole(found), found, 3)
+    phase, computed, keys = found
     known = computed + memory(prompt, length, 1, fields)
     _is_a_phase(FULL <= phase <= PARTIAL, phase, PARTIAL)
     _is_computable(1 <= computed <= length, computed, length)
@@ -232,18 +259,20 @@ def _work(prompt: int, length: int, start: int, step: int, block_step: int, bloc
 
 def _head_rows(prompt: int, length: int, start: int, tokens: int, block: int, fields: Any) -> Any:
     rows = answer(prompt, length, start, tokens, block, fields)
-    _has_rows(0 <= rows <= tokens, rows, tokens)
+    _has_rows(whole(rows) and 0 <= rows <= tokens, rows, tokens)
     return rows
 
 
 def _held(prompt: int, length: int, state: int, fields: Any) -> Any:
     tokens = answer(prompt, length, state, fields)
-    _has_tokens(tokens >= 0, tokens, 0)
+    _has_tokens(whole(tokens) and tokens >= 0, tokens, 0)
     return tokens
 
 
 _is_a_chunk = expecting(PolicyError, "choose answers{}, expected 1 to{}")
 _is_a_threshold = expecting(PolicyError, "threshold_now answers place{}, expected below{}")
+_is_yes_or_no = expecting(PolicyError, "holds_back answers{}, expected 0 to{}")
+_is_a_pass = expecting(PolicyError, "work answers{}, expected{} whole numbers: phase, positions, keys")
 _is_open = expecting(PolicyError, "select marks position{}, which is cached or beyond the first{}")
 _is_in_chunk = expecting(PolicyError, "select marks{} positions, more than the chunk of{}")
 _keeps = expecting(PolicyError, "settle changes more than committed positions to cached ones: masks by{}, cached by{}")

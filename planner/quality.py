@@ -13,7 +13,8 @@ from typing import Any
 from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import CodeError, DsimError, PolicyError
 from ..engine.hooks import decide, holds_back, pages_to_admit, placed, preempted, rows_updated, step_over
-from ..engine.policy import AXES, PRESETS, Policy, is_shipped, name_of, parse, settings_of
+from ..engine.jit import is_ours
+from ..engine.policy import AXES, PRESETS, Policy, name_of, parse, settings_of
 from ..files.read import cut, float_of, parsing, quoted, read_text, uncovered
 
 # Questions of scheduling: they change when and where tokens are computed, never the tokens.
@@ -279,7 +280,7 @@ def _family(policy: Policy) -> str:
     for axis in AXES:
         part = getattr(policy, axis)
         schedules = axis == "batching" and set(part.answers(policy)) <= SCHEDULING
-        if not is_shipped(part) and not schedules:  # may change answers
+        if not is_ours(type(part)) and not schedules:  # may change answers
             kinds.append(f"{type(part).__module__}.{type(part).__qualname__}")
     return " ".join(kinds)
 

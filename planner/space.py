@@ -10,11 +10,13 @@ from typing import Any, ClassVar
 
 from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import CodeError, DsimError, PolicyError
+from ..engine.jit import is_ours
+from ..engine.outside import is_file
 from ..engine.part import FITTED, Part, Preset
 from ..engine.part import Choice as Words
 from ..engine.part import Range as Bounds
 from ..engine.policies import BASELINES
-from ..engine.policy import PRESETS, Policy, is_shipped, name_of, parse, preset_of, settings_of, to_toml
+from ..engine.policy import PRESETS, Policy, name_of, parse, preset_of, settings_of, to_toml
 from ..files.read import did_you_mean, quoted, read_toml
 from ..profiler.profile import Profile
 from ..results.scenario import Scenario
@@ -261,7 +263,7 @@ def space_of(table: Mapping[str, Any], where: str, check: Check, allow_code: All
             f"{where}: policy is {quoted(presets)}, expected a list of presets such as {list(DEFAULT_PRESETS)}"
         )
     for name in presets:
-        if not isinstance(name, str) or (name not in PRESETS and not _in_file(name)):
+        if not isinstance(name, str) or (name not in PRESETS and not is_file(name)):
             hint = did_you_mean(str(name), PRESETS)
             raise DsimError(f"{where}: no preset is named {quoted(name)}{hint}; there are {', '.join(PRESETS)}")
     try:
@@ -272,7 +274,7 @@ def space_of(table: Mapping[str, Any], where: str, check: Check, allow_code: All
     own = {
         name: v
         for name, v in table.items()
-        if (name in PRESETS or _in_file(name)) and isinstance(v, dict) and not {"low", "high"} & set(v)
+        if (name in PRESETS or is_file(name)) and isinstance(v, dict) and not {"low", "high"} & set(v)
     }
     shared = {name: value for name, value in table.items() if name not in own and name != "policy"}
     for name in presets:
@@ -437,10 +439,6 @@ def dimension_of(name: str, value: Any, where: str) -> Dimension:
     raise DsimError(f"{where}: {name} is {quoted(value)}, expected a list, or low and high")
 
 
-def _in_file(name: Any) -> bool:
-    return isinstance(name, str) and ".py:" in name
-
-
 def _own_space(preset: Preset, fitted: Mapping[str, Any]) -> dict[str, Any] | None:
     """None if neither the preset nor its parts from outside declare values."""
     if preset.space is None:
@@ -457,7 +455,7 @@ def _own_space(preset: Preset, fitted: Mapping[str, Any]) -> dict[str, Any] | No
 def _declared(part: Part, policy: Policy) -> dict[str, Any]:
     """What an outside part declares: closed ranges, words, true or false."""
     table: dict[str, Any] = {}
-    if is_shipped(part):
+    if is_ours(type(part)):
         return table
     hints = typing.get_type_hints(type(part), include_extras=True)
     for f in dataclasses.fields(part):  # type: ignore[arg-type]

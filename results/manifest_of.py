@@ -8,7 +8,8 @@ import numpy as np
 
 from .. import __version__
 from ..engine.commits import CanvasLaw, CommitModel
-from ..engine.policy import Policy, is_shipped
+from ..engine.jit import is_ours
+from ..engine.policy import Policy
 from ..engine.state import COMPLETED
 from ..profiler.known import calibrated_under, drafted, unknown_host, unpriced
 from ..profiler.profile import Profile
@@ -75,7 +76,7 @@ def manifest_of(
 
 def _lengths_told(scenario: Scenario, source: Trace, requests: Trace, results: Sequence[Result]) -> Manifest:
     """The answer lengths that a router or a user's policy saw, if one may use them."""
-    from_outside = any(not is_shipped(part) for result in results for part in result.policy.parts())
+    from_outside = any(not is_ours(type(part)) for result in results for part in result.policy.parts())
     if not from_outside and not (scenario.num_replicas > 1 and scenario.routing().goes_by_length):
         return {}
     guessed = int((requests.max_tokens == 0).sum())

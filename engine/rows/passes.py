@@ -28,6 +28,7 @@ from ..hooks import (
 from ..jit import is_ours, plain, rule
 from ..part import Cache, Policy, Scheduler
 from ..state import EMIT_END, EMIT_STEP, IDLE, MASKED, PENDING, ROWS, AnyPolicy, PolicyState, Replica, Sequence
+from ..view import asked
 from .blocks import next_block
 from .kind import Kind
 from .step import add_row, no_rows, note_row, set_features
@@ -124,7 +125,7 @@ class ApproximateCache(Cache):
 
     def work(self, at: RowPosition) -> Work:
         """Work of each request's next step."""
-        step = plain(self._rules()[work])
+        step = self._in_python(work)
         columns = zip(at.prompt.tolist(), at.length.tolist(), at.start.tolist(), at.step.tolist(),
                       at.block_step.tolist(), strict=True)  # fmt: skip
         rows = [step(*row, at.block, self) for row in columns]
@@ -133,15 +134,20 @@ class ApproximateCache(Cache):
 
     def head_rows(self, at: RowPosition, tokens: Ints) -> Ints:
         """LM-head rows of steps that compute `tokens`."""
-        count = plain(self._rules()[head_rows])
+        count = self._in_python(head_rows)
         columns = zip(at.prompt.tolist(), at.length.tolist(), at.start.tolist(), tokens.tolist(), strict=True)
         return np.array([count(*row, at.block, self) for row in columns], np.int64)
 
     def held(self, prompt: Ints, length: Ints, state: int = 1) -> Ints:
         """Tokens' worth of KV of running requests (hooks.held)."""
-        count = plain(self._rules()[held])
+        count = self._in_python(held)
         rows = zip(np.atleast_1d(prompt).tolist(), np.atleast_1d(length).tolist(), strict=True)
         return np.array([count(*row, state, self) for row in rows], np.int64)
+
+    def _in_python(self, question: Any) -> Any:
+        rules = self._rules()
+        rule = rules[question]
+        return plain(rule if is_ours(rule) else asked(question, rule, rules[held]))
 
     def _rules(self) -> dict[Any, Any]:
         found: dict[Any, Any] = {}

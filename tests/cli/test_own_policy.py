@@ -93,7 +93,11 @@ def test_a_policy_that_is_not_there_is_one_line_and_exit_2() -> None:
 def test_a_checked_rule_says_where_it_went_wrong_however_late() -> None:
     Path("mine.py").write_text(f"from dataclasses import dataclass; {LATE}")
     Path("trace.jsonl").write_text(rows(60))
-    ran = dsim("replay", "trace.jsonl", "--policy", "./mine.py:POLICY", "--check-rules")
+    command = ("replay", "trace.jsonl", "--policy", "./mine.py:POLICY", "--check-rules")
+    ran = dsim(*command)
     line = LATE[: LATE.index("running")].count("\n") + 1
     assert (ran.code, ran.out) == (2, "")
     assert re.fullmatch(rf"Error: .*mine.py:{line}: chunk: IndexError: running\(1000000\) of \d+ requests\n", ran.err)
+    # Its own missing file is no failure of the machine.
+    Path("mine.py").write_text(Path("mine.py").read_text().replace("view.running(10**6)", "open('none.csv')"))
+    assert ": chunk: FileNotFoundError: " in dsim(*command).refusal

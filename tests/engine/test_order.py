@@ -123,11 +123,12 @@ def test_an_order_of_arrival_is_first_come_first_served_bit_for_bit() -> None:
         ([0], "order returned int64 [1], expected whole numbers [2]"),
         ([0.0, 1.0], "order returned float64 [2], expected whole numbers [2]"),
         ([1, 1], "order returned other rows than 0 to 1, each once: see [0]"),
+        ([[0], [0, 1]], "order returned object [], expected whole numbers [2]"),
         ([0, 2], "order returned other rows than 0 to 1, each once: see [1, 2]"),
     ],
 )
-def test_an_order_that_is_none_is_one_line_with_both(answer: list[float], says: str) -> None:
-    ANSWER[0] = lambda waiting, now: np.array(answer)
+def test_an_order_that_is_none_is_one_line_with_both(answer: list[Any], says: str) -> None:
+    ANSWER[0] = lambda waiting, now: answer
     engine = Engine(Policy("asked", Asked()), ONE, RequestTable(2))
     for i in range(2):
         engine.submit(Request(i, 0.0, 8, 8))

@@ -25,7 +25,6 @@ from dsim.engine.policy import file_of, name_of, named_file, preset_of, settings
 from dsim.engine.policy import parse as parse_given
 from dsim.engine.request import Request
 from dsim.engine.state import CACHED, REUSE
-from dsim.engine.step import StepOutcome
 from dsim.engine.view import View
 from dsim.profiler.profile import load
 from dsim.sim.setting import Setting
@@ -164,12 +163,6 @@ def test_an_edited_file_is_read_again() -> None:
     assert settings_of(parse(spec))["answer"] == 4
 
 
-def test_two_parts_that_answer_one_question_are_named() -> None:
-    spec = write(PARTS.replace("answer: int = 1", "loops: int = 1"))
-    with pytest.raises(PolicyError, match="POLICY': Mine and Loops both answer choose, expected one of them, or wraps"):
-        core_of(parse(spec))
-
-
 def test_what_a_user_s_code_raises_has_its_file_and_line() -> None:
     write("def fails():\n    return {}['key']\nPOLICY = fails\n")
     fails = from_file("./mine.py:POLICY", object, "policies", "test", allowed(["./mine.py"]))
@@ -232,6 +225,25 @@ def test_a_file_that_holds_no_policy_is_one_line(text: str, says: str) -> None:
 )
 def test_an_answer_that_is_missing_or_none_is_one_line(text: str, says: str) -> None:
     assert says in refused(write(text + POLICY))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("late: bool = True", "Mine has a field late, which the engine uses: expected another name"),
+        ("group_steps: int = 3", "Mine has a field group_steps, which the engine uses: expected another name"),
+        ("record: int = 3", "Mine has a field record, which the engine uses: expected another name"),
+        (
+            "def choose(self, view):\n        return 2",
+            "Mine has a method choose, which is never asked: expected a rule",
+        ),
+        ("def order(self, view):\n        return []", "Mine has a method order, which is never asked: expected a rule"),
+    ],
+)
+def test_a_name_that_the_engine_uses_or_never_asks_is_one_line(text: str, says: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        engine(write(f"@dataclass(frozen=True)\nclass Mine(Mine):\n    {text}\n{POLICY}"))
+    assert says in str(caught.value)
 
 
 FULL = (
@@ -343,23 +355,9 @@ def test_a_rule_that_cannot_be_compiled_is_named_with_the_reason(rule: str, says
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.usefixtures("uncompiled")
-@pytest.mark.parametrize("answer", [0, 33])
-def test_a_chunk_that_cannot_be_computed_is_refused_with_what_can(answer: int) -> None:
-    running = engine(f"{write(POLICY)},answer={answer}")
-    running.schedule(0.0)
-    running.commit(StepOutcome(0.1, np.zeros((1, 32), np.bool_)), 0.1)  # the prefill
-    with pytest.raises(PolicyError, match=f"mine.py:POLICY,answer={answer}: choose answers {answer}, expected 1 to 32"):
-        running.schedule(0.1)
-
-
 def test_a_preset_from_outside_is_its_policy_with_a_main_field() -> None:
     preset = preset_of(COMPILED, allow_code=ALLOWED)
     assert (preset.main, preset.summary) == ("calm", "a chunk sized by the queue's length")
-
-
-def test_an_unknown_name_is_one_line_with_the_nearest() -> None:
-    assert "no preset is named 'optimum' (did you mean optimus?)" in refused("optimum")
 
 
 def test_a_rule_in_numpy_sees_estimates_and_never_true_lengths() -> None:

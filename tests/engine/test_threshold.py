@@ -219,14 +219,26 @@ def test_a_threshold_without_a_yield_is_refused_by_name_with_those_there_are() -
     )
 
 
-def test_an_answer_that_is_none_of_its_thresholds_is_refused_with_both() -> None:
-    ANSWER[0] = lambda view: 0.7
-    engine = Engine(chosen(), Limits(100, 4096, 2), RequestTable(1))
+@dataclass(frozen=True)
+class Single(Chosen):
+    thresholds = (0.9,)
+
+
+@pytest.mark.parametrize(
+    ("unmasking", "answer", "says"),
+    [
+        (Chosen(), 0.7, "Chosen.threshold_now returned 0.7, expected one of its thresholds: 0.9, 0.5"),
+        (Chosen(), np.ones(2), "Chosen.threshold_now returned [1. 1.], expected one of its thresholds: 0.9, 0.5"),
+        (Single(), 0.5, "Single.threshold_now returned 0.5, expected one of its thresholds: 0.9"),
+    ],
+)
+def test_an_answer_that_is_none_of_its_thresholds_is_refused_with_both(unmasking: Any, answer: Any, says: str) -> None:
+    ANSWER[0] = lambda view: answer
+    engine = Engine(replace(chosen(), unmasking=unmasking), Limits(100, 4096, 2), RequestTable(1))
     engine.submit(Request(0, 0.0, 10, 10))
     with pytest.raises(PolicyError) as caught:
         engine.schedule(0.0)
-    said = "policy chosen: Chosen.threshold_now returned 0.7, expected one of its thresholds: 0.9, 0.5"
-    assert str(caught.value) == said
+    assert str(caught.value) == f"policy chosen: {says}"
 
 
 def test_a_policy_that_goes_by_no_threshold_can_have_none_of_each_step() -> None:
@@ -245,6 +257,7 @@ class Rewritten(Unmasking):
     wrong: bool = False
 
     def unmask(self, surety: Any, sure: Any, masked: Any) -> Any:
+        assert (surety[masked] >= 0).all()  # not beyond a sub_block
         best = np.argmax(np.where(masked, surety, -np.inf), axis=1)
         first = np.arange(masked.shape[1]) == best[:, None]
         return (sure | first) & masked if not self.wrong else ~masked
@@ -258,7 +271,8 @@ def test_unmasking_from_outside_commits_in_the_twin_as_the_same_strategy_that_is
     class Both(Rewritten, Chosen):
         """With thresholds, too."""
 
-    for theirs, shipped in ((Rewritten(), Unmasking()), (Both(), Chosen())):
+    parts = Rewritten(sub_block=2), Unmasking(sub_block=2)
+    for theirs, shipped in ((Rewritten(), Unmasking()), parts, (Both(), Chosen())):
         journals = Collector(), Collector()
         policies = [replace(chosen(), unmasking=unmasking) for unmasking in (theirs, shipped)]
         for policy, journal in zip(policies, journals, strict=True):

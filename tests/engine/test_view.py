@@ -45,7 +45,7 @@ class Mine(FixedChunk):
         return {**super().answers(policy), **dict(self.rules)}
 
     def record(self, policy: Policy) -> dict[str, Any]:
-        return {"last": 0.0}
+        return {"last": 0.0, "loads": np.zeros(2)}
 
 
 def policy(**answers: Any) -> Policy:
@@ -75,7 +75,8 @@ def by_all_it_sees(view: View) -> int:
     for i in range(view.num_running):
         found += 7 * view.running(i).emitted + view.threshold
     view.record.last = found
-    return int(1 + int(10 * view.record.last) % view.fields.chunk)
+    view.record.loads[view.num_rows % 2] += view.num_waiting
+    return int(1 + int(10 * view.record.last + view.record.loads[0]) % view.fields.chunk)
 
 
 @pytest.mark.slow
@@ -101,6 +102,19 @@ def writes(view: View) -> int:
 
 
 @rule
+def writes_a_field(view: View) -> int:
+    view.fields["chunk"] = 2
+    return 2
+
+
+@rule
+def writes_a_global(view: View) -> int:
+    global CHAT
+    CHAT = 1
+    return 2
+
+
+@rule
 def reads_the_truth(view: View) -> int:
     return view.stop  # type: ignore[attr-defined,no-any-return]
 
@@ -121,6 +135,21 @@ def halves(view: View) -> float:
 
 
 @rule
+def too_many(view: View) -> int:
+    return 5
+
+
+@rule
+def no_number(view: View) -> float:
+    return np.float64(np.inf)
+
+
+@rule
+def nothing(view: View) -> None:
+    pass
+
+
+@rule
 def takes_cached(status: Any, reach: int, chunk: int, fields: Any, window: Any) -> None:
     window[:chunk] = True
 
@@ -137,12 +166,18 @@ def caches(status: Any, reach: int, chunk: int, fields: Any, window: Any) -> Non
     window[1] = True
 
 
-def test_a_rule_that_writes_what_is_not_its_own_is_refused_before_it_runs() -> None:
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (writes, "writes writes pages_held"),
+        (writes_a_field, "writes_a_field writes chunk"),
+        (writes_a_global, "writes_a_global writes CHAT"),
+    ],
+)
+def test_a_rule_that_writes_what_is_not_its_own_is_refused_before_it_runs(answer: Any, says: str) -> None:
     with pytest.raises(PolicyError) as caught:
-        core_of(policy(choose=writes))
-    assert str(caught.value) == (
-        "policy mine: Mine: rule writes writes pages_held, expected only fields of its record: last"
-    )
+        core_of(policy(choose=answer))
+    assert str(caught.value) == f"policy mine: Mine: rule {says}, expected only fields of its record: last, loads"
 
 
 @pytest.mark.parametrize("lane", LANES)
@@ -151,7 +186,11 @@ def test_a_rule_that_writes_what_is_not_its_own_is_refused_before_it_runs() -> N
     [
         ({"choose": beyond}, "waiting(100000000) of 0 requests"),
         ({"choose": divides}, "by zero"),
+        ({"choose": too_many}, "policy mine: choose answers 5, expected 1 to 4"),
         ({"choose": halves}, "policy mine: choose answers 2.5, expected 1 to 4"),
+        ({"choose": no_number}, "policy mine: choose answers inf, expected 1 to 4"),
+        ({"choose": nothing}, "policy mine: choose answers None, expected 1 to 4"),
+        ({"holds_back": nothing}, "policy mine: holds_back answers None, expected 0 to 1"),
         ({"choose": reads_the_truth}, "'View' object has no attribute 'stop'"),
         ({"select": takes_cached}, "policy mine: select marks position 0, which is cached or beyond the first 4"),
         ({"select": takes_all, "choose": by_all_it_sees}, "positions, more than the chunk of"),
@@ -185,11 +224,34 @@ def divides_late(view: View) -> int:
     return 2 if view.now < 20.0 else 4 // (view.num_rows * 0)
 
 
+@rule
+def beyond_its_record_late(view: View) -> int:
+    view.record.loads[0 if view.now < 20.0 else 10**8] = 1.0
+    return 2
+
+
+def of_a_closure() -> Any:
+    @rule
+    def divides(number: int) -> int:
+        return 4 // number
+
+    @rule
+    def calls(view: View) -> int:
+        return max(2, divides(2 if view.now < 20.0 else view.num_rows * 0))
+
+    return calls
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(
     ("answer", "says"),
-    [(beyond_late, "running(i) of a request that there is not"), (divides_late, "integer division by zero")],
+    [
+        (beyond_late, "running(i) of a request that there is not"),
+        (divides_late, "integer division by zero"),
+        (beyond_its_record_late, "index is out of bounds"),
+        (of_a_closure(), "integer division by zero"),
+    ],
 )
 def test_compiled_code_that_reads_past_an_end_or_divides_by_zero_is_one_line(
     answer: Any, says: str, monkeypatch: pytest.MonkeyPatch
@@ -223,6 +285,16 @@ def capped(view: View) -> int:
 
 
 @dataclass(frozen=True)
+class CappedChunk(FixedChunk):
+    """A chunk that wraps the one of the class that it extends."""
+
+    most: int = 2
+
+    def answers(self, policy: Policy) -> Answers:
+        return {**super().answers(policy), hooks.choose: wraps(capped)}
+
+
+@dataclass(frozen=True)
 class Overriding(Capped):
     wrapped = False
 
@@ -236,6 +308,9 @@ def test_a_part_that_wraps_gets_the_answer_of_the_part_before_shipped_or_not(
     plain = Policy("mine", replace(EVERY_STEP, max_batch=3), FixedChunk(chunk=2, block_length=4), DelayedCache())
     shipped = replace(plain, batching=batching, granularity=FixedChunk(chunk=4, block_length=4))
     assert run(shipped) == run(plain)
+    assert run(replace(plain, granularity=CappedChunk(chunk=2, block_length=4, most=4))) == run(plain)
+    whole = replace(plain, granularity=FixedBlock(block_length=4))  # no part before answers
+    assert run(replace(whole, batching=replace(batching, most=64))) == run(whole)
     assert run(replace(policy(choose=by_all_it_sees), batching=replace(batching, most=64))) == run(
         policy(choose=by_all_it_sees)
     )
@@ -265,9 +340,14 @@ class Forgetful(FastCache):
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize(
     ("less", "says"),
-    [(1, "mine: work sees 42 keys, more than computed and held:"), (99, "mine: held answers -89, ")],
+    [
+        (1, "mine: work sees 42 keys, more than computed and held:"),
+        (99, "held answers -89, "),
+        (0.5, "held answers 9.5, expected at least 0"),
+        (np.nan, "held answers nan, "),
+    ],
 )
-def test_a_cache_that_sees_keys_without_holding_them_is_one_line(less: int, says: str) -> None:
+def test_a_cache_that_sees_keys_without_holding_them_is_one_line(less: Any, says: str) -> None:
     made = script("mine", Forgetful(less=less))
     mine = replace(made, granularity=replace(made.granularity, block_length=4))
     assert says in said(mine, serving_profile())
