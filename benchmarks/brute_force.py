@@ -186,7 +186,7 @@ class Bench:
             outcomes = what_ifs(own, self.requests.scaled_to_rate(rate), replicas)
             room = headroom(own, target, 0.0, 0)
             said = advice(outcomes, room, rate, 0.0, target, {})
-            return {**said.to_json(), "room": None if room is None else room.to_json()}
+            return {"do": said.do, "room": None if room is None else vars(room)}
 
         asked: Json = self.kept(f"follow {spec} {replicas}", answer)
         return asked

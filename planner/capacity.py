@@ -6,7 +6,7 @@ Student's interval is narrow.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from .crossing import Found, Slope, common_slope, find, never
 from .fewest import Fewest
 from .limits import Limit, PoolShares
 from .memo import Memo
+from .race import LIMIT
 from .replicate import Criterion, Interval, Reading, criteria_of, interval, judge, measure, replication
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ FLOOD = 1e9  # req/s, all at once
 PILOT, PILOT_GUESS, PILOT_WIDTH, PILOT_SHARPNESS = 2**20, 0.8, 0.2, 0.03  # index; of the flood's rate; log rates
 PILOT_SHARE, PILOT_FEWEST, PILOT_BLOCKS = 8, 500, 20  # share of requests, at least; blocks
 GRID = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)  # of the capacity, for the curve
+OTHERS = (0.9, 1.1)  # times the binding bound
 STABILITY = "stability"
 SEEN = ("ttft", "tpot_chunk")  # latencies of clients at capacity
 
@@ -63,14 +65,21 @@ Latency = dict[str, dict[str, float] | None]
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the curve: mean and extremes, in ms or share of arrivals."""
+    """A point of the curve: means, in ms or share of arrivals."""
 
     rate: float  # req/s
     values: dict[str, float]
-    low: dict[str, float]
-    high: dict[str, float]
     stable: bool  # in every replication
     holds: bool  # in every replication
+
+
+@dataclass(frozen=True)
+class AtBound:
+    """The capacity with another bound, read from the curve's replays."""
+
+    slo: str
+    rate: float  # req/s
+    side: str  # "below" or "at least" at an end of the curve
 
 
 @dataclass(frozen=True)
@@ -105,27 +114,27 @@ class Capacity(Showable):
     rate: Interval  # req/s
     replicas: int
     binding_slo: str  # the SLO broken above capacity; "stability": the queue grows first
-    binding_share: float  # share of replications
     limited_by: str  # compute, KV memory, activation budget or host overhead
+    curve: tuple[Point, ...]
+    num_replays: int
+    profile: str
+    binding_share: float  # share of replications
     limiting_setting: str  # what sets a limiting pool's size
     binds: str  # a limiting pool's largest part of memory, or bounding setting (memory.py)
     memory: dict[str, int]  # bytes, by content
     shares: dict[str, float]  # of busy time at capacity (limits.py)
-    criteria: tuple[str, ...]
-    bounds: dict[str, float]  # ms, or share of arrivals
+    bounds: dict[str, float]  # by criterion: ms, or share of arrivals
     share_criteria: tuple[str, ...]
-    curve: tuple[Point, ...]
     replications: tuple[float, ...]  # req/s
-    num_replays: int
     num_requests: int  # of a replay
     block: int  # requests resampled together
     precision: float  # relative half-width asked for
     confidence: float
     rejected: float  # share of requests that never fit
     policy: str
-    profile: str
     estimated: bool  # profile not measured
     latency_ms: dict[str, dict[str, float] | None]  # at capacity, by percentile; None: no values
+    other_bounds: tuple[AtBound, ...] = ()  # the binding one 10 % tighter and looser; none without a curve
     cost: Cost | None = None
     asked_rate: float | None = None  # req/s to size replicas for
     one_fewer: Interval | None = None  # capacity with one replica less
@@ -143,11 +152,8 @@ class Capacity(Showable):
 
     def to_json(self) -> dict[str, Any]:
         """The object of `--json`."""
-        data = no_nan(asdict(self))
-        if not self.pools:
-            del data["pools"]
-        first = ("rate", "replicas", "binding_slo", "limited_by", "curve", "num_replays", "profile")
-        return {name: data[name] for name in first} | {k: v for k, v in data.items() if k not in first}
+        data: dict[str, Any] = no_nan(asdict(self))
+        return data
 
 
 Progress = Callable[[int, Interval | None, int], None]  # replays done, interval if known, replicas
@@ -335,10 +341,10 @@ class Run:
             self.slope = None if pilot.slope is None else Slope(pilot.slope, PILOT_DOUBT, pilot.binding)
             self.width = 2 * PILOT_SHARPNESS
             # Later replications start at earlier ones' capacity and slope: most take one replay.
-            self._add(min(TO_LEARN, self.most))
-            self._add(min(FIRST // 2, self.most) - len(self.found))
-            if len(self.found) == self.most or self.interval.half_width > BY_FAR * self.precision:
-                self._add(min(FIRST, self.most) - len(self.found))
+            self._extend(TO_LEARN)
+            self._extend(FIRST // 2)
+            if self.interval.half_width > BY_FAR * self.precision:
+                self._extend(FIRST)
             self.sharpen()
         except KeyboardInterrupt:
             raise self.interrupt() from None
@@ -346,6 +352,11 @@ class Run:
     @property
     def interval(self) -> Interval:
         return interval([found.rate for found in self.found], CONFIDENCE)
+
+    @property
+    def binding(self) -> tuple[int, int]:
+        """The criterion that binds in most replications (of ties, the first), and in how many."""
+        return max(sorted(Counter(found.binding for found in self.found).items()), key=lambda item: item[1])
 
     def sharpen(self) -> None:
         """Add replications until the interval is narrow, or on one side of the target."""
@@ -357,7 +368,7 @@ class Run:
                     return
                 # The half-width falls with the root of the number. At most double it; keep it even.
                 wanted = math.ceil(n * (now.half_width / self.precision) ** 2)
-                self._add(min(max(2, min(wanted, 2 * n) - n + wanted % 2), self.most - n))
+                self._extend(max(n + 2, min(wanted, 2 * n) + wanted % 2))
         except KeyboardInterrupt:
             raise self.interrupt() from None
 
@@ -370,20 +381,17 @@ class Run:
             known = self.interval if len(self.found) > 1 else None
             self.options.progress(self.num_replays, known, self.search.scenario.num_replicas)
 
-    def _add(self, count: int) -> None:
-        if not count:
-            return
+    def _extend(self, num: int) -> None:
+        """To `num` replications, or the most."""
         first = len(self.found)
         sharp = self.precision * SHARPNESS
         if first:
-            logs = [math.log(f.rate) for f in self.found]
-            mean = sum(logs) / first
-            spread = math.sqrt(sum((x - mean) ** 2 for x in logs) / max(1, first - 1))
-            self.centre, self.width = math.exp(mean), max(spread, self.precision / 2)
+            spread = float(np.log([f.rate for f in self.found]).std(ddof=1))
+            self.centre, self.width = self.interval.value, max(spread, self.precision / 2)
             sharp = max(self.precision, spread) * SHARPNESS
             self.slope = common_slope(self.found)
         own = partial(_own_capacity, self.search, self.centre, self.width, sharp, self.slope)
-        for found in self.memo.map(self.pool, own, range(first, first + count)):
+        for found in self.memo.map(self.pool, own, range(first, min(num, self.most))):
             self.found.append(found)
             self.num_replays += found.num_replays
             self.tell()
@@ -404,10 +412,8 @@ def _pilot(memo: Memo, search: CapacitySearch) -> Found:
     if not idle.holds:
         raise never(search.criteria, idle)
     found = find(read, search.criteria, PILOT_GUESS * flood, PILOT_WIDTH, PILOT_SHARPNESS)
-    used = 2 + found.num_replays
     if found.binding < 0:
         overrun = search.requests(PILOT, memo)(BEYOND * found.rate)
-        used += 1
         if overrun.worst < 0:
             names = " and ".join(quoted(criterion.text) for criterion in search.criteria)
             subject = f"SLOs {names} are" if len(search.criteria) > 1 else f"SLO {names} is"
@@ -415,7 +421,7 @@ def _pilot(memo: Memo, search: CapacitySearch) -> Found:
                 f"{subject} met at every rate, even at {overrun.rate:.3g} req/s, {BEYOND:g} times the "
                 f"{found.rate:.3g} req/s at which the queue begins to grow without end: expected a bound that can bind"
             )
-    return replace(found, num_replays=used)
+    return replace(found, num_replays=found.num_replays + 2 + (found.binding < 0))
 
 
 def finish(run: Run, asked: float | None = None) -> Capacity:
@@ -424,12 +430,17 @@ def finish(run: Run, asked: float | None = None) -> Capacity:
     run.sharpen()
     search, rate = run.search, run.interval.value
     gpu_hour, curve = run.options.gpu_hour, run.options.curve
+    criteria, (binding, _) = search.criteria, run.binding
+    scaled = tuple(criteria[binding].times(factor) for factor in OTHERS if curve and binding >= 0)
+    wide = replace(search, criteria=criteria + scaled)
     try:
         # The first replay, at capacity, also gives the limit.
-        grid = [(share, k) for share in GRID for k in range(CURVE_REPLICATIONS if share >= CURVE_NEAR else 1)]
-        work = [(share * rate, k) for share, k in grid if curve and (share, k) != (1.0, 0)]
+        work = [
+            (share * rate, k) for share in GRID for k in range(CURVE_REPLICATIONS if share >= CURVE_NEAR else 1)
+            if curve and (share, k) != (1.0, 0)
+        ]  # fmt: skip
         answers: list[Any] = []
-        for answer in run.memo.map(run.pool, partial(_last, search), [(rate, None), *work]):
+        for answer in run.memo.map(run.pool, partial(_last, wide), [(rate, None), *work]):
             answers.append(answer)
             run.num_replays += 1
             run.tell()
@@ -437,15 +448,17 @@ def finish(run: Run, asked: float | None = None) -> Capacity:
         readings: dict[float, list[Reading]] = {}
         for one in (Reading(*seen["reading"]), *others):
             readings.setdefault(one.rate, []).append(one)
-        points = [_point(search.criteria, readings[at]) for at in sorted(readings)] if curve else []
+        points = [_point(criteria, readings[at]) for at in sorted(readings)] if curve else []
     except KeyboardInterrupt:
         raise run.interrupt() from None
     parts = tuple(
         PoolPart(spec.name, spec.count, spec.count * own.profile.device.count, spec.policy, own.profile.name, **at)
-        for (spec, own), at in zip(search.scenario.each_pool(), seen["pools"], strict=True)
-    ) if seen["pools"] else ()  # fmt: skip
+        for at, (spec, own) in zip(seen["pools"], search.scenario.each_pool(), strict=False)  # none without pools
+    )
     found = _result(run, seen["shares"], Limit(**seen["limit"]), tuple(points), seen["latency"])
-    found = replace(found, pools=parts, asked_rate=asked)
+    num = len(criteria)
+    bounds = [_at_bound(c.text, {*range(num), num + k} - {binding}, readings) for k, c in enumerate(scaled)]
+    found = replace(found, pools=parts, asked_rate=asked, other_bounds=tuple(bounds))
     if gpu_hour is not None:
         gpus = search.scenario.num_gpus
         hourly = gpus * gpu_hour
@@ -456,20 +469,17 @@ def finish(run: Run, asked: float | None = None) -> Capacity:
 def _result(run: Run, shares: dict[str, float], limit: Limit, points: tuple[Point, ...], latency: Latency) -> Capacity:
     search, criteria = run.search, run.search.criteria
     profiles = {own.profile.name: own.profile for _, own in search.scenario.each_pool()}
-    # Of ties, the first.
-    counts = Counter(found.binding for found in run.found)
-    binding = max(sorted(counts), key=lambda i: counts[i])
+    binding, count = run.binding
     return Capacity(
         rate=run.interval,
         replicas=search.scenario.num_replicas,
         binding_slo=STABILITY if binding < 0 else criteria[binding].text,
-        binding_share=counts[binding] / len(run.found),
+        binding_share=count / len(run.found),
         limited_by=limit.name,
         limiting_setting=limit.setting,
         binds=limit.binds,
         memory=dict(limit.memory),
         shares=shares,
-        criteria=tuple(c.text for c in criteria),
         bounds={c.text: shown(c, c.bound) for c in criteria},
         share_criteria=tuple(c.text for c in criteria if c.share is not None),
         curve=points,
@@ -535,15 +545,26 @@ def _last(search: CapacitySearch, memo: Memo, at: tuple[float, int | None]) -> A
 
 
 def _point(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> Point:
-    columns = {c.text: [shown(c, r.values[i]) for r in readings] for i, c in enumerate(criteria)}
     return Point(
         rate=readings[0].rate,
-        values={name: sum(v) / len(v) for name, v in columns.items()},
-        low={name: min(v) for name, v in columns.items()},
-        high={name: max(v) for name, v in columns.items()},
+        values={c.text: shown(c, sum(r.values[i] for r in readings) / len(readings)) for i, c in enumerate(criteria)},
         stable=all(r.stable for r in readings),
-        holds=2 * sum(r.holds for r in readings) > len(readings),  # majority, like the capacity
+        # A majority, like the capacity.
+        holds=2 * sum(r.stable and max(r.severities[: len(criteria)]) <= 0 for r in readings) > len(readings),
     )
+
+
+def _at_bound(slo: str, judged: Collection[int], readings: Mapping[float, Sequence[Reading]]) -> AtBound:
+    """Where the worst severity of the `judged` criteria passes 0, on lines in the log rate."""
+    rates = sorted(readings)
+    means = [
+        np.mean([max(-LIMIT, *(r.severities[i] for i in judged)) if r.stable else np.inf for r in readings[rate]])
+        for rate in rates
+    ]
+    logs, severities = np.log(rates), np.maximum.accumulate(means)
+    at = np.interp(0.0, severities, logs)
+    side = "below" if severities[0] > 0 else "at least" if at in logs else ""
+    return AtBound(slo, math.exp(at), side)
 
 
 def shown(criterion: Criterion, value: float) -> float:

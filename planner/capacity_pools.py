@@ -5,16 +5,7 @@ from typing import Any
 
 from ..results.scenario import Scenario
 from ..sim.fleet import PoolSpec
-from .capacity import (
-    MAX_REPLICAS_TRIED,
-    Capacity,
-    CapacityOptions,
-    CapacitySearch,
-    Interrupted,
-    Run,
-    check_rate,
-    shown,
-)
+from .capacity import MAX_REPLICAS_TRIED, Capacity, CapacityOptions, CapacitySearch, Interrupted, Run, check_rate, shown
 from .capacity import finish as finish_of
 from .pool_counts import Counts, PoolCounts, fewest_of_pools, with_counts
 

@@ -57,8 +57,9 @@ def write_capacity(
         **found.to_json(),
         **asked(scenario, command, gpu_hour, currency),
         "notes": profile_notes(scenario.of_each_pool()),
+        "profile": found.profile,
+        "estimated": found.estimated,
     }
-    info |= {"profile": found.profile, "estimated": found.estimated}
     if points:
         info["measured"] = points
     fleet = scenario if scenario.pools else replace(scenario, replicas=found.replicas)

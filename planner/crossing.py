@@ -8,6 +8,7 @@ import numpy as np
 
 from ..engine.errors import DsimError
 from ..files.read import quoted
+from ..report.digits import within
 from .replicate import Criterion, Reading
 
 LOWEST = 20.0  # log rate below the first guess at which to give up
@@ -96,9 +97,9 @@ def find(
             if above and math.log(centre) - above.log_rate > LOWEST:
                 raise never(criteria, above.reading)
             step = width
-            if (distance := _distance(now, own or slope)) is not None:
+            if not math.isnan(distance := _distance(now, own or slope)):
                 step = min(max(distance + ERROR * sharp, sharp / 2), 2 * width)  # slightly beyond, for a bracket
-            log_rate += step if below else -step
+            log_rate = max(log_rate + (step if below else -step), math.log(centre) - 1.01 * LOWEST)
             width *= 2
         before = now
 
@@ -107,10 +108,10 @@ def never(criteria: Sequence[Criterion], idle: Reading) -> DsimError:
     """Error for a criterion that an idle server violates."""
     worst = max(0, idle.worst)
     criterion, value = criteria[worst], idle.values[worst]
+    said = f"{100 * value:.4g}% of arrivals meet it"
     if criterion.share is None:
-        said = f"{criterion.slos[0].stat} of {criterion.slos[0].metric} is {_milliseconds(value)} ms"
-    else:
-        said = f"{100 * value:.4g}% of arrivals meet it"
+        shown = within(1e3 * value, 1e3 * criterion.bound, 1)
+        said = f"{criterion.slos[0].stat} of {criterion.slos[0].metric} is {shown} ms"
     return DsimError(
         f"SLO {quoted(criterion.text)} holds at no rate: {said} at {idle.rate:.2g} req/s, where the server is nearly "
         "idle"
@@ -156,28 +157,20 @@ def _line(a: _At | None, b: _At, sharp: float) -> Slope | None:
     return Slope(rise / run, LEAST_DOUBT + abs(run) / (BENT * sharp), b.criterion)
 
 
-def _distance(end: _At, line: Slope | None) -> float | None:
-    """From a reading to the bound, in log rate; None if unknown."""
+def _distance(end: _At, line: Slope | None) -> float:
+    """From a reading to the bound, in log rate; NaN if unknown."""
     if end.reading.worst < 0 and not end.reading.holds:
-        # The queue grows: the sustained rate is that of requests leaving.
-        return end.log_rate - math.log(end.reading.sustained) if end.reading.sustained > 0 else None
-    root = math.nan if line is None else end.root(line)
-    return None if math.isnan(root) else abs(end.log_rate - root)
+        # The queue grows: the capacity is the rate of requests leaving.
+        return end.log_rate - math.log(end.reading.throughput)
+    return math.nan if line is None else abs(end.log_rate - end.root(line))
 
 
 def _crossing(below: _At, above: _At) -> float:
     """Log rate between two readings at which the SLOs probably stop being met."""
     low, high = below.log_rate, above.log_rate
     if above.reading.worst < 0:
-        sustained = above.reading.sustained
-        return max(low, math.log(sustained)) if sustained > 0 else low
+        return min(high, math.log(above.reading.throughput))
     s, t = max(below.reading.severities), max(above.reading.severities)
     if not (math.isfinite(s) and math.isfinite(t) and t > s):
         return (low + high) / 2
     return low + (high - low) * -s / (t - s)
-
-
-def _milliseconds(seconds: float) -> str:
-    """With four digits, or all before the point."""
-    value = 1e3 * seconds
-    return f"{value:,.0f}" if value >= 1e3 else f"{value:.4g}"

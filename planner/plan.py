@@ -793,7 +793,7 @@ class _Run:
         sure = verdict(severities, len(severities) + 1, spread)
         # The mean of logarithms and the printed mean may lie on different sides of a bound.
         said = UNSURE if sure is None else MEETS if sure and meet else MISSES if not sure else UNSURE
-        stable = bool(seen) and all(found["stable"] for found in seen)
+        stable = 2 * sum(found["stable"] for found in seen) > len(seen)
         risk = Risk(change, values, _judged(seen), said, stable, needs, None, best)
         return self._charged(risk, lane.candidate)
 

@@ -122,8 +122,8 @@ def _pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
         used += 1
         value = reading.values[int(np.argmax(reading.severities))]
         # A growing queue shows what one replica serves.
-        growing = size.high is None and not reading.stable and reading.sustained > 0
-        size.decide(reading.holds, math.ceil(size.at * task.rate / reading.sustained) if growing else None)
+        growing = size.high is None and not reading.stable
+        size.decide(reading.holds, math.ceil(size.at * task.rate / reading.throughput) if growing else None)
     return {"replicas": size.replicas, "value": None if math.isnan(value) else value, "replays": used}
 
 
@@ -176,7 +176,7 @@ def _own(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     def read(rate: float) -> Reading:
         nonlocal replays
         if task.known is not None and task.known <= 0 and math.isclose(rate, task.rate, rel_tol=1e-9):
-            return Reading(rate, (math.nan,), (task.known,), 0.0, True, rate, 0.0)
+            return Reading(rate, (math.nan,), (task.known,), True, rate, 0.0)
         replays += 1
         return ask(rate)
 

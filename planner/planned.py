@@ -109,7 +109,7 @@ class Risk:
     values: Mapping[str, Interval]  # by criterion, on the planned fleet; empty without replicas
     judged: int  # requests
     verdict: str  # MEETS, MISSES or UNSURE
-    stable: bool  # in every replay
+    stable: bool  # in most replays
     needs: int | None  # replicas; None: more than allowed
     per_hour: float | None
     best: str  # cheaper one of the best two then

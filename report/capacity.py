@@ -17,13 +17,14 @@ IS_CAPACITY = has_keys("rate", "replicas", "binding_slo", "curve")
 CURVE_REPLICATIONS = 2  # a rate from CURVE_NEAR on; one below
 CURVE_NEAR = 0.9  # of the capacity
 MOST_SHOWN = 2.5  # times its bound
+CLIFF = 0.25  # of the capacity, which a bound of 10 % more or less moves at a cliff
 
 
 def answer(found: Json) -> str:
     count = found["replicas"]
     fleet = counted(count, "replica")
     sure = f"{span(found['rate'])} at {100 * found['confidence']:g}% confidence"
-    if pools := found.get("pools"):
+    if pools := found["pools"]:
         fleet += f" ({', '.join('{replicas} of {name}'.format_map(pool) for pool in pools)})"
     if found["asked_rate"] is not None:
         return f"{found['asked_rate']:g} req/s needs {fleet}, which sustain{'s' if count == 1 else ''} {sure}"
@@ -57,21 +58,22 @@ def warnings(found: Json) -> list[str]:
 
 def facts(found: Json) -> list[tuple[str, str]]:
     """(name, value)."""
-    less, cost, limit, binds = found["one_fewer"], found["cost"], found["limited_by"], found.get("binds") or "no pool"
+    less, cost, limit, binds = found["one_fewer"], found["cost"], found["limited_by"], found["binds"] or "no pool"
     binding = found["binding_slo"] if found["binding_slo"] != "stability" else "none: the queue grows without end first"
     shares = ", ".join(f"{name} {100 * share:.0f}%" for name, share in found["shares"].items() if share >= 0.005)
     setting = f", {found['limiting_setting']}" if found["limiting_setting"] else ""
-    held = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in found.get("memory", {}).items())
-    at = {name: known for name, known in found.get("latency_ms", {}).items() if known is not None}
+    held = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in found["memory"].items())
+    at = {name: known for name, known in found["latency_ms"].items() if known is not None}
     seen = "; ".join(f"median {n} {number(ms['p50'])} ms, p90 {number(ms['p90'])} ms" for n, ms in at.items())
     about = search_facts(found)
     shown = {
         "Trace": found.get("traffic"),
-        "SLOs": ", ".join(found["criteria"]),
+        "SLOs": ", ".join(found["bounds"]),
         "One replica less": less and f"sustains {span(less)}: too little, or not certainly enough",
         "Binding SLO": f"{binding} (in {100 * found['binding_share']:.0f}% of replications)",
+        "The bound stands at a cliff": _cliff(found),
         "Limited by": found["shares"] and f"{limit}{setting} (of the busy time: {shares})",
-        "What binds": found["shares"] and (f"{binds}; the memory of a replica is {held}" if held else binds),
+        "What binds": found["shares"] and f"{binds}; the memory of a replica is {held}",
         "At capacity": seen,
         "Cost": cost
         and f"{money(cost['per_hour'], found)} an hour for {counted(cost['gpus'], 'GPU')}, "
@@ -83,8 +85,15 @@ def facts(found: Json) -> list[tuple[str, str]]:
     return [(name, text) for name, text in shown.items() if text]
 
 
+def _cliff(found: Json) -> str:
+    """The capacity at the bounds 10 % either side; empty if both are near it."""
+    others = found["other_bounds"]
+    if all(abs(other["rate"] / found["rate"]["value"] - 1) <= CLIFF for other in others):
+        return ""
+    return ", ".join(f"{other['side']} {number(other['rate'])} req/s at {other['slo']}".strip() for other in others)
+
+
 def capacity_page(found: Json) -> Page:
-    curve = (_table(found),) if found["curve"] else ()
     return Page(
         name=f"dsim: capacity of {found['policy']}",
         question="How much traffic meets the SLOs?",
@@ -95,8 +104,8 @@ def capacity_page(found: Json) -> Page:
         chart=_distance(found) if found["curve"] else None,
         facts=tuple(facts(found)),
         sections=(
-            *((Section("Pools", (_pools(found),), spoken=True),) if found.get("pools") else ()),
-            *((Section("The curve in numbers", curve),) if curve else ()),
+            *((Section("Pools", (_pools(found),), spoken=True),) if found["pools"] else ()),
+            *((Section("The curve in numbers", (_table(found),)),) if found["curve"] else ()),
             *of_ensemble(found),
         ),
         notes=tuple(found.get("notes", ())),
@@ -106,7 +115,7 @@ def capacity_page(found: Json) -> Page:
 
 
 def _numbers(found: Json) -> tuple[Number, ...]:
-    rate, at = found["rate"], found.get("latency_ms", {})
+    rate, at = found["rate"], found["latency_ms"]
     value, _, within = span(rate).partition(" (")
     sure = ""
     if rate["high"] is not None:
@@ -168,7 +177,7 @@ def _rate(found: Json, rate: float) -> str:
     places = len(shown.partition(".")[2])
     if ends["high"] is None:
         return shown
-    return max(within(rate, ends["low"], places), within(rate, ends["high"], places), key=len)
+    return max((within(rate, ends[end], places) for end in ("low", "high")), key=len)
 
 
 def _verdict(found: Json, point: Json) -> str:

@@ -391,7 +391,7 @@ def attainment(requests: Columns, slo: "Slo", *, missing_passes: bool = True) ->
 def stable(requests: Columns, *, closed_loop: bool = False) -> bool:
     """Whether the queue stays bounded.
 
-    Above saturation the wait grows by 1 - 1/load per second of arrivals. Unstable: it grows by more than chance
+    Above saturation the wait grows by load - 1 per second of arrivals. Unstable: it grows by more than chance
     explains (`_drift`) over the run and its second half, and 90 % of its last quarter exceed both the second quarter's
     mean and the median service time; or nothing completed; or a request has waited for a quarter of the run at its end.
     Rejected requests do not count. A closed loop is stable.

@@ -70,7 +70,7 @@ class Slo:
 
     def __str__(self) -> str:
         prefix = (f"{self.slo_class}/" if self.slo_class else "") + (f"{self.stat}:" if self.stat else "")
-        return self.text or f"{prefix}{self.metric}={self.bound:g}s"
+        return self.text or f"{prefix}{self.metric}={1e3 * self.bound:g}ms"
 
 
 def check_metric(what: str, metric: str, known: Collection[str]) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -16,7 +17,7 @@ from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import PRESETS, Policy, parse
 from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan
-from dsim.profiler.profile import Profile, load
+from dsim.profiler.profile import Profile, load, save
 from dsim.sim.step_model import StepModel
 from dsim.traces import Trace
 
@@ -27,6 +28,14 @@ CELLS = "MPC"  # masked, pending, cached
 
 
 NO_WINDOWS: Mapping[str, int] = {}  # of Limits: no layers whose pages are kept for a window alone
+
+
+def second_profile(folder: Path) -> str:
+    """A file of a profile whose every step takes 1 s."""
+    profile = load("a100-sdar-8b")
+    fit = dataclasses.replace(profile.fit, regimes=("memory-bound",))
+    save(dataclasses.replace(profile, name="second", latency=SECOND, fit=fit), folder / "second.json")
+    return str(folder / "second.json")
 
 
 class World:

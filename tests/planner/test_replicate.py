@@ -1,6 +1,8 @@
 """Replications: evenly resampled, the same at every rate, and judged as the SLOs say."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,8 +10,8 @@ import pytest
 from dsim.planner.replicate import (
     Criterion,
     criteria_of,
-    growth,
     interval,
+    judge,
     judged,
     measure,
     replication,
@@ -18,7 +20,7 @@ from dsim.planner.replicate import (
 )
 from dsim.results.scenario import Scenario
 from dsim.results.slo import Slo
-from dsim.traces import Trace
+from dsim.traces import Trace, synth
 
 from ..results.test_stable import single_server
 
@@ -29,18 +31,14 @@ def criteria(*texts: str, attainment: float = 0.99) -> tuple[Criterion, ...]:
     return criteria_of([Slo.parse(text) for text in texts], attainment)
 
 
-def test_a_replication_as_long_as_the_trace_holds_every_row_once() -> None:
+def test_a_replication_holds_every_row_once_or_evenly_where_it_is_longer() -> None:
+    assert np.bincount(resample(60, 600, 6, seed=0)).tolist() == [10] * 60
     rows = resample(1000, 1000, 50, seed=3)
     assert sorted(rows.tolist()) == list(range(1000))
     # Blocks of consecutive rows, around the ring's end.
     assert ((np.diff(rows.reshape(20, 50), axis=1) - 1) % 1000 == 0).all()
     assert not np.array_equal(rows, resample(1000, 1000, 50, seed=4))
     assert np.array_equal(rows, resample(1000, 1000, 50, seed=3))
-
-
-def test_a_replication_longer_than_the_trace_repeats_it_evenly() -> None:
-    counts = np.bincount(resample(60, 600, 6, seed=0), minlength=60)
-    assert counts.tolist() == [10] * 60
 
 
 def test_every_row_is_equally_likely() -> None:
@@ -112,10 +110,9 @@ def test_latency_rises_with_the_rate_within_a_replication() -> None:
     own, requests = replication(AZURE, 0, 300, 30)
     judged = criteria("p50:e2el=20s", "90%:ttft=1s")
     readings = [measure(own, judged, requests, rate) for rate in (0.05, 0.2, 1.0, 4.0)]
-    values = [reading.values[0] for reading in readings]
-    assert values == sorted(values)
-    shares = [reading.values[1] for reading in readings]
-    assert shares == sorted(shares, reverse=True)
+    values, shares = zip(*(reading.values for reading in readings), strict=True)
+    assert list(values) == sorted(values)
+    assert list(shares) == sorted(shares, reverse=True)
     assert readings[0].holds
     assert not readings[-1].holds
 
@@ -126,10 +123,17 @@ def test_slos_without_a_statistic_are_met_together() -> None:
     assert [c.bound for c in found] == [9.0, 0.95, 0.99]
 
 
-def test_growth_is_the_share_that_a_saturated_server_leaves_behind() -> None:
-    for load in (1.25, 2.0):
-        assert growth(single_server(load, 0, n=4000)) == pytest.approx(1 - 1 / load, abs=0.05)
-    assert growth(single_server(0.5, 0, n=4000)) < 0.02
+def test_a_days_swing_is_no_queue_that_grows_and_a_bursty_overload_is() -> None:
+    trace = synth("constant", 10.0, lengths="fixed:1,1", num_requests=2000)
+    day = np.pi / 200
+    # Half a sine of 70 %, from trough to peak; each request is served at once and takes 30 s.
+    arrival = np.interp(trace.arrival, (at := np.arange(200.0)) - 0.7 * np.sin(day * at) / day, at)
+    columns = single_server(0.5, 0) | {"arrival": arrival, "scheduled": arrival, "finish": arrival + 30}
+    result: Any = SimpleNamespace(table=SimpleNamespace(columns=columns))
+    assert judge(criteria("e2el=40s"), trace, result, 10.0, missing_passes=True).holds
+    # A bursty load of 1.1, which `stable` takes for chance.
+    result.table.columns = single_server(1.1, 2, cv=2.0)
+    assert not judge(criteria("e2el=40s"), trace, result, 0.55, missing_passes=True).stable
 
 
 def test_an_interval_is_students_of_the_logs() -> None:
