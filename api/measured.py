@@ -11,7 +11,6 @@ from ..comparison.bounds import Bound
 from ..comparison.cells import Progress, check_machines, compare_runs
 from ..comparison.clients.match import Requested
 from ..comparison.clients.measured import measured_beside, measured_run, write_measured
-from ..comparison.clients.prometheus import differences, summary_of
 from ..comparison.clients.read import ClientLog, read_client
 from ..comparison.compared import Compared
 from ..engine.allowed_code import AllowedCode, allowed
@@ -19,7 +18,6 @@ from ..engine.errors import DsimError, cut
 from ..engine.policy import PRESETS
 from ..files.place import check_folder
 from ..files.read import printable
-from ..files.samples import read_samples
 from ..planner.given import ProfileLike, TraceLike
 from ..planner.recorded import Imported, OfRun
 from ..profiler.as_logged import policy_of
@@ -47,8 +45,6 @@ def import_run(
     skip_bad: bool = False,
     policy: str | None = None,
     log: str | Path | None = None,
-    metrics: str | Path | None = None,
-    metrics_before: str | Path | None = None,
     replicas: int = 1,
     slos: Sequence[str] = (),
     missing_passes: bool = True,
@@ -60,12 +56,10 @@ def import_run(
 ) -> Imported:
     """Import a load generator's measurements of a server as a run, with dsim's definitions of the metrics.
 
-    file: of vllm bench serve, guidellm or aiperf, a step log, or a gateway's log. trace: what the client replayed. log,
-    metrics: the server's, of the same time. benchmark: which of several in the file, from 1.
+    file: of vllm bench serve, guidellm or aiperf, a step log, or a gateway's log. trace: what the client replayed. log:
+    the server's, of the same time. benchmark: which of several in the file, from 1.
     Doubts are Python warnings. Raises DsimError.
     """
-    if metrics_before is not None and metrics is None:
-        raise DsimError(f"metrics before is {metrics_before} and metrics is missing: expected both or neither")
     if not 1 <= replicas <= MAX_REPLICAS:
         raise DsimError(f"replicas is {cut(replicas)}, expected 1 to {MAX_REPLICAS}")
     own = columns if trace is None else None  # of the log, without another trace
@@ -80,10 +74,6 @@ def import_run(
         policy=printable(policy or named), slos=[Slo.parse(text) for text in texts_of(slos)],
         missing_passes=missing_passes, replicas=replicas, engine=engine,
     )  # fmt: skip
-    if metrics is not None:
-        before = None if metrics_before is None else read_samples(Path(metrics_before))
-        run.info["server"] = summary_of(read_samples(Path(metrics)), before)
-        doubts += tuple(differences(run.info["server"], run.columns, run.info))
     if _command:
         run.info["command"] = _command
     _warn([*doubts, *run.info["client"]["warnings"]])

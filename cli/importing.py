@@ -37,12 +37,6 @@ def import_command(
     log: Annotated[
         Path | None, option("FILE", "The server's step log of the same time: adds its steps.", "--log")
     ] = None,
-    metrics: Annotated[
-        Path | None, option("FILE", "The server's Prometheus metrics after the run, as a check.", "--metrics")
-    ] = None,
-    metrics_before: Annotated[
-        Path | None, option("FILE", "The metrics before the run, to subtract.", "--metrics-before")
-    ] = None,
     benchmark: Annotated[
         int | None, option("N", "Which benchmark of a file with several (guidellm's sweep), from 1.", "--benchmark")
     ] = None,
@@ -57,7 +51,7 @@ def import_command(
 
     dsim import bench.json --trace trace.jsonl --slo ttft=2s -o runs/measured
     dsim import spend.json --only model=sdar-8b --slo ttft=2s -o runs/measured
-    dsim import bench.json --log steps.jsonl --metrics metrics.txt --json
+    dsim import bench.json --log steps.jsonl --json
     """
     from ..api.measured import import_run
     from ..comparison.clients.words import client_lines
@@ -66,12 +60,12 @@ def import_command(
     screen = Screen()
     run = import_run(
         file, trace=trace, time_unit=time_unit, columns=columns, only=only, skip_bad=skip_bad, policy=policy,
-        log=log, metrics=metrics, metrics_before=metrics_before, replicas=replicas,
+        log=log, replicas=replicas,
         slos=slo or [], missing_passes=not missing_fails, benchmark=benchmark, out=out, force=force,
         _command=options.command(), _warn=screen.warn,
     )  # fmt: skip
     info = run.measured.info
-    say(run.page, {key: info.get(key) for key in ("client", "server", "trace", "policies")}, as_json)
+    say(run.page, {key: info.get(key) for key in ("client", "trace", "policies")}, as_json)
     if not as_json:
         show(*client_lines(info))
     screen.wrote(out, FILES)

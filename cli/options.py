@@ -54,8 +54,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "SLOs and quality": "--slo --fail-on-slo --attainment --missing-fails --emit --bound --min-quality "
         "--quality-table",
         "Search": "--as-given --change-answers --research --objective --trials --space --precision",
-        "Measurement": "--budget --thresholds --full-sequence --max-batch --measured --benchmark --log --metrics "
-        "--metrics-before",
+        "Measurement": "--budget --thresholds --full-sequence --max-batch --measured --benchmark --log",
         "Server": "--host --port --allow-host --served-name --api-key",
         "Logs": "--metrics-as --access-log --steps",
         "Following": "--interval --window --min-requests --once --token-file --ca-file",

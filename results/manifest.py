@@ -107,7 +107,6 @@ class Manifest(TypedDict, total=False):
     commits: str  # live: "model" if the weights decided, "twin" if a profile's draws did
     live: dict[str, Any]  # device, versions, model, settings, host time beyond the device's
     client: dict[str, Any]  # tool, file, failures, lateness, differing figures
-    server: dict[str, Any]  # Prometheus metrics of the same time
     trace: TraceInfo
     profile: ProfileInfo
     profiles: dict[str, ProfileInfo]  # by policy, if different

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -199,8 +198,7 @@ REFUSED: tuple[tuple[str, Any, str, str], ...] = (
         f"replay {name}", f"replay t.jsonl --profile {name}", f"replay t.jsonl --policy {name}",
         f"replay t.jsonl --lengths {name}", f"import {name}")),
     *(("x", "", f"{command} {name}", "") for name in ("pipe", "/dev/zero") for command in (
-        "sweep -o out", "tune t.jsonl --space", "tune t.jsonl --quality-table",
-        f"import {CLIENTS / 'vllm_bench.json'} --metrics")),
+        "sweep -o out", "tune t.jsonl --space", "tune t.jsonl --quality-table")),
 )  # fmt: skip
 
 
@@ -311,14 +309,6 @@ def test_json_that_is_nested_deeper_than_any_file_s_is_refused(depth: int) -> No
         Path("d.jsonl").write_text(f'{{"timestamp": {value}, "input_length": 9, "output_length": 3}}\n')
         with pytest.raises(TraceError, match=r"^d.jsonl:1: malformed JSON \(it is nested too deeply\)"):
             load("d.jsonl")
-
-
-def test_metrics_that_are_no_numbers_are_left_out() -> None:
-    shutil.copy(CLIENTS / "vllm_bench.json", "b.json")
-    Path("m.txt").write_text("vllm:prompt_tokens_total NaN\nvllm:generation_tokens_total +Inf\nvllm:x 1\n")
-    code, out, err = run_command(["import", "b.json", "--metrics", "m.txt", "--json", "-o", "run"], Path.cwd())
-    assert (code, err) == (0, "Wrote run/ (run.json, requests.parquet, steps.parquet, report.html)\n")
-    assert json.loads(out)["server"] == {}
 
 
 def test_requests_a_hair_apart_come_at_no_rate() -> None:

@@ -19,6 +19,4 @@ def client_lines(info: Manifest) -> list[str]:
             f"Own figure: mean {name} is {number(own['client_ms'])} ms by the client's definition or count, "
             f"{number(own['dsim_ms'])} ms by dsim's"
         )
-    if server := info.get("server"):
-        lines.append("Server's metrics: " + ", ".join(f"{key} {number(value)}" for key, value in server.items()))
     return lines

@@ -36,13 +36,6 @@ def test_the_report_tells_of_the_client() -> None:
     assert "Own figure: mean tpot is " in ran.out
 
 
-def test_metrics_that_disagree_with_the_file_are_warned_of() -> None:
-    Path("metrics").write_text("vllm:request_success_total 9\n")
-    ran = succeed("import", VLLM, "--metrics", "metrics")
-    assert ran.err == "Warning: requests is 9 by the server's metrics and 8 by the client's file\n"
-    assert "Server's metrics: requests 9.00" in ran.out
-
-
 def test_a_file_compares_with_a_prediction_of_its_trace_directly() -> None:
     assert dsim("replay", TRACE, "--policy", "ar", "-o", "predicted").code == 0
     ran = dsim("compare", "predicted", VLLM, "--json")

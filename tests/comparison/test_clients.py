@@ -10,11 +10,9 @@ import pytest
 
 from dsim.comparison.clients.match import Requested
 from dsim.comparison.clients.measured import MeasuredRun, measured_run, write_measured
-from dsim.comparison.clients.prometheus import differences, summary_of
 from dsim.comparison.clients.read import read_client
 from dsim.engine.errors import DsimError
 from dsim.engine.journal import STATUSES
-from dsim.files.samples import read_samples
 from dsim.results.run import read_run
 from dsim.traces import load
 
@@ -169,47 +167,3 @@ def test_more_requests_than_the_trace_has_are_refused() -> None:
     short = Requested("short", asked.arrival[:5], asked.input_length[:5], asked.output_length[:5])
     with pytest.raises(DsimError, match="holds 8 requests, short holds 5: expected at most as many"):
         measured_run(read_client(FILES / "vllm_bench.json"), short)
-
-
-BEFORE = """# HELP vllm:request_success_total Requests.
-vllm:request_success_total{engine="0",finished_reason="stop"} 2.0
-vllm:request_success_total{engine="0",finished_reason="length"} 1.0
-vllm:prompt_tokens_total{engine="0"} 100.0
-vllm:time_to_first_token_seconds_sum{engine="0"} 1.5
-vllm:time_to_first_token_seconds_count{engine="0"} 3.0
-vllm:diffusion_num_denoising_steps_total{engine="0"} 10.0
-vllm:diffusion_num_committed_tokens_total{engine="0"} 25.0
-"""
-AFTER = """vllm:request_success_total{engine="0",finished_reason="length"} 11.0
-vllm:prompt_tokens_total{engine="0"} 940 1795307190000
-vllm:time_to_first_token_seconds_sum{engine="0"} 2.5
-vllm:time_to_first_token_seconds_count{engine="0"} 11.0
-vllm:time_to_first_token_seconds_bucket{le="+Inf"} 11.0
-vllm:diffusion_num_denoising_steps_total{engine="0"} 30.0
-vllm:diffusion_num_committed_tokens_total{engine="0"} 85.0
-python_info{version="3.11"} 1.0
-"""
-
-
-def test_prometheus_counts_are_the_growth_between_two_readings(tmp_path: Path) -> None:
-    for name, text in (("before", BEFORE), ("after", AFTER)):
-        (tmp_path / name).write_text(text)
-    found = summary_of(read_samples(tmp_path / "after"), read_samples(tmp_path / "before"))
-    assert found == {
-        "requests": 8.0, "prompt_tokens": 840.0, "ttft_ms": pytest.approx(125.0), "denoising_steps": 20.0,
-        "committed_tokens": 60.0, "tokens_per_step": 3.0,
-    }  # fmt: skip
-    with pytest.raises(DsimError, match="the metrics after are below those before"):
-        summary_of(read_samples(tmp_path / "before"), read_samples(tmp_path / "after"))
-
-
-def test_where_the_server_and_the_client_disagree_is_told() -> None:
-    run = imported("vllm_bench.json")
-    summary = run.info["policies"][0]
-    agreed = {
-        "requests": 8.0, "prompt_tokens": float(run.columns["input_length"].sum()),
-        "e2el_ms": 1.01 * summary["e2el_ms"]["mean"],
-    }  # fmt: skip
-    assert differences(agreed, run.columns, run.info) == []
-    (line,) = differences({**agreed, "requests": 9.0}, run.columns, run.info)
-    assert line == "requests is 9 by the server's metrics and 8 by the client's file"
