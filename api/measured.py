@@ -89,6 +89,7 @@ def compare(
     *,
     profiles: Sequence[ProfileLike] = (),
     bounds: Sequence[str] = (),
+    seeds: int = 0,
     trace: TraceLike | None = None,
     columns: str | None = None,
     only: str | None = None,
@@ -104,11 +105,14 @@ def compare(
 
     predicted, measured: a run's folder, a result of `replay`, `import_run` or `load_run`, a load generator's file, or
     lists of them, in pairs. profiles: those of the runs that are not shipped. bounds: `[stat:]metric=percent`, judged
-    in the result. trace, columns, only, policy: of a load generator's file or a gateway's log. Raises DsimError.
+    in the result. seeds: others to re-run with, which tell chance from error. trace, columns, only, policy: of a load
+    generator's file or a gateway's log. Raises DsimError.
     """
     sides = [[s] if isinstance(s, str | Path | OfRun | Run) else list(s) for s in (predicted, measured)]
     if len(sides[0]) != len(sides[1]):
         raise DsimError(f"{len(sides[0])} predicted and {len(sides[1])} measured runs are given, expected pairs")
+    if not 0 <= seeds <= 100:
+        raise DsimError(f"seeds is {cut(seeds)}, expected 0 to 100")
     wanted = [Bound.parse(text) for text in texts_of(bounds)]
     if out is not None:
         check_folder(Path(out), compare_files.COMPARISON, force=force)
@@ -130,7 +134,7 @@ def compare(
     given = [profile if isinstance(profile, Profile) else load(profile) for profile in profiles]
     known = {profile.name: profile for profile in [*fitted, *given]}
     check_machines(pairs)
-    found = compare_runs(pairs, partial(_profile, known), wanted, progress=_progress)
+    found = compare_runs(pairs, partial(_profile, known), wanted, seeds=seeds, progress=_progress)
     if out is not None:
         compare_files.write(Path(out), found, pairs, force=force, command=_command)
     return Compared(found, pairs)

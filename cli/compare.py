@@ -31,6 +31,7 @@ def compare_command(
         list[str] | None,
         option("BOUND", "[stat:]metric=percent: e2el=3% (MAPE), mean:e2el=15%; exit 1 when missed; repeat.", "--bound"),
     ] = None,
+    seeds: Annotated[int, option("N", "Re-run with N other seeds: how far one moves a mean.", "--seeds")] = 0,
     trace: Annotated[
         str | None, option("T", "The trace that a load generator replayed; the predicted run's by default.", "--trace")
     ] = None,
@@ -60,7 +61,7 @@ def compare_command(
     with Bar(screen, "reading", "steps") as bar:
         # Before printing: a pipe's reader may close early.
         done = compare(
-            runs[::2], runs[1::2], profiles=profile or [], bounds=bound or [], trace=trace,
+            runs[::2], runs[1::2], profiles=profile or [], bounds=bound or [], seeds=seeds, trace=trace,
             columns=columns, only=only, policy=policy, allow_code=allow_code or [], out=out, force=force,
             _command=options.command(), _warn=screen.warn,
             _progress=lambda policy, done, total: bar.update(done, total, policy),

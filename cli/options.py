@@ -59,7 +59,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "Logs": "--metrics-as --access-log --steps",
         "Following": "--interval --window --min-requests --once --token-file --ca-file",
         "Selection": "--from --to --rows --file",
-        "Execution": "--jobs --backend --address --seed",
+        "Execution": "--jobs --backend --address --seed --seeds",
         "Output": "--out --output --json --force --install-completion --show-completion --help",
     }.items()
 }

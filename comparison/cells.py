@@ -123,11 +123,12 @@ def compare_runs(
     profiles: Callable[[str], Profile],
     bounds: Sequence[Bound] = (),
     *,
+    seeds: int = 0,
     progress: Progress | None = None,
 ) -> Comparison:
     """Compare (predicted, measured) pairs; DsimError if a pair's requests differ.
 
-    profiles: by the name in a run, to re-run each policy and decompose its error.
+    profiles: by the name in a run, to re-run each policy and decompose its error. seeds: other ones to re-run with.
     """
     cells: list[PolicyErrors] = []
     notes: list[str] = []
@@ -142,7 +143,7 @@ def compare_runs(
             notes.append(f"pair {i + 1}: only one of its runs holds {', '.join(alone)}: left out")
         for policy in shared:
             sides = summary(p, policy), summary(m, policy)
-            cell, values, traffic, cell_notes = _cell(i, p, m, policy, sides, profiles, progress)
+            cell, values, traffic, cell_notes = _cell(i, p, m, policy, sides, profiles, seeds, progress)
             notes += cell_notes
             if not cell.unpaired:
                 for name, both in values.items():
@@ -210,7 +211,7 @@ def _commits_tokens(run: Run, policy: str) -> bool:
 
 def _cell(
     pair: int, p: Run, m: Run, policy: str, summaries: tuple[Mapping[str, Any], Mapping[str, Any]],
-    profiles: Callable[[str], Profile], progress: Progress | None,
+    profiles: Callable[[str], Profile], seeds: int, progress: Progress | None,
 ) -> tuple[PolicyErrors, dict[str, tuple[Floats, Floats]], bytes, list[str]]:  # fmt: skip
     requests = p.requests(policy), m.requests(policy)
     index, left_out, traffic, notes = _shared_requests(p, m, policy, *requests)
@@ -241,7 +242,7 @@ def _cell(
             p_profile = profiles(profile_name or side(p).profile)
             # Where weights decide commits there is no profile.
             m_profile = profiles(profile_name or side(m).profile) if side(m).profile else p_profile
-            found = parts(p, m, policy, p_profile, m_profile, index, tick)
+            found = parts(p, m, policy, p_profile, m_profile, index, tick, seeds)
             latency = p_profile.latency
         except DsimError as error:
             why = str(error)

@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 
@@ -20,29 +21,32 @@ class Latencies:
     """The recorded latency of the same step, else a model's price corrected by the nearest recorded steps.
 
     Steps are the same if requests and features (also after an eviction) are equal and, where blocks cost, the blocks
-    they complete. The n-th takes the n-th recorded latency, later ones the mean. The correction is recorded over
-    predicted time of the NEAREST steps of the same kind (prefill or decode) in log tokens, query-key pairs, keys and
-    rows.
+    they complete. An engine's log counts heads, pairs and keys in its own way: there rows' tokens and prompt tokens are
+    equal, and keys, the nearest of several, differ by no more than the step's tokens. The n-th takes the n-th recorded
+    latency, later ones the mean. The correction is recorded over predicted time of the NEAREST steps of the same kind
+    (prefill or decode) in log tokens, query-key pairs, keys and rows.
     """
 
     def __init__(
         self, model: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy,
-        ended: Ints | None = None,
+        ended: Ints | None = None, logged: bool = False,
     ) -> None:  # fmt: skip
-        """ended: blocks that each step completed; None: blocks cost nothing."""
-        self._model = model
+        """ended: blocks that each step completed; None: blocks cost nothing. logged: the steps are an engine's log."""
+        self._model, self._logged = model, logged
         blocks = [0] * len(steps["latency"]) if ended is None or model.host_block == 0 else ended.tolist()
         self._cache_overhead = cache_overhead.table_of(model, policy.cache)
-        self._same: dict[object, list[float]] = defaultdict(list)
+        # By the visible keys of each.
+        self._same: dict[object, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._used: dict[object, int] = defaultdict(int)
         self.num_steps = 0  # priced, in all re-runs
         self.num_nearest = 0  # of these, by the nearest steps
         features = step_features(steps, lists, policy.batching.pieces)
         left, latency = left_of(steps), steps["latency"]
-        values, offsets = lists["requests"]
-        ends = offsets.tolist()
-        for i, (f, of_rest, num, seconds) in enumerate(zip(features, left, blocks, latency.tolist(), strict=True)):
-            self._same[(f, of_rest, num, np.sort(values[ends[i] : ends[i + 1]]).tobytes())].append(seconds)
+        ends = lists["requests"][1][1:-1]
+        rows = (np.split(lists[name][0], ends) for name in ("requests", "num_tokens"))
+        keys = map(self._key, *rows, features, left, blocks)
+        for key, f, seconds in zip(keys, features, latency.tolist(), strict=True):
+            self._same[key][f.sum_kv].append(seconds)
         self._priced = prices(model, steps, lists, requests, policy, ended)
         self._latency = latency
         self._rows = {kind: np.flatnonzero(steps["prefill"] == kind) for kind in (False, True)}
@@ -58,15 +62,24 @@ class Latencies:
 
     def __call__(self, plan: StepPlan, left: Features | None = None, blocks: int = 0) -> float:
         self.num_steps += 1
-        key = (plan.features, left, blocks, np.sort(plan.requests).tobytes())
-        recorded = self._same.get(key)
-        if recorded is None:
+        features = plan.features
+        key = self._key(plan.requests, plan.num_tokens, features, left, blocks)
+        by_keys = self._same.get(key, {})
+        keys = min(by_keys, key=lambda recorded: abs(recorded - features.sum_kv), default=math.inf)
+        if abs(keys - features.sum_kv) > features.tokens:
             self.num_nearest += 1
             price = cache_overhead.price(self._model, self._cache_overhead, plan, left)
             return (price + self._model.host_block * blocks) * self._correction(plan)
-        used = self._used[key]
-        self._used[key] = used + 1
+        recorded, used = by_keys[keys], self._used[key, keys]
+        self._used[key, keys] = used + 1
         return recorded[used] if used < len(recorded) else float(np.mean(recorded))
+
+    def _key(self, requests: Any, num_tokens: Any, f: Features, left: Features | None, blocks: int) -> object:
+        """What is equal in the same steps. requests, num_tokens: by row."""
+        # Logs leave idle rows out.
+        rows = sorted(row for row in zip(requests.tolist(), num_tokens.tolist(), strict=True) if row[1])
+        counted = (f.prefill_tokens, left and left.tokens) if self._logged else (f, left)
+        return tuple(rows), counted, blocks
 
     def _correction(self, plan: StepPlan) -> float:
         """Recorded over predicted time, nearest steps."""

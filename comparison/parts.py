@@ -11,6 +11,7 @@ predicted (p) or measured (m), as X(l, c):
 Latency and commits are Shapley values of two players, and the parts sum to the error. See docs/compare-parts.md.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ from ..results.metrics import COMPLETED, Floats, latencies, rows_of
 from ..results.run import Columns, Run
 from .commits import Commits
 from .latencies import Latencies
-from .rerun import Price, World, rerun, witness, world_of
+from .rerun import Price, World, drawn, rerun, witness, world_of
 from .steps import Ints, Lists, prices
 from .summaries import is_client
 
@@ -43,6 +44,7 @@ class MetricParts:
     commits: float
     scheduling: float
     frontend: float = 0.0
+    seed: float = math.nan  # s, standard deviation of the predicted mean over seeds alone; NaN: no other seed
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,12 @@ def parts(
     m_profile: Profile,
     index: Indices,
     progress: Progress | None = None,
+    seeds: int = 0,
 ) -> Parts:
-    """Divide a policy's errors; DsimError if a journal does not replay, or its profile gives other latencies."""
+    """Divide a policy's errors; DsimError if a journal does not replay, or its profile gives other latencies.
+
+    seeds: re-runs with predicted latencies and the commits of other seeds.
+    """
     runs = (predicted, measured)
     logged = is_client(measured)  # it has no plans
     worlds = [world_of(predicted, policy, p_profile)]
@@ -84,13 +90,13 @@ def parts(
             ended.append(witness(world, run, columns, its_steps, its_lists, seen))
         commits.append(seen)
     _check_prices(predicted, worlds[0], steps[0], lists[0], requests[0], ended[0])
-    recorded = Latencies(model, steps[1], lists[1], requests[1], worlds[0].policy, ended[1])
+    recorded = Latencies(model, steps[1], lists[1], requests[1], worlds[0].policy, ended[1], logged)
     table = cache_overhead.table_of(model, worlds[0].policy.cache)
     price: list[Price] = [
         lambda plan, left=None, blocks=0: cache_overhead.price(model, table, plan, left) + model.host_block * blocks,
         recorded,
     ]  # fmt: skip
-    total, done = 4 * len(steps[1]["step"]), 0
+    total, done = (4 + seeds) * len(steps[1]["step"]), 0
 
     def tick() -> None:
         nonlocal done
@@ -104,9 +110,12 @@ def parts(
         for source in (0, 1):
             recorded.restart()
             before = commits[c].counts.copy()
-            cross[source, c] = rerun(worlds[source], requests[1], price[source], commits[c], tick)
+            cross[source, c] = rerun(worlds[source], requests[1], price[source], commits[c].of, tick)
             if source != c:
                 counts += commits[c].counts - before
+    for i in range(1, seeds + 1):
+        others = drawn(worlds[0], requests[1], predicted.info.get("seed", 0) + i)
+        cross[0, 1 + i] = rerun(worlds[0], requests[1], price[0], others, tick)
     about = predicted.info.get("profiles", {}).get(policy) or predicted.info.get("profile", {})
     inside = [requests[0] | {"arrival": requests[0]["arrival"] + about.get("frontend", 0.0)}, requests[1]]
     if logged:
@@ -149,7 +158,9 @@ def _parts(
             continue
         mean_p, mean_m = float(p[name][known].mean()), float(m[name][known].mean())
         in_p, in_m = float(p_engine[name][known].mean()), float(m_engine[name][known].mean())
-        pp, mp, pm, mm = (float(x[corner][name][known].mean()) for corner in ((0, 0), (1, 0), (0, 1), (1, 1)))
+        means = {corner: float(values[name][known].mean()) for corner, values in x.items()}
+        pp, mp, pm, mm = (means[corner] for corner in ((0, 0), (1, 0), (0, 1), (1, 1)))
+        seeds = [pp, *(mean for (_, commits), mean in means.items() if commits > 1)]
         found[name] = MetricParts(
             int(known.sum()),
             mean_m,
@@ -158,6 +169,7 @@ def _parts(
             commits=((pp - pm) + (mp - mm)) / 2,
             scheduling=(in_p - pp) + (mm - in_m),
             frontend=(mean_p - in_p) - (mean_m - in_m),
+            seed=float(np.std(seeds, ddof=1)) if len(seeds) > 1 else math.nan,
         )
     return found
 

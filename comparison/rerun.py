@@ -20,10 +20,12 @@ from ..profiler.profile import Profile
 from ..results.metrics import Floats, rows_of
 from ..results.run import Columns, Run
 from ..sim.setting import Setting
-from .commits import Commits
+from ..traces import Trace
+from .commits import Bools, Commits
 from .steps import Ints, Lists, blocks_ended
 
 Tick = Callable[[], None]
+CommitsOf = Callable[[StepPlan], tuple[Bools, Bools | None]]  # committed; retained if the plan may evict
 
 
 class Price(Protocol):
@@ -59,7 +61,8 @@ def world_of(run: Run, name: str, profile: Profile) -> World:
     policy = run.policy(name)
     if caches_prefixes(policy):
         raise DsimError(f"{run.folder}: {name} reused pages, and a run does not keep what its requests begin with")
-    setting = Setting(policy, replace(profile, frontend=run.info.get("profile", {}).get("frontend", 0.0)))
+    workload = next((m["workload"] for m in run.info.get("commit_models", []) if m["policy"] == name), None)
+    setting = Setting(policy, replace(profile, frontend=run.info.get("profile", {}).get("frontend", 0.0)), workload)
     recorded = next((limits for limits in run.info.get("limits", []) if limits["policy"] == name), None)
     limits = setting.limits
     if recorded is not None:
@@ -89,7 +92,23 @@ def witness(world: World, run: Run, requests: Columns, steps: Columns, lists: Li
     return ended
 
 
-def rerun(world: World, requests: Columns, price: Price, commits: Commits, tick: Tick = lambda: None) -> Columns:
+def drawn(world: World, requests: Columns, seed: int) -> CommitsOf:
+    """Commits that the profile draws with another seed."""
+    lengths = np.ones((3, int(requests["request"].max(initial=-1)) + 1), np.int64)
+    asked = np.where(requests["limited"], requests["max_tokens"], 0)
+    lengths[:, requests["request"]] = requests["input_length"], requests["output_length"], asked
+    limits = [limit or None for limit in lengths[2].tolist()]
+    trace = Trace("rerun", np.zeros(len(limits)), lengths[0], lengths[1], {"max_tokens": limits})
+    model = world.setting.step_model(world.setting.draws(seed, trace))
+
+    def commits(plan: StepPlan) -> tuple[Bools, Bools | None]:
+        outcome = model.step(plan)
+        return outcome.committed, outcome.retained
+
+    return commits
+
+
+def rerun(world: World, requests: Columns, price: Price, commits: CommitsOf, tick: Tick = lambda: None) -> Columns:
     """Serve in simulated time, on the recorded replicas. `tick` is called once a step."""
     table = RequestTable(int(requests["request"].max(initial=-1)) + 1)
     reach = requests["arrival"] + world.profile.frontend
@@ -102,7 +121,7 @@ def rerun(world: World, requests: Columns, price: Price, commits: Commits, tick:
 
 
 def _serve(
-    engine: Engine, requests: Columns, reach: Floats, price: Price, commits: Commits, tick: Tick, of_blocks: bool
+    engine: Engine, requests: Columns, reach: Floats, price: Price, commits: CommitsOf, tick: Tick, of_blocks: bool
 ) -> None:
     """reach: s, at the engine. of_blocks: whether blocks cost."""
     early = Ends(engine.policy, requests)
@@ -121,7 +140,7 @@ def _serve(
         return None if taken == len(coming) else due[taken]
 
     def step(plan: StepPlan) -> StepOutcome:
-        committed, retained = commits.of(plan)
+        committed, retained = commits(plan)
         left = None if retained is None else features_left(plan, retained)
         blocks = blocks_ended(plan.status, committed, engine.policy.block_length) if of_blocks else 0
         return StepOutcome(price(plan, left, blocks), committed, retained=retained, ends=early.of(plan, committed))

@@ -32,7 +32,6 @@ COMPUTED = (
 class StepErrors:
     """Decode or prefill steps of two runs."""
 
-    num_predicted: int
     num_measured: int
     paired: Errors | None  # of the same steps; None: plans differ
     priced: Errors | None  # prices against measured latencies; None: no profile
@@ -72,7 +71,7 @@ def compare_steps(
         host = b - m["device"][theirs]
         known = host[~np.isnan(host)]
         mean_host = float(known.mean()) if len(known) else math.nan
-        kinds.append(StepErrors(len(a), len(b), paired, by_profile, ks_distance(a, b), mean_host))
+        kinds.append(StepErrors(len(b), paired, by_profile, ks_distance(a, b), mean_host))
     return Steps(num_same, same, *kinds)
 
 

@@ -12,6 +12,7 @@ Table = tuple[list[str], list[list[str]]]  # head, rows
 PARTS = {
     "latency": "latency model",
     "commits": "commit model",
+    "seed": "another seed",
     "scheduling": "scheduling",
     "frontend": "front end",
 }
@@ -193,8 +194,8 @@ def part_lines(cell: PolicyErrors) -> list[str]:
     if parts is None:
         return [f"The error is not decomposed: {cell.no_parts}."]
     return [
-        f"The re-runs priced {parts.latency_steps:,} steps by recorded latencies; {parts.latency_nearest:,} of them "
-        "were never recorded and use the nearest steps.",
+        f"{share(parts.latency_nearest / max(1, parts.latency_steps))} of {parts.latency_steps:,} steps re-run with "
+        "recorded latencies were never recorded: they take the profile's price, corrected by the nearest steps.",
         f"They committed {parts.commit_rows:,} rows by recorded commits; in {parts.commit_forced:,} no commit was due "
         f"and the soonest was taken, and {parts.commit_unknown:,} of {parts.commit_masks:,} masks had no record.",
     ]

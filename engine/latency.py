@@ -149,7 +149,7 @@ def seconds(knots: Knots, cost: StepPrices, features: StepFeatures) -> float:
     if captured:
         # Padding to the bucket costs layers and head.
         more = _bucket(tokens) - tokens
-        sequences = _bucket(sequences + (more > 0))
+        sequences = _bucket(sequences) + 1  # padding rows have their own
         if head < tokens:  # the LM head is a separate graph
             head, sampled = _filled(head), _filled(sampled)
         else:
@@ -200,7 +200,7 @@ def seconds_evicting(
     if captured:
         # Both CUDA graphs pad their batch to the bucket size.
         more = _bucket(tokens) - tokens
-        sequences = _bucket(sequences + (_bucket(features.tokens) > features.tokens))
+        sequences = _bucket(sequences) + 1
         planned, tokens, sampled = _bucket(features.tokens), tokens + more, sampled + more
         launch = 0.0
     before = _layers(knots, cost, planned, features.sum_q_kv, features.sum_kv, n, captured, False)
@@ -217,15 +217,6 @@ def seconds_evicting(
 bucket = plain(_bucket)
 _seconds, _seconds_first_whole, _seconds_evicting = plain(seconds), plain(seconds_first_whole), plain(seconds_evicting)
 _plain_pieces = plain(_pieces)
-
-
-def padded(features: Features) -> Features:
-    """A captured decode step's features, padded to the bucket."""
-    more = bucket(features.tokens) - features.tokens
-    filled = {name: getattr(features, name) + more for name in ("head_rows", "sampled_rows")}
-    if features.head_rows < features.tokens:
-        filled = {name: bucket(getattr(features, name)) if getattr(features, name) else 0 for name in filled}
-    return features._replace(tokens=features.tokens + more, **filled)
 
 
 @dataclass(frozen=True)
@@ -265,8 +256,8 @@ class LatencyModel:
     bucket, no launch. With `captured_evictions` an evicting step is two graphs, each padded.
 
     With `larger`, attention takes the larger of its pairs' and keys' time; steps of prompts alone then use
-    `prompt_attention` and `prompt_kv_read`. Captured steps use `graph_knots`, if any, and fill a bucket of sequences,
-    each costing `sequence`.
+    `prompt_attention` and `prompt_kv_read`. Captured steps use `graph_knots`, if any, and fill a bucket of sequences
+    and a spare one for padding, each costing `sequence`.
 
     If the first layer computes more, 1 / `layers` of the layers' time is priced with its work, uncaptured; layers with
     a window are charged whole.

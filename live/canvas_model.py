@@ -27,8 +27,7 @@ from .experts import router_logits
 from .families import CANVAS
 from .model import Pages
 from .random_weights import drawn_experts, fill, of_rows
-from .stored import Held, Stored, alike, held_in, stored_in
-from .weights import NOWHERE
+from .stored import alike, held_in
 
 ARCHITECTURE = CANVAS
 MOST = 1 << 24  # of any number in a config.json; of layers, 1 << 10
@@ -375,43 +374,31 @@ def read_canvas_model(folder: Path, device: str, dtype: torch.dtype) -> CanvasMo
     """Read a model without its vision part. Raises ModelError."""
     source = config_json(folder)
     config = canvas_config(source)
-    return CanvasModel(config, _read(source, config, device, dtype)[0])
+    return CanvasModel(config, _read(source, config, device, dtype))
 
 
-def check_canvas_model(folder: Path) -> Stored:
-    """Compare names and shapes in a directory with its config.json, as `check_model` does."""
-    source = config_json(folder)
-    return _read(source, canvas_config(source), NOWHERE, torch.float32)[1]
-
-
-def _read(
-    source: ConfigJson, config: CanvasConfig, device: str, dtype: torch.dtype
-) -> tuple[dict[str, Tensor], Stored]:
-    """The text weights by our names, and a record of all tensors in the files."""
+def _read(source: ConfigJson, config: CanvasConfig, device: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The text weights by our names."""
     wanted, found, named = shapes(config), dict[str, Tensor](), dict[str, tuple[Path, str]]()
-    stored, head, folder = list[Held](), "lm_head.weight", source.path.parent
-    for held in held_in(folder, "cpu" if device == NOWHERE else device):
+    folder = source.path.parent
+    for held in held_in(folder, device):
         path, name = held.path, held.name
-        stored.append(held)
         if name.startswith(NOT_TEXT):
             continue
         plain = name.removeprefix(DECODER)
         if name.startswith(ENCODER) and not name.endswith("layer_scalar"):
             plain = name.removeprefix(ENCODER)  # a second copy of the same weight
-        elif name == head:
+        elif name == "lm_head.weight":
             plain = "embed_tokens.weight"
         if plain not in wanted:
             raise ModelError(f"{path}: holds {cut(name)}, which {config.name} has no place for")
         if held.shape != wanted[plain]:
             raise ModelError(f"{path}: {name} is {list(held.shape)}, expected {list(wanted[plain])} by config.json")
-        # Without a device compare only the head: all tied weights take as long as loading.
-        again = plain in named and (name == head or named[plain][1] == head or device != NOWHERE)
-        if again and not alike((path, name), named[plain]):
+        if plain in named and not alike((path, name), named[plain]):
             raise ModelError(f"{path}: {name} is not {named[plain][1]}, and config.json says that it is (tied)")
         named[plain] = path, name
-        if device != NOWHERE:
-            found[plain] = held.read().to(dtype)
+        found[plain] = held.read().to(dtype)
     lacking = [name for name in wanted if name not in named]
     if lacking:
         raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(wanted)} weights are missing)")
-    return found, stored_in(stored)
+    return found

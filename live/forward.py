@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -46,6 +47,7 @@ class Batch:
     prefill: bool = False
     own_head: bool = False  # only sampled rows pass the head, in their own graph
     keys: npt.NDArray[np.uint64] | None = None  # [sampled], for drawn tokens; None: the likeliest
+    spare: int = 0  # last sequences, only for padding rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +109,7 @@ class Forward:
         self._meanwhile()
         if self.device.type == "cuda":
             # One copy, which waits for the device.
-            both = torch.stack([answer.to(torch.float64) for answer in answers]).cpu().numpy()
+            both = stacked(answers).cpu().numpy()
             tokens, confidence = both[0].astype(np.int64), both[1].astype(np.float32)
         else:
             tokens, confidence = (answer.numpy() for answer in answers)
@@ -120,7 +122,7 @@ class Forward:
 
     def _run_evicting(self, inputs: Inputs, batch: Batch) -> Sampled:
         assert batch.evict is not None
-        attend = self._attending(batch.block_length)
+        attend = self._attending(batch)
         kept, growth = list[Retained](), list[Floats]()
 
         def compute() -> tuple[Tensor, Tensor]:
@@ -136,30 +138,31 @@ class Forward:
 
     def _answers(self, inputs: Inputs, batch: Batch) -> tuple[Tensor, Tensor]:
         """Tokens and confidences."""
-        return self._compute(inputs, batch.block_length)
+        return self._compute(inputs, batch)
 
-    def _compute(self, inputs: Inputs, block_length: int) -> tuple[Tensor, Tensor]:
-        hidden = self._hidden(inputs, block_length)
+    def _compute(self, inputs: Inputs, batch: Batch) -> tuple[Tensor, Tensor]:
+        hidden = self._hidden(inputs, batch)
         return self._sample(hidden[inputs["sampled"]], inputs.get("keys"))
 
-    def _hidden(self, inputs: Inputs, block_length: int) -> Tensor:
+    def _hidden(self, inputs: Inputs, batch: Batch) -> Tensor:
         """Final hidden states of all rows, normed."""
         x, cos, sin = self.model.enter(inputs["tokens"], inputs["positions"])
         added = None
         for layer in cast(Iterable[Layer], self.model.layers):
             x, q = layer.project_to(self._pages(layer.index, inputs), x, cos, sin, added)
-            x, added = layer.finish(x, self._attend(layer.index, q, inputs, block_length))
+            x, added = layer.finish(x, self._attend(layer.index, q, inputs, batch))
         return self.model.leave(x, added)
 
-    def _attending(self, block_length: int) -> Attend:
-        return lambda layer, q, rows: self._attend(layer, q, rows, block_length)
+    def _attending(self, batch: Batch) -> Attend:
+        return partial(self._attend, batch=batch)
 
     def _pages(self, layer: int, inputs: Inputs) -> Pages:
         return Pages(self.cache.keys[layer], self.cache.values[layer], inputs["places"])
 
-    def _attend(self, layer: int, q: Tensor, inputs: Inputs, block_length: int) -> Tensor:
+    def _attend(self, layer: int, q: Tensor, inputs: Inputs, batch: Batch) -> Tensor:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        return ragged_paged_attention(q, keys, values, sequences_of(inputs, block_length), check=False)
+        sequences = sequences_of(inputs, batch.block_length, batch.spare)
+        return ragged_paged_attention(q, keys, values, sequences, check=False)
 
     def _sample(self, hidden: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
         """Tokens and confidences; keys [rows]: to draw."""
@@ -201,9 +204,13 @@ class Forward:
         return found
 
 
-def sequences_of(inputs: Inputs, block_length: int) -> Sequences[Tensor]:
+def stacked(answers: tuple[Tensor, Tensor]) -> Tensor:
+    return torch.stack([answer.to(torch.float64) for answer in answers])
+
+
+def sequences_of(inputs: Inputs, block_length: int, spare: int = 0) -> Sequences[Tensor]:
     x = inputs
-    return Sequences(x["page_table"], x["query_start"], x["positions"], x["history"], x["listed"], block_length)
+    return Sequences(x["page_table"], x["query_start"], x["positions"], x["history"], x["listed"], block_length, spare)
 
 
 def flattened_retained(kept: Retained) -> tuple[Array, Shapes]:

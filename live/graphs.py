@@ -22,18 +22,18 @@ from . import evicting
 from .cache import PagedCache
 from .clock import DeviceClock
 from .evicting import Array, Evict, Half, Inputs, Retained
-from .forward import Batch, Forward, Sampled, Shapes, flat_size, flattened_retained
+from .forward import Batch, Forward, Sampled, Shapes, flat_size, flattened_retained, stacked
 from .model import Decoder
 from .padding import (
     MAX_ROWS,
     PREFILL_SEQUENCES,
     pad,
     pad_retained,
+    padded_shape,
     prefill_shape,
     reachable,
     reachable_after,
     reachable_prefills,
-    shape_of,
 )
 
 Key = tuple[object, ...]
@@ -197,7 +197,8 @@ class GraphForward(Forward):
         return (len(batch.sampled) != num_rows and not batch.own_head) or num_rows > MAX_ROWS
 
     def _padded(self, batch: Batch) -> Batch:
-        shape = prefill_shape(len(batch.tokens), len(batch.history)) if batch.prefill else shape_of(batch)
+        size = len(batch.tokens), len(batch.history)
+        shape = prefill_shape(*size) if batch.prefill else padded_shape(*size)
         assert shape is not None, "an eager prefill is not padded"
         return pad(batch, *shape, self.pages, batch.listed.shape[1])
 
@@ -287,8 +288,7 @@ class GraphForward(Forward):
 
     def _step(self, padded: Batch) -> Captured:
         def compute(shapes: Shapes) -> tuple[Tensor]:
-            tokens, confidence = self._compute(self._unflatten(self._held, shapes), padded.block_length)
-            return (torch.stack([tokens.to(torch.float64), confidence.to(torch.float64)]),)
+            return (stacked(self._compute(self._unflatten(self._held, shapes), padded)),)
 
         return self._captured(_key("step", padded), padded, compute)
 
@@ -298,7 +298,7 @@ class GraphForward(Forward):
         states = self._states[: len(padded.tokens)]
 
         def compute(shapes: Shapes) -> tuple[Tensor]:
-            states.copy_(self._hidden(self._unflatten(self._held, shapes), padded.block_length))
+            states.copy_(self._hidden(self._unflatten(self._held, shapes), padded))
             return (states,)
 
         return self._captured(_key("layers", padded), padded, compute)
@@ -308,8 +308,7 @@ class GraphForward(Forward):
         self._make_states(len(padded.tokens))
 
         def compute(shapes: Shapes) -> tuple[Tensor]:
-            answers = self._sample(self._states[self._picked[:num]], None)
-            return (torch.stack([answer.to(torch.float64) for answer in answers]),)
+            return (stacked(self._sample(self._states[self._picked[:num]], None)),)
 
         return self._captured(("head", num), padded, compute)
 
@@ -329,7 +328,7 @@ class GraphForward(Forward):
         between = self._room(rows, sequences, width).half
 
         def compute(shapes: Shapes) -> tuple[Tensor]:
-            inputs, attend = self._unflatten(self._held, shapes), self._attending(padded.block_length)
+            inputs, attend = self._unflatten(self._held, shapes), self._attending(padded)
             half, growth = evicting.through_two(self.model, inputs, self._pages, attend)
             for name in Half.__slots__:
                 getattr(between, name)[:rows].copy_(getattr(half, name))
@@ -349,10 +348,9 @@ class GraphForward(Forward):
 
         def compute(shapes: Shapes) -> tuple[Tensor]:
             inputs: Inputs = self._unflatten(self._held, shapes, {"history", "page_table", "listed"})
-            kept, attend = self._unflatten(between.kept, shapes_of_kept), self._attending(padded.block_length)
+            kept, attend = self._unflatten(between.kept, shapes_of_kept), self._attending(padded)
             hidden = evicting.finish_rows(self.model, between.half, inputs, kept, self._pages, attend)
-            tokens, confidence = self._sample(hidden, None)
-            return (torch.stack([tokens.to(torch.float64), confidence.to(torch.float64)]),)
+            return (stacked(self._sample(hidden, None)),)
 
         return self._captured(("rest", left, sequences, width, padded.block_length, evict.rule), padded, compute)
 
@@ -403,7 +401,7 @@ def blank(rows: int, sequences: int, pages: int, width: int, block_length: int) 
     return Batch(
         tokens=zeros, positions=zeros, places=zeros - 1, query_start=np.arange(sequences + 1) * rows // sequences,
         page_table=np.full((sequences, pages), -1, np.int32), history=np.zeros(sequences, np.int64),
-        listed=np.zeros((sequences, width), np.bool_), block_length=block_length, sampled=np.arange(rows),
+        listed=np.zeros((sequences, width), np.bool_), block_length=block_length, sampled=np.arange(rows), spare=1,
     )  # fmt: skip
 
 

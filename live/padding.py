@@ -15,26 +15,21 @@ MAX_ROWS = 8192  # of a captured step
 # Larger prefills hide their launches.
 MOST_PREFILL_ROWS = 1024
 LEAST_PREFILL_ROWS = 32
-PREFILL_SEQUENCES = (2, 16, 64)  # padded sequences
+PREFILL_SEQUENCES = (1, 16, 64)  # filled up to
 
-Shape = tuple[int, int]  # rows and sequences
-
-
-def shape_of(batch: Batch) -> Shape:
-    return padded_shape(len(batch.tokens), len(batch.history))
+Shape = tuple[int, int]  # rows, and sequences with the spare one of padding rows
 
 
 def padded_shape(rows: int, sequences: int) -> Shape:
-    """The shape that a step is padded to; padding rows need their own sequence."""
-    padded = bucket(rows)
-    return padded, bucket(sequences + (padded > rows))
+    """The shape that a step is padded to."""
+    return bucket(rows), bucket(sequences) + 1
 
 
 def prefill_shape(rows: int, sequences: int) -> Shape | None:
     """The shape that a prefill is padded to; None: it runs eagerly."""
     padded = max(LEAST_PREFILL_ROWS, bucket(rows))
-    enough = [size for size in PREFILL_SEQUENCES if size >= sequences + (padded > rows)]
-    return (padded, enough[0]) if padded <= MOST_PREFILL_ROWS and enough else None
+    room = next((size + 1 for size in PREFILL_SEQUENCES if size >= sequences), 0)
+    return (padded, room) if padded <= MOST_PREFILL_ROWS and room else None
 
 
 def reachable_prefills(policy: Policy, max_batch: int, longest: int) -> list[Shape]:
@@ -43,15 +38,9 @@ def reachable_prefills(policy: Policy, max_batch: int, longest: int) -> list[Sha
     found = {
         prefill_shape(rows, n)
         for n in range(1, min(max_batch, PREFILL_SEQUENCES[-1]) + 1)
-        for rows in _prefill_sizes(n, min(most, n * longest))
+        for rows in {bucket(rows) for rows in range(n, min(most, n * longest) + 1)}
     }
     return sorted((shape for shape in found if shape is not None), reverse=True)
-
-
-def _prefill_sizes(least: int, most: int) -> list[int]:
-    """Sizes where the padded size changes: a full bucket, one row less, and the most."""
-    full = {max(LEAST_PREFILL_ROWS, bucket(rows)) for rows in range(1, most + 1)}
-    return [rows for edge in full for rows in (edge - 1, min(edge, most)) if least <= rows <= most]
 
 
 def computes_whole_blocks(policy: Policy) -> bool:
@@ -61,34 +50,31 @@ def computes_whole_blocks(policy: Policy) -> bool:
 
 def reachable(policy: Policy, max_batch: int) -> list[Shape]:
     """Padded shapes of decode steps of at most `max_batch` sequences and MAX_ROWS rows, largest first."""
-    found = set()
-    whole = computes_whole_blocks(policy)
-    for n in range(1, max_batch + 1):
-        most = min(n * policy.width, MAX_ROWS)
-        if whole:
-            rows: Iterable[int] = (n * policy.block_length,) if n * policy.block_length <= MAX_ROWS else ()
-        else:
-            # Shapes change at a full bucket and one row later.
-            full = {bucket(r) for r in range(n, most + 1)}
-            rows = {r for edge in full for r in (edge, edge + 1) if n <= r <= most} | {n, most}
-        found |= {padded_shape(r, n) for r in rows if r >= n}
+    least, most = (policy.block_length,) * 2 if computes_whole_blocks(policy) else (1, policy.width)
+    found = {
+        padded_shape(rows, n)
+        for n in range(1, max_batch + 1)
+        for rows in {bucket(rows) for rows in range(n * least, min(n * most, MAX_ROWS) + 1)}
+    }
     return sorted(found, reverse=True)
 
 
 def reachable_after(shapes: Iterable[Shape]) -> list[Shape]:
     """Padded shapes after an eviction, largest first: fewer rows of the same sequences."""
-    found = set()
-    for rows, sequences in shapes:
-        found |= {(bucket(left), sequences) for left in range(1, rows + 1)}
+    found = {(bucket(left), sequences) for rows, sequences in shapes for left in range(1, rows + 1)}
     return sorted(found, reverse=True)
 
 
 def pad(batch: Batch, rows: int, sequences: int, pages: int, width: int) -> Batch:
-    """Pad with rows that write and see nothing, all in the first padding sequence; pages, width: tables' columns."""
+    """Pad with rows that write and see nothing, all in the first padding sequence; pages, width: tables' columns.
+
+    A last sequence is spare, so that a full bucket of sequences has room for padding rows: filling the next bucket
+    would halve the rows a sequence by which attention chooses its tile.
+    """
     num_rows, num_sequences = len(batch.tokens), len(batch.history)
     more, after = rows - num_rows, sequences - num_sequences
     assert more >= 0, f"{num_rows} rows in {rows}"
-    assert after >= (more > 0), f"{num_sequences} sequences and {more} padding rows in {sequences}"
+    assert after > 0, f"{num_sequences} sequences and a spare one in {sequences}"
     table = np.full((sequences, pages), -1, np.int32)
     table[:num_sequences, : batch.page_table.shape[1]] = batch.page_table
     listed = np.zeros((sequences, width), np.bool_)
@@ -104,6 +90,7 @@ def pad(batch: Batch, rows: int, sequences: int, pages: int, width: int) -> Batc
         block_length=batch.block_length,
         sampled=np.arange(rows),
         evict=None if batch.evict is None else _padded(batch.evict, rows, after),
+        spare=1,
     )
 
 

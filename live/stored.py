@@ -1,8 +1,7 @@
 """The tensors of a directory's safetensors files."""
 
 import os
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +17,6 @@ from .config_file import read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 AT_ONCE = 4096  # rows compared at once
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class Stored:
-    num_files: int
-    num_bytes: int  # of tensors
-    dtypes: tuple[str, ...]  # most tensors first
 
 
 @dataclass(frozen=True)
@@ -34,7 +25,6 @@ class Held:
 
     path: Path
     name: str
-    dtype: torch.dtype  # as stored
     shape: tuple[int, ...]
     shard: Any
 
@@ -42,12 +32,6 @@ class Held:
         """The tensor, on its file's device."""
         tensor: Tensor = self.shard.get_tensor(self.name)
         return tensor
-
-
-def stored_in(found: Sequence[Held]) -> Stored:
-    kinds = Counter(str(held.dtype).removeprefix("torch.") for held in found)
-    size = sum(held.dtype.itemsize * torch.Size(held.shape).numel() for held in found)
-    return Stored(len({held.path for held in found}), size, tuple(name for name, _ in kinds.most_common()))
 
 
 def alike(one: tuple[Path, str], other: tuple[Path, str]) -> bool:
@@ -85,7 +69,7 @@ def held_in(folder: Path, device: str) -> Iterator[Held]:
                 kind, shape = part.get_dtype(), part.get_shape()
                 if kind.startswith("F8"):  # config.json names no quantisation
                     raise ModelError(f"{path}: {cut(key)} is {kind}, expected bf16, fp16 or fp32 weights")
-                yield Held(path, key, DTYPES.get(kind, torch.uint8), tuple(shape), shard)
+                yield Held(path, key, tuple(shape), shard)
 
 
 @contextmanager

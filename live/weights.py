@@ -25,7 +25,7 @@ from .families import CANVAS, FAMILIES
 from .model import Decoder, Layer, frequencies
 from .random_weights import drawn_experts, fill
 from .shipped_configs import CONFIGS
-from .stored import WEIGHTS, Held, Stored, alike, held_in, stored_in
+from .stored import WEIGHTS, alike, held_in
 
 NOWHERE = "meta"  # shapes without numbers
 COMPUTED = ("rotary_emb.inv_freq",)  # stored in some checkpoints; computed here
@@ -129,26 +129,16 @@ def _read(folder: Path, config: ModelConfig, device: str, dtype: torch.dtype) ->
     return model
 
 
-def check_model(folder: Path, given: Given = AS_IT_SAYS) -> Stored:
-    """Compare a directory's names and shapes with its config.json, as `load`.
-
-    Only a tied model's head and embedding are read, if both are stored.
-    """
-    config = decoder_config(config_json(folder), given)
-    return stored_in(_fill(_empty(config, NOWHERE, torch.float32), folder, NOWHERE))
-
-
-def _fill(model: Decoder, folder: Path, device: str) -> list[Held]:
+def _fill(model: Decoder, folder: Path, device: str) -> None:
     """Copy a directory's tensors into a model; on NOWHERE compare names and shapes."""
     config, parameters = model.config, dict(model.named_parameters())
     places = {place.name: place for place in _places(config, parameters)}
     family = FAMILIES[config.architecture]
     head, tied = family.names["head.weight"], family.keys["tied"]
     embedding = family.names["embedding.weight"]
-    found, stored = dict[str, Path](), []
+    found = dict[str, Path]()
     again: Path | None = None  # a tied model's stored head
     for held in held_in(folder, "cpu" if device == NOWHERE else device):
-        stored.append(held)
         if held.name.endswith(COMPUTED):
             continue
         if held.name == head and config.tied:
@@ -174,7 +164,6 @@ def _fill(model: Decoder, folder: Path, device: str) -> list[Held]:
     # Only in the check: the second pass reads the same data.
     if again is not None and device == NOWHERE and not alike((again, head), (found[embedding], embedding)):
         raise ModelError(f"{again}: {head} is not the embedding, and {tied} is true: expected false")
-    return stored
 
 
 def turned_first(config: ModelConfig) -> list[int] | None:

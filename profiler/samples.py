@@ -121,10 +121,9 @@ def padded(features: Floats, graph_tokens: int) -> Floats:
 
 
 def sequences(features: Floats, graph_tokens: int) -> Floats:
-    """Sequences [steps] as computed: padded to a bucket if captured."""
-    tokens, batch = features[:, TOKENS], features[:, BATCH]
-    # Padding rows have their own sequence.
-    return np.where(captured(features, graph_tokens), buckets(batch + (buckets(tokens) > tokens)), batch)
+    """Sequences [steps] as computed: a bucket and a spare one if captured."""
+    batch = features[:, BATCH]
+    return np.where(captured(features, graph_tokens), buckets(batch) + 1, batch)
 
 
 def buckets(num: Floats) -> Floats:

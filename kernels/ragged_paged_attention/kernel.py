@@ -71,7 +71,7 @@ def ragged_paged_attention(
 
     num_splits: the most parts of a sequence's keys; its length on the device decides how many are not empty.
     """
-    page_table, query_start, positions, history, listed, block_length = sequences
+    page_table, query_start, positions, history, listed, block_length, spare = sequences
     num_queries, num_heads, head_dim = q.shape
     page_size, num_kv_heads = k_pages.shape[1], k_pages.shape[2]
     num_sequences, width = listed.shape
@@ -79,12 +79,13 @@ def ragged_paged_attention(
     out = torch.empty((num_queries, num_heads, head_dim), dtype=q.dtype, device=q.device)
     if num_queries == 0:
         return out
-    block_m = rows_of_a_tile(q, num_sequences, num_kv_heads)
+    num_read = max(1, num_sequences - spare)
+    block_m = rows_of_a_tile(q, num_read, num_kv_heads)
     block_d = max(16, triton.next_power_of_2(head_dim))
     tile = tiles(block_m, q)[0] if tile is None else tile
     block_q = block_m // group
     if num_splits is None:
-        num_splits = most_splits(num_queries, num_sequences, num_kv_heads, block_q, tile, q.device)
+        num_splits = most_splits(num_queries, num_read, num_kv_heads, block_q, tile, q.device)
         num_splits = max(1, min(num_splits, page_table.shape[1] * page_size // (LEAST_BLOCKS * tile.keys)))
     if num_splits == 1:
         partial, lse = out, out

@@ -23,13 +23,14 @@ class Sequences(NamedTuple, Generic[Array]):
     history: Array  # [S] int32
     listed: Array  # [S, W] bool
     block_length: int
+    spare: int = 0  # last sequences, without keys: the launch is chosen for the others
 
 
 def ragged_paged_attention(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, sequences: Sequences[Tensor], scale: float
 ) -> Tensor:
     """One gather of pages a sequence, one soft-max a tile of queries."""
-    page_table, query_start, positions, history, listed, block_length = sequences
+    page_table, query_start, positions, history, listed, block_length, _ = sequences
     _, page_size, num_kv_heads, head_dim = k_pages.shape
     group = q.shape[1] // num_kv_heads
     out = torch.zeros_like(q)

@@ -120,18 +120,21 @@ def steps_of(tokens: list[int], latency: list[float], **more: list[int]) -> Colu
     return {name: np.array(columns.get(name, [0] * len(tokens)), kind) for name, kind in STEP_COLUMNS.items()}
 
 
-def of_one(num: int) -> Lists:
-    """The rows of as many steps of request 7 alone."""
-    return {"requests": (np.full(num, 7, np.int32), np.arange(num + 1))}
+def of_one(*tokens: int) -> Lists:
+    """The rows of steps of request 7 alone."""
+    ends = np.arange(len(tokens) + 1)
+    return {"requests": (np.full(len(tokens), 7, np.int32), ends), "num_tokens": (np.array(tokens, np.int32), ends)}
 
 
-def recorded(tokens: list[int], latency: list[float]) -> Latencies:
-    return Latencies(MODEL, steps_of(tokens, latency), of_one(len(tokens)), NOBODY, CHUNK)
+def recorded(tokens: list[int], latency: list[float], logged: bool = False, **more: list[int]) -> Latencies:
+    return Latencies(MODEL, steps_of(tokens, latency, **more), of_one(*tokens), NOBODY, CHUNK, logged=logged)
 
 
-def step(tokens: int, request: int = 7, prefill: bool = False) -> StepPlan:
-    features = Features(tokens, 0, 0, 0, 0, 1, tokens if prefill else 0)
-    return plan_of(prefill=prefill, features=features, requests=np.array([request], np.int32))
+def step(tokens: int, request: int = 7, prefill: bool = False, keys: int = 0) -> StepPlan:
+    features = Features(tokens, tokens * keys, keys, 0, 0, 1, tokens if prefill else 0)
+    return plan_of(
+        prefill=prefill, features=features, requests=np.array([request], np.int32), num_tokens=np.array([tokens])
+    )
 
 
 def test_the_same_step_takes_what_it_took_the_nth_time_and_then_the_mean() -> None:
@@ -143,14 +146,25 @@ def test_the_same_step_takes_what_it_took_the_nth_time_and_then_the_mean() -> No
     assert (latencies.num_steps, latencies.num_nearest) == (5, 0)
 
 
+def test_a_logs_step_is_told_by_its_rows_and_keys_however_its_engine_counts_heads_and_pairs() -> None:
+    # An engine's log counts one head a row, a causal block's pairs, and keys without the step's own tokens.
+    latencies = recorded([4] * 3, [0.01, 0.02, 0.03], True, head_rows=[1] * 3, sum_q_kv=[6, 30, 90], sum_kv=[4, 16, 60])
+    assert [latencies(step(4, keys=keys)) for keys in (64, 20, 8, 16)] == [0.03, 0.02, 0.01, 0.02]
+    assert latencies.num_nearest == 0
+    # Keys of another block, other prompt tokens, or other tokens in a row are another step.
+    for other in (step(4, keys=40), step(4, keys=4, prefill=True), step(3, keys=4)):
+        latencies(other)
+    assert latencies.num_nearest == 3
+
+
 def test_what_an_eviction_left_tells_steps_apart() -> None:
     steps = steps_of([8, 8], [0.5, 0.2], head_rows=[8, 8], evicting=[0, 1], evicted=[0, 6])
     model = replace(MODEL, early=0.25, eviction=0.001)
-    assert prices(model, steps, of_one(2), NOBODY, CHUNK).tolist() == pytest.approx(
+    assert prices(model, steps, of_one(8, 8), NOBODY, CHUNK).tolist() == pytest.approx(
         [0.008, 0.25 * 0.008 + 0.75 * 0.002 + 0.001]
     )
-    latencies = Latencies(model, steps, of_one(2), NOBODY, CHUNK)
-    plan = plan_of(features=Features(8, 0, 0, 8, 0, 1, 0), requests=np.array([7], np.int32))
+    latencies = Latencies(model, steps, of_one(8, 8), NOBODY, CHUNK)
+    plan = plan_of(features=Features(8, 0, 0, 8, 0, 1, 0), requests=np.array([7]), num_tokens=np.array([8]))
     assert latencies(plan) == 0.5
     assert latencies(plan, Features(2, 0, 0, 2, 0, 1, 0)) == 0.2
     assert latencies.num_nearest == 0
@@ -173,14 +187,18 @@ def test_rows_of_full_sequence_caches_are_priced_with_their_cache_overhead() -> 
     # Requests 5 and 3 in the first step, 3 alone in the second; 5 is of 20 tokens and 8, 3 of 10 and 5.
     ends = np.array([0, 2, 3])
     phases = np.array([Phase.PACK, Phase.REUSE, Phase.REUSE], np.uint8)
-    lists = {"requests": (np.array([5, 3, 3], np.int32), ends), "phases": (phases, ends)}
+    lists = {
+        "requests": (np.array([5, 3, 3], np.int32), ends), "phases": (phases, ends),
+        "num_tokens": (np.array([2, 1, 1]), ends),
+    }  # fmt: skip
     requests = {"request": np.array([3, 5]), "input_length": np.array([10, 20]), "max_tokens": np.array([5, 8])}
     assert prices(model, steps, lists, requests, policy).tolist() == pytest.approx([0.003 + 0.5 + 0.25 * 28 + 2, 2.001])
     # A step that was never recorded takes its own overhead, corrected by what the others took: twice their prices.
     latencies = Latencies(model, steps, lists, requests, policy)
     plan = plan_of(
         prefill=False, features=Features(2, 0, 0, 0, 0, 1, 0), requests=np.array([9], np.int32),
-        phases=np.array([Phase.PACK], np.uint8), prompt=np.array([2]), end=np.array([6]), window=np.zeros((1, 4)),
+        phases=np.array([Phase.PACK], np.uint8), num_tokens=np.array([2]), prompt=np.array([2]), end=np.array([6]),
+        window=np.zeros((1, 4)),
     )  # fmt: skip
     assert latencies(plan) == pytest.approx(2 * (0.002 + 0.5 + 0.25 * 6), rel=1e-3)
 
@@ -219,7 +237,8 @@ def test_a_step_is_priced_with_the_blocks_that_it_ends() -> None:
     last = int(np.flatnonzero(ended)[-1])
     rows, offsets = journal.lists["requests"]
     features = step_features(journal.steps, journal.lists, policy.batching.pieces)[last]
-    plan = plan_of(features=features, requests=rows[offsets[last] : offsets[last + 1]])
+    own = slice(offsets[last], offsets[last + 1])
+    plan = plan_of(features=features, requests=rows[own], num_tokens=journal.lists["num_tokens"][0][own])
     latency = float(journal.steps["latency"][last])
     assert [recorded(plan, None, num) for num in (ended[last], ended[last] + 1)] == [
         pytest.approx(latency), pytest.approx(latency + 0.5)

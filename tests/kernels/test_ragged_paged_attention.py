@@ -1,6 +1,7 @@
 """Ragged paged attention against its definition and against PyTorch's own."""
 
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention
+from dsim.live.padding import padded_shape
 
 from .places import BF16, FP16, FP32, KERNEL, Place, int32, moved, normal, starts
 
@@ -135,15 +137,26 @@ def test_keys_may_be_split_among_any_number_of_programs(place: Place, num_splits
     near(found, by_definition(*sample, 0.125), sample)
 
 
-def test_keys_are_split_for_the_programs_that_reside_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("n", "window", "rows", "splits"),
+    [(1, 1, 16, 33), (2, 5, 32, 16), (4, 9, 64, 8), (8, 12, 64, 4), (16, 20, 128, 1), (64, 7, 32, 1), (64, 12, 64, 1)],
+)
+def test_a_padded_step_is_launched_for_its_sequences_without_the_spare_one(
+    n: int, window: int, rows: int, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from dsim.kernels.ragged_paged_attention import kernel
 
+    attend, padded = MagicMock(), padded_shape(max(1, n * window - 1), n)
+    monkeypatch.setattr(kernel, "_attend", attend)
+    monkeypatch.setattr(kernel, "_merge", MagicMock())
     monkeypatch.setattr(kernel, "num_multiprocessors", lambda device: 132)
-    cpu, two = torch.device("cpu"), kernel.Tile(64, 4, 3, resident=2)
-    # Blocks of 32 positions, 8 KV heads, 16 positions a tile: 16 programs a sequence, and 264 places for them.
-    assert [kernel.most_splits(32 * n, n, 8, 16, two, cpu) for n in (1, 2, 8, 16, 17, 64)] == [16, 8, 2, 1, 1, 1]
-    assert kernel.most_splits(1, 1, 8, 16, two, cpu) == 33
-    assert kernel.most_splits(1, 1, 8, 16, two._replace(resident=1), cpu) == 16
+    monkeypatch.setattr(kernel, "shared_memory", lambda device: 227 * 1024)
+    q, pages = (torch.empty(*shape, 128, dtype=BF16, device="meta") for shape in ((padded[0], 32), (1, 64, 8)))
+    table = torch.empty(padded[1], 512, dtype=torch.int32, device="meta")
+    none = table[0]
+    kernel.ragged_paged_attention(q, pages, pages, Sequences(table, none, none, none, table[:, :32], 32, 1), 1.0)
+    ((grid,), _) = attend.__getitem__.call_args
+    assert (attend[grid].call_args.kwargs["BLOCK_M"], grid[1]) == (rows, splits)
 
 
 @st.composite
@@ -163,9 +176,9 @@ def batches(draw: st.DrawFn) -> World:
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
-@given(sample=batches())
-def test_any_batch_is_read_by_the_definition(place: Place, sample: World) -> None:
-    check(place, sample)
+@given(sample=batches(), spare=st.integers(0, 1))
+def test_any_batch_is_read_by_the_definition(place: Place, sample: World, spare: int) -> None:
+    check(place, (*sample[:3], sample[3]._replace(spare=spare)))
 
 
 def test_a_view_of_a_projection_and_one_layer_of_a_pool_are_read_where_they_lie(place: Place) -> None:

@@ -8,10 +8,9 @@ import pytest
 
 from dsim.engine.errors import ProfileError
 from dsim.engine.latency import Features, LatencyModel
-from dsim.engine.latency import padded as padded_step
 from dsim.profiler.fit import fit_latency, predict, split
 from dsim.profiler.profile import Fit
-from dsim.profiler.samples import padded, points, samples
+from dsim.profiler.samples import points, samples
 
 from .machines import EAGER, THREE, TWO, run, shapes
 
@@ -42,11 +41,9 @@ def chance_shapes(num: int, seed: int) -> list[Features]:
 
 
 @pytest.mark.parametrize("graph_tokens", [0, 1, 100, 256, 300, 8192])
-def test_many_steps_are_padded_and_launched_as_one_is(graph_tokens: int) -> None:
+def test_many_steps_are_priced_as_one_is(graph_tokens: int) -> None:
     some = chance_shapes(500, graph_tokens)
     table = np.array(some, np.float64)
-    expected = [padded_step(f) if f.prefill_tokens == 0 and f.tokens <= graph_tokens else f for f in some]
-    np.testing.assert_array_equal(padded(table, graph_tokens), np.array(expected, np.float64))
     windowed = replace(THREE, window_attention=5e-9, window_kv_read=3e-8, window_dense_attention=2e-9)
     for machine in (THREE, EAGER, windowed, replace(EAGER, launch=1.0)):
         graphs = replace(machine, graph_tokens=graph_tokens)
