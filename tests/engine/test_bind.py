@@ -86,15 +86,6 @@ def test_code_that_is_on_disk_is_loaded_without_binding_what_it_calls(
 
 
 @compiled
-def test_a_rule_in_a_closure_is_called() -> None:
-    def thrice(n: Any) -> Any:
-        return 3 * held(n)
-
-    held = rule(lambda n: n + 1)
-    assert rule(thrice)(4) == 15
-
-
-@compiled
 def test_arguments_have_the_types_that_numba_gives_them() -> None:
     import numba
 

@@ -27,7 +27,6 @@ from dsim.profiler.profile import load
 from dsim.sim.setting import Setting
 from dsim.sim.step_model import StepModel
 from dsim.sim.twin import simulate
-from dsim.traces import synth
 
 from ..serving import serving_profile
 from ..worlds import TOY_MODEL, Collector, journal_bytes, toy_profile, toy_trace
@@ -199,15 +198,6 @@ def test_a_full_sequence_model_s_steps_have_thresholds_of_their_own_too() -> Non
     simulate(TRACE, Setting(policy, profile), append=journal, seed=4)
     queued, steps = journal.steps["waiting"] > 0, journal.steps["committed"]
     assert steps[queued].mean() > 1.3 * steps[~queued].mean()
-
-
-@pytest.mark.usefixtures("uncompiled")
-def test_under_load_the_example_serves_sooner_than_the_strict_threshold() -> None:
-    trace = synth("poisson", 40.0, lengths="fixed:64,128", num_requests=40)
-    profile = load("a100-sdar-8b")
-    loose = dilaserve(",max_batch=8")
-    strict = replace(loose, unmasking=Unmasking())
-    assert simulate(trace, Setting(loose, profile)).end < 0.97 * simulate(trace, Setting(strict, profile)).end
 
 
 def test_a_threshold_without_a_yield_is_refused_by_name_with_those_there_are() -> None:

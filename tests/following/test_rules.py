@@ -124,10 +124,3 @@ def _check_template(text: str, labels: set[str]) -> None:
         name = re.fullmatch(r"\s*\$(?:value|labels\.(\w+))\s*", action)
         assert name, action
         assert name[1] is None or name[1] in labels, action
-
-
-def test_the_files_that_a_folder_gets_are_these(tmp_path: Path) -> None:
-    from dsim.following.watch import open_folder
-
-    folder = open_folder(tmp_path / "f", a_day(tmp_path).followed)
-    assert (folder / "alerts.yml").read_text() == ALERTS.read_text()
