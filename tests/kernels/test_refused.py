@@ -56,7 +56,7 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     ragged_paged_attention: {
         "q": Q[:4], "k_pages": PAGES, "v_pages": PAGES, "page_table": int32(0, 1, 2, 2, 1, 0).view(2, 3),
         "query_start": int32(0, 3, 4), "positions": int32(8, 9, 10, 21), "history": int32(8, 20),
-        "listed": torch.ones(2, 4, dtype=torch.bool), "block_length": 4,
+        "listed": torch.ones(2, 4, dtype=torch.bool), "block_length": 4, "spare": 0,
     },
     read_logits: {
         "logits": torch.ones(3, 8), "temperature": torch.ones(3), "uniform": torch.ones(3), "cap": 30.0,
