@@ -168,13 +168,19 @@ class Scheduler(Part):
         return type(self).order is not Scheduler.order
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True)
+class Rows:
     """The rows of a decode step being planned, for plain NumPy."""
 
     status: npt.NDArray[np.uint8]  # [rows, width] MASKED, PENDING or CACHED
     reach: npt.NDArray[np.int64]  # [rows] leftmost positions that may be computed
     start: npt.NDArray[np.int32]  # [rows] absolute position of column 0
-    requests: "RequestView"  # arrays [rows]
+    _requests: Callable[[], "RequestView"]
+
+    @property
+    def requests(self) -> "RequestView":
+        """Arrays [rows]."""
+        return self._requests()
 
 
 class Granularity(Part):

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 
 MISSPELT = """
 from dsim.engine.policies.vllm import BudgetState
-from dsim.policy import Replica, rule
+from dsim.engine.state import Replica
+from dsim.policy import View, rule
 
 @rule
 def wrong(replica: Replica, policy: BudgetState, slot: int) -> None:
@@ -22,6 +23,10 @@ def wrong(replica: Replica, policy: BudgetState, slot: int) -> None:
     replica.sequences[slot].page = 0
     replica.requests[0].finnish = 1.0
     policy.columns[slot].wnated = policy.fields.max_num_batched_token
+
+@rule
+def mine(view: View) -> int:
+    return view.num_wating
 """
 
 
@@ -35,7 +40,7 @@ def test_a_misspelt_field_of_a_record_is_an_error_of_types(tmp_path: Path) -> No
     mypy = [sys.executable, "-m", "mypy", *options, "misspelt.py"]
     result = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True, check=False)
     names = re.findall(r'has no attribute "(\w+)"', result.stdout)
-    assert names == ["pages_hold", "page", "finnish", "wnated", "max_num_batched_token"]
+    assert names == ["pages_hold", "page", "finnish", "wnated", "max_num_batched_token", "num_wating"]
 
 
 def test_ci_runs_the_test_command_of_the_readme_and_then_the_checkers_and_the_slow_lane() -> None:

@@ -21,7 +21,7 @@ SHRUNK = (
     ("capacity", "--num-requests 400 --precision 50% --jobs 1"),
     ("live trace.jsonl", ""),
     ("live", "--num-requests 3 --rate 50 --lengths fixed:32,32"),
-    ("plan", "--num-requests 100 --jobs 1"),
+    ("plan", "--num-requests 120 --jobs 1"),
     ("profile --model", "--budget 1s --max-batch 4 --thresholds 0.9"),
     ("replay trace.jsonl", ""),
     ("replay", "--num-requests 20"),

@@ -56,7 +56,7 @@ def test_the_report_says_the_error_and_its_parts() -> None:
     parts = lines[lines.index("The error of each mean, and its parts as shares of the second run's mean") :]
     (e2el,) = [line.split() for line in parts[:9] if line.startswith(" e2el") or line.startswith("e2el")]
     assert e2el[0] == "e2el"
-    assert e2el[3:11] == ["-4.7", "%", "-4.7", "%", "0", "%", "0", "%"]
+    assert e2el[3:12] == ["-4.7", "%", "-4.7", "%", "0", "%", "–", "0", "%"]
     assert any("mape: mean of |predicted - measured| / measured" in line for line in lines)
 
 

@@ -395,7 +395,7 @@ def test_the_command_serves_until_it_is_told_to_stop_and_writes_its_journal(tmp_
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     assert "SLO attainment" in out
-    speed, wrote = err.splitlines()
+    _, speed, wrote = err.splitlines()  # the first: what it loads
     assert speed.startswith("Times are simulated: they passed ")
     assert wrote == f"Wrote {tmp_path}/run/ (run.json, requests.parquet, steps.parquet, report.html)"
     run = read_run(tmp_path / "run")
