@@ -360,6 +360,10 @@ def scenario(given: Given, policies: Iterable[str], **other: Any) -> "Scenario":
     from ..results.scenario import Scenario, named_code
     from ..results.slo import Slo
 
+    policies = list(policies)
+    of_files = given["allow_code"] or any(".py:" in spec or spec.endswith(".toml") for spec in policies)
+    if given.get("check_rules") and policies and not of_files:
+        raise DsimError(f"--check-rules is given and --policy is {', '.join(policies)}, expected one of a file")
     known = {field.name: given[field.name] for field in fields(Scenario) if field.name in given}
     known["slos"] = tuple(str(Slo.parse(text)) for text in given["slo"] or [])
     known["missing_passes"] = not given["missing_fails"]

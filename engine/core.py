@@ -569,9 +569,9 @@ def answers_of(policy: "Policy") -> dict[Any, Any]:
 
 def _inherited(policy: "Policy", part: "Part", placeholder: Any) -> Any:
     """The rule of a class that the part extends; None: no such rule."""
-    kinds = [kind for kind in type(part).__mro__[1:] if hasattr(kind, "answers")]
-    found = (kind.answers(part, policy).get(placeholder) for kind in kinds)
-    return next((each for each in found if each is not None and not isinstance(each, Wrapping)), None)
+    bases = [base for base in type(part).__mro__[1:] if hasattr(base, "answers")]
+    answers = (base.answers(part, policy).get(placeholder) for base in bases)
+    return next((answer for answer in answers if answer is not None and not isinstance(answer, Wrapping)), None)
 
 
 @cache

@@ -545,11 +545,11 @@ class Engine:
         if policy.obs:
             reach[rows["start"] + policy.block_length >= rows["end"]] = policy.block_length
         view, status = self._view(), arrays.status[slots]
-        given = Rows(
+        planned = Rows(
             status.copy(), reach.copy(), rows["start"],
             lambda: requests_at(_opened(self._state[0]), rows["request"], slots),
         )  # fmt: skip
-        window = array_of(policy.granularity.select(view, given))
+        window = array_of(policy.granularity.select(view, planned))
         where = f"policy {policy.name}: {type(policy.granularity).__name__}.select returned"
         if window.shape != status.shape or window.dtype != np.bool_:
             raise PolicyError(f"{where} {window.dtype} {list(window.shape)}, expected bool {list(status.shape)}")

@@ -247,7 +247,7 @@ def _inner(function: F, ours: bool) -> F:
     if function.__code__ in _INLINED:  # type: ignore[attr-defined]
         return njit(inline="always")(function)  # type: ignore[no-any-return]
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": Linked}
-    model = "numpy" if ours else "python"  # what is from outside divides by zero and reads past an end by an error
+    model = "numpy" if ours else "python"  # a rule from outside must not divide by zero or read past an end in silence
     made = njit(error_model=model, boundscheck=not ours, _nrt=False, forceinline=True, **options)(function)
     compiled = made.compile
     # Else numba compiles again for each constant argument.
@@ -306,7 +306,7 @@ def _compiled(
     folder = str(_home() / key) if key else ""
     # Rules of a replica allocate nothing.
     options = {} if counted else {"_nrt": False}
-    model = "numpy" if folder else "python"  # without a folder it is from outside, as in `_inner`
+    model = "numpy" if folder else "python"  # rules from outside have no folder
     with caching_in(folder):
         made = njit(error_model=model, boundscheck=not folder, nogil=nogil, **options)(function)
         if not folder or not keep(made, function, counted, before):

@@ -127,17 +127,17 @@ for _name, _read in {
 
 def _oldest(view: Any) -> Any:
     replica, counters = inside(view)[0], inside(view)[0].counters
-    found = counters.clock
+    earliest = counters.clock
     for i in range(counters.num_waiting):
         request = replica.queue[(counters.queue_head + i) & (len(replica.queue) - 1), 0]
-        found = min(found, replica.arrival[request])
-    return found
+        earliest = min(earliest, replica.arrival[request])
+    return earliest
 
 
 def _waiting(view: Any, i: Any) -> Any:
     replica = inside(view)[0]
     if not 0 <= i < replica.counters.num_waiting:
-        raise IndexError("waiting(i) of a request that there is not")
+        raise IndexError("waiting(i) beyond the queue")
     place = (replica.counters.queue_head + i) & (len(replica.queue) - 1)
     return _request_at(replica, replica.queue[place, 0], replica.queue[place, 1])
 
@@ -145,7 +145,7 @@ def _waiting(view: Any, i: Any) -> Any:
 def _running(view: Any, i: Any) -> Any:
     replica = inside(view)[0]
     if not 0 <= i < replica.counters.num_running:
-        raise IndexError("running(i) of a request that there is not")
+        raise IndexError("running(i) beyond the batch")
     slot = replica.lists[RUNNING, i]
     return _request_at(replica, replica.sequences[slot].request, slot)
 
@@ -183,25 +183,25 @@ memory: Any = None  # the rule that answers `held`
 
 
 @rule
-def whole(found: Any) -> bool:
+def whole(number: Any) -> bool:
     """Whether an answer is a whole number."""
-    return bool(found == int(found))
+    return bool(number == int(number))
 
 
 @rule
-def three_whole(found: Any) -> bool:
+def three_whole(numbers: Any) -> bool:
     """Whether an answer is three whole numbers."""
-    return len(found) == 3 and whole(found[0]) and whole(found[1]) and whole(found[2])
+    return len(numbers) == 3 and whole(numbers[0]) and whole(numbers[1]) and whole(numbers[2])
 
 
-def _whole(found: Any) -> bool:
-    return isinstance(found, Real | np.bool_) and float(found).is_integer()
+def _whole(number: Any) -> bool:
+    return isinstance(number, Real | np.bool_) and float(number).is_integer()
 
 
 # In Python an answer may be anything.
 whole.in_python = _whole  # type: ignore[attr-defined]
-three_whole.in_python = lambda found: (  # type: ignore[attr-defined]
-    isinstance(found, tuple) and len(found) == 3 and all(map(_whole, found))
+three_whole.in_python = lambda numbers: (  # type: ignore[attr-defined]
+    isinstance(numbers, tuple) and len(numbers) == 3 and all(map(_whole, numbers))
 )
 
 
@@ -213,8 +213,8 @@ def _choose(replica: Replica, policy: AnyPolicy) -> Any:
 
 def _threshold_now(replica: Replica, policy: AnyPolicy) -> Any:
     place = answer(view_of(replica, policy))
-    known = replica.fixed.num_thresholds
-    _is_a_threshold(whole(place) and 0 <= place < known, place, known)
+    num = replica.fixed.num_thresholds
+    _is_a_threshold(whole(place) and 0 <= place < num, place, num)
     return int(place)
 
 
@@ -247,13 +247,13 @@ def _settle(status: Any, evaluations: Any, window: Any, block: int, fields: Any,
 
 
 def _work(prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: Any) -> Any:
-    found = answer(prompt, length, start, step, block_step, block, fields)
-    _is_a_pass(three_whole(found), found, 3)
-    phase, computed, keys = found
-    known = computed + memory(prompt, length, 1, fields)
+    one_pass = answer(prompt, length, start, step, block_step, block, fields)
+    _is_a_pass(three_whole(one_pass), one_pass, 3)
+    phase, computed, keys = one_pass
+    visible = computed + memory(prompt, length, 1, fields)
     _is_a_phase(FULL <= phase <= PARTIAL, phase, PARTIAL)
     _is_computable(1 <= computed <= length, computed, length)
-    _is_held(keys <= known, keys, known)
+    _is_held(keys <= visible, keys, visible)
     return phase, computed, keys
 
 
@@ -276,7 +276,7 @@ _is_a_pass = expecting(PolicyError, "work answers{}, expected{} whole numbers: p
 _is_open = expecting(PolicyError, "select marks position{}, which is cached or beyond the first{}")
 _is_in_chunk = expecting(PolicyError, "select marks{} positions, more than the chunk of{}")
 _keeps = expecting(PolicyError, "settle changes more than committed positions to cached ones: masks by{}, cached by{}")
-_is_a_phase = expecting(PolicyError, "work answers phase{}, which there is not")
+_is_a_phase = expecting(PolicyError, "work answers phase{}, expected a phase of a pass, up to{}")
 _is_computable = expecting(PolicyError, "work computes{} positions, expected 1 to the length{}")
 _is_held = expecting(PolicyError, "work sees{} keys, more than computed and held:{}")
 _has_rows = expecting(PolicyError, "head_rows answers{}, expected 0 to the step's tokens{}")

@@ -108,6 +108,7 @@ def test_a_refusal_with_json_is_an_object_and_the_same_line(words: str, kind: st
         ("replay azure-conv --fail-on-slo", "--fail-on-slo is given without --slo, expected"),
         ("profile --model tiny --kv fp8 -o p.json", "--kv is given without --roofline, expected"),
         ("policies --allow-code mine.py", "--allow-code is given without --fields, expected"),
+        ("replay azure-conv --policy ar --check-rules", "--check-rules is given and --policy is ar, expected one of a"),
         ("replay azure-conv --allow-code none.py", "Invalid value for '--allow-code'"),
     ],
 )

@@ -247,7 +247,7 @@ def of_a_closure() -> Any:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (beyond_late, "running(i) of a request that there is not"),
+        (beyond_late, "running(i) beyond the batch"),
         (divides_late, "integer division by zero"),
         (beyond_its_record_late, "index is out of bounds"),
         (of_a_closure(), "integer division by zero"),
