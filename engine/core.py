@@ -406,14 +406,9 @@ class Core:
     def __getattr__(self, name: str) -> Any:
         if name not in _RULES:
             raise AttributeError(name)
-        return self.rule(name, 0)
-
-    def rule(self, name: str, patience: int) -> Any:
-        """A rule, in Python while it has stepped fewer than `patience` positions and is not on disk."""
-        if name in self.__dict__ or name == "run":
-            return self._compiled(name)
-        young = self._stays_in_python(name, max(patience, STEPS_PATIENCE))
-        return self._in_python(name) if young else self._compiled(name)
+        if name != "run" and self._stays_in_python(name, STEPS_PATIENCE):
+            return self._in_python(name)
+        return self._compiled(name)
 
     def _compiled(self, name: str) -> Any:
         if name not in self.__dict__:

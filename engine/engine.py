@@ -149,7 +149,6 @@ class Engine:
         )  # fmt: skip
         self._core: core.Core = core.core_of(policy, self._own) if like is None else like._core
         self._run: tuple[Draws, Cost, Any] | None = None  # of `_entry`, with its arguments
-        self._patience = 0  # positions that `_run_plain` steps in Python before it compiles
         self._host = TimeHistogram(NO_COUNTS)  # latency minus device time, where measured
         self._absent_pages = 0  # held for requests that left or are expected
         self.blocked = False  # requests wait for such pages, and nothing runs until then
@@ -492,16 +491,17 @@ class Engine:
         return kind
 
     def _choose_and_plan(self, now: float) -> int:
+        core = self._core
         self._counters["clock"] = float(now)
         if self.policy.batching.orders and self._counters["num_waiting"] > 1:
             self._order()
         if not self.policy.granularity.given:
-            return int(self._rule("schedule")(*self._state, float(now)))
-        kind = int(self._rule("choose_rows")(*self._state))
+            return int(core.schedule(*self._state, float(now)))
+        kind = int(core.choose_rows(*self._state))
         if kind == DECODE_STEP:
             self._select_rows()
         if kind != NOTHING:
-            self._rule("plan")(*self._state, kind, float(now))
+            core.plan(*self._state, kind, float(now))
         return kind
 
     def _view(self) -> View:
@@ -721,7 +721,6 @@ class Engine:
         """core.run step by step, for policies with Python methods."""
         counters = self._counters
         counters["clock"] = now
-        self._patience = core.PATIENCE if len(self.table.rows) < core.MANY_REQUESTS else 0
         for _ in range(most):
             if counters["kind"] == NOTHING:
                 now = float(counters["clock"])
@@ -731,10 +730,10 @@ class Engine:
                     return core.IDLE_NOW
                 if self.policy.unmasking.chooses:
                     self._unmask(draws)
-                self._rule("predict")(replica, own, draws, cost)
+                self._core.predict(replica, own, draws, cost)
                 if not now + counters["latency"] < horizon:
                     return core.IN_FLIGHT
-            if not self._rule("end_step")(replica, own, journal):
+            if not self._core.end_step(replica, own, journal):
                 return core.JOURNAL_FULL
             if counters["stalled"]:
                 return core.STALLED
@@ -807,9 +806,6 @@ class Engine:
     def runs_alone(self) -> bool:
         """Whether Replicas must not run it: the policy asks Python, or the run is too short to compile."""
         return self.asks_python or self.is_young or self._core.is_young(len(self.table.rows), "keep_state")
-
-    def _rule(self, name: str) -> Any:
-        return self._core.rule(name, self._patience)
 
     def _check_progress(self) -> None:
         counters, arrays = self._counters, self._arrays
