@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..comparison import files as compare_files
 from ..comparison.bounds import Bound
 from ..device.on_device import LiveSetting, check_eos
-from ..device.validate import LOADS, POLICIES, Validated, canvas_policies, least_time
+from ..device.validate import LOADS, POLICIES, Cell, Validated, canvas_policies, least_time
 from ..device.validate import validate as validate_cells
 from ..engine.errors import DsimError
 from ..engine.policy import Policy, parse
@@ -68,7 +68,7 @@ def validate(
     address: str | None = None,
     _command: str = "",
     _ready: Callable[[], object] = lambda: None,
-    _progress: Callable[[float, str], object] = lambda elapsed, phase: None,
+    _progress: Callable[[float, str, float], object] = lambda elapsed, phase, left: None,
 ) -> Validated:
     """Find how far the twin is from this machine's device: measure, predict, serve, compare.
 
@@ -114,18 +114,20 @@ def validate(
         policy=specs[0], profile=str(file), workload=workload, lengths=lengths, num_requests=200,
         columns=columns if given is None else None, seed=seed, eos=eos, allow_code=code,
     )  # fmt: skip
+    # s: serving outlasts arrivals.
+    planned = budget if seconds is None else PROFILE_SHARE * budget + compiling + num_runs * seconds / CELLS_SHARE
     _ready()
 
     def elapsed() -> float:
         return time.monotonic() - begin
 
-    def report(phase: str) -> None:
-        _progress(elapsed(), phase)
+    def report(phase: str, left: float) -> None:
+        _progress(elapsed(), phase, left)
 
     def measure(within: float) -> Profile:
         how: Any = {
             "name": f"{out.name}-profile", "budget": within, "tokenizer": tokenizer,
-            "on_progress": lambda phase, _: report(f"profile: {phase}"),
+            "on_progress": lambda phase, _: report(f"profile: {phase}", planned - elapsed()),
         }  # fmt: skip
         if isinstance(loaded, LoadedCanvas):
             workloads = {} if prompts is None else {Path(prompts).stem: prompts}
@@ -157,9 +159,11 @@ def validate(
         seconds = CELLS_SHARE * max(0.0, budget - elapsed() - compiling) / num_runs
 
     @contextmanager
-    def watch(name: str) -> "Iterator[Progress]":
-        report(f"{name}: warming up")
-        yield lambda ended, now: report(f"{name}: {ended} requests, {now:,.1f} s")
+    def watch(cell: Cell, seconds: float, later: float, _policy: str) -> "Iterator[Progress]":
+        name = f"{cell.policy} at {cell.rate:.3g} req/s"
+        later += seconds_to_compile(parse(spec, code) for spec in specs if spec != cell.policy)
+        report(f"{name}: warming up", seconds_to_compile([parse(cell.policy, code)]) + seconds + later)
+        yield lambda ended, now: report(f"{name}: {ended} requests, {now:,.1f} s", max(0.0, seconds - now) + later)
 
     sampling = Sampling(temperature, seed) if temperature else None
     live = LiveSetting(loaded, device_profile, commits, prompts, tokenizer, sampling)

@@ -135,7 +135,7 @@ def main() -> None:
                 warnings.simplefilter("ignore")  # a user can do nothing about them
             try:
                 code = app(prog_name="dsim", standalone_mode=False)
-            except Exception as error:  # a user's code may raise anything
+            except (Exception, SystemExit) as error:  # a user's code may raise anything
                 if isinstance(error, DsimError) or not (where := fault_in_code(error)):
                     raise
                 raise DsimError(where) from error

@@ -25,6 +25,7 @@ class Bar:
         self._name, self._unit, self._note = name, unit, note
         self._done, self._total = 0, total
         self._share: float | None = None  # of all work, if not `done` of `total`
+        self._end: float | None = None  # expected, on the monotonic clock, if whoever works knows it
         self._begin = time.monotonic()
         self._from: tuple[float, float] | None = None  # time and value of the first share
         self._over = threading.Event()
@@ -65,11 +66,13 @@ class Bar:
         note: str | None = None,
         share: float | None = None,
         unit: str | None = None,
+        left: float | None = None,
     ) -> None:
         """Omitted arguments keep their value.
 
-        share: of all work, 0 to 1, for the time left; by default done / total.
+        share: of all work, 0 to 1, for the time left; by default done / total. left: expected s to the end, instead.
         """
+        self._end = None if left is None else time.monotonic() + left
         self._done, self._share = done, share
         self._total = self._total if total is None else total
         self._name = self._name if name is None else name
@@ -97,11 +100,14 @@ class Bar:
         of = "" if self._total is None else f" of {self._total:,}"
         done = f"{self._done:,}{of} {self._unit}".rstrip()
         note = f", {self._note}" if self._note else ""
-        now, share, left = time.monotonic(), self._part(), ""
-        if self._from is not None and share > self._from[1]:
+        now, share, left = time.monotonic(), self._part(), None
+        if self._end is not None:
+            left = max(1.0, self._end - now)
+        elif self._from is not None and share > self._from[1]:
             began, first = self._from
-            left = f", about {words_of((now - began) * (1 - share) / (share - first))} left"
-        return f"{self._name}: {done}{note}; {words_of(now - self._begin)}{left}"
+            left = (now - began) * (1 - share) / (share - first)
+        rest = "" if left is None else f", about {words_of(left)} left"
+        return f"{self._name}: {done}{note}; {words_of(now - self._begin)}{rest}"
 
     def _part(self) -> float:
         if self._share is not None:

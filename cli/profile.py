@@ -101,7 +101,7 @@ def profile_command(
             temperature=temperature, prompts=prompts or [], yields=yields, max_batch=max_batch,
             seed=seed, out=output, force=force, _page=page, _command=options.command(),
             _warn=screen.warn, _ready=lambda: stack.enter_context(bar),
-            _progress=lambda what, share: bar.update(round(share * total), note=what, share=share),
+            _progress=lambda what, share: bar.update(round(share * total), note=what, left=(1 - share) * total),
         )  # fmt: skip
     written = [str(path) for path in (output, page) if path is not None]
     if found.steps is None:

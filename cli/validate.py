@@ -88,7 +88,7 @@ def validate_command(
             allow_code=allow_code or [], bounds=bound or [], backend=backend, address=address,
             _command=options.command(options.SPEED),
             _ready=lambda: stack.enter_context(bar),
-            _progress=lambda elapsed, phase: bar.update(min(round(elapsed), round(total)), note=phase),
+            _progress=lambda elapsed, phase, left: bar.update(min(round(elapsed), round(total)), note=phase, left=left),
         )  # fmt: skip
     fewest = min(cell.num_requests for cell in found.cells)
     if fewest < ENOUGH:

@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..comparison.bounds import Bound
 from ..comparison.cells import Comparison, compare_runs
 from ..comparison.compared import Compared
@@ -52,7 +54,6 @@ FEWEST = 8  # requests of a cell
 Steps = tuple[Mapping[str, Any], Mapping[str, Any]]  # a batch of a journal
 
 Work = tuple[Path, Scenario, Trace]  # a cell's folder, scenario and requests
-Watch = Callable[[str], AbstractContextManager[Progress | None]]
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,10 @@ class Cell:
         """Of its folder."""
         plain = "".join(c if c.isalnum() or c in ".-" else "_" for c in self.policy)
         return f"{plain}-at-{self.load:g}"
+
+
+# A cell's run on the device, its expected s, those of the runs after it, and the policy.
+Watch = Callable[[Cell, float, float, str], AbstractContextManager[Progress | None]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -180,7 +185,7 @@ def validate(
     seconds: float = 20.0,
     bounds: Sequence[Bound] = (),
     more: Callable[[], bool] = lambda: True,
-    watch: Watch = lambda name: nullcontext(),
+    watch: Watch = lambda cell, seconds, later, policy: nullcontext(),
     memo: Memo | None = None,
     pool: Pool | None = None,
 ) -> Validated:
@@ -228,22 +233,25 @@ def validate(
     if not base.ends_at_eos:
         _predict(work, pool)
     pool.leave()  # nothing else runs during measurements
-    for cell, (folder, scenario, requests) in zip(cells, work, strict=True):
-        for name in ("measured", "again") if cell.again else ("measured",):
-            if _is_whole(folder / name):
-                continue
-            if any_measured and not more():
-                left.append(f"{cell.name}/{name}")
-                continue
-            recorded = record(
-                [scenario], requests, live.serve, out=folder / name, about=about, watch=partial(watch_cell, watch, cell)
-            )
-            if recorded.failure is not None:
-                raise recorded.failure
-            if recorded.interrupted:  # half a cell
-                shutil.rmtree(folder / name)
-                raise KeyboardInterrupt
-            any_measured = True
+    runs = [
+        (cell, scenario, requests, folder / name)
+        for cell, (folder, scenario, requests) in zip(cells, work, strict=True)
+        for name in (("measured", "again") if cell.again else ("measured",))
+        if not _is_whole(folder / name)
+    ]
+    expected = [_expected(folder.with_name("predicted"), requests) for _, _, requests, folder in runs]
+    for i, (cell, scenario, requests, folder) in enumerate(runs):
+        if any_measured and not more():
+            left.append(f"{cell.name}/{folder.name}")
+            continue
+        watched = partial(watch, cell, expected[i], sum(expected[i + 1 :]))
+        recorded = record([scenario], requests, live.serve, out=folder, about=about, watch=watched)
+        if recorded.failure is not None:
+            raise recorded.failure
+        if recorded.interrupted:  # half a cell
+            shutil.rmtree(folder)
+            raise KeyboardInterrupt
+        any_measured = True
     if base.ends_at_eos:
         _predict([_ended(*cell) for cell in work if _is_whole(cell[0] / "measured")], pool)
     measured = _pairs(out, cells, "predicted", "measured", base.allow_code)
@@ -295,8 +303,12 @@ def _ended(folder: Path, scenario: Scenario, requests: Trace) -> Work:
     return folder, scenario, replace(requests, output_length=answers, extras=extras)
 
 
-def watch_cell(watch: Watch, cell: Cell, _policy: str) -> AbstractContextManager[Progress | None]:
-    return watch(f"{cell.policy} at {cell.rate:.3g} req/s")
+def _expected(predicted: Path, requests: Trace) -> float:
+    """s that a run takes by its prediction, or until its last arrival."""
+    if not predicted.is_dir():
+        return float(requests.arrival[-1])
+    run = read_run(predicted)
+    return float(np.nanmax(run.requests(run.policies[0], ["finish"])["finish"]))
 
 
 def _pairs(

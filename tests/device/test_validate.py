@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,10 @@ def run(world: tuple[Scenario, Loaded], out: Path, sampling: Sampling | None = N
 
 @pytest.mark.slow
 def test_every_cell_is_predicted_measured_compared_and_kept(world: tuple[Scenario, Loaded], tmp_path: Path) -> None:
-    found = run(world, tmp_path / "v")
+    watched = []
+    found = run(world, tmp_path / "v", watch=lambda *told: watched.append(told) or nullcontext())
+    lasts = [float(pair[0].requests(pair[0].policies[0])["finish"].max()) for pair in found.pairs for _ in range(2)]
+    assert [told[1:3] for told in watched] == [(lasts[i], sum(lasts[i + 1 :])) for i in range(4)]
     assert set(found.capacities) == set(POLICIES)
     assert [cell.policy for cell in found.cells] == POLICIES
     assert [cell.policy for cell in found.comparison.cells] == POLICIES
