@@ -35,7 +35,7 @@ def from_file(name: str, kinds: type | tuple[type, ...], plural: str, asker: str
         raise PolicyError(f"{asker}: {path} cannot be read: {error.strerror}") from None
     try:
         module = _module(str(Path(path).absolute()), stamp)
-    except Exception as error:  # a file may raise anything
+    except (Exception, SystemExit) as error:  # a file may raise anything
         why = f"{type(error).__name__}: {error}"
         why = why if isinstance(error, PolicyError) else cut(why)
         raise PolicyError(f"{asker}: {path} cannot be run: {why}") from error
@@ -52,7 +52,7 @@ def running_code_of(asker: str) -> Iterator[None]:
         yield
     except PolicyError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PolicyError(f"{asker}: {type(error).__name__}: {quoted(str(error))}") from error
 
 

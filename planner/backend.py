@@ -152,7 +152,7 @@ def attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Outc
         return Outcome(key, function(cell))
     except DsimError as error:
         return Outcome(key, error=_line(error), refused=version == __version__)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if line := fault_in_code(error):
             return Outcome(key, error=line, refused=True)
         return Outcome(key, error=f"{type(error).__name__}: {_line(error)}", trace=traceback.format_exc())

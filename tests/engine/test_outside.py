@@ -171,6 +171,9 @@ def test_what_a_user_s_code_raises_has_its_file_and_line() -> None:
         fails()
     assert fault_in_code(caught.value) == f"{Path('mine.py').absolute()}:{line}: fails: KeyError: 'key'"
     assert fault_in_code(KeyError("ours")) is None
+    write("raise SystemExit(0)  # an answer that never came must not end as one\n")
+    with pytest.raises(PolicyError, match=r"mine.py cannot be run: SystemExit: 0"):
+        from_file("./mine.py:POLICY", object, "policies", "test", allowed(["./mine.py"]))
 
 
 def test_two_files_of_one_name_are_two_policies() -> None:
