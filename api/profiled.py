@@ -139,7 +139,7 @@ def profile(
         _warn(doubts)
     else:
         for threshold in thresholds:
-            if not 0 < threshold <= 1:
+            if not (isinstance(threshold, float | int) and 0 < threshold <= 1):
                 raise DsimError(f"thresholds holds {quoted(threshold)}, expected numbers above 0 and at most 1")
         from ..live.config_file import named  # loads PyTorch, as the next
         from ..profiler.canvas import LoadedCanvas, open_any

@@ -101,7 +101,6 @@ class Scheduler(Part):
     hides_host = False  # the host plans a step while the device runs the last
     frees_windows = False  # layers with a window free pages that leave it
     narrows_canvases = False  # requests may ask for narrower canvases
-    skips_ahead = False  # requests may leave the queue out of order or without pages
     hashes_all = False  # the prefix cache keeps second copies of a page
 
     max_batch: int | None

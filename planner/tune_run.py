@@ -109,6 +109,7 @@ def write_tune(
     compared = [candidate.posed(scenario) for candidate in ahead]
     requests = scenario.requests()
     info = {**tuned.to_json(), **asked(scenario, command, options.gpu_hour, currency)}
+    info["implementations"] = [pool.base_profile().implementation for own in compared for pool in own.of_each_pool()]
     info["run"] = shlex.join(["dsim", "replay", scenario.trace, *tuned.recommended.arguments, *run])
     info["traffic"] += f"; used: {len(requests):,}, at {requests.rate:.3g} req/s"
     if options.ensemble is not None:

@@ -8,7 +8,7 @@ import pandas as pd
 from .chart import COLOURS, INK, Chart
 from .digits import counted, percent, plus_minus
 from .ensemble import of_ensemble
-from .page import Figure, Number, Page, Section, Table, Words, table
+from .page import Figure, Number, Page, Section, Table, Words, priced_apart, table
 from .search import Json, cautions, quality, quality_number
 from .search import facts as search_facts
 
@@ -67,7 +67,7 @@ def answer(info: Json) -> str:
     if winner["gains"][name]["value"] is None:  # the default's value is zero
         had, has = (f"{f['values'][name]['value']:.4g}" for f in (default, winner))
         gain = f"{name} {has} {_unit(info, info['objectives'][name])} against {had} of {kept}"
-    gain += ", on traffic that the search never saw"
+    gain += ", on traffic that the search never saw" + priced_apart(info.get("implementations", ()))
     text = f"{spelt(winner)}: {gain}."
     if not info["confirmed"]:
         found = "the best found" if is_fleet else f"the best found, {spelt(winner)},"

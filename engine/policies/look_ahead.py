@@ -124,7 +124,6 @@ class LookAhead(Scheduler):
         }
     )  # fmt: skip
     hides_host = True
-    skips_ahead = True
     columns = columns_of(LookAheadColumns)
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:

@@ -188,7 +188,6 @@ class Rounds(Scheduler):
     )
     pieces = True
     frees_windows = True
-    skips_ahead = True
     columns = columns_of(RoundColumns)
 
     @property
