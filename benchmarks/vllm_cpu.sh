@@ -1,6 +1,6 @@
 #!/bin/bash
 # The whole chain against a real engine, on a CPU: a tiny random Qwen3 under vLLM with the hook, traffic by vLLM's own load
-# generator at three loads, a fit to other traffic, a prediction, and a comparison. It writes docs/validation.md's table.
+# generator at three loads, a fit to other traffic, a prediction, and a comparison. It writes benchmarks/validation.md's table.
 #
 #   benchmarks/vllm_cpu.sh VENV OUT        VENV: made where it is missing; OUT: a new folder
 #
@@ -14,7 +14,7 @@ count=${COUNT:-120}
 port=${PORT:-8211}
 lengths=${LENGTHS:-lognormal:150,100,60,40}
 python=${PYTHON:-python}
-docs=${DOCS:-"$here"/docs/validation.md}
+docs=${DOCS:-"$here"/benchmarks/validation.md}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 export OMP_NUM_THREADS=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_LOGGING_LEVEL=WARNING

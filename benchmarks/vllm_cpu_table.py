@@ -1,4 +1,4 @@
-"""The table of `benchmarks/vllm_cpu.sh`, printed and put between docs/validation.md's two marks.
+"""The table of `benchmarks/vllm_cpu.sh`, printed and put between benchmarks/validation.md's two marks.
 
 python benchmarks/vllm_cpu_table.py OUT DOCS COUNT RATE ...        DOCS: the page, or - for none
 """

@@ -18,7 +18,7 @@ port=${PORT:-8212}
 clock=${CLOCK:-wall}
 lengths=${LENGTHS:-lognormal:150,100,150,90}
 python=${PYTHON:-python}
-docs=${DOCS:-"$here"/docs/validation.md}
+docs=${DOCS:-"$here"/benchmarks/validation.md}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 

@@ -22,6 +22,7 @@ SCHEDULING = frozenset({decide, step_over, rows_updated, holds_back, pages_to_ad
 TEXT = ("system", "model", "benchmark", "policy", "source")  # columns, not parameters
 SCORES = ("score", "baseline")
 NEAR = 1e-9
+PUBLISHED = "published"
 PUBLISHED_TEMPERATURE = 1.0
 
 
@@ -58,7 +59,6 @@ class QualityTable:
 
     name: str
     scores: tuple[Score, ...]
-    strict: bool = True  # every row's policy must exist
     allow_code: AllowedCode = field(default=NO_CODE, repr=False)
 
 
@@ -81,7 +81,7 @@ def published() -> QualityTable:
     for path in sorted(folder.iterdir(), key=lambda p: p.name):
         if path.name.endswith(".csv"):
             scores += _read(path.read_text(encoding="utf-8"), path.name)
-    return QualityTable("published", tuple(scores), strict=False)
+    return QualityTable(PUBLISHED, tuple(scores))
 
 
 def load_table(path: str | Path | None, allow_code: AllowedCode = NO_CODE) -> QualityTable | None:
@@ -115,7 +115,7 @@ def quality_of(policy: Policy, model: str, table: QualityTable | None = None) ->
     points = [
         p for p in _points(table, model) if set(p.factors) <= set(factors) and p.factors["family"] == factors["family"]
     ]
-    where = f"in {table.name}" if table.strict else "published"
+    where = PUBLISHED if table.name == PUBLISHED else f"in {table.name}"
     if not points:
         return Quality(None, "", (f"no score is {where} for {name_of(policy.name)} on {model}",))
     for point in points:
@@ -217,15 +217,9 @@ def _points(table: QualityTable, model: str) -> tuple[_Point, ...]:
     """A table's settings on a model, each with its benchmarks."""
     groups: dict[tuple[tuple[str, Any], ...], list[Score]] = {}
     for score in table.scores:
-        if not _same_model(score.model, model) or not (table.strict or score.preset in PRESETS):
-            continue
-        try:
+        if _same_model(score.model, model):
             factors = factors_of_row(score, table.name, table.allow_code)
-        except DsimError:
-            if table.strict:
-                raise
-            continue  # a system modelled with other fields
-        groups.setdefault(tuple(factors.items()), []).append(score)
+            groups.setdefault(tuple(factors.items()), []).append(score)
     # A ratio to a zero score is undefined.
     full = {s.benchmark: s.score for key, g in groups.items() if _is_reference(dict(key)) for s in g if s.score}
     points = []

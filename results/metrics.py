@@ -138,6 +138,11 @@ class Summary:
         "tok/s", "output tokens of completed requests / duration", group="Requests",
         brief=("",), better="high", title="Output throughput", axis="tok/s",
     )
+    full_loop_throughput: float = metric(
+        "tok/s", "output tokens until a closed loop's last arrival, spread evenly over e2els / time until then",
+        "without the end, when clients run out of requests; null in an open loop", group="Requests",
+        label="throughput, loop full", better="high", optional=True,
+    )
     total_token_throughput: float = metric(
         "tok/s", "input and output tokens of completed requests / duration",
     )
@@ -292,10 +297,10 @@ def summarize(
     """
     arrival = requests["arrival"]
     start = float(arrival.min()) if len(arrival) else math.nan
-    duration = _duration(requests, start)
     status = requests["status"]
     completed = status == COMPLETED
     done = requests if completed.all() else rows_of(requests, completed)  # without a copy of a million rows
+    duration = float(done["finish"].max()) - start if completed.any() else math.nan
     counts: dict[str, Any] = {name: int((status == i).sum()) for i, name in enumerate(STATUSES)}
     dist: dict[str, Any] = {name: _distribution(values) for name, values in latencies(done).items()}
     dist["itl"] = _from_histogram(totals.itl)
@@ -310,6 +315,7 @@ def summarize(
         duration_s=duration,
         request_throughput=_per(counts["completed"], duration),
         output_throughput=_per(num_tokens, duration),
+        full_loop_throughput=_full_loop(done, start, float(arrival.max(initial=start))) if closed_loop else math.nan,
         total_token_throughput=_per(num_tokens + float(done["input_length"].sum()), duration),
         **{f"{name}_ms": d for name, d in dist.items()},
         tokens_per_emission=_per(num_tokens, float(done["num_emissions"].sum())),
@@ -414,8 +420,8 @@ def stable(requests: Columns, *, closed_loop: bool = False) -> bool:
     wait = scheduled - arrival
     early, late = wait[n // 4 : n // 2], wait[3 * n // 4 :]
     service = (finish - scheduled)[~np.isnan(finish)]
-    floor = max(MIN_WAIT, float(percentiles(service, (50,))[0]) if len(service) else 0.0)
-    shortest_late = float(percentiles(late, (10,))[0])
+    floor = max(MIN_WAIT, float(np.percentile(service, 50)) if len(service) else 0.0)
+    shortest_late = float(np.percentile(late, 10))
     growing = _slope(arrival, wait) > MIN_GROWTH and _slope(arrival[n // 2 :], wait[n // 2 :]) > 0
     return not (growing and shortest_late > max(float(early.mean()), floor) and _drift(arrival, wait) > 0)
 
@@ -453,9 +459,10 @@ def _slope(x: Floats, y: Floats) -> float:
     return float(dx @ y) / spread if spread > 0 else 0.0  # simultaneous arrivals
 
 
-def _duration(requests: Columns, start: float) -> float:
-    finish = requests["finish"][requests["status"] == COMPLETED]
-    return float(finish.max()) - start if len(finish) else math.nan
+def _full_loop(done: Columns, start: float, end: float) -> float:
+    """Output tokens/s until the last request of a closed loop is sent, at `end`; NaN if all are sent at once."""
+    share = ratio(np.minimum(done["finish"], end) - done["arrival"], e2el(done))
+    return _per(float(np.nansum(done["num_tokens"] * share)), end - start)
 
 
 def _verdict(slo: "Slo", requests: Columns, dist: Mapping[str, Distribution], missing_passes: bool) -> SloVerdict:
@@ -481,7 +488,7 @@ def _distribution(seconds: Floats) -> Distribution:
     known = seconds[~np.isnan(seconds)] * 1e3
     if not len(known):
         return Distribution(*[math.nan] * 5)
-    return Distribution(float(known.mean()), *(float(p) for p in percentiles(known, (50, 90, 95, 99))))
+    return Distribution(float(known.mean()), *(float(p) for p in np.percentile(known, (50, 90, 95, 99))))
 
 
 def statistic(values: Floats, stat: str) -> float:
@@ -489,17 +496,7 @@ def statistic(values: Floats, stat: str) -> float:
     known = values[~np.isnan(values)]
     if not len(known):
         return math.nan
-    return float(known.mean() if stat == "mean" else percentiles(known, (int(stat[1:]),))[0])
-
-
-def percentiles(values: Floats, percents: Sequence[float]) -> Floats:
-    """np.percentile bit for bit, without importing numpy.ma, which takes longer."""
-    at = (len(values) - 1) * (np.array(percents) / 100)
-    below = at.astype(np.int64)
-    above = np.minimum(below + 1, len(values) - 1)
-    ordered = np.partition(values, sorted({*below.tolist(), *above.tolist()}))
-    low, high, share = ordered[below], ordered[above], at - below
-    return np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share))
+    return float(known.mean() if stat == "mean" else np.percentile(known, int(stat[1:])))
 
 
 def _from_histogram(times: TimeHistogram) -> Distribution:

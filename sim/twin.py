@@ -33,6 +33,7 @@ from .split import Split
 Append = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 Progress = Callable[[int, float], None]
 WAVES = 12  # full batches in the replay that measures a request's cost: its start and end count little
+CANVAS = 256  # tokens for a full-sequence model's answer of unknown length (full-sequence-diffusion.md 6)
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def simulate(
     fleet: or a setting alone, with `replicas` behind a shipped `router`. sessions: a turn is sent at its time, or when
     the turn before has ended. drain: go on after the last arrival until all is served. eos: a request's last token is
     an EOS that no policy foresees; with max_tokens, where the answer is shorter. What it ends is the policy's `eos`
-    (`_past_eos`). step_by_step: each arrival is an event of SimPy: the same, slower. threads: that may
+    (`_past_eos`, `_on_canvases`). step_by_step: each arrival is an event of SimPy: the same, slower. threads: that may
     run the replicas, with the same result for every number; one, with a journal. append: receives the journal's
     steps in batches (STEP_COLUMNS, STEP_LISTS as values and offsets). ordered: append in the run's order; False,
     faster, keeps each replica's. progress: receives ended requests and simulated time.
@@ -91,13 +92,13 @@ def simulate(
     if not len(trace):
         raise TraceError(f"{trace.name} holds no requests")
     fleet = fleet.with_ends().check()
-    if fleet.scaling is not None and isinstance(fleet.scaling.scaler, Oracle):
-        fleet = _foreseen(fleet, trace, seed, timed=concurrency is None and not sessions)
     settings = [pool.setting for pool in fleet.pools]
     decoding = [pool.setting for pool in fleet.pools if not fleet.prefills(pool)]
     caches = any(caches_prefixes(setting.policy) for setting in settings)
     prefixes = prefixes_of(trace) if caches or fleet.routing.kind.goes_by_prefix else None
     trace, missed = _with_missed_eos(trace, decoding, eos)
+    if fleet.scaling is not None and isinstance(fleet.scaling.scaler, Oracle):
+        fleet = _foreseen(fleet, trace, seed, timed=concurrency is None and not sessions)
     for setting in decoding:
         check_fit(trace, setting.limits, setting.policy)
     for setting in settings:
@@ -196,15 +197,16 @@ def _work(trace: Trace, setting: Setting, seed: int) -> npt.NDArray[np.float64]:
 
 
 def _with_missed_eos(trace: Trace, settings: list[Setting], eos: bool) -> tuple[Trace, npt.NDArray[np.bool_]]:
-    """The trace as the policies serve it with EOS ends (`_past_eos`); all must serve it alike."""
+    """The trace as the policies serve it with EOS ends (`_past_eos`, `_on_canvases`); all must serve it alike."""
     found = []
     for policy in (setting.policy for setting in settings):
         if policy.family == "block-diffusion" and policy.unmasking.eos == "block":
             found.append(_past_eos(trace, policy.block_length, eos))
         else:
-            found.append((trace, np.zeros(len(trace), np.bool_)))
+            served = _on_canvases(trace) if eos and policy.family == "full-sequence" else trace
+            found.append((served, np.zeros(len(trace), np.bool_)))
     served, missed = found[0]
-    if any(not np.array_equal(missed, other) for _, other in found[1:]):
+    if any(not np.array_equal(served.lengths, other.lengths) for other, _ in found[1:]):
         names = " and ".join(cut(setting.policy.name) for setting in settings)
         raise PolicyError(f"{names} end requests at different EOS, expected pools that end them at the same")
     return served, missed
@@ -223,6 +225,12 @@ def _past_eos(trace: Trace, block: int, eos: bool) -> tuple[Trace, npt.NDArray[n
     if not missed.any():
         return trace, missed  # nothing is copied
     return replace(trace, output_length=np.where(missed, partial + 1, answer)), missed
+
+
+def _on_canvases(trace: Trace) -> Trace:
+    """The trace with limits: a full-sequence model, which does not foresee an EOS, sets its canvas in advance."""
+    limit = np.where(trace.max_tokens > 0, trace.max_tokens, np.maximum(trace.output_length, CANVAS))
+    return replace(trace, extras={**trace.extras, "max_tokens": limit.tolist()})
 
 
 def check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:

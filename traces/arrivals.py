@@ -17,10 +17,6 @@ CV_RANGE = {"gamma": (1e-3, 30.0), "weibull": (1e-2, 30.0)}
 CV_TOLERANCE = 1e-3  # of a process that has one CV
 
 
-def poisson_gaps(u: Floats, cv: float) -> Floats:
-    return -np.log1p(-u)
-
-
 def gamma_gaps(u: Floats, cv: float) -> Floats:
     """Of mean 1 and shape 1/cv^2, vLLM's burstiness."""
     from scipy.special import gammaincinv  # a replay at the trace's times needs no SciPy
@@ -36,15 +32,11 @@ def weibull_gaps(u: Floats, cv: float) -> Floats:
     return (-np.log1p(-u)) ** (1 / shape) / math.exp(gammaln(1 + 1 / shape))
 
 
-def constant_gaps(u: Floats, cv: float) -> Floats:
-    return np.ones_like(u)
-
-
 GAPS: dict[str, Callable[[Floats, float], Floats]] = {
-    "poisson": poisson_gaps,
+    "poisson": lambda u, _: -np.log1p(-u),
     "gamma": gamma_gaps,
     "weibull": weibull_gaps,
-    "constant": constant_gaps,
+    "constant": lambda u, _: np.ones_like(u),
 }
 FIXED_CV = {"poisson": 1.0, "constant": 0.0}
 

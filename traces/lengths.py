@@ -42,11 +42,11 @@ LIMIT = ",max_tokens="  # after any form: every request's limit
 
 
 def draw_lengths(
-    lengths: str | Moments | Trace, num_requests: int, seed: int, max_tokens: int | None = None
+    lengths: str | Trace, num_requests: int, seed: int, max_tokens: int | None = None
 ) -> tuple[Ints, Ints, Extras]:
     """Input and output lengths (at least 1), and limits if known; request i's depend on seed and i only.
 
-    lengths: a trace to sample from with replacement, moments, a name in LENGTHS, or one of FORMS. max_tokens: every
+    lengths: a trace to sample from with replacement, a name in LENGTHS, or one of FORMS. max_tokens: every
     request's limit, which cuts answers; by default a trace's requests keep theirs.
     """
     extras: Extras = {}
@@ -73,9 +73,9 @@ def without_limit(text: str) -> tuple[str, int | None]:
     return head, int(limit)
 
 
-def draw_pairs(lengths: str | Moments, num_requests: int, seed: int) -> tuple[Ints, Ints]:
-    kind, moments = ("lognormal", lengths) if isinstance(lengths, Moments) else parse_lengths(lengths)
-    draw = {"fixed": normal, "normal": normal, "lognormal": lognormal}[kind]
+def draw_pairs(lengths: str, num_requests: int, seed: int) -> tuple[Ints, Ints]:
+    kind, moments = parse_lengths(lengths)
+    draw = lognormal if kind == "lognormal" else normal
     input_u, output_u = (
         chance.uniform(chance.key(seed, chance.LENGTH, side, np.arange(num_requests))) for side in (INPUT, OUTPUT)
     )

@@ -9,7 +9,7 @@ import numpy as np
 from ..engine.errors import TraceError
 from ..files.read import cut
 from .arrivals import ARRIVALS, renewal, resolve_cv
-from .lengths import LENGTHS, Extras, Moments, draw_lengths, without_limit
+from .lengths import LENGTHS, Extras, draw_lengths, without_limit
 from .load import load
 from .shipped import SHIPPED
 from .trace import MAX_REQUESTS, Floats, Ints, Trace, TraceNotes, check_rate
@@ -23,7 +23,7 @@ def synth(
     rate: float = 1.0,
     *,
     cv: float | None = None,
-    lengths: str | Moments | Trace = "sharegpt",
+    lengths: str | Trace = "sharegpt",
     num_requests: int | None = None,
     duration: float | None = None,
     seed: int = 0,
@@ -43,7 +43,7 @@ def synth(
         num_requests = 1000
     times = Process(arrival, rate, cv, seed).times(num_requests, duration)
     shown = f"cv={cv:g}," if arrival in ("gamma", "weibull") else ""
-    source = lengths if isinstance(lengths, str) else lengths.name if isinstance(lengths, Trace) else "moments"
+    source = lengths.name if isinstance(lengths, Trace) else lengths
     name = f"{arrival}({rate:g}/s,{shown}{source},seed={seed})"
     notes = TraceNotes(path=name, format="synthetic", num_rows=len(times))
     return Trace(name, times, *lengths_of(lengths, len(times), seed), notes)
@@ -57,7 +57,7 @@ def prepare(
     cv: float | None = None,
     num_requests: int | None = None,
     seed: int = 0,
-    lengths: str | Moments | Trace | None = None,
+    lengths: str | Trace | None = None,
     time_scale: float | None = None,
 ) -> Trace:
     """A trace's first requests for a replay, with its times and lengths or others; beyond its end it begins again.
@@ -126,8 +126,8 @@ def first(trace: Trace, num_requests: int) -> Trace:
     return trace.in_order(np.arange(num_requests) % len(trace))
 
 
-def lengths_of(lengths: str | Moments | Trace, num_requests: int, seed: int) -> tuple[Ints, Ints, Extras]:
-    """By name, form, moments, trace or its path; text may end in `,max_tokens=N`."""
+def lengths_of(lengths: str | Trace, num_requests: int, seed: int) -> tuple[Ints, Ints, Extras]:
+    """By name, form, trace or its path; text may end in `,max_tokens=N`."""
     limit = None
     if isinstance(lengths, str):
         lengths, limit = without_limit(lengths)

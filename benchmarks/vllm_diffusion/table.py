@@ -1,4 +1,4 @@
-"""The table of `benchmarks/vllm_diffusion_cpu.sh`, printed, and written into docs/validation.md between its two marks.
+"""The table of `benchmarks/vllm_diffusion_cpu.sh`, printed, and put between two marks of benchmarks/validation.md.
 
     python -m dsim.benchmarks.vllm_diffusion.table OUT DOCS CLOCK RATES CASE ...
 

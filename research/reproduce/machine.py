@@ -10,6 +10,7 @@ from ...engine.policy import Policy
 from ...files.schema import FileObject
 from ...profiler.hardware import gpu
 from ...profiler.models import model
+from ...profiler.precision import Precision
 from ...profiler.profile import DEFAULT, Profile, as_run_by, load, with_file_of
 from ...profiler.roofline import roofline
 from ...results.scenario import Scenario
@@ -26,6 +27,7 @@ class Machine:
     model: str | None = None
     tp: int = 1
     graphs: bool = True
+    weights: str = "bf16"
     context_limit: int | None = None  # tokens, if not the model's
     latency: tuple[tuple[str, float], ...] = ()
 
@@ -43,7 +45,7 @@ class Machine:
     def made(self, policy: Policy) -> Profile:
         """With the costs of the policy's implementation if it has them."""
         if self.gpu is not None and self.model is not None:
-            found = roofline(gpu(self.gpu), model(self.model), self.tp, self.graphs)
+            found = roofline(gpu(self.gpu), model(self.model), self.tp, self.graphs, precision=Precision(self.weights))
         else:
             found = load(self.profile)
         found = as_run_by(found, policy)

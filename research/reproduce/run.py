@@ -187,7 +187,7 @@ def read_published(path: str | Path) -> dict[tuple[str, ...], float]:
 
 def commit() -> str:
     """Of dsim's clone, with + if files changed; empty without a clone."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return ""
     try:

@@ -90,7 +90,7 @@ def test_every_published_table_is_shipped() -> None:
     sizes = {name: len(rows) for name, rows in by_system.items()}
     assert sizes == {
         "SDAR": 15, "FOCUS": 35, "Delayed cache": 5, "Delayed cache, neighbour-aware": 5,
-        "Sparse-dLLM": 27, "MaskKV": 12, "dLLM-Serve": 4,
+        "Sparse-dLLM": 27, "MaskKV": 12,
     }  # fmt: skip
     [row] = [s for s in by_system["Sparse-dLLM"] if s.parameters == {"retention": "0.1", "pool_width": "5"}]
     assert (row.score, row.baseline) == (52.77, 78.39)

@@ -90,6 +90,7 @@ def test_a_published_lower_bound_is_missed_only_from_below(small: Path, share: f
 def test_seeds_give_an_interval_and_a_summary_counts_each_kind(small: Path) -> None:
     found = reproduce([read(str(small))], jobs=1, seeds=2)
     assert all(row.half is not None for row in found.rows)
+    assert found.commit
     told = summary(found.rows)
     assert {status: s["num"] for status, s in told.items()} == {PREDICTED: 2, UNPUBLISHED: 2, CALIBRATED: 2}
     assert json.loads(json.dumps(found.to_json()))["summary"] == told

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import dsim
 from dsim.engine.journal import StepTotals
 from dsim.engine.policy import parse
-from dsim.results.metrics import Summary, percentiles, summarize
+from dsim.results.metrics import Summary, summarize
 from dsim.results.slo import Slo
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
@@ -131,6 +131,13 @@ def test_goodput_counts_arrivals_in_one_denominator_and_seconds_in_the_other() -
     assert (verdicts["mean:ttft=2s"]["observed_ms"], verdicts["mean:ttft=2s"]["met"]) == (1750.0, True)
     assert verdicts["p99:ttft=2s"]["observed_ms"] == pytest.approx(np.percentile([1000, 3000, 1000, 2000], 99))
     assert verdicts["p99:ttft=2s"]["met"] is False
+
+
+def test_a_loop_is_full_until_its_last_request_is_sent() -> None:
+    rows = request_columns([request([(10.0, 100)]), request([(40.0, 100)]), request([(20.0, 50)], arrival=10.0)])
+    found = summarize("p", rows, StepTotals(), closed_loop=True)
+    assert (found.output_throughput, found.full_loop_throughput) == (250 / 40, (100 + 100 / 4) / 10)
+    assert summarize("p", rows, StepTotals()).to_json()["full_loop_throughput"] is None
 
 
 def test_an_unfinished_request_leaves_a_bound_on_the_run_unmet() -> None:
@@ -248,9 +255,3 @@ def test_busy_share_leaves_out_the_step_in_flight_as_a_run_ends() -> None:
     result = simulate(trace, Setting(parse("ar"), toy_profile(latency=SECOND)), drain=False)
     assert result.totals.end == 2.0
     assert summarize("p", result.table.columns, result.totals).busy_share == 1.0
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40))
-def test_percentiles_are_numpys_bit_for_bit(values: list[float]) -> None:
-    found = percentiles(np.array(values), (50, 90, 95, 99))
-    assert found.tobytes() == np.percentile(values, (50, 90, 95, 99)).tobytes()

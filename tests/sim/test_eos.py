@@ -14,39 +14,10 @@ from dsim.engine.replay import replay
 from dsim.engine.state import COMPLETED
 from dsim.profiler.profile import Profile, load
 from dsim.sim.setting import Setting
-from dsim.sim.twin import simulate
+from dsim.sim.twin import CANVAS, simulate
 from dsim.traces import Trace, synth
 
 PROFILE = load("a100-sdar-8b")
-
-
-def tokens(input_length: int, output_length: int, eos: bool) -> int:
-    trace = Trace("one", np.zeros(1), np.array([input_length]), np.array([output_length]))
-    return int(simulate(trace, Setting(parse("lmdeploy-bd32"), PROFILE), eos=eos).table["num_tokens"][0])
-
-
-def test_an_eos_in_the_prompts_own_block_is_missed_and_the_next_block_begins() -> None:
-    # A prompt of 33 leaves 31 positions of its block: the request goes on to the first of the next block.
-    assert tokens(33, 5, eos=True) == 32
-    assert tokens(33, 31, eos=True) == 32
-
-
-def test_a_trace_of_which_no_request_fits_so_is_refused() -> None:
-    trace = Trace("one", np.zeros(1), np.array([5]), np.array([1]))
-    policy = parse("lmdeploy-bd32,block_length=4,page_size=4,num_pages=3")  # of both its blocks, and one ahead
-    assert simulate(trace, Setting(policy, PROFILE)).table["num_tokens"][0] == 1
-    with pytest.raises(TraceError, match="the shortest has 9 tokens"):
-        simulate(trace, Setting(policy, PROFILE), eos=True)
-
-
-def test_the_block_after_a_missed_eos_is_padding_and_commits_at_once() -> None:
-    trace = Trace("one", np.zeros(1), np.array([33]), np.array([5]))
-    policy = parse("lmdeploy-bd32,num_loops=1,decide_ahead=false")
-    table = simulate(trace, Setting(policy, PROFILE), eos=True).table
-    assert table["num_committed"][0] == 31 + 32
-    bare = simulate(trace, Setting(policy, PROFILE)).table
-    # The KV pass of the first block, and one step for all 32 positions of the second.
-    assert table["num_forwards"][0] - bare["num_forwards"][0] == 2
 
 
 def test_a_prefill_that_leaves_no_room_for_pages_is_made_smaller() -> None:
@@ -96,6 +67,12 @@ def test_a_full_sequence_model_that_stops_at_its_eos_pays_for_the_canvas_of_its_
     assert cut["finish"] == ignored["last_emission"] < ignored["finish"]
 
 
+def test_a_full_sequence_model_that_does_not_foresee_the_eos_denoises_a_canvas_of_256() -> None:
+    unforeseen = one("vanilla", 32, 40, None, FULL, eos=True)
+    assert (unforeseen["num_tokens"], unforeseen["num_forwards"]) == (40, CANVAS)
+    assert one("vanilla", 32, 300, None, FULL, eos=True)["num_forwards"] == 320  # a longer answer is not cut
+
+
 def test_a_block_diffusion_engine_ends_with_the_block_of_the_eos_or_at_once_or_at_the_limit() -> None:
     ends = {eos: one(f"{ALONE},eos={eos}", 64, 40, 160) for eos in ("block", "token", "ignored")}
     assert [ends[eos]["num_tokens"] for eos in ends] == [40, 40, 40]
@@ -126,10 +103,23 @@ def test_a_scheduler_knows_the_limit_and_not_the_answer() -> None:
     assert one(f"{ALONE},num_pages=4", 64, 40, 160)["num_tokens"] == 40
 
 
+def test_an_eos_in_the_prompts_own_block_is_missed_and_the_next_block_which_is_padding_commits_at_once() -> None:
+    # A prompt of 33 leaves 31 positions of its block: the request goes on to the first of the next block.
+    missed, bare = one(ALONE, 33, 31, None, eos=True), one(ALONE, 33, 31, None)
+    assert (missed["num_tokens"], missed["num_committed"]) == (32, 31 + 32)
+    # The KV pass of the first block, and one step for all 32 positions of the second.
+    assert missed["num_forwards"] - bare["num_forwards"] == 2
+
+
+def test_a_trace_of_which_no_request_fits_so_is_refused() -> None:
+    spec = "lmdeploy-bd32,block_length=4,page_size=4,num_pages=3"  # of both its blocks, and one ahead
+    assert one(spec, 5, 1, None)["num_tokens"] == 1
+    with pytest.raises(TraceError, match="the shortest has 9 tokens"):
+        one(spec, 5, 1, None, eos=True)
+
+
 def test_an_eos_in_the_prompts_block_is_missed_up_to_the_limit() -> None:
-    missed = one(ALONE, 33, 5, 100)
-    assert missed["num_tokens"] == 32
-    asked = one(ALONE, 33, 5, None, eos=True)
+    missed, asked = one(ALONE, 33, 5, 100), one(ALONE, 33, 5, None, eos=True)
     assert missed | {"max_tokens": 32, "limited": False} == asked  # the next block is padding here, too
     assert one(ALONE, 33, 5, 31)["num_tokens"] == 5  # the limit ends the block
     assert one(ALONE, 33, 5, 5, eos=True)["num_tokens"] == 5  # which no EOS did
