@@ -419,7 +419,7 @@ def _pilot(memo: Memo, search: CapacitySearch) -> Found:
             subject = f"SLOs {names} are" if len(search.criteria) > 1 else f"SLO {names} is"
             raise DsimError(
                 f"{subject} met at every rate, even at {overrun.rate:.3g} req/s, {BEYOND:g} times the "
-                f"{found.rate:.3g} req/s at which the queue begins to grow without end: expected a bound that can bind"
+                f"{found.rate:.3g} req/s at which the queue begins to grow without end in {search.num_requests} requests: expected a bound that can bind"
             )
     return replace(found, num_replays=found.num_replays + 2 + (found.binding < 0))
 

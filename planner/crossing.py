@@ -169,7 +169,8 @@ def _crossing(below: _At, above: _At) -> float:
     """Log rate between two readings at which the SLOs probably stop being met."""
     low, high = below.log_rate, above.log_rate
     if above.reading.worst < 0:
-        return min(high, math.log(above.reading.throughput))
+        # A short run's last requests leave alone: its throughput may be below a rate at which all holds.
+        return min(high, max(low, math.log(above.reading.throughput)))
     s, t = max(below.reading.severities), max(above.reading.severities)
     if not (math.isfinite(s) and math.isfinite(t) and t > s):
         return (low + high) / 2

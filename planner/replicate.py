@@ -22,6 +22,7 @@ WARMUP = 0.10  # share of arrivals not judged, as runs begin empty
 COOLDOWN = 0.05  # ... as none follow the last ones
 FEWEST = 100  # requests of a replay
 MIN_GROWTH = 0.02  # s of wait a second of arrivals
+LEAST_LEAVING = 0.75  # of the requests that arrive in a run's later half: as many must end in it
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,8 @@ def judge(criteria: Sequence[Criterion], requests: Trace, result: Result, rate: 
     values, severities = zip(*judgements, strict=True)
     rejected = float((columns["status"] == REJECTED).mean())
     throughput = n * (1 - rejected) / float(np.nanmax(columns["finish"]))
-    return Reading(rate, values, severities, stable(columns) and not _waits_grow(columns), throughput, rejected)
+    bounded = stable(columns) and not _waits_grow(columns) and not _fills(columns)
+    return Reading(rate, values, severities, bounded, throughput, rejected)
 
 
 def _waits_grow(columns: Columns) -> bool:
@@ -195,6 +197,13 @@ def _waits_grow(columns: Columns) -> bool:
         for values in (arrival, columns["scheduled"] - arrival)
     )
     return late - early > max(0.5 * early, MIN_GROWTH * (after - before))
+
+
+def _fills(columns: Columns) -> bool:
+    """Whether a run ends before its server is full, so that no wait shows an overload."""
+    later = np.array_split(columns["arrival"], 2)[1]
+    ended = (later[0] < columns["finish"]) & (columns["finish"] <= later[-1])
+    return int(ended.sum()) < LEAST_LEAVING * len(later)
 
 
 def interval(values: Sequence[float], confidence: float) -> Interval:

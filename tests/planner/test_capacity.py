@@ -236,6 +236,13 @@ def test_a_slope_is_not_trusted_where_the_queue_grows_first() -> None:
         assert found.binding == -1
 
 
+def test_a_queue_that_grows_in_a_short_run_is_no_slower_than_where_all_held() -> None:
+    def tailed(rate: float) -> Reading:  # the last requests leave alone: half the throughput
+        return dataclasses.replace(cubic(rate, saturation=1.9), throughput=0.95)
+
+    assert find(tailed, CRITERIA, 2.0, 0.05, 0.01).rate == pytest.approx(1.9, rel=0.03)
+
+
 def test_each_class_is_held_to_its_own_bound(tmp_path: Path, md1: Scenario) -> None:
     trace = synth("poisson", 1.0, lengths="fixed:1,1", num_requests=300, seed=1)
     classes = ["chat" if i % 3 else "batch" for i in range(300)]

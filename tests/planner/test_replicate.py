@@ -131,6 +131,9 @@ def test_a_days_swing_is_no_queue_that_grows_and_a_bursty_overload_is() -> None:
     columns = single_server(0.5, 0) | {"arrival": arrival, "scheduled": arrival, "finish": arrival + 30}
     result: Any = SimpleNamespace(table=SimpleNamespace(columns=columns))
     assert judge(criteria("e2el=40s"), trace, result, 10.0, missing_passes=True).holds
+    # Arrivals that end before the server is full: no wait would show an overload.
+    result.table.columns = columns | {"finish": arrival + 90}
+    assert not judge(criteria("e2el=100s"), trace, result, 10.0, missing_passes=True).stable
     # A bursty load of 1.1, which `stable` takes for chance.
     result.table.columns = single_server(1.1, 2, cv=2.0)
     assert not judge(criteria("e2el=40s"), trace, result, 0.55, missing_passes=True).stable
