@@ -25,6 +25,7 @@ from ..files.read import cut
 from ..profiler.canvas_law import mean_forwards
 from ..profiler.placed import placed
 from ..profiler.profile import Profile, as_run_by, load
+from ..profiler.uncertainty import common_error
 from ..report.digits import counted, percent
 from ..results.scenario import MAX_REPLICAS, Scenario
 from ..traces.prefixes import num_named
@@ -263,6 +264,7 @@ def plan(
         notes=(
             *_missed(search, whole[0], min(2, len(order))),
             *_of_answers(candidates, best, scenario.allow_code),
+            *_of_gpus([candidates[i] for i in (*(lane.candidate for lane in order), *run.chosen)], search),
             *dict.fromkeys(f"{one.given} cannot run as it is: {one.refused}" for one in candidates if one.refused),
         ),
         peak=peak_of(scenario.source(), rate, recommended) if scenario.arrival == "trace" else None,
@@ -334,6 +336,14 @@ def _of_answers(candidates: Sequence[PlanCandidate], best: PlanCandidate, allow_
         for fields, names in policies.items()
     ]
     return notes
+
+
+def _of_gpus(candidates: Sequence[PlanCandidate], search: CapacitySearch) -> list[str]:
+    """A note on the errors of a comparison of GPUs; candidates: the best first."""
+    profiles: dict[str, Profile] = {}
+    for one in candidates:
+        profiles.setdefault(one.profile.device.name, one.profile)
+    return [common_error([*profiles.values()], search.scenario.setting().drawn)] if len(profiles) > 1 else []
 
 
 def own_rate(scenario: Scenario) -> float:

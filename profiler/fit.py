@@ -85,7 +85,7 @@ def fit_latency(
         noise=None if noise is None else digits(noise, 3),
         drift=None if drift is None else digits(drift, 3),
         unidentified=tuple(missing),
-        host_or_device=() if timed or not host["host_request"] else ("host_request",),
+        host_or_device=not timed and host["host_request"] > 0,
         valid=not doubts,
         doubts=doubts,
     )

@@ -1,4 +1,10 @@
-"""Shapes of models, and their parameters, FLOPs and bytes."""
+"""Shapes of models, and their parameters, FLOPs and bytes.
+
+models.json has the known ones, from public config.json: `others` are checkpoints of the same dimensions.
+LLaDA2.0-flash's feed-forward widths are secondary, and match its card's total. A dense feed-forward of 2,112 next to
+experts of 704, in Gemma 4, counts as three shared experts: 25.2 B parameters, 3.8 B active (production-dllm-serving.md
+1.1).
+"""
 
 import os
 from collections.abc import Mapping
@@ -322,54 +328,16 @@ def _feed_forward_params(m: ModelShape, active: bool) -> int:
     return e.dense_layers * 3 * m.hidden * m.ffn + (m.layers - e.dense_layers) * sparse_layer
 
 
-_GEMMA = ModelShape(
-    "Gemma4-26B-A4B", 30, 2816, 16, 2, 512, 2112, 262144, 262144, tied=True, qk_norm=True,
-    experts=Experts(128, 8, 3, 704, 0), windowed=Windowed(25, 8, 256, 1024), value_is_key=True,
-)  # fmt: skip
+def _shape(row: Mapping[str, Any]) -> ModelShape:
+    """A model of models.json, where values at their default are left out."""
+    kinds: dict[str, Any] = {"experts": Experts, "windowed": Windowed}
+    return ModelShape(**row["shape"], **{key: kind(**row[key]) for key, kind in kinds.items() if key in row})
 
-# From public config.json; LLaDA2.0-flash's feed-forward widths are secondary, and match its card's total.
-_SHAPES = (
-    ModelShape("SDAR-1.7B", 28, 2048, 16, 8, 128, 6144, 151936, 32768, tied=True, qk_norm=True),
-    ModelShape("SDAR-4B", 36, 2560, 32, 8, 128, 9728, 151936, 32768, qk_norm=True),
-    ModelShape("SDAR-8B", 36, 4096, 32, 8, 128, 12288, 151936, 32768, qk_norm=True),
-    ModelShape(
-        "SDAR-30B-A3B", 48, 2048, 32, 4, 128, 6144, 151936, 32768, qk_norm=True, experts=Experts(128, 8, 0, 768, 0)
-    ),
-    ModelShape("Qwen3-8B", 36, 4096, 32, 8, 128, 12288, 151936, 40960, qk_norm=True),
-    ModelShape(
-        "LLaDA2.0-mini", 20, 2048, 16, 4, 128, 5120, 157184, 32768, qk_norm=True, experts=Experts(256, 8, 1, 512, 1)
-    ),
-    ModelShape(
-        "LLaDA2.0-flash", 32, 4096, 32, 4, 128, 9216, 157184, 32768, qk_norm=True, experts=Experts(256, 8, 1, 1024, 1)
-    ),
-    ModelShape(
-        "LLaDA2.1-mini", 20, 2048, 16, 4, 128, 5120, 157184, 32768, qk_norm=True, experts=Experts(256, 8, 1, 512, 1)
-    ),
-    ModelShape(
-        "LLaDA2.1-flash", 32, 4096, 32, 4, 128, 9216, 157184, 32768, qk_norm=True, experts=Experts(256, 8, 1, 1024, 1)
-    ),
-    # A dense feed-forward of 2,112 next to experts of 704 counts as three shared ones: 25.2 B parameters, 3.8 B active
-    # (production-dllm-serving.md 1.1).
-    _GEMMA,
-    replace(_GEMMA, name="DiffusionGemma-26B-A4B"),
-    ModelShape("LLaDA-8B", 32, 4096, 32, 32, 128, 12288, 126464, 4096),
-    ModelShape("Dream-7B", 28, 3584, 28, 4, 128, 18944, 152064, 131072, qkv_bias=True),
-)
-MODELS: dict[str, ModelShape] = {shape.name: shape for shape in _SHAPES}
 
+_ROWS = read_json(Path(__file__).with_name("models.json"))
+MODELS: dict[str, ModelShape] = {row["shape"]["name"]: _shape(row) for row in _ROWS}
 # On Hugging Face. SDAR and LLaDA2 are trained for one block length, here 32.
-CHECKPOINTS = {
-    "SDAR-1.7B": "JetLM/SDAR-1.7B-Chat-b32", "SDAR-4B": "JetLM/SDAR-4B-Chat-b32", "SDAR-8B": "JetLM/SDAR-8B-Chat-b32",
-    "SDAR-30B-A3B": "JetLM/SDAR-30B-A3B-Chat-b32", "Qwen3-8B": "Qwen/Qwen3-8B",
-    "LLaDA2.0-mini": "inclusionAI/LLaDA2.0-mini", "LLaDA2.0-flash": "inclusionAI/LLaDA2.0-flash",
-    "LLaDA2.1-mini": "inclusionAI/LLaDA2.1-mini", "LLaDA2.1-flash": "inclusionAI/LLaDA2.1-flash",
-    "Gemma4-26B-A4B": "google/gemma-4-26B-A4B-it", "DiffusionGemma-26B-A4B": "google/diffusiongemma-26B-A4B-it",
-    "LLaDA-8B": "GSAI-ML/LLaDA-8B-Instruct", "Dream-7B": "Dream-org/Dream-v0-Instruct-7B",
-}  # fmt: skip
-# Checkpoints of the same dimensions under other names.
-_ALIASES = {
-    "dream-v0-base-7b": "Dream-7B", "dream-v0-instruct-7b": "Dream-7B", "dream-coder-v0-base-7b": "Dream-7B",
-    "dream-coder-v0-instruct-7b": "Dream-7B", "llada-1.5": "LLaDA-8B", "gemma-4-26b-a4b": "Gemma4-26B-A4B",
-    "diffusiongemma": "DiffusionGemma-26B-A4B",
-}  # fmt: skip
-_BY_NAME = {name.lower(): MODELS[name] for name in MODELS} | {name: MODELS[of] for name, of in _ALIASES.items()}
+CHECKPOINTS: dict[str, str] = dict(zip(MODELS, (row["checkpoint"] for row in _ROWS), strict=True))
+_BY_NAME = {
+    other.lower(): m for m, row in zip(MODELS.values(), _ROWS, strict=True) for other in (m.name, *row["others"])
+}

@@ -40,7 +40,8 @@ ALIASES = {
 MIN_PAGES = 16
 # Latency terms that an implementation may set.
 TERMS = ("launch", "host_step", "host_request", "host_block", "eviction")
-HOST_TERMS = ("host_step", "host_request")  # possibly device time
+HOST_COSTS = ("host_step", "host_request", "host_block", "sequence", "overlap")  # an engine's, on any GPU
+COSTS_OF = "costs_of"  # setting: the profile whose host time an engine's data sheet takes
 
 Setting = str | int | float | bool | None
 
@@ -78,8 +79,7 @@ class Fit:
     domains: dict[str, tuple[float, float]] | None = None  # least and greatest measured, by feature
     noise: float | None = None  # relative standard deviation of a point's repeats, median over points
     drift: Annotated[float | None, Range(-1)] = None  # relative change of repeats during the sweep
-    # Host terms that may be device time; it matters where one hides the other.
-    host_or_device: Annotated[tuple[str, ...], Choice(HOST_TERMS)] = ()
+    host_or_device: bool = False  # host_request may be device time; it matters where one hides the other
     unidentified: tuple[str, ...] = ()  # coefficients stored as 0
     valid: bool | None = None  # the fit passed its checks
     doubts: tuple[str, ...] = ()  # failed checks, one line each
@@ -313,7 +313,7 @@ class Profile:
 OPTIONAL: dict[str, Any] = {
     "larger": False, "prompt_attention": 0.0, "prompt_kv_read": 0.0, "sequence": 0.0, "graph_knots": [],
     "walk": 0.0, "window_walk": 0.0, "walk_rows": 0, "window_walk_rows": 0, "host_block": 0.0,
-    "host_or_device": [],
+    "host_or_device": False,
 }  # fmt: skip
 OF_MODEL = ("layers", "window")  # of the latency, from the model's shape
 
@@ -358,8 +358,11 @@ def with_file_of(name: str, found: Callable[[str], str]) -> str:
 
 
 def implemented(profile: Profile, name: str) -> Profile:
-    """The profile with an implementation's costs; ProfileError if it has none of that name."""
-    found = next((own for own in profile.implementations if own.name == name), None)
+    """The profile with an implementation's costs; ProfileError if it has none of that name.
+
+    A data sheet without the engine's costs takes those of the shipped profile `nearest` to it.
+    """
+    found = _held(profile, name)
     if found is None:
         held = ", ".join(own.name for own in profile.implementations) or "none but its own"
         raise ProfileError(f"profile {profile.name} holds implementations: {held}; this run asks for {cut(name)}")
@@ -379,7 +382,47 @@ def implemented(profile: Profile, name: str) -> Profile:
 def as_run_by(profile: Profile, policy: Policy) -> Profile:
     """The profile with the costs of a policy's implementation, or unchanged if it has none."""
     name = implementation_of(policy)
-    return implemented(profile, name) if any(own.name == name for own in profile.implementations) else profile
+    return implemented(profile, name) if _held(profile, name) else profile
+
+
+def _held(profile: Profile, name: str) -> Implementation | None:
+    """A profile's implementation; for a data sheet also one with the costs of the `nearest` profile."""
+    found = next((own for own in profile.implementations if own.name == name), None)
+    chosen = "/" in ALIASES.get(profile.name, profile.name)  # an implementation by name
+    like = nearest(profile, name) if found is None and profile.origin == "roofline" and not chosen else None
+    if like is None:
+        return found
+    data: Any = to_json(like)
+    if _runs_as(like) == _runs_as(profile):
+        keys = ("name", "description", "origin", "latency", "provenance")
+        return Implementation(name, like.implementation, (), {key: data[key] for key in keys})
+    latency = {key: getattr(like.latency, key) for key in HOST_COSTS}
+    how = f"{_engine(like)}, its host time as in {like.name}, the rest from data sheets"
+    return Implementation(name, how, (), {"latency": latency, "provenance": {"settings": {COSTS_OF: like.name}}})
+
+
+def nearest(profile: Profile, engine: str) -> Profile | None:
+    """The shipped profile whose costs of an engine a data sheet takes: the most similar in model, then in GPU.
+
+    It is of the same family and tells host time from device time: an engine costs a model the same on every GPU.
+    """
+    told = (
+        other for other in _shipped().values()
+        if (_engine(other).lower(), other.family) == (engine, profile.family) and other.latency.host_step > 0
+    )  # fmt: skip
+    return max(
+        told, key=lambda other: [x == y for x, y in zip(_runs_as(other), _runs_as(profile), strict=True)], default=None
+    )
+
+
+def _engine(profile: Profile) -> str:
+    return profile.implementation.partition(" ")[0].strip(",")
+
+
+def _runs_as(profile: Profile) -> tuple[object, ...]:
+    """Model, GPUs and precision, by how much of an engine's costs goes by them."""
+    model, device = profile.model, profile.device
+    return model.name, model.experts is None, device.name, device.count, profile.memory.weight_bytes
 
 
 def _merged(data: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -561,6 +604,7 @@ def shipped_for(model: str) -> list[str]:
     return [name for name, profile in _named().items() if profile.model.name == model]
 
 
+@cache
 def _shipped() -> dict[str, Profile]:
     """Shipped profiles by name, with NAME/IMPLEMENTATION, the default first."""
     found = [load(path) for path in _shipped_files().values()]

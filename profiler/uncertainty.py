@@ -18,7 +18,7 @@ from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
 from .canvas_law import mean_forwards, with_mean
 from .known import unknown_host
-from .profile import CommitFit, Profile
+from .profile import COSTS_OF, CommitFit, Profile
 from .request_effects import mean_yield, same_mean, scaled, shifted
 
 DEVICE, LAUNCH, HOST_STEP, HOST_REQUEST = "device time", "launch floor", "host time a step", "host time a request"
@@ -32,10 +32,9 @@ TABLES = ("knots", "graph_knots")  # of a latency model
 # on an H20, sglang #33322), as if all per step or all per row.
 MOST_HOST = {HOST_STEP: 5.5e-3, HOST_REQUEST: 5.5e-3 / 72}  # s
 PUBLISHED_YIELD = 0.1  # assumed relative difference between readings of a published mean
-# Launch floors per layer of Sparse-dLLM's and Fast-dLLM's code on an RTX 4090: the std of a log-normal from which two
-# draws differ by their ratio.
-FLOORS = (0.8e-3, 1.4375e-3)  # s
-FLOOR_SPREAD = math.log(FLOORS[1] / FLOORS[0]) / math.sqrt(2)
+# Two codes' s a layer and s a forward: launch floors of Sparse-dLLM's and Fast-dLLM's on an RTX 4090, and host time of
+# a row under SGLang in the shipped profiles of DiffusionGemma on two H200s and of LLaDA2.1-mini on an H20.
+FLOORS, ENGINES = ("layer", 0.8e-3, 1.4375e-3), ("forward", 1.6e-3, 6.55e-3)
 # SDAR-8B's published yields at one block length and threshold differ 2.5 times, by workload and by whether tokens
 # behind an EOS count: taken as the range of ±1 standard deviation.
 YIELD_RATIO = 2.5
@@ -43,7 +42,7 @@ YIELD_SPREAD = math.log(YIELD_RATIO) / 2
 # The longest mean time between client and engine under load: vLLM at 8 req/s on two CPU cores.
 MOST_FRONT_END = 0.044  # s
 HOST_FIELDS = {HOST_STEP: "host_step", HOST_REQUEST: "host_request"}
-HOST_TERMS = ("launch", "host_step", "host_request", "host_block")
+HOST_TERMS = ("launch", "host_step", "host_request", "host_block", "sequence")
 STEP = 0.1  # of log-odds, for a numerical derivative
 
 
@@ -75,13 +74,12 @@ def causes(profile: Profile, model: Yielding | None) -> tuple[Cause, ...]:
         if field in unknown:
             found.append(Cause(name, f"unknown: 0 to {1e3 * MOST_HOST[name]:.2g} ms", True))
     if fit.host_or_device:
-        terms = " and ".join(f"{name} ({1e3 * getattr(profile.latency, name):.2g} ms)" for name in fit.host_or_device)
-        found.append(Cause(HOST_OR_DEVICE, f"unknown: 0 to all of {terms} is the device's", True))
+        time = f"{1e3 * profile.latency.host_request:.2g} ms"
+        found.append(Cause(HOST_OR_DEVICE, f"unknown: 0 to all of host_request ({time}) is the device's", True))
     if not timed(profile) and any(getattr(profile.latency, name) > 0 for name in HOST_TERMS):
-        low, high = (1e3 * floor for floor in FLOORS)
-        width = (
-            f"±{100 * FLOOR_SPREAD:.2g} % of launch and host terms: two codes take {low:.2g} and {high:.2g} ms a layer"
-        )
+        per, low, high = _codes(profile)
+        width = f"±{100 * _apart(profile):.0f} % of launch and host terms: two codes take {1e3 * low:.3g} and "
+        width += f"{1e3 * high:.3g} ms a {per}"
         found.append(Cause(IMPLEMENTATION, width, False))
     if profile.frontend == 0:
         width = f"not measured: 0 to {1e3 * MOST_FRONT_END:.2g} ms, vLLM's under load"
@@ -124,19 +122,20 @@ def varied(
     factor = float(np.exp(width * scores.get(DEVICE, 0.0)))
     if fit.held_out is not None:
         factor *= float(np.exp(fit.held_out.median * scores.get(MISFIT, 0.0)))
-    # Not device time: they do not scale with it.
-    apart = ("host_step", "host_request", "host_block", "cache_overhead")
+    # Not the card's time, with which they would scale. A row's (`sequence`) is in part the decoder's loop over rows.
+    apart = ("host_step", "host_request", "host_block", "sequence", "cache_overhead")
     more: dict[str, Any] = {name: getattr(latency, name) for name in apart}
     more["launch"] = latency.launch * float(np.exp(width * scores.get(LAUNCH, 0.0)))
     for name, field in HOST_FIELDS.items():
         if name in scores:
             more[field] = MOST_HOST[name] * float(ndtr(scores[name]))
     if IMPLEMENTATION in scores:
-        floor = float(np.exp(FLOOR_SPREAD * scores[IMPLEMENTATION]))
+        floor = float(np.exp(_apart(profile) * scores[IMPLEMENTATION]))
         more |= {name: floor * more.get(name, getattr(latency, name)) for name in HOST_TERMS}
     latency = replace(latency.scaled(factor), **more)
     if HOST_OR_DEVICE in scores:
-        latency = _on_device(latency, fit.host_or_device, float(ndtr(scores[HOST_OR_DEVICE])))
+        hidden = latency.host_request * float(ndtr(scores[HOST_OR_DEVICE]))
+        latency = replace(latency, host_request=latency.host_request - hidden, sequence=latency.sequence + hidden)
     for name, error in (fit.standard_errors or {}).items():
         if FIT + name in scores:
             latency = _moved(latency, name, error * scores[FIT + name])
@@ -158,16 +157,21 @@ def varied(
     return replace(found, commits=tuple(moved_models))
 
 
-def _on_device(latency: LatencyModel, terms: Sequence[str], share: float) -> LatencyModel:
-    """Count a share of these host terms as device time; same sum where neither hides the other."""
-    if "host_request" in terms:
-        moved = share * latency.host_request
-        latency = replace(latency, host_request=latency.host_request - moved, sequence=latency.sequence + moved)
-    if "host_step" in terms:
-        moved = share * latency.host_step
-        tables: Any = {name: tuple((x, y + moved) for x, y in getattr(latency, name)) for name in TABLES}
-        latency = replace(latency, host_step=latency.host_step - moved, **tables)
-    return latency
+def common_error(profiles: Sequence[Profile], model: Yielding | None) -> str:
+    """Say which unknowns cancel in a comparison of GPUs, and which do not; profiles: one a GPU, the best first."""
+    each = [{cause.name for cause in causes(profile, model)} - {DEVICE, LAUNCH, MISFIT} for profile in profiles]
+    shared, names, apart = set.intersection(*each), [profile.device.name for profile in profiles], ""
+    costs = [str(profile.provenance.settings.get(COSTS_OF, profile.name)) for profile in profiles]
+    if len(set(costs)) > 1 and len({profile.implementation for profile in profiles}) > 1:
+        shared -= {IMPLEMENTATION}
+        apart = f" and its engine's host time ({', '.join(map(' as in '.join, zip(names, costs, strict=True)))})"
+    fits = [profile.fit for profile in profiles[:2]]
+    width = math.hypot(*(fit.held_out.median if fit.held_out else fit.relative_uncertainty or 0.0 for fit in fits))
+    return (
+        f"{' and '.join(names)} share these unknowns, which largely cancel between them: {', '.join(sorted(shared))}. "
+        f"Each has its own device time{apart}: device time alone leaves {names[0]} over {names[1]} uncertain by "
+        f"±{100 * width:.0f} %"
+    )
 
 
 def _varied_law(law: CanvasLaw, yield_: float, spread: float | None) -> CanvasLaw:
@@ -175,6 +179,16 @@ def _varied_law(law: CanvasLaw, yield_: float, spread: float | None) -> CanvasLa
     width = law.request_spread
     new = width if spread is None else 2 * width * float(ndtr(spread))
     return with_mean(replace(law, request_spread=new), mean_forwards(law) / float(np.exp(PUBLISHED_YIELD * yield_)))
+
+
+def _codes(profile: Profile) -> tuple[str, float, float]:
+    return ENGINES if COSTS_OF in profile.provenance.settings else FLOORS
+
+
+def _apart(profile: Profile) -> float:
+    """The standard deviation of a log-normal from which two draws differ by the codes' ratio."""
+    _, low, high = _codes(profile)
+    return math.log(high / low) / math.sqrt(2)
 
 
 def timed(profile: Profile) -> bool:

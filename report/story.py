@@ -240,15 +240,20 @@ def notes_on(profile: ProfileInfo, models: Sequence[CommitInfo]) -> list[str]:
             f"{profile['name']} does not know {' and '.join(unknown)}, which {'is' if len(unknown) == 1 else 'are'} 0 "
             "in it: `dsim replay --ensemble 19` shows how much that may cost"
         )
-    if either := profile.get("host_or_device"):
+    if profile.get("host_or_device"):
         lines.append(
-            f"{profile['name']} cannot tell whether {' and '.join(either)} {'is' if len(either) == 1 else 'are'} the "
-            "host's time or the device's, which matters where one hides the other: `dsim replay --ensemble 19` spans it"
+            f"{profile['name']} cannot tell whether host_request is the host's time or the device's, which matters "
+            "where one hides the other: `dsim replay --ensemble 19` spans it"
         )
     if elsewhere := profile.get("unpriced"):
         lines.append(
             f"{profile['name']} does not hold the costs of {' and '.join(elsewhere)}: steps cost what its own "
             f"implementation takes ({profile['implementation']})"
+        )
+    if like := profile.get("costs_of"):
+        lines.append(
+            f"{profile['name']} takes the engine's host time from {like}, another build or GPU: "
+            "`dsim replay --ensemble 19` shows how much that may change"
         )
     return lines
 

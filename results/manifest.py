@@ -29,8 +29,9 @@ class ProfileInfo(TypedDict, total=False):
     doubt: str  # why its own checks say that it is not valid
     calibrated_with: str  # the yield of its calibration
     unknown_host: list[str]  # host-time terms not identified, stored as 0
-    host_or_device: list[str]  # host terms that may be device time
+    host_or_device: bool  # host_request may be device time
     unpriced: list[str]  # implementations of the policies without costs
+    costs_of: str  # the profile whose host time of the engine a data sheet takes
     frontend: float  # s between client and engine, both directions
 
 

@@ -12,7 +12,7 @@ from ..engine.jit import is_ours
 from ..engine.policy import Policy
 from ..engine.state import COMPLETED
 from ..profiler.known import calibrated_under, drafted, unknown_host, unpriced
-from ..profiler.profile import Profile
+from ..profiler.profile import COSTS_OF, Profile
 from ..sim.scalers import FIXED
 from ..sim.setting import Setting
 from ..sim.twin import Result
@@ -162,9 +162,11 @@ def info_of(profile: Profile, policies: Sequence[Policy]) -> ProfileInfo:
     if unknown:
         found["unknown_host"] = list(unknown)
     if profile.fit.host_or_device:
-        found["host_or_device"] = list(profile.fit.host_or_device)
+        found["host_or_device"] = True
     if elsewhere := unpriced(profile, policies):
         found["unpriced"] = elsewhere
+    if like := profile.provenance.settings.get(COSTS_OF):
+        found["costs_of"] = str(like)
     return ProfileInfo(**found, **front_end_info(profile))
 
 

@@ -72,7 +72,7 @@ def test_every_setting_of_an_engine_s_scheduler_is_in_a_table() -> None:
 @pytest.mark.slow
 def test_calibrated_rows_are_within_5_percent_and_on_the_page(engines: ModuleType) -> None:
     rows = engines.calibrated()
-    assert len(rows) == 17
+    assert len(rows) == 18
     for row in rows:
         assert abs(row.error) < 0.05, row
         assert f"| {' | '.join(row.cells())} |" in ANSWERS

@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 
 from dsim import __version__
+from dsim.live.shipped_configs import CONFIGS
 from dsim.planner import plan_replays
 from dsim.planner.plan_folder import FILES
 from dsim.profiler.profile import load, save
@@ -55,11 +56,6 @@ bf16_tflops = 500
 bandwidth_gb_s = 4000
 memory_gb = 96
 """
-CONFIG = {
-    "architectures": ["SDARForCausalLM"], "_name_or_path": "acme/mine-8B", "num_hidden_layers": 36,
-    "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-    "intermediate_size": 12288, "vocab_size": 151936, "max_position_embeddings": 32768,
-}  # fmt: skip
 
 
 def test_the_text_says_what_to_run_what_it_costs_and_what_could_change_it() -> None:
@@ -142,7 +138,9 @@ def test_ctrl_c_keeps_the_replays_and_ends_with_130() -> None:
 @pytest.mark.slow
 def test_plan_toml_and_the_profiles_of_data_sheets_are_what_other_commands_take() -> None:
     Path("mine.toml").write_text(SHEET, encoding="utf-8")
-    Path("config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    Path("config.json").write_text(
+        json.dumps({**CONFIGS["sdar-8b"], "_name_or_path": "acme/mine-8B"}), encoding="utf-8"
+    )
     sheets = ["--gpu", "mine.toml,h100", "--model", "config.json", "--yields", "a100-sdar-8b"]
     asked = [*ASKED, *sheets, "--policy", "chunk,max_batch=8", "--policy", "chunk,max_batch=4", "--jobs", 1, "--json"]
     ran = succeed("plan", "azure-conv", *asked, "--gpu-hour", "mine=1,h100=3", "-o", "out")

@@ -17,6 +17,7 @@ from dsim.live.config import RopeScaling
 from dsim.live.config_file import Given
 from dsim.live.families import FAMILIES
 from dsim.live.prompts import random_prompts
+from dsim.live.shipped_configs import CONFIGS
 from dsim.live.weights import config_of, load
 from dsim.research.tiny.saved import save_model
 
@@ -91,71 +92,43 @@ def test_a_family_knows_what_its_config_does_not_say(
     assert config.by_entropy == (name == "DreamModel")
 
 
-PUBLISHED = {  # what config.json says of the published checkpoints, and their parameters (block-diffusion.md 3)
-    "LLaDAModelLM": (
-        {
-            "n_layers": 32, "d_model": 4096, "n_heads": 32, "n_kv_heads": 32, "mlp_hidden_size": 12288,
-            "embedding_size": 126464, "vocab_size": 126464, "max_sequence_length": 4096,
-        },
-        8.0156e9, 524288, 126336, (126081, 126348),
-    ),
-    "DreamModel": (
-        {
-            "num_hidden_layers": 28, "hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4,
-            "intermediate_size": 18944, "vocab_size": 152064, "max_position_embeddings": 131072,
-        },
-        7.6156e9, 57344, 151666, (151643, 151645),
-    ),
-    "LLaDA2MoeModelLM": (
-        LLADA2
-        | {
-            "num_hidden_layers": 20, "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4,
-            "head_dim": 128, "intermediate_size": 5120, "vocab_size": 157184, "max_position_embeddings": 32768,
-            "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512, "n_group": 8, "topk_group": 4,
-            "mask_token_id": None, "eos_token_id": None,
-        },
-        16.2558e9, 40960, 156895, (156892,),
-    ),
-    "Fast_dLLM_QwenForCausalLM": (
-        {
-            "num_hidden_layers": 28, "hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4,
-            "intermediate_size": 18944, "vocab_size": 152064, "max_position_embeddings": 32768,
-        },
-        7.6156e9, 57344, 151665, (151645,),
-    ),
-    "SDARMoeForCausalLM": (
-        {
-            "num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4,
-            "head_dim": 128, "intermediate_size": 6144, "vocab_size": 151936, "max_position_embeddings": 32768,
-            "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
-            "block_size": 4,
-        },
-        30.5321e9, 98304, 151669, (),
-    ),
-}  # fmt: skip
+# Of published checkpoints (block-diffusion.md 3): a shipped config.json of their dimensions, parameters, bytes of KV,
+# mask and EOS.
+PUBLISHED = {
+    "LLaDAModelLM": ("llada-8b", 8.0156e9, 524288, 126336, (126081, 126348)),
+    "DreamModel": ("dream-7b", 7.6156e9, 57344, 151666, (151643, 151645)),
+    "LLaDA2MoeModelLM": ("llada2-mini", 16.2558e9, 40960, 156895, (156892,)),
+    "Fast_dLLM_QwenForCausalLM": ("dream-7b", 7.6156e9, 57344, 151665, (151645,)),
+    "SDARMoeForCausalLM": ("sdar-30b-a3b", 30.5321e9, 98304, 151669, ()),
+}
+
+
+def published(name: str, folder: Path) -> None:
+    """Write the config.json without its tokens."""
+    (folder / "config.json").write_text("{}")
+    said = {**CONFIGS[PUBLISHED[name][0]], "mask_token_id": None, "eos_token_id": None, "architectures": [name]}
+    rewrite(folder, **said)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_published_checkpoints_have_their_sizes(tmp_path: Path, name: str) -> None:
-    said, params, kv_bytes, mask, eos = PUBLISHED[name]
-    (tmp_path / "config.json").write_text("{}")
-    rewrite(tmp_path, **said | {"architectures": [name]})
+    _, params, kv_bytes, mask, eos = PUBLISHED[name]
+    published(name, tmp_path)
     config = config_of(str(tmp_path))
     assert config.num_params == pytest.approx(params, rel=1e-4)
     assert (2 * config.kv_elements, config.mask_token, config.eos) == (kv_bytes, mask, eos)
 
 
 def test_one_expert_a_token_whose_weight_is_normed_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    rewrite(tmp_path, **PUBLISHED["SDARMoeForCausalLM"][0] | {"architectures": ["SDARMoeForCausalLM"]})
+    published("SDARMoeForCausalLM", tmp_path)
     rewrite(tmp_path, num_experts_per_tok=1)
     with pytest.raises(ModelError, match="num_experts_per_tok is 1 and norm_topk_prob is true"):
         config_of(str(tmp_path))
 
 
 def test_a_llada_that_says_neither_has_the_base_and_the_epsilon_it_was_trained_with(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    rewrite(tmp_path, **PUBLISHED["LLaDAModelLM"][0] | {"architectures": ["LLaDAModelLM"]})
+    published("LLaDAModelLM", tmp_path)
+    rewrite(tmp_path, rope_theta=None, rms_norm_eps=None)
     config = config_of(str(tmp_path))
     assert (config.rope_theta, config.norm_eps, config.qk_norm, config.qkv_bias) == (5e5, 1e-5, False, False)
 

@@ -11,7 +11,7 @@ import pytest
 import dsim
 from dsim.engine.errors import DsimError
 from dsim.engine.latency import CacheOverhead
-from dsim.engine.policy import PRESETS, name_of
+from dsim.engine.policy import PRESETS, name_of, parse
 from dsim.planner.capacity import search_of
 from dsim.planner.memo import Memo
 from dsim.planner.plan import _missed, candidates_of, plan, whole_search
@@ -21,8 +21,9 @@ from dsim.planner.purchase import Horizon
 from dsim.planner.quality import Quality
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
-from dsim.profiler.profile import Profile, load
+from dsim.profiler.profile import Profile, as_run_by, load
 from dsim.profiler.roofline import roofline
+from dsim.profiler.uncertainty import common_error
 from dsim.results.scenario import Scenario
 from dsim.traces import load as load_trace
 
@@ -302,11 +303,22 @@ def test_what_falls_below_the_quality_is_left_out_with_its_reason() -> None:
         candidates_of(QUEUE, ["optimus"], [PROFILE], lambda profile: None, min_quality=0.99)
 
 
-def test_a_profile_from_data_sheets_is_an_estimate_in_every_row() -> None:
+def test_a_plan_across_data_sheets_says_which_errors_cancel_between_the_gpus() -> None:
     sheets: list[Profile] = [roofline(gpu(name), model("SDAR-8B")) for name in ("h100", "b200")]
-    found, _ = candidates_of(QUEUE, ["optimus"], sheets, lambda profile: None)
+    found, _ = candidates_of(QUEUE, ["optimus"], sheets, lambda profile: None, as_given=True)
     assert [c.place for c in found] == ["H100", "B200"]
     assert all(c.profile.is_estimate for c in found)
+    assert plan(QUEUE, found, rate=4.0, num_requests=100, jobs=1).notes[-1:] == (
+        "B200 and H100 share these unknowns, which largely cancel between them: another implementation, front end, "
+        "spread between requests, yield, yield of another workload. Each has its own device time: device time alone "
+        "leaves B200 over H100 uncertain by ±42 %",
+    )
+
+
+def test_engine_s_costs_of_different_profiles_do_not_cancel() -> None:
+    b200 = as_run_by(roofline(gpu("B200"), model("LLaDA2.1-mini")), parse("sglang-joint"))
+    said = common_error([b200, load("h100-llada2.1-mini/sglang")], None)
+    assert "its engine's host time (B200 as in h20-llada2.1-mini-sglang, H100 as in h100-" in said
 
 
 @pytest.mark.parametrize(("num", "says"), [(100, "replays of 100 requests judge 85 of the trace's 600"), (706, None)])

@@ -75,7 +75,7 @@ def test_solving_again_gives_the_stored_answer() -> None:
 @pytest.mark.parametrize("model", EDITING)
 def test_laws_of_editing_blocks_take_as_many_forwards_as_were_published(model: str) -> None:
     for law in editing_laws(model):
-        tokens, _ = EDITING[model][law.workload]
+        tokens, *_ = EDITING[model][law.workload]
         draws = LawDraws(law, 0, 1).arrays
         requests = np.exp(law.request_spread / law.canvas_spread * np.log(draws.factors[0]))
         steps = np.floor(law.median * np.outer(requests, draws.factors[0]) + 0.5).clip(law.least, law.most)

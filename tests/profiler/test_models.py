@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dsim.engine.errors import ProfileError
+from dsim.live.shipped_configs import CONFIGS
 from dsim.profiler.models import (
     CHECKPOINTS,
     MODELS,
@@ -64,38 +65,16 @@ def test_an_unknown_model_lists_the_known_ones() -> None:
         model("GPT-5")
 
 
-CONFIG = {
-    "architectures": ["SDARForCausalLM"], "_name_or_path": "owner/SDAR-8B", "num_hidden_layers": 36,
-    "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-    "intermediate_size": 12288, "vocab_size": 151936, "max_position_embeddings": 32768, "tie_word_embeddings": False,
-}  # fmt: skip
-LLADA = {
-    "architectures": ["LLaDAModelLM"], "_name_or_path": "owner/LLaDA-8B", "n_layers": 32, "d_model": 4096,
-    "n_heads": 32, "n_kv_heads": 32, "mlp_hidden_size": 12288, "embedding_size": 126464, "vocab_size": 126464,
-    "max_sequence_length": 4096, "weight_tying": False,
-}  # fmt: skip
-MOE = {
-    "architectures": ["SDARMoeForCausalLM"], "_name_or_path": "SDAR-30B-A3B", "num_hidden_layers": 48,
-    "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
-    "intermediate_size": 6144, "vocab_size": 151936, "max_position_embeddings": 32768, "num_experts": 128,
-    "num_experts_per_tok": 8, "moe_intermediate_size": 768,
-}  # fmt: skip
+CONFIG = {**CONFIGS["sdar-8b"], "_name_or_path": "owner/SDAR-8B"}
 
 
-@pytest.mark.parametrize(
-    ("config", "name", "kind"),
-    [
-        (CONFIG, "SDAR-8B", "block-diffusion"), (LLADA, "LLaDA-8B", "full-sequence"),
-        (MOE, "SDAR-30B-A3B", "block-diffusion"),
-    ],
-)  # fmt: skip
-def test_a_config_json_is_the_shape_that_dsim_ships_of_it(
-    config: dict[str, Any], name: str, kind: str, tmp_path: Path
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+@pytest.mark.parametrize("name", ["sdar-1.7b", "sdar-8b", "sdar-30b-a3b", "llada-8b", "dream-7b"])
+def test_a_config_json_is_the_shape_that_dsim_ships_of_it(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]), encoding="utf-8")
     for path in (tmp_path, tmp_path / "config.json"):
-        assert model(str(path)) == MODELS[name]
-        assert family(model(str(path)), architecture_of(str(path))) == kind
+        found = model(str(path))
+        assert found == MODELS[found.name]
+        assert family(found, architecture_of(str(path))) == family(found)
 
 
 def test_a_name_of_ones_own_generates_as_its_architecture_does(tmp_path: Path) -> None:
@@ -156,11 +135,7 @@ DIFFUSION_GEMMA = "DiffusionGemma-26B-A4B"
 def test_layers_of_several_kinds_are_counted(
     changes: dict[str, Any], billions: float, kv_bytes: int, tmp_path: Path
 ) -> None:
-    config = {
-        "architectures": ["Qwen3MoeForCausalLM"], "head_dim": 128, "hidden_size": 2048, "intermediate_size": 6144,
-        "max_position_embeddings": 40960, "moe_intermediate_size": 768, "num_attention_heads": 32, "num_experts": 128,
-        "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "vocab_size": 151936,
-    }  # fmt: skip
+    config = {**CONFIGS["sdar-30b-a3b"], "architectures": ["Qwen3MoeForCausalLM"]}
     path = tmp_path / "config.json"
     for given in (config | changes, {"architectures": ["Qwen3MoeForCausalLM"], "text_config": config | changes}):
         path.write_text(json.dumps(given))
