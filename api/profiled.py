@@ -36,14 +36,12 @@ class Profiled(Showable):
     profile: Profile
     steps: "Samples | None" = None  # None: derived
     logs: "Mapping[tuple[str, float], CommitLog]" = field(default_factory=dict)  # by workload and threshold
-    served: "Samples | None" = None  # judged the fit; None: part of `steps` did
+    served: "Samples | None" = None  # every second one judged the fit; None: part of `steps` did
 
     @property
     def doubts(self) -> list[str]:
         """Why not to trust the profile, a line each."""
-        from ..report.profile_page import doubts
-
-        return doubts(self.profile)
+        return self.profile.doubts
 
     def page(self, command: str = "") -> Page:
         from ..report.profile_page import derived_page, profile_page
@@ -56,7 +54,7 @@ class Profiled(Showable):
         """One row per measured step: features, latency, device time and the fitted latency (s); empty for a derived
         profile.
 
-        served: whether serving measured the step, which then judged the fit.
+        served: whether serving measured the step; the fit has every second of these, and the others judged it.
         """
         import pandas as pd
 
@@ -110,6 +108,7 @@ def profile(
     out: str | Path | None = None,
     force: bool = False,
     _page: Path | None = None,
+    _samples: Path | None = None,
     _command: str = "",
     _warn: Callable[[Iterable[str]], object] = warn,
     _ready: Callable[[], object] = lambda: None,
@@ -127,9 +126,9 @@ def profile(
     if roofline is None and from_log is None and model is None and random_weights is None:
         raise DsimError("nothing to profile: expected --model M, --from-log FILE, or --roofline GPU --model MODEL")
     file = None if out is None else Path(out)
-    if _page is not None and _page == file:
-        raise DsimError(f"--output is {file}, the name of its page, expected another, such as {file.stem}.json")
-    for path in filter(None, (file, _page)):
+    if file is not None and file in (_page, _samples):
+        raise DsimError(f"--output is {file}, as its page or steps, expected another name, such as {file.stem}.json")
+    for path in filter(None, (file, _page, _samples)):
         check_file(path, force=force)  # before minutes of measuring
     name = "" if file is None else printable(file.stem)
     if roofline is not None:
@@ -176,6 +175,8 @@ def profile(
         from ..report.html import to_html
 
         write_whole(_page, to_html(found.page(_command)))
+    if _samples is not None:
+        write_whole(_samples, found.to_frame().to_csv(index=False))
     return found
 
 

@@ -138,7 +138,7 @@ loaded = open_model("tiny", "cpu")
 weight = loaded.model.embedding.weight
 forward = Forward(loaded.model, PagedCache(loaded.model.config, 16, 64, "cpu", weight.dtype))
 if sys.argv[1] == "journal":
-    serve_journal(loaded, 1.0, max_batch=2, max_context=256)
+    serve_journal(loaded, 1.0, max_batch=2)
 elif sys.argv[1] == "evicting":
     measure_evicting(forward, 1, 64, 32, 2)
 else:

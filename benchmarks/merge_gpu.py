@@ -340,7 +340,7 @@ def main() -> int:
             if target.exists() and load(target).origin != "measured":
                 print(f"{target}: {load(target).origin}, expected none of that name (NAME)", file=sys.stderr)
                 return 2
-            if not load(path).fit.valid:
+            if load(path).fit.doubts:
                 print(f"{path}: its fit doubts itself, so that it is not shipped", file=sys.stderr)
                 break
             try:

@@ -76,7 +76,7 @@ def main() -> None:
     out, docs, count, *rates = sys.argv[1:]
     profile = json.loads((Path(out) / "vllm-cpu.json").read_text())
     fit = profile["latency"]
-    valid = "valid" if fit["valid"] else "not valid"
+    valid = "not valid" if fit["doubts"] else "valid"
     about = (
         f"{date.today().isoformat()}, two cores of {processor()}, {count} requests a load. The profile calls itself "
         f"{valid}: repeats of a step spread by {percent(fit['noise'] or 0.0)}. {1e3 * profile['frontend']:.1f} ms lie "

@@ -53,7 +53,6 @@ def as_logged(context: "typer.Context", log: str, policies: Sequence[str] | None
         save(fitted, profile)
         origin, about = "fitted to the same log", {"fitted_profile": to_json(fitted)}
         lines.append(f"Profile: fitted to the same log, so step prices are not a prediction ({name})")
-        doubts = [*fitted.fit.doubts, *(line for fit in fitted.commit_fits for line in fit.doubts)]
-        lines += [f"The fit may be wrong: {line}" for line in doubts]
+        lines += [f"The fit may be wrong: {line}" for line in fitted.doubts]
     told = {"log": Path(log).name, "profile": origin, "not_in_policy": left_out}
     return AsLogged(specs, profile, {"as_logged": told, **about}, lines)

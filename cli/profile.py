@@ -85,9 +85,10 @@ def profile_command(
 
     if output is None and roofline is None and (from_log is not None or model or random_weights):
         raise DsimError("--output is missing: a fitted profile is written to a file (-o FILE)")
-    page = None
+    page = samples = None
     if roofline is None and output is not None and output.name:
         page = output.with_suffix(".html")
+        samples = output.with_suffix(".csv") if from_log is None else None
     total, screen = seconds_of(budget), Screen()
     with ExitStack() as stack:
         bar = Bar(screen, "measuring", "s", round(total))
@@ -99,11 +100,11 @@ def profile_command(
             eos=eos, full_sequence=full_sequence,
             thresholds=[options.percent("--thresholds", part) for part in thresholds.split(",")],
             temperature=temperature, prompts=prompts or [], yields=yields, max_batch=max_batch,
-            seed=seed, out=output, force=force, _page=page, _command=options.command(),
+            seed=seed, out=output, force=force, _page=page, _samples=samples, _command=options.command(),
             _warn=screen.warn, _ready=lambda: stack.enter_context(bar),
             _progress=lambda what, share: bar.update(round(share * total), note=what, left=(1 - share) * total),
         )  # fmt: skip
-    written = [str(path) for path in (output, page) if path is not None]
+    written = [str(path) for path in (output, page, samples) if path is not None]
     if found.steps is None:
         assert roofline is not None
         assert model is not None
@@ -114,11 +115,11 @@ def profile_command(
 
 def _show_fitted(found: "Profiled", from_log: Path | None, client: Path | None, written: list[str], json: bool) -> None:
     """Exit with NOT_VALID if the profile has doubts."""
-    from ..report.profile_words import fitted, fitted_lines
+    from ..report.profile_words import fitted_lines
 
     profile, doubts = found.profile, found.doubts
     if json:
-        print_json({**fitted(profile), "written": written}, indent=2)
+        print_json({**found.to_json(), "doubts": doubts, "written": written}, indent=2)
     else:
         show(f"{profile.description}: {profile.verdict}")
         for line in fitted_lines(profile):
@@ -128,7 +129,7 @@ def _show_fitted(found: "Profiled", from_log: Path | None, client: Path | None, 
             show(f"  front end {'not measured: 0 (--client)' if client is None else measured}")
         for line in doubts:
             show("Not valid: " + line)
-        show(f"Wrote {' and '.join(written)}")
+        show(f"Wrote {', '.join(written)}")
     if doubts:
         raise typer.Exit(NOT_VALID)
 

@@ -10,7 +10,6 @@ from ..engine.errors import DsimError, PolicyError
 from ..files.read import cut
 from ..profiler.placed import placed
 from ..profiler.profile import Profile
-from ..report.story import doubt_of
 from ..report.table import value
 from ..results.metrics import CANCELLED, COMPLETED, METRICS, STATS, Floats, no_nan, path
 from ..results.run import Columns, Run
@@ -48,7 +47,7 @@ class Side:
     model: str  # and its weights, if derived
     profile: str  # empty: a live run without one
     estimated: bool  # the profile is not measured
-    doubt: str  # why its own checks call it invalid; empty: they do not
+    doubts: tuple[str, ...]  # of the profile: failed checks and doubted kinds of steps
     commits: str  # twin: the profile's draws; model: the weights; server: unknown
     interrupted: bool
 
@@ -180,7 +179,7 @@ def side(run: Run) -> Side:
         str(live.get("model", profile.get("model", UNKNOWN))) + weights,
         profile.get("name", ""),
         bool(profile.get("estimated", True)),
-        "".join(doubt_of(profile)),
+        tuple(f"DOUBTED: {line}" for line in info.get("doubted", [])),
         info.get("commits", "server" if driver == "client" else "twin"),
         bool(info.get("interrupted", False)),
     )

@@ -46,7 +46,7 @@ def warnings(found: Comparison) -> list[str]:
             lines.append(f"NOT MEASURED: {m.folder} was made by the twin, so both sides are predictions")
         elif p.driver != "twin":
             lines.append(f"NOT PREDICTED: {p.folder} was measured too, so the error is the device's own noise")
-        lines += [f"NOT VALID: {doubt}" for doubt in (p.doubt, m.doubt) if doubt]
+        lines += [*p.doubts, *m.doubts]
         lines += [f"INTERRUPTED: {side.folder} was stopped before its end" for side in (p, m) if side.interrupted]
     for cell in found.cells:
         if cell.left_out["not completed in both"]:

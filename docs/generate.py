@@ -221,9 +221,7 @@ def view() -> str:
 
 def profiles() -> str:
     """The shipped profiles."""
-    out = _head(
-        "Profiles shipped", "None was measured by dsim: [Your GPU and model](../profiles.md) says what that means."
-    )
+    out = _head("Profiles shipped", "[Your GPU and model](../profiles.md) says what their origins mean.")
     out += ["| profile | what |", "|---|---|", *(f"| `{name}` | {_cell(text)} |" for name, text in shipped().items())]
     return "\n".join([*out, ""])
 

@@ -454,7 +454,7 @@ class Follower:
     def unmeasured(self) -> str | None:
         """Why the profile is not valid, until a refit has measured the server: prices wait. None: they do not wait."""
         doubts = self._setting.profile.fit.doubts
-        return doubts[0] if self._setting.profile.fit.valid is False and doubts and not self._known else None
+        return doubts[0] if doubts and not self._known else None
 
     def _state(self) -> dict[str, Any]:
         """The state for a restart that the other parts of a record lack."""

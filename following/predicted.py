@@ -141,7 +141,7 @@ def bands_of(scenario: Scenario, seen: Seen, shape: Trace | None, known: Mapping
 def doubt_of(profile: Profile) -> float:
     """The possible error of a profile that failed its own checks, as a share of a step's time; 0 if it passed."""
     fit = profile.fit
-    if fit.valid is not False:
+    if not fit.doubts:
         return 0.0
     of = (fit.noise, fit.drift, None if fit.held_out is None else fit.held_out.median)
     return max(abs(x) for x in (*of, 0.0) if x is not None)

@@ -139,6 +139,7 @@ class Capacity(Showable):
     asked_rate: float | None = None  # req/s to size replicas for
     one_fewer: Interval | None = None  # capacity with one replica less
     pools: tuple[PoolPart, ...] = ()  # shares and limits are the busiest pool's
+    doubted: tuple[str, ...] = ()  # failed checks of profiles, and doubted steps that take much of the time
     interrupted: bool = False
 
     def page(self) -> Page:
@@ -419,7 +420,8 @@ def _pilot(memo: Memo, search: CapacitySearch) -> Found:
             subject = f"SLOs {names} are" if len(search.criteria) > 1 else f"SLO {names} is"
             raise DsimError(
                 f"{subject} met at every rate, even at {overrun.rate:.3g} req/s, {BEYOND:g} times the "
-                f"{found.rate:.3g} req/s at which the queue begins to grow without end in {search.num_requests} requests: expected a bound that can bind"
+                f"{found.rate:.3g} req/s at which the queue of {search.num_requests} requests begins to grow without "
+                "end: expected a bound that can bind"
             )
     return replace(found, num_replays=found.num_replays + 2 + (found.binding < 0))
 
@@ -458,7 +460,7 @@ def finish(run: Run, asked: float | None = None) -> Capacity:
     found = _result(run, seen["shares"], Limit(**seen["limit"]), tuple(points), seen["latency"])
     num = len(criteria)
     bounds = [_at_bound(c.text, {*range(num), num + k} - {binding}, readings) for k, c in enumerate(scaled)]
-    found = replace(found, pools=parts, asked_rate=asked, other_bounds=tuple(bounds))
+    found = replace(found, pools=parts, asked_rate=asked, other_bounds=tuple(bounds), doubted=tuple(seen["doubted"]))
     if gpu_hour is not None:
         gpus = search.scenario.num_gpus
         hourly = gpus * gpu_hour
@@ -523,7 +525,7 @@ def _at_capacity(search: CapacitySearch, rate: float) -> Json:
     latency = latency_ms(rows_of(result.table.columns, seen), SEEN)
     return {
         "shares": found, "limit": asdict(limit), "latency": latency, "reading": list(vars(reading).values()),
-        "pools": pools,
+        "pools": pools, "doubted": shares.doubted(),
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ..engine.latency import Features, LatencyModel, step_times
 from ..profiler.profile import gb
+from ..profiler.step_kinds import KINDS_OF_STEPS, kinds_of
 from ..sim.fleet import Fleet
 from ..sim.setting import Setting
 from .memory import PAGES, ROWS, TOKENS, WINDOWED, largest, parts
@@ -19,6 +20,7 @@ FULL = 0.9  # of the KV pool; above it, requests wait for pages
 WAITED = 0.25  # share of busy time spent waiting for a pool that limits
 BEYOND = "beyond the prices"  # steps of more tokens than any that a price was read from
 THRASH = 0.01  # preemptions per request
+DOUBTED = 0.1  # share of busy time in a kind of steps from which the profile's doubt is stated
 
 
 JOURNALED = (*(name for name in Features._fields if name != "prefill_tokens"), "evicting")
@@ -48,6 +50,7 @@ class Shares:
     sums: dict[str, float] = field(default_factory=dict)
     kv: float = 0.0  # byte seconds of KV
     windowed: float = 0.0  # ... in layers with a window
+    kinds: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(KINDS_OF_STEPS)))  # s
 
     def append(self, steps: Mapping[str, npt.NDArray[Any]], _lists: Mapping[str, Any]) -> None:
         took, prefill = steps["latency"], steps["prefill"]
@@ -61,6 +64,8 @@ class Shares:
         beyond = ~prefill & (steps["tokens"] > self.setting.profile.fit.domain[1])
         fixed = np.clip(took - token_time(self.setting.profile.latency, steps), 0.0, None)
         self.busy += float(took.sum())
+        kinds = kinds_of(prefill, steps["tokens"], steps["batch"])
+        self.kinds += np.bincount(kinds, took, len(KINDS_OF_STEPS))
         windowed = float((took * steps["window_kv"]).sum()) * self.setting.limits.window_bytes
         self.windowed += windowed
         self.kv += float((took * steps["sum_kv"]).sum()) * self.setting.limits.kv_bytes + windowed
@@ -79,6 +84,19 @@ class Shares:
     def in_windows(self) -> float:
         """Share of held pages in layers with a window that share the pool."""
         return self.windowed / self.kv if self.kv > 0 else 0.0
+
+    def doubted(self) -> list[str]:
+        """Failed checks of the profile, and the kinds of steps that it doubts, from DOUBTED of the busy time on."""
+        errors = {error.kind: error for error in self.setting.profile.fit.judged_by}
+        doubts = [
+            f"{100 * share:.0f} % in {kind}: {errors[kind].off if kind in errors else 'never judged'}"
+            for kind, share in zip(KINDS_OF_STEPS, self.kinds / max(self.busy, 1e-9), strict=True)
+            if share >= DOUBTED and (kind not in errors or errors[kind].doubted)
+        ]
+        profile, busy = self.setting.profile, f"{self.setting.policy.name}'s busy time"
+        if not errors or not doubts:
+            return profile.failure
+        return [*profile.failure, f"{profile.name} doubts parts of {busy}, {', '.join(doubts)}"]
 
     def shares(self) -> dict[str, float]:
         """Shares of busy time: device in decode and prefill, host, waiting for each pool."""
@@ -108,6 +126,9 @@ class PoolShares:
             limited_by(own.shares(), 0.0 if self._fleet.prefills(pool) else preemptions, pool.setting, own.in_windows)
             for pool, own in zip(self.pools, self.of, strict=True)
         ]
+
+    def doubted(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(line for own in self.of for line in own.doubted()))
 
     def busy(self, k: int, end: float) -> float:
         """A pool's busy share of a run of `end` s."""

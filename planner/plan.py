@@ -694,6 +694,7 @@ class _Run:
             limited_by=seen[0]["limited_by"],
             limiting_setting=seen[0]["limiting_setting"],
             assumed=seen[0]["assumed"],
+            doubted=tuple(seen[0]["doubted"]),
             due=due,
             mean_cost=self._cost(lane) if self.horizon and lane.candidate in self.due else None,
             untested=beyond_tested(candidate.policy, scenario.allow_code),

@@ -163,6 +163,7 @@ def _of_fleet(search: CapacitySearch, task: Task) -> Json:
         spent = shares.shares()
         limit = limited_by(spent, result.totals.preemptions / len(timed), setting)
         found |= {"limited_by": limit.name, "limiting_setting": limit.setting, "assumed": spent[BEYOND]}
+        found["doubted"] = shares.doubted()
         found["latency_ms"] = latency_ms(window, SEEN)
     return found
 

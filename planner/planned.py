@@ -90,6 +90,7 @@ class Fleet:
     limited_by: str = ""
     limiting_setting: str = ""
     assumed: float = 0.0  # share of busy time in decode steps larger than any that the prices were read from
+    doubted: tuple[str, ...] = ()  # failed checks of the profile, and doubted steps that take much of the time
     untested: tuple[str, ...] = ()  # settings beyond what the engine is tested with
     latency_ms: Mapping[str, Any] = field(default_factory=dict)
     due: tuple[Due, ...] = ()  # today, each quarter and the end of the horizon; empty: no growth

@@ -1,6 +1,6 @@
 """Serve scenarios in turn, in the twin or on a device, and write the run's folder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from ..results.scenario import Scenario, arrived
 from ..sim.memory import StepMemory
 from ..sim.twin import Append, Progress, Result
 from ..traces import Trace
+from .limits import PoolShares
 
 if TYPE_CHECKING:
     from ..report.run_folder import RunWriter
@@ -111,7 +112,16 @@ def _writer(out: Path | None, **options: Any) -> "AbstractContextManager[RunWrit
 def in_twin(
     scenario: Scenario, requests: Trace, append: Append | None, progress: Progress | None, threads: int = 1
 ) -> tuple[Result, Exception | None]:
-    return scenario.simulate(requests, append=append, threads=threads, progress=progress), None
+    shares = PoolShares(scenario.fleet())
+
+    def judged(steps: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
+        shares.append(steps, lists)
+        if append is not None:
+            append(steps, lists)
+
+    receive = judged if any(pool.setting.profile.fit.judged_by for pool in shares.pools) else append
+    result = scenario.simulate(requests, append=receive, threads=threads, progress=progress)
+    return replace(result, doubted=shares.doubted()), None
 
 
 def memory_told(scenarios: Sequence[Scenario], requests: Trace, results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -125,5 +135,7 @@ def profile_notes(scenarios: Sequence[Scenario]) -> list[str]:
     for scenario in scenarios:
         setting = scenario.setting()
         policy, profile = setting.policy, setting.profile
-        lines += notes_on(info_of(profile, [policy]), [calibration_note(profile, policy, setting.drawn)])
+        lines += profile.failure + notes_on(
+            info_of(profile, [policy]), [calibration_note(profile, policy, setting.drawn)]
+        )
     return list(dict.fromkeys(lines))

@@ -33,7 +33,7 @@ def next_shapes(candidates: Sequence[Features], taken: Samples, num: int, graph_
         order = np.lexsort(table.T[::-1])
         spread = np.linspace(0, len(order) - 1, min(num, len(order))).round().astype(int)
         return [left[order[i]] for i in dict.fromkeys(spread.tolist())]
-    found = search(Problem(seen, seen.latency, with_host=True, graph_tokens=graph_tokens))
+    found = search(Problem(seen, with_host=True, graph_tokens=graph_tokens))
     noise = max(LEAST_NOISE, float(np.sqrt(np.mean(found.residuals() ** 2))))
     # In one call: the set of coefficients depends on the shapes.
     old, new = np.split(_rows(found, np.vstack([seen.features, table])), [len(seen)])
@@ -56,9 +56,8 @@ def next_shapes(candidates: Sequence[Features], taken: Samples, num: int, graph_
 def _rows(found: Solution, features: Floats) -> Floats:
     """Each coefficient's share of each shape's latency."""
     none = np.full(len(features), np.nan)
-    ones = np.ones(len(features), np.int64)
-    shapes = Points(features, np.ones(len(features)), none, np.zeros(len(features)), ones, none)
-    problem = Problem(shapes, shapes.latency, with_host=True, graph_tokens=found.problem.graph_tokens)
+    shapes = Points(features, np.ones(len(features)), none, np.zeros(len(features)))
+    problem = Problem(shapes, with_host=True, graph_tokens=found.problem.graph_tokens)
     on = found.on(problem)
     latency = problem.columns(found.bends, found.names, on.floor) @ found.values
     further = np.geomspace(max(1.0, found.problem.tokens.min()), max(2.0, found.problem.tokens.max()), BENDS + 2)[1:-1]

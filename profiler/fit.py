@@ -1,7 +1,7 @@
 """Fit a latency model to measured steps, and judge the fit."""
 
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 from scipy.optimize import nnls
@@ -9,9 +9,10 @@ from scipy.optimize import nnls
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel, step_times
 from .pieces import Problem, Solution, search
-from .profile import Fit, HeldOut, digits
-from .samples import FEATURES, Bools, Floats, Points, Samples, padded, points
-from .stairs import Stairs, climb, traffic
+from .profile import Fit, HeldOut, KindError, digits
+from .samples import FEATURES, TOKENS, Bools, Floats, Ints, Points, Samples, joined, padded, points
+from .stairs import Stairs, climb
+from .step_kinds import KINDS_OF_STEPS, kinds_of
 
 MIN_POINTS = 4
 
@@ -19,10 +20,9 @@ MIN_POINTS = 4
 FEW_POINTS = 3  # per coefficient
 NOISE = 0.05
 DRIFT = 0.03
-HELD_OUT_MEDIAN = 0.05
+HELD_OUT_MEDIAN = 0.05  # of all; of a kind for the quartiles and the total time of its steps
 HELD_OUT_P95 = 0.20
-
-DOMAINS = ("tokens", "batch", "prefill_tokens", "head_rows")
+FEWEST_JUDGED = 5  # steps of a kind
 
 
 def fit_latency(
@@ -32,22 +32,23 @@ def fit_latency(
 
     graph_tokens: decode steps of at most this many tokens were captured, and cost their padding. Host terms are fitted
     if all device times are known; otherwise host_step is part of the other constants. stairs: fit a time per level of
-    tokens (stairs.py), not up to three affine pieces. journal: served steps, which judge the fit in place of held-out
-    points and weight the levels.
+    tokens (stairs.py), not up to three affine pieces. journal: served steps; every second one is fitted too, and the
+    others judge the fit in place of held-out points.
     """
-    every = points(taken)
-    judge = split(every) if journal is None else np.zeros(len(every), np.bool_)
-    fitted = every[~judge]
+    if journal is None:
+        every = points(taken)
+        judge = split(every)
+        fitted, others = every[~judge], every[judge]
+    else:
+        fitted, others = joined(points(taken), points(journal[::2])), journal[1::2]
     if len(fitted) < MIN_POINTS:
         raise ProfileError(f"{len(fitted)} step shapes were measured to fit to, expected at least {MIN_POINTS}")
     timed = not np.isnan(fitted.device).any()
-    target = fitted.device if timed else fitted.latency
     solution: Solution
     if stairs:
-        share = None if journal is None else traffic(fitted, journal, graph_tokens)
-        solution = climb(Stairs(fitted, target, not timed, graph_tokens, share))
+        solution = climb(Stairs(fitted, not timed, graph_tokens))
     else:
-        solution = search(Problem(fitted, target, not timed, graph_tokens))
+        solution = search(Problem(fitted, not timed, graph_tokens))
     errors = solution.standard_errors()
     host = {"host_step": 0.0, "host_request": 0.0} | ({"host_block": 0.0} if fitted.blocks.any() else {})
     missing = list(solution.unidentified)
@@ -61,34 +62,26 @@ def fit_latency(
         missing.append("host_step")
     model = solution.model(**host)
     residuals = predict(model, fitted.features, fitted.blocks) / fitted.latency - 1.0
-    judged = None
-    if judge.any() or journal is not None:
-        others = every[judge] if journal is None else journal
-        off = np.abs(predict(model, others.features, others.blocks) / others.latency - 1.0)
-        judged = HeldOut(len(others), digits(np.median(off), 4), digits(np.quantile(off, 0.95), 4))
-    noise, (drift, drift_error) = _noise(every), _drift(taken)
+    judged, judged_by = _judged(model, others) if len(others) else (None, ())
+    noise, (drift, drift_error) = _noise(taken), _drift(taken)
     num = solution.num_coefficients + sum(name in errors for name in host if timed)
     # A level has its own points; only linear terms need FEW_POINTS each.
     wanted = FEW_POINTS * num - (FEW_POINTS - 1) * solution.num_levels
-    doubts = _doubts(len(fitted), num, wanted, noise, drift, drift_error, judged)
-    computed = replace(fitted, features=padded(fitted.features, graph_tokens))
-    return model, Fit(
-        domain=_range(computed.column("tokens")),
-        regimes=_regimes(model, float((computed.column("tokens") / computed.column("num_forwards")).max())),
+    computed = padded(fitted.features, graph_tokens)[:, TOKENS]
+    fit = Fit(
+        domain=(float(computed.min()), float(computed.max())),
         residual=digits(np.sqrt(np.mean(residuals**2)), 4),
         standard_errors={name: digits(value, 3) for name, value in errors.items()},
         relative_uncertainty=None,
         num_points=len(fitted),
         held_out=judged,
-        domains={name: _range(computed.column(name)) for name in DOMAINS}
-        | {"keys": _range(fitted.column("sum_kv") / np.maximum(fitted.column("batch"), 1))},
+        judged_by=judged_by,
         noise=None if noise is None else digits(noise, 3),
         drift=None if drift is None else digits(drift, 3),
         unidentified=tuple(missing),
         host_or_device=not timed and host["host_request"] > 0,
-        valid=not doubts,
-        doubts=doubts,
     )
+    return model, replace(fit, doubts=tuple(_doubts(fit, num, wanted, drift_error)))
 
 
 def split(every: Points) -> Bools:
@@ -119,19 +112,49 @@ def _host(fitted: Points) -> tuple[dict[str, float], dict[str, float]]:
     return dict(zip(columns, values.tolist(), strict=True)), dict(zip(columns, errors.tolist(), strict=True))
 
 
-def _noise(every: Points) -> float | None:
-    known = every.spread[~np.isnan(every.spread)]
-    return float(np.median(known)) if len(known) else None
+def _judged(model: LatencyModel, others: Points) -> tuple[HeldOut, tuple[KindError, ...]]:
+    """The errors of all, and of each kind with enough steps."""
+    predicted = predict(model, others.features, others.blocks)
+    off = predicted / others.latency - 1.0
+    kinds = kinds_of(others.column("prefill_tokens") > 0, others.column("tokens"), others.column("batch"))
+    counts = np.bincount(kinds, minlength=len(KINDS_OF_STEPS))
+    errors = []
+    for kind in np.flatnonzero(counts >= FEWEST_JUDGED).tolist():
+        rows = kinds == kind
+        by_time = predicted[rows].sum() / others.latency[rows].sum() - 1.0
+        low, middle, high = np.quantile(off[rows], (0.25, 0.5, 0.75))
+        p95 = np.quantile(np.abs(off[rows]), 0.95)
+        # A quarter of the steps beyond the bound on one side: the steps of the other side may hide it in a median.
+        doubted = max(-low, high, abs(by_time)) > HELD_OUT_MEDIAN or p95 > HELD_OUT_P95
+        values = {"median": middle, "by_time": by_time, "low": low, "high": high, "p95": p95}
+        rounded = {name: digits(value, 4) for name, value in values.items()}
+        errors.append(KindError(KINDS_OF_STEPS[kind], int(counts[kind]), **rounded, doubted=bool(doubted)))
+    median, p95 = np.quantile(np.abs(off), (0.5, 0.95))
+    return HeldOut(len(others), digits(median, 4), digits(p95, 4)), tuple(errors)
+
+
+def _noise(taken: Samples) -> float | None:
+    """Between the bursts of shapes that were measured several times, or else within bursts."""
+    starts = np.flatnonzero(np.diff(taken.group, prepend=-1))
+    bursts = np.array([np.median(burst) for burst in np.split(taken.latency, starts[1:])])
+    for group, latency in ((taken.group[starts], bursts), (taken.group, taken.latency)):
+        num = np.bincount(group)
+        squares = np.bincount(group, (latency / _mean(group, latency) - 1.0) ** 2)
+        if (several := num > 1).any():
+            return float(np.median(np.sqrt(squares[several] / (num[several] - 1))))
+    return None
+
+
+def _mean(group: Ints, values: Floats) -> Floats:
+    """Each repeat's mean over its shape."""
+    return (np.bincount(group, values) / np.maximum(np.bincount(group), 1))[group]
 
 
 def _drift(taken: Samples) -> tuple[float | None, float]:
     """The relative change of repeats over the sweep, and its standard error."""
     when = np.arange(len(taken)) / max(1, len(taken) - 1)
-    num = np.bincount(taken.group)
-    mean = np.bincount(taken.group, taken.latency) / np.maximum(num, 1)
-    x = when - (np.bincount(taken.group, when) / np.maximum(num, 1))[taken.group]
-    y = taken.latency / mean[taken.group] - 1.0
-    degrees = int((num[num > 1] - 1).sum()) - 1
+    x, y = when - _mean(taken.group, when), taken.latency / _mean(taken.group, taken.latency) - 1.0
+    degrees = len(taken) - len(np.unique(taken.group)) - 1
     # Repeats back to back show no drift.
     if degrees < 3 or (x**2).mean() < 1e-3:
         return None, np.inf
@@ -141,45 +164,22 @@ def _drift(taken: Samples) -> tuple[float | None, float]:
     return max(-1.0, slope), error
 
 
-def _doubts(
-    num_points: int, num_coefficients: int, wanted: int, noise: float | None, drift: float | None, drift_error: float,
-    judged: HeldOut | None,
-) -> tuple[str, ...]:  # fmt: skip
-    doubts = []
-    if num_points < wanted:
-        doubts.append(
-            f"too few points: {num_points} step shapes for {num_coefficients} coefficients, expected at least {wanted}"
-        )
-    if noise is not None and noise > NOISE:
-        doubts.append(f"noise: repeats of a step spread by {noise:.1%}, expected at most {NOISE:.0%}")
-    if drift is not None and abs(drift) > max(DRIFT, 3 * drift_error):
-        doubts.append(
-            f"drift: repeats took {drift:+.1%} by the end (standard error {drift_error:.1%}), expected within "
+def _doubts(fit: Fit, num: int, wanted: int, drift_error: float) -> Iterator[str]:
+    """num: coefficients. wanted: points."""
+    if (fit.num_points or 0) < wanted:
+        yield f"too few points: {fit.num_points} step shapes for {num} coefficients, expected at least {wanted}"
+    if fit.noise is not None and fit.noise > NOISE:
+        yield f"noise: repeats of a step spread by {fit.noise:.1%}, expected at most {NOISE:.0%}"
+    if fit.drift is not None and abs(fit.drift) > max(DRIFT, 3 * drift_error):
+        yield (
+            f"drift: repeats took {fit.drift:+.1%} by the end (standard error {drift_error:.1%}), expected within "
             f"{DRIFT:.0%}: the device's clocks or its load changed"
         )
+    judged = fit.held_out
     if judged is None:
-        doubts.append(f"too few points: none of {num_points} could be held out, expected at least 10 to measure")
-        return tuple(doubts)
-    for name, value, bound in (
-        ("median", judged.median, HELD_OUT_MEDIAN),
-        ("95th percentile", judged.p95, HELD_OUT_P95),
-    ):
-        if value > bound:
-            doubts.append(f"held-out error: the {name} is {value:.1%}, expected at most {bound:.0%}")
-    return tuple(doubts)
-
-
-def _regimes(model: LatencyModel, most: float) -> tuple[str, ...]:
-    """Each piece's regime by d log(seconds) / d log(tokens) at its middle."""
-    x = [*(knot[0] for knot in model.knots), max(most, model.knots[-1][0])]
-    regimes = []
-    for start, end in pairwise(x):
-        middle = np.sqrt(max(start, 1.0) * max(end, 1.0))
-        rise = model.pieces(end) - model.pieces(start)
-        growth = rise / max(end - start, 1e-9) * middle / max(model.pieces(middle), 1e-30)
-        regimes.append("memory-bound" if growth < 1 / 3 else "transition" if growth < 2 / 3 else "compute-bound")
-    return tuple(regimes)
-
-
-def _range(values: Floats) -> tuple[float, float]:
-    return float(values.min()), float(values.max())
+        yield f"too few points: none of {fit.num_points} could be held out, expected at least 10 to measure"
+    elif (judged.median > HELD_OUT_MEDIAN or judged.p95 > HELD_OUT_P95) and all(e.doubted for e in fit.judged_by):
+        yield (
+            f"held-out error: steps of every kind are off, by {judged.median:.1%} in the median and {judged.p95:.1%} "
+            f"at the 95th percentile, expected at most {HELD_OUT_MEDIAN:.0%} and {HELD_OUT_P95:.0%}"
+        )

@@ -91,7 +91,6 @@ def fit_commits(
         num_held_out=num_held_out,
         standard_errors={name: digits(value, 3) for name, value in (errors | tails).items()},
         predictions=predictions,
-        valid=not doubts,
         doubts=doubts,
         padding_share=0.0 if padding is None else digits(padding.share, 3),
     )

@@ -309,7 +309,7 @@ OnProgress = Callable[[str, float], None]  # what is measured, and the share of 
 
 
 def measure_steps(
-    loaded: Loaded, budget: float, *, max_batch: int | None = None, max_context: int | None = None, seed: int = 0,
+    loaded: Loaded, budget: float, *, max_batch: int | None = None, seed: int = 0,
     on_progress: OnProgress | None = None, blocks: Blocks | None = None,
 ) -> Samples:  # fmt: skip
     """Measure steps of many shapes for about `budget` s: a spread of all, then the least certain.
@@ -321,7 +321,7 @@ def measure_steps(
     config = loaded.model.config
     block = config.block_length
     batch = max_batch or loaded.usual_batch(32)
-    context = min(max_context or config.context_limit, config.context_limit) - 3 * block
+    context = config.context_limit - 3 * block
     # Small batches prefill as many tokens as large ones: no served step is larger than a measured one.
     tokens = MOST_TOKENS if loaded.on_gpu else min(MOST_TOKENS, batch * block)
     pages = min(loaded.memory.num_pages(PAGE, batch, tokens), batch * pages_of(context, block, PAGE))
@@ -333,14 +333,14 @@ def measure_steps(
     ]  # fmt: skip
     begin = time.monotonic()
     forward = _forward(loaded, pages, context + 3 * block, batch, seed)
-    reference = offered[len(offered) // 2]
+    reference = compute_bound(offered)
     measure_shape(forward, offered[-1], block, 1, loaded.text)  # warm-up: allocations and compilation
     if loaded.on_gpu:
         took, change = heat(forward, offered[-1], reference, block, HEAT_SHARE * budget)
         blocks.end(heated(took, change))
     taken: list[Measured] = []
     left = list(offered)
-    # As many shapes of every size as in a round: the first fit covers all regimes.
+    # As many shapes of every size as in a round: the first fit covers all of them.
     first = np.linspace(0, len(left) - 1, 2 * ROUND).astype(int)
     order = spread({*(left[i] for i in first.tolist()), *(s for s in on_levels if fits(s, block, pages))})
     while order:
@@ -355,7 +355,7 @@ def measure_steps(
             if time.monotonic() - begin > budget and len(taken) >= FEWEST:
                 blocks.end(f"until shape {len(taken)}")
                 return _samples(taken, loaded.on_gpu)
-        blocks.end(f"until shape {len(taken)}, reference {1e3 * float(np.median(taken[-1].latency)):.3g} ms")
+        blocks.end(f"until shape {len(taken)}, reference {1e3 * float(np.median(taken[-1].device)):.3g} ms")
         left = [shape for shape in left if shape not in order]
         expected = [features_of(shape, block) for shape in left]
         wanted = next_shapes(expected, _samples(taken, loaded.on_gpu), ROUND, loaded.graph_tokens) if left else []
@@ -386,13 +386,18 @@ def spread(found: Iterable[Shape]) -> list[Shape]:
 
 
 def heat(forward: Forward, heavy: Shape, reference: Shape, block: int, budget: float) -> tuple[float, float]:
-    """Run a heavy step until the reference's latency is steady, as in `until_still`."""
+    """Run a heavy step until the reference's device time is steady, as in `until_still`."""
 
-    def latency() -> float:
+    def device_time() -> float:
         measure_shape(forward, heavy, block, 1)
-        return float(np.median(measure_shape(forward, reference, block, REPEATS).latency))
+        return float(np.median(measure_shape(forward, reference, block, REPEATS).device))
 
-    return until_still(latency, budget)
+    return until_still(device_time, budget)
+
+
+def compute_bound(offered: Sequence[Shape]) -> Shape:
+    """The shape of most tokens, up to LARGE, and fewest keys, a decode step if possible: it slows as the clock does."""
+    return max((s for s in offered if s.tokens <= LARGE), key=lambda s: (s.tokens, s.window > 0, -s.context))
 
 
 def until_still(latency: Callable[[], float], budget: float) -> tuple[float, float]:
@@ -418,9 +423,7 @@ def fits(shape: Shape, block: int, pages: int) -> bool:
     return shape.batch * pages_of(shape.context, block, PAGE) <= pages
 
 
-def serve_journal(
-    loaded: Loaded, budget: float, *, max_batch: int | None = None, max_context: int | None = None, seed: int = 0
-) -> tuple[Samples, int]:  # fmt: skip
+def serve_journal(loaded: Loaded, budget: float, *, max_batch: int | None = None, seed: int = 0) -> tuple[Samples, int]:
     """Serve random requests for about `budget` s; the steps judge a fit.
 
     All arrive at once, so that batches shrink to one. max_batch is halved until its graphs take at most half of the
@@ -430,7 +433,7 @@ def serve_journal(
     config = loaded.model.config
     block = config.block_length
     chance = np.random.default_rng([seed, 1])
-    most = min(max_context or config.context_limit, config.context_limit)
+    most = config.context_limit
     batch = max_batch or loaded.usual_batch(32)
     begin = time.monotonic()
     while batch > 1 and loaded.captured.seconds_to_capture(_journalled(block, batch), batch) > budget / 2:
@@ -784,8 +787,8 @@ def measured(
 
 
 def doubted(fit: Fit, doubts: Sequence[str]) -> Fit:
-    """The fit with more doubts, which make it invalid."""
-    return replace(fit, doubts=(*fit.doubts, *doubts), valid=False) if doubts else fit
+    """The fit with more doubts."""
+    return replace(fit, doubts=(*fit.doubts, *doubts))
 
 
 def text_of(
@@ -809,9 +812,9 @@ def check_prompts(loaded: "Opened", workloads: Mapping[str, str], tokenizer: str
 
 def profile_model(
     loaded: Loaded, *, name: str, budget: float, workloads: Mapping[str, str], thresholds: Sequence[float],
-    temperature: float = 1.0, yields: Profile | None = None, max_batch: int | None = None,
-    max_context: int | None = None, seed: int = 0, on_progress: OnProgress | None = None, both_ways: bool = False,
-    tokenizer: str | None = None, eos: bool = False, keep: Callable[[Profile], object] = lambda profile: None,
+    temperature: float = 1.0, yields: Profile | None = None, max_batch: int | None = None, seed: int = 0,
+    on_progress: OnProgress | None = None, both_ways: bool = False, tokenizer: str | None = None, eos: bool = False,
+    keep: Callable[[Profile], object] = lambda profile: None,
 ) -> tuple[Profile, Evidence]:  # fmt: skip
     """Measure a model for about `budget` s and fit its profile.
 
@@ -853,13 +856,13 @@ def profile_model(
         for_steps = budget * STEPS_SHARE if workloads else budget - for_overhead - for_eviction
         blocks = Blocks(loaded.clocks)
         steps = measure_steps(
-            loaded, for_steps * (1.0 - JOURNAL_SHARE * loaded.on_gpu), max_batch=max_batch, max_context=max_context,
-            seed=seed, on_progress=told, blocks=blocks,
+            loaded, for_steps * (1.0 - JOURNAL_SHARE * loaded.on_gpu), max_batch=max_batch, seed=seed,
+            on_progress=told, blocks=blocks,
         )  # fmt: skip
         journal = None
         if loaded.on_gpu and not both_ways:
             journal, settings["made_ready"] = serve_journal(
-                loaded, JOURNAL_SHARE * for_steps, max_batch=max_batch, max_context=max_context, seed=seed
+                loaded, JOURNAL_SHARE * for_steps, max_batch=max_batch, seed=seed
             )
             blocks.end("serving")
         borrowed, lent = ((), None) if yields is None else (yields.commits, yields.focus)

@@ -143,7 +143,7 @@ def _with_law(counted: Canvases, config: CanvasConfig, profile: Profile, workloa
         source=f"dsim profile: {config.name} at work on {workload}, {len(counted.request)} canvases"
         + ("; they drive canvases to their cap, which says nothing of text (--prompts)" if file is None else ""),
     )  # fmt: skip
-    fit = replace(profile.fit, doubts=(*profile.fit.doubts, *(f"{workload}: {line}" for line in why)))
+    fit = doubted(profile.fit, [f"{workload}: {line}" for line in why])
     return replace(profile, fit=fit, canvas_laws=(*profile.canvas_laws, law))
 
 
@@ -250,7 +250,7 @@ def _captured(loaded: LoadedCanvas, kept: Kept, batches: list[int], pages: int, 
 
 
 def _heat(loaded: LoadedCanvas, budget: float, law: CanvasLaw, latency: LatencyModel, seed: int) -> tuple[float, float]:
-    """Serve one canvas repeatedly until its steps' latency is steady, as in `until_still`."""
+    """Serve one canvas repeatedly until its steps' device time is steady, as in `until_still`."""
     config = loaded.model.config
     requests = [Request(0, 0.0, config.canvas_length, 2 * config.canvas_length)]
 
@@ -258,7 +258,7 @@ def _heat(loaded: LoadedCanvas, budget: float, law: CanvasLaw, latency: LatencyM
         seen: list[Any] = []
         _served(
             loaded, policy_of(config, 1), requests, loaded.prompts(seed), seed,
-            lambda columns, lists: seen.append(columns["latency"]), lambda: False, LawDraws(law, seed, 1), latency,
+            lambda columns, lists: seen.append(columns["device"]), lambda: False, LawDraws(law, seed, 1), latency,
         )  # fmt: skip
         return float(np.median(np.concatenate(seen)))
 

@@ -35,14 +35,15 @@ SHORT = "short_attention"
 class Problem:
     """Points to fit, weighted so that a residual is relative to the latency."""
 
-    def __init__(self, fitted: Points, target: Floats, with_host: bool, graph_tokens: int = 0) -> None:
+    def __init__(self, fitted: Points, with_host: bool, graph_tokens: int = 0) -> None:
+        """with_host: fit the latency, not the device's time."""
         self.points, self.with_host, self.graph_tokens = fitted, with_host, graph_tokens
         self.captured = captured(fitted.features, graph_tokens)
         computed = replace(fitted, features=padded(fitted.features, graph_tokens))
         self.forwards = computed.column("num_forwards")
         self.tokens = computed.column("tokens") / self.forwards
         self.weight = 1.0 / fitted.latency
-        self.target = target * self.weight
+        self.target = (fitted.latency if with_host else fitted.device) * self.weight
         self.linear = {name: computed.column(of) for name, of in LINEAR.items()}
         short, dense = split_pairs(self.linear["attention"], self.linear["kv_read"], DENSE_FROM)
         if dense.any() and not dense.all():
@@ -77,8 +78,7 @@ class Problem:
     def thinned(self) -> "Problem":
         """The problem with at most SEARCHED points."""
         keep = np.unique(np.linspace(0, len(self.points) - 1, SEARCHED).astype(np.int64))
-        target = (self.target / self.weight)[keep]
-        few = Problem(self.points[keep], target, self.with_host, self.graph_tokens)
+        few = Problem(self.points[keep], self.with_host, self.graph_tokens)
         return few if len(self.points) > SEARCHED else self
 
 

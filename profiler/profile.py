@@ -20,13 +20,13 @@ from ..files.schema import FileObject, names
 from ..files.write import check_file, json_text, write_whole
 from .hardware import default_max_batch
 from .models import ModelShape
+from .step_kinds import KINDS_OF_STEPS
 
 SCHEMA = "dsim-profile"
 VERSION = 1
 ORIGINS = ("measured", "calibrated", "roofline")
 FAMILIES = ("block-diffusion", "autoregressive", "full-sequence", "canvas")
 BASES = ("measured", "calibrated", "estimated")
-REGIMES = ("memory-bound", "transition", "compute-bound")
 SHIPPED = Path(__file__).parent / "profiles"
 DEFAULT = "a100-sdar-8b"
 # Former names of profiles that are now implementations, and a short name.
@@ -44,6 +44,7 @@ HOST_COSTS = ("host_step", "host_request", "host_block", "sequence", "overlap") 
 COSTS_OF = "costs_of"  # setting: the profile whose host time an engine's data sheet takes
 
 Setting = str | int | float | bool | None
+RelativeError = Annotated[float, Range(-1)]  # predicted / measured - 1
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,32 @@ class Device:
     count: Positive
     memory_bytes: Positive  # of one
     compute_capability: str = ""  # NVIDIA's, such as 9.0, or AMD's gfx target; empty: unknown
+
+
+@dataclass(frozen=True)
+class KindError:
+    """The errors of held-out steps of one kind."""
+
+    kind: Annotated[str, Choice(KINDS_OF_STEPS)]
+    num_points: Positive
+    median: RelativeError
+    by_time: RelativeError  # of the steps' total time
+    low: RelativeError  # first and third quartile
+    high: RelativeError
+    p95: float  # of the absolute error
+    doubted: bool  # beyond a bound of fit.py
+
+    def __str__(self) -> str:
+        errors = f"median {self.median:+.1%}, by time {self.by_time:+.1%}, 95 % within {self.p95:.1%}"
+        return f"{self.num_points} {self.kind}: {errors}{'; doubted' * self.doubted}"
+
+    @property
+    def off(self) -> str:
+        """The middle half of the errors in words."""
+        ends = [f"{100 * abs(error):.0f}" for error in sorted((self.low, self.high), key=abs)]
+        if self.low < 0 < self.high:
+            return f"{100 * -self.low:.0f} % too fast to {100 * self.high:.0f} % too slow"
+        return f"{' to '.join(dict.fromkeys(ends))} % too {'fast' if self.low < 0 else 'slow'}"
 
 
 @dataclass(frozen=True)
@@ -70,19 +97,17 @@ class Fit:
     """A latency model's domain and quality; None: not measured."""
 
     domain: tuple[float, float]  # least and greatest tokens per step, measured or trusted
-    regimes: Annotated[tuple[str, ...], Choice(REGIMES)]  # of the piece from each knot
     residual: float | None  # root mean square of (predicted - measured) / measured
     standard_errors: dict[str, float] | None  # by latency coefficient
     relative_uncertainty: float | None  # of an estimate, as stated
     num_points: Positive | None = None  # fitted; each the median of its repeats
     held_out: HeldOut | None = None
-    domains: dict[str, tuple[float, float]] | None = None  # least and greatest measured, by feature
-    noise: float | None = None  # relative standard deviation of a point's repeats, median over points
-    drift: Annotated[float | None, Range(-1)] = None  # relative change of repeats during the sweep
+    judged_by: tuple[KindError, ...] = ()  # held-out steps by kind, where there are enough
+    noise: float | None = None  # relative standard deviation of a shape's bursts, or else of its repeats
+    drift: RelativeError | None = None  # relative change of repeats during the sweep
     host_or_device: bool = False  # host_request may be device time; it matters where one hides the other
     unidentified: tuple[str, ...] = ()  # coefficients stored as 0
-    valid: bool | None = None  # the fit passed its checks
-    doubts: tuple[str, ...] = ()  # failed checks, one line each
+    doubts: tuple[str, ...] = ()  # failed checks of the whole, which make it invalid, one line each
 
 
 @dataclass(frozen=True)
@@ -192,7 +217,6 @@ class CommitFit:
     num_held_out: int  # requests
     standard_errors: dict[str, float]  # of the spreads, the stage's gain and the common log-odds
     predictions: tuple[Prediction, ...]
-    valid: bool
     doubts: tuple[str, ...] = ()
     padding_share: Share = 0.0  # of blocks behind an EOS, which the fit leaves out
 
@@ -258,6 +282,17 @@ class Profile:
         return "estimated, not measured" if self.is_estimate else "measured"
 
     @property
+    def doubts(self) -> list[str]:
+        """Failed checks of all fits, one line each; the profile is valid without any."""
+        lines = (f"{f.workload} at threshold {f.threshold:g}: {line}" for f in self.commit_fits for line in f.doubts)
+        return [*self.fit.doubts, *lines]
+
+    @property
+    def failure(self) -> list[str]:
+        """That the fit of its steps failed its own checks, if it did."""
+        return [f"{self.name} failed its own checks: {'; '.join(self.fit.doubts)}"] if self.fit.doubts else []
+
+    @property
     def workloads(self) -> tuple[str, ...]:
         named = [m.workload for m in self.commits] + [law.workload for law in self.canvas_laws]
         return tuple(dict.fromkeys(named))
@@ -313,7 +348,7 @@ class Profile:
 OPTIONAL: dict[str, Any] = {
     "larger": False, "prompt_attention": 0.0, "prompt_kv_read": 0.0, "sequence": 0.0, "graph_knots": [],
     "walk": 0.0, "window_walk": 0.0, "walk_rows": 0, "window_walk_rows": 0, "host_block": 0.0,
-    "host_or_device": False,
+    "host_or_device": False, "judged_by": [],
 }  # fmt: skip
 OF_MODEL = ("layers", "window")  # of the latency, from the model's shape
 
@@ -545,18 +580,10 @@ def _check_knots(s: FileObject, name: str, knots: tuple[tuple[float, float], ...
 
 def _fit(s: FileObject) -> Fit:
     found = s.read(Fit)
-    s.items("regimes", len(s.items("knots")))
-    _check_order(s, "domain", found.domain)
-    if found.domains is not None:
-        for name, domain in found.domains.items():
-            _check_order(s.section("domains"), name, domain)
-    return found
-
-
-def _check_order(s: FileObject, name: str, domain: tuple[float, float]) -> None:
-    low, high = domain
+    low, high = found.domain
     if high < low:
-        raise s.error(f"{name}[1]", high, f"at least {name}[0], {low:g}")
+        raise s.error("domain[1]", high, f"at least domain[0], {low:g}")
+    return found
 
 
 def _commits(s: FileObject) -> CommitModel:

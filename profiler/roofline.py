@@ -79,7 +79,7 @@ def roofline(
     kind = generates or family(model)
     shape = "dimensions in profiler/models.py" if MODELS.get(model.name) == model else "dimensions in config.json"
     sheet = "data sheet figures and efficiencies in profiler/hardware.py" if GPUS.get(gpu.name) == gpu else gpu.source
-    latency, regimes = latency_model(gpu, model, tp, graphs, precision)
+    latency = latency_model(gpu, model, tp, graphs, precision)
     if kind == "full-sequence":
         bandwidth = tp * gpu.bandwidth * gpu.bandwidth_efficiency
         latency = replace(latency, cache_overhead=cache_overhead(model, bandwidth, launched=not graphs))
@@ -96,7 +96,7 @@ def roofline(
         device=Device(gpu.name, tp, gpu.memory_bytes, gpu.compute_capability),
         model=model,
         latency=latency,
-        fit=Fit((1, MAX_TOKENS), regimes, None, None, MOE_UNCERTAINTY if model.experts else UNCERTAINTY),
+        fit=Fit((1, MAX_TOKENS), None, None, MOE_UNCERTAINTY if model.experts else UNCERTAINTY),
         memory=memory_model(gpu, model, tp, precision),
         commits=commits,
         canvas_laws=CANVAS_LAWS if kind == "canvas" else editing_laws(model.name),
@@ -106,10 +106,7 @@ def roofline(
     )
 
 
-def latency_model(
-    gpu: Gpu, model: ModelShape, tp: int, graphs: bool, precision: Precision = BF16
-) -> tuple[LatencyModel, tuple[str, ...]]:
-    """The latency model, and each piece's regime."""
+def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool, precision: Precision = BF16) -> LatencyModel:
     peak, bandwidth = tp * gpu.peak * gpu.matmul_efficiency, tp * gpu.bandwidth * gpu.bandwidth_efficiency
     compute = compute_slope(gpu, model, tp, precision)
     attends, dense = (tp * gpu.peak * share for share in (ATTENTION_EFFICIENCY, DENSE_EFFICIENCY))
@@ -119,7 +116,6 @@ def latency_model(
     fixed, per_token = all_reduce(gpu, model, tp)
 
     points = [(x, weight_read(gpu, model, tp, x, precision)) for x in memory_grid(model, start)]
-    regimes = ["memory-bound"] * (len(points) - 1) + ["transition", "compute-bound"]
     points.append((end, max(compute * end, points[-1][1])))
     # Self-conditioning embeds the last step's distribution: as much work as the LM head.
     conditioning = head_flops(model) / peak if family(model) == "canvas" else 0.0
@@ -143,7 +139,7 @@ def latency_model(
         early=digits(model.early),
         # Two layers before the choice are launched eagerly, and the host waits for them.
         eviction=digits(2 * eager_launch(model) / model.layers),
-    ), tuple(regimes)
+    )
 
 
 def memory_grid(model: ModelShape, end: int) -> list[int]:

@@ -22,7 +22,7 @@ POWERS = 2.0 ** np.arange(POWERS_TO.bit_length())  # tokens
 
 
 @dataclass(frozen=True, eq=False)
-class _Steps:
+class Points:
     """Steps as columns."""
 
     features: Floats  # [steps, features], columns as in Features
@@ -42,7 +42,7 @@ class _Steps:
 
 
 @dataclass(frozen=True, eq=False)
-class Samples(_Steps):
+class Samples(Points):
     """Measured steps, in order."""
 
     group: Ints  # equal for repeats of a shape
@@ -67,6 +67,11 @@ def samples(
     return Samples(table, taken, within, done, np.asarray(group, np.int64))
 
 
+def joined(*parts: Points) -> Points:
+    """One after the other."""
+    return Points(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Points)))
+
+
 def step_features(steps: Mapping[str, Any], lists: Mapping[str, Any], mixed: bool) -> list[Features]:
     """The features of a journal's steps; mixed: a step may prefill some of its rows, which their phases tell."""
     prefill = np.where(steps["prefill"], steps["tokens"], 0)
@@ -78,28 +83,14 @@ def step_features(steps: Mapping[str, Any], lists: Mapping[str, Any], mixed: boo
     return [Features(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
-@dataclass(frozen=True, eq=False)
-class Points(_Steps):
-    """Step shapes in the order of their features, each the median of its repeats."""
-
-    repeats: Ints
-    spread: Floats  # relative standard deviation of repeats; NaN: one repeat
-
-
 def points(taken: Samples) -> Points:
+    """Step shapes in the order of their features, each the median of its repeats."""
     order = np.argsort(taken.group, kind="stable")
     ends = np.flatnonzero(np.diff(taken.group[order], append=-1)) + 1
     groups = np.split(order, ends[:-1]) if len(order) else []
     first = [g[0] for g in groups]
-    spread = [taken.latency[g].std(ddof=1) / taken.latency[g].mean() if len(g) > 1 else np.nan for g in groups]
-    return Points(
-        taken.features[first].reshape(-1, len(FEATURES)),
-        np.array([np.median(taken.latency[g]) for g in groups]),
-        np.array([np.median(taken.device[g]) for g in groups]),
-        taken.blocks[first],
-        np.array([len(g) for g in groups], np.int64),
-        np.array(spread),
-    )
+    latency, device = (np.array([np.median(column[g]) for g in groups]) for column in (taken.latency, taken.device))
+    return Points(taken.features[first].reshape(-1, len(FEATURES)), latency, device, taken.blocks[first])
 
 
 def captured(features: Floats, graph_tokens: int) -> Bools:

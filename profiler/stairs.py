@@ -14,7 +14,7 @@ import numpy as np
 from ..engine.latency import LatencyModel
 from .pieces import SHORT, Problem, Solution, _identified, _settle, _solve
 from .profile import digits
-from .samples import Bools, Floats, Points, Samples, buckets, captured, padded, sequences
+from .samples import Bools, Floats, Points, buckets, sequences
 
 GRID = 64  # tokens: the smallest tile of a large matrix product
 
@@ -38,16 +38,8 @@ class Stairs(Problem):
     at: a point's level on the tables' common axis. by_pairs [points]: pairs, not keys, set attention's time.
     """
 
-    def __init__(
-        self, fitted: Points, target: Floats, with_host: bool, graph_tokens: int = 0, share: Floats | None = None,
-        by_pairs: Bools | None = None,
-    ) -> None:  # fmt: skip
-        """share [points]: of traffic; None: equal."""
-        super().__init__(fitted, target, with_host, graph_tokens)
-        self._given = fitted, target, with_host, graph_tokens, share
-        if share is not None:
-            self.weight = self.weight * np.sqrt(share)
-            self.target = target * self.weight
+    def __init__(self, fitted: Points, with_host: bool, graph_tokens: int = 0, by_pairs: Bools | None = None) -> None:
+        super().__init__(fitted, with_host, graph_tokens)
         every = levels(float(self.tokens.max()))
         self.tokens = every[np.searchsorted(every, self.tokens)]
         self.at = self.tokens + CAPTURED * self.captured
@@ -60,10 +52,6 @@ class Stairs(Problem):
             self.linear[f"{prefix}kv_read"] = keys * (kind & ~self.by_pairs)
         if not with_host:  # otherwise host_request covers it
             self.linear["sequence"] = sequences(fitted.features, graph_tokens)
-
-    def bound(self, by_pairs: Bools) -> "Stairs":
-        """The problem with another split into attention by pairs and by keys."""
-        return Stairs(*self._given, by_pairs)
 
     def _layers(self, bends: Floats) -> tuple[Floats, Floats]:
         rises = (self.at[:, None] > bends) & (self.captured[:, None] == (bends >= CAPTURED))
@@ -171,7 +159,7 @@ def _bound(problem: Stairs) -> Stairs:
             if kind.any():
                 by_pairs[kind] = ratio[kind] >= np.quantile(ratio[kind], cut) if cut < 1.0 else False
         for _ in range(ROUNDS):
-            now = problem.bound(by_pairs)
+            now = Stairs(problem.points, problem.with_host, problem.graph_tokens, by_pairs)
             names = _identified(now, nowhere)
             values = _solve(now, bends, names, nowhere)
             squares = float(((now.columns(bends, names, nowhere) @ values - now.target) ** 2).sum())
@@ -187,23 +175,3 @@ def _bound(problem: Stairs) -> Stairs:
                 break
             by_pairs = again
     return best
-
-
-def traffic(points: Points, journal: Samples, graph_tokens: int) -> Floats:
-    """The share of a serving journal's steps at each point's level [points], scaled to a mean of 1.
-
-    Levels that the journal lacks count a tenth of the mean.
-    """
-    tokens = [padded(x.features, graph_tokens) for x in (points, journal)]
-    mine, theirs = (table[:, 0] / table[:, 7] for table in tokens)
-    every = levels(float(max(mine.max(), theirs.max())))
-    # Levels of captured steps come after the others.
-    at, met = (
-        np.searchsorted(every, size) + len(every) * captured(x.features, graph_tokens)
-        for size, x in ((mine, points), (theirs, journal))
-    )
-    num = 2 * len(every)
-    count = np.bincount(met, minlength=num)[at] / np.bincount(at, minlength=num)[at]
-    share = count / count.sum() * len(points) if count.any() else np.ones(len(points))
-    found: Floats = np.maximum(share, 0.1)
-    return np.asarray(found / found.mean(), np.float64)

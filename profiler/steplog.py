@@ -152,7 +152,7 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
                 log.requests.canvases, workload=h.workload, canvas_length=h.block_length, late=late, source=source
             )
             laws = [replace(law, source="; ".join((law.source, *warned)))]
-            fit = replace(fit, doubts=(*fit.doubts, *doubts), valid=fit.valid and not doubts)
+            fit = replace(fit, doubts=(*fit.doubts, *doubts))
         if len(log.commits):
             found, judged = fit_commits(
                 log.commits, workload=h.workload, threshold=h.threshold, temperature=h.temperature, source=source

@@ -26,9 +26,10 @@ def answer(found: Json) -> str:
     sure = f"{span(found['rate'])} at {100 * found['confidence']:g}% confidence"
     if pools := found["pools"]:
         fleet += f" ({', '.join('{replicas} of {name}'.format_map(pool) for pool in pools)})"
+    sustained = f"{found['policy']} sustains {sure} on {fleet}"
     if found["asked_rate"] is not None:
-        return f"{found['asked_rate']:g} req/s needs {fleet}, which sustain{'s' if count == 1 else ''} {sure}"
-    return f"{found['policy']} sustains {sure} on {fleet}"
+        sustained = f"{found['asked_rate']:g} req/s needs {fleet}, which sustain{'s' if count == 1 else ''} {sure}"
+    return "; ".join((sustained, *found["doubted"]))
 
 
 def span(rate: Json) -> str:

@@ -66,7 +66,7 @@ def answer(info: Json) -> str:
     if best["assumed"] >= 0.01:
         text += f"; {100 * best['assumed']:.0f} % of its time is in large steps, whose cost is assumed, not published"
     text += priced_apart(fleet["implementation"] for fleet in info["ranking"])
-    return text + "".join(f"; {said}" for said in best["untested"]) + "."
+    return "; ".join((text, *best["doubted"], *best["untested"])) + "."
 
 
 def _details(info: Json) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """A profile's page: verdict, fitted curves over points, residuals."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 
 import numpy as np
 
@@ -13,10 +12,11 @@ from ..profiler.fit import split as split_points
 from ..profiler.fit_commits import SEED
 from ..profiler.fit_commits import split as split_requests
 from ..profiler.profile import CommitFit, Profile
-from ..profiler.samples import FEATURES, POWERS, Floats, Points, Samples, points
+from ..profiler.samples import FEATURES, POWERS, Floats, Samples, joined, points
 from ..profiler.yields import blocks, draw, repeated
 from .chart import COLOURS, INK, Chart, logarithmic
 from .page import ESTIMATED, Figure, Page, Section, Table, table
+from .profile_words import fitted_lines
 
 HEIGHT = 340  # pixels
 NUM_BLOCKS = 4000  # a figure
@@ -26,7 +26,7 @@ Logs = Mapping[tuple[str, float], CommitLog]  # by workload and threshold
 def profile_page(
     profile: Profile, steps: Samples, logs: Logs, command: str = "", served: Samples | None = None
 ) -> Page:  # fmt: skip
-    """served: the steps that judged the fit."""
+    """served: the steps of which every second one judged the fit."""
     curve, *rest = _of_steps(profile, steps, served)
     tables = [_coefficients(profile), *([_cache_overhead(profile)] if profile.latency.cache_overhead else [])]
     tables += [_predictions(fit) for fit in profile.commit_fits]
@@ -40,12 +40,12 @@ def profile_page(
         name=f"dsim profile: {profile.name}",
         question="What does a step cost, and what does it yield?",
         answer=answer(profile),
-        alarms=tuple(f"DOUBTED {line}" for line in doubts(profile)),
+        alarms=tuple(f"DOUBTED {line}" for line in profile.doubts),
         cautions=((ESTIMATED, why),) if profile.is_estimate else (),
         chart=curve,
         facts=tuple(_facts(profile)),
         sections=tuple(section for section in sections if section.blocks),
-        notes=tuple(_notes(profile)),
+        notes=(*fitted_lines(profile), *(f"Source: {source}" for source in profile.provenance.sources)),
         command=command,
         version=profile.provenance.tool_version,
     )
@@ -66,21 +66,13 @@ def derived_page(profile: Profile) -> Page:
 
 def answer(profile: Profile) -> str:
     fit, judged = profile.fit, profile.fit.held_out
-    bad = [f for f in profile.commit_fits if not f.valid]
     text = f"{fit.num_points} step shapes" if fit.num_points is not None else "No step"
     if judged is not None:
         text += (
             f" fitted; {judged.num_points} held out are predicted to {judged.median:.1%} (median) and {judged.p95:.1%} "
             "(95th percentile)"
         )
-    return f"{'Valid' if fit.valid and not bad else 'Not valid'}: {text}."
-
-
-def doubts(profile: Profile) -> list[str]:
-    found = list(profile.fit.doubts)
-    for fit in profile.commit_fits:
-        found += [f"{fit.workload} at threshold {fit.threshold:g}: {line}" for line in fit.doubts]
-    return found
+    return f"{'Not valid' if profile.doubts else 'Valid'}: {text}."
 
 
 def _facts(profile: Profile) -> list[tuple[str, str]]:
@@ -107,7 +99,7 @@ def _of_steps(profile: Profile, steps: Samples, served: Samples | None) -> list[
     else:
         judges = points(served)
         held = np.arange(len(every) + len(judges)) >= len(every)
-        every = Points(*(np.concatenate([getattr(every, f.name), getattr(judges, f.name)]) for f in fields(Points)))
+        every = joined(every, judges)
     predicted = predict(profile.latency, every.features)
     off = predicted / every.latency - 1.0
     prefill = every.column("prefill_tokens") > 0
@@ -149,20 +141,17 @@ def _of_steps(profile: Profile, steps: Samples, served: Samples | None) -> list[
         for sign in (-1, 1):
             residuals.hline(sign * profile.fit.held_out.p95)
     residuals.y["tickformat"] = "+.0%"
-    noise = "unknown" if profile.fit.noise is None else f"{profile.fit.noise:.1%}"
-    graphs = profile.latency.graph_tokens
-    stairs = f" Stairs: decode steps of at most {graphs} tokens are padded to a bucket." if graphs else ""
     return [
         Figure(
             "curve", "Latency against tokens",
             "Each point is the median of its repeats; hollow ones were "
-            f"{'held out' if served is None else 'served and judge the fit'}. Lines: rows that compute whole blocks."
-            + stairs,
+            f"{'held out' if served is None else 'served, every second to judge the fit'}. Lines: rows that compute "
+            "whole blocks.",
             curves,
         ),
         Figure(
             "residuals", "Residuals",
-            f"Dashed: the 95th percentile of the held-out points' error. Noise between repeats: {noise}.", residuals,
+            "Dashed: the 95th percentile of the held-out points' error.", residuals,
         ),
     ]  # fmt: skip
 
@@ -261,9 +250,8 @@ def _coefficients(profile: Profile) -> Table:
         [name, unit, f"{value:.4g}", f"{errors[name]:.2g}" if name in errors else _why(profile, name)]
         for name, (value, unit) in values.items()
     ]
-    caption = f"Regimes: {', '.join(profile.fit.regimes)}."
     head = ("", "", "value", "standard error")
-    return table(head, rows, title="Coefficients", caption=caption, left=frozenset({0, 1}))
+    return table(head, rows, title="Coefficients", left=frozenset({0, 1}))
 
 
 def _cache_overhead(profile: Profile) -> Table:
@@ -289,12 +277,3 @@ def _predictions(fit: CommitFit) -> Table:
     title = f"{fit.workload} at threshold {fit.threshold:g}: held-out requests"
     caption = f"{fit.num_requests} requests fitted ({fit.num_steps} steps), {fit.num_held_out} held out."
     return table(("", "measured", "predicted", "error"), rows, title=title, caption=caption)
-
-
-def _notes(profile: Profile) -> list[str]:
-    fit = profile.fit
-    how = "Computed, with padding," if profile.latency.graph_tokens else "Measured"
-    lines = [f"{how} {name}: {low:g} to {high:g}" for name, (low, high) in (fit.domains or {}).items()]
-    if fit.drift is not None:
-        lines.append(f"Repeats drifted by {fit.drift:+.1%} from the first measurement to the last")
-    return lines + [f"Source: {source}" for source in profile.provenance.sources]

@@ -1,6 +1,5 @@
 """A profile from a data sheet, or a fitted one, in words."""
 
-import dataclasses
 from typing import Any
 
 from ..profiler import roofline as rooflines
@@ -57,23 +56,6 @@ def derived_lines(profile: Profile, f: dict[str, Any]) -> list[str]:
     ]
 
 
-def fitted(profile: Profile) -> dict[str, object]:
-    """In the profile's units."""
-    fit, judged = profile.fit, dataclasses.asdict(profile.fit)
-    return {
-        "name": profile.name,
-        "origin": profile.origin,
-        "valid": bool(fit.valid) and all(f.valid for f in profile.commit_fits),
-        "doubts": [*fit.doubts, *(line for f in profile.commit_fits for line in f.doubts)],
-        "latency": dataclasses.asdict(profile.latency),
-        **{name: judged[name] for name in ("num_points", "held_out", "noise", "drift", "unidentified")},
-        "commits": [dataclasses.asdict(f) for f in profile.commit_fits],
-        "canvas_laws": [dataclasses.asdict(law) for law in profile.canvas_laws],
-        "frontend": profile.frontend,
-        "workloads": list(profile.workloads),
-    }
-
-
 def fitted_lines(profile: Profile) -> list[str]:
     fit, judged = profile.fit, profile.fit.held_out
     knots = profile.latency.knots
@@ -90,6 +72,7 @@ def fitted_lines(profile: Profile) -> list[str]:
         f"noise     {noise} between repeats, drift {drift}",
         f"pieces    {', '.join(parts)} tokens, then {number(profile.latency.slope * 1e6)} us a token",
     ]
+    lines += [f"judged by {error}" for error in fit.judged_by]
     if profile.latency.launch:
         lines.append(f"floor     {profile.latency.launch * 1e3:.3g} ms a step to launch")
     if profile.latency.graph_tokens:

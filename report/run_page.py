@@ -19,7 +19,7 @@ from .measured import TITLE
 from .memory import of_memory
 from .page import Figure, Number, Page, Section, Table, estimate, table
 from .replicas import of_replicas
-from .story import Json, doubt_of, estimated, profiles_of, words
+from .story import Json, estimated, profiles_of, words
 from .table import compare, number
 
 SLOWEST = 6  # by policy
@@ -62,7 +62,7 @@ def run_page(run: Run) -> Page:
         alarms=text.alarms,
         cautions=(
             *([estimate(" and ".join(_estimates(info)) or "unnamed")] if estimated(info) else []),
-            *dict.fromkeys(("Not valid.", line) for p in profiles_of(info).values() for line in doubt_of(p)),
+            *(("Doubted.", line) for line in info.get("doubted", [])),
         ),
         numbers=_numbers(info["policies"]),
         chart=shown[0] if shown else None,

@@ -192,6 +192,7 @@ def notes(manifest: Manifest) -> list[str]:
         lines += _of_prefixes(manifest)
     if manifest.get("missing_passes") is False:
         lines.append("a request that lacks a metric does not meet a bound on it")
+    lines += manifest.get("doubted", [])
     if manifest.get("closed_loop"):
         lines.append("closed loop: a request arrives when another ends, so the queue cannot grow without bound")
     return lines
@@ -217,14 +218,9 @@ def _of_profile(manifest: Manifest) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def doubt_of(profile: ProfileInfo) -> list[str]:
-    """That its fit failed its own checks, if it did."""
-    return [f"{profile['name']} failed its own checks: {profile['doubt']}"] if "doubt" in profile else []
-
-
 def notes_on(profile: ProfileInfo, models: Sequence[CommitInfo]) -> list[str]:
     """Another yield than its calibration's, unknown host terms, another implementation's costs."""
-    lines = doubt_of(profile)
+    lines = []
     if "calibrated_with" in profile:
         others = dict.fromkeys(
             f"{m['tokens_per_step']:.3g} ({m['workload']})" for m in models if m.get("tokens_per_step") is not None

@@ -26,7 +26,6 @@ class ProfileInfo(TypedDict, total=False):
     model: str
     implementation: str
     estimated: bool  # not measured by dsim on this model, device and implementation
-    doubt: str  # why its own checks say that it is not valid
     calibrated_with: str  # the yield of its calibration
     unknown_host: list[str]  # host-time terms not identified, stored as 0
     host_or_device: bool  # host_request may be device time
@@ -129,6 +128,7 @@ class Manifest(TypedDict, total=False):
     ensemble: dict[str, Any]  # intervals over drawn profiles, and the largest causes
     missing_passes: bool
     closed_loop: bool
+    doubted: list[str]  # profiles that failed their own checks, and doubted kinds of steps that take much of the time
     interrupted: bool
     journal_failure: str  # why steps.parquet lacks steps
     policies: list[dict[str, Any]]  # Summary.to_json()

@@ -68,6 +68,7 @@ def manifest_of(
         slos=list(scenario.slos),
         missing_passes=scenario.missing_passes,
         closed_loop=closed,
+        doubted=list(dict.fromkeys(line for result in results for line in result.doubted)),
         interrupted=results[-1].interrupted,
         limits=[{"policy": result.policy.name, **asdict(result.limits)} for result in results],
         policies=[summary.to_json() for summary in summaries],
@@ -154,8 +155,6 @@ def info_of(profile: Profile, policies: Sequence[Policy]) -> ProfileInfo:
         implementation=profile.implementation,
         estimated=profile.is_estimate,
     )
-    if profile.fit.valid is False:
-        found["doubt"] = "; ".join(profile.fit.doubts)
     with_, unknown = calibrated_under(profile), unknown_host(profile)
     if with_ is not None:
         found["calibrated_with"] = str(with_)

@@ -53,6 +53,7 @@ class Result:
     replica_time: float | None = None  # replica-seconds paid for, if the number changed
     changes: tuple[Change, ...] = ()  # of the number of replicas, with a scaler
     moves: dict[str, npt.NDArray[Any]] | None = None  # MOVE_COLUMNS, with links
+    doubted: tuple[str, ...] = ()  # failed checks of profiles, and doubted steps that take much of the time
 
 
 def simulate(

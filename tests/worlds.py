@@ -17,7 +17,7 @@ from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import PRESETS, Policy, parse
 from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan
-from dsim.profiler.profile import Profile, load, save
+from dsim.profiler.profile import KindError, Profile, load, save
 from dsim.sim.step_model import StepModel
 from dsim.traces import Trace
 
@@ -33,9 +33,14 @@ NO_WINDOWS: Mapping[str, int] = {}  # of Limits: no layers whose pages are kept 
 def second_profile(folder: Path) -> str:
     """A file of a profile whose every step takes 1 s."""
     profile = load("a100-sdar-8b")
-    fit = dataclasses.replace(profile.fit, regimes=("memory-bound",))
-    save(dataclasses.replace(profile, name="second", latency=SECOND, fit=fit), folder / "second.json")
+    save(dataclasses.replace(profile, name="second", latency=SECOND), folder / "second.json")
     return str(folder / "second.json")
+
+
+def doubting(profile: Profile, kind: str) -> Profile:
+    """Judged by this kind of steps alone, which it prices 6 to 13 % too fast."""
+    error = KindError(kind, 52, median=-0.09, by_time=-0.08, low=-0.131, high=-0.063, p95=0.16, doubted=True)
+    return dataclasses.replace(profile, fit=dataclasses.replace(profile.fit, judged_by=(error,)))
 
 
 class World:

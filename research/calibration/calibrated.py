@@ -51,7 +51,7 @@ def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, descriptio
     floor the pieces lead from the time of reading the weights up to the floor.
     """
     base = roofline(gpu, model, graphs=False, name=name, description=description, date=date)
-    latency, _ = latency_model(gpu, model, tp=1, graphs=False)
+    latency = latency_model(gpu, model, tp=1, graphs=False)
     latency = replace(latency, kv_read=digits(KV_READ_SHOWN * latency.kv_read))
     per_token = latency.attention * MEAN_KEYS + latency.kv_read * MEAN_KEYS / BLOCK_LENGTH
     slope = line.slope - per_token - latency.head - latency.sample
@@ -72,7 +72,6 @@ def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, descriptio
         fit=replace(
             base.fit,
             domain=(1.0, 8192.0),
-            regimes=("memory-bound",) * (len(grid) - 1) + ("transition", "compute-bound"),
             relative_uncertainty=0.1,
         ),
         provenance=Provenance(

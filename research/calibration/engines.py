@@ -73,7 +73,6 @@ def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said
         launch=0.0, eviction=0.0,  # in the points
     )  # fmt: skip
     memory = replace(base.memory, weight_bytes=base.memory.weight_bytes * runs.weight_bytes // BYTES, utilisation=0.9)
-    regimes = (*("transition",) * (len(knots) - 1), "compute-bound")
     return replace(
         base,
         origin="calibrated",
@@ -82,7 +81,6 @@ def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said
         memory=memory,
         fit=Fit(
             (runs.points[0][0], runs.most_tokens or runs.points[-1][0]),
-            regimes,
             None,
             None,
             runs.uncertainty,

@@ -23,6 +23,7 @@ from .calibrated import (
     calibrated,
 )
 from .engines import engine_profiles, of_the_report
+from .measured import h100
 
 DATE = "2026-11-21"
 
@@ -81,7 +82,7 @@ def profiles() -> list[Profile]:
             a100, llada2, llada2_line, name="a100-llada2-mini", date=DATE,
             description="LLaDA2.0-mini on A100-80GB, eager LMDeploy, calibrated to published throughput",
         ),
-        with_others(replace(on_h100, implementations=SERVING), {"sglang-drafts": drafts}),
+        with_others(replace(on_h100, implementations=SERVING), {"sglang-drafts": drafts, "dsim": h100(on_h100)}),
         roofline(gpu("H200"), sdar, name="h200-sdar-8b", date=DATE),
         _script(roofline(gpu("L40S"), llada, graphs=False, name="l40s-llada-8b", date=DATE), SERVE_REQUEST),
         _script(roofline(gpu("RTX4090"), llada, graphs=False, name="rtx4090-llada-8b", date=DATE), SERVE_REQUEST),

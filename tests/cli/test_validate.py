@@ -60,6 +60,7 @@ def test_a_profile_is_measured_and_then_validated() -> None:
     assert (ran.code == 1) == ("Not valid" in ran.out + ran.err)
     assert load("p.json").origin == "measured"
     assert "What does a step cost" in Path("p.html").read_text()
+    assert len(Path("p.csv").read_text().splitlines()) > 5 * (load("p.json").fit.num_points or 0)  # every repeat
 
     policies = ["--policy", "lmdeploy-bd32:4,max_batch=4,page_size=8", "--policy", "chunk:2,block_length=4,max_batch=4"]
     arguments = [

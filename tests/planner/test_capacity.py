@@ -23,7 +23,7 @@ from dsim.results.slo import Slo
 from dsim.sim.setting import Setting
 from dsim.traces import synth, write
 
-from ..worlds import Collector, second_profile
+from ..worlds import Collector, doubting, second_profile
 
 MEAN = "mean:e2el=2s"
 
@@ -72,7 +72,8 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def at_capacity(search: CapacitySearch, rate: float) -> dict[str, Any]:
         reading = list(vars(lindley(search)(0)(rate)).values())
-        return {"shares": {"decode": 1.0}, "limit": limit, "latency": {}, "reading": reading, "pools": []}
+        found = {"shares": {"decode": 1.0}, "limit": limit, "latency": {}, "reading": reading}
+        return {**found, "pools": [], "doubted": []}
 
     monkeypatch.setattr(module, "_at_capacity", at_capacity)
 
@@ -89,6 +90,14 @@ def test_the_capacity_of_the_twin_is_the_closed_form_of_m_d_1(md1: Scenario) -> 
     assert found.limited_by == "activation budget"
     assert found.limiting_setting == "max_batch=1"
     assert found.estimated
+
+
+def test_steps_that_no_held_out_one_judged_are_said_where_a_tenth_of_the_time_goes(md1: Scenario) -> None:
+    save(doubting(load(md1.profile), "prefills (2 to 8 sequences)"), md1.profile, force=True)
+    found = quick(md1, num_requests=100, precision=0.5)
+    assert found.page().answer.endswith(
+        "; second doubts parts of ar,max_batch=1's busy time, 100 % in prefills (1 sequence): never judged"
+    )
 
 
 @pytest.mark.usefixtures("fast")

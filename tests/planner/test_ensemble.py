@@ -67,7 +67,7 @@ class Measured(Scenario):
 
 @lru_cache
 def measured(launch: float, slope: float) -> Profile:
-    fit = Fit((1.0, 8192.0), SDAR.fit.regimes, 0.01, {"launch": 4e-3, "slope": 6e-6}, None)
+    fit = Fit((1.0, 8192.0), 0.01, {"launch": 4e-3, "slope": 6e-6}, None)
     latency = replace(SDAR.latency, launch=launch, slope=slope)
     return replace(SDAR, origin="measured", latency=latency, fit=fit, commits=())
 

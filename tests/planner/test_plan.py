@@ -28,7 +28,7 @@ from dsim.results.scenario import Scenario
 from dsim.traces import load as load_trace
 
 from ..stored import change, rows
-from ..worlds import SECOND
+from ..worlds import SECOND, doubting
 
 PROFILE = load("a100-sdar-8b")
 SERVER = dataclasses.replace(PROFILE, name="second", latency=SECOND, family="autoregressive")
@@ -63,6 +63,13 @@ def test_the_cheapest_fleet_that_meets_the_slos_is_recommended(found: Planned) -
     assert second.breaks_first in ("mean:e2el=3s", "stability")
     value = best.values["mean:e2el=3s"]
     assert value.low <= value.value <= value.high <= 3.0
+
+
+def test_a_plan_says_which_steps_of_its_fleet_the_profile_doubts() -> None:
+    best = planned(specs=(ONE,), profiles=[doubting(SERVER, "prefills (1 sequence)")], rate=0.6, num_requests=100)
+    said = "second doubts parts of ar,max_batch=1's busy time, 100 % in prefills (1 sequence): 6 to 13 % too fast"
+    assert best.recommended.doubted == (said,)
+    assert f"; {said}." in best.page().answer
 
 
 def test_a_plan_draws_replicas_at_random_and_says_what_a_router_would_save(found: Planned) -> None:

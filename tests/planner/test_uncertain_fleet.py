@@ -16,9 +16,7 @@ from ..worlds import SECOND
 PROFILE = load("a100-sdar-8b")
 ESTIMATED = dataclasses.replace(PROFILE, name="second", latency=SECOND, family="autoregressive")
 # Measured, with no error of which anything is known: nothing is left to draw but the luck.
-KNOWN = dataclasses.replace(
-    ESTIMATED, origin="measured", commits=(), fit=Fit((1.0, 8192.0), PROFILE.fit.regimes, 0.0, {}, None)
-)
+KNOWN = dataclasses.replace(ESTIMATED, origin="measured", commits=(), fit=Fit((1.0, 8192.0), 0.0, {}, None))
 # One step of a second a request: a replica of one row serves 1 req/s.
 QUEUE = Posed(
     "azure-conv", arrival="poisson", lengths="fixed:1,1", slos=("ttft=10s", "p90:e2el=8s"), policy="ar,max_batch=1",

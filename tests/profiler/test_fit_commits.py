@@ -54,7 +54,7 @@ def test_a_known_commit_model_is_given_back(tokens: float) -> None:
     for name in ("request_spread", "block_spread", "step_spread", "stage_gain"):
         error = fit.standard_errors[name]
         assert abs(getattr(fitted, name) - getattr(model, name)) < 3 * error + 0.03, name  # 0.03 and less is none
-    assert (fit.valid, fit.doubts) == (True, ())
+    assert fit.doubts == ()
     assert {p.name for p in fit.predictions} >= {"tokens per step, mean", "steps per block, p90"}
     assert (fit.num_requests + fit.num_held_out, fit.num_steps < len(log)) == (300, True)
 
@@ -69,7 +69,7 @@ def test_windows_of_a_few_masks_are_fitted_as_well() -> None:
     fitted, fit = fit_commits(log, workload="known", threshold=0.9)
     truth, mine = (figures(draw(m, few, seed=9))["tokens per step, mean"] for m in (model, fitted))
     assert mine == pytest.approx(truth, rel=0.03)
-    assert fit.valid
+    assert fit.doubts == ()
 
 
 def test_the_gradient_is_that_of_the_likelihood() -> None:
@@ -100,7 +100,7 @@ def test_the_likelihoods_of_all_that_may_happen_add_up_to_one() -> None:
 def test_whole_blocks_alone_are_counted_and_few_requests_doubted() -> None:
     log = draw(KNOWN[2], whole_blocks(16, 12, 3), seed=2)
     fit = fit_commits(log, workload="known", threshold=0.9)[1]
-    assert not fit.valid
+    assert fit.doubts
     assert fit.doubts[0] == "too few requests: 12, expected at least 20"
     with pytest.raises(ProfileError, match="the log holds whole blocks of 0 requests, expected at least 20"):
         fit_commits(log[np.zeros(len(log), np.bool_)], workload="known", threshold=0.9)
@@ -116,7 +116,7 @@ def test_a_log_that_no_commit_model_fits_is_refused() -> None:
     keep = ~odd
     keep[first] = True
     fit = fit_commits(log[keep], workload="known", threshold=0.9)[1]
-    assert not fit.valid
+    assert fit.doubts
     assert any("held out" in line and "predicted" in line for line in fit.doubts)
 
 

@@ -135,7 +135,7 @@ def test_an_implementation_that_is_not_held_is_named_with_those_that_are() -> No
     with pytest.raises(ProfileError) as caught:
         load("h100-sdar-8b/trt")
     assert str(caught.value) == (
-        "profile h100-sdar-8b holds implementations: sglang, vllm, lmdeploy, sglang-drafts; this run asks for trt"
+        "profile h100-sdar-8b holds implementations: sglang, vllm, lmdeploy, sglang-drafts, dsim; this run asks for trt"
     )
 
 

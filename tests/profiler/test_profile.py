@@ -59,14 +59,14 @@ def test_a_measured_profile_keeps_how_it_was_judged(tmp_path: Path) -> None:
     model = known.commits[0]
     judged = CommitFit(
         model.workload, 32, 0.9, model.temperature, 90, 4000, 30, {"step_spread": 0.1},
-        (Prediction("tokens per step", 4.0, 4.1),), False, ("too few requests",),
+        (Prediction("tokens per step", 4.0, 4.1),), ("too few requests",),
     )  # fmt: skip
     profile = replace(
         known,
         origin="measured",
         fit=replace(
-            known.fit, num_points=120, held_out=HeldOut(30, 0.01, 0.04), domains={"keys": (32.0, 4096.0)}, noise=0.01,
-            drift=-0.002, unidentified=("launch",), valid=False, doubts=("noise",),
+            known.fit, num_points=120, held_out=HeldOut(30, 0.01, 0.04), noise=0.01, drift=-0.002,
+            unidentified=("launch",), doubts=("noise",),
         ),
         provenance=replace(
             known.provenance, clocks="1980 MHz", prompts="p.txt", settings={"dtype": "bf16", "graphs": True, "page": 64}

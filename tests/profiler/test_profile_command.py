@@ -81,9 +81,9 @@ def test_a_log_is_fitted_and_shown(tmp_path: Path) -> None:
     shown = run("profile", "--from-log", str(EXAMPLE), "-o", str(path)).splitlines()
     assert shown[0].endswith("from a step log (synthetic log, no device ran it): estimated, not measured")
     heads = [line.split()[0] for line in shown[1:-1]]
-    assert heads == ["points", "noise", "pieces", "floor", "unknown", "commits", "front"]
-    assert shown[-1] == f"Wrote {path} and {page}"
-    assert load(path).fit.valid
+    assert heads == ["points", "noise", "pieces", "judged", "judged", "floor", "unknown", "commits", "front"]
+    assert shown[-1] == f"Wrote {path}, {page}"
+    assert not load(path).doubts
     assert page.read_text().startswith("<!DOCTYPE html>")
     for taken in (path, page):
         with pytest.raises(DsimError, match=f"{taken} exists: choose another name, or pass --force to replace it"):
@@ -111,11 +111,11 @@ def test_a_fit_that_is_not_valid_is_written_told_and_exits_1(tmp_path: Path) -> 
     result = CliRunner().invoke(app, ["profile", "--from-log", str(log), "-o", str(path), "--json"])
     assert result.exit_code == 1
     facts = json.loads(result.output)
-    assert (facts["valid"], facts["origin"], facts["commits"]) == (False, "calibrated", [])
+    assert (facts["origin"], facts["commits"]) == ("calibrated", [])
     assert facts["doubts"][0].startswith("too few points: ")
     assert facts["written"] == [str(path), str(tmp_path / "p.html")]
     assert load(path).fit.doubts == tuple(facts["doubts"])
-    assert f"Not valid: {facts['num_points']} step shapes" in (tmp_path / "p.html").read_text()
+    assert f"Not valid: {facts['latency']['num_points']} step shapes" in (tmp_path / "p.html").read_text()
 
 
 def test_refusals_are_one_line() -> None:

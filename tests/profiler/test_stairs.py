@@ -6,8 +6,8 @@ import pytest
 from dsim.engine.latency import Features, LatencyModel
 from dsim.profiler.fit import fit_latency, predict
 from dsim.profiler.profile import Fit
-from dsim.profiler.samples import Floats, Samples, padded, points, samples, sequences
-from dsim.profiler.stairs import levels, traffic
+from dsim.profiler.samples import Floats, Samples, padded, samples, sequences
+from dsim.profiler.stairs import levels
 
 GRAPH_TOKENS = 8192
 PAIR, KEY = 2e-10, 3e-9  # s: windows of less than 15 positions wait for their keys
@@ -101,15 +101,14 @@ def test_a_model_of_stairs_is_what_a_step_costs(fitted: tuple[LatencyModel, Fit]
     heights = [y for _, y in model.knots]
     assert heights == sorted(heights)
     assert [x for x, _ in model.knots] == sorted({x for x, _ in model.knots})
-    assert len(fit.regimes) == len(model.knots)
-    assert fit.valid, fit.doubts
+    assert fit.doubts == ()
 
 
 def test_attention_is_of_its_products_or_of_its_bytes_and_of_prompts_apart(fitted: tuple[LatencyModel, Fit]) -> None:
-    model, fit = fitted
+    model = fitted[0]
     assert (model.attention, model.kv_read) == pytest.approx((PAIR, KEY), rel=0.05)
     assert model.prompt_attention == pytest.approx(0.6 * PAIR, rel=0.05)
-    assert "prompt_kv_read" in fit.unidentified  # no prompt waits for its keys
+    assert model.prompt_kv_read == 0.0  # no prompt waits for its keys
     assert model.sequence == pytest.approx(2e-6, rel=0.4)
     for window, cost in ((32, 32 * PAIR), (4, KEY)):  # s a key
         long, short = decode(64, window, 4000), decode(64, window, 100)
@@ -136,11 +135,3 @@ def test_a_clock_that_falls_is_doubted_and_a_hiccup_is_not() -> None:
         taken = measured(shapes, clock=clock)
         fit = fit_latency(taken, graph_tokens=GRAPH_TOKENS, stairs=True, journal=measured(shapes))[1]
         assert [d.split(":")[0] for d in fit.doubts if d.startswith("drift") or d.startswith("held")] == reasons
-
-
-def test_a_fit_is_right_where_the_traffic_is() -> None:
-    every, served = points(measured(lattice())), measured([decode(16, 32, 500)] * 30 + [decode(64, 32, 500)] * 10)
-    share = traffic(every, served, GRAPH_TOKENS)
-    of = {int(t): float(s) for t, s in zip(every.column("tokens"), share, strict=True)}
-    assert share.mean() == pytest.approx(1.0)
-    assert of[512] > of[2048] > of[1024] == of[64]

@@ -129,7 +129,7 @@ def test_the_example_gives_back_the_profile_that_drew_it(tmp_path: Path, example
     errors = profile.fit.standard_errors or {}
     assert abs(profile.latency.launch - truth.latency.launch) < 3 * errors["launch"]
     assert abs(profile.latency.slope - truth.latency.slope) < 3 * errors["slope"]
-    assert profile.fit.valid
+    assert not profile.fit.doubts
     one_kind = runpy.run_path(str(EXAMPLE.with_name("make_steplog.py")))["of_one_kind"]
     [known] = one_kind(truth).commits
     stated = profile.commit_fits[0].standard_errors
@@ -159,7 +159,7 @@ def test_steps_of_a_device_alone_make_a_measured_profile(tmp_path: Path) -> None
     ]
     log = read_log(written(tmp_path, HEADER, *steps))
     profile = profile_of_log(log, "mine", "log.jsonl")
-    assert (profile.origin, profile.commits, profile.fit.valid) == ("measured", (), True)
+    assert (profile.origin, profile.commits, profile.fit.doubts) == ("measured", (), ())
     assert profile.latency.kv_read + 4 * profile.latency.attention == pytest.approx(1e-7, rel=1e-3)
 
 

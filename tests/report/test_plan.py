@@ -25,7 +25,7 @@ def fleet(policy: str, replicas: int, share: float, **more: Any) -> dict[str, An
         "headroom": {"value": 0.163, "low": 0.118, "high": 0.214}, "breaks_first": MET,
         "limited_by": "compute", "limiting_setting": "", "quality": {"relative": 1.0, "notes": []}, "dropped": "",
         "tried": None, "assumed": 0.0, "untested": [], "mean_cost": None, "latency_ms": {}, "spare": 0, "price": 2.0,
-        "about": None, "least": None, "implementation": "i",
+        "about": None, "doubted": [], "least": None, "implementation": "i",
         **more,
     }  # fmt: skip
 

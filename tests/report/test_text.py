@@ -115,13 +115,23 @@ def test_what_a_profile_does_not_know_is_told(unknown: list[str], says: str) -> 
 
 def test_a_profile_that_failed_its_own_checks_says_so_wherever_it_is_used() -> None:
     held = load("a100-sdar-8b")
-    noisy = replace(held, name="noisy", fit=replace(held.fit, valid=False, doubts=("noise is 79.8%",)))
+    noisy = replace(held, name="noisy", fit=replace(held.fit, doubts=("noise is 79.8%",)))
     run = dsim.replay("azure-conv", "chunk:8", profile=noisy, num_requests=20)
     said = "noisy failed its own checks: noise is 79.8%"
     assert said in run.page().notes
-    assert ("Not valid.", said) in run_page(run.run).cautions
-    assert f"NOT VALID: {said}" in dsim.compare(run.run.folder, run.run.folder).page().alarms
+    assert ("Doubted.", said) in run_page(run.run).cautions
+    assert f"DOUBTED: {said}" in dsim.compare(run.run.folder, run.run.folder).page().alarms
     assert profile_notes([Scenario("azure-conv", given_profile=noisy)])[0] == said
+
+
+def test_a_run_says_which_of_its_steps_the_profile_doubts() -> None:
+    run = dsim.replay("azure-conv", "chunk:8", profile="h100-sdar-8b/dsim", num_requests=80, concurrency=64)
+    [said] = run.run.info["doubted"]
+    assert said.startswith("h100-sdar-8b/dsim doubts parts of chunk:8's busy time, ")
+    assert " % in decode steps above 256 tokens (more than 8 sequences): 1 to 6 % too fast" in said
+    assert said in run.page().notes
+    assert run_page(run.run).cautions == (("Doubted.", said),)
+    assert f"DOUBTED: {said}" in dsim.compare(run.run.folder, run.run.folder).page().alarms
 
 
 def test_a_pipe_gets_plain_lines_as_wide_as_they_need() -> None:
