@@ -29,14 +29,15 @@ from dsim.following.sources.sample import Sample
 from dsim.following.store import Lines
 from dsim.following.windows import SECONDS, Scrape, Window
 from dsim.planner.given import name_of_profile
-from dsim.results.engine_metrics import TTFT, WHOLE
+from dsim.results.engine_metrics import EDGES
 from dsim.results.scenario import Scenario
 from dsim.traces import Trace
 
 INTERVAL, CHANGE, HOURS = 5.0, 90.0, 3.5  # s; minutes; hours of a run
 RUN_IN = 300.0  # s before the first reading
 LENGTHS = tuple(float(m * 10**e) for e in range(5) for m in (1, 2, 5))
-ENDS = {"ttft": TTFT, "e2el": WHOLE, "queue": WHOLE, "input_length": LENGTHS, "output_length": LENGTHS}
+ENDS = {"input_length": LENGTHS, "output_length": LENGTHS}
+ENDS |= {name: EDGES["vllm"][name] for name in ("ttft", "e2el", "queue")}
 # Counters of each engine's page.
 PAGES = {
     "vllm": ("requests", "prompt_tokens", "generation_tokens", "steps"),

@@ -38,7 +38,7 @@ def sweep(
     """
     from ..planner.sweep import FILES
     from ..planner.sweep import sweep as run_sweep
-    from ..report.ensemble import sentences
+    from ..report.ensemble import decided, sentences
 
     screen = Screen()
     with Bar(screen, "sweep", "cells") as bar:
@@ -52,7 +52,8 @@ def sweep(
     if as_json:
         print_json(done.to_json())
     else:
-        show(_account(done), *([] if done.ensemble is None else sentences(done.ensemble.to_json())))
+        drawn = None if done.ensemble is None else done.ensemble.to_json()
+        show(decided(_account(done), {"ensemble": drawn}), *(sentences(drawn) if drawn else []))
     screen.warn(f"cell {cell}: {error}" for cell, error in zip(failed["key"][:3], failed["error"][:3], strict=True))
     if len(failed) > 3:
         screen.warn([f"{len(failed) - 3} more cells failed: column error"])

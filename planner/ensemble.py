@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -14,8 +14,9 @@ from scipy.special import ndtri
 
 from ..engine import chance
 from ..engine.errors import DsimError
-from ..profiler.uncertainty import FRONT_END, Cause, causes
+from ..profiler.uncertainty import FRONT_END, YIELD, Cause, causes
 from ..report.digits import counted
+from ..report.ensemble import ASKED_RATE
 from ..results.metrics import no_nan
 from ..results.scenario import Scenario
 from ..results.slo import Slo
@@ -67,6 +68,8 @@ class Spread:
 
 @dataclass(frozen=True)
 class Uncertain:
+    """A prediction's intervals; `ratios` compare under the same draws, so that errors that both share cancel."""
+
     num: int
     level: float  # of the intervals
     metric: str  # decides; effects are on it
@@ -75,6 +78,8 @@ class Uncertain:
     effects: dict[str, tuple[Effect, ...]]  # by policy, largest first
     answer: str = ""  # in words; empty: no recommendation
     survives: float | None = None  # share of draws
+    best: str = ""  # the policy that `ratios` are of
+    ratios: dict[str, dict[str, Spread]] = field(default_factory=dict)  # best over another policy: by it and metric
 
     def to_json(self) -> dict[str, Any]:
         """For `--json` and run.json."""
@@ -83,10 +88,10 @@ class Uncertain:
 
 
 def drawn(known: Sequence[Cause], index: int, seed: int) -> Scores:
-    """Draw `index`: independent normal scores, keyed by causes' names."""
+    """Draw `index`: independent normal scores, keyed by causes' names and owners."""
     return tuple(
-        (cause.name, float(ndtri(chance.uniform(chance.key(seed, DRAW, index, *cause.name.encode()))[0])))
-        for cause in known
+        (c.name, float(ndtri(chance.uniform(chance.key(seed, DRAW, index, *c.name.encode(), *c.owner.encode()))[0])))
+        for c in known
     )
 
 
@@ -94,7 +99,13 @@ def known_causes(scenario: Scenario) -> tuple[Cause, ...]:
     """Unknowns of scenario and profile that the policy depends on."""
     setting = scenario.setting()
     stated = {FRONT_END} if scenario.frontend is not None else set()
-    found = tuple(c for c in causes(setting.profile, setting.drawn) if c.name not in stated)
+    # What a cache or an eviction approximates changes the yield: each is a reading of its own.
+    parts = f"{type(setting.policy.cache).__name__} {type(setting.policy.eviction).__name__}"
+    found = tuple(
+        replace(c, owner=f"{c.owner} {parts}") if c.name == YIELD else c
+        for c in causes(setting.profile, setting.drawn)
+        if c.name not in stated
+    )
     if scenario.ends_at_eos or setting.policy.family == "full-sequence":
         return found
     return (*found, Cause(EOS, "unknown: half of the draws end answers where the scheduler does not foresee it", True))
@@ -127,10 +138,12 @@ def ensemble(
     found, values = ask(partial(_replay, requests, metric), named, num, (metric, higher), pool, progress, memo)
     if len(named) == 1:
         return found
-    winners = [_best({name: v[i][metric] for name, v in values.items()}, higher) for i in range(num + 1)]
-    best = next(iter(values)) if recommended else winners[0]
+    ranked = [_ranked({name: v[i][metric] for name, v in values.items()}, higher) for i in range(num + 1)]
+    best = next(iter(values)) if recommended else ranked[0][0]
     answer = f"{best}{', the recommendation,' if recommended else ''} is the best by {metric}"
-    return replace(found, answer=answer, survives=winners[1:].count(best) / num)
+    ratios = {policy: paired(values[best], values[policy]) for policy in ranked[0] if policy != best}
+    winners = [names[0] for names in ranked]
+    return replace(found, answer=answer, survives=winners[1:].count(best) / num, best=best, ratios=ratios)
 
 
 def capacities(
@@ -153,8 +166,11 @@ def capacities(
     if rate is None:
         return found
     [own] = values.values()
-    fleet = f"{counted(scenario.replicas, 'replica')} sustain{'' if scenario.replicas > 1 else 's'}"
-    return replace(found, answer=f"{fleet} {rate:g} req/s", survives=sum(v[CAPACITY] >= rate for v in own[1:]) / num)
+    fleet = counted(scenario.replicas, "replica")
+    answer = f"{fleet} sustain{'' if scenario.replicas > 1 else 's'} {rate:g} req/s"
+    survives = sum(v[CAPACITY] >= rate for v in own[1:]) / num
+    ratios = {ASKED_RATE: paired(own, [{CAPACITY: rate}] * len(own))}
+    return replace(found, answer=answer, survives=survives, best=fleet, ratios=ratios)
 
 
 def sustained(scenario: Scenario, **how: Any) -> float:
@@ -180,23 +196,23 @@ def _called(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
 def ask(
     evaluate: Callable[[Memo, Scenario], Values], scenarios: Mapping[str, Scenario], num: int,
     judged: tuple[str, bool], pool: Pool | None, progress: Progress | None, memo: Memo | None = None,
-    luck: Callable[[Scenario, int], Scenario] = lambda scenario, _: scenario,
+    luck: Callable[[Scenario, int], Scenario] = lambda scenario, _: scenario, moving: int | None = None,
 ) -> tuple[Uncertain, dict[str, list[Values]]]:  # fmt: skip
     """The intervals and each cause's effect, without an answer; by policy, predicted and drawn values.
 
     judged: the deciding metric, and whether more is better. luck: the scenario of draw i, if more than the profile
-    differs.
+    differs. moving: the number of scenarios whose causes are moved one by one, by default all.
     """
     metric, higher = judged
     check_num(num)
     known = {name: known_causes(s) for name, s in scenarios.items()}
+    alone = dict(list(known.items())[:moving])
     work: dict[str, Scenario] = {}
     for policy, scenario in scenarios.items():
-        own = known[policy]
         work[f"{policy}|0"] = scenario
         for i in range(1, num + 1):
-            work[f"{policy}|{i}"] = moved(luck(scenario, i), drawn(own, i, scenario.seed))
-        for cause in own:
+            work[f"{policy}|{i}"] = moved(luck(scenario, i), drawn(known[policy], i, scenario.seed))
+        for cause in alone.get(policy, ()):
             for sign in (-1, 1):
                 work[f"{policy}|{cause.name}|{sign}"] = moved(scenario, ((cause.name, float(sign)),))
     found: dict[str, Values] = {}
@@ -208,9 +224,8 @@ def ask(
             found[outcome.key] = outcome.value
             if progress is not None:
                 progress(len(found), len(work))
-    values, effects = {}, {}
-    for policy, own in known.items():
-        values[policy] = [found[f"{policy}|{i}"] for i in range(num + 1)]
+    values, effects = {p: [found[f"{p}|{i}"] for i in range(num + 1)] for p in scenarios}, {}
+    for policy, own in alone.items():
         of_it = [
             Effect(c.name, c.why, c.assumed, *(found[f"{policy}|{c.name}|{sign}"][metric] for sign in (-1, 1)))
             for c in own
@@ -234,14 +249,19 @@ def level(num: int) -> float:
 
 
 def interval(values: Sequence[float]) -> Spread:
-    """The first value, with an interval of the n others by quantiles k / (n + 1)."""
-    draws = np.array(values[1:])
-    draws = draws[~np.isnan(draws)]
+    """The first value, with an interval of the n others, whose k-th is the quantile k / (n + 1)."""
+    draws = np.sort([value for value in values[1:] if not math.isnan(value)])
     if len(draws) < 2:
-        return Spread(values[0], math.nan, math.nan)
-    own = level(len(draws))
-    low, high = np.quantile(draws, [(1 - own) / 2, (1 + own) / 2], method="weibull")
-    return Spread(values[0], float(low), float(high))
+        return Spread(float(values[0]), math.nan, math.nan)
+    rank = int((1 - level(len(draws))) / 2 * (len(draws) + 1) + 1e-9)  # between two draws the outer one
+    return Spread(float(values[0]), float(draws[rank - 1]), float(draws[-rank]))
+
+
+def paired(values: Sequence[Values], others: Sequence[Values]) -> dict[str, Spread]:
+    """The ratio of two policies by metric, draw by draw; infinite where the other is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = {name: np.divide([v[name] for v in values], [v[name] for v in others]) for name in others[0]}
+    return {name: interval(list(draws)) for name, draws in ratios.items()}
 
 
 def deciding(scenario: Scenario) -> tuple[str, bool]:
@@ -285,6 +305,6 @@ def _capacity(attainment: float, num_requests: int, memo: Memo, scenario: Scenar
     }
 
 
-def _best(values: dict[str, float], higher: bool) -> str:
-    """Ties go to the first; NaN is worst."""
-    return max(values, key=lambda p: -math.inf if math.isnan(values[p]) else values[p] if higher else -values[p])
+def _ranked(values: dict[str, float], higher: bool) -> list[str]:
+    """The best first; ties in order, NaN last."""
+    return sorted(values, key=lambda p: math.inf if math.isnan(values[p]) else -values[p] if higher else values[p])

@@ -354,11 +354,9 @@ def own_rate(scenario: Scenario) -> float:
     return source.rate
 
 
-def best_fleets(scenario: Scenario, candidates: Sequence[PlanCandidate], planned: Planned) -> list[Posed]:
-    """The best two fleets at the plan's rate."""
+def posed_fleets(scenario: Scenario, candidates: Sequence[PlanCandidate], fleets: Sequence[Fleet]) -> list[Posed]:
     on = {c.profile.name: c for c in candidates}
-    scenario = replace(scenario, rate=planned.rate)
-    return [posed(scenario, replace(on[f.profile], policy=f.policy), f.replicas or 1) for f in planned.ranking[:2]]
+    return [posed(scenario, replace(on[f.profile], policy=f.policy), f.replicas or 1) for f in fleets]
 
 
 def posed(scenario: Scenario, candidate: PlanCandidate, replicas: int = 1) -> Posed:

@@ -19,14 +19,14 @@ from .backend import Pool
 from .contents import Json, asked_of, digest
 from .ensemble import check_num
 from .memo import Memo
-from .plan import Progress, best_fleets, candidates_of, fleet_of_today, own_rate, plan, posed
+from .plan import Progress, candidates_of, fleet_of_today, own_rate, plan, posed, posed_fleets
 from .plan_folder import PlanFolder
 from .plan_replays import Posed
 from .planned import Fleet, PlanCandidate, Planned
 from .purchase import Horizon
 from .quality import load_table, parse_share
 from .record import profile_notes
-from .uncertain_fleet import uncertain_fleet
+from .uncertain_fleet import COST, GPUS, replica_cost, rivals, uncertain_fleets
 
 
 @dataclass(frozen=True)
@@ -144,14 +144,17 @@ def answer(
         max_replicas=own.max_replicas, num_requests=own.num_requests, spare=own.spare, horizon=own.over,
         today=own.today, jobs=jobs, backend=backend, address=address, memo=memo, progress=progress,
     )  # fmt: skip
-    ahead = best_fleets(question.scenario, question.candidates, planned)
+    posing = partial(posed_fleets, replace(question.scenario, rate=planned.rate), question.candidates)
     if own.ensemble is not None:
+        compared = rivals(planned)
         with Pool(backend, jobs, address) as pool:
-            planned = replace(planned, ensemble=uncertain_fleet(
-                ahead[0], own.ensemble, attainment=own.attainment, num_requests=planned.num_requests, pool=pool,
-                memo=memo, progress=partial(progress, "asking drawn profiles"),
+            planned = replace(planned, ensemble=uncertain_fleets(
+                dict(zip(compared, posing(list(compared.values())), strict=True)),
+                [replica_cost(planned, f) for f in compared.values()], own.ensemble, spare=own.spare,
+                cost=COST if planned.priced else GPUS, attainment=own.attainment, num_requests=planned.num_requests,
+                pool=pool, memo=memo, progress=partial(progress, "asking drawn profiles"),
             ))  # fmt: skip
-    return planned, ahead
+    return planned, posing(planned.ranking[:2])
 
 
 def write_plan(

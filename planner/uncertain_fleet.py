@@ -1,21 +1,24 @@
-"""A plan's fleet under profiles drawn from its profile's uncertainty."""
+"""A plan's fleet and its rivals under profiles drawn from their uncertainty: sizes, costs, and the ratio of costs."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 from ..report.digits import counted
 from ..results.scenario import Scenario
 from .backend import Pool
 from .capacity import CapacitySearch, search_of
-from .ensemble import Progress, Uncertain, Values, ask
+from .ensemble import Progress, Uncertain, Values, ask, interval, paired
+from .fewest import Fewest
 from .memo import Memo
 from .plan import whole_search
 from .plan_replays import Posed, fleet
-from .replicate import Criterion
+from .planned import Fleet, Planned
+from .replicate import Criterion, Reading
 
-HOLDS = "holds"  # 1 if the draw meets the SLOs
+REPLICAS, COST, GPUS = "replicas needed", "cost an hour", "GPUs needed"
+MOST_TIMES = 4  # the planned replicas, where a draw's search ends
 
 
 @dataclass(frozen=True)
@@ -23,34 +26,64 @@ class Lucky(Posed):
     """A fleet at a rate, in one replication."""
 
     at: float = 1.0  # req/s
-    index: int = 0
+    index: int = 0  # of the replication; 0: the size is the plan's
 
 
-def uncertain_fleet(
-    scenario: Posed,
+def rivals(planned: Planned) -> dict[str, Fleet]:
+    """The recommendation, the runner-up, and the next GPU's cheapest fleet; dropped ones of an estimated size."""
+    best, *others = planned.ranking
+    dropped = [replace(f, replicas=f.about or f.least) for f in planned.left_out if f.about or f.least]
+    others += sorted(dropped, key=lambda f: (f.replicas or 0) * replica_cost(planned, f))
+    chosen = (best, *others[:1], *[f for f in others if f.device != best.device][:1])
+    return {f"{counted(f.replicas or 0, 'replica')} of {f.policy}{f.place and f' on {f.place}'}": f for f in chosen}
+
+
+def replica_cost(planned: Planned, fleet: Fleet) -> float:
+    """Of an hour, or in GPUs without prices."""
+    return fleet.gpus_per_replica * ((fleet.price or 0.0) if planned.priced else 1.0)
+
+
+def uncertain_fleets(
+    fleets: Mapping[str, Posed],
+    weights: Sequence[float],
     num: int,
     *,
     attainment: float,
     num_requests: int,
+    spare: int = 0,
+    cost: str = COST,
     pool: Pool | None = None,
     progress: Progress | None = None,
     memo: Memo | None = None,
 ) -> Uncertain:
-    """Replay a fleet under `num` drawn profiles, one replication each, and each cause at ±1; the first criterion
-    decides."""
-    assert scenario.rate is not None
-    short = search_of(replace(scenario, rate=None), 0.02, attainment, num_requests)
-    search = fleet(whole_search(short, attainment), scenario.replicas)
-    fields = {name: getattr(search.scenario, name) for name in Posed.__dataclass_fields__}
-    own = Lucky(**fields, at=scenario.rate)
-    name = f"{counted(scenario.replicas, 'replica')} of {scenario.policy}"
-    metric = _metric(search.criteria[0])
-    replay = partial(_replay, search.criteria, search.num_requests, search.block)
-    found, values = ask(replay, {name: own}, num, (metric, False), pool, progress, memo, _in_replication)
-    del found.intervals[name][HOLDS]
-    verb = "meet" if scenario.replicas > 1 else "meets"
-    answer = f"{name} {verb} the SLOs at {scenario.rate:g} req/s"
-    return replace(found, answer=answer, survives=sum(v[HOLDS] for v in values[name][1:]) / num)
+    """Search each fleet's size under `num` drawn profiles, one replication each, and move each cause of the first.
+
+    fleets: by name, at one rate, the recommended one first. weights: the cost of a replica of each. cost: its name. The
+    first criterion decides.
+    """
+    lucky: dict[str, Lucky] = {}
+    for name, posed in fleets.items():
+        plain = {f.name: getattr(posed.located(), f.name) for f in fields(Posed)} | {"rate": None}
+        lucky[name] = Lucky(**plain, at=posed.rate or 0.0)
+    best, *others = lucky
+    search = whole_search(search_of(lucky[best], 0.02, attainment, num_requests), attainment)
+    replay = partial(sized, search.criteria, search.num_requests, search.block)
+    judged = _metric(search.criteria[0]), False
+    found, values = ask(replay, lucky, num, judged, pool, progress, memo, _in_replication, moving=1)
+    costs = {
+        name: [{cost: (draw[REPLICAS] + spare) * weight} for draw in values[name]]
+        for name, weight in zip(lucky, weights, strict=True)
+    }
+    for name, drawn in costs.items():
+        found.intervals[name][cost] = interval([draw[cost] for draw in drawn])
+    first = lucky[best].replicas
+    return replace(
+        found,
+        answer=f"{best} {'meets' if first == 1 else 'meet'} the SLOs at {lucky[best].at:g} req/s",
+        survives=sum(draw[REPLICAS] <= first for draw in values[best][1:]) / num,
+        best=best,
+        ratios={name: paired(costs[best], costs[name]) for name in others},
+    )
 
 
 def _in_replication(scenario: Scenario, index: int) -> Scenario:
@@ -65,12 +98,22 @@ def _metric(criterion: Criterion) -> str:
     return f"requests that miss {' or '.join(map(str, criterion.slos))} (%)"
 
 
-def _replay(criteria: Sequence[Criterion], num_requests: int, block: int, memo: Memo, scenario: Scenario) -> Values:
+def sized(criteria: Sequence[Criterion], num_requests: int, block: int, memo: Memo, scenario: Scenario) -> Values:
+    """The criteria on the planned fleet, and the fewest replicas that meet them; infinite: the search ended."""
     assert isinstance(scenario, Lucky)
     search = CapacitySearch(scenario, scenario.policy, tuple(criteria), num_requests, block)
-    reading = search.requests(scenario.index, memo)(scenario.at)
+
+    def read(replicas: int) -> Reading:
+        return fleet(search, replicas).requests(scenario.index, memo)(scenario.at)
+
+    reading = read(scenario.replicas)
     shown = [
         math.nan if math.isnan(value) else 1e3 * value if criterion.share is None else 100 * (1 - value)
         for criterion, value in zip(criteria, reading.values, strict=True)
     ]
-    return {**dict(zip(map(_metric, criteria), shown, strict=True)), HOLDS: float(reading.holds)}
+    size = Fewest(most=MOST_TIMES * scenario.replicas, at=scenario.replicas, stride=2.0)
+    size.decide(reading.holds)
+    while scenario.index and size.open:
+        size.decide(read(size.at).holds)
+    replicas = scenario.replicas if scenario.index == 0 else size.replicas or math.inf
+    return {**dict(zip(map(_metric, criteria), shown, strict=True)), REPLICAS: float(replicas)}

@@ -51,6 +51,7 @@ class Cause:
     name: str
     why: str  # the width and its source
     assumed: bool  # neither measured nor published
+    owner: str = ""  # the card, code, model or profile that the error belongs to; empty: the traffic
 
 
 Yielding = CommitModel | CanvasLaw  # sets how many steps a block takes
@@ -102,7 +103,21 @@ def causes(profile: Profile, model: Yielding | None) -> tuple[Cause, ...]:
             found.append(Cause(YIELD, f"±{errors.get('log_odds[0]', 0.0):.2g} of log-odds, its standard error", False))
             error = errors.get("request_spread", 0.0)
             found.append(Cause(SPREAD, f"±{error:.2g} of log-odds, its standard error", False))
-    return tuple(found)
+    return tuple(replace(cause, owner=_owner(profile, model, cause.name)) for cause in found)
+
+
+def _owner(profile: Profile, model: Yielding | None, cause: str) -> str:
+    """Whose the error is: two profiles of one card, code, model or published mean share it."""
+    if cause == DEVICE:
+        return profile.device.name
+    if cause == WORKLOAD:
+        return profile.model.name
+    if cause in (YIELD, SPREAD) and model is not None:
+        whose = profile.model.name if _fit_of(profile, model) is None else profile.name
+        if isinstance(model, CanvasLaw):
+            return f"{whose} {model.workload} {model.canvas_length} {model.engine}"
+        return f"{whose} {model.workload} {model.extrapolated_from or model.block_length} {model.threshold}"
+    return profile.name if cause == MISFIT or cause.startswith(FIT) else profile.implementation
 
 
 def varied(
@@ -159,11 +174,10 @@ def varied(
 
 def common_error(profiles: Sequence[Profile], model: Yielding | None) -> str:
     """Say which unknowns cancel in a comparison of GPUs, and which do not; profiles: one a GPU, the best first."""
-    each = [{cause.name for cause in causes(profile, model)} - {DEVICE, LAUNCH, MISFIT} for profile in profiles]
-    shared, names, apart = set.intersection(*each), [profile.device.name for profile in profiles], ""
-    costs = [str(profile.provenance.settings.get(COSTS_OF, profile.name)) for profile in profiles]
-    if len(set(costs)) > 1 and len({profile.implementation for profile in profiles}) > 1:
-        shared -= {IMPLEMENTATION}
+    each = [{(cause.name, cause.owner) for cause in causes(profile, model)} for profile in profiles]
+    shared, names, apart = dict(set.intersection(*each)), [profile.device.name for profile in profiles], ""
+    if len({profile.implementation for profile in profiles}) > 1:
+        costs = [str(profile.provenance.settings.get(COSTS_OF, profile.name)) for profile in profiles]
         apart = f" and its engine's host time ({', '.join(map(' as in '.join, zip(names, costs, strict=True)))})"
     fits = [profile.fit for profile in profiles[:2]]
     width = math.hypot(*(fit.held_out.median if fit.held_out else fit.relative_uncertainty or 0.0 for fit in fits))

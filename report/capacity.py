@@ -6,7 +6,7 @@ from ..files.place import has_keys
 from ..results.metrics import ROUNDING
 from .chart import Chart, colour
 from .digits import counted, outward, percent, places_of, within
-from .ensemble import of_ensemble
+from .ensemble import decided, of_ensemble
 from .page import Figure, Number, Page, Section, Table, estimate, table
 from .search import Json, money
 from .search import facts as search_facts
@@ -98,7 +98,7 @@ def capacity_page(found: Json) -> Page:
     return Page(
         name=f"dsim: capacity of {found['policy']}",
         question="How much traffic meets the SLOs?",
-        answer=answer(found),
+        answer=decided(answer(found), found),
         alarms=tuple(warnings(found)),
         cautions=(estimate(found["profile"], "rates"),) if found["estimated"] else (),
         numbers=_numbers(found),

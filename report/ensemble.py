@@ -5,11 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .chart import Chart, colour
+from .digits import outward, places_of
 from .page import Block, Figure, Row, Section, Table, Words
 from .table import number
 
 Json = Mapping[str, Any]  # Uncertain.to_json()
 TITLE = "What the answer depends on"
+ASKED_RATE = "the rate asked for"  # of a capacity, in place of a rival
+MOST_NAMED = 2  # rivals in the answer
 
 
 def of_ensemble(found: Mapping[str, Any]) -> tuple[Section, ...]:
@@ -18,6 +21,31 @@ def of_ensemble(found: Mapping[str, Any]) -> tuple[Section, ...]:
         return ()
     words = Words(tuple(sentences(ensemble)), loud=True)
     return (Section(TITLE, (words, _intervals(ensemble), *_tornados(ensemble)), spoken=True),)
+
+
+def decided(answer: str, found: Mapping[str, Any]) -> str:
+    """The answer, and how the best compares with its first rivals, if an ensemble has any."""
+    ensemble = found.get("ensemble") or {}
+    rivals = list(ensemble.get("ratios", {}).items())[:MOST_NAMED]
+    if not rivals:
+        return answer
+    metric = next(iter(rivals[0][1]))
+    parts = [f"{times(of[metric])} {name if name == ASKED_RATE else f'that of {name}'}" for name, of in rivals]
+    level = f"in {100 * ensemble['level']:.0f} % of {ensemble['num']} drawn profiles"
+    said = f"The {metric} of {ensemble['best']} is {' and '.join(parts)}, {level}."
+    return ". ".join(filter(None, (answer.removesuffix("."), said)))
+
+
+def times(ratio: Json) -> str:
+    """`1.90 times (1.72 to 2.08)`, to two digits of the half-width."""
+    value, low, high = ratio["value"], ratio["low"], ratio["high"]
+    if value is None or low is None:
+        return f"{number(value)} times"
+    half = ((high or low) - low) / 2
+    places = places_of(half) if half > 0 else 2
+    least = f"{outward(low, places):.{places}f}"
+    ends = f"at least {least}" if high is None else f"{least} to {outward(high, places, up=True):.{places}f}"
+    return f"{value:.{places}f} times ({ends})"
 
 
 def sentences(found: Json) -> list[str]:
@@ -64,14 +92,19 @@ def measure_next(moved: Sequence[Json], level: float) -> str:
 
 
 def _intervals(found: Json) -> Table:
-    rows = [
-        Row((policy, metric, number(s["value"]), f"{number(s['low'])} to {number(s['high'])}"), group=policy)
-        for policy, metrics in found["intervals"].items()
-        for metric, s in metrics.items()
-        if s["value"] is not None and s["low"] is not None
-    ]
-    head = ("policy", "metric", "predicted", f"{100 * found['level']:.0f} % of profiles")
-    return Table(head, tuple(rows), left=frozenset({0, 1}))
+    ratios = found["ratios"]
+    head = ["policy", "metric", "predicted", f"{100 * found['level']:.0f} % of profiles"]
+    head += [f"{found['best']} has"] if ratios.keys() & found["intervals"].keys() else []
+    rows = []
+    for policy, metrics in found["intervals"].items():
+        for metric, s in metrics.items():
+            if s["value"] is None or s["low"] is None:
+                continue
+            ends = f"{number(s['low'])} to {'more' if s['high'] is None else number(s['high'])}"
+            ratio = ratios.get(policy, {}).get(metric)
+            cells = (policy, metric, number(s["value"]), ends, "" if ratio is None else times(ratio))
+            rows.append(Row(cells[: len(head)], group=policy))
+    return Table(tuple(head), tuple(rows), left=frozenset({0, 1}))
 
 
 def _tornados(found: Json) -> list[Block]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from . import measured
 from .chart import COLOURS, Chart
 from .digits import counted, percent
-from .ensemble import of_ensemble, sentences
+from .ensemble import decided, of_ensemble
 from .fleet import bought, cost_of, floor_of, gpus_of, met_share, name_of
 from .page import Block, Code, Figure, Number, Page, Section, Table, Words, priced_apart, table
 from .purchase import HOURS, best_of_each, by_gpu, cost, estimated_gpus, grown, lasting, over_time
@@ -23,7 +23,7 @@ def plan_page(info: Json) -> Page:
     return Page(
         name=f"dsim plan: {info['trace']}",
         question=QUESTION,
-        answer=answer(info),
+        answer=decided(answer(info), info),
         details=_details(info),
         cautions=cautions(info, best, "policies and fleets"),
         numbers=_numbers(info),
@@ -85,8 +85,6 @@ def _details(info: Json) -> tuple[str, ...]:
     lines += measured.of_plan(info.get("measured"))
     lines += [] if second is None else [f"Runner-up: {why(info, best, second)}."]
     lines += [_laws(info), lasting(info), _routed(info)]
-    if info.get("ensemble"):
-        lines += [line for line in sentences(info["ensemble"]) if "drawn profiles" in line]
     return tuple(filter(None, lines))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from ..results.manifest import CommitInfo, FleetInfo, Manifest, ProfileInfo
 from . import measured
 from .digits import counted, percent
-from .ensemble import of_ensemble
+from .ensemble import decided, of_ensemble
 from .memory import shortages
 from .page import Page, Row, Section, Table, priced_apart
 from .table import MetricRow, compare, number
@@ -23,7 +23,7 @@ def words(policies: Sequence[Json], info: Manifest) -> Page:
     return Page(
         name=f"dsim: {info.get('trace', {}).get('name', 'a run')}",
         question=info.get("question", QUESTION),
-        answer=answer(policies, profiles_of(info)),
+        answer=decided(answer(policies, profiles_of(info)), info),
         details=measured.verdict(info.get("measured")),
         alarms=tuple(warnings(policies, info)),
         facts=tuple(setting(info)),

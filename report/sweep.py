@@ -10,7 +10,7 @@ import numpy as np
 
 from ..results.metrics import METRICS, Metric, led_by, path
 from .chart import COLOURS, LINES, Chart, colour, logarithmic
-from .ensemble import of_ensemble
+from .ensemble import decided, of_ensemble
 from .page import Figure, Number, Page, Row, Section, Table, estimate, priced_apart
 from .table import number
 
@@ -76,11 +76,12 @@ def sweep_page(sweep: Swept) -> Page:
             "latencies measure the length of the trace."
         )
     title, figures = _figures(sweep)
+    drawn = {"ensemble": sweep.ensemble}
     ranges = [(name, _range(_values(sweep.rows, name))) for name in sweep.varied]
     return Page(
         name=f"dsim: {sweep.title}",
         question="Which of these scenarios serves best?",
-        answer=_answer(sweep),
+        answer=decided(_answer(sweep), drawn),
         alarms=tuple(alarms),
         cautions=(estimate(", ".join(sweep.estimated), "cells"),) if sweep.estimated else (),
         numbers=_numbers(sweep, unstable, failed),
@@ -89,7 +90,7 @@ def sweep_page(sweep: Swept) -> Page:
         sections=(
             *((Section(title, tuple(figures[1:])),) if figures[1:] else ()),
             Section("Cells", (_cells(sweep),)),
-            *of_ensemble({"ensemble": sweep.ensemble}),
+            *of_ensemble(drawn),
         ),
         notes=(
             "Cells with the same seed have the same requests and random draws, so that they compare like with like.",

@@ -7,7 +7,7 @@ import pandas as pd
 
 from .chart import COLOURS, INK, Chart
 from .digits import counted, percent, plus_minus
-from .ensemble import of_ensemble
+from .ensemble import decided, of_ensemble
 from .page import Figure, Number, Page, Section, Table, Words, priced_apart, table
 from .search import Json, cautions, quality, quality_number
 from .search import facts as search_facts
@@ -22,7 +22,7 @@ def tune_page(info: Json, trials: pd.DataFrame) -> Page:
     return Page(
         name=f"dsim tune: {info.get('trace', 'a search')}",
         question="Which settings serve this traffic best?",
-        answer=answer(info),
+        answer=decided(answer(info), info),
         cautions=cautions(info, info["winner"], "policies"),
         numbers=_numbers(info, first),
         chart=chart,
@@ -43,7 +43,7 @@ def words(info: Json) -> Page:
     return Page(
         name="dsim tune",
         question="Which settings serve this traffic best?",
-        answer=answer(info),
+        answer=decided(answer(info), info),
         sections=(_confirmed(info), *of_ensemble(info)),
         notes=tuple(info["notes"]),
     )

@@ -180,12 +180,18 @@ def test_an_ensemble_says_under_which_share_of_the_profiles_the_fleet_holds(plai
     ran = dsim(*PRICED, "--ensemble", 3, "--json", "-o", "out")
     told = ran.json["ensemble"]
     assert (told["num"], told["metric"], told["level"]) == (3, "mean:e2el (ms)", 0.5)
-    [values] = told["intervals"].values()
+    best, other = told["intervals"]
+    values = told["intervals"][best]
     assert values["mean:e2el (ms)"]["low"] < values["mean:e2el (ms)"]["high"]
+    rows = [ran.json["recommended"], ran.json["runner_up"]]
+    costs = [told["intervals"][name]["cost an hour"]["value"] for name in (best, other)]
+    assert costs == [row["per_hour"] for row in rows]
+    assert values["replicas needed"]["value"] == rows[0]["replicas"]
+    assert told["ratios"][other]["cost an hour"]["value"] == costs[0] / costs[1]
     page = Path("out/report.html").read_text(encoding="utf-8")
     said = f"meets the SLOs at 30 req/s under {100 * told['survives']:.0f} % of 3 drawn profiles."
     assert said.replace("meets", "meet") in page or said in page
-    assert "What the answer depends on" in page
+    assert page.index(f"The cost an hour of {best} is ") < page.index("What the answer depends on")
 
 
 def test_a_policy_that_the_checkpoint_cannot_run_is_left_out_by_name_and_the_others_go_on() -> None:

@@ -71,6 +71,7 @@ def test_an_ensemble_asks_drawn_profiles_of_the_best_cells_alone() -> None:
     assert "is the best by output_throughput under " in Path("out/report.html").read_text(encoding="utf-8")
     text = dsim("sweep", "c.toml", "-o", "out", "--jobs", 1, "--ensemble", 2).out
     assert f"{name} is the best by output_throughput under " in text
+    assert text.splitlines()[0].endswith(", in 33 % of 2 drawn profiles.")
     assert dsim("sweep", "c.toml", "-o", "out", "--ensemble", 0).refusal == "ensemble is 0, expected 2 to 1000 draws"
 
 

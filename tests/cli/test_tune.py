@@ -40,6 +40,7 @@ def test_a_search_ends_in_a_policy_that_replay_takes() -> None:
     asked = f"{info['recommended']['policy']}, the recommendation, is the best by goodput"
     assert (info["ensemble"]["answer"], info["ensemble"]["metric"]) == (asked, "goodput")
     assert f"{asked} under {100 * info['ensemble']['survives']:.0f} % of 2 drawn profiles." in ran.out
+    assert f" The goodput of {info['ensemble']['best']} is " in ran.out.splitlines()[0]
     replayed = dsim("replay", "trace.jsonl", "--policy", "tuned/policy.toml", "--json")
     spelt = dsim("replay", "trace.jsonl", "--policy", info["recommended"]["policy"], "--json")
     [by_file], [by_spec] = replayed.json["policies"], spelt.json["policies"]

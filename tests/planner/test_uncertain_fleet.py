@@ -1,15 +1,21 @@
 """A plan's fleet under drawn profiles: intervals hold the luck of a replay and what the profile does not know."""
 
 import dataclasses
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from dsim.planner.backend import Pool
+from dsim.planner.ensemble import Spread, Uncertain
 from dsim.planner.plan_replays import Posed
-from dsim.planner.uncertain_fleet import uncertain_fleet
+from dsim.planner.planned import Fleet, Planned
+from dsim.planner.quality import Quality
+from dsim.planner.uncertain_fleet import COST, REPLICAS, rivals, uncertain_fleets
 from dsim.profiler.profile import Fit, load
 from dsim.profiler.uncertainty import DEVICE
+from dsim.report.ensemble import decided
 
 from ..worlds import SECOND
 
@@ -25,24 +31,63 @@ QUEUE = Posed(
 MISSES = "requests that miss ttft=10s (%)"
 
 
+def drawn(*fleets: Posed, num: int = 6) -> Uncertain:
+    named = {f"2 replicas on {posed.file_profile().name}": posed for posed in fleets}
+    weights = [2.0 * posed.file_profile().device.count for posed in fleets]
+    return uncertain_fleets(named, weights, num, attainment=0.9, num_requests=200, spare=1, pool=Pool(jobs=1))
+
+
 def test_a_fleet_survives_the_draws_that_leave_its_slos_met() -> None:
-    ample = uncertain_fleet(replace(QUEUE, rate=0.5), 6, attainment=0.9, num_requests=200, pool=Pool(jobs=1))
+    ample = drawn(replace(QUEUE, rate=0.5))
     assert ample.survives == 1.0
-    assert ample.answer == "2 replicas of ar,max_batch=1 meet the SLOs at 0.5 req/s"
-    none = uncertain_fleet(replace(QUEUE, rate=3.0), 6, attainment=0.9, num_requests=200, pool=Pool(jobs=1))
-    assert none.survives == 0.0
+    assert ample.answer == "2 replicas on second meet the SLOs at 0.5 req/s"
     [values] = ample.intervals.values()
-    assert list(values) == ["p90:e2el (ms)", MISSES]
+    assert list(values) == ["p90:e2el (ms)", MISSES, REPLICAS, COST]
     # A step is a second, and waiting for one is rare at a quarter of what the fleet serves.
     assert 1000 <= values["p90:e2el (ms)"].value < 3000
     assert values[MISSES].value == 0.0
+    assert (values[REPLICAS], values[COST]) == (Spread(2.0, 1.0, 1.0), Spread(6.0, 4.0, 4.0))  # with the spare one
+    few = drawn(replace(QUEUE, rate=3.0))
+    assert few.survives == 0.0
+    assert next(iter(few.intervals.values()))[REPLICAS].low >= 3.0
+    none = drawn(replace(QUEUE, rate=30.0))
+    assert next(iter(none.intervals.values()))[REPLICAS] == Spread(2.0, math.inf, math.inf)  # beyond four times as many
+
+
+def test_what_two_fleets_share_cancels_in_the_ratio_of_their_costs() -> None:
+    # Alike but for the number of GPUs, or for the card.
+    wide = replace(ESTIMATED, fit=replace(ESTIMATED.fit, relative_uncertainty=0.5))
+    shared = replace(wide, name="shared", device=replace(wide.device, count=2))
+    card = replace(wide, name="card", device=replace(wide.device, name="card"))
+    found = drawn(*(replace(QUEUE, given_profile=profile) for profile in (wide, shared, card)))
+    assert found.best == "2 replicas on second"
+    alike, apart = found.ratios.values()
+    assert alike == {COST: Spread(0.5, 0.5, 0.5)}
+    assert apart[COST].value == 1.0
+    assert apart[COST].low < apart[COST].high
+    assert list(found.effects) == [found.best]
+    said = decided("", {"ensemble": found.to_json()})
+    assert said.startswith(f"The {COST} of {found.best} is 0.50 times (0.50 to 0.50) that of 2 replicas on shared and ")
+
+
+def test_the_rivals_are_the_runner_up_and_the_cheapest_fleet_of_another_gpu() -> None:
+    def row(policy: str, device: str, replicas: int | None, **more: Any) -> Fleet:
+        quality = Quality(None, "")
+        return Fleet(policy, "", device, device, "", "", True, quality, 1, replicas, price=2.0, **more)
+
+    best, second = row("a", "H100", 2), row("b", "H100", 3)
+    about, least = row("c", "A100", None, about=9), row("d", "B200", None, least=5)
+    left_out = (row("e", "H20", None), about, least)
+    planned = Planned(1.0, (best, second), left_out, (), (), (), {}, (), "", True, 0, 0, 0)
+    assert list(rivals(planned)) == ["2 replicas of a", "3 replicas of b", "5 replicas of d"]
+    assert list(rivals(replace(planned, ranking=(best,)))) == ["2 replicas of a", "5 replicas of d"]
 
 
 def test_the_intervals_hold_the_profile_s_doubt_and_the_luck() -> None:
-    doubt = uncertain_fleet(QUEUE, 8, attainment=0.9, num_requests=200, pool=Pool(jobs=1))
+    doubt = drawn(QUEUE, num=8)
     # The scenario says what else could be drawn: its front end, and that answers end at an EOS.
     known = replace(QUEUE, given_profile=KNOWN, frontend=0.0, eos=True)
-    luck = uncertain_fleet(known, 8, attainment=0.9, num_requests=200, pool=Pool(jobs=1))
+    luck = drawn(known, num=8)
     [causes], [none] = doubt.effects.values(), luck.effects.values()
     assert {cause.cause for cause in causes} >= {DEVICE}
     assert none == ()  # nothing of the profile is drawn
