@@ -13,15 +13,14 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from .. import __version__
 from ..engine.errors import DsimError
 from ..engine.outside import fault_in_code
 from ..files.interrupt import LostError, uninterrupted
-from ..files.read import cut, read_bytes
+from ..files.read import cut
 
 C = TypeVar("C")
 R = TypeVar("R")
@@ -295,30 +294,17 @@ def _check_cpus(ray: Any) -> None:
 
 
 def _on_ray(function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None) -> Generator[Outcome[R], None, None]:
-    """Send short cells in batches, and scenarios' files once per machine."""
+    """Send short cells in batches; files are read where they are named, as on a shared folder."""
     ray = _ray()
-    from .travel import as_named, packed
-
     # A cell's exception returns as a value: only lost workers or nodes are retried.
     task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, scheduling_strategy="SPREAD")(_attempt_all)
     waiting = list(cells.items())[::-1]
     flying: dict[Any, list[tuple[str, C]]] = {}
-    stored: dict[str, Any] = {}  # references to file contents, by place
-    names: dict[str, str] = {}  # of the files, by place
     alone: set[str] = set()  # cells of a lost batch
     seconds: list[float] = []
     watch = _Cluster(ray)
-
-    def sent(value: Any) -> tuple[bytes, dict[str, Any]]:
-        data, files = packed(value)
-        for place, path in files.items():
-            if place not in stored:
-                stored[place], names[place] = ray.put(read_bytes(path)), str(path)
-        return data, {place: stored[place] for place in files}
-
     try:
-        work, of_work = sent(function)
-        shared = ray.put(work)
+        work = ray.put(cloudpickled(function))
         while waiting or flying:
             while waiting and len(flying) < (jobs or 2 * watch.cpus):
                 mean = sum(seconds) / len(seconds) if seconds else BATCH_SECONDS
@@ -327,9 +313,7 @@ def _on_ray(function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None
                 batch = [waiting.pop()]
                 while len(batch) < size and waiting and not alone & {batch[0][0], waiting[-1][0]}:
                     batch.append(waiting.pop())
-                data, files = sent([cell for _, cell in batch])
-                keys = [key for key, _ in batch]
-                flying[task.remote(shared, keys, data, of_work | files, __version__)] = batch
+                flying[task.remote(work, cloudpickled(batch), [key for key, _ in batch], __version__)] = batch
             ready, _ = ray.wait(list(flying), num_returns=1, timeout=1.0)
             watch.look(len(waiting) + sum(map(len, flying.values())), len(cells))
             for ref in ready:
@@ -344,29 +328,30 @@ def _on_ray(function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None
                     yield Outcome(batch[0][0], error=f"{type(error).__name__}: {_line(error)}")
                     continue
                 seconds.append(took / len(batch))
-                for outcome in outcomes:
-                    said, trace = (text and as_named(text, names) for text in (outcome.error, outcome.trace))
-                    yield replace(outcome, error=said, trace=trace)
+                yield from outcomes
     finally:
         for ref in () if watch.is_lost else flying:
             ray.cancel(ref, force=True)
 
 
-def _attempt_all(
-    work: bytes, keys: list[str], cells: bytes, files: Mapping[str, Any], version: str
-) -> tuple[list[Outcome[Any]], float]:
+def cloudpickled(value: Any) -> bytes:
+    """For another machine of the cluster, which Ray trusts too."""
+    from ray import cloudpickle
+
+    data: bytes = cloudpickle.dumps(value)
+    return data
+
+
+def _attempt_all(work: bytes, batch: bytes, keys: list[str], version: str) -> tuple[list[Outcome[Any]], float]:
     """On a cluster machine: outcomes, and the seconds they took."""
-    from .travel import as_placed, place, unpacked
+    from ray import cloudpickle
 
     if version != __version__:  # its pickles may be unreadable
         return [attempt(str, version, key, "") for key in keys], 0.0
-    ray = _ray()
-    place({name: partial(ray.get, ref) for name, ref in files.items()})
-    function = unpacked(work)
+    function = cloudpickle.loads(work)
     began = time.perf_counter()
-    found = [attempt(function, version, key, cell) for key, cell in zip(keys, unpacked(cells), strict=True)]
-    took = time.perf_counter() - began
-    return [replace(o, error=o.error and as_placed(o.error), trace=o.trace and as_placed(o.trace)) for o in found], took
+    outcomes = [attempt(function, version, key, cell) for key, cell in cloudpickle.loads(batch)]
+    return outcomes, time.perf_counter() - began
 
 
 class _Cluster:

@@ -24,7 +24,7 @@ from ..traces.shipped import SHIPPED
 Json = dict[str, Any]
 
 FILES = ("trace", "profile", "yields", "lengths")  # may name a file
-NOT_ASKED = ("allow_code", "check_rules", "sent_from")
+NOT_ASKED = ("allow_code", "check_rules")
 PROFILE = ("profile", "given_profile", "machine")  # which make a profile
 NAMING = (*FILES, "policy", "router", "scaler", "decider", "pools")  # may name files
 Found = dict[Any, tuple[dict[str, str], Json]]

@@ -32,7 +32,7 @@ from .space import spelt
 
 MOST_CELLS = 100_000  # all are checked, stored and drawn
 POLICY = "policy."  # of `policy.chunk`, a field of the SPEC
-NOT_VARIED = ("allow_code", "check_rules", "sent_from", "pools", "links", "decider")
+NOT_VARIED = ("allow_code", "check_rules", "pools", "links", "decider")
 # How requests are served; which requests, apart from the seed, and their SLOs' classes.
 OF_SERVICE = (
     "policy", "profile", "workload", "yields", "frontend", "replicas", "router", "pools", "links",

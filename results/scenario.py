@@ -83,7 +83,6 @@ class Scenario:
     # Not part of the question.
     allow_code: AllowedCode = field(default=NO_CODE, repr=False, compare=False)
     check_rules: bool = field(default=False, repr=False, compare=False)  # Policy.checked
-    sent_from: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)  # files: path here, there
 
     def __post_init__(self) -> None:
         if self.yields is not None and self.workload is not None:
@@ -135,7 +134,6 @@ class Scenario:
         left_out = (
             "allow_code",
             "check_rules",
-            "sent_from",
             *(("pools", "scaler", "startup") if plain else ()),
             *(() if self.links else ("links", "decider")),
         )
@@ -187,10 +185,7 @@ class Scenario:
     @property
     def label(self) -> str:
         """Policy or pools, for tables."""
-        text = " + ".join(self.pools) or self.policy
-        for here, there in self.sent_from:
-            text = text.replace(here, there)
-        return text
+        return " + ".join(self.pools) or self.policy
 
     @property
     def ends_at_eos(self) -> bool:

@@ -221,7 +221,7 @@ def test_what_users_name_is_read_by_one_module() -> None:
 RUN_DATA = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "runpy", "yaml"}
 # Who may all the same, and what.
 UNPICKLES = {
-    "planner.travel": "work that the head of a user's own Ray cluster sends, as Ray itself does",
+    "planner.backend": "work that the head of a user's own Ray cluster sends, as Ray itself does",
     "planner.deploy": "writes YAML, and reads none",
 }
 RUN_TEXT = {"eval", "exec", "__import__"}

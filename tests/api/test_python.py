@@ -34,7 +34,6 @@ NOT_TAKEN = {
     "variation": "an ensemble's own", "pools": "of replay", "links": "of replay", "decider": "of replay",
     "scaler": "of replay", "startup": "of replay",
     "slos": "named", "trace": "named", "policy": "named", "profile": "named",
-    "sent_from": "of a run on another machine",
     "rate": "named: it means another thing to each", "num_requests": "likewise", "replicas": "likewise",
 }  # fmt: skip
 

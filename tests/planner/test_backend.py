@@ -214,11 +214,11 @@ def test_ensembles_and_published_experiments_give_on_a_cluster_what_one_core_giv
     with Pool("ray", address=cluster.address) as pool:
         there = ensemble([asked], asked.requests(), 2, pool=pool)
     assert there.to_json() == ensemble([asked], asked.requests(), 2, pool=Pool(jobs=1)).to_json()
-    # Files travel: Ray's workers have another folder.
-    save(replace(load("a100-sdar-8b"), name="mine"), Path("mine.json"))
+    # Ray's workers have another folder: files are named from the root.
+    save(replace(load("a100-sdar-8b"), name="mine"), tmp_path / "mine.json")
     about = "".join(f'{name} = "x"\n' for name in ("title", "system", "citation", "conditions"))
     Path("own.toml").write_text(
-        f'{about}axis = "concurrency"\nmeasures = ["output_throughput"]\n[machine]\nprofile = "mine.json"\n'
+        f'{about}axis = "concurrency"\nmeasures = ["output_throughput"]\n[machine]\nprofile = "{tmp_path}/mine.json"\n'
         '[base]\nnum_requests = 4\n[over]\nconcurrency = [1, 2]\n[[series]]\nname = "A"\n'
     )
     found = reproduce([read("own.toml")], Path("ray"), backend="ray", address=cluster.address)
