@@ -5,16 +5,14 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ..comparison import files as compare_files
 from ..comparison.bounds import Bound
 from ..device.on_device import LiveSetting, check_eos
-from ..device.validate import LOADS, POLICIES, Cell, Validated, canvas_policies, least_time
+from ..device.validate import LOADS, POLICIES, Cell, Validated, canvas_policies, load_of
 from ..device.validate import validate as validate_cells
 from ..engine.errors import DsimError
 from ..engine.policy import Policy, parse
@@ -32,7 +30,7 @@ from .signature import real_signature
 if TYPE_CHECKING:
     from ..sim.twin import Progress
 
-PILOT_SHARE, PROFILE_SHARE = 0.05, 0.4  # of the budget, without a profile
+PROFILE_SHARE = 0.4  # of the budget, without a profile
 CELLS_SHARE = 0.75  # of the rest: serving outlasts arrivals
 
 
@@ -53,7 +51,7 @@ def validate(
     profile: ProfileLike | None = None,
     yields: str | Path | None = None,
     policies: Sequence[PolicyLike] = (),
-    loads: Sequence[float] = (),
+    loads: Sequence[str | float] = (),
     seconds: float | None = None,
     trace: TraceLike = "azure-conv",
     columns: str | None = None,
@@ -82,12 +80,12 @@ def validate(
     pool = partial(Pool, backend, 1 if backend == "local" else None, address)
     with pool() as replays:
         replays.join()  # check the cluster before measuring
-    specs, shares = [spec_of(policy) for policy in policies] or list(POLICIES), list(loads or LOADS)
-    for share in shares:
-        if not 0 < share < 1:
-            raise DsimError(f"--load is {share:g}, expected between 0 and 1")
+    specs = [spec_of(policy) for policy in policies] or list(POLICIES)
+    chosen = list(map(load_of, loads or LOADS))
     code = named_code(specs, allow_code)
-    both_ways = _attend_both_ways({spec: parse(spec, code) for spec in specs})
+    both_ways, *others = {parse(spec, code).family == "full-sequence" for spec in specs}
+    if others:
+        raise DsimError(f"{' and '.join(specs)}: expected policies of full-sequence models, or none of these")
     from ..live.config_file import named  # loads PyTorch, as the next
     from ..live.sampling import Sampling
     from ..profiler.canvas import LoadedCanvas, open_any
@@ -102,20 +100,17 @@ def validate(
             raise DsimError(f"{name}: {option}, expected none: the checkpoint's own rule decides canvases")
         if not policies:
             specs = canvas_policies(loaded.model.config.canvas_length)
-    if eos:
-        for spec in specs:
-            check_eos(parse(spec, code), loaded.model.config, commits)
+    parsed = [parse(spec, code) for spec in specs]
+    for policy in parsed if eos else ():
+        check_eos(policy, loaded.model.config, commits)
     file = out / "profile.json" if profile is None else Path(name_of_profile(profile))
     is_profiled = profile is not None or file.is_file()
-    num_runs = len(specs) * (len(shares) + 1)  # the middle load runs twice
-    compiling = seconds_to_compile(parse(spec, code) for spec in specs)
+    compiling = seconds_to_compile(parsed)
     base = Scenario(
         trace=name_of_trace(trace if given is None else given),  # type: ignore[arg-type]
         policy=specs[0], profile=str(file), workload=workload, lengths=lengths, num_requests=200,
         columns=columns if given is None else None, seed=seed, eos=eos, allow_code=code,
     )  # fmt: skip
-    # s: serving outlasts arrivals.
-    planned = budget if seconds is None else PROFILE_SHARE * budget + compiling + num_runs * seconds / CELLS_SHARE
     _ready()
 
     def elapsed() -> float:
@@ -124,53 +119,47 @@ def validate(
     def report(phase: str, left: float) -> None:
         _progress(elapsed(), phase, left)
 
-    def measure(within: float) -> Profile:
+    def measure() -> Profile:
         how: Any = {
-            "name": f"{out.name}-profile", "budget": within, "tokenizer": tokenizer,
-            "on_progress": lambda phase, _: report(f"profile: {phase}", planned - elapsed()),
+            "name": f"{out.name}-profile", "budget": PROFILE_SHARE * budget, "tokenizer": tokenizer,
+            "on_progress": lambda phase, _: report(f"profile: {phase}", budget - elapsed()),
         }  # fmt: skip
         if isinstance(loaded, LoadedCanvas):
             workloads = {} if prompts is None else {Path(prompts).stem: prompts}
             return profile_canvas(loaded, workloads=workloads, **how)[0]
         measured, _ = profile_model(
             loaded, workloads={} if both_ways else default_workloads(loaded, prompts),
-            thresholds=_thresholds([parse(spec, code) for spec in specs]),
+            thresholds=sorted({policy.unmasking.threshold for policy in parsed if _goes_by_threshold(policy)}) or [0.9],
             yields=load(yields) if yields else None, both_ways=both_ways, eos=eos, **how,
         )  # fmt: skip
         return measured
 
-    if seconds is None and not (out / "cells").is_dir():
-        pilot, least = None if is_profiled else lambda: measure(PILOT_SHARE * budget), compiling
-        if budget >= compiling:
-            with pool() as replays:
-                least = _least_budget(base, specs, shares, pilot, replays, compiling)
-        if budget < least:
-            raise DsimError(
-                f"--budget is {budget:g} s, expected at least {math.ceil(least)} s for {num_runs} "
-                f"runs of {', '.join(specs)}: give more, or fewer --policy and --load"
-            )
+    least = compiling / (1 if is_profiled else 1 - PROFILE_SHARE)
+    if seconds is None and budget < least and not (out / "cells").is_dir():
+        raise DsimError(
+            f"--budget is {budget:g} s, expected at least {math.ceil(least)} s, to compile {', '.join(specs)}: give "
+            "more, or fewer --policy"
+        )
     lock = hold_folder(out)  # earlier errors leave no folder
     memo = Memo()
     memo.open(out / STORE)
     if not is_profiled:
-        save(measure(PROFILE_SHARE * budget), file)
-    device_profile = load(str(file))
-    if seconds is None:
-        seconds = CELLS_SHARE * max(0.0, budget - elapsed() - compiling) / num_runs
+        save(measure(), file)
 
     @contextmanager
     def watch(cell: Cell, seconds: float, later: float, _policy: str) -> "Iterator[Progress]":
-        name = f"{cell.policy} at {cell.rate:.3g} req/s"
+        name = f"{cell.policy} at load {cell.load}"
         later += seconds_to_compile(parse(spec, code) for spec in specs if spec != cell.policy)
         report(f"{name}: warming up", seconds_to_compile([parse(cell.policy, code)]) + seconds + later)
         yield lambda ended, now: report(f"{name}: {ended} requests, {now:,.1f} s", max(0.0, seconds - now) + later)
 
     sampling = Sampling(temperature, seed) if temperature else None
-    live = LiveSetting(loaded, device_profile, commits, prompts, tokenizer, sampling)
+    live = LiveSetting(loaded, load(str(file)), commits, prompts, tokenizer, sampling)
     with pool() as replays:
         found = validate_cells(
-            out / "cells", base, live, policies=specs, loads=shares, seconds=seconds, bounds=judged,
-            more=lambda: elapsed() < budget, watch=watch, memo=memo, pool=replays,
+            out / "cells", base, live, policies=specs, loads=chosen, seconds=seconds, bounds=judged,
+            within=CELLS_SHARE * max(0.0, budget - elapsed() - compiling),
+            more=lambda expected: elapsed() + expected / CELLS_SHARE < budget, watch=watch, memo=memo, pool=replays,
         )  # fmt: skip
     text = json.dumps(no_nan(found.to_json()), indent=1, allow_nan=False)
     write_whole(out / "validation.json", text + "\n")
@@ -180,35 +169,5 @@ def validate(
     return found
 
 
-def _least_budget(
-    base: Scenario, specs: Sequence[str], shares: Sequence[float], pilot: Callable[[], Profile] | None, pool: Pool,
-    compiling: float,
-) -> float:  # fmt: skip
-    """s. pilot: measures a rough profile; None: one is given. compiling: s, of the policies' steps."""
-    with TemporaryDirectory() as folder:
-        if pilot is not None:
-            file = Path(folder) / Path(base.profile).name
-            save(pilot(), file)
-            base = replace(base, profile=str(file))
-        cells = least_time(base, specs, shares, Memo(), pool)
-    return (cells / CELLS_SHARE + compiling) / (1 if pilot is None else 1 - PROFILE_SHARE - PILOT_SHARE)
-
-
-def _attend_both_ways(policies: dict[str, Policy]) -> bool:
-    """DsimError if policies of both families are mixed."""
-    kinds = {spec: policy.family == "full-sequence" for spec, policy in policies.items()}
-    if len(set(kinds.values())) > 1:
-        both = [next(spec for spec, full in kinds.items() if full == kind) for kind in (True, False)]
-        raise DsimError(
-            f"{both[0]} is for a full-sequence model and {both[1]} for block diffusion: expected policies of one kind"
-        )
-    return all(kinds.values())
-
-
-def _thresholds(policies: Sequence[Policy]) -> list[float]:
-    by_confidence = {
-        policy.unmasking.threshold
-        for policy in policies
-        if policy.rows.commits == "masks" and policy.unmasking.strategy == "low_confidence_dynamic"
-    }
-    return sorted(by_confidence) or [0.9]
+def _goes_by_threshold(policy: Policy) -> bool:
+    return policy.rows.commits == "masks" and policy.unmasking.strategy == "low_confidence_dynamic"

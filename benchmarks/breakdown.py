@@ -19,7 +19,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from dsim.benchmarks.step import evicting_step, floor, rates
+from dsim.benchmarks.step import Watch, evicting_step, floor, rates
 from dsim.live.cache import PagedCache
 from dsim.live.config_file import named
 from dsim.live.forward import Batch, Forward
@@ -28,6 +28,7 @@ from dsim.live.measure import Shape, pages_of
 from dsim.profiler.measure import open_model
 
 ROOT = Path(__file__).resolve().parents[1]
+SECONDS = 90.0
 BATCHES = (256, 64, 16, 1)  # largest first: the others reuse its memory
 CONTEXT = 512
 REPLAYS = 5
@@ -74,8 +75,8 @@ def events_of(run: Any, cuda: bool) -> Iterator[tuple[str, float, float, float]]
             yield event.name, begin, end, end - begin if cuda else event.self_cpu_time_total / 1e6
 
 
-def broken_down(forward: Forward, batch: Batch, own: frozenset[str]) -> tuple[list[Kernel], float, float]:
-    """Kernels, slowest first; wall time, and time from the first to the last (s)."""
+def broken_down(forward: Forward, batch: Batch, own: frozenset[str]) -> tuple[list[Kernel], list[float], list[float]]:
+    """Kernels, slowest first; each replay's wall time, and time from the first to the last (s)."""
     cuda = torch.cuda.is_available()
     for _ in range(WARM):
         forward.run(batch)
@@ -97,7 +98,7 @@ def broken_down(forward: Forward, batch: Batch, own: frozenset[str]) -> tuple[li
             launches, seconds = found.get(name, (0, 0.0))
             found[name] = launches + 1, seconds + took
     kernels = [Kernel(n, kind(n, own), count / REPLAYS, took / REPLAYS) for n, (count, took) in found.items()]
-    return sorted(kernels, key=lambda k: -k.seconds), statistics.median(walls), statistics.median(spans)
+    return sorted(kernels, key=lambda k: -k.seconds), walls, spans
 
 
 def short(name: str) -> str:
@@ -110,8 +111,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A replayed decode step, kernel by kernel")
     parser.add_argument("--model", help="by default tiny, or sdar-8b on a GPU, whose weights are random")
     parser.add_argument("--random-weights", metavar="CONFIG", help="as in dsim live")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="no step begins later than this")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    watch = Watch(given.seconds)
     default = "sdar-8b" if torch.cuda.is_available() and given.random_weights is None else None
     name, settings = named(given.model or default, given.random_weights)
     loaded = open_model(name, given=settings)
@@ -129,7 +132,10 @@ def main() -> None:
     steps: list[dict[str, Any]] = []
     print(f"{loaded.device.name}: a step of {config.name}, whole blocks of {block} after {context} keys")
     for num in batches:
-        kernels, wall, span = broken_down(forward, whole_blocks(forward, num, context, block), own)
+        if watch.late(f"{num} x {block}"):
+            continue
+        kernels, walls, spans = broken_down(forward, whole_blocks(forward, num, context, block), own)
+        wall, span = statistics.median(walls), statistics.median(spans)
         cache.clear()
         busy = sum(k.seconds for k in kernels)
         kinds = {
@@ -140,6 +146,7 @@ def main() -> None:
         steps.append({
             "batch": num, "window": block, "context": context, "wall": wall, "span": span, "floor": least,
             "launches": sum(k.launches for k in kernels), "kinds": kinds, "kernels": [vars(k) for k in kernels],
+            "samples": [walls, spans],
         })  # fmt: skip
         print(
             f"{num:>4} x {block}: {1e3 * span:.2f} ms on the device, {1e3 * wall:.2f} ms in all, "
@@ -152,6 +159,7 @@ def main() -> None:
         if given.json is not None:  # the run may be cut short
             about = {"schema": 1, "device": loaded.device.name, "bandwidth": bandwidth, "rate": rate, **loaded.settings}
             given.json.write_text(json.dumps(about | {"steps": steps}, indent=1) + "\n")
+    watch.print()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from dsim.benchmarks.breakdown import PRODUCTS, events_of
-from dsim.benchmarks.step import rates
+from dsim.benchmarks.step import Watch, longer, rates
 from dsim.kernels.grouped_experts import grouped_experts
 from dsim.kernels.window_attention import Spans
 from dsim.live.canvas import CanvasCache, Turn
@@ -70,12 +70,12 @@ def floors(config: CanvasConfig, canvases: int, context: int, size: int, bandwid
         read += 2 * keys * layer.kv_heads * layer.head_dim * canvases
         products += 4 * rows * keys * config.heads * layer.head_dim
     parts = {
-        "attention": (read, products),
-        "experts": (layers * expert * reached, 2.0 * rows * layers * expert * config.top_k),
-        "dense": (dense, 2.0 * rows * dense),
-        "head": (2 * embedding, 4.0 * rows * embedding),
+        "attention": (size * read, products),
+        "experts": (size * layers * expert * reached, 2.0 * rows * layers * expert * config.top_k),
+        "dense": (size * dense, 2.0 * rows * dense),
+        "head": (2 * size * embedding, 4.0 * rows * embedding),
     }
-    return {name: max(size * numbers / bandwidth, flops / rate) for name, (numbers, flops) in parts.items()}
+    return longer(parts, bandwidth, rate)
 
 
 def turns_of(config: CanvasConfig, canvases: int) -> dict[int, Turn]:
@@ -85,14 +85,14 @@ def turns_of(config: CanvasConfig, canvases: int) -> dict[int, Turn]:
     }
 
 
-def latency_of(cache: CanvasCache, turns: dict[int, Turn]) -> float:
-    """Median s until the answer."""
+def latencies(cache: CanvasCache, turns: dict[int, Turn]) -> list[float]:
+    """s until the answer."""
     taken = []
     for _ in range(REPEATS if torch.cuda.is_available() else REPEATS_ON_A_CPU):
         begin = time.perf_counter()
         cache.denoise(turns)
         taken.append(time.perf_counter() - begin)
-    return statistics.median(taken[1:])
+    return taken[1:]
 
 
 def parts_of(cache: CanvasCache, turns: dict[int, Turn]) -> tuple[dict[str, float], int]:
@@ -130,10 +130,11 @@ def step_of(cache: CanvasCache, turns: dict[int, Turn]) -> dict[str, Any]:
     """Times, kernels, seconds by part."""
     for _ in range(2):
         cache.denoise(turns)
-    latency = latency_of(cache, turns)
+    samples = latencies(cache, turns)
     parts, launches = parts_of(cache, turns)
     busy = sum(took for part, took in parts.items() if part != "gaps")
-    return {"latency": latency, "busy": busy, "launches": launches, "parts": parts}
+    latency = statistics.median(samples)
+    return {"latency": latency, "busy": busy, "launches": launches, "parts": parts, "samples": samples}
 
 
 def first_line(error: Exception) -> str:
@@ -184,13 +185,13 @@ def ways(model: CanvasModel, canvases: int) -> Iterator[tuple[str, str, Callable
             )  # fmt: skip
 
 
-def seconds(work: Callable[[], Any]) -> float:
-    """Median of calls, on CUDA enqueued together."""
+def seconds(work: Callable[[], Any]) -> list[float]:
+    """Of calls, on CUDA enqueued together."""
     work()
     if not torch.cuda.is_available():
         begin = time.perf_counter()
         work()
-        return time.perf_counter() - begin
+        return [time.perf_counter() - begin]
     taken = []
     for _ in range(8):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -199,7 +200,7 @@ def seconds(work: Callable[[], Any]) -> float:
         last.record()
         torch.cuda.synchronize()
         taken.append(first.elapsed_time(last) / 1e3)
-    return statistics.median(taken)
+    return taken
 
 
 @torch.inference_mode()
@@ -208,7 +209,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="no part begins later than this")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    began, cuda, random = time.monotonic(), torch.cuda.is_available(), Given(random_weights=True)
+    watch, cuda, random = Watch(given.seconds), torch.cuda.is_available(), Given(random_weights=True)
     device = "cuda" if cuda else "cpu"
     with tempfile.TemporaryDirectory() as folder:
         name = "diffusiongemma" if cuda else tiny(Path(folder))
@@ -220,7 +221,7 @@ def main() -> None:
     size = model.embedding.element_size()
     if cuda:
         torch.cuda.synchronize()
-    print(f"{about.name}: {config.name}, weights made after {time.monotonic() - began:.0f} s")
+    print(f"{about.name}: {config.name}, weights made after {time.monotonic() - watch.begin:.0f} s")
     bandwidth, rate = rates(device)
     print(f"copy {bandwidth / 1e9:.0f} GB/s, matrix product {rate / 1e12:.2f} TFLOP/s")
     most, *_ = sizes = CANVASES if cuda else CANVASES_ON_A_CPU
@@ -234,9 +235,6 @@ def main() -> None:
     def keep() -> None:
         if given.json is not None:  # the run may be cut short
             given.json.write_text(json.dumps(found, indent=1) + "\n")
-
-    def late() -> bool:
-        return time.monotonic() - began > given.seconds
 
     pages = most * -(-longest // PAGE)
     where = (pages, pages), PAGE, str(model.embedding.device), model.embedding.dtype
@@ -260,8 +258,8 @@ def main() -> None:
     for mode in ("captured", "eager"):
         graphs.most = most if mode == "captured" else 0
         for canvases in sizes:
-            if late():
-                break
+            if watch.late(f"{mode} {canvases} x {config.canvas_length}"):
+                continue
             try:
                 row = step_of(graphs, turns_of(config, canvases))
             except Exception as error:  # time the other steps
@@ -283,17 +281,19 @@ def main() -> None:
             keep()
     for canvases in (sizes[0], sizes[-1]):
         for part, way, work in ways(model, canvases):
-            if late():
-                break
+            if watch.late(f"{part}: {way}"):
+                continue
             try:
-                took = seconds(work)
+                samples = seconds(work)
+                took = statistics.median(samples)
             except Exception as error:  # compare the other ways
                 print(f"{part}: {way} failed: {first_line(error)}")
                 continue
-            found["ways"].append({"part": part, "way": way, "seconds": took})
+            found["ways"].append({"part": part, "way": way, "seconds": took, "samples": samples})
             print(f"{part}: {way} {1e6 * took:.0f} us")
             keep()
     keep()
+    watch.print()
 
 
 if __name__ == "__main__":

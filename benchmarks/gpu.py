@@ -3,12 +3,14 @@
     python benchmarks/gpu.py STAGE[+STAGE ...] OUT SECONDS
 
 A stage is a list of parts, each a command with a limit in seconds. Parts that measure no time run in parallel; a part
-that measures runs alone. If a part fails or runs out of time, the next still starts.
+that measures runs alone. If a part fails or runs out of time, the next still starts. The rules by which a stage's parts
+plan steps are compiled before its clock starts.
 """
 
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,22 +19,24 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from dsim.profiler.clocks import clocks_of_first
+from dsim.profiler.clocks import clocks_by
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = ("torch", "simpy", "plotly", "optuna", "numba", "pyarrow", "safetensors", "typer")
 CORES = os.cpu_count() or 1
 PLAIN = {"NUMBA_DISABLE_JIT": "1"}  # compiling a policy's rules takes ten seconds, too long for a few requests
 SHORT = "--lengths fixed:40,8"  # of a pretended request
-PRETENDING = PLAIN | {"OMP_NUM_THREADS": "1"}  # threads that wait for each other cost most of a toy step
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # threads that wait for each other cost most of a toy step: 94 s instead of 9
+PRETENDING = PLAIN | ONE_THREAD
 SHOWN = 48  # lines of a part's output on the terminal
 GRACE = 12.0  # s for a part to write its files after Ctrl-C
 LEAST = 5.0  # s: with less left no part starts
+LEFT = re.compile(r"--seconds \S+ left out|Left out")
 BUDGET = "the time left"  # in a command: the seconds left when it starts, as in 90s
 PRETEND = bool(os.environ.get("PRETEND"))
 PYTHON = sys.executable
@@ -40,7 +44,7 @@ PYTHON = sys.executable
 
 @dataclass(frozen=True)
 class Part:
-    """A command of a stage; its output goes to OUT/STAGE/NAME.txt."""
+    """A command of a stage; its output is STAGE/NAME.txt of its results."""
 
     name: str
     command: list[str]
@@ -60,6 +64,7 @@ class Ended:
     how: str
     seconds: float = 0.0
     code: int | None = None
+    left: list[str] = field(default_factory=list)  # lines that say what it left out
 
     @property
     def well(self) -> bool:
@@ -78,6 +83,11 @@ class Place:
     @property
     def folder(self) -> Path:
         return self.out / self.stage
+
+    def timed(self, name: str, script: list[str], seconds: float) -> "Part":
+        """A script that leaves out what it cannot begin in time; its figures are STAGE/NAME.json."""
+        within = ["--seconds", f"{0.75 * seconds:.0f}", "--json", str(self.folder / f"{name}.json")]
+        return Part(name, [*script, *within], seconds, shown=True)
 
     @property
     def profile(self) -> Path:
@@ -144,13 +154,23 @@ elif sys.argv[1] == "evicting":
 else:
     measure(forward, Shape(1, int(sys.argv[1]), 64), 32, 3)
 """
+MEASURE = """
+import json, sys
+from dsim import profile
+from dsim.report.profile_words import fitted_lines
+budget, samples, options = sys.argv[1:]
+measured = profile(budget=float(budget.removesuffix("s")), force=True, **json.loads(options))
+measured.to_frame().to_csv(samples, index=False)
+print(f"{measured.profile.description}: {measured.profile.verdict}", *fitted_lines(measured.profile), sep="\\n")
+print(*(f"Not valid: {doubt}" for doubt in measured.doubts), sep="\\n")
+"""
 POLICIES = ("ar", "lmdeploy-bd32", "chunk:8", "optimus", "focus")  # to validate
 
 
-def measuring_rules() -> list[Part]:
+def measuring_rules(at: Place) -> list[Part]:
     """Compile the rules that plan a profile's steps, in parallel: one by one takes a minute."""
     return [
-        Part(f"compile-{what}", [PYTHON, "-c", COMPILE, what], 90, 1)
+        Part(f"compile-{what}", [PYTHON, "-c", COMPILE, what], 90, 1, environment=ONE_THREAD)
         for what in ("1", "8", "32", "journal", "evicting")
     ]
 
@@ -162,11 +182,12 @@ def validated_rules(at: Place) -> list[Part]:
     tiny = words("--random-weights tiny --device cpu")
     profile = dsim("profile", *tiny, *words("--budget 8s --max-batch 8 --yields a100-sdar-8b --force -o"), made)
     live = dsim("live", *tiny, "--profile", made)
-    return [
+    parts = [
         Part("tiny-profile", profile, 90, 1, fine=(0, 1)),
         *(Part(f"compile-twin-{policy}", dsim("replay", *few, policy), 90, 1) for policy in POLICIES),
         *(Part(f"compile-live-{policy}", [*live, *few, policy], 90, 1, ("tiny-profile",)) for policy in POLICIES),
     ]
+    return [replace(part, environment=ONE_THREAD) for part in parts]
 
 
 def smoke(at: Place) -> list[Part]:
@@ -212,90 +233,68 @@ def smoke(at: Place) -> list[Part]:
 
 
 def tests(at: Place) -> list[Part]:
+    """Kernels against their references and the executor on the device, then kernels under compute-sanitizer."""
     beside = ["-n", str(min(8, CORES)), "--dist", "worksteal"] if CORES > 2 and util.find_spec("xdist") else []
     asked = either([ROOT / "tests/kernels", ROOT / "tests/live"], [ROOT / "tests/kernels/test_swiglu.py"])
-    return [Part("tests", pytest(*asked, *either(["-m", "gpu"], []), *beside), 300, shown=True)]
+    names = either(("confidence", "add_rms_norm", "qk_norm_rope", "swiglu", "grouped_experts"), ("swiglu",))
+    files = [ROOT / f"tests/kernels/test_{name}.py" for name in names]
+    # Memory straight from the driver: a read past a tensor is then past an allocation.
+    alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+
+    def under(tool: str) -> list[str]:
+        watched = pytest(*files, "-x", *either(["-m", "gpu", "-k", "not any_"], []))
+        return [*words(f"compute-sanitizer --tool {tool} --target-processes all --error-exitcode 9"), *watched]
+
+    sanitized = [Part(tool, under(tool), 110, 2, shown=True, environment=alone) for tool in ("memcheck", "racecheck")]
+    return [Part("tests", pytest(*asked, *either(["-m", "gpu"], []), *beside), 300, shown=True), *either(sanitized, [])]
 
 
 def kernels(at: Place) -> list[Part]:
+    """Those that no device ran come first; then whole steps."""
     tune = words(os.environ.get("TUNE", ""))
     small = either([], ["--smoke", "--only", "elementwise"])
-    limit = 0.6 * at.seconds
-    timed = script("kernels.py", *tune, *small, "--seconds", f"{limit:.0f}", "--json", at.folder / "kernels.json")
     return [
-        Part("kernels", timed, limit + 30, shown=True),
-        Part("steps", script("step.py", *at.model, "--json", at.folder / "steps.json"), 150, shown=True),
+        at.timed("kernels", script("kernels.py", *tune, *small), 180),
+        at.timed("steps", script("step.py", *at.model), 90),
     ]
 
 
 def profile(at: Place) -> list[Part]:
-    graphs = words(os.environ.get("GRAPHS", ""))
-    command = dsim(
-        "profile", *at.model, "--device", at.device, "--budget", either(BUDGET, "6s"), *graphs,
-        "--yields", "a100-sdar-8b", "--max-batch", either(256, 8), "--force", "-o", at.profile,
-    )  # fmt: skip
-    return [*either(measuring_rules(), []), Part("profile", command, at.seconds, shown=True, fine=(0, 1))]
+    [option, model] = at.model
+    chosen = {"random_weights" if option == "--random-weights" else "model": model, "device": at.device}
+    graphs = {"--graphs": True, "--no-graphs": False, "": None}[os.environ.get("GRAPHS", "")]
+    chosen |= {"graphs": graphs, "yields": "a100-sdar-8b", "max_batch": either(256, 8), "out": str(at.profile)}
+    command = [
+        PYTHON, "-c", MEASURE, either(BUDGET, "6s"), str(at.folder / "steps.csv"), json.dumps(chosen),
+    ]  # fmt: skip
+    return [Part("profile", command, at.seconds, shown=True)]
 
 
 def validate(at: Place) -> list[Part]:
     """With other traffic than the profile's: a trace's lengths, and another seed."""
     asked = [word for policy in POLICIES for word in ("--policy", policy)]
-    few = words(f"{SHORT} --policy lmdeploy-bd32 --policy focus --load 0.5 --seconds 1")
+    few = words(f"{SHORT} --policy lmdeploy-bd32 --policy focus --load 4 --load 0.5 --seconds 0")
     command = dsim(
         "validate", *at.model, "--device", at.device, "--profile", at.profile,
         "--budget", either(BUDGET, "1h"), *words(os.environ.get("GRAPHS", "")),
-        *words("--trace azure-conv --seed 1 --bound e2el=3% --bound tpot=3% --bound ttft=10%"),
-        *either(["--lengths", "sharegpt", *asked], few), "-o", at.folder / "validation",
+        *words("--trace azure-conv --seed 1 --bound e2el=3% --bound tpot=3%"),
+        *either(["--bound", "ttft=10%", "--lengths", "sharegpt", *asked], few), "-o", at.folder / "validation",
     )  # fmt: skip
-    return [*either(validated_rules(at), []), Part("validate", command, at.seconds, shown=True, fine=(0, 1))]
+    return [Part("validate", command, at.seconds, shown=True, fine=(0, 1))]
 
 
 def breakdown(at: Place) -> list[Part]:
-    return [
-        Part(
-            "breakdown",
-            script("breakdown.py", *at.model, "--json", at.folder / "breakdown.json"),
-            90,
-            shown=True,
-        )
-    ]
+    return [at.timed("breakdown", script("breakdown.py", *at.model), 80)]
 
 
 def canvases(at: Place) -> list[Part]:
-    """Steps with random weights: experts, and canvases where a script measures them."""
+    """Steps with random weights: canvases, and experts."""
     mini = either(["--random-weights", "llada2-mini"], [])
-    parts = [
-        Part("llada2-mini", script("step.py", *mini, "--json", at.folder / "llada2-mini.json"), 120, shown=True),
-        Part(
-            "mini-breakdown", script("breakdown.py", *mini, "--json", at.folder / "mini-breakdown.json"), 90, shown=True
-        ),
+    return [
+        at.timed("canvas", script("canvas_step.py"), 110),
+        at.timed("llada2-mini", script("step.py", *mini), 80),
+        at.timed("mini-breakdown", script("breakdown.py", *mini), 60),
     ]
-    if (ROOT / "benchmarks" / "canvas_step.py").exists():
-        limit = 0.4 * at.seconds
-        command = script("canvas_step.py", "--seconds", f"{limit:.0f}", "--json", at.folder / "canvas.json")
-        parts.insert(0, Part("canvas", command, limit + 40, shown=True))
-    return parts
-
-
-def sanitize(at: Place) -> list[Part]:
-    names = (
-        "confidence",
-        "add_rms_norm",
-        "qk_norm_rope",
-        "swiglu",
-        "grouped_experts",
-    )
-    asked = [ROOT / f"tests/kernels/test_{name}.py" for name in either(names, ("swiglu",))]
-    # Memory straight from the driver: a read past a tensor is then past an allocation.
-    alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    watched = pytest(*asked, "-x", *either(["-m", "gpu", "-k", "not any_"], []))
-
-    def under(tool: str) -> list[str]:
-        return either(
-            [*words(f"compute-sanitizer --tool {tool} --target-processes all --error-exitcode 9"), *watched], watched
-        )
-
-    return [Part(tool, under(tool), 150, 2, shown=True, environment=alone) for tool in ("memcheck", "racecheck")]
 
 
 def caches(at: Place) -> list[Part]:
@@ -312,9 +311,10 @@ def caches(at: Place) -> list[Part]:
 
 
 STAGES: dict[str, Callable[[Place], list[Part]]] = {
-    "smoke": smoke, "tests": tests, "kernels": kernels, "profile": profile, "validate": validate,
-    "breakdown": breakdown, "canvases": canvases, "sanitize": sanitize, "caches": caches,
+    "smoke": smoke, "tests": tests, "breakdown": breakdown, "profile": profile, "validate": validate,
+    "kernels": kernels, "canvases": canvases, "caches": caches,
 }  # fmt: skip
+RULES: dict[str, Callable[[Place], list[Part]]] = {"profile": measuring_rules, "validate": validated_rules}
 
 
 # ---- running them ---------------------------------------------------------------------------------------------
@@ -347,7 +347,8 @@ class Running:
             return None
         self._file.close()
         how = "out of time" if self._interrupted else "ok" if code in self.part.fine else "FAILED"
-        return Ended(self.part, how, took, code)
+        said = self.path.read_text(errors="replace").splitlines()
+        return Ended(self.part, how, took, code, [line for line in said if LEFT.match(line)])
 
     def end(self, kind: signal.Signals) -> None:
         with suppress(ProcessLookupError):
@@ -429,6 +430,21 @@ def of_parts() -> float:
     return found.children_user + found.children_system
 
 
+def of_part(how: Ended) -> dict[str, Any]:
+    """As in a stage's record. left: the lines that say what a part left out."""
+    return {
+        "name": how.part.name, "ended": how.how, "seconds": round(how.seconds, 1), "code": how.code, "left": how.left,
+    }  # fmt: skip
+
+
+def pack(place: Place, record: dict[str, Any]) -> None:
+    """Put a stage's results into one file, without the pages that its runs' files can be made into again."""
+    (place.folder / "stage.json").write_text(json.dumps(record, indent=1) + "\n")
+    with tarfile.open(place.out / f"{place.stage}.tar.gz", "w:gz") as packed:
+        packed.add(place.folder, place.stage, filter=lambda member: None if member.name.endswith(".html") else member)
+    shutil.rmtree(place.folder)
+
+
 def table(ended: list[Ended]) -> str:
     width = max(len(how.part.name) for how in ended)
     return "\n".join(f"{how.part.name:{width}}  {how.how:12} {how.seconds:6.0f} s" for how in ended)
@@ -450,7 +466,7 @@ def main() -> int:
     begin, where = time.monotonic(), about()
     print("Pretending: no figure of this stage means anything" if PRETEND else where, flush=True)
     name = os.environ.get("NAME") or f"{short_name(where['device'])}-sdar-8b-measured"
-    clocks, over = clocks_of_first(), threading.Event()
+    clocks, over = clocks_by(lambda nvml: nvml.nvmlDeviceGetHandleByIndex(0)), threading.Event()
 
     def watch() -> None:
         while not over.wait(0.25):
@@ -460,24 +476,22 @@ def main() -> int:
     watcher.start()
     failed = []
     for stage in stages.split("+"):
-        left = seconds if PRETEND else seconds - (time.monotonic() - begin)
-        place = Place(out, stage, left, name)
+        place = Place(out, stage, seconds, name)
         place.folder.mkdir(parents=True, exist_ok=True)
+        # A pretended stage runs its rules as Python.
+        rules = RULES[stage](place) if stage in RULES and not PRETEND else []
+        compiled = run(rules, replace(place, seconds=seconds - (time.monotonic() - begin)))
+        place = replace(place, seconds=seconds - (time.monotonic() - begin))
         first, started, spent = len(clocks.samples), time.monotonic(), of_parts()
         ended = run(STAGES[stage](place), place)
         found = {
             "schema": 1, "stage": stage, "pretended": PRETEND, **where, "seconds": round(time.monotonic() - started, 1),
             "cpu_seconds": round(of_parts() - spent, 1), "state": clocks.state(first),
-            "parts": [
-                {"name": e.part.name, "ended": e.how, "seconds": round(e.seconds, 1), "code": e.code} for e in ended
-            ],
+            "rules": list(map(of_part, compiled)), "parts": list(map(of_part, ended)),
         }  # fmt: skip
-        (out / f"{stage}.json").write_text(json.dumps(found, indent=1) + "\n")
-        with tarfile.open(out / f"{stage}.tar.gz", "w:gz") as held:
-            held.add(place.folder, stage)
-        failed += [how for how in ended if not how.well]
-        if ended:
-            print(table(ended))
+        pack(place, found)
+        failed += [how for how in (*compiled, *ended) if not how.well]
+        print(table([*compiled, *ended]))
         print(f"{stage}: {found['seconds']:.0f} s, {found['cpu_seconds']:.0f} s of processors")
         print(f"{where['device']}: {clocks}" if clocks.samples else where["device"], flush=True)
     over.set()

@@ -1,24 +1,26 @@
 #!/usr/bin/env bash
-# What needs a GPU, in stages of at most nine minutes, on a bare machine: Python, PyTorch and Triton are there, no network.
+# What needs a GPU, in stages, on a bare machine: Python, PyTorch and Triton are there, no network.
 #
 #   benchmarks/gpu.sh STAGE[+STAGE ...] [OUT] [SECONDS]
 #
-#   smoke      every path once at toy size, so that nothing fails for the first time later on
-#   tests      the tests marked gpu: kernels against their references, the executor on the device
-#   kernels    each kernel, and whole decode steps, compared with the device's ceilings
-#   profile    SDAR-8B's dimensions with random weights: OUT/NAME.json
-#   validate   5 policies, one that evicts, x 3 loads against that profile (or PROFILE), the most telling first
-#   breakdown  one replayed step at 1, 16, 64 and 256 sequences, kernel by kernel
-#   canvases   steps of DiffusionGemma and LLaDA2 mini of random weights, captured and eager
-#   sanitize   compute-sanitizer over the kernels' tests at small shapes
-#   caches     a profile of a model that attends both ways, and five full-sequence policies x 2 loads against it
+# Three calls of at most nine minutes each fit a loan of 30 minutes:
 #
-# Five calls cover it: smoke+tests, kernels, profile, breakdown+validate, canvases+sanitize. `caches` is a sixth: `validate` leaves
-# it no time. On an H200 a run took at most 19 s; the 15 of 5 policies at two loads, one of them twice, take 285 of the 360 s
-# that breakdown and compilation leave, and a second profile with three runs would take 160.
-# OUT is ./gpu-results unless given. SECONDS limits the whole call, 540 unless given: parts get less time, and those that do
-# not begin are named. benchmarks/gpu.py runs the parts, several at once where no time is measured, prints a table last,
-# and writes OUT/STAGE.json (each part's end, the device's clock, power and throttling) and OUT/STAGE.tar.gz (all else).
+#   breakdown+profile  one replayed step at 1, 16, 64 and 256 sequences, kernel by kernel; then the dimensions of SDAR-8B
+#                      with random weights measured: OUT/NAME.json
+#   validate           5 policies, one that evicts, against that profile (or PROFILE): full batches first
+#   kernels+canvases   each kernel, those that no device has run first, and whole steps, compared with the device's
+#                      ceilings; then steps of DiffusionGemma and LLaDA2 mini of random weights, captured and eager
+#
+# With more time:
+#
+#   smoke              every path once at toy size
+#   tests              the tests marked gpu, and the kernels' at small shapes under compute-sanitizer
+#   caches             a profile of a model that attends both ways, and five full-sequence policies x 2 loads against it
+#
+# OUT is ./gpu-results unless given. SECONDS limits the whole call, 540 unless given. Rules are compiled before a stage's
+# clock starts. Every part has a limit of its own; what does not begin in time is left out, and named. benchmarks/gpu.py
+# runs the parts, several at once where no time is measured, prints a table last, and writes one file a stage,
+# OUT/STAGE.tar.gz: each part's end, output and every sample; the device's clock, power and throttling.
 #
 # NAME names the profile, by default after the device. GRAPHS=--no-graphs makes decode steps eager in profile and validate.
 # TUNE=--tune times, in kernels, every listed way to compile attention and confidence.
@@ -27,7 +29,7 @@
 # Where simpy, plotly, optuna or other needs are missing and cannot be downloaded, put their wheels in a folder and name it:
 # WHEELS.
 set -euo pipefail
-stages=${1:?"expected a stage: smoke, tests, kernels, profile, validate, breakdown, canvases, sanitize or caches"}
+stages=${1:?"expected stages, such as breakdown+profile, validate or kernels+canvases"}
 repository=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "${2:-gpu-results}"
 out=$(cd "${2:-gpu-results}" && pwd)

@@ -1,6 +1,6 @@
 """Write the results of `benchmarks/gpu.sh` into the documents: `python benchmarks/merge_gpu.py FOLDER`
 
-FOLDER holds stages' folders, STAGE.json or STAGE.tar.gz, of one run or several; the newer of duplicates counts. Tables
+FOLDER holds files STAGE.tar.gz of one run or several, or what was in them; the newer of duplicates counts. Tables
 go to benchmarks/gpu.md, short ones between marks in docs/kernels.md, docs/live.md and docs/validation.md, a measured
 profile to profiler/profiles/. --page NAME, for a second device, writes only that page of benchmarks/.
 """
@@ -17,20 +17,16 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from dsim.benchmarks.gpu import STAGES
 from dsim.benchmarks.vllm_cpu_table import put
 from dsim.engine.errors import DsimError
 from dsim.profiler.profile import Profile, load, save
 from dsim.report.profile_words import fitted_lines
 
 ROOT = Path(__file__).resolve().parents[1]
-STAGES = ("smoke", "tests", "kernels", "profile", "breakdown", "validate", "canvases", "sanitize", "caches")
 METRICS = ("e2el", "tpot", "ttft")
 COMPARED = "validation/comparison/compare.json"
 KINDS = ("ours", "products", "attention", "PyTorch", "copies", "gaps")
-STEP = re.compile(
-    r"^ *(?P<mode>eager|graphs) +(?P<batch>\d+) x (?P<window>\d+) +(?P<latency>[\d.]+) ms, "
-    r"device +(?P<device>[\d.]+) ms, floor +(?P<floor>[\d.]+) ms"
-)
 
 
 class Results:
@@ -39,8 +35,9 @@ class Results:
             with tarfile.open(path) as held:
                 held.extractall(unpacked / str(i), filter="data")
         found = [path for place in (folder, unpacked) for path in place.rglob("*") if path.is_file()]
-        # A smoke stage's results are toys, but for its tests.
-        found = [path for path in found if "smoke" not in path.parts[:-1] or path.name == "executor.txt"]
+        # A smoke stage's results are toys, but for its tests and how it ran.
+        real = ("executor.txt", "stage.json")
+        found = [path for path in found if "smoke" not in path.parts[:-1] or path.name in real]
         self._files = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
     def paths(self, name: str) -> Iterator[Path]:
@@ -54,6 +51,10 @@ class Results:
             if isinstance(held, dict) and set(keys) <= set(held):
                 return held
         return None
+
+    def stage(self, name: str) -> dict[str, Any] | None:
+        """How it ran."""
+        return self.json(f"{name}/stage.json", "parts")
 
     def text(self, name: str) -> str:
         """The newest with this end of its path, or empty."""
@@ -81,11 +82,12 @@ def conditions(results: Results) -> list[str]:
     """How stages ended, and the device's state."""
     rows = []
     for stage in STAGES:
-        found = results.json(f"{stage}.json", "stage", "parts")
+        found = results.stage(stage)
         if found is None:
             continue
-        state = found["state"]
-        ended = [f"{part['name']} {part['ended']}" for part in found["parts"] if part["ended"] != "ok"]
+        state, parts = found["state"], [*found["rules"], *found["parts"]]
+        ended = [f"{part['name']} {part['ended']}" for part in parts if part["ended"] != "ok"]
+        ended += [f"{part['name']}: {line}" for part in parts for line in part["left"]]
         rows.append([
             stage, found["device"], found.get("driver", ""), f"{found['seconds']:.0f} s",
             *(f"{state[name][1]:.0f} ({state[name][0]:.0f} to {state[name][2]:.0f})" if name in state else ""
@@ -98,17 +100,8 @@ def conditions(results: Results) -> list[str]:
 
 
 def steps_of(results: Results, name: str) -> list[dict[str, Any]]:
-    """Of the JSON, and printed lines that are not in it."""
-    held = results.json(f"{name}.json", "steps", "bandwidth")
-    found = [step for step in (held or {"steps": []})["steps"] if "ratio" in step]
-    have = {(step["mode"], step["batch"], step["window"]) for step in found}
-    for line in results.text(f"{name}.txt").splitlines():
-        if match := STEP.match(line):
-            step: dict[str, Any] = {key: int(match[key]) for key in ("batch", "window")}
-            step |= {key: float(match[key]) / 1e3 for key in ("latency", "device", "floor")}
-            if (match["mode"], step["batch"], step["window"]) not in have:
-                found.append(step | {"mode": match["mode"], "ratio": step["device"] / step["floor"]})
-    return found
+    found = results.json(f"{name}.json", "steps", "bandwidth")
+    return [step for step in (found or {"steps": []})["steps"] if "ratio" in step]
 
 
 def of_steps(steps: list[dict[str, Any]]) -> list[str]:
@@ -211,7 +204,8 @@ def kernels_in_short(found: dict[str, Any]) -> str:
 def of_validation(found: dict[str, Any]) -> list[str]:
     rows = []
     for cell in found["cells"]:
-        row = [f"`{cell['policy']}` ({cell['pair'] + 1})", str(cell["num_both"])]
+        measured = Path(found["pairs"][cell["pair"]]["measured"]["folder"])
+        row = [f"`{measured.parent.name}`", str(cell["num_both"])]
         for name in METRICS:
             metric = cell["metrics"].get(name)
             error = None if metric is None else metric["error"].get("mean")
@@ -274,8 +268,9 @@ def page_of(results: Results) -> list[str]:
     return [
         "# Measured on a GPU", "",
         f"`python benchmarks/merge_gpu.py` wrote this page on {date.today().isoformat()} from what `benchmarks/gpu.sh` "
-        "measured. Weights are random, of the models' real dimensions. A step's floor is the time in which its weights "
-        "are read once or multiplied, whichever is longer, at the copy bandwidth and the matrix rate of the same run.",
+        "measured. Weights are random, of the models' real dimensions. A step's floor is the sum of its parts': "
+        "attention, experts, other layers and head, each the longer of reading its weights and keys once and of "
+        "multiplying them, at the copy bandwidth and the matrix rate of the same run.",
         *section("Conditions", conditions(results)),
         *section("Tests", [f"- {line}" for line in tests]),
         *section("Whole steps of SDAR-8B", of_steps(steps) if steps else [], gains(results, "steps")),
@@ -292,9 +287,8 @@ def page_of(results: Results) -> list[str]:
 def blocks_of(results: Results) -> dict[str, list[str]]:
     """Texts between marks, by page of docs/ with results."""
     found: dict[str, list[str]] = {}
-    where = next((held for stage in STAGES if (held := results.json(f"{stage}.json", "stage", "parts"))), None)
-    device = where["device"] if where else results.text("steps.txt").partition(": copy ")[0] or "a GPU"
-    on = f"{date.today().isoformat()}, {device}" + (f", PyTorch {where['torch']}" if where and "torch" in where else "")
+    where = next(filter(None, map(results.stage, STAGES)))
+    on = f"{date.today().isoformat()}, {where['device']}" + (f", PyTorch {where['torch']}" if "torch" in where else "")
     kernels, broken = results.json("kernels.json", "cases"), results.json("breakdown.json", "steps", "bandwidth")
     if kernels or broken:
         words = [f"{on} ([all](../benchmarks/gpu.md)).", *([kernels_in_short(kernels)] if kernels else [])]
@@ -320,7 +314,7 @@ def main() -> int:
         return 2
     with tempfile.TemporaryDirectory() as unpacked:
         results = Results(given.folder, Path(unpacked))
-        pretended = [stage for stage in STAGES if (results.json(f"{stage}.json", "parts") or {}).get("pretended")]
+        pretended = [stage for stage in STAGES if (results.stage(stage) or {}).get("pretended")]
         if pretended and not given.pretended:
             print(
                 f"{given.folder}: {', '.join(pretended)} pretended on a CPU, expected a GPU's figures", file=sys.stderr

@@ -10,8 +10,6 @@ from .bar import Bar
 from .options import option
 from .screen import Screen, say, show
 
-ENOUGH = 30  # requests of a cell
-
 
 def validate_command(
     out: Annotated[
@@ -40,15 +38,16 @@ def validate_command(
         option("SPEC", f"A policy; repeat. By default {', '.join(choices.VALIDATE_POLICIES)}.", "--policy"),
     ] = None,
     load_: Annotated[
-        list[float] | None,
+        list[str] | None,
         option(
             "X",
-            f"Share of the least predicted capacity; repeat. By default {', '.join(map(str, choices.VALIDATE_LOADS))}.",
+            "Requests in flight, full (the largest batch), or a share (below 1) of the policy's predicted capacity; "
+            f"repeat, the most important first. By default {', '.join(choices.VALIDATE_LOADS)}.",
             "--load",
         ),
     ] = None,
     seconds: Annotated[
-        float | None, option("S", "Duration of each cell's arrivals; by default from the budget.")
+        float | None, option("S", "More time of each cell than 30 requests take; by default from the budget.")
     ] = None,
     trace: Annotated[
         # Named: Typer 0.27 would call it --TRACE, like its value.
@@ -74,6 +73,7 @@ def validate_command(
     dsim validate --model ./SDAR-8B-Chat --policy optimus --bound e2el=3% -o runs/validation
     """
     from ..api.validation import validate
+    from ..device.validate import FEWEST_OF_TTFT
 
     total = seconds_of(budget)
     screen = Screen()
@@ -90,14 +90,12 @@ def validate_command(
             _ready=lambda: stack.enter_context(bar),
             _progress=lambda elapsed, phase, left: bar.update(min(round(elapsed), round(total)), note=phase, left=left),
         )  # fmt: skip
-    fewest = min(cell.num_requests for cell in found.cells)
-    if fewest < ENOUGH:
-        few = f"{fewest} requests in a cell show little, expected {ENOUGH} or more: give a longer --budget or --seconds"
-        screen.warn([f"{few}, or fewer policies and loads"])
     say(found.page, found.to_json(), as_json)
     if not as_json:
         show(*found.noise_lines())
+    if "ttft" in str(bound):
+        screen.print(f"At least {FEWEST_OF_TTFT} requests a cell, as ttft is bounded")
     if found.left:
-        screen.print(f"Left out, the budget was spent: {', '.join(found.left)}", style="yellow")
+        screen.print(f"Left out for the budget: {', '.join(found.left)}", style="yellow")
     screen.wrote(out, ("profile.json", "cells/", "comparison/", "validation.json"))
     options.exit_if_any(screen, [str(judged) for judged in found.comparison.bounds if not judged.met])

@@ -300,7 +300,9 @@ def _shared_requests(
                 f"{policy}: {int(apart.sum())} of {len(index)} arrivals differ in the two runs, by at most "
                 f"{1e3 * off.max():.3g} ms"
             )
-    traffic = b"".join(b[name][j].tobytes() for name in ("request", "input_length", "output_length", "arrival"))
+    traffic = b"".join(b[name][j].tobytes() for name in ("request", "input_length", "output_length"))
+    closed = p.info.get("closed_loop")
+    traffic += p.info["trace"]["arrival"].encode() if closed else b["arrival"][j].tobytes()
     done = (a["status"][i] == COMPLETED) & (b["status"][j] == COMPLETED)
     left_out = {
         "not completed in both": int((~done).sum()),

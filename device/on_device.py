@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..engine.engine import Limits
 from ..engine.errors import DsimError, PolicyError, TraceError
 from ..engine.policy import Policy
@@ -65,9 +63,11 @@ class LiveSetting:
         ask = self._asked(scenario.seed)
         serving, drawing = serving_on(loaded, scenario, self.profile, self.commits, requests, ask, self.sampling)
         model, law = (None, None) if drawing is None else (drawing.commits, drawing.law)
-        order = np.argsort(requests.arrival, kind="stable")
-        in_order = [requests.request(int(i)) for i in order]
-        done = run(serving, in_order, emit=scenario.emit, append=append, progress=progress, sample=loaded.clocks.sample)
+        in_order = [requests.request(i) for i in range(len(requests))]
+        done = run(
+            serving, in_order, emit=scenario.emit, concurrency=scenario.concurrency, append=append, progress=progress,
+            sample=loaded.clocks.sample,
+        )  # fmt: skip
         result = Result(
             policy, serving.limits, model, done.table, done.totals, done.seconds, done.interrupted, done.num_made_ready,
             law=law,

@@ -1,21 +1,22 @@
 """Validation: profile a model on a device, predict policies at loads, serve them, compare.
 
 A cell (a policy at a load) is a predicted and a measured run folder, written as it ends, so an interrupted validation
-continues. A load is a share of the smallest predicted capacity; its policies share the traffic, so that their ranking
-can be judged.
+continues. A load is a number of requests in flight, in which all policies serve the same requests, so that their
+ranking can be judged, or a share of the policy's predicted capacity.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,28 +29,25 @@ from ..engine.plain import Positive
 from ..engine.policy import PRESETS
 from ..engine.state import COMPLETED
 from ..files.place import hold_folder
-from ..files.read import read_json, shown
+from ..files.read import quoted, read_json, shown
 from ..files.schema import FileObject
 from ..files.write import write_whole
 from ..planner.backend import Pool
 from ..planner.contents import asked_of
 from ..planner.memo import Memo
 from ..planner.record import record
-from ..report.page import Figure, Page
-from ..report.shown import Showable
 from ..results.run import Run, read_run
 from ..results.scenario import Scenario
 from ..sim.twin import Append, Progress, Result
 from ..traces import Trace
 from .on_device import LiveSetting
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-LOADS = (0.3, 0.6, 0.8)
+FULL = "full"  # as many requests in flight as the largest batch has
+LOADS = ("64", FULL, "0.6", "16", "0.8", "0.3")  # most telling first
 POLICIES = ("ar", "lmdeploy-bd32", "chunk:8", "optimus")
 PLAN = "validation.json"
-FEWEST = 8  # requests of a cell
+# Requests of a cell; where ttft is bounded: of 11 to 15 the arrivals' phase alone moves a mean ttft by 4 to 7 %.
+FEWEST, FEWEST_OF_TTFT = 30, 100
 
 Steps = tuple[Mapping[str, Any], Mapping[str, Any]]  # a batch of a journal
 
@@ -61,16 +59,21 @@ class Cell:
     """A policy at a load. `again`: measured twice, for the noise floor."""
 
     policy: str
-    load: float  # of the predicted capacity
-    rate: float  # req/s
+    load: str
+    concurrency: int | None  # requests in flight; None: an open loop
+    rate: float  # req/s: an open loop's arrivals, a closed loop's predicted throughput
     num_requests: Positive
     again: bool = False
 
     @property
     def name(self) -> str:
         """Of its folder."""
-        plain = "".join(c if c.isalnum() or c in ".-" else "_" for c in self.policy)
-        return f"{plain}-at-{self.load:g}"
+        return re.sub(r"[^\w.-]", "_", f"{self.policy}-at-{self.load}")
+
+    @property
+    def seconds(self) -> float:
+        """About how long a run of it takes."""
+        return self.num_requests / self.rate
 
 
 # A cell's run on the device, its expected s, those of the runs after it, and the policy.
@@ -78,13 +81,13 @@ Watch = Callable[[Cell, float, float, str], AbstractContextManager[Progress | No
 
 
 @dataclass(frozen=True, repr=False)
-class Validated(Showable):
+class Validated(Compared):
+    """All measured cells, compared."""
+
     capacities: dict[str, float]  # predicted, req/s, by policy
     cells: list[Cell]
-    comparison: Comparison  # all measured cells
     noise: Comparison | None  # repeated measurements: no twin can do better
-    pairs: list[tuple[Run, Run]]  # compared
-    left: list[str]  # cells without a measurement
+    left: list[str]  # runs that were not measured
 
     def to_json(self) -> dict[str, Any]:
         """The object of `--json`."""
@@ -94,26 +97,10 @@ class Validated(Showable):
             "comparison": self.comparison.to_json(), "noise": noise,
         }  # fmt: skip
 
-    def page(self) -> Page:
-        return self._compared.page()
-
-    def figures(self) -> list[Figure]:
-        return self._compared.figures()
-
-    def to_frame(self) -> pd.DataFrame:
-        """A row a policy, load and metric."""
-        return self._compared.to_frame()
-
-    @property
-    def _compared(self) -> Compared:
-        return Compared(self.comparison, self.pairs)
-
     def noise_lines(self) -> list[str]:
         """How much two runs of a cell differ."""
-        if self.noise is None:
-            return ["Noise floor: no cell was measured twice"]
         lines = []
-        for cell in self.noise.cells:
+        for cell in self.noise.cells if self.noise else ():
             means = [f"{name} {100 * cell.metrics[name].error['mean']:+.1f} %" for name in ("e2el", "tpot", "ttft")]
             lines.append(f"Noise floor, {cell.policy}: means of two runs on the device differ by {', '.join(means)}")
         return lines
@@ -131,48 +118,75 @@ def canvas_policies(canvas_length: int) -> list[str]:
     ]
 
 
-def predicted_capacity(scenario: Scenario) -> float:
-    """req/s of the twin under constant demand."""
+def load_of(text: str | float) -> str:
+    """A load as a cell names it; DsimError unless it is a share, a number of requests in flight, or `full`."""
+    if text == FULL:
+        return FULL
+    with suppress(ValueError):
+        load = float(text)
+        if load > 0 and (load < 1 or load % 1 == 0):
+            return f"{load:g}"
+    raise DsimError(
+        f"--load is {quoted(text)}, expected a share of capacity below 1, a number of requests in flight, or {FULL}"
+    )
+
+
+def predicted_throughput(scenario: Scenario) -> float:
+    """req/s of the twin under constant demand: with the scenario's requests in flight, or half of all."""
     requests = scenario.requests()
-    result = replace(scenario, concurrency=max(1, len(requests) // 2)).simulate_whole(requests)
+    most = max(1, len(requests) // 2)
+    result = replace(scenario, concurrency=min(scenario.concurrency or most, most)).simulate_whole(requests)
     return float((result.table["status"] == 0).sum()) / result.end
 
 
-def _capacities(base: Scenario, policies: Sequence[str], memo: Memo, pool: Pool) -> dict[str, float]:
-    """By policy, without EOS: ends are not known before."""
-    whole = [replace(base, arrival="trace", eos=False, policy=policy) for policy in policies]
-    return dict(zip(policies, memo.map(pool, _capacity, whole), strict=True))
+def _throughput(memo: Memo, own: Scenario) -> float:
+    return float(memo.replay(partial(asked_of, own, of="throughput"), partial(predicted_throughput, own)))
 
 
-def _capacity(memo: Memo, own: Scenario) -> float:
-    return float(memo.replay(partial(asked_of, own, of="capacity"), partial(predicted_capacity, own)))
+def plan_cells(
+    base: Scenario, policies: Sequence[str], loads: Sequence[str], fewest: int, memo: Memo, pool: Pool
+) -> tuple[dict[str, float], list[Cell]]:
+    """Predicted capacities (req/s), and every cell with the fewest requests; the first load's are measured twice.
 
-
-def plan_cells(capacities: dict[str, float], loads: Sequence[float], seconds: float) -> list[Cell]:
-    """Most telling first: all policies at the middle load (twice), at the highest, then the others.
-
-    seconds: of a cell's arrivals.
+    A closed loop has no more requests in flight than the policy's largest batch. EOS is left out: ends are not known
+    before.
     """
-    slowest, least = min(capacities.items(), key=lambda item: item[1])
-    if not least > 0:
-        raise DsimError(
-            f"{slowest} is predicted to serve {least:g} req/s: none of the requests fits, try other --lengths"
-        )
-    order = sorted(loads, key=lambda load: (abs(load - sorted(loads)[len(loads) // 2]), -load))
-    cells = []
-    for load in order:
-        rate = load * least
-        num = max(FEWEST, math.ceil(rate * seconds))
-        cells += [Cell(policy, load, rate, num, load == order[0]) for policy in capacities]
-    return cells
+    whole = [replace(base, arrival="trace", eos=False, policy=policy) for policy in policies]
+    capacities = dict(zip(policies, memo.map(pool, _throughput, whole), strict=True))
+    cells: dict[tuple[str, str | int], Cell] = {}
+    for load in loads:
+        share = math.inf if load == FULL else float(load)
+        for scenario in whole:
+            concurrency, rate = None, share * capacities[scenario.policy]
+            if share >= 1:
+                concurrency = int(min(share, scenario.setting().limits.max_batch))
+                rate = _throughput(memo, replace(scenario, concurrency=concurrency))
+            num = max(fewest, 2 * (concurrency or 0))
+            cell = Cell(scenario.policy, load, concurrency, rate, num, load == loads[0])
+            cells.setdefault((cell.policy, concurrency or load), cell)
+    return capacities, list(cells.values())
 
 
-def least_time(
-    base: Scenario, policies: Sequence[str], loads: Sequence[float], memo: Memo, pool: Pool | None = None
-) -> float:
-    """s in which the fewest requests of all cells arrive."""
-    cells = plan_cells(_capacities(base, policies, memo, pool or Pool(jobs=1)), loads, 0.0)
-    return sum(cell.num_requests / cell.rate * (2 if cell.again else 1) for cell in cells)
+def lengthen(cells: Sequence[Cell], seconds: float) -> list[Cell]:
+    """Cells that take this much longer, or less; a load's policies all get as many more requests."""
+    slowest = {cell.load: min(other.rate for other in cells if other.load == cell.load) for cell in cells}
+    return [replace(cell, num_requests=cell.num_requests + int(slowest[cell.load] * seconds)) for cell in cells]
+
+
+def runs_of(cells: Sequence[Cell]) -> list[tuple[Cell, str]]:
+    """Cells with the name of the folder of a run, in order of importance."""
+    first, again = ([(cell, name) for cell in cells if cell.again] for name in ("measured", "again"))
+    return first + again + [(cell, "measured") for cell in cells if not cell.again]
+
+
+def affordable(runs: Sequence[tuple[Cell, str]], within: float) -> tuple[list[tuple[Cell, str]], float]:
+    """The most important runs that fit in `within` s together, and the s that they leave."""
+    chosen = []
+    for cell, name in runs:
+        if cell.seconds <= within:
+            chosen.append((cell, name))
+            within -= cell.seconds
+    return chosen, within
 
 
 def validate(
@@ -180,11 +194,12 @@ def validate(
     base: Scenario,
     live: LiveSetting,
     *,
-    policies: Sequence[str] = POLICIES,
-    loads: Sequence[float] = LOADS,
-    seconds: float = 20.0,
+    policies: Sequence[str],
+    loads: Sequence[str],
+    seconds: float | None = 0.0,
+    within: float = math.inf,
     bounds: Sequence[Bound] = (),
-    more: Callable[[], bool] = lambda: True,
+    more: Callable[[float], bool] = lambda seconds: True,
     watch: Watch = lambda cell, seconds, later, policy: nullcontext(),
     memo: Memo | None = None,
     pool: Pool | None = None,
@@ -192,8 +207,9 @@ def validate(
     """Measure every cell and compare; `base` has trace, profile file, workload and seed.
 
     If an EOS ends requests, a cell is measured first and the twin gets their ends. Cells with folders in `out` are not
-    measured again. more: asked before each measured cell but the first; False leaves the rest. pool: of the twin's
-    replays, default this process. DsimError before measuring if settings cannot run.
+    measured again. within: s of all runs; those that do not fit are left. seconds: of a cell, in addition to its
+    fewest requests'; None: as `within` allows. more: gets the expected s of each run but the first; False leaves it
+    out. pool: of the twin's replays, default this process. DsimError before measuring if settings cannot run.
     """
     profile = live.profile
     assert profile is not None  # the twin has one
@@ -202,46 +218,46 @@ def validate(
     memo, pool = memo or Memo(), pool or Pool(jobs=1)
     asked = {
         "trace": base.trace, "lengths": base.lengths, "seed": base.seed, "commits": live.commits,
-        "eos": base.ends_at_eos,
+        "eos": base.ends_at_eos, "policies": ", ".join(sorted(policies)),
     }  # fmt: skip
     held = _plan(out)
+    fewest = FEWEST_OF_TTFT if any(bound.metric == "ttft" for bound in bounds) else FEWEST
     if held is None:
-        capacities = _capacities(base, policies, memo, pool)
-        cells = plan_cells(capacities, loads, seconds)
+        capacities, cells = plan_cells(base, policies, loads, fewest, memo, pool)
+        if seconds is None:
+            chosen, spare = affordable(runs_of(cells), within)
+            if not chosen:
+                raise DsimError(
+                    f"{cells[0].policy} at load {cells[0].load} takes about {cells[0].seconds:.3g} s, and the budget "
+                    f"leaves {within:.3g} s for any cell: give a longer --budget, or other --policy or --load"
+                )
+            seconds = spare / len(chosen)
+        cells = lengthen(cells, seconds)
         found = {"profile": base.profile, "capacities": capacities, "cells": [asdict(cell) for cell in cells]}
         hold_folder(out).close()
         write_whole(out / PLAN, json.dumps(asked | found, indent=2) + "\n")
     else:
         capacities, cells = held.get("capacities", dict[str, float]), held.get("cells", list[Cell])
-        if set(capacities) != set(policies):
-            raise DsimError(
-                f"{out}: holds a validation of {', '.join(capacities)}, this one is of {', '.join(policies)}"
-            )
         for key, wanted in asked.items():
             if held.values[key] != wanted:
                 raise DsimError(
                     f"{out}: holds a validation with {key} {shown(held.values[key])}, this one has {wanted}"
                 )
+        if (num := min(cell.num_requests for cell in cells)) < fewest:
+            raise DsimError(f"{out}: holds cells of {num} requests, expected {fewest} or more for a bound of ttft")
     about = live.about()
-    left = []
-    any_measured = any((out / cell.name / "measured").is_dir() for cell in cells)
-    scenarios = [
-        replace(base, policy=cell.policy, arrival="poisson", rate=cell.rate, num_requests=cell.num_requests)
-        for cell in cells
-    ]
-    work = [(out / cell.name, scenario, scenario.requests()) for cell, scenario in zip(cells, scenarios, strict=True)]
+    waiting = [(cell, name) for cell, name in runs_of(cells) if not _is_whole(out / cell.name / name)]
+    chosen = affordable(waiting, within)[0] or waiting[:1]
+    left = [f"{cell.name}/{name}" for cell, name in waiting if (cell, name) not in chosen]
+    done = [cell for cell in cells if (out / cell.name / "measured").is_dir()]
+    work = {cell: _work(out, base, cell) for cell in [*done, *(cell for cell, _ in chosen)]}
     if not base.ends_at_eos:
-        _predict(work, pool)
+        _predict(list(work.values()), pool)
     pool.leave()  # nothing else runs during measurements
-    runs = [
-        (cell, scenario, requests, folder / name)
-        for cell, (folder, scenario, requests) in zip(cells, work, strict=True)
-        for name in (("measured", "again") if cell.again else ("measured",))
-        if not _is_whole(folder / name)
-    ]
-    expected = [_expected(folder.with_name("predicted"), requests) for _, _, requests, folder in runs]
-    for i, (cell, scenario, requests, folder) in enumerate(runs):
-        if any_measured and not more():
+    expected = [_expected(cell, out / cell.name / "predicted") for cell, _ in chosen]
+    for i, (cell, name) in enumerate(chosen):
+        folder, scenario, requests = out / cell.name / name, *work[cell][1:]
+        if (done or i > 0) and not more(expected[i]):
             left.append(f"{cell.name}/{folder.name}")
             continue
         watched = partial(watch, cell, expected[i], sum(expected[i + 1 :]))
@@ -251,14 +267,13 @@ def validate(
         if recorded.interrupted:  # half a cell
             shutil.rmtree(folder)
             raise KeyboardInterrupt
-        any_measured = True
     if base.ends_at_eos:
-        _predict([_ended(*cell) for cell in work if _is_whole(cell[0] / "measured")], pool)
+        _predict([_ended(*cell) for cell in work.values() if _is_whole(cell[0] / "measured")], pool)
     measured = _pairs(out, cells, "predicted", "measured", base.allow_code)
     repeated = _pairs(out, [cell for cell in cells if cell.again], "measured", "again", base.allow_code)
     comparison = compare_runs(measured, lambda _: profile, bounds)
     noise = compare_runs(repeated, lambda _: profile) if repeated else None
-    return Validated(capacities, cells, comparison, noise, measured, left)
+    return Validated(comparison, measured, capacities, cells, noise, left)
 
 
 def _predict(work: Sequence[Work], pool: Pool) -> None:
@@ -303,10 +318,19 @@ def _ended(folder: Path, scenario: Scenario, requests: Trace) -> Work:
     return folder, scenario, replace(requests, output_length=answers, extras=extras)
 
 
-def _expected(predicted: Path, requests: Trace) -> float:
-    """s that a run takes by its prediction, or until its last arrival."""
+def _work(out: Path, base: Scenario, cell: Cell) -> Work:
+    """A closed loop ignores times of arrival."""
+    scenario = replace(
+        base, policy=cell.policy, num_requests=cell.num_requests, concurrency=cell.concurrency, arrival="poisson",
+        rate=cell.rate,
+    )  # fmt: skip
+    return out / cell.name, scenario, scenario.requests()
+
+
+def _expected(cell: Cell, predicted: Path) -> float:
+    """s that a run takes by its prediction, if there is one."""
     if not predicted.is_dir():
-        return float(requests.arrival[-1])
+        return cell.seconds
     run = read_run(predicted)
     return float(np.nanmax(run.requests(run.policies[0], ["finish"])["finish"]))
 
@@ -326,7 +350,7 @@ def _plan(out: Path) -> FileObject | None:
         if out.is_dir() and any(out.iterdir()):
             raise DsimError(f"{out}: holds files and no {PLAN}: choose another folder")
         return None
-    keys = ("trace", "lengths", "profile", "seed", "commits", "eos", "capacities", "cells")
+    keys = ("trace", "lengths", "profile", "seed", "commits", "eos", "policies", "capacities", "cells")
     return FileObject(str(path), "", read_json(path), keys)
 
 

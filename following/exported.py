@@ -33,10 +33,10 @@ def _one(read: Callable[[Follower, float], float | None]) -> Callable[[Follower,
     return values
 
 
-def _each(key: str, label: str, at: int | None = None) -> Callable[[Follower, float], Rows]:
+def _each(key: str, label: str) -> Callable[[Follower, float], Rows]:
     def values(follower: Follower, now: float) -> Rows:
         for name, value in _last(follower).get(key, {}).items():
-            yield {label: name}, value if at is None else value[at]
+            yield {label: name}, value
 
     return values
 

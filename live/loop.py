@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -20,6 +21,7 @@ def serve(
     executor: Executor,
     requests: Iterable[Request],
     *,
+    concurrency: int | None = None,
     recorder: StepRecorder | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
@@ -30,6 +32,7 @@ def serve(
 ) -> float:
     """Serve requests in order, at their arrival times (s from the start); returns the seconds taken.
 
+    concurrency: requests in flight of a closed loop, where one is sent when another ends, whatever its arrival time.
     Due requests are submitted before a step is planned, as in the twin. A step begins when the last ends, or an idle
     engine sees a request. stop: called between steps; true ends the run. progress: receives ended requests and time.
     meanwhile: called while the device works, which then also records the last step and gives `prepare` the next plan if
@@ -48,8 +51,10 @@ def serve(
         nonlocal due, ended
         if stop():
             return False
-        while due is not None and due.arrival <= now:
-            ended += not engine.submit(due)
+        while due is not None and (
+            due.arrival <= now if concurrency is None else engine.num_waiting + engine.num_running < concurrency
+        ):
+            ended += not engine.submit(due if concurrency is None else replace(due, arrival=now))
             due = next(coming, None)
         return True
 

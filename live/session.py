@@ -202,12 +202,14 @@ class Serving:
 
 
 def run(
-    serving: Serving, requests: Sequence[Request], *, emit: str = "block", append: Append | None = None,
+    serving: Serving, requests: Sequence[Request], *, emit: str = "block", concurrency: int | None = None,
+    append: Append | None = None,
     progress: Callable[[int, float], None] | None = None, stop: Callable[[], bool] = lambda: False,
     sample: Callable[[], None] | None = None,
 ) -> LiveRun:  # fmt: skip
     """Serve requests (by arrival, s from the start) in real time on the model's device.
 
+    concurrency: of a closed loop, as in `live.loop.serve`.
     append: receives the journal's steps in batches. stop: called between steps; true ends the run. sample: called once
     a decoder step, while the device works (profiler/clocks.py). Ctrl-C ends the run between steps, as does a failing
     step: the journal keeps earlier ones, and `failure` is the error. If `append` fails, only the journal ends.
@@ -238,7 +240,7 @@ def run(
             if isinstance(forward, Forward):
                 meanwhile = forward.meanwhile = [] if sample is None else [sample]
             serve(
-                engine, executor, requests, recorder=recorder, sleep=interrupted.wait,
+                engine, executor, requests, concurrency=concurrency, recorder=recorder, sleep=interrupted.wait,
                 stop=lambda: interrupted.is_set() or stop(), progress=progress, meanwhile=meanwhile,
                 prepare=executor.prepare if isinstance(executor, ModelExecutor) else None,
             )  # fmt: skip

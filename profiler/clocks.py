@@ -113,15 +113,11 @@ class Blocks:
 
 def clocks_of(uuid: str | None) -> Clocks:
     """The clocks of the GPU with this UUID, which also names hidden devices; None: a CPU."""
-    return Clocks(None) if uuid is None else _clocks(lambda nvml: nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+    return Clocks(None) if uuid is None else clocks_by(lambda nvml: nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
 
 
-def clocks_of_first() -> Clocks:
-    """The clocks of the machine's first GPU, for a process that opens no device."""
-    return _clocks(lambda nvml: nvml.nvmlDeviceGetHandleByIndex(0))
-
-
-def _clocks(handle_of: Callable[[Any], Any]) -> Clocks:
+def clocks_by(handle_of: Callable[[Any], Any]) -> Clocks:
+    """The clocks of the GPU that NVML gives this handle."""
     try:
         import pynvml as nvml
 

@@ -37,8 +37,8 @@ class Clock(simpy.Environment):
         heapq.heappush(self._queue, (time, priority, next(self._eid), event))  # type: ignore[misc]
         return event
 
-    def call(self, time: float, then: Callable[[], None], priority: float = ARRIVAL) -> None:
+    def call(self, time: float, then: Callable[[], None]) -> None:
         """Call `then` at `time`, before a step that begins then."""
-        callbacks = self.at(time, priority).callbacks
+        callbacks = self.at(time, ARRIVAL).callbacks
         assert callbacks is not None
         callbacks.append(lambda _: then())

@@ -8,16 +8,14 @@ from ..checks import FLOATS, check_heads, check_range, check_starts, check_tenso
 from . import reference
 
 
-def focus_importance(
-    q: Tensor, k: Tensor, masked: Tensor, masked_start: Tensor, scale: float | None = None, *, check: bool = True
-) -> Tensor:
+def focus_importance(q: Tensor, k: Tensor, masked: Tensor, masked_start: Tensor, *, check: bool = True) -> Tensor:
     """The importance of every masked token, [M] fp32; it sums to (query heads) x (masked tokens) in each sequence.
 
     Scores of masked queries on masked keys are pooled, along the sequence's list of masked tokens, to the maximum of a
     key and its two neighbours. Importance is their soft-max over keys, summed over queries and heads.
 
     q [T, H, D] and k [T, Hkv, D] as for attention; masked [M] int64, rows of q and k, sequence after sequence;
-    masked_start [S+1] int32; scale: by default D ** -0.5. check: refuse rows out of range; waits for the device.
+    masked_start [S+1] int32. check: refuse rows out of range; waits for the device.
     """
     check_tensor("q", q, q.device, FLOATS, "T", "H", "D")
     check_tensor("k", k, q.device, q.dtype, q.shape[0], "Hkv", q.shape[2])
@@ -27,5 +25,4 @@ def focus_importance(
     if check:
         check_starts("masked_start", masked_start, len(masked), "masked")
         check_range("masked", masked, 0, len(q) - 1)
-    scale = q.shape[2] ** -0.5 if scale is None else scale
-    return run(reference.focus_importance, q, q, k, masked, masked_start, scale)
+    return run(reference.focus_importance, q, q, k, masked, masked_start, q.shape[2] ** -0.5)

@@ -15,7 +15,6 @@ def mask_vote(
     masked_start: Tensor,
     key_start: Tensor,
     num_prompt: Tensor,
-    scale: float | None = None,
     *,
     check: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -25,8 +24,8 @@ def mask_vote(
     query heads of a KV head, which share a budget. A head prefers the prompt by to_prompt / (to_prompt + to_masked).
 
     q [T, H, D], k [T, Hkv, D]: whole sequences, from a full pass; masked [M] int64: rows of masked tokens, sequence
-    after sequence; masked_start, key_start [S+1] int32; num_prompt [S] int32: prompt lengths; scale: by default D **
-    -0.5. check: refuse values out of range; waits for the device.
+    after sequence; masked_start, key_start [S+1] int32; num_prompt [S] int32: prompt lengths. check: refuse
+    values out of range; waits for the device.
     """
     num_sequences = num_prompt.shape[0]
     check_tensor("q", q, q.device, FLOATS, "T", "H", "D")
@@ -44,5 +43,4 @@ def mask_vote(
             check_range("masked", masked[masked_start[s] : masked_start[s + 1]], first, last - 1)
             if not 0 <= prompt <= last - first:
                 raise ValueError(f"num_prompt[{s}] is {prompt}, expected 0 to {last - first}")
-    scale = q.shape[2] ** -0.5 if scale is None else scale
-    return run(reference.mask_vote, q, q, k, masked, masked_start, key_start, num_prompt, scale)
+    return run(reference.mask_vote, q, q, k, masked, masked_start, key_start, num_prompt, q.shape[2] ** -0.5)

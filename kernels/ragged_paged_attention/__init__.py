@@ -14,7 +14,6 @@ def ragged_paged_attention(
     k_pages: Tensor,
     v_pages: Tensor,
     sequences: Sequences[Tensor],
-    scale: float | None = None,
     *,
     check: bool = True,
 ) -> Tensor:
@@ -22,7 +21,7 @@ def ragged_paged_attention(
 
     A query that sees no key reads zeros. Visible keys are finite; other slots may hold anything.
 
-    q [N, H, D]; k_pages, v_pages [num_pages, page_size, Hkv, D]; scale: by default D ** -0.5. check: refuse values out
+    q [N, H, D]; k_pages, v_pages [num_pages, page_size, Hkv, D]; check: refuse values out
     of range; waits for the device.
     """
     s, device = sequences, q.device
@@ -39,8 +38,7 @@ def ragged_paged_attention(
         raise ValueError(f"block_length is {s.block_length}, expected at least 1")
     if check:
         _check_values(len(q), k_pages.shape[0], k_pages.shape[1], s)
-    scale = q.shape[2] ** -0.5 if scale is None else scale
-    return run(reference.ragged_paged_attention, q, q, k_pages, v_pages, s, scale)
+    return run(reference.ragged_paged_attention, q, q, k_pages, v_pages, s, q.shape[2] ** -0.5)
 
 
 def _check_values(num_queries: int, num_pages: int, page_size: int, sequences: Sequences[Tensor]) -> None:

@@ -435,7 +435,7 @@ def _sweep_config(work: Path) -> dict[str, Any]:
 
 
 def _plan(chance: Random, folder: Path) -> None:
-    cells = [asdict(validate.Cell("ar", 0.5, 1.0, 9, True))]
+    cells = [asdict(validate.Cell("ar", "64", 64, 1.0, 9, True))]
     plan = {
         "trace": "t", "lengths": None, "profile": "p", "seed": 1, "commits": "twin", "capacities": {"ar": 2.0},
         "cells": cells,

@@ -269,7 +269,7 @@ def test_a_step_log_becomes_a_profile_with_its_points_and_figures(tmp_path: Path
 def test_a_validation_takes_frames_and_objects_by_name(
     requests: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(DsimError, match=r"loads is 1\.5, expected between 0 and 1"):
+    with pytest.raises(DsimError, match=r"loads is 1\.5, expected a share of capacity below 1, a number of "):
         dsim.validate(tmp_path / "out", loads=[1.5])
     asked: dict[str, Any] = {}
 

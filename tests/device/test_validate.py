@@ -10,8 +10,18 @@ from typing import Any
 import pytest
 import torch
 
+from dsim.comparison.bounds import Bound
 from dsim.device.on_device import LiveSetting
-from dsim.device.validate import Cell, Validated, least_time, plan_cells, predicted_capacity, validate
+from dsim.device.validate import (
+    Cell,
+    Validated,
+    affordable,
+    lengthen,
+    load_of,
+    plan_cells,
+    runs_of,
+    validate,
+)
 from dsim.engine.commits import CommitModel
 from dsim.engine.errors import DsimError
 from dsim.engine.latency import LatencyModel
@@ -33,27 +43,33 @@ SMALL = ModelConfig("small", 2, 48, 4, 2, 16, 80, 97, 256, 4, 96, rope_theta=1e4
 POLICIES = ["lmdeploy-bd32:4,max_batch=4,page_size=8", "chunk:2,block_length=4,max_batch=4,page_size=8"]
 
 
-def test_the_middle_load_comes_first_and_is_measured_twice() -> None:
-    cells = plan_cells({"a": 10.0, "b": 4.0}, [0.3, 0.6, 0.8], 20.0)
-    assert cells == [
-        Cell("a", 0.6, 2.4, 48, True), Cell("b", 0.6, 2.4, 48, True),
-        Cell("a", 0.8, 3.2, 64), Cell("b", 0.8, 3.2, 64), Cell("a", 0.3, 1.2, 24), Cell("b", 0.3, 1.2, 24),
+def test_a_load_is_of_a_policy_s_own_capacity_or_in_flight_up_to_its_largest_batch(
+    world: tuple[Scenario, Loaded],
+) -> None:
+    capacities, cells = plan_cells(world[0], POLICIES, ["3", "full", "64", "0.5"], 7, Memo(), Pool(jobs=1))
+    assert [cell.policy for cell in cells] == POLICIES * 3
+    assert [(c.load, c.concurrency, c.num_requests, c.again) for c in cells[::2]] == [
+        ("3", 3, 7, True), ("full", 4, 8, False), ("0.5", None, 7, False),
     ]  # fmt: skip
-    assert [cell.name for cell in plan_cells({"chunk:8,obs=true": 1.0}, [0.5], 1.0)] == ["chunk_8_obs_true-at-0.5"]
+    assert [cell.rate for cell in cells[4:]] == [0.5 * capacities[policy] for policy in POLICIES]
+    assert capacities[POLICIES[1]] != capacities[POLICIES[0]] > cells[0].rate
+    assert [load_of(load) for load in (0.5, "64", 16, "full")] == ["0.5", "64", "16", "full"]
+    for wrong in ("1.5", "inf", "most"):
+        with pytest.raises(
+            DsimError, match=r"--load is .*, expected a share of capacity below 1, a number of requests"
+        ):
+            load_of(wrong)
 
 
-def test_a_policy_that_serves_nothing_leaves_no_load_to_share() -> None:
-    with pytest.raises(DsimError, match=r"b is predicted to serve 0 req/s: none of the requests fits"):
-        plan_cells({"a": 10.0, "b": 0.0}, [0.5], 20.0)
-
-
-def test_the_capacity_is_what_the_twin_serves_when_there_is_always_more_to_do(tmp_path: Path) -> None:
-    # A step takes 1 s and a token a step: 4 sequences of 1 + 3 tokens take a prefill and 3 steps, 1 request/s.
-    save(replace(profile(), latency=LatencyModel(((0.0, 1.0), (1.0, 1.0), (2.0, 1.0)), 0.0)), tmp_path / "p.json")
-    rows = [{"timestamp": i, "input_length": 1, "output_length": 4} for i in range(200)]
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    scenario = Scenario(str(tmp_path / "t.jsonl"), policy="ar,max_batch=4", profile=str(tmp_path / "p.json"))
-    assert predicted_capacity(scenario) == pytest.approx(1.0, rel=0.02)
+def test_the_most_important_runs_share_the_budget_and_a_load_s_policies_get_as_many_requests() -> None:
+    a, b = Cell("a", "8", 8, 2.0, 16, True), Cell("b", "8", 8, 4.0, 16, True)
+    alone = Cell("chunk:8,obs=true", "0.5", None, 1.0, 30)
+    assert alone.name == "chunk_8_obs_true-at-0.5"
+    runs = runs_of([a, b, alone])
+    assert runs == [(a, "measured"), (b, "measured"), (a, "again"), (b, "again"), (alone, "measured")]
+    assert affordable(runs, 21.0) == (runs[:3], 1.0)
+    assert affordable(runs, 7.0) == (runs[1:2], 3.0)
+    assert [cell.num_requests for cell in lengthen([a, b, alone], 10.0)] == [36, 36, 40]
 
 
 def profile() -> Profile:
@@ -77,37 +93,38 @@ def world(tmp_path: Path) -> tuple[Scenario, Loaded]:
 def run(world: tuple[Scenario, Loaded], out: Path, sampling: Sampling | None = None, **how: Any) -> Validated:
     base, loaded = world
     live = LiveSetting(loaded, profile(), how.pop("commits", "twin"), how.pop("prompts", None), sampling=sampling)
-    return validate(out, base, live, **{"policies": POLICIES, "loads": [0.3], "seconds": 0.4} | how)
+    return validate(out, base, live, **{"policies": POLICIES, "loads": ["0.3"], "seconds": 0.4} | how)
 
 
 @pytest.mark.slow
 def test_every_cell_is_predicted_measured_compared_and_kept(world: tuple[Scenario, Loaded], tmp_path: Path) -> None:
     watched = []
-    found = run(world, tmp_path / "v", watch=lambda *told: watched.append(told) or nullcontext())
-    lasts = [float(pair[0].requests(pair[0].policies[0])["finish"].max()) for pair in found.pairs for _ in range(2)]
-    assert [told[1:3] for told in watched] == [(lasts[i], sum(lasts[i + 1 :])) for i in range(4)]
+    both = {"loads": ["3", "0.3"]}
+    found = run(world, tmp_path / "v", **both, watch=lambda *told: watched.append(told) or nullcontext())
+    lasts = [float(pair[0].requests(pair[0].policies[0])["finish"].max()) for pair in found.pairs]
+    lasts = lasts[:2] * 2 + lasts[2:]
+    assert [told[1:3] for told in watched] == [(lasts[i], sum(lasts[i + 1 :])) for i in range(6)]
     assert set(found.capacities) == set(POLICIES)
-    assert [cell.policy for cell in found.cells] == POLICIES
-    assert [cell.policy for cell in found.comparison.cells] == POLICIES
+    assert [cell.policy for cell in found.cells] == [cell.policy for cell in found.comparison.cells] == POLICIES * 2
     assert found.left == []
-    for cell in found.comparison.cells:
-        assert cell.unpaired == ""
-        assert cell.num_both == found.cells[0].num_requests
-        assert cell.parts is not None
-    assert len(found.comparison.rankings) == 1  # both served the same requests
+    for cell, compared in zip(found.cells, found.comparison.cells, strict=True):
+        assert (compared.unpaired, compared.num_both) == ("", cell.num_requests)
+        assert (compared.parts is None) == (cell.load == "3")
+    # Policies of a closed loop served the same requests.
+    assert [ranking.cells for ranking in found.comparison.rankings] == [[POLICIES[0], f"{POLICIES[1]} (pair 2)"]]
     assert found.noise is not None
     assert len(found.noise_lines()) == 2
     json.dumps(found.to_json(), allow_nan=False)
 
     # A second call measures nothing again.
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "v").rglob("*.parquet")}
-    assert len(written) == 2 * 3 * 2
-    again = run(world, tmp_path / "v", more=lambda: False)
+    assert len(written) == 2 * (4 + 4 + 2)
+    again = run(world, tmp_path / "v", **both, more=lambda seconds: False)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "v").rglob("*.parquet")} == written
     assert again.left == []
     assert again.to_json() == found.to_json()
-    with pytest.raises(DsimError, match=r"holds a validation of .*, this one is of ar"):
-        run(world, tmp_path / "v", policies=["ar"])
+    with pytest.raises(DsimError, match=r"holds cells of \d+ requests, expected 100 or more for a bound of ttft"):
+        run(world, tmp_path / "v", bounds=[Bound.parse("p95:ttft=10%")])
     with pytest.raises(DsimError, match=r"holds a validation with seed 1, this one has 2"):
         run((replace(world[0], seed=2), world[1]), tmp_path / "v")
 
@@ -141,27 +158,19 @@ def test_of_requests_that_end_at_an_eos_the_twin_is_told_where(world: tuple[Scen
     assert 0 < p["output_length"].min() < 8
     assert m["limited"].all()  # the limit is what the requests ask for, and schedulers know it
     assert found.comparison.cells[0].num_both == len(p["request"])
-    with pytest.raises(DsimError, match=r"holds a validation with eos true, this one has False"):
-        run((world[0], loaded), tmp_path / "v", **how)
 
 
 @pytest.mark.slow
 def test_however_short_the_budget_one_cell_is_measured_and_the_next_call_does_what_was_left(
     world: tuple[Scenario, Loaded], tmp_path: Path
 ) -> None:
-    found = run(world, tmp_path / "v", more=lambda: False)
+    found = run(world, tmp_path / "v", within=0.0)
     assert [cell.policy for cell in found.comparison.cells] == POLICIES[:1]
     one, two = (cell.name for cell in found.cells)
     assert (found.noise, set(found.left)) == (None, {f"{one}/again", f"{two}/measured", f"{two}/again"})
     assert run(world, tmp_path / "v").left == []
-
-
-def test_the_least_time_is_that_of_the_fewest_requests_of_every_cell(world: tuple[Scenario, Loaded]) -> None:
-    base = world[0]
-    least = min(predicted_capacity(replace(base, policy=policy)) for policy in POLICIES)
-    # Two policies: twice at the load of 0.5, which is measured again, and once at 0.25.
-    expected = 2 * (2 * 8 / (0.5 * least) + 8 / (0.25 * least))
-    assert least_time(base, POLICIES, [0.25, 0.5], Memo()) == pytest.approx(expected)
+    with pytest.raises(DsimError, match=r"at load 0\.3 takes about .* s, and the budget leaves 0 s for any cell: "):
+        run(world, tmp_path / "w", seconds=None, within=0.0)
 
 
 def test_a_folder_of_something_else_is_left_alone(world: tuple[Scenario, Loaded], tmp_path: Path) -> None:
