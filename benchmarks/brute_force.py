@@ -60,13 +60,12 @@ class Problem:
     slos: tuple[str, ...]
     rate: float  # req/s: about four times what a replica serves under the engine's defaults
     attainment: float = 0.99
-    cv: float | None = None
     shape: str = ""  # day, documents or on-off
 
     def trace(self, seed: int) -> Trace:
-        made = synth(self.arrival, 1.0, cv=self.cv, lengths=self.lengths, num_requests=self.num, seed=seed)
+        made = synth(self.arrival, 1.0, lengths=self.lengths, num_requests=self.num, seed=seed)
         if self.shape == "documents":
-            long = synth(self.arrival, 1.0, cv=self.cv, lengths="longbench", num_requests=self.num, seed=seed + 1)
+            long = synth(self.arrival, 1.0, lengths="longbench", num_requests=self.num, seed=seed + 1)
             is_long = np.random.default_rng(seed).random(self.num) < DOCUMENTS
             return replace(
                 made,
@@ -91,16 +90,16 @@ PROBLEMS = (
         ("ttft=1s", "norm_latency=20ms"), 24.0,
     ),
     Problem(
-        "long prompts", 1500, "gamma", "lognormal:6000,4000,300,200", "h100-diffusiongemma-fp8", "vllm-diffusion",
-        ("ttft=5s",), 10.0, 0.95, cv=1.5,
+        "long prompts", 1500, "gamma,cv=1.5", "lognormal:6000,4000,300,200", "h100-diffusiongemma-fp8",
+        "vllm-diffusion", ("ttft=5s",), 10.0, 0.95,
     ),
     Problem(
         "short answers", 2500, "poisson", "lognormal:800,600,40,30", "h200x2-diffusiongemma-sglang", "sglang-gemma",
         ("e2el=6s",), 18.0,
     ),
     Problem(
-        "bursts", 2000, "gamma", "sharegpt", "h200x2-diffusiongemma-vllm", "vllm-diffusion",
-        ("ttft=4s", "norm_latency=50ms"), 5.0, 0.95, cv=3.0,
+        "bursts", 2000, "gamma,cv=3", "sharegpt", "h200x2-diffusiongemma-vllm", "vllm-diffusion",
+        ("ttft=4s", "norm_latency=50ms"), 5.0, 0.95,
     ),
     Problem(
         "equal answers", 2000, "poisson", "fixed:512,256", "h100-llada2.1-mini/sglang", "sglang-joint",
@@ -111,8 +110,8 @@ PROBLEMS = (
         ("ttft=2s", "norm_latency=30ms"), 12.0, 0.95, shape="day",
     ),
     Problem(
-        "maths", 2000, "weibull", "gsm8k", "h100-sdar-8b/sglang", "sglang-fdfo",
-        ("p90:tpot_chunk=20ms",), 20.0, cv=2.0,
+        "maths", 2000, "weibull,cv=2", "gsm8k", "h100-sdar-8b/sglang", "sglang-fdfo",
+        ("p90:tpot_chunk=20ms",), 20.0,
     ),
     Problem(
         "chat and documents", 1800, "poisson", "lmsys", "a100-sdar-8b", "lmdeploy-bd32",
@@ -370,7 +369,7 @@ def row(bench: Bench) -> str:
 
 def asked(problem: Problem) -> str:
     shape = {"": "", "day": "two days, ", "documents": "a tenth longbench, ", "on-off": "on and off, "}[problem.shape]
-    gaps = problem.arrival + ("" if problem.cv is None else f" (cv {problem.cv:g})")
+    gaps = problem.arrival
     slos = ", ".join(f"`{slo}`" for slo in problem.slos)
     return (
         f"| {problem.name} | {problem.num:,} requests, {gaps}, {shape}`{problem.lengths}` | `{problem.profile}` | "

@@ -126,7 +126,7 @@ def main() -> None:
     args.out.mkdir(parents=True)
     tokenizer(args.out / "tokenizer")
     made = ["--rate", args.rate, "--num-requests", str(args.num_requests), "--lengths", "lognormal:120,80,60,40"]
-    for command in (["synth", "trace.jsonl", *made], ["convert", "trace.jsonl", "with_ids.jsonl", "--hash-ids"]):
+    for command in (["synth", "trace.jsonl", *made], ["convert", "trace.jsonl", "with_ids.jsonl"]):
         subprocess.run([sys.executable, "-m", "dsim", "trace", *command], check=True, cwd=args.out)
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     rows = []

@@ -54,7 +54,7 @@ bench() { # bench TRACE NAME: vLLM's load generator on a trace; its requests' na
 
 trace() { # trace NAME RATE SEED COUNT: Poisson traffic
     dsim trace synth "$out/$1.plain.jsonl" --rate "$2" --num-requests "$4" --lengths "$lengths" --seed "$3" >/dev/null
-    dsim trace convert "$out/$1.plain.jsonl" "$out/$1.jsonl" --hash-ids >/dev/null
+    dsim trace convert "$out/$1.plain.jsonl" "$out/$1.jsonl" >/dev/null
 }
 
 # Calibration: other requests than those that are predicted, light and heavy, half of them before the first run of each load

@@ -24,7 +24,6 @@ from . import (
     importing,
     lists,
     live,
-    metrics,
     plan,
     profile,
     replay,
@@ -35,7 +34,8 @@ from . import (
     tune,
     validate,
 )
-from .help import Command, Group
+from .declared import Question, command
+from .help import Command, Group, help_all
 
 # Base of Typer's usage errors; its module depends on the release.
 UsageError: Any = typer.BadParameter.__mro__[1]
@@ -76,26 +76,40 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-COMMANDS: dict[str, Any] = {
-    "replay": replay.replay,
-    "live": live.live_command,
-    "serve": serve.serve_command,
-    "sweep": sweep.sweep,
-    "plan": plan.plan_command,
-    "capacity": capacity.capacity_command,
-    "tune": tune.tune_command,
-    "compare": compare.compare_command,
-    "follow": follow.follow_command,
-    "import": importing.import_command,
-    "validate": validate.validate_command,
-    "profile": profile.profile_command,
-    "policies": lists.policies,
-    "profiles": profile.profiles_command,
-    "metrics": metrics.metrics_command,
+QUESTIONS: dict[str, type[Question[Any]]] = {
+    "replay": replay.ReplayQuestion,
+    "live": live.LiveQuestion,
+    "serve": serve.ServeQuestion,
+    "sweep": sweep.SweepQuestion,
+    "plan": plan.PlanQuestion,
+    "capacity": capacity.CapacityQuestion,
+    "tune": tune.TuneQuestion,
+    "compare": compare.CompareQuestion,
+    "follow": follow.FollowQuestion,
+    "import": importing.ImportQuestion,
+    "validate": validate.ValidateQuestion,
+    "profile": profile.ProfileQuestion,
+    "policies": lists.PoliciesQuestion,
+    "profiles": lists.ProfilesQuestion,
+    "metrics": lists.MetricsQuestion,
 }
-for _name, _command in COMMANDS.items():
-    app.command(_name, cls=Command)(_command)
-app.add_typer(trace.app, name="trace")
+TRACES: dict[str, type[Question[Any]]] = {
+    "info": trace.InfoQuestion, "convert": trace.ConvertQuestion, "synth": trace.SynthQuestion,
+}  # fmt: skip
+traces = typer.Typer(no_args_is_help=True, cls=Group)
+for _app, _questions in ((app, QUESTIONS), (traces, TRACES)):
+    for _name, _question in _questions.items():
+        _app.command(_name, cls=Command)(command(_question, screen.run, help_all))
+app.add_typer(traces, name="trace")
+
+
+@traces.callback()
+def of_traces() -> None:
+    """Inspect, convert and synthesise workload traces.
+
+    dsim trace info azure-conv
+    dsim trace synth made.jsonl --rate 4 --num-requests 500
+    """
 
 
 def _version(asked: bool) -> None:

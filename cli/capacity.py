@@ -1,95 +1,96 @@
 """dsim capacity: the highest rate that meets the SLOs, or the fewest replicas for a rate."""
 
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Annotated as A
 
-import typer
-
-from . import choices, options
-from .bar import Bar
-from .options import INTERRUPTED, option
-from .screen import Screen, say
+from . import choices
+from . import questions as q
+from .answer import Answer, Stopped
+from .cautions import warn, warn_of_yields
+from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
+    from ..planner.capacity import Capacity
+    from ..planner.given import PolicyLike
     from ..planner.replicate import Interval
 
 
-@options.of_scenario("rate", "num_requests", "time_scale", "eos")
-def capacity_command(
-    trace: options.TraceName,
-    policy: options.OnePolicy = choices.POLICY,
-    given: options.Given = options.NONE_GIVEN,
-    pool: options.Pools = None,
-    link: options.Links = None,
-    decider: options.Decider = "always",
-    fleet: options.FleetFile = None,
-    rate: Annotated[float | None, option("R", "Find the fewest replicas for R requests per second instead.")] = None,
-    max_replicas: Annotated[int | None, option("N", "With --rate: try at most N replicas; 64 by default.")] = None,
-    gpu_hour: options.GpuHour = None,
-    currency: options.Currency = "USD",
-    attainment: options.Attainment = "99%",
-    precision: Annotated[str, option("X%", "Half-width of the confidence interval, relative.")] = "2%",
-    num_requests: options.PerReplay = None,
-    jobs: options.Jobs = None,
-    backend: options.Backend = "local",
-    address: options.Address = None,
-    out: Annotated[Path | None, option("DIR", "Write capacity.json and report.html.", "-o", "--out")] = None,
-    measured: Annotated[
-        list[Path] | None,
-        option("RUN", "Draw a measured run (dsim import -o, dsim live -o) next to the curve; repeat.", "--measured"),
-    ] = None,
-    as_json: options.AsJson = False,
-    force: options.Force = False,
-) -> None:
+@dataclass(frozen=True)
+class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Capacity"]):
     """Find the highest request rate at which every SLO holds, or the fewest replicas for a rate.
 
     dsim capacity azure-conv --policy optimus --slo p90:tpot_chunk=50ms
     dsim capacity azure-conv --rate 12 --slo ttft=2s --gpu-hour 2 -o runs/capacity
     dsim capacity azure-conv --fleet examples/fleet/fleet.toml --slo ttft=2s
     """
-    from ..planner.capacity import Interrupted
-    from ..planner.capacity_run import CAPACITY, write_capacity
-    from ..planner.measured import measured_points
-    from ..planner.memo import StoreFolder
-    from ..report.capacity import FILES
-    from ..results.fleet_file import FleetWords
-    from ..results.scenario import on_fleet
 
-    share, width = options.percent("--attainment", attainment), options.percent("--precision", precision)
-    points = measured_points(measured or [], given["slo"] or [], share, not given["missing_fails"])
-    words = FleetWords(tuple(pool or ()), tuple(link or ()), given["router"], decider).or_file(fleet)
-    options.check_pools(words.pools, None if policy == choices.POLICY else [policy], given)
-    folder = StoreFolder(out, CAPACITY, force=force)
-    scenario = options.scenario(
-        given, [policy], trace=trace, policy=policy, replicas=1,
-        slos=tuple(given["slo"] or ()),
+    COMMON: ClassVar = (
+        "policy", "profile", "slos", "rate", "replicas", "router", "arrival", "lengths", "fleet", "attainment",
+        "precision", "gpu_hour", "jobs", "out", "force",
     )  # fmt: skip
-    [scenario] = on_fleet([scenario], words, named=fleet is None)
-    how = {"precision": width, "attainment": share, "num_requests": num_requests}
-    screen = Screen()
-    options.warn(screen, scenario)
-    options.warn_of_yields(screen, scenario)
-    try:
-        with folder, Bar(screen, "capacity", "replays", note="starting") as bar:
-            found, info, page = write_capacity(
-                scenario, folder, options.command(options.SPEED), rate=rate, replicas=given["replicas"],
-                max_replicas=max_replicas, how=how, points=points, gpu_hour=gpu_hour, currency=currency,
-                ensemble=given["ensemble"], jobs=jobs, backend=backend, address=address,
-                progress=partial(_show, bar, width),
-                asking=lambda done, of: bar.update(done, of, "ensemble", "", unit="capacities"),
-            )  # fmt: skip
-    except Interrupted:
-        screen.alarm("Interrupted before two replications were done: nothing is known yet")
-        raise typer.Exit(INTERRUPTED) from None
-    say(lambda: page, info, as_json)
-    screen.explain(folder.memo.sentence())
-    screen.wrote(out, FILES)
-    if found.interrupted:
-        raise typer.Exit(INTERRUPTED)
+
+    slos: A[Sequence[str], q.SLO] = ()
+    _: KW_ONLY
+    policy: A["PolicyLike", q.ONE_POLICY] = choices.POLICY
+    rate: A[float | None, Opt("Find the fewest replicas for R requests per second instead.", "R", "Traffic")] = None
+    max_replicas: A[int | None, Opt("With --rate: try at most N replicas; 64 by default.", "N", "Fleet and price")] = (
+        None
+    )
+    num_requests: A[int | None, q.PER_REPLAY] = None
+    gpu_hour: A[float | None, q.GPU_HOUR] = None
+    attainment: A[float, q.ATTAINMENT] = 0.99
+    precision: A[
+        float, Opt("Half-width of the confidence interval, relative.", "X%", "Search", read=q.percent, text="2%")
+    ] = 0.02
+    jobs: A[int | None, q.JOBS] = None
+    measured: A[
+        Sequence[Path],
+        Opt("Draw a measured run (dsim import -o, dsim live -o) next to the curve; repeat.", "RUN", "Measurement"),
+    ] = ()
+    curve: bool = True
+    out: A[str | Path | None, q.out("Write capacity.json and report.html.")] = None
+
+    def answer(self, watch: Watch) -> "Answer[Capacity]":
+        from ..planner.capacity import Interrupted
+        from ..planner.capacity_run import CAPACITY, write_capacity
+        from ..planner.measured import measured_points
+        from ..planner.memo import StoreFolder
+        from ..report.capacity import FILES
+        from ..results.scenario import on_fleet
+
+        policy = q.spec(self.policy)
+        points = measured_points(self.measured, self.slos, self.attainment, not self.missing_fails)
+        words = self.fleet_words([policy] if self.sets("policy") else None)
+        folder = StoreFolder(self.folder, CAPACITY, force=self.force)
+        scenario = q.named_scenario(
+            self, [], self.slos, policy=policy, profile=self.profile, rate=None, num_requests=None
+        )
+        [scenario] = on_fleet([scenario], words, named=self.fleet is None)
+        how = {"precision": self.precision, "attainment": self.attainment, "num_requests": self.num_requests}
+        warn(watch, scenario)
+        warn_of_yields(watch, scenario)
+        try:
+            with folder, watch.bar("capacity", "replays", note="starting") as bar:
+                capacity, info, page = write_capacity(
+                    scenario, folder, watch.command(), rate=self.rate, replicas=self.replicas,
+                    max_replicas=self.max_replicas, how=how, curve=self.curve, points=points, gpu_hour=self.gpu_hour,
+                    currency=self.currency, ensemble=self.ensemble, jobs=self.jobs, ray=self.ray,
+                    progress=partial(_progress, bar, self.precision),
+                    asking=lambda done, of: bar.update(done, of, "ensemble", "", unit="capacities"),
+                )  # fmt: skip
+        except Interrupted:
+            raise Stopped("Interrupted before two replications were done: nothing is known yet") from None
+        return Answer(
+            value=capacity, json=info, page=lambda: page, explained=folder.memo.sentence(), out=self.folder,
+            files=FILES, interrupted="" if not capacity.interrupted else "Interrupted",
+        )  # fmt: skip
 
 
-def _show(bar: Bar, precision: float, replays: int, known: "Interval | None", replicas: int) -> None:
+def _progress(bar: Any, precision: float, replays: int, known: "Interval | None", replicas: int) -> None:
     name = f"capacity of {replicas} replica{'s' if replicas > 1 else ''}"
     if known is None:
         bar.update(replays, name=name, note="looking for the range")

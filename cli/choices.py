@@ -4,10 +4,6 @@ tests/cli/test_start.py compares them with their originals.
 """
 
 TRACES = ("azure-conv", "mooncake-conv")
-TRACE_FORMATS = (
-    "mooncake", "guidellm", "azure", "burstgpt", "vidur", "splitwise", "llmservingsim", "baseten",
-    "litellm", "sglang", "otlp", "openai", "dsim",
-)  # fmt: skip
 TIME_UNITS = ("s", "ms", "us", "ns")
 ARRIVALS = ("trace", "poisson", "gamma", "weibull", "constant")
 LENGTHS = ("sharegpt", "lmsys", "longbench", "gsm8k", "humaneval", "mbpp", "ifeval")
@@ -23,7 +19,6 @@ FIXED = "fixed"
 SCALERS = (FIXED, "schedule", "hpa", "queued-forwards", "oracle")
 EMIT = ("block", "step", "end")
 
-BACKENDS = ("local", "ray")
 OBJECTIVES = ("goodput", "throughput", "cost", "latency")
 VALIDATE_POLICIES = ("ar", "lmdeploy-bd32", "chunk:8", "optimus")
 VALIDATE_LOADS = ("64", "full", "0.6", "16", "0.8", "0.3")

@@ -1,75 +1,190 @@
 """dsim compare: predicted runs against measured ones."""
 
 import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
+from typing import Annotated as A
 
-import typer
+from ..engine.errors import DsimError, cut
+from . import questions as q
+from .answer import Answer
+from .cautions import missed_slos
+from .declared import Opt, Question, Watch
 
-from ..engine.errors import DsimError
-from . import options
-from .bar import Bar
-from .options import option
-from .screen import Screen, say
+if TYPE_CHECKING:
+    from ..comparison.clients.match import Requested
+    from ..comparison.clients.read import ClientLog
+    from ..comparison.compared import Compared
+    from ..engine.allowed_code import AllowedCode
+    from ..planner.given import ProfileLike, TraceLike
+    from ..planner.recorded import RunLike
+    from ..profiler.profile import Profile
+    from ..results.run import Run
 
 
-def compare_command(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="PREDICTED MEASURED [PREDICTED MEASURED ...]",
-            help="Run folders, in pairs of the same requests: the twin's first, then the device's, or a load "
-            "generator's file or a gateway's log (dsim import).",
-            show_default=False,
-        ),
-    ],
-    profile: Annotated[
-        list[str] | None,
-        option("FILE", "A profile that a run names, if it is not shipped; repeat.", "--profile"),
-    ] = None,
-    bound: Annotated[
-        list[str] | None,
-        option("BOUND", "[stat:]metric=percent: e2el=3% (MAPE), mean:e2el=15%; exit 1 when missed; repeat.", "--bound"),
-    ] = None,
-    seeds: Annotated[int, option("N", "Re-run with N other seeds: how far one moves a mean.", "--seeds")] = 0,
-    trace: Annotated[
-        str | None, option("T", "The trace that a load generator replayed; the predicted run's by default.", "--trace")
-    ] = None,
-    columns: options.Columns = None,
-    only: options.Only = None,
-    policy: Annotated[
-        str | None, option("P", "The policy of the predicted run that a load generator measured.", "--policy")
-    ] = None,
-    allow_code: options.AllowCode = None,
-    out: Annotated[Path | None, option("DIR", "Write compare.json and report.html.", "-o", "--out")] = None,
-    fails_on_slo: options.FailOnSlo = False,
-    as_json: options.AsJson = False,
-    force: options.Force = False,
-) -> None:
+@dataclass(frozen=True)
+class CompareQuestion(q.Forced, q.Coded, Question["Compared"]):
     """Compare predictions with measurements, and split the error into its parts.
 
     dsim compare runs/twin runs/live --bound e2el=3% -o runs/compared
     dsim compare runs/twin bench.json --trace mine.jsonl --policy optimus --json
     """
-    from ..api.measured import compare
-    from ..comparison.files import FILES
-    from ..results.run import read_run
 
-    if len(runs) % 2:
-        raise DsimError(f"{len(runs)} run folders are given, expected pairs: PREDICTED MEASURED")
-    screen = Screen()
-    with Bar(screen, "reading", "steps") as bar:
-        # Before printing: a pipe's reader may close early.
-        done = compare(
-            runs[::2], runs[1::2], profiles=profile or [], bounds=bound or [], seeds=seeds, trace=trace,
-            columns=columns, only=only, policy=policy, allow_code=allow_code or [], out=out, force=force,
-            _command=options.command(), _warn=screen.warn,
-            _progress=lambda policy, done, total: bar.update(done, total, policy),
+    predicted: A[
+        "RunLike | Sequence[RunLike]",
+        Opt(
+            "Run folders, in pairs of the same requests: the twin's first, then the device's, or a load "
+            "generator's file or a gateway's log (dsim import).", "PREDICTED MEASURED [PREDICTED MEASURED ...]",
+        ),
+    ]  # fmt: skip
+    measured: "RunLike | Sequence[RunLike]" = ()  # of as many predicted runs; else `predicted` holds pairs
+    _: KW_ONLY
+    profiles: A[
+        "Sequence[ProfileLike]",
+        Opt("A profile that a run names, if it is not shipped; repeat.", "FILE", "Policy and profile", ("--profile",)),
+    ] = ()
+    bounds: A[
+        Sequence[str],
+        Opt(
+            "[stat:]metric=percent: e2el=3% (MAPE), mean:e2el=15%; exit 1 when missed; repeat.", "BOUND",
+            "SLOs and quality", ("--bound",),
+        ),
+    ] = ()  # fmt: skip
+    seeds: A[int, Opt("Re-run with N other seeds: how far one moves a mean.", "N", "Execution")] = 0
+    trace: A[
+        "TraceLike | None",
+        Opt("The trace that a load generator replayed; the predicted run's by default.", "T", "Traffic"),
+    ] = None
+    columns: A[str | None, q.COLUMNS] = None
+    only: A[str | None, q.ONLY] = None
+    policy: A[
+        str | None, Opt("The policy of the predicted run that a load generator measured.", "P", "Policy and profile")
+    ] = None
+    fail_on_slo: A[bool, q.FAIL_ON_SLO] = False
+    out: A[str | Path | None, q.out("Write compare.json and report.html.")] = None
+
+    def answer(self, watch: Watch) -> "Answer[Compared]":
+        from ..comparison import files
+        from ..comparison.bounds import Bound
+        from ..comparison.cells import check_machines, compare_runs
+        from ..comparison.clients.read import read_client
+        from ..comparison.compared import Compared
+        from ..engine.allowed_code import allowed
+        from ..files.place import check_folder
+        from ..profiler.profile import Profile, from_json, load
+
+        predicted, measured = self._sides()
+        if not 0 <= self.seeds <= 100:
+            raise DsimError(f"seeds is {cut(self.seeds)}, expected 0 to 100")
+        bounds = [Bound.parse(text) for text in q.texts_of(self.bounds)]
+        if self.folder is not None:
+            check_folder(self.folder, files.COMPARISON, force=self.force)
+        log_columns = self.columns if self.trace is None else None
+        traffic = None if self.trace is None else requested(self.trace, None, self.columns)
+        if self.only is not None and not any(map(_client_file, chain(predicted, measured))):
+            raise DsimError(f"only is {cut(self.only)} and the runs are imported already, expected a gateway's log")
+        doubts: list[str] = []
+
+        def read(file: Path) -> "ClientLog":
+            log = read_client(file, log_columns, self.only)
+            doubts.extend(log.warnings)
+            return log
+
+        code = allowed(self.allow_code)
+        pairs = [_pair(p, m, read, traffic, self.policy, code) for p, m in zip(predicted, measured, strict=True)]
+        watch.warn(doubts)
+        fitted = [
+            from_json(run.info["fitted_profile"], f"{run.folder}/run.json: fitted_profile")  # of a replay as logged
+            for run in chain(*pairs)
+            if "fitted_profile" in run.info
+        ]
+        given = [profile if isinstance(profile, Profile) else load(profile) for profile in self.profiles]
+        profiles = {profile.name: profile for profile in [*fitted, *given]}
+        check_machines(pairs)
+        with watch.bar("reading", "steps") as bar:
+            comparison = compare_runs(
+                pairs, partial(_profile, profiles), bounds, seeds=self.seeds,
+                progress=lambda policy, done, total: bar.update(done, total, policy),
+            )  # fmt: skip
+        if self.folder is not None:
+            files.write(self.folder, comparison, pairs, force=self.force, command=watch.command())
+        compared = Compared(comparison, pairs)
+        missed = [str(judged) for judged in comparison.bounds if not judged.met]
+        if self.fail_on_slo:
+            missed += missed_slos([s for _, run in pairs if os.path.isdir(run.folder) for s in run.info["policies"]])
+        return Answer(
+            value=compared, json=comparison.to_json(), page=compared.page, out=self.folder, files=files.FILES,
+            missed=missed,
         )  # fmt: skip
-    found = done.comparison
-    say(done.page, found.to_json(), as_json)
-    screen.wrote(out, FILES)
-    options.exit_if_any(screen, [str(judged) for judged in found.bounds if not judged.met])
-    if fails_on_slo:  # of the measured runs
-        measured = [read_run(folder) for folder in filter(os.path.isdir, runs[1::2])]
-        options.fail_on_slo(screen, [summary for run in measured for summary in run.info["policies"]])
+
+    def _sides(self) -> "tuple[Sequence[RunLike], Sequence[RunLike]]":
+        predicted, measured = _runs(self.predicted), _runs(self.measured)
+        if not measured:
+            if len(predicted) % 2:
+                raise DsimError(f"{len(predicted)} run folders are given, expected pairs: PREDICTED MEASURED")
+            predicted, measured = predicted[::2], predicted[1::2]
+        if len(predicted) != len(measured):
+            raise DsimError(f"{len(predicted)} predicted and {len(measured)} measured runs are given, expected pairs")
+        return predicted, measured
+
+
+def requested(trace: "TraceLike", time_unit: str | None, columns: str | None) -> "Requested":
+    """What a client was to send."""
+    from ..comparison.clients.match import Requested
+    from ..traces import Trace, load
+
+    known = trace if isinstance(trace, Trace) else load(trace, time_unit=time_unit, columns=columns)
+    return Requested(known.name, known.arrival, known.input_length, known.output_length)
+
+
+def _runs(side: "RunLike | Sequence[RunLike]") -> "Sequence[RunLike]":
+    from ..planner.recorded import OfRun
+    from ..results.run import Run
+
+    return [side] if isinstance(side, str | Path | OfRun | Run) else side
+
+
+def _pair(
+    predicted: "RunLike", measured: "RunLike", read: "Callable[[Path], ClientLog]", trace: "Requested | None",
+    policy: str | None, allow_code: "AllowedCode",
+) -> "tuple[Run, Run]":  # fmt: skip
+    """A load generator's file is matched to the other run, or to its trace."""
+    from ..comparison.clients.measured import measured_beside, measured_run
+
+    file = _client_file(predicted)
+    first: Run = (
+        _run(predicted, allow_code) if file is None else measured_run(read(file), trace, policy=policy or "server")
+    )
+    file = _client_file(measured)
+    return first, _run(measured, allow_code) if file is None else measured_beside(first, read(file), trace, policy)
+
+
+def _client_file(run: "RunLike") -> Path | None:
+    """A load generator's file; None for a run's folder or object."""
+    return Path(run) if isinstance(run, str | Path) and Path(run).is_file() else None
+
+
+def _run(run: "RunLike", allow_code: "AllowedCode") -> "Run":
+    from ..planner.recorded import OfRun
+    from ..results.run import Run, read_run
+
+    if isinstance(run, OfRun):
+        return run.run
+    return run if isinstance(run, Run) else read_run(run, allow_code)
+
+
+def _profile(profiles: "Mapping[str, Profile]", name: str) -> "Profile":
+    from ..profiler.profile import load
+
+    if name in profiles:
+        return profiles[name]
+    try:
+        return load(name)
+    except DsimError:
+        raise DsimError(
+            f"profile {cut(name)}, which a run names, is not shipped: give its file with --profile"
+        ) from None

@@ -1,92 +1,154 @@
 """dsim follow: follow a running server with a twin."""
 
-from contextlib import suppress
+import time
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, ClassVar
+from typing import Annotated as A
 
-import typer
-
-from . import options
-from .options import option
-from .screen import Screen, say
+from ..engine.errors import DsimError
+from . import choices
+from . import questions as q
+from .answer import INTERRUPTED, Answer
+from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
-    from ..following.watch import Watcher
+    from ..following.watch import Following, Watcher
+    from ..planner.given import PolicyLike, ProfileLike, TraceLike
 
-DRIFTED = 1
+LIMIT = 900.0  # s, in the background
 
 
-@options.of_scenario(
-    "ensemble", "replicas", "arrival", "cv", "lengths", "num_requests", "time_scale", "skip_bad", "missing_fails",
-)  # fmt: skip
-def follow_command(
-    urls: Annotated[
-        list[str],
-        typer.Argument(metavar="URL...", help="URLs of the server's metrics, one a replica.", show_default=False),
-    ],
-    policy: options.OnePolicy,
-    given: options.Given = options.NONE_GIVEN,
-    trace: Annotated[
-        str | None,
-        option("T", "The traffic that the fleet was planned for; the first half hour by default.", "--trace"),
-    ] = None,
-    interval: Annotated[float, option("S", "Time between two readings.")] = 5.0,
-    window: Annotated[float, option("S", "Shortest window to judge.")] = 300.0,
-    min_requests: Annotated[int, option("N", "Fewest requests in a window.", "--min-requests")] = 200,
-    access_log: Annotated[
-        Path | None, option("F", "A growing log of requests, in a trace's format.", "--access-log")
-    ] = None,
-    steps: Annotated[Path | None, option("F", "A growing step log, as written by dsim's hooks.")] = None,
-    attainment: options.Attainment = "99%",
-    token_file: Annotated[Path | None, option("F", "A file with a bearer token.", "--token-file")] = None,
-    ca_file: Annotated[Path | None, option("F", "Certificates to trust, as PEM.", "--ca-file")] = None,
-    host: Annotated[str, option("H", "The address of --port.")] = "127.0.0.1",
-    port: Annotated[int | None, option("N", "Serve the page and /metrics; 0 takes a free port.")] = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="Read once and exit, for cron; exit 1 if an alarm is open.")
-    ] = False,
-    out: Annotated[
-        Path, option("DIR", "Folder of samples, windows, profiles and the page; a restart continues.", "-o", "--out")
-    ] = Path("followed"),
-    as_json: options.AsJson = False,
-) -> None:
+@dataclass(frozen=True)
+class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
     """Follow a running server with a twin, and report drift and how much more traffic it can take.
 
     dsim follow http://localhost:8000 --policy vllm-diffusion --profile mine.json --slo ttft=2s --port 9100
     dsim follow http://10.0.0.1:8000 http://10.0.0.2:8000 --policy sglang-fdfo --once
     """
-    from ..api.follow import follow
-    from ..engine.errors import DsimError
-    from ..following.watch import FILES
 
-    if once and port is not None:
-        raise DsimError(f"--once is given and --port is {port}, expected one of them")
-    if port is not None and not 0 <= port < 1 << 16:
-        raise DsimError(f"--port is {port}, expected 0 to 65535")
-    screen = Screen()
+    COMMON: ClassVar = (
+        "policy", "profile", "slos", "trace", "rate", "interval", "window", "access_log", "log", "token_file",
+        "port", "once", "out",
+    )  # fmt: skip
 
-    def serve(watcher: "Watcher") -> None:
-        with suppress(KeyboardInterrupt):
-            if port is None:
-                watcher.run()
-            else:
+    urls: A[str | Sequence[str], Opt("URLs of the server's metrics, one a replica.", "URL...")]
+    policy: A["PolicyLike", q.ONE_POLICY]
+    _: KW_ONLY
+    profile: A["ProfileLike", q.PROFILE] = choices.PROFILE
+    workload: A[str | None, q.WORKLOAD] = None
+    frontend: A[float | None, q.FRONTEND] = None
+    yields: A[str | None, q.YIELD] = None
+    router: A[str, q.ROUTER] = "round-robin"
+    rate: A[float | None, q.RATE] = None
+    eos: A[bool | None, q.EOS] = None
+    slos: A[Sequence[str], q.SLO] = ()
+    trace: A[
+        "TraceLike | None",
+        Opt("The traffic that the fleet was planned for; the first half hour by default.", "T", "Traffic"),
+    ] = None
+    time_unit: A[str | None, q.TIME_UNIT] = None
+    columns: A[str | None, q.COLUMNS] = None
+    only: A[str | None, q.ONLY] = None
+    interval: A[float, Opt("Time between two readings.", "S", "Following")] = 5.0
+    window: A[float, Opt("Shortest window to judge.", "S", "Following")] = 300.0
+    min_requests: A[int, Opt("Fewest requests in a window.", "N", "Following")] = 200
+    access_log: A[str | Path | None, Opt("A growing log of requests, in a trace's format.", "F", "Logs")] = None
+    log: A[str | Path | None, Opt("A growing step log, as written by dsim's hooks.", "F", "Logs")] = None
+    attainment: A[float, q.ATTAINMENT] = 0.99
+    token_file: A[str | Path | None, Opt("A file with a bearer token.", "F", "Following")] = None
+    host: A[str, Opt("The address of --port.", "H", "Server", needs=("port",))] = "127.0.0.1"
+    port: A[int | None, Opt("Serve the page and /metrics; 0 takes a free port.", "N", "Server")] = None
+    once: A[bool, Opt("Read once and exit, for cron; exit 1 if an alarm is open.", "", "Following")] = False
+    check_rules: A[bool, q.CHECK_RULES] = False
+    seed: A[int, q.SEED] = 0
+    seconds: float | None = None  # how long; None: until Ctrl-C
+    out: A[
+        str | Path,
+        Opt(
+            "Folder of samples, windows, profiles and the page; a restart continues.", "DIR", "Output", ("-o", "--out")
+        ),
+    ] = "followed"
+
+    def answer(self, watch: Watch) -> "Answer[Following]":
+        from ..files.lock import Lock
+        from ..following.background import Background
+        from ..following.follower import Followed, Follower
+        from ..following.pages import page_of
+        from ..following.sources.growing import AccessLog, GrowingLogs, StepLogTail
+        from ..following.sources.scrape import Target
+        from ..following.watch import FILES, Following, Watcher, open_folder, state_of
+        from ..results.scenario import Scenario
+        from ..results.slo import Slo
+        from ..traces import Trace, load
+
+        urls = [self.urls] if isinstance(self.urls, str) else list(self.urls)
+        self._check(urls)
+        plan = None if self.trace is None else self.trace if isinstance(self.trace, Trace) else load(self.trace)
+        targets = [Target(url, q.path_of(self.token_file)) for url in urls]
+        policy = q.spec(self.policy)
+        values = q.scenario_fields(self, [policy], self.slos)
+        values = {name: value for name, value in values.items() if name not in ("columns", "only", "time_unit")}
+        scenario = Scenario(trace="azure-conv", policy=policy, profile=q.profile_file(self.profile), **values)
+        for text in self.slos:
+            Slo.parse(text).check_class(())
+        followed = Followed(
+            scenario, tuple(target.url for target in targets), self.interval, self.window, self.min_requests, plan,
+            self.attainment,
+        )  # fmt: skip
+        scenario.setting().check()
+        log = None if self.access_log is None else Path(self.access_log)
+        logs = GrowingLogs(
+            None if log is None else AccessLog(log, self.columns, self.only, self.time_unit),
+            None if self.log is None else StepLogTail(Path(self.log)),
+            watch.say,
+        )
+        logs.read(strict=not any(Path(self.out).glob("samples/*")))  # a mistake shows before the first reading
+        folder = open_folder(self.out, followed)
+        with closing(Lock(folder)):
+            follower = Follower(followed, folder, logs, watch.say, partial(Background, LIMIT))
+            with closing(Watcher(follower, targets, folder, watch.say, command=watch.command())) as watcher:
+                self._follow(watcher, watch)
+            watcher.publish()
+        state = state_of(follower)
+        page = page_of(follower, watch.command())
+        return Answer(
+            value=Following(state, list(follower.windows), folder, page), json=state, page=lambda: page, out=folder,
+            files=FILES, code=int(bool(state["alarms"])) if self.once else INTERRUPTED,
+        )  # fmt: skip
+
+    def _follow(self, watcher: "Watcher", watch: Watch) -> None:
+        if self.once:
+            watcher.once()
+            watcher.settle()
+        elif self.seconds is not None:
+            end = time.monotonic() + self.seconds
+            watcher.run(lambda: time.monotonic() >= end)
+        else:
+            with suppress(KeyboardInterrupt):
+                if self.port is None:
+                    watcher.run()
+                    return
                 from ..following.port import serving
 
-                with serving(watcher, host, port) as url:
-                    screen.print(f"The page is on {url}, its metrics on {url}/metrics")
+                with serving(watcher, self.host, self.port) as url:
+                    watch.say(f"The page is on {url}, its metrics on {url}/metrics")
                     watcher.run()
 
-    given = dict(given)
-    found = follow(
-        urls, policy, slos=given.pop("slo") or (), out=out, trace=trace, interval=interval, window=window,
-        min_requests=min_requests, attainment=options.percent("--attainment", attainment),
-        access_log=access_log, steps=steps, token_file=token_file, ca_file=ca_file,
-        allow_code=given.pop("allow_code") or (), _command=options.command(), _tell=screen.print,
-        _serve=None if once else serve, **given,
-    )  # fmt: skip
-    say(lambda: found.page, found.state, as_json)
-    screen.wrote(out, FILES)
-    if not once:
-        raise typer.Exit(options.INTERRUPTED)
-    if found.state["alarms"]:
-        raise typer.Exit(DRIFTED)
+    def _check(self, urls: Sequence[str]) -> None:
+        if self.once and self.port is not None:
+            raise DsimError(f"--once is given and --port is {self.port}, expected one of them")
+        if self.port is not None and not 0 <= self.port < 1 << 16:
+            raise DsimError(f"--port is {self.port}, expected 0 to 65535")
+        if not urls or len(set(urls)) != len(urls):
+            raise DsimError(f"{len(urls)} URLs are given, {len(set(urls))} of them different, expected each once")
+        for name, value, least in (("interval", self.interval, 0.1), ("window", self.window, 1.0)):
+            if not least <= value <= 86400:
+                raise DsimError(f"{name} is {value:g} s, expected {least:g} to 86400")
+        if not 1 <= self.min_requests <= 1_000_000:
+            raise DsimError(f"min requests is {self.min_requests}, expected 1 to 1000000")
+        if not 0 < self.attainment <= 1:
+            raise DsimError(f"attainment is {100 * self.attainment:g}%, expected above 0% and up to 100%")

@@ -1,4 +1,4 @@
-"""A command's help: purpose, examples, options in panels (options.PANELS)."""
+"""A command's help: purpose, examples, options in panels (questions.PANELS)."""
 
 import inspect
 import re
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
-from .options import PANELS, check_needs
+from .questions import PANELS
 
-OTHER = "Other options"  # missing in PANELS: none, by tests/cli/test_help.py
 INDENT = 4  # columns
 
 
@@ -23,15 +23,14 @@ def parts(text: str) -> tuple[list[str], list[str]]:
     return [" ".join(paragraph.split()) for paragraph in rest.split("\n\n") if paragraph.strip()], examples
 
 
-def panels(params: Iterable[Any]) -> dict[str, list[Any]]:
-    """Options by panel, in PANELS' order; arguments first."""
+def panels(params: Iterable[Any], whole: bool = True) -> dict[str, list[Any]]:
+    """Options by panel, in PANELS' order; arguments first. whole: with those that only `--help-all` shows."""
     params = list(params)
     found = {"Arguments": [param for param in params if param.param_type_name == "argument"]}
-    options = [param for param in params if param.param_type_name == "option" and not param.hidden]
-    for panel, names in PANELS.items():
-        found[panel] = [option for name in names for option in options if name in option.opts]
-    placed = [option for members in found.values() for option in members]
-    found[OTHER] = [option for option in options if option not in placed]
+    options = [param for param in params if param.param_type_name == "option" and (whole or not param.hidden)]
+    for panel in PANELS:
+        found[panel] = [option for option in options if option.rich_help_panel == panel]
+    found["Output"] += [option for option in options if option.rich_help_panel is None]  # Typer's own
     return {panel: members for panel, members in found.items() if members}
 
 
@@ -66,7 +65,14 @@ def _default(param: Any) -> str | None:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _print(command: Any, ctx: Any, formatter: Any) -> None:
+def help_all(ctx: typer.Context, value: bool) -> None:
+    """The callback of `--help-all`."""
+    if value:
+        _print(ctx.command, ctx, None, whole=True)
+        raise typer.Exit
+
+
+def _print(command: Any, ctx: Any, formatter: Any, whole: bool = False) -> None:
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -85,7 +91,7 @@ def _print(command: Any, ctx: Any, formatter: Any) -> None:
         console.print()
     rows = {
         panel: [(names_of(param), text_of(param)) for param in members]
-        for panel, members in panels(command.get_params(ctx)).items()
+        for panel, members in panels(command.get_params(ctx), whole).items()
     }
     if isinstance(command, TyperGroup):
         of_group = [(name, command.get_command(ctx, name)) for name in command.list_commands(ctx)]
@@ -114,10 +120,6 @@ class Command(TyperCommand):
     """Typer's own help cuts long words."""
 
     format_help = _print
-
-    def invoke(self, ctx: Any) -> Any:
-        check_needs(ctx)
-        return super().invoke(ctx)
 
 
 class Group(TyperGroup):

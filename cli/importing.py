@@ -1,71 +1,97 @@
 """dsim import: a load generator's measurements of a server as a run."""
 
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
+from typing import Annotated as A
 
-import typer
+from ..engine.errors import DsimError, cut
+from . import questions as q
+from .answer import Answer
+from .compare import requested
+from .declared import Opt, Question, Watch
 
-from . import options
-from .options import option
-from .screen import Screen, say, show
+if TYPE_CHECKING:
+    from ..planner.given import TraceLike
+    from ..planner.recorded import Imported
 
 
-def import_command(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE",
-            help="Of vllm bench serve --save-detailed, guidellm (JSON) or aiperf (profile_export.jsonl), or a "
-            "gateway's log (LiteLLM's, or any with --columns) that has start, first token and end.",
-            show_default=False,
-        ),
-    ],
-    trace: Annotated[
-        str | None, option("T", "The trace that the client replayed: its arrivals and lengths.", "--trace")
-    ] = None,
-    time_unit: options.TimeUnit = None,
-    columns: options.Columns = None,
-    only: options.Only = None,
-    skip_bad: options.SkipBad = False,
-    policy: Annotated[
-        str | None,
-        option(
-            "NAME",
-            "Name of the server's policy: a twin's, to compare with it; by default from the step log, or `server`.",
-        ),
-    ] = None,
-    log: Annotated[
-        Path | None, option("FILE", "The server's step log of the same time: adds its steps.", "--log")
-    ] = None,
-    benchmark: Annotated[
-        int | None, option("N", "Which benchmark of a file with several (guidellm's sweep), from 1.", "--benchmark")
-    ] = None,
-    replicas: Annotated[int, option("N", "Replicas behind the router.", "--replicas")] = 1,
-    slo: options.Slos = None,
-    missing_fails: options.MissingFails = False,
-    out: options.RunOut = None,
-    as_json: options.AsJson = False,
-    force: options.Force = False,
-) -> None:
+@dataclass(frozen=True)
+class ImportQuestion(q.OfFile, q.Forced, Question["Imported"]):
     """Import a load generator's measurements of a server as a run, with dsim's definitions of metrics.
 
     dsim import bench.json --trace trace.jsonl --slo ttft=2s -o runs/measured
     dsim import spend.json --only model=sdar-8b --slo ttft=2s -o runs/measured
     dsim import bench.json --log steps.jsonl --json
     """
-    from ..api.measured import import_run
-    from ..comparison.clients.words import client_lines
-    from ..results.manifest import FILES
 
-    screen = Screen()
-    run = import_run(
-        file, trace=trace, time_unit=time_unit, columns=columns, only=only, skip_bad=skip_bad, policy=policy,
-        log=log, replicas=replicas,
-        slos=slo or [], missing_passes=not missing_fails, benchmark=benchmark, out=out, force=force,
-        _command=options.command(), _warn=screen.warn,
-    )  # fmt: skip
-    info = run.measured.info
-    say(run.page, {key: info.get(key) for key in ("client", "trace", "policies")}, as_json)
-    if not as_json:
-        show(*client_lines(info))
-    screen.wrote(out, FILES)
+    file: A[
+        str | Path,
+        Opt(
+            "Of vllm bench serve --save-detailed, guidellm (JSON) or aiperf (profile_export.jsonl), or a "
+            "gateway's log (LiteLLM's, or any with --columns) that has start, first token and end.", "FILE",
+        ),
+    ]  # fmt: skip
+    _: KW_ONLY
+    trace: A[
+        "TraceLike | None", Opt("The trace that the client replayed: its arrivals and lengths.", "T", "Traffic")
+    ] = None
+    policy: A[
+        str | None,
+        Opt(
+            "Name of the server's policy: a twin's, to compare with it; by default from the step log, or `server`.",
+            "NAME", "Policy and profile",
+        ),
+    ] = None  # fmt: skip
+    log: A[str | Path | None, Opt("The server's step log of the same time: adds its steps.", "FILE", "Measurement")] = (
+        None
+    )
+    benchmark: A[
+        int | None,
+        Opt("Which benchmark of a file with several (guidellm's sweep), from 1.", "N", "Measurement"),
+    ] = None
+    replicas: A[int, Opt("Replicas behind the router.", "N", "Fleet and price")] = 1
+    slos: A[Sequence[str], q.SLO] = ()
+    missing_fails: A[bool, q.MISSING_FAILS] = False
+    out: A[str | Path | None, q.RUN_OUT] = None
+
+    def answer(self, watch: Watch) -> "Answer[Imported]":
+        from ..comparison.clients.measured import measured_run, write_measured
+        from ..comparison.clients.read import read_client
+        from ..comparison.clients.words import client_lines
+        from ..engine.policy import PRESETS
+        from ..files.read import printable
+        from ..planner.recorded import Imported
+        from ..profiler.as_logged import policy_of
+        from ..profiler.steplog import read_log
+        from ..results.manifest import FILES
+        from ..results.scenario import MAX_REPLICAS
+        from ..results.slo import Slo
+
+        if not 1 <= self.replicas <= MAX_REPLICAS:
+            raise DsimError(f"replicas is {cut(self.replicas)}, expected 1 to {MAX_REPLICAS}")
+        alone = self.trace is None  # these options are then the log's
+        client = read_client(
+            self.file, self.columns if alone else None, self.only, self.time_unit if alone else None, self.skip_bad,
+            self.benchmark,
+        )  # fmt: skip
+        if self.log is not None and client.steps is not None:
+            raise DsimError(f"log is {self.log} and {self.file} is a step log itself: expected one of them")
+        engine = client.steps if self.log is None else read_log(Path(self.log))
+        named = "server" if engine is None or engine.header.preset not in PRESETS else policy_of(engine.header)[0]
+        run = measured_run(
+            client, None if self.trace is None else requested(self.trace, self.time_unit, self.columns),
+            policy=printable(self.policy or named), slos=[Slo.parse(text) for text in q.texts_of(self.slos)],
+            missing_passes=not self.missing_fails, replicas=self.replicas, engine=engine,
+        )  # fmt: skip
+        if command := watch.command():
+            run.info["command"] = command
+        watch.warn([*client.warnings, *run.info["client"]["warnings"]])
+        if self.folder is not None:
+            write_measured(run, self.folder, force=self.force)
+        imported = Imported(run, self.folder)
+        return Answer(
+            value=imported, json={key: run.info.get(key) for key in ("client", "trace", "policies")},
+            page=imported.page, lines=client_lines(run.info), out=self.folder, files=FILES,
+        )  # fmt: skip

@@ -1,42 +1,44 @@
-"""dsim policies: the presets, one line each."""
+"""dsim policies, profiles and metrics: what there is."""
 
-from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated as A
+from typing import Any
 
-from . import options
-from .options import option
-from .screen import print_json, show
+from . import questions as q
+from .answer import Answer
+from .declared import Opt, Question, Watch
 
 
-def policies(
-    as_json: options.AsJson = False,
-    fields: Annotated[
-        str | None, option("SPEC", "Show one policy's fields: default, allowed values, meaning.", "--fields")
-    ] = None,
-    allow_code: options.AllowCode = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class PoliciesQuestion(q.Coded, Question[None]):
     """List the policies' presets and the fields that a SPEC can set.
 
     dsim policies
     dsim policies --fields optimus
     """
-    if fields is not None:
-        _print_fields(fields, as_json, allow_code or [])
-        return
-    from ..engine.policy import PRESETS, describe, settings_of
 
-    if as_json:
-        print_json({name: describe(preset.policy) for name, preset in PRESETS.items()}, indent=2)
-        return
-    width = max(len(f"{name}[:{preset.main}]") for name, preset in PRESETS.items())
-    for name, preset in PRESETS.items():
-        show(f"{f'{name}[:{preset.main}]':<{width}}  {preset.summary}")
-    known = dict.fromkeys(field for preset in PRESETS.values() for field in settings_of(preset.policy))
-    show(f"\nA SPEC is name[:value][,field=value...]; the fields are {', '.join(known)}.")
+    fields: A[str | None, Opt("Show one policy's fields: default, allowed values, meaning.", "SPEC", "What to do")] = (
+        None
+    )
+
+    def answer(self, watch: Watch) -> Answer[None]:
+        if self.fields is not None:
+            return _fields(self.fields, self.allow_code)
+        from ..engine.policy import PRESETS, describe, settings_of
+
+        width = max(len(f"{name}[:{preset.main}]") for name, preset in PRESETS.items())
+        names = dict.fromkeys(field for preset in PRESETS.values() for field in settings_of(preset.policy))
+        return Answer(
+            value=None, json={name: describe(preset.policy) for name, preset in PRESETS.items()},
+            lines=[
+                *(f"{f'{name}[:{preset.main}]':<{width}}  {preset.summary}" for name, preset in PRESETS.items()),
+                f"\nA SPEC is name[:value][,field=value...]; the fields are {', '.join(names)}.",
+            ],
+        )  # fmt: skip
 
 
-def _print_fields(spec: str, as_json: bool, allow_code: list[Path]) -> None:
+def _fields(spec: str, allow_code: Sequence[Any]) -> Answer[None]:
     """By axis, with values and the paper or file that the policy follows."""
     from ..engine.part import AXES, fields_of
     from ..engine.policy import name_of, parse, preset_of
@@ -45,21 +47,20 @@ def _print_fields(spec: str, as_json: bool, allow_code: list[Path]) -> None:
     code = named_code([spec], allow_code)
     policy, preset = parse(spec, code), preset_of(name_of(spec), spec, code)
     axes = {axis: fields_of(getattr(policy, axis)) for axis in AXES}
-    if as_json:
-        listed = [{"axis": axis, **asdict(field)} for axis, found in axes.items() for field in found]
-        about = {"name": policy.name, "summary": preset.summary, "citation": preset.citation, "main": preset.main}
-        print_json({**about, "fields": listed}, indent=2)
-        return
-    show(f"{policy.name}: {preset.summary}" if preset.summary else policy.name)
+    listed = [{"axis": axis, **asdict(field)} for axis, fields in axes.items() for field in fields]
+    about = {"name": policy.name, "summary": preset.summary, "citation": preset.citation, "main": preset.main}
+    lines = [f"{policy.name}: {preset.summary}" if preset.summary else policy.name]
     if preset.citation:
-        show(f"Source: {preset.citation}")
+        lines.append(f"Source: {preset.citation}")
     if preset.main:
-        show(f"{name_of(spec)}:VALUE sets {preset.main}.")
-    for axis, found in axes.items():
-        if found:
-            show(f"\n{axis} ({type(getattr(policy, axis)).__name__})")
-        for field in found:
-            show(f"  {field.name} = {value_of(field.default)}: {field.meaning or 'no meaning given'} [{field.bounds}]")
+        lines.append(f"{name_of(spec)}:VALUE sets {preset.main}.")
+    for axis, fields in axes.items():
+        if fields:
+            lines.append(f"\n{axis} ({type(getattr(policy, axis)).__name__})")
+        for field in fields:
+            meaning = f"{field.meaning or 'no meaning given'} [{field.bounds}]"
+            lines.append(f"  {field.name} = {value_of(field.default)}: {meaning}")
+    return Answer(value=None, json={**about, "fields": listed}, lines=lines)
 
 
 def value_of(value: Any) -> str:
@@ -67,3 +68,40 @@ def value_of(value: Any) -> str:
     if isinstance(value, tuple):
         return "/".join(map(str, value)) or "none"
     return str(value).lower() if isinstance(value, bool | None) else str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilesQuestion(Question[None]):
+    """List the shipped profiles.
+
+    dsim profiles
+    dsim profiles --json
+    """
+
+    def answer(self, watch: Watch) -> Answer[None]:
+        from ..profiler.known import default_said
+        from ..profiler.profile import load, shipped
+
+        profiles = shipped()
+        width = max(map(len, profiles), default=0)
+        lines = [f"{name:{width}}  {text}; {default_said(load(name))}" for name, text in profiles.items()]
+        return Answer(value=None, json=profiles, lines=lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsQuestion(Question[None]):
+    """Print the meaning of every number in a report.
+
+    dsim metrics
+    dsim metrics --json
+    """
+
+    def answer(self, watch: Watch) -> Answer[None]:
+        from ..results.metrics import METRICS
+
+        json, lines = {}, []
+        for name, metric in METRICS.items():
+            json[name] = {"unit": metric.unit, "formula": metric.formula, "note": metric.note}
+            unit, note = (f" [{metric.unit}]" if metric.unit else ""), (f" ({metric.note})" if metric.note else "")
+            lines.append(f"{name}{unit}: {metric.formula}{note}")
+        return Answer(value=None, json=json, lines=lines)

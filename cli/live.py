@@ -1,83 +1,92 @@
 """dsim live: serve a trace in real time on a device, under the twin's policies."""
 
-from dataclasses import replace
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+from typing import Annotated as A
 
-import typer
+from . import choices
+from . import questions as q
+from .answer import Answer
+from .bar import watch_runs
+from .cautions import warn
+from .declared import Opt, Question, Watch
 
-from . import choices, options
-from .bar import Bar, watch_runs
-from .options import INTERRUPTED, option
-from .screen import Screen, say
+if TYPE_CHECKING:
+    from ..planner.given import PolicyLike, ProfileLike
+    from ..planner.recorded import Recorded
 
 
-@options.of_scenario("profile", "frontend", "yields", "ensemble", "replicas", "router", "eos")
-def live_command(
-    trace: options.TraceName,
-    model: Annotated[str | None, option("M", "tiny (the default), tiny-both-ways, or a model's directory.")] = None,
-    random_weights: options.RandomWeights = None,
-    policy: options.Policies = None,
-    commits: Annotated[
-        str | None,
-        option(
-            "C",
-            "What decides which tokens commit: model (the weights), or twin (the profile's draws; for random weights).",
-        ),
-    ] = None,
-    profile: Annotated[
-        str | None, option("P", "A profile of this model, for --commits twin and elastic chunks.", "--profile")
-    ] = None,
-    prompts: Annotated[
-        str | None,
-        option("FILE", "The prompts: a text, a .jsonl of token ids, or source|records (tiny)."),
-    ] = None,
-    device: options.OnDevice = None,
-    graphs: options.Graphs = None,
-    mask_token_id: options.MaskTokenId = None,
-    block_length: options.BlockLength = None,
-    tokenizer: options.Tokenizer = None,
-    temperature: options.Temperature = 0.0,
-    given: options.Given = options.NONE_GIVEN,
-    eos: options.EndsAtEos = False,
-    out: options.RunOut = None,
-    as_json: options.AsJson = False,
-    force: options.Force = False,
-) -> None:
+@dataclass(frozen=True)
+class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["Recorded"]):
     """Serve a trace on this machine's device, in real time, and report what its clients saw.
 
     dsim live azure-conv --lengths fixed:64,64 --rate 2 --num-requests 60 --policy lmdeploy-bd32 -o runs/live
     dsim live azure-conv --model ./SDAR-8B-Chat --policy optimus --profile mine.json
     """
-    from ..device.live_run import live_run
-    from ..report.story import words
-    from ..results.manifest import FILES
-    from ..results.scenario import different
 
-    specs = different(policy or ["lmdeploy-bd32"])
-    first = options.scenario(given, specs, trace=trace, policy=specs[0], profile=profile or choices.PROFILE, eos=eos)
-    screen = Screen()
-    scenarios = [replace(first, policy=spec) for spec in specs]
-    run = live_run(
-        scenarios, model=model, random_weights=random_weights,
-        profiled=profile is not None, commits=commits,
-        prompts=prompts, device=device, graphs=graphs, mask_token_id=mask_token_id, block_length=block_length,
-        tokenizer=tokenizer, temperature=temperature,
-        ready=lambda: options.warn(screen, *scenarios),
+    COMMON: ClassVar = (
+        "policy", "model", "profile", "commits", "slos", "rate", "lengths", "num_requests", "prompts", "device",
+        "temperature", "seed", "out", "force",
     )  # fmt: skip
-    requests = run.requests
-    with Bar(screen, "live", "requests") as bar:
-        watch = watch_runs(bar, len(specs), len(requests), "warming up")
-        recorded = run.serve(out, force=force, about={"command": options.command()}, watch=watch)
-    manifest = recorded.manifest
-    shown = {
-        "policies": manifest["policies"], "live": manifest["live"], "commits": run.live.commits,
-        "interrupted": recorded.interrupted,
-    }  # fmt: skip
-    say(lambda: words(manifest["policies"], manifest), shown, as_json)
-    if recorded.interrupted:
-        screen.alarm(f"Interrupted: {recorded.progress(specs, len(requests))}")
-    screen.wrote(out, FILES)
-    if recorded.failure is not None:
-        raise recorded.failure
-    if recorded.interrupted:
-        raise typer.Exit(INTERRUPTED)
+
+    policy: A["PolicyLike | Sequence[PolicyLike]", q.MANY_POLICIES] = ()
+    _: KW_ONLY
+    model: A[
+        str | None, Opt("tiny (the default), tiny-both-ways, or a model's directory.", "M", "Model and device")
+    ] = None
+    commits: A[
+        str | None,
+        Opt(
+            "What decides which tokens commit: model (the weights), or twin (the profile's draws; for random weights).",
+            "C", "Policy and profile",
+        ),
+    ] = None  # fmt: skip
+    profile: A[
+        "ProfileLike | None",
+        Opt("A profile of this model, for --commits twin and elastic chunks.", "P", "Policy and profile"),
+    ] = None
+    prompts: A[
+        str | None, Opt("The prompts: a text, a .jsonl of token ids, or source|records (tiny).", "FILE", "Traffic")
+    ] = None
+    temperature: A[float, q.TEMPERATURE] = 0.0
+    eos: A[bool, q.ENDS_AT_EOS] = False
+    slos: A[Sequence[str], q.SLO] = ()
+    out: A[str | Path | None, q.RUN_OUT] = None
+
+    def answer(self, watch: Watch) -> "Answer[Recorded]":
+        from ..device.live_run import live_run
+        from ..planner.recorded import Recorded
+        from ..report.story import words
+        from ..results.manifest import FILES
+        from ..results.run import read_run
+
+        named = choices.PROFILE if self.profile is None else self.profile
+        scenarios = q.scenarios_of(self, self.policy or "lmdeploy-bd32", self.slos, named)
+        run = live_run(
+            scenarios, model=self.model, random_weights=self.random_weights, profiled=self.profile is not None,
+            commits=self.commits, prompts=self.prompts, device=self.device, graphs=self.graphs,
+            mask_token_id=self.mask_token_id, block_length=self.block_length, tokenizer=self.tokenizer,
+            temperature=self.temperature, ready=lambda: warn(watch, *scenarios),
+        )  # fmt: skip
+        num = len(run.requests)
+        kept, folder = q.kept_folder(self.folder, watch)
+        with watch.bar("live", "requests") as bar:
+            runs = watch_runs(bar, len(scenarios), num, "warming up")
+            done = run.serve(folder, force=self.force, about={"command": watch.command()}, watch=runs)
+        manifest = done.manifest
+        shown = {
+            "policies": manifest["policies"], "live": manifest["live"], "commits": run.live.commits,
+            "interrupted": done.interrupted,
+        }  # fmt: skip
+        specs = [scenario.policy for scenario in scenarios]
+        return Answer(
+            value=lambda: Recorded(read_run(folder or "", scenarios[0].allow_code), kept),
+            json=shown,
+            page=lambda: words(manifest["policies"], manifest),
+            out=self.folder,
+            files=FILES,
+            interrupted=f"Interrupted: {done.progress(specs, num)}" if done.interrupted else "",
+            failure=done.failure,
+        )

@@ -1,119 +1,131 @@
 """dsim replay: a trace through the twin, with one or several policies side by side."""
 
-from dataclasses import replace
-from typing import Annotated, Any
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Annotated as A
 
-import typer
+from . import choices
+from . import questions as q
+from .answer import Answer
+from .bar import watch_runs
+from .cautions import missed_slos, warn, warn_of_yields
+from .declared import Opt, Question, Watch
 
-from . import choices, options
-from .bar import Bar, watch_runs
-from .options import INTERRUPTED, option
-from .screen import Screen, say
+if TYPE_CHECKING:
+    from ..planner.given import PolicyLike
+    from ..planner.recorded import Replay
 
 
-@options.of_scenario()
-def replay(
-    context: typer.Context,
-    trace: options.TraceName,
-    policy: options.Policies = None,
-    as_logged: Annotated[
-        bool,
-        typer.Option(
-            "--as-logged", help="TRACE is a step log: replay its requests under the policy and settings that it names."
-        ),
-    ] = False,
-    given: options.Given = options.NONE_GIVEN,
-    pool: options.Pools = None,
-    link: options.Links = None,
-    decider: options.Decider = "always",
-    fleet: options.FleetFile = None,
-    scaler: options.Scaler = choices.FIXED,
-    startup: options.Startup = "0",
-    concurrency: Annotated[int | None, option("N", "Closed loop: N requests in flight, the trace as a queue.")] = None,
-    sessions: Annotated[
-        bool, typer.Option("--sessions", help="Send a session's turn only after the previous turn has ended.")
-    ] = False,
-    drain: Annotated[
-        bool,
-        typer.Option(
-            "--drain/--no-drain",
-            help="Serve the requests in flight after the last arrival, or count them as unfinished.",
-        ),
-    ] = True,
-    jobs: Annotated[
-        int | None,
-        option("N", "Replays of --ensemble at once, threads of a replay; by default all cores, on Ray all its CPUs."),
-    ] = None,
-    backend: options.Backend = "local",
-    address: options.Address = None,
-    gpu_hour: options.GpuHour = None,
-    currency: options.Currency = "USD",
-    out: options.RunOut = None,
-    fails_on_slo: options.FailOnSlo = False,
-    as_json: options.AsJson = False,
-    force: options.Force = False,
-) -> None:
+@dataclass(frozen=True)
+class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["Replay"]):
     """Replay a trace through the twin and report what its clients would have seen.
 
     dsim replay azure-conv --replicas 2 --policy lmdeploy-bd32 --policy optimus --slo ttft=5s -o runs/azure
     dsim replay mooncake-conv --policy ar --rate 4 --num-requests 500 --json
     """
-    from ..planner.grid import check_together
-    from ..planner.replay_run import check_place, fleet_cost, write_replay
-    from ..report.story import words
-    from ..results.fleet_file import FleetWords
-    from ..results.manifest import FILES
-    from ..results.scenario import different, on_fleet, replicas_of
 
-    known: dict[str, Any] = {"command": options.command(options.SPEED)}
-    screen = Screen()
-    named = policy or []  # without the log's policy
-    if as_logged:
-        from .as_logged import as_logged as read_as_logged
-
-        logged = read_as_logged(context, trace, policy, given["profile"])
-        policy, given = logged.policies, {**given, "profile": logged.profile, "frontend": 0.0}
-        known |= logged.about
-        for line in logged.lines:
-            screen.print(line)
-    specs, ensemble = different(policy or ["optimus"]), given["ensemble"]
-    check_place(ensemble, jobs, backend, address)
-    of_fleet = FleetWords(
-        tuple(pool or ()), tuple(link or ()), given["router"], decider, scaler, startup,
-    ).or_file(fleet)  # fmt: skip
-    options.check_pools(of_fleet.pools, policy, given)
-    first = options.scenario(
-        given, named, trace=trace, policy=specs[0], replicas=replicas_of(specs, given["replicas"]),
-        concurrency=concurrency, sessions=sessions, drain=drain,
+    COMMON: ClassVar = (
+        "policy", "profile", "slos", "rate", "arrival", "lengths", "num_requests", "replicas", "router", "fleet",
+        "concurrency", "ensemble", "seed", "out",
     )  # fmt: skip
-    check_together(first)
-    scenarios = on_fleet([replace(first, policy=spec) for spec in specs], of_fleet, named=fleet is None)
-    first = scenarios[0]
-    requests = first.requests()
-    options.warn(screen, *scenarios)
-    options.warn_of_yields(screen, *scenarios)
-    if gpu_hour is not None:
-        known["cost"] = fleet_cost(scenarios, gpu_hour, currency)
-    if ensemble is not None:
-        from ..planner.backend import Pool
-        from ..planner.ensemble import check_num  # loads SciPy
-        from ..planner.ensemble import ensemble as run_ensemble
 
-        check_num(ensemble, scenarios)
-        with Bar(screen, "ensemble", "replays", note="starting") as bar, Pool(backend, jobs, address) as replays:
-            drawn = run_ensemble(scenarios, requests, ensemble, pool=replays, progress=bar.update)
-        known["ensemble"] = drawn.to_json()
-    with Bar(screen, "replay", "requests") as bar:
-        watch = watch_runs(bar, len(specs), len(requests), "starting", " simulated")
-        recorded = write_replay(scenarios, requests, known, out=out, force=force, jobs=jobs, watch=watch)
-    manifest = recorded.manifest
-    shown = {"policies": manifest["policies"], "profile": manifest["profile"], "interrupted": recorded.interrupted}
-    shown |= {name: manifest[name] for name in ("measured", "ensemble", "cost") if name in manifest}
-    say(lambda: words(manifest["policies"], manifest), shown, as_json)
-    if recorded.interrupted:
-        screen.alarm(f"Interrupted: {recorded.progress(specs, len(requests))}")
-    screen.wrote(out, FILES)
-    if recorded.interrupted:
-        raise typer.Exit(INTERRUPTED)
-    if fails_on_slo:
-        options.fail_on_slo(screen, manifest["policies"])
+    policy: A["PolicyLike | Sequence[PolicyLike]", q.MANY_POLICIES] = ()
+    _: KW_ONLY
+    as_logged: A[
+        bool,
+        Opt("TRACE is a step log: replay its requests under the policy and settings that it names.", "", "What to do"),
+    ] = False
+    slos: A[Sequence[str], q.SLO] = ()
+    scaler: A[
+        str,
+        Opt(
+            f"{', '.join(choices.SCALERS)}, or your own ./mine.py:SCALER; then ,field=value...", "S", "Fleet and price",
+            values=lambda: choices.SCALERS,
+        ),
+    ] = choices.FIXED  # fmt: skip
+    startup: A[
+        str,
+        Opt(
+            "Time to start a replica; or its parts, such as provision=240+-30,load=18, or a measured set.", "SECONDS",
+            "Fleet and price",
+        ),
+    ] = "0"  # fmt: skip
+    eos: A[bool | None, q.EOS] = None
+    concurrency: A[int | None, Opt("Closed loop: N requests in flight, the trace as a queue.", "N", "Traffic")] = None
+    sessions: A[bool, Opt("Send a session's turn only after the previous turn has ended.", "", "Traffic")] = False
+    drain: A[
+        bool,
+        Opt("Serve the requests in flight after the last arrival, or count them as unfinished.", "", "Traffic"),
+    ] = True
+    gpu_hour: A[float | None, q.GPU_HOUR] = None
+    jobs: A[
+        int | None,
+        Opt(
+            "Replays of --ensemble at once, threads of a replay; by default all cores.", "N",
+            "Execution",
+        ),
+    ] = None  # fmt: skip
+    fail_on_slo: A[bool, q.FAIL_ON_SLO] = False
+    out: A[str | Path | None, q.RUN_OUT] = None
+
+    @property
+    def specs(self) -> list[str]:
+        """As named; none for the default."""
+        return [q.name_of(policy) for policy in q.listed(self.policy)]
+
+    def answer(self, watch: Watch) -> "Answer[Replay]":
+        about: dict[str, Any] = {"command": watch.command()}
+        question, policies = self, self.policy
+        with ExitStack() as stack:
+            if self.as_logged:
+                from .as_logged import as_logged
+
+                logged = stack.enter_context(as_logged(self, watch))
+                policies, about = logged.policies, about | logged.about
+                question = replace(self, profile=logged.profile, frontend=0.0, as_logged=False)
+            return question._replayed(watch, about, policies or choices.POLICY)
+
+    def _replayed(
+        self, watch: Watch, about: dict[str, Any], policies: "PolicyLike | Sequence[PolicyLike]"
+    ) -> "Answer[Replay]":
+        from ..planner.recorded import Replay
+        from ..planner.replay_run import fleet_cost, write_replay
+        from ..report.story import words
+        from ..results.manifest import FILES
+        from ..results.scenario import on_fleet
+
+        fleet = self.fleet_words(self.specs or None, scaler=self.scaler, startup=str(self.startup or 0))
+        scenarios = on_fleet(
+            q.scenarios_of(self, policies, self.slos, self.profile, self.replicas), fleet, named=self.fleet is None
+        )
+        requests = scenarios[0].requests()
+        warn(watch, *scenarios)
+        warn_of_yields(watch, *scenarios)
+        if self.gpu_hour is not None:
+            about["cost"] = fleet_cost(scenarios, self.gpu_hour, self.currency)
+        if self.ensemble is not None:
+            from ..planner.backend import Pool
+            from ..planner.ensemble import check_num, ensemble  # loads SciPy
+
+            check_num(self.ensemble, scenarios)
+            with watch.bar("ensemble", "replays", note="starting") as bar, Pool(jobs=self.jobs) as pool:
+                drawn = ensemble(scenarios, requests, self.ensemble, pool=pool, progress=bar.update)
+            about["ensemble"] = drawn.to_json()
+        with watch.bar("replay", "requests") as bar:
+            runs = watch_runs(bar, len(scenarios), len(requests), "starting", " simulated")
+            done = write_replay(
+                scenarios, requests, about, out=self.folder, force=self.force, jobs=self.jobs, watch=runs
+            )
+        manifest = done.manifest
+        shown = {"policies": manifest["policies"], "profile": manifest["profile"], "interrupted": done.interrupted}
+        shown |= {name: manifest[name] for name in ("measured", "ensemble", "cost") if name in manifest}
+        specs = [scenario.policy for scenario in scenarios]
+        return Answer(
+            value=Replay(done.results, done.summaries, manifest, tuple(scenarios), requests, self.folder),
+            json=shown, page=lambda: words(manifest["policies"], manifest), out=self.folder, files=FILES,
+            interrupted=f"Interrupted: {done.progress(specs, len(requests))}" if done.interrupted else "",
+            missed=missed_slos(manifest["policies"]) if self.fail_on_slo else (),
+        )  # fmt: skip

@@ -1,55 +1,101 @@
 """Findings go to standard output, messages to standard error."""
 
 import json
+import shlex
 import sys
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..files.read import printable
+import typer
+
+from ..files.read import printable, without_secrets
 from ..report.terminal import Terminal
+from .answer import INTERRUPTED, MISSED, Stopped
+from .bar import Bar
+from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from ..report.page import Page
 
 
 has_printed = False  # the findings, as JSON
+# Options that do not change the result, with their number of values.
+PLACES = {"-o": 1, "--out": 1, "--output": 1, "--force": 0, "--json": 0}
+SPEED = {"--jobs": 1, "--ray": 1}
 
 
-class Screen(Terminal):
+class Screen(Watch):
     """Standard error, one line per message."""
 
+    in_python = False
+
     def __init__(self) -> None:
-        super().__init__(stderr=True, soft_wrap=True, highlight=False, markup=False)
+        self.console = Terminal(stderr=True, soft_wrap=True, highlight=False, markup=False)
+
+    def command(self, *speed: str) -> str:
+        """For a page, without options that do not change the result; speed: those of SPEED that do not."""
+        drop = PLACES | {name: SPEED[name] for name in speed or SPEED}
+        kept, skip = [], 0
+        for word in sys.argv[1:]:
+            name, equals, _ = word.partition("=")
+            if skip:
+                skip -= 1
+            elif name in drop:
+                skip = 0 if equals else drop[name]
+            else:
+                kept.append(without_secrets(word))
+        return printable(shlex.join(["dsim", *kept]))
 
     def warn(self, lines: Iterable[str]) -> None:
         for line in lines:
-            self.print(f"Warning: {line}", style="yellow")
+            self.console.print(f"Warning: {line}", style="yellow")
+
+    def say(self, *lines: str) -> None:
+        for line in lines:
+            self.console.print(line)
 
     def alarm(self, line: str) -> None:
-        self.print(line, style="bold red")
+        self.console.print(line, style="bold red")
 
-    def explain(self, line: str) -> None:
-        """Where findings come from, if not empty."""
-        if line:
-            self.print(line)
-
-    def wrote(self, out: Path | None, files: Iterable[str]) -> None:
-        """Which of the files were written."""
-        if out is not None:
-            self.print(f"Wrote {out}/ ({', '.join(file for file in files if (out / file).exists())})")
+    def bar(self, name: str, unit: str = "", total: int | None = None, note: str = "") -> Bar:
+        return Bar(self.console, name, unit, total, note)
 
 
-def json_text(data: Any, indent: int | None = None) -> str:
+def run(question: Question[Any], as_json: bool) -> None:
+    """Answer a question, show the answer and end as it says."""
+    screen = Screen()
+    try:
+        answer = question.answer(screen)
+    except Stopped as stop:
+        screen.alarm(str(stop))
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        print_json(answer.json)
+    else:
+        if answer.page is not None:
+            show_page(answer.page())
+        show(*answer.lines)
+    if answer.explained:
+        screen.say(answer.explained)
+    if answer.interrupted:
+        screen.alarm(answer.interrupted)
+    if answer.out is not None:
+        written = ", ".join(file for file in answer.files if (answer.out / file).exists())
+        screen.say(f"Wrote {answer.out}/ ({written})")
+    if answer.failure is not None:
+        raise answer.failure
+    for line in answer.missed:
+        screen.alarm(line)
+    if code := INTERRUPTED if answer.interrupted else answer.code or MISSED * bool(answer.missed):
+        raise typer.Exit(code)
+
+
+def print_json(data: Any) -> None:
     """NaN and infinity become null."""
     from ..results.metrics import no_nan
 
-    return json.dumps(no_nan(data), indent=indent, allow_nan=False)
-
-
-def print_json(data: Any, indent: int | None = None) -> None:
     global has_printed
-    print(json_text(data, indent))
+    print(json.dumps(no_nan(data), allow_nan=False))
     has_printed = True
 
 
@@ -61,14 +107,11 @@ def print_json_error(message: str, exit_code: int, kind: str) -> None:
 
 
 def show(*lines: str) -> None:
-    print(*map(printable, lines), sep="\n")
+    if lines:
+        print(*map(printable, lines), sep="\n")
 
 
-def say(page: Callable[[], "Page"], data: Any, as_json: bool) -> None:
-    """For people, or as JSON."""
-    if as_json:
-        print_json(data)
-    else:
-        from ..report.text import render
+def show_page(page: "Page") -> None:
+    from ..report.text import render
 
-        render(page(), Terminal(soft_wrap=not sys.stdout.isatty(), highlight=False))
+    render(page, Terminal(soft_wrap=not sys.stdout.isatty(), highlight=False))

@@ -1,84 +1,84 @@
 """dsim sweep: run a grid or list of scenarios once each, and tabulate them."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, Any
+from typing import Annotated as A
 
 from ..engine.errors import DsimError
-from . import options
-from .bar import Bar
-from .options import INTERRUPTED
-from .screen import Screen, print_json, show
+from . import questions as q
+from .answer import Answer
+from .cautions import warn, warn_of_yields
+from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
     from ..planner.sweep import Sweep
+    from ..results.scenario import Scenario
 
 
-def sweep(
-    config: Annotated[
-        Path, typer.Argument(metavar="CONFIG.toml", help="The fixed and the varied fields: docs/sweep.md.")
-    ],
-    out: Annotated[
-        Path,
-        typer.Option("-o", "--out", metavar="DIR", help="Folder for results; finished cells in it are not run again."),
-    ],
-    ensemble: options.Ensemble = None,
-    allow_code: options.AllowCode = None,
-    jobs: options.Jobs = None,
-    backend: options.Backend = "local",
-    address: options.Address = None,
-    force: Annotated[bool, typer.Option("--force", help="Start anew: discard the folder's content.")] = False,
-    as_json: options.AsJson = False,
-) -> None:
+@dataclass(frozen=True)
+class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
     """Run every cell of a sweep, and write a table and a report; after an interrupt, the same command continues.
 
     dsim sweep examples/sweep.toml -o runs/sweep
-    dsim sweep examples/sweep.toml --backend ray --address auto -o runs/sweep
+    dsim sweep examples/sweep.toml --ray auto -o runs/sweep
     """
-    from ..planner.sweep import FILES
-    from ..planner.sweep import sweep as run_sweep
-    from ..report.ensemble import decided, sentences
 
-    screen = Screen()
-    with Bar(screen, "sweep", "cells") as bar:
-        done = run_sweep(
-            config, out, jobs=jobs, backend=backend, address=address, force=force, progress=bar.update,
-            command=options.command(options.SPEED), allow_code=allow_code or [],
-            ensemble=ensemble,
-            asking=lambda done, of: bar.update(done, of, "asking drawn profiles", unit="replays"),
-        )  # fmt: skip
-    failed = done.table[done.table["error"].notna()]
-    if as_json:
-        print_json(done.to_json())
-    else:
+    config: A[str | Path | Mapping[str, Any], Opt("The fixed and the varied fields: docs/sweep.md.", "CONFIG.toml")]
+    out: A[
+        str | Path | None,
+        Opt("Folder for results; finished cells in it are not run again.", "DIR", "Output", ("-o", "--out")),
+    ] = None
+    _: KW_ONLY
+    ensemble: A[int | None, q.ENSEMBLE] = None
+    jobs: A[int | None, q.JOBS] = None
+    quality: "Callable[[Scenario], float | None] | None" = None  # scores a scenario
+
+    def answer(self, watch: Watch) -> "Answer[Sweep]":
+        from ..planner.sweep import FILES, sweep
+        from ..report.ensemble import decided, sentences
+
+        config = self.config
+        if isinstance(config, Mapping):
+            from ..planner.given import named_config
+
+            config = named_config(config)
+        if self.out is None and not watch.in_python:
+            raise DsimError("--out is missing, expected a folder for the results (-o DIR)")
+        with watch.bar("sweep", "cells") as bar:
+            done = sweep(
+                config, self.out, jobs=self.jobs, ray=self.ray, force=self.force, progress=bar.update,
+                command=watch.command(), allow_code=self.allow_code, ensemble=self.ensemble, quality=self.quality,
+                asking=lambda done, of: bar.update(done, of, "asking drawn profiles", unit="replays"),
+            )  # fmt: skip
+        failed = done.table[done.table["error"].notna()]
+        watch.warn(f"cell {c}: {error}" for c, error in zip(failed["key"][:3], failed["error"][:3], strict=True))
+        if len(failed) > 3:
+            watch.warn([f"{len(failed) - 3} more cells failed: column error"])
+        warn(watch, *done.first.values())
+        warn_of_yields(watch, *done.first.values())
         drawn = None if done.ensemble is None else done.ensemble.to_json()
-        show(decided(_account(done), {"ensemble": drawn}), *(sentences(drawn) if drawn else []))
-    screen.warn(f"cell {cell}: {error}" for cell, error in zip(failed["key"][:3], failed["error"][:3], strict=True))
-    if len(failed) > 3:
-        screen.warn([f"{len(failed) - 3} more cells failed: column error"])
-    options.warn(screen, *done.first.values())
-    options.warn_of_yields(screen, *done.first.values())
-    if done.interrupted:
-        screen.alarm(
-            f"Interrupted: {len(done.table)} of {done.num_cells} cells are finished and kept; "
-            f"to go on: {options.command(options.SPEED)} -o {out}"
-        )
-    screen.wrote(out, FILES)
-    if done.interrupted:
-        raise typer.Exit(INTERRUPTED)
-    if len(failed) == done.num_cells:
-        raise DsimError(f"every cell failed; the first: {failed['error'].iloc[0]}")
+        failure = None
+        if len(failed) == done.num_cells:
+            failure = DsimError(f"every cell failed; the first: {failed['error'].iloc[0]}")
+        kept = f"{len(done.table)} of {done.num_cells} cells are finished and kept; to go on: {watch.command()}"
+        return Answer(
+            value=done, json=done.to_json(),
+            lines=[decided(_account(done), {"ensemble": drawn}), *(sentences(drawn) if drawn else [])],
+            out=self.folder, files=FILES, failure=failure,
+            interrupted=f"Interrupted: {kept} -o {self.out}" if done.interrupted else "",
+        )  # fmt: skip
 
 
 def _account(done: "Sweep") -> str:
     from ..report.page import priced_apart
 
-    said = done.to_json()
+    facts = done.to_json()
     parts = [f"{done.num_cells} cells", f"{done.num_run} run"]
     if done.num_reused:
         parts.append(f"{done.num_reused} there already")
-    parts += [f"{said[f'num_{what}']} {what}" for what in ("failed", "unstable") if said[f"num_{what}"]]
+    parts += [f"{facts[f'num_{what}']} {what}" for what in ("failed", "unstable") if facts[f"num_{what}"]]
     if done.plan.estimated:
         parts.append(f"estimated, not measured ({', '.join(done.plan.estimated)})")
     return "; ".join(parts) + priced_apart(done.plan.implementations)

@@ -1,143 +1,113 @@
 """dsim trace: inspect, convert and synthesise traces."""
 
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
+from typing import Annotated as A
 
 from ..engine.errors import TraceError
-from ..files.write import check_file
-from . import choices, options
-from .help import Command, Group
-from .options import option
-from .screen import Screen, print_json, show
+from . import choices
+from . import questions as q
+from .answer import Answer
+from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
     from ..traces import Trace
 
-app = typer.Typer(no_args_is_help=True, cls=Group)
+
+@dataclass(frozen=True, kw_only=True)
+class ReadsTrace(q.OfFile, Question[None]):
+    def read(self, name: str) -> "Trace":
+        from ..traces import load
+
+        return load(name, time_unit=self.time_unit, skip_bad=self.skip_bad, columns=self.columns, only=self.only)
 
 
-@app.callback()
-def traces() -> None:
-    """Inspect, convert and synthesise workload traces.
-
-    dsim trace info azure-conv
-    dsim trace synth made.jsonl --rate 4 --num-requests 500
-    """
-
-
-FormatOption = Annotated[
-    str | None,
-    typer.Option(
-        "--format", metavar="NAME", help=f"Detected from the keys by default: {', '.join(choices.TRACE_FORMATS)}."
-    ),
-]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
-
-
-@app.command(cls=Command)
-def info(
-    trace: options.TraceName,
-    as_json: options.AsJson = False,
-    time_unit: options.TimeUnit = None,
-    skip_bad: options.SkipBad = False,
-    format: FormatOption = None,
-    columns: options.Columns = None,
-    only: options.Only = None,
-) -> None:
+@dataclass(frozen=True)
+class InfoQuestion(ReadsTrace):
     """Show a trace's rate, burstiness and lengths.
 
     dsim trace info azure-conv
     dsim trace info mine.csv --columns arrival=sent,input=num_in,output=num_out --json
     """
-    from ..traces import describe, load
-    from ..traces.words import table
 
-    found = load(
-        trace, time_unit=time_unit, skip_bad=skip_bad, format=format, columns=columns,
-        only=only,
-    )  # fmt: skip
-    facts = describe(found)
-    if as_json:
-        print_json(facts, indent=2)
-    else:
-        show(table(facts))
+    trace: A[str, q.TRACE]
+
+    def answer(self, watch: Watch) -> Answer[None]:
+        from ..traces import describe
+        from ..traces.words import table
+
+        facts = describe(self.read(self.trace))
+        return Answer(value=None, json=facts, lines=[table(facts)])
 
 
-@app.command(cls=Command)
-def convert(
-    source: Annotated[str, typer.Argument(metavar="IN", help="A trace in any known format.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The JSON lines file to write.")],
-    time_unit: options.TimeUnit = None,
-    skip_bad: options.SkipBad = False,
-    format: FormatOption = None,
-    columns: options.Columns = None,
-    only: options.Only = None,
-    hash_ids: Annotated[
-        bool,
-        typer.Option("--hash-ids", help="Give each request different hash_ids, which `vllm bench serve` needs."),
-    ] = False,
-    force: Force = False,
-) -> None:
+@dataclass(frozen=True)
+class ConvertQuestion(ReadsTrace):
     """Write a trace as JSON lines with Mooncake's keys and whole milliseconds.
 
     dsim trace convert azure-conv azure.jsonl
-    dsim trace convert mine.csv mine.jsonl --skip-bad --hash-ids --force
+    dsim trace convert mine.csv mine.jsonl --skip-bad --force
     """
-    from ..traces import load, write
-    from ..traces.hashes import with_hash_ids
-    from ..traces.words import dropped
 
-    check_file(out, force=force)
-    trace = load(
-        source, time_unit=time_unit, skip_bad=skip_bad, format=format, columns=columns,
-        only=only,
-    )  # fmt: skip
-    if hash_ids:
-        trace = with_hash_ids(trace)
-    Screen().warn(trace.notes.warnings)
-    notes = trace.notes
-    wrote(write(trace, out, force=force), trace, f"from {notes.num_rows:,} rows of {notes.format}{dropped(trace)}")
+    source: A[str, Opt("A trace in any known format.", "IN")]
+    out: A[Path, Opt("The JSON lines file to write.", "OUT")]
+    _: KW_ONLY
+    force: A[bool, q.OVERWRITE] = False
+
+    def answer(self, watch: Watch) -> Answer[None]:
+        from ..files.write import check_file
+        from ..traces import write
+        from ..traces.hashes import with_hash_ids
+        from ..traces.words import dropped
+
+        check_file(self.out, force=self.force)
+        trace = with_hash_ids(self.read(self.source))
+        watch.warn(trace.notes.warnings)
+        notes = trace.notes
+        how = f"from {notes.num_rows:,} rows of {notes.format}{dropped(trace)}"
+        return _wrote(write(trace, self.out, force=self.force), trace, how)
 
 
-@app.command("synth", cls=Command)
-def make(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The JSON lines file to write.")],
-    arrival: Annotated[
-        str, typer.Option(metavar="NAME", help=f"One of: {', '.join(choices.ARRIVALS[1:])}.")
-    ] = "poisson",
-    rate: Annotated[float | None, option("R", "Requests per second.")] = None,
-    cv: Annotated[float | None, option("C", "Coefficient of variation of the gaps.")] = None,
-    lengths: Annotated[
-        str,
-        option(
-            "L",
-            f"One of: {', '.join(choices.LENGTHS)}; {choices.LENGTH_FORMS}; or a trace to draw pairs from; "
-            "then ,max_tokens=N: a limit for all.",
-        ),
-    ] = "sharegpt",
-    num_requests: Annotated[int | None, option("N", "Number of requests; 1000 unless --duration is given.")] = None,
-    duration: Annotated[float | None, option("S", "Seconds of traffic to generate.")] = None,
-    seed: Annotated[int, option("S", "Same seed, same trace.")] = 0,
-    force: Force = False,
-) -> None:
+@dataclass(frozen=True)
+class SynthQuestion(Question[None]):
     """Generate a synthetic trace.
 
     dsim trace synth made.jsonl --rate 4 --num-requests 500 --lengths sharegpt
-    dsim trace synth like.jsonl --rate 5.5 --arrival gamma --cv 1.1 --lengths azure-conv --duration 60
+    dsim trace synth like.jsonl --rate 5.5 --arrival gamma,cv=1.1 --lengths azure-conv
     """
-    from ..traces import describe, synth, write
 
-    check_file(out, force=force)
-    if rate is None:
-        raise TraceError("rate is missing, expected --rate R (req/s)")
-    trace = synth(arrival, rate, cv=cv, lengths=lengths, num_requests=num_requests, duration=duration, seed=seed)
-    facts = describe(trace)
-    got = facts["cv"]
-    burst = f"CV {got:.2f} (burstiness {got**-2:.3g})" if got else "constant gaps"
-    wrote(write(trace, out, force=force), trace, f"{arrival} at {rate:.4g} req/s, {burst}, seed {seed}")
+    out: A[Path, Opt("The JSON lines file to write.", "OUT")]
+    _: KW_ONLY
+    arrival: A[str, Opt(f"One of: {', '.join(choices.ARRIVALS[1:])}.", "NAME", "Traffic")] = "poisson"
+    rate: A[float | None, Opt("Requests per second.", "R", "Traffic")] = None
+    lengths: A[
+        str,
+        Opt(
+            f"One of: {', '.join(choices.LENGTHS)}; {choices.LENGTH_FORMS}; or a trace to draw pairs from; "
+            "then ,max_tokens=N: a limit for all.", "L", "Traffic",
+        ),
+    ] = "sharegpt"  # fmt: skip
+    num_requests: A[int | None, Opt("Number of requests; 1000 by default.", "N", "Traffic")] = None
+    seed: A[int, Opt("Same seed, same trace.", "S", "Execution")] = 0
+    force: A[bool, q.OVERWRITE] = False
+
+    def answer(self, watch: Watch) -> Answer[None]:
+        from ..files.write import check_file
+        from ..traces import describe, synth, write
+
+        check_file(self.out, force=self.force)
+        if self.rate is None:
+            raise TraceError("rate is missing, expected --rate R (req/s)")
+        trace = synth(
+            self.arrival, self.rate, lengths=self.lengths, num_requests=self.num_requests,
+            seed=self.seed,
+        )  # fmt: skip
+        cv = describe(trace)["cv"]
+        burst = f"CV {cv:.2f} (burstiness {cv**-2:.3g})" if cv else "constant gaps"
+        how = f"{self.arrival} at {self.rate:.4g} req/s, {burst}, seed {self.seed}"
+        return _wrote(write(trace, self.out, force=self.force), trace, how)
 
 
-def wrote(path: Path, trace: "Trace", how: str) -> None:
-    show(f"Wrote {path} ({len(trace):,} request{'' if len(trace) == 1 else 's'}, {how})")
+def _wrote(path: Path, trace: "Trace", how: str) -> Answer[None]:
+    line = f"Wrote {path} ({len(trace):,} request{'' if len(trace) == 1 else 's'}, {how})"
+    return Answer(value=None, json={"written": str(path)}, lines=[line])

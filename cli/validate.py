@@ -1,101 +1,228 @@
 """dsim validate: profile, replay, serve and compare over policies and loads, in one run."""
 
-from contextlib import ExitStack
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Annotated as A
 
-from ..files.duration import seconds_of
-from . import choices, options
-from .bar import Bar
-from .options import option
-from .screen import Screen, say, show
+from ..engine.errors import DsimError
+from . import choices
+from . import questions as q
+from .answer import Answer
+from .declared import Opt, Question, Watch
+
+if TYPE_CHECKING:
+    from ..device.validate import Cell, Validated
+    from ..engine.policy import Policy
+    from ..planner.given import PolicyLike, ProfileLike, TraceLike
+    from ..profiler.canvas import Opened
+    from ..profiler.profile import Profile
+    from ..results.scenario import Scenario
+    from ..sim.twin import Progress
+
+PROFILE_SHARE = 0.4  # of the budget, without a profile
+CELLS_SHARE = 0.75  # of the rest: serving outlasts arrivals
+FILES = ("profile.json", "cells/", "comparison/", "validation.json")
 
 
-def validate_command(
-    out: Annotated[
-        Path,
-        option("DIR", "Folder of all runs, the profile and the comparison; a second call continues.", "-o", "--out"),
-    ],
-    model: Annotated[str | None, option("M", "tiny (the default), or a Hugging Face directory.")] = None,
-    random_weights: options.RandomWeights = None,
-    device: options.OnDevice = None,
-    graphs: options.Graphs = None,
-    mask_token_id: options.MaskTokenId = None,
-    block_length: options.BlockLength = None,
-    tokenizer: options.Tokenizer = None,
-    temperature: options.Temperature = 0.0,
-    eos: options.EndsAtEos = False,
-    budget: Annotated[str, option("T", "About how long it may take: 90s, 20m, 1h.")] = "20m",
-    profile: Annotated[
-        str | None, option("P", "A measured profile of the model; by default it is measured now.", "--profile")
-    ] = None,
-    yields: Annotated[
-        str | None,
-        option("P", "A profile that provides the commit models and importance deltas, for random weights.", "--yields"),
-    ] = None,
-    policy: Annotated[
-        list[str] | None,
-        option("SPEC", f"A policy; repeat. By default {', '.join(choices.VALIDATE_POLICIES)}.", "--policy"),
-    ] = None,
-    load_: Annotated[
-        list[str] | None,
-        option(
-            "X",
-            "Requests in flight, full (the largest batch), or a share (below 1) of the policy's predicted capacity; "
-            f"repeat, the most important first. By default {', '.join(choices.VALIDATE_LOADS)}.",
-            "--load",
-        ),
-    ] = None,
-    seconds: Annotated[
-        float | None, option("S", "More time of each cell than 30 requests take; by default from the budget.")
-    ] = None,
-    trace: Annotated[
-        # Named: Typer 0.27 would call it --TRACE, like its value.
-        str, option("TRACE", "Trace with the requests' lengths; not one used for profiling.", "--trace")
-    ] = "azure-conv",
-    columns: options.Columns = None,
-    lengths: options.Lengths = None,
-    commits: Annotated[str, option("C", "twin: the profile's draws; model: the weights decide.")] = "twin",
-    workload: options.Workload = None,
-    prompts: Annotated[str | None, option("FILE", "The prompts, for --commits model.")] = None,
-    seed: options.Seed = 1,
-    allow_code: options.AllowCode = None,
-    bound: Annotated[
-        list[str] | None, option("BOUND", "[stat:]metric=percent: e2el=3%; exit 1 when missed; repeat.", "--bound")
-    ] = None,
-    backend: options.Backend = "local",
-    address: options.Address = None,
-    as_json: options.AsJson = False,
-) -> None:
+@dataclass(frozen=True)
+class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
     """Measure how far the twin is from this device: profile, predict, serve, compare.
 
     dsim validate --model tiny --budget 10m --lengths lognormal:96,48,64,32 -o runs/validation
     dsim validate --model ./SDAR-8B-Chat --policy optimus --bound e2el=3% -o runs/validation
     """
-    from ..api.validation import validate
-    from ..device.validate import FEWEST_OF_TTFT
 
-    total = seconds_of(budget)
-    screen = Screen()
-    with ExitStack() as stack:
-        bar = Bar(screen, "validate", "s", round(total))
-        found = validate(
-            out, budget=total, model=model, random_weights=random_weights,
-            device=device, graphs=graphs, mask_token_id=mask_token_id,
-            block_length=block_length, tokenizer=tokenizer, temperature=temperature, eos=eos,
-            profile=profile, yields=yields, policies=policy or [], loads=load_ or [], seconds=seconds, trace=trace,
-            columns=columns, lengths=lengths, commits=commits, workload=workload, prompts=prompts, seed=seed,
-            allow_code=allow_code or [], bounds=bound or [], backend=backend, address=address,
-            _command=options.command(options.SPEED),
-            _ready=lambda: stack.enter_context(bar),
-            _progress=lambda elapsed, phase, left: bar.update(min(round(elapsed), round(total)), note=phase, left=left),
+    COMMON: ClassVar = (
+        "out", "budget", "model", "random_weights", "device", "profile", "policies", "loads", "trace", "lengths",
+        "commits", "workload", "prompts", "bounds", "seed",
+    )  # fmt: skip
+
+    out: A[
+        str | Path,
+        Opt(
+            "Folder of all runs, the profile and the comparison; a second call continues.", "DIR", "Output",
+            ("-o", "--out"),
+        ),
+    ]  # fmt: skip
+    _: KW_ONLY
+    budget: A[
+        float, Opt("About how long it may take: 90s, 20m, 1h.", "T", "Measurement", read=q.duration, text="20m")
+    ] = 1200.0
+    model: A[str | None, Opt("tiny (the default), or a Hugging Face directory.", "M", "Model and device")] = None
+    temperature: A[float, q.TEMPERATURE] = 0.0
+    eos: A[bool, q.ENDS_AT_EOS] = False
+    profile: A[
+        "ProfileLike | None",
+        Opt("A measured profile of the model; by default it is measured now.", "P", "Policy and profile"),
+    ] = None
+    yields: A[str | Path | None, q.COMMIT_MODELS] = None
+    policies: A[
+        "Sequence[PolicyLike]",
+        Opt(
+            f"A policy; repeat. By default {', '.join(choices.VALIDATE_POLICIES)}.", "SPEC", "Policy and profile",
+            ("--policy",),
+        ),
+    ] = ()  # fmt: skip
+    loads: A[
+        Sequence[str | float],
+        Opt(
+            "Requests in flight, full (the largest batch), or a share (below 1) of the policy's predicted capacity; "
+            f"repeat, the most important first. By default {', '.join(choices.VALIDATE_LOADS)}.", "X",
+            "Traffic", ("--load",),
+        ),
+    ] = ()  # fmt: skip
+    seconds: A[
+        float | None,
+        Opt("More time of each cell than 30 requests take; by default from the budget.", "S", "Measurement"),
+    ] = None
+    trace: A["TraceLike", Opt("Trace with the requests' lengths; not one used for profiling.", "TRACE", "Traffic")] = (
+        "azure-conv"
+    )
+    columns: A[str | None, q.COLUMNS] = None
+    lengths: A[str | None, q.LENGTHS] = None
+    commits: A[str, Opt("twin: the profile's draws; model: the weights decide.", "C", "Policy and profile")] = "twin"
+    workload: A[str | None, q.WORKLOAD] = None
+    prompts: A[str | None, Opt("The prompts, for --commits model.", "FILE", "Traffic")] = None
+    seed: A[int, q.SEED] = 1
+    bounds: A[
+        Sequence[str],
+        Opt("[stat:]metric=percent: e2el=3%; exit 1 when missed; repeat.", "BOUND", "SLOs and quality", ("--bound",)),
+    ] = ()
+
+    def answer(self, watch: Watch) -> "Answer[Validated]":
+        from ..comparison import files as compare_files
+        from ..comparison.bounds import Bound
+        from ..device.on_device import LiveSetting, check_eos
+        from ..device.validate import FEWEST_OF_TTFT, LOADS, POLICIES, canvas_policies, load_of
+        from ..device.validate import validate as validate_cells
+        from ..engine.policy import parse
+        from ..files.place import hold_folder
+        from ..files.write import write_whole
+        from ..planner.given import name_of_profile
+        from ..planner.memo import STORE, Memo
+        from ..results.metrics import no_nan
+        from ..results.scenario import named_code
+
+        begin = time.monotonic()
+        out = Path(self.out)
+        trace = q.trace_read(self)
+        bounds = [Bound.parse(text) for text in q.texts_of(self.bounds)]
+        specs = [q.spec(policy) for policy in self.policies] or list(POLICIES)
+        loads = list(map(load_of, self.loads or LOADS))
+        code = named_code(specs, self.allow_code)
+        both_ways, *others = {parse(spec, code).family == "full-sequence" for spec in specs}
+        if others:
+            raise DsimError(f"{' and '.join(specs)}: expected policies of full-sequence models, or none of these")
+        from ..live.config_file import named  # loads PyTorch, as the next
+        from ..live.sampling import Sampling
+        from ..profiler.canvas import LoadedCanvas, open_any
+        from ..profiler.measure import seconds_to_compile
+        from ..profiler.profile import load, save
+
+        name, settings = named(self.model, self.random_weights, self.mask_token_id, self.block_length)
+        loaded = open_any(name, self.device, 0, self.graphs, settings)
+        if isinstance(loaded, LoadedCanvas):
+            if self.temperature or self.yields:
+                option = f"--yields is {self.yields}" if self.yields else f"--temperature is {self.temperature:g}"
+                raise DsimError(f"{name}: {option}, expected none: the checkpoint's own rule decides canvases")
+            if not self.policies:
+                specs = canvas_policies(loaded.model.config.canvas_length)
+        parsed = [parse(spec, code) for spec in specs]
+        for policy in parsed if self.eos else ():
+            check_eos(policy, loaded.model.config, self.commits)
+        file = out / "profile.json" if self.profile is None else Path(name_of_profile(self.profile))
+        is_profiled = self.profile is not None or file.is_file()
+        compiling = seconds_to_compile(parsed)
+        least = compiling / (1 if is_profiled else 1 - PROFILE_SHARE)
+        if self.seconds is None and self.budget < least and not (out / "cells").is_dir():
+            raise DsimError(
+                f"--budget is {self.budget:g} s, expected at least {math.ceil(least)} s, to compile "
+                f"{', '.join(specs)}: give more, or fewer --policy"
+            )
+        with watch.bar("validate", "s", round(self.budget)) as bar:
+
+            def elapsed() -> float:
+                return time.monotonic() - begin
+
+            def report(phase: str, left: float) -> None:
+                bar.update(min(round(elapsed()), round(self.budget)), note=phase, left=left)
+
+            @contextmanager
+            def watch_cell(cell: "Cell", seconds: float, later: float, _policy: str) -> "Iterator[Progress]":
+                what = f"{cell.policy} at load {cell.load}"
+                later += seconds_to_compile(policy for policy in parsed if policy.name != cell.policy)
+                compile_first = seconds_to_compile([parse(cell.policy, code)])
+                report(f"{what}: warming up", compile_first + seconds + later)
+                yield lambda ended, now: report(
+                    f"{what}: {ended} requests, {now:,.1f} s", max(0.0, seconds - now) + later
+                )
+
+            lock = hold_folder(out)  # earlier errors leave no folder
+            memo = Memo()
+            memo.open(out / STORE)
+            if not is_profiled:
+                profile = self._measured(
+                    loaded, parsed, both_ways, lambda phase, _: report(f"profile: {phase}", self.budget - elapsed())
+                )
+                save(profile, file)
+            sampling = Sampling(self.temperature, self.seed) if self.temperature else None
+            live = LiveSetting(loaded, load(str(file)), self.commits, self.prompts, self.tokenizer, sampling)
+            validated = validate_cells(
+                out / "cells", self._base(trace, specs[0], file, code), live, policies=specs, loads=loads,
+                seconds=self.seconds, bounds=bounds,
+                within=CELLS_SHARE * max(0.0, self.budget - elapsed() - compiling),
+                more=lambda expected: elapsed() + expected / CELLS_SHARE < self.budget, watch=watch_cell, memo=memo,
+            )  # fmt: skip
+        text = json.dumps(no_nan(validated.to_json()), indent=1, allow_nan=False)
+        write_whole(out / "validation.json", text + "\n")
+        comparison = validated.comparison
+        compare_files.write(out / "comparison", comparison, validated.pairs, force=True, command=watch.command())
+        memo.close()
+        lock.close()
+        if "ttft" in str(self.bounds):
+            watch.say(f"At least {FEWEST_OF_TTFT} requests a cell, as ttft is bounded")
+        if validated.left:
+            watch.say(f"Left out for the budget: {', '.join(validated.left)}")
+        return Answer(
+            value=validated, json=validated.to_json(), page=validated.page, lines=validated.noise_lines(), out=out,
+            files=FILES, missed=[str(judged) for judged in comparison.bounds if not judged.met],
         )  # fmt: skip
-    say(found.page, found.to_json(), as_json)
-    if not as_json:
-        show(*found.noise_lines())
-    if "ttft" in str(bound):
-        screen.print(f"At least {FEWEST_OF_TTFT} requests a cell, as ttft is bounded")
-    if found.left:
-        screen.print(f"Left out for the budget: {', '.join(found.left)}", style="yellow")
-    screen.wrote(out, ("profile.json", "cells/", "comparison/", "validation.json"))
-    options.exit_if_any(screen, [str(judged) for judged in found.comparison.bounds if not judged.met])
+
+    def _base(self, trace: str, policy: str, file: Path, code: Any) -> "Scenario":
+        from ..results.scenario import Scenario
+
+        return Scenario(
+            trace=trace, policy=policy, profile=str(file), workload=self.workload, lengths=self.lengths,
+            num_requests=200, columns=self.columns if isinstance(self.trace, str | Path) else None, seed=self.seed,
+            eos=self.eos, allow_code=code,
+        )  # fmt: skip
+
+    def _measured(self, loaded: "Opened", policies: "Sequence[Policy]", both_ways: bool, on_progress: Any) -> "Profile":
+        from ..profiler.canvas import LoadedCanvas
+        from ..profiler.measure import default_workloads, profile_model
+        from ..profiler.measure_canvas import profile_canvas
+        from ..profiler.profile import load
+
+        how: Any = {
+            "name": f"{Path(self.out).name}-profile", "budget": PROFILE_SHARE * self.budget,
+            "tokenizer": self.tokenizer, "on_progress": on_progress,
+        }  # fmt: skip
+        if isinstance(loaded, LoadedCanvas):
+            workloads = {} if self.prompts is None else {Path(self.prompts).stem: self.prompts}
+            return profile_canvas(loaded, workloads=workloads, **how)[0]
+        thresholds = {policy.unmasking.threshold for policy in policies if _goes_by_threshold(policy)}
+        return profile_model(
+            loaded, workloads={} if both_ways else default_workloads(loaded, self.prompts),
+            thresholds=sorted(thresholds) or [0.9], yields=load(self.yields) if self.yields else None,
+            both_ways=both_ways, eos=self.eos, **how,
+        )[0]  # fmt: skip
+
+
+def _goes_by_threshold(policy: "Policy") -> bool:
+    return policy.rows.commits == "masks" and policy.unmasking.strategy == "low_confidence_dynamic"

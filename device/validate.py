@@ -11,9 +11,9 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,10 @@ from ..files.write import write_whole
 from ..planner.backend import Pool
 from ..planner.contents import asked_of
 from ..planner.memo import Memo
-from ..planner.record import record
+from ..planner.record import in_twin, record
 from ..results.run import Run, read_run
 from ..results.scenario import Scenario
-from ..sim.twin import Append, Progress, Result
+from ..sim.twin import Progress
 from ..traces import Trace
 from .on_device import LiveSetting
 
@@ -48,8 +48,6 @@ POLICIES = ("ar", "lmdeploy-bd32", "chunk:8", "optimus")
 PLAN = "validation.json"
 # Requests of a cell; where ttft is bounded: of 11 to 15 the arrivals' phase alone moves a mean ttft by 4 to 7 %.
 FEWEST, FEWEST_OF_TTFT = 30, 100
-
-Steps = tuple[Mapping[str, Any], Mapping[str, Any]]  # a batch of a journal
 
 Work = tuple[Path, Scenario, Trace]  # a cell's folder, scenario and requests
 
@@ -144,7 +142,7 @@ def _throughput(memo: Memo, own: Scenario) -> float:
 
 
 def plan_cells(
-    base: Scenario, policies: Sequence[str], loads: Sequence[str], fewest: int, memo: Memo, pool: Pool
+    base: Scenario, policies: Sequence[str], loads: Sequence[str], fewest: int, memo: Memo
 ) -> tuple[dict[str, float], list[Cell]]:
     """Predicted capacities (req/s), and every cell with the fewest requests; the first load's are measured twice.
 
@@ -152,7 +150,7 @@ def plan_cells(
     before.
     """
     whole = [replace(base, arrival="trace", eos=False, policy=policy) for policy in policies]
-    capacities = dict(zip(policies, memo.map(pool, _throughput, whole), strict=True))
+    capacities = dict(zip(policies, memo.map(Pool(jobs=1), _throughput, whole), strict=True))
     cells: dict[tuple[str, str | int], Cell] = {}
     for load in loads:
         share = math.inf if load == FULL else float(load)
@@ -202,20 +200,19 @@ def validate(
     more: Callable[[float], bool] = lambda seconds: True,
     watch: Watch = lambda cell, seconds, later, policy: nullcontext(),
     memo: Memo | None = None,
-    pool: Pool | None = None,
 ) -> Validated:
     """Measure every cell and compare; `base` has trace, profile file, workload and seed.
 
     If an EOS ends requests, a cell is measured first and the twin gets their ends. Cells with folders in `out` are not
     measured again. within: s of all runs; those that do not fit are left. seconds: of a cell, in addition to its
     fewest requests'; None: as `within` allows. more: gets the expected s of each run but the first; False leaves it
-    out. pool: of the twin's replays, default this process. DsimError before measuring if settings cannot run.
+    out. DsimError before measuring if settings cannot run.
     """
     profile = live.profile
     assert profile is not None  # the twin has one
     for policy in policies:
         live.check(replace(base, policy=policy))
-    memo, pool = memo or Memo(), pool or Pool(jobs=1)
+    memo = memo or Memo()
     asked = {
         "trace": base.trace, "lengths": base.lengths, "seed": base.seed, "commits": live.commits,
         "eos": base.ends_at_eos, "policies": ", ".join(sorted(policies)),
@@ -223,7 +220,7 @@ def validate(
     held = _plan(out)
     fewest = FEWEST_OF_TTFT if any(bound.metric == "ttft" for bound in bounds) else FEWEST
     if held is None:
-        capacities, cells = plan_cells(base, policies, loads, fewest, memo, pool)
+        capacities, cells = plan_cells(base, policies, loads, fewest, memo)
         if seconds is None:
             chosen, spare = affordable(runs_of(cells), within)
             if not chosen:
@@ -252,8 +249,7 @@ def validate(
     done = [cell for cell in cells if (out / cell.name / "measured").is_dir()]
     work = {cell: _work(out, base, cell) for cell in [*done, *(cell for cell, _ in chosen)]}
     if not base.ends_at_eos:
-        _predict(list(work.values()), pool)
-    pool.leave()  # nothing else runs during measurements
+        _predict(list(work.values()))
     expected = [_expected(cell, out / cell.name / "predicted") for cell, _ in chosen]
     for i, (cell, name) in enumerate(chosen):
         folder, scenario, requests = out / cell.name / name, *work[cell][1:]
@@ -268,7 +264,7 @@ def validate(
             shutil.rmtree(folder)
             raise KeyboardInterrupt
     if base.ends_at_eos:
-        _predict([_ended(*cell) for cell in work.values() if _is_whole(cell[0] / "measured")], pool)
+        _predict([_ended(*cell) for cell in work.values() if _is_whole(cell[0] / "measured")])
     measured = _pairs(out, cells, "predicted", "measured", base.allow_code)
     repeated = _pairs(out, [cell for cell in cells if cell.again], "measured", "again", base.allow_code)
     comparison = compare_runs(measured, lambda _: profile, bounds)
@@ -276,33 +272,13 @@ def validate(
     return Validated(comparison, measured, capacities, cells, noise, left)
 
 
-def _predict(work: Sequence[Work], pool: Pool) -> None:
+def _predict(work: Sequence[Work]) -> None:
     """Replay the cells that lack a prediction."""
-    left = [cell for cell in work if not _is_whole(cell[0] / "predicted")]
-    replays = pool.map(_replayed, [(scenario, requests) for _, scenario, requests in left])
-    for (folder, scenario, requests), (found, steps) in zip(left, replays, strict=True):
-        result = Result(scenario.setting().policy, **found)
-        record([scenario], requests, partial(_recorded, result, steps), out=folder / "predicted")
-
-
-def _replayed(cell: tuple[Scenario, Trace]) -> tuple[dict[str, Any], list[Steps]]:
-    """In any process: a result without policy, and its steps."""
-    scenario, requests = cell
-    steps: list[Steps] = []
-    result = scenario.simulate(requests, append=lambda columns, lists: steps.append((columns, lists)))
-    if result.interrupted:
-        raise KeyboardInterrupt
-    return {f.name: getattr(result, f.name) for f in fields(result) if f.name != "policy"}, steps
-
-
-def _recorded(
-    result: Result, steps: Sequence[Steps], _scenario: Scenario, _requests: Trace, append: Append | None, _: object
-) -> tuple[Result, None]:
-    """As if served: it was replayed already."""
-    for columns, lists in steps:
-        if append is not None:
-            append(columns, lists)
-    return result, None
+    for folder, scenario, requests in work:
+        if _is_whole(folder / "predicted"):
+            continue
+        if record([scenario], requests, in_twin, out=folder / "predicted").interrupted:
+            raise KeyboardInterrupt
 
 
 def _ended(folder: Path, scenario: Scenario, requests: Trace) -> Work:

@@ -1,31 +1,21 @@
 """The reference's pages, written from the code as the site is built (mkdocs.yml calls `on_files`)."""
 
+import dataclasses
 import inspect
 import posixpath
 import re
-import typing
 from typing import Any
 
-import typer
-
-import dsim
-from dsim.api import measured
-from dsim.cli import app
+from dsim.cli import QUESTIONS, TRACES
+from dsim.cli.declared import has_opt, opt_of, option_name
 from dsim.cli.lists import value_of
 from dsim.engine.part import AXES, fields_of
 from dsim.engine.policy import PRESETS, settings_of
 from dsim.engine.view import RequestView, View
-from dsim.planner import given
 from dsim.profiler.hardware import GPUS
 from dsim.profiler.profile import shipped
 from dsim.results.metrics import METRICS
 from dsim.traces.formats import FORMATS, OPTIONAL
-
-ALIASES = {
-    given.TraceLike: "TraceLike", given.ProfileLike: "ProfileLike", given.PolicyLike: "PolicyLike",
-    measured.RunLike: "RunLike",
-}  # fmt: skip
-WIDTH = 110  # of a signature's lines
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -54,7 +44,6 @@ def pages() -> dict[str, str]:
     """Every generated page by its path within docs/."""
     return {
         "reference/commands.md": commands(),
-        "reference/functions.md": functions(),
         "reference/fields.md": fields(),
         "reference/metrics.md": metrics(),
         "reference/formats.md": formats(),
@@ -65,88 +54,30 @@ def pages() -> dict[str, str]:
 
 
 def commands() -> str:
-    """Every command with its arguments, options and defaults."""
-    out = _head("Commands", "`dsim COMMAND --help` prints the same. Exit code 2 is yours to mend, 1 the machine's.")
-    for name, command in _commands(typer.main.get_command(app), "dsim"):
-        out += [f"## {name}", "", _words(command.help or ""), ""]
-        rows = [row for parameter in command.params if (row := _parameter(parameter)) is not None]
-        out += ["| option | meaning | default |", "|---|---|---|", *rows, ""] if rows else []
-    return "\n".join(out)
-
-
-def _commands(command: Any, name: str) -> list[tuple[str, Any]]:
-    """The commands below one, in their order; a group gives way to its commands."""
-    if not hasattr(command, "commands"):
-        return [(name, command)]
-    return [found for key, part in command.commands.items() for found in _commands(part, f"{name} {key}")]
-
-
-def _parameter(parameter: Any) -> str | None:
-    """A row of the table of options; None for --help."""
-    if parameter.name == "help":
-        return None
-    is_option = parameter.param_type_name == "option"
-    names = [*parameter.opts, *parameter.secondary_opts] if is_option else []
-    takes = f" {parameter.metavar}" if parameter.metavar and is_option and not parameter.is_flag else ""
-    told = ", ".join(f"`{name}{takes}`" for name in names) or f"`{parameter.metavar or parameter.name.upper()}`"
-    default = parameter.default
-    shown = "" if default is None or default is False or callable(default) or default == [] else f"`{default}`"
-    if parameter.required:
-        shown = "required"
-    return f"| {told} | {_cell(_words(getattr(parameter, 'help', None) or ''))} | {_cell(shown)} |"
-
-
-def functions() -> str:
-    """Every function of `import dsim` with its signature."""
+    """Every command with its arguments and options, which are also the keywords of `import dsim`."""
     about = (
-        "[From Python](../python.md) has an example, what goes in and comes out, and the "
-        "[shared arguments](../python.md#shared-arguments) that `**traffic` stands for."
+        "`dsim COMMAND --help-all` prints the same. Exit code 2 is yours to mend, 1 the machine's. An option is the "
+        "keyword of its name in [Python](../python.md), or the one in the last column; `--json` is in all commands."
     )
-    out = _head("Functions of `import dsim`", about)
-    for name in (name for name in dsim.__all__ if not name.startswith("_")):
-        text = inspect.getdoc(getattr(dsim, name)) or ""
-        out += [f"## `{name}`", "", text, "", "```text", signature(name), "```", ""]
+    out = _head("Commands", about)
+    asked = {**QUESTIONS, **{f"trace {name}": question for name, question in TRACES.items()}}
+    for name, question in asked.items():
+        out += [f"## dsim {name}", "", _words(question.__doc__ or ""), ""]
+        rows = [_option(field) for field in dataclasses.fields(question) if has_opt(field)]
+        out += ["| option | meaning | default | keyword |", "|---|---|---|---|", *rows, ""] if rows else []
     return "\n".join(out)
 
 
-def signature(name: str) -> str:
-    """A function's signature in lines of WIDTH; the shared arguments are `**traffic`."""
-    own = inspect.signature(getattr(dsim, name).__wrapped__)
-    words, keyword = [], False
-    for p in own.parameters.values():
-        if p.name.startswith("_"):
-            continue
-        if p.kind is p.VAR_KEYWORD:
-            words.append("**traffic")
-            continue
-        if p.kind is p.KEYWORD_ONLY and not keyword:
-            words.append("*")
-            keyword = True
-        words.append(f"{p.name}: {_kind(p.annotation)}" + ("" if p.default is p.empty else f" = {p.default!r}"))
-    lines, line = [], f"dsim.{name}("
-    for i, word in enumerate(words):
-        piece = word + ("," if i + 1 < len(words) else f") -> {_kind(own.return_annotation)}")
-        if len(line) + len(piece) > WIDTH:
-            lines.append(line.rstrip())
-            line = "    "
-        line += piece + " "
-    return "\n".join([*lines, line.rstrip()])
-
-
-def _kind(annotation: Any) -> str:
-    """A type in short names, and what may stand for a name under one."""
-    for alias, name in ALIASES.items():
-        if annotation == alias:
-            return name
-        rest = [a for a in typing.get_args(annotation) if a not in typing.get_args(alias)]
-        if set(typing.get_args(alias)) < set(typing.get_args(annotation)):
-            return " | ".join([name, *map(_kind, rest)])
-    if annotation is type(None):
-        return "None"
-    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    for alias, name in ALIASES.items():
-        text = text.replace(str(alias), name)
-    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", text)
+def _option(field: "dataclasses.Field[Any]") -> str:
+    """A row of the table of options."""
+    opt, required = opt_of(field), field.default is dataclasses.MISSING
+    name = f"`{option_name(field)} {opt.metavar}`" if opt.metavar else f"`{option_name(field)}`"
+    if required and not opt.names:
+        name = f"`{opt.metavar}`"
+    default = "required" if required else opt.text or field.default
+    shown = "" if default is None or default is False or default == () else f"`{default}`"
+    keyword = f"`{field.name}`" if option_name(field) != f"--{field.name.replace('_', '-')}" else ""
+    return f"| {_cell(name)} | {_cell(_words(opt.help))} | {_cell(shown)} | {keyword} |"
 
 
 def fields() -> str:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ..engine.errors import DsimError, cut
 from ..files.place import FolderKind, check_folder, has_schema
 from ..files.read import read_json, read_text
 from ..files.write import json_text, write_whole
+from ..report.page import Page
 from ..results.metrics import no_nan
 from .exported import exposition
 from .follower import CANDIDATE, SCHEMA, VERSION, Followed, Follower, Tell
@@ -26,6 +28,19 @@ FOLDER = FolderKind(
     has_schema(SCHEMA), folders=("samples", "windows", "versions", "profiles"),
 )  # fmt: skip
 LOOKS = 0.2  # s between checks of the background while waiting for it
+
+
+@dataclass(frozen=True)
+class Following:
+    """What following a server found: state, windows, page."""
+
+    state: dict[str, Any]
+    windows: list[dict[str, Any]]
+    folder: Path
+    page: Page
+
+    def to_json(self) -> dict[str, Any]:
+        return self.state
 
 
 def open_folder(folder: str | Path, followed: Followed) -> Path:

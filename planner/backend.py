@@ -25,7 +25,6 @@ from ..files.read import cut
 C = TypeVar("C")
 R = TypeVar("R")
 
-BACKENDS = ("local", "ray")
 # A terminal signals all processes; only the parent handles these.
 DEAF_TO = {getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name)}
 MAX_CRASHES = 3  # in a row without a finished cell
@@ -52,18 +51,14 @@ class Outcome(Generic[R]):
 class Pool:
     """Where cells run: this process, all cores or a Ray cluster. A `with` block leaves the cluster.
 
-    `jobs`: cells at once, by default all cores or the cluster's CPUs. DsimError at once for a wrong setting, and before
-    the first cell for an unreachable cluster.
+    `jobs`: cells at once, by default all cores or the cluster's CPUs. `ray`: HOST:PORT of a cluster, or auto. DsimError
+    at once for a wrong setting, and before the first cell for an unreachable cluster.
     """
 
-    def __init__(self, backend: str = "local", jobs: int | None = None, address: str | None = None) -> None:
-        if backend not in BACKENDS:
-            raise DsimError(f"backend is {cut(backend)}, expected one of: {', '.join(BACKENDS)}")
+    def __init__(self, jobs: int | None = None, ray: str | None = None) -> None:
         if jobs is not None and jobs < 1:
             raise DsimError(f"jobs is {jobs}, expected at least 1")
-        if backend == "local" and address is not None:
-            raise DsimError(f"address is {cut(address)} and backend is local, expected ray")
-        self._backend, self._jobs, self._address = backend, jobs, address
+        self._jobs, self._ray = jobs, ray
         self._workers = 1  # local processes; never reduced, as a change costs seconds
         self._leave: Callable[[], None] | None = None  # leaves the cluster
         self._last: Generator[Any, None, None] | None = None
@@ -80,8 +75,8 @@ class Pool:
 
     def join(self) -> None:
         """Join the cluster before the first cells do."""
-        if self.is_distant and self._leave is None:
-            self._leave = _join(self._address)
+        if self._ray is not None and self._leave is None:
+            self._leave = _join(self._ray)
 
     def leave(self) -> None:
         """Leave the cluster; the next cells join it again."""
@@ -107,12 +102,12 @@ class Pool:
     @property
     def is_distant(self) -> bool:
         """Whether cells run on other machines."""
-        return self._backend == "ray"
+        return self._ray is not None
 
     def _begin(self, function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
         if not cells:
             return _in_process(function, cells)
-        if self._backend == "ray":
+        if self.is_distant:
             self.join()
             return _on_ray(function, cells, self._jobs)
         from joblib import cpu_count  # most commands run no cells in parallel
@@ -239,14 +234,12 @@ def _on_loky(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> G
                         outcomes.close()
 
 
-def _join(address: str | None) -> Callable[[], None]:
+def _join(address: str) -> Callable[[], None]:
     """Join a cluster; returns the function that leaves. A probe first: Ray waits minutes, or ends the process."""
     ray = _ray()
     if ray.is_initialized():  # by a notebook
         _check_cpus(ray)
         return lambda: None
-    if address is None:
-        raise DsimError("backend is ray without an address, expected HOST:PORT of a cluster, or auto")
     if address != "auto":
         _check_answers(address, ray.util.get_node_ip_address())
     probe = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level=40)"
@@ -269,15 +262,13 @@ def _ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError:
-        raise DsimError(
-            "backend is ray, and Ray is not installed: pip install '.[cluster]' in a clone of dsim"
-        ) from None
+        raise DsimError("ray is given, and Ray is not installed: pip install '.[cluster]' in a clone of dsim") from None
 
 
 def _check_answers(address: str, own_address: str) -> None:
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not host or not port.isdigit():
-        raise DsimError(f"address is {cut(address)}, expected HOST:PORT of a Ray cluster, or auto")
+        raise DsimError(f"ray is {cut(address)}, expected HOST:PORT of a Ray cluster, or auto")
     # Ray reads localhost as this machine's address.
     target = own_address if host in ("localhost", "127.0.0.1", "::1") and "ray://" not in address else host
     try:

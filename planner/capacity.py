@@ -173,7 +173,7 @@ class CapacityOptions:
     """Precision of a capacity search, price of a GPU, and where to run.
 
     SLOs of a class without a statistic must be met together by a share `attainment` of arrivals. `num_requests` (per
-    replay) has a default. `jobs`, `backend`, `address`: see `Pool`.
+    replay) has a default. `jobs`, `ray`: see `Pool`.
     """
 
     precision: float = 0.02
@@ -183,8 +183,7 @@ class CapacityOptions:
     gpu_hour: float | None = None
     curve: bool = True
     jobs: int | None = None
-    backend: str = "local"
-    address: str | None = None
+    ray: str | None = None
     progress: Progress | None = None
     memo: Memo = field(default_factory=Memo)
 
@@ -199,7 +198,7 @@ class CapacityOptions:
             raise DsimError(f"GPU hour is {self.gpu_hour}, expected a price of 0 or more")
 
     def pool(self) -> Pool:
-        return Pool(self.backend, self.jobs, self.address)
+        return Pool(self.jobs, self.ray)
 
     def search(self, scenario: Scenario) -> "CapacitySearch":
         scenario.check_fits()

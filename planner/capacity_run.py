@@ -29,6 +29,7 @@ def write_capacity(
     replicas: int | None,
     max_replicas: int | None,
     how: Json,
+    curve: bool = True,
     points: Sequence[Json] = (),
     gpu_hour: float | None = None,
     currency: str = "USD",
@@ -48,7 +49,7 @@ def write_capacity(
     question = asked_of(scenario, rate=rate, replicas=replicas, max_replicas=max_replicas, **how)
     folder.begin("capacity", question)
     try:
-        found = search(**how, gpu_hour=gpu_hour, jobs=jobs, memo=folder.memo, progress=progress, **pool)
+        found = search(**how, curve=curve, gpu_hour=gpu_hour, jobs=jobs, memo=folder.memo, progress=progress, **pool)
     except Interrupted as stop:
         if stop.found is None:
             raise

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +18,7 @@ from ..files.write import write_whole
 from ..profiler.profile import Profile, to_json
 from ..results.scenario import named_code
 from ..traces import Trace, load
+from .plan_replays import Posed
 
 TraceLike: TypeAlias = str | Path | pd.DataFrame | Trace
 ProfileLike: TypeAlias = str | Path | Profile
@@ -25,17 +27,20 @@ PolicyLike: TypeAlias = str | Policy
 READING = ("time_unit", "skip_bad", "columns", "only")  # options of load
 
 
-def trace_of(trace: TraceLike, options: Mapping[str, Any]) -> Trace | None:
-    """A frame, read with options of READING, or the object; None for a name or path."""
+def read_of(trace: pd.DataFrame | Trace, options: Mapping[str, Any]) -> Trace:
+    """A frame, read with options of READING, or the object."""
     asked = {name: options[name] for name in READING if options.get(name)}
     if isinstance(trace, pd.DataFrame):
         return load(trace, **asked)
-    if isinstance(trace, Trace):
-        if asked:
-            name, value = next(iter(asked.items()))
-            raise DsimError(f"{name} is {quoted(value)} and the trace was read before: give it to load_trace")
-        return trace
-    return None
+    if asked:
+        name, value = next(iter(asked.items()))
+        raise DsimError(f"{name} is {quoted(value)} and the trace was read before: give it to load_trace")
+    return trace
+
+
+def trace_of(trace: TraceLike, options: Mapping[str, Any]) -> Trace | None:
+    """None for a name or path."""
+    return read_of(trace, options) if isinstance(trace, pd.DataFrame | Trace) else None
 
 
 def name_of_trace(trace: Trace | str | Path) -> str:
@@ -66,6 +71,49 @@ def spec_of(policy: PolicyLike) -> str:
     if repr(parse(policy.name, named_code([policy.name]))) != repr(policy):
         raise PolicyError(f"policy {policy.name} was changed after it was parsed, expected the SPEC of what it is now")
     return policy.name
+
+
+def named_config(config: Any, field: str = "") -> Any:
+    """A sweep's configuration, its frames and objects named."""
+    if isinstance(config, Mapping):
+        return {name: named_config(value, str(name)) for name, value in config.items()}
+    if isinstance(config, list):
+        return [named_config(value, field) for value in config]
+    if isinstance(config, Profile):
+        return name_of_profile(config)
+    if isinstance(config, Policy):
+        return spec_of(config)
+    trace = None if isinstance(config, str | Path) else trace_of(config, {})
+    if trace is not None:
+        return name_of_trace(trace)
+    return str(config) if isinstance(config, Path) else config
+
+
+@dataclass(frozen=True)
+class GivenScenario(Posed):
+    """With objects in place of names."""
+
+    given_trace: Trace | None = None
+    given_policies: tuple[Policy, ...] = ()
+
+    def source(self) -> Trace:
+        return super().source() if self.given_trace is None else self.given_trace
+
+    def parsed_policy(self) -> Policy:
+        return next((p for p in self.given_policies if p.name == self.policy), None) or super().parsed_policy()
+
+
+def objects(
+    trace: TraceLike, options: Mapping[str, Any], policies: Sequence[PolicyLike], profile: ProfileLike
+) -> dict[str, Any]:
+    """A GivenScenario's own fields, and its trace's name."""
+    read = trace_of(trace, options)
+    return {
+        "trace": str(trace) if read is None else read.name,
+        "given_trace": read,
+        "given_policies": tuple(p for p in policies if isinstance(p, Policy)),
+        "given_profile": profile if isinstance(profile, Profile) else None,
+    }
 
 
 def _plain(name: str) -> str:

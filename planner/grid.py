@@ -39,7 +39,7 @@ OF_SERVICE = (
     "decider", "scaler", "startup",
 )  # fmt: skip
 OF_REQUESTS = (
-    "trace", "arrival", "rate", "cv", "lengths", "concurrency", "num_requests", "time_scale",
+    "trace", "arrival", "rate", "lengths", "concurrency", "num_requests", "time_scale",
     "time_unit", "skip_bad", "columns", "only", "slos",
 )  # fmt: skip
 FLEET = "fleet"  # a file that sets several fields

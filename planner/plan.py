@@ -195,8 +195,7 @@ def plan(
     attainment: float = 0.99,
     num_requests: int | None = None,
     jobs: int | None = None,
-    backend: str = "local",
-    address: str | None = None,
+    ray: str | None = None,
     memo: Memo | None = None,
     progress: Progress | None = None,
 ) -> Planned:
@@ -204,7 +203,7 @@ def plan(
 
     rate: by default the trace's. A share `attainment` of arrivals must meet SLOs without a statistic. `spare` standby
     replicas cost, but serve nothing. With a `horizon` the cost is the mean over it. `today`: what runs now, as
-    SPEC,replicas=N. The scenario's policy, profile and replicas are unused. `jobs`, `backend`, `address` (see `Pool`)
+    SPEC,replicas=N. The scenario's policy, profile and replicas are unused. `jobs`, `ray` (see `Pool`)
     and `memo` change no result. DsimError if no candidate meets the SLOs.
     """
     if not 0 <= spare <= MAX_REPLICAS:
@@ -217,7 +216,7 @@ def plan(
     groups, candidates = _spread_out(candidates)
     searches = [search_of(posed(scenario, c), 0.02, attainment, num_requests) for c in candidates]
     whole = [whole_search(search, attainment) for search in searches]
-    with Pool(backend, jobs, address) as pool:
+    with Pool(jobs, ray) as pool:
         run = _Run(
             candidates, groups, searches, whole, rate, max_replicas, spare, horizon, pool, memo or Memo(), progress
         )  # fmt: skip

@@ -133,8 +133,7 @@ def answer(
     memo: Memo | None = None,
     *,
     jobs: int | None = None,
-    backend: str = "local",
-    address: str | None = None,
+    ray: str | None = None,
     progress: Progress | None = None,
 ) -> tuple[Planned, list[Posed]]:
     """The plan with its optional parts, and the best two fleets."""
@@ -142,12 +141,12 @@ def answer(
     planned = plan(
         question.scenario, question.candidates, question.left_out, rate=question.rate, attainment=own.attainment,
         max_replicas=own.max_replicas, num_requests=own.num_requests, spare=own.spare, horizon=own.over,
-        today=own.today, jobs=jobs, backend=backend, address=address, memo=memo, progress=progress,
+        today=own.today, jobs=jobs, ray=ray, memo=memo, progress=progress,
     )  # fmt: skip
     posing = partial(posed_fleets, replace(question.scenario, rate=planned.rate), question.candidates)
     if own.ensemble is not None:
         compared = rivals(planned)
-        with Pool(backend, jobs, address) as pool:
+        with Pool(jobs, ray) as pool:
             planned = replace(planned, ensemble=uncertain_fleets(
                 dict(zip(compared, posing(list(compared.values())), strict=True)),
                 [replica_cost(planned, f) for f in compared.values()], own.ensemble, spare=own.spare,
@@ -160,10 +159,10 @@ def answer(
 def write_plan(
     question: Question, folder: PlanFolder, command: str, *, sheets: Sequence[Profile] = (),
     gpu_hour: str | None = None, currency: str = "USD", progress: Progress, **pool: Any,
-) -> tuple[Json, Page, list[str]]:  # fmt: skip
-    """Answer the question: the object of `--json`, the page, and the files written.
+) -> tuple[Planned, Json, Page, list[str]]:  # fmt: skip
+    """Answer the question: the plan, the object of `--json`, the page, and the files written.
 
-    sheets: profiles made from data sheets, saved too. pool: jobs, backend, address.
+    sheets: profiles made from data sheets, saved too. pool: jobs, ray.
     """
     scenario, profiles = question.scenario, question.profiles
     folder.begin("plan", question.asked)
@@ -179,4 +178,4 @@ def write_plan(
     info |= {} if found is None else {"measured": found}
     info["notes"] += profile_notes(ahead)
     page = plan_page(info)
-    return info, page, folder.write(planned, info, page, sheets)
+    return planned, info, page, folder.write(planned, info, page, sheets)

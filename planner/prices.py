@@ -1,7 +1,8 @@
 """A plan's GPUs and their prices, from the command line."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from ..engine.errors import DsimError
 from ..files.read import float_of
@@ -29,10 +30,17 @@ def from_sheets(
     return found
 
 
-def prices(text: str | None) -> Callable[[Profile], float | None]:
-    """A GPU's price per hour: one for all, or by the start of its name."""
-    if text is None:
+def _of_profile(prices: Mapping[str, float], profile: Profile) -> float | None:
+    return prices.get(profile.name)
+
+
+def prices(price: float | str | Mapping[str, float] | None) -> Callable[[Profile], float | None]:
+    """A GPU's price per hour: one for all, or by the start of its name; a mapping's by a profile's whole name."""
+    if price is None:
         return lambda profile: None
+    if isinstance(price, Mapping):
+        return partial(_of_profile, price)
+    text = str(price)
     named: dict[str, float] = {}
     for part in text.split(","):
         name, equals, price = part.rpartition("=")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -64,6 +64,9 @@ class OfRun(Showable):
         """A row per step and policy: scalar columns of steps.parquet."""
         run = self.run
         return _joined([pd.DataFrame({"policy": name, **run.steps(name)}) for name in run.policies])
+
+
+RunLike: TypeAlias = str | Path | OfRun | Run
 
 
 @dataclass(frozen=True, repr=False)

@@ -34,18 +34,6 @@ def write_replay(
     )  # fmt: skip
 
 
-def check_place(ensemble: int | None, jobs: int | None, backend: str, address: str | None) -> None:
-    """backend and address need an ensemble."""
-    if jobs is not None:
-        from .backend import Pool
-
-        Pool(backend, jobs, address)  # refuses what it cannot be
-    given = {"address": address, "backend": None if backend == "local" else backend}
-    for name, value in given.items():
-        if value is not None and ensemble is None:
-            raise DsimError(f"{name} is {cut(value)} and there is no ensemble, expected both: a replay is one process")
-
-
 def fleet_cost(scenarios: Sequence[Scenario], gpu_hour: float, currency: str) -> dict[str, Any]:
     """The manifest's cost; gpu_hour: price of a GPU per hour."""
     first = scenarios[0]

@@ -116,7 +116,6 @@ def replication(scenario: Scenario, index: int, num_requests: int, block: int) -
         replace(drawn, notes=source.notes),
         arrival=scenario.arrival,
         rate=1.0,
-        cv=scenario.cv,
         num_requests=num_requests,
         seed=seed,
         lengths=scenario.lengths,

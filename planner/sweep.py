@@ -99,8 +99,7 @@ def sweep(
     out: str | Path | None = None,
     *,
     jobs: int | None = None,
-    backend: str = "local",
-    address: str | None = None,
+    ray: str | None = None,
     force: bool = False,
     quality: Quality | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -111,7 +110,7 @@ def sweep(
 ) -> Sweep:
     """Run every cell of a configuration (a TOML file or dictionary) and tabulate the results.
 
-    out: a folder; a second sweep runs only its missing cells, unless `force`. jobs, backend, address: see `Pool`.
+    out: a folder; a second sweep runs only its missing cells, unless `force`. jobs, ray: see `Pool`.
     quality: scores a scenario. progress: finished and all cells. command: for the report. allow_code: files that
     policies may name. ensemble: draws of the profile for the best stable cells; asking: finished and all draws. Ctrl-C
     ends with the finished cells.
@@ -120,7 +119,7 @@ def sweep(
     check_num(ensemble, (cell.scenario for cell in plan.cells))
     with (
         StoreFolder(None if out is None else Path(out), SWEEP, force=force) as folder,
-        Pool(backend, jobs, address) as pool,
+        Pool(jobs, ray) as pool,
     ):
         memo = folder.memo
 

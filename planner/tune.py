@@ -37,17 +37,16 @@ def tune(
     quality_table: QualityTable | None = None,
     gpu_hour: float | None = None,
     jobs: int = 1,
-    backend: str = "local",
-    address: str | None = None,
+    ray: str | None = None,
     evaluate: Evaluate | None = None,
     progress: Progress | None = None,
     begin: Callable[[Json], object] | None = None,
 ) -> Tuned:
     """Search for the best policy on a scenario's traffic, or for the best fleet of its pools.
 
-    default: the policy to beat. min_quality: relative to the full cache. jobs: settings replayed at once. backend,
-    address: see `Pool`. evaluate: replaces the replay. begin: called with the question before anything is stored. The
-    same seed and jobs give the same result on any backend, interrupted or not.
+    default: the policy to beat. min_quality: relative to the full cache. jobs: settings replayed at once. ray: see
+    `Pool`. evaluate: replaces the replay. begin: called with the question before anything is stored. The
+    same seed and jobs give the same result anywhere, interrupted or not.
     """
     _check(scenario, objectives, trials, gpu_hour)
     profile = scenario.loaded_profile()
@@ -96,7 +95,7 @@ def tune(
         "gpu_hour": gpu_hour,
     }
     with ExitStack() as stack:
-        pool = stack.enter_context(Pool(backend, jobs, address))
+        pool = stack.enter_context(Pool(jobs, ray))
         stack.enter_context(quiet())
         search = Search(
             tuple(objectives), space, default, Measure(evaluate, pool, memo, asked), jobs=jobs,

@@ -1,7 +1,7 @@
 """A search from the question to the files, for `dsim tune` and `dsim.tune`."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from .backend import Pool
 from .contents import Json
 from .ensemble import check_num, ensemble, of_objective
 from .fleet_space import FleetSpace, fleet_space
-from .memo import Memo
 from .quality import load_table, parse_share
 from .record import profile_notes
 from .search import Progress
@@ -57,19 +56,6 @@ class Question:
     space: Space | FleetSpace | None
     default: Candidate | None
 
-    def answer(
-        self, memo: Memo | None = None, *, progress: Progress | None = None,
-        begin: Callable[[Json], object] | None = None, **pool: Any,
-    ) -> Tuned:  # fmt: skip
-        """pool: backend, address. begin: called with the replays' inputs, once checked."""
-        own, code = self.options, self.scenario.allow_code
-        return tune(
-            self.scenario, objectives=own.objectives, space=self.space, trials=own.trials, default=self.default,
-            memo=memo, min_quality=parse_share(own.min_quality),
-            quality_table=load_table(own.quality_table, code),
-            gpu_hour=own.gpu_hour, jobs=own.jobs, progress=progress, begin=begin, **pool,
-        )  # fmt: skip
-
 
 def question_of(scenario: Scenario, options: Options) -> Question:
     code, space = scenario.allow_code, options.space
@@ -95,15 +81,18 @@ def question_of(scenario: Scenario, options: Options) -> Question:
 def write_tune(
     question: Question, folder: TuneFolder, command: str, *, run: Sequence[str] = (), currency: str = "USD",
     progress: Progress, **pool: Any,
-) -> tuple[list[Scenario], Json, Page, list[str]]:  # fmt: skip
+) -> tuple[Tuned, list[Scenario], Json, Page, list[str]]:  # fmt: skip
     """Answer the question: the compared scenarios, recommended first; the object of `--json`; the page; the written
     files.
 
-    run: words of `dsim replay` for the trace, without policy or pools. pool: backend, address.
+    run: words of `dsim replay` for the trace, without policy or pools. pool: ray.
     """
     scenario, options = question.scenario, question.options
-    tuned = question.answer(
-        folder.memo, progress=progress, begin=lambda asked: folder.begin("search", asked), **pool
+    tuned = tune(
+        scenario, objectives=options.objectives, space=question.space, trials=options.trials,
+        default=question.default, memo=folder.memo, min_quality=parse_share(options.min_quality),
+        quality_table=load_table(options.quality_table, scenario.allow_code), gpu_hour=options.gpu_hour,
+        jobs=options.jobs, progress=progress, begin=lambda asked: folder.begin("search", asked), **pool,
     )  # fmt: skip
     ahead = dict.fromkeys((tuned.recommended, tuned.winner.candidate, tuned.default.candidate))
     compared = [candidate.posed(scenario) for candidate in ahead]
@@ -122,4 +111,4 @@ def write_tune(
         info["ensemble"] = found.to_json()
     info["notes"] += profile_notes([alone for one in compared for alone in one.of_each_pool()])
     page = tune_page(info, tuned.trials)
-    return compared, info, page, folder.write(tuned, info, page)
+    return tuned, compared, info, page, folder.write(tuned, info, page)

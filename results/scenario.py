@@ -5,9 +5,9 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from ..engine.prefix import caches_prefixes
 from ..files.memory import free_memory
 from ..files.read import cut, quoted, read_toml
 from ..profiler.placed import placed, yield_files
-from ..profiler.profile import DEFAULT, Profile, as_run_by, with_file_of
+from ..profiler.profile import DEFAULT, Profile, as_run_by, located, with_file_of
 from ..profiler.profile import load as load_profile
 from ..sim.deciders import deciding
 from ..sim.fleet import MAX_REPLICAS as MAX_REPLICAS
@@ -39,9 +39,25 @@ from .fleet_file import FleetWords
 from .metrics import Columns, Summary, rows_of, summarize
 from .slo import Slo
 
+S = TypeVar("S")
+T = TypeVar("T")
 PLAIN = (str, int, float, tuple, type(None), type)
 SMALL = 1 << 28  # bytes; less is not checked
 OF_A_REPLICA, OF_A_REQUEST = 400_000, 600  # bytes (docs/reliability.md)
+
+
+def once(method: Callable[[S], T]) -> Callable[[S], T]:
+    """A method without arguments, computed when an object is first asked."""
+    name = f"_{method.__name__}_once"
+
+    @wraps(method)
+    def called(self: S) -> T:
+        known = vars(self)
+        if name not in known:
+            known[name] = method(self)
+        return known[name]  # type: ignore[no-any-return]
+
+    return called
 
 
 @dataclass(frozen=True)
@@ -62,9 +78,8 @@ class Scenario:
     decider: str = "always"  # which requests prefill elsewhere; SPEC like `scaler`
     scaler: str = FIXED  # `name[,field=value...]`, or `path/to/file.py:NAME[,field=value...]`
     startup: float | str = 0.0  # s, or its parts (sim/startup.py)
-    arrival: str = "trace"
+    arrival: str = "trace"  # or a process, as `gamma,cv=2`
     rate: float | None = None  # req/s
-    cv: float | None = None
     lengths: str | None = None
     concurrency: int | None = None  # closed loop
     sessions: bool = False  # the next turn follows the previous one
@@ -110,6 +125,10 @@ class Scenario:
                 f"expected at most the {free / 1e9:.1f} GB that are free"
             )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what `once` holds, such as policies of a user's file."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
     def located(self) -> "Scenario":
         """With absolute paths, for a process in another folder."""
         return self.with_files(_absolute)
@@ -143,9 +162,7 @@ class Scenario:
 
     def source(self) -> Trace:
         """As in its file."""
-        path = Path(self.trace)
-        changed = path.stat().st_mtime_ns if os.path.isfile(path) else 0
-        return _load(self.trace, changed, self.time_unit, self.skip_bad, self.columns, self.only)
+        return _load(self.trace, _changed(self.trace), self.time_unit, self.skip_bad, self.columns, self.only)
 
     def longest(self) -> Trace:
         """The requests that decide whether a setting fits the memory."""
@@ -172,7 +189,6 @@ class Scenario:
             source,
             arrival=self.arrival,
             rate=self.rate,
-            cv=self.cv,
             num_requests=self.num_requests,
             seed=self.seed,
             lengths=self.lengths,
@@ -202,6 +218,7 @@ class Scenario:
         """At the start."""
         return sum(spec.count * setting.profile.device.count for spec, setting in self.each_pool())
 
+    @once
     def _by_pool(self) -> "list[tuple[PoolSpec, Scenario]]":
         """Each pool, and the scenario of it alone."""
         found = []
@@ -216,6 +233,7 @@ class Scenario:
     def _first(self) -> "Scenario":
         return self._by_pool()[0][1]
 
+    @once
     def parsed_policy(self) -> Policy:
         """Of pools the first one's, named with their label."""
         if self.pools:
@@ -224,6 +242,7 @@ class Scenario:
         policy = replace(parse(spec, self.allow_code), checked=self.check_rules)
         return policy if profile is None else replace(policy, name=self.policy)
 
+    @once
     def loaded_profile(self) -> Profile:
         """The (first pool's) profile with front end, yields and variation."""
         if self.pools:
@@ -243,6 +262,7 @@ class Scenario:
         others = [own for own in known.by_threshold.values() if own != known.drawn]
         return varied(profile, self.variation, known.drawn, others)
 
+    @once
     def routing(self) -> Routing:
         return routing(self.router, self.allow_code)
 
@@ -265,18 +285,22 @@ class Scenario:
     def each_pool(self) -> "Iterator[tuple[PoolSpec, Setting]]":
         return ((spec, alone.setting()) for spec, alone in self._by_pool())
 
+    @once
     def setting(self) -> Setting:
         return Setting(self.parsed_policy(), self.loaded_profile(), self.workload)
 
+    @once
     def base_profile(self) -> Profile:
         """The policy's profile, else the scenario's, with the implementation's costs."""
         if self.pools:
             return self._first.base_profile()
         return as_run_by(self.file_profile(), self.parsed_policy())
 
+    @once
     def file_profile(self) -> Profile:
         """As in its file."""
-        return load_profile(placed(self.policy)[1] or self.profile)
+        name = placed(self.policy)[1] or self.profile
+        return _load_profile(name, _changed(located(name)[0] or ""))
 
     def simulate(
         self,
@@ -479,6 +503,16 @@ def arrived(result: Result, columns: Columns | None = None) -> Columns:
     if result.moves is not None and "prefill_replica" in result.moves:
         seen |= result.moves["prefill_replica"] >= 0
     return rows_of(columns, seen)
+
+
+def _changed(path: str | Path) -> int:
+    """When a file was; 0 for a shipped name."""
+    return Path(path).stat().st_mtime_ns if os.path.isfile(path) else 0
+
+
+@lru_cache(maxsize=8)
+def _load_profile(name: str, _changed: int) -> Profile:
+    return load_profile(name)
 
 
 @lru_cache(maxsize=8)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..engine import chance
 from ..engine.errors import TraceError
+from ..files.read import float_of
 from .trace import Floats, check_rate
 
 CV_RANGE = {"gamma": (1e-3, 30.0), "weibull": (1e-2, 30.0)}
@@ -49,6 +50,12 @@ def renewal(arrival: str, num_requests: int, rate: float, cv: float, seed: int) 
     check_rate(rate)
     u = chance.uniform(chance.key(seed, chance.ARRIVAL, np.arange(1, num_requests)))
     return np.concatenate(([0.0], np.cumsum(GAPS[arrival](u, cv)) / rate))
+
+
+def process_of(text: str) -> tuple[str, float | None]:
+    """`gamma,cv=2`: the process, and the CV of its gaps if it is named."""
+    arrival, named, cv = text.partition(",cv=")
+    return arrival, float_of(cv) if named else None
 
 
 def resolve_cv(arrival: str, cv: float | None) -> float:

@@ -68,7 +68,7 @@ class Format:
 CANONICAL = {key: key for key in OPTIONAL if key not in MEASURED.values()}
 OF_RUN = "policy"  # a run's policy, in its requests
 
-# The first match wins. guidellm has Mooncake's keys in seconds: only --format selects it.
+# The first match wins.
 FORMATS = {
     f.name: f
     for f in (
@@ -76,7 +76,6 @@ FORMATS = {
             "mooncake", "timestamp", "input_length", "output_length", "ms", CANONICAL, "text_input", doubtful=True,
             **MEASURED,
         ),
-        Format("guidellm", "timestamp", "input_length", "output_length", "s", CANONICAL, **MEASURED),
         Format("azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens", "datetime"),
         Format(
             "burstgpt", "Timestamp", "Request tokens", "Response tokens", "s",
@@ -143,33 +142,16 @@ UNREAD = {
 class Asked:
     """`load`'s arguments that select format and rows."""
 
-    format: str | None = None
     columns: str | None = None
     only: str | None = None
     skip_bad: bool = False
     time_unit: str | None = None
 
-    def is_format(self, name: str, recognised: bool) -> bool:
-        """Requested, or recognised and no other requested."""
-        return self.format == name or (self.format is None and self.columns is None and recognised)
-
     def format_of(self, place: str, keys: list[str], value_of: Callable[[str], object]) -> Format:
-        """By `columns`, by name, or recognised by the keys. value_of: a column's first value."""
+        """By `columns`, or recognised by the keys. value_of: a column's first value."""
         if self.columns is not None:
             return own_format(place, self.columns, keys, value_of)
-        if self.format is None:
-            return recognise(place, keys)
-        form = named(self.format)
-        if not form.matches(keys):
-            raise TraceError(f"{place}: keys {shown_keys(keys)} lack those of {form.name}, expected {form.keys}")
-        return form
-
-
-def named(name: str) -> Format:
-    """An error lists all names."""
-    if name not in FORMATS:
-        raise TraceError(f"no trace format named {cut(name)}, expected one of: {', '.join(FORMATS)}")
-    return FORMATS[name]
+        return recognise(place, keys)
 
 
 def recognise(place: str, keys: Iterable[str]) -> Format:
@@ -181,7 +163,7 @@ def recognise(place: str, keys: Iterable[str]) -> Format:
     for some, what in UNREAD.items():
         if set(some) <= set(have):
             raise TraceError(f"{place}: is {what}")
-    known = "; ".join(f"{f.name} ({f.keys})" for f in FORMATS.values() if f.name != "guidellm")
+    known = "; ".join(f"{f.name} ({f.keys})" for f in FORMATS.values())
     found = f"keys {shown_keys(have)} are of no known trace"
     own = "or --columns arrival=COLUMN,input=COLUMN,output=COLUMN"
     others = "`dsim import` reads a load generator's results"

@@ -24,10 +24,12 @@ def implied_block(input_length: Ints, hash_ids: list[Any]) -> int:
 
 
 def with_hash_ids(trace: Trace) -> Trace:
-    """Replace ids by unique ones, one a BLOCK of prompt tokens.
+    """With unique ids, one a BLOCK of prompt tokens, if the trace has none.
 
     vLLM's replayer builds prompts from ids: without them it sends empty ones.
     """
+    if "hash_ids" in trace.extras:
+        return trace
     counts = -(-trace.input_length // BLOCK)
     ends = np.cumsum(counts)
     ids = [list(range(end - count, end)) for end, count in zip(ends.tolist(), counts.tolist(), strict=True)]

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..engine.errors import TraceError
 from ..files.read import cut, cut_words, did_you_mean, printable
-from .formats import MEASURED, OF_RUN, TICKS_PER_SECOND, Asked, Format, named
+from .formats import MEASURED, OF_RUN, TICKS_PER_SECOND, Asked, Format
 from .hashes import HASHED, implied_block
 from .otlp import OTLP, is_otlp, rows_of_spans
 from .parse import Columns, columns_of_rows
@@ -34,22 +34,19 @@ def load(
     *,
     time_unit: str | None = None,
     skip_bad: bool = False,
-    format: str | None = None,
     columns: str | None = None,
     only: str | None = None,
 ) -> Trace:
     """Load a trace from a file or a pandas frame, or a shipped one by name.
 
-    `time_unit` (s, ms, us, ns) overrides the format's; `skip_bad` leaves bad rows out and counts them; `format` is by
-    default recognised by its keys; `columns` names a file's columns
+    `time_unit` (s, ms, us, ns) overrides the format's; `skip_bad` leaves bad rows out and counts them; `columns` names
+    a file's columns
     (`arrival=created_at,input=prompt_tokens,output=completion_tokens`); `only` (`model=NAME` or `COLUMN=VALUE`) selects
     rows. TraceError names file and line of what cannot be read.
     """
     if time_unit is not None and time_unit not in TICKS_PER_SECOND:
         raise TraceError(f"time unit is {cut(time_unit)}, expected one of: {', '.join(TICKS_PER_SECOND)}")
-    if columns is not None and format is not None:
-        raise TraceError(f"--columns is {cut(columns)} and --format is {cut(format)}, expected one of them")
-    asked = Asked(format, columns, only, skip_bad, time_unit)
+    asked = Asked(columns, only, skip_bad, time_unit)
     if not isinstance(path_or_name, str | Path):
         from . import frames  # files need no pandas
 
@@ -75,8 +72,6 @@ def locate(path_or_name: str | Path) -> tuple[Path, str]:
 
 def read_data(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format]:
     """Columns and format of a file. where: the name in errors."""
-    if asked.format is not None:
-        named(asked.format)
     return read_rows(raw_rows(where, data), asked)
 
 
@@ -89,9 +84,9 @@ def read_rows(found: Rows, asked: Asked) -> tuple[Columns, Format]:
     first = next((row for row in found.rows if row), None)
     if first is None and found.header is None:
         raise TraceError(f"{found.place(0)}: {found.bad.get(0, 'row has no keys')}")
-    if asked.is_format(STEP_LOG.name, (first or {}).get("schema") == "dsim-steplog"):
+    if asked.columns is None and (first or {}).get("schema") == "dsim-steplog":
         return columns_of_rows(requests_of_log(found), STEP_LOG, asked)
-    if asked.is_format(OTLP.name, is_otlp(found.keys)):
+    if asked.columns is None and is_otlp(found.keys):
         return columns_of_rows(rows_of_spans(found), OTLP, asked)
     form = asked.format_of(found.head(), found.keys, found.first)
     if form.name == "dsim" and "limited" in found.keys:

@@ -153,7 +153,7 @@ def with_unit(found: Rows, form: Format, asked: Asked, warnings: list[str]) -> F
             raise TraceError(f"{found.path}: {what}")
         return replace(form, unit=asked.time_unit, doubtful=False)
     ends = [float_of(str(rows.first(form.time))) for rows in (found, replace(found, rows=found.rows[::-1]))]
-    is_open = asked.format is None and form.unit in ("s", "ms")
+    is_open = form.unit in ("s", "ms")
     for unit, ticks in TICKS_PER_SECOND.items() if is_open else ():
         if all(DATES[0] <= end / ticks <= DATES[1] for end in ends):
             if unit != form.unit:

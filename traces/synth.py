@@ -8,7 +8,7 @@ import numpy as np
 
 from ..engine.errors import TraceError
 from ..files.read import cut
-from .arrivals import ARRIVALS, renewal, resolve_cv
+from .arrivals import ARRIVALS, process_of, renewal, resolve_cv
 from .lengths import LENGTHS, Extras, draw_lengths, without_limit
 from .load import load
 from .shipped import SHIPPED
@@ -22,7 +22,6 @@ def synth(
     arrival: str = "poisson",
     rate: float = 1.0,
     *,
-    cv: float | None = None,
     lengths: str | Trace = "sharegpt",
     num_requests: int | None = None,
     duration: float | None = None,
@@ -30,8 +29,9 @@ def synth(
 ) -> Trace:
     """A synthetic trace of `num_requests` or `duration` s, whichever ends first; by default 1000 requests.
 
-    rate: req/s. The same arguments give the same trace.
+    arrival: a process, as `poisson` or `gamma,cv=2`. rate: req/s. The same arguments give the same trace.
     """
+    arrival, cv = process_of(arrival)
     check(arrival, seed, num_requests)
     if arrival == "trace":
         raise TraceError("arrival is trace, expected an arrival process: a synthetic trace has no times")
@@ -54,7 +54,6 @@ def prepare(
     *,
     arrival: str = "trace",
     rate: float | None = None,
-    cv: float | None = None,
     num_requests: int | None = None,
     seed: int = 0,
     lengths: str | Trace | None = None,
@@ -65,6 +64,7 @@ def prepare(
     At its own times (arrival "trace"), `time_scale` multiplies the gaps or `rate` rescales them. An arrival process has
     the trace's rate by default. `lengths` replaces all optional columns.
     """
+    arrival, cv = process_of(arrival)
     check(arrival, seed, num_requests)
     cv = resolve_cv(arrival, cv)
     if arrival == "trace":

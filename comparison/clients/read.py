@@ -76,7 +76,7 @@ def read_client(
 
     columns: a log's names; only: `model=NAME` or `COLUMN=VALUE`; benchmark: which one of several, from 1.
     """
-    asked = Asked(None, columns, only, skip_bad, time_unit)
+    asked = Asked(columns, only, skip_bad, time_unit)
     rows = raw_rows(str(path), read_bytes(Path(path)))
     read = reader_of(rows) if columns is None else None
     if read is not None:

@@ -76,7 +76,7 @@ class AccessLog:
 
     def __init__(self, path: Path, columns: str | None, only: str | None, time_unit: str | None) -> None:
         self.path, self._tail = path, Tail(path)
-        self._asked, self._unit = Asked(None, columns, only, True), time_unit
+        self._asked, self._unit = Asked(columns, only, True), time_unit
         self._requests = np.zeros((3, 0))  # time, input and output length
 
     def read(self) -> None:

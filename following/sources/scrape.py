@@ -31,7 +31,6 @@ class Target:
 
     url: str
     token_file: Path | None = None
-    ca_file: Path | None = None
     _asked: SplitResult = field(init=False)
 
     def __post_init__(self) -> None:
@@ -50,7 +49,7 @@ class Target:
         object.__setattr__(self, "_asked", asked)
         object.__setattr__(self, "url", without_secrets(asked.geturl()))
         self._headers()
-        self._context()
+        ssl.create_default_context()
 
     def sample(self) -> Sample:
         """Read the page with one GET. MissingError if the server does not answer; DsimError for any other answer."""
@@ -90,7 +89,8 @@ class Target:
         if asked.scheme == "http":
             connection = http.client.HTTPConnection(str(at.hostname), at.port, timeout=PATIENCE)
             return connection, asked.geturl() if proxy.hostname else page
-        connection = http.client.HTTPSConnection(str(at.hostname), at.port, timeout=PATIENCE, context=self._context())
+        context = ssl.create_default_context()
+        connection = http.client.HTTPSConnection(str(at.hostname), at.port, timeout=PATIENCE, context=context)
         if proxy.hostname:
             connection.set_tunnel(host, asked.port)
         return connection, page
@@ -103,14 +103,6 @@ class Target:
         if not token or not token.isascii() or len(token.split()) != 1:
             raise DsimError(f"{self.token_file}: holds {len(token.split())} words, expected one token")
         return {"Authorization": f"Bearer {token}"}
-
-    def _context(self) -> ssl.SSLContext:
-        if self.ca_file is None:
-            return ssl.create_default_context()
-        try:
-            return ssl.create_default_context(cafile=str(self.ca_file))
-        except (OSError, ssl.SSLError) as error:
-            raise DsimError(f"{self.ca_file}: cannot be read as certificates: {error}") from None
 
 
 def _end(opened: socket.socket) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import dsim
-from dsim.api.measured import import_run
+from dsim.cli.python import import_run
 from dsim.comparison.bounds import Bound
 from dsim.comparison.cells import compare_runs
 from dsim.comparison.clients.measured import MeasuredRun, measured_run, write_measured
@@ -211,7 +211,6 @@ def _use_trace(path: Path, chance: Random, columns: str | None = None) -> None:
     trace = load(
         path, skip_bad=chance.random() < 0.5, only=only,
         time_unit=chance.choice((None, None, None, "s", "ns")),
-        format=None if columns else chance.choice((None, None, None, None, "guidellm", "mooncake")),
         columns=columns,
     )  # fmt: skip
     describe(trace)

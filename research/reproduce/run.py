@@ -137,16 +137,15 @@ def reproduce(
     published: Mapping[tuple[str, ...], float] | None = None,
     seeds: int | None = None,
     jobs: int | None = None,
-    backend: str = "local",
-    address: str | None = None,
+    ray: str | None = None,
     force: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
     page: Callable[[Reproduced], str] | None = None,
 ) -> Reproduced:
     """Run the experiments' points that `out` lacks.
 
-    published: values by PLACE (`read_published`). seeds: replaces the experiments' own number. jobs, backend, address:
-    see `Pool`. page: makes report.html. Ctrl-C keeps the finished points.
+    published: values by PLACE (`read_published`). seeds: replaces the experiments' own number. jobs, ray: see
+    `Pool`. page: makes report.html. Ctrl-C keeps the finished points.
     """
     if seeds is not None:
         experiments = [replace(e, seeds=seeds) for e in experiments]
@@ -154,7 +153,7 @@ def reproduce(
     for e in experiments:
         for series, point in _points(e):
             points[point.key], names[point.key] = point, f"{e.name}: {series.name} at {point.run.at}"
-    with StoreFolder(out, FOLDER, force=force) as folder, Pool(backend, jobs, address) as pool:
+    with StoreFolder(out, FOLDER, force=force) as folder, Pool(jobs, ray) as pool:
         finished = folder.finish(
             pool, _values, points,
             progress=lambda ended, of, key: progress and progress(ended, of, names.get(key, "")),

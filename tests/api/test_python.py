@@ -1,7 +1,6 @@
 """`import dsim` for people who work with pandas: frames in, frames and figures out, and signatures that say it all."""
 
 import inspect
-import typing
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import plotly.graph_objects as go
 import pytest
 
 import dsim
-from dsim.api.signature import Traffic
+from dsim.cli.replay import ReplayQuestion
 from dsim.device.on_device import LiveSetting
 from dsim.engine.errors import DsimError
 from dsim.planner.given import name_of_profile, name_of_trace, spec_of
@@ -29,13 +28,6 @@ from dsim.traces import load
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: getattr(dsim, name) for name in dsim.__all__ if not name.startswith("_")
 }
-# What a function does not take of a scenario, and why.
-NOT_TAKEN = {
-    "variation": "an ensemble's own", "pools": "of replay", "links": "of replay", "decider": "of replay",
-    "scaler": "of replay", "startup": "of replay",
-    "slos": "named", "trace": "named", "policy": "named", "profile": "named",
-    "rate": "named: it means another thing to each", "num_requests": "likewise", "replicas": "likewise",
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -135,14 +127,8 @@ def same(drawn: go.Figure, figure: Figure) -> bool:
 
 
 def test_a_sweeps_figures_are_its_reports(requests: pd.DataFrame) -> None:
-    told: list[tuple[int, int]] = []
-    swept = dsim.sweep(
-        {"base": {"trace": requests, "policy": "ar"}, "grid": {"rate": [1, 2]}},
-        ensemble=2, progress=lambda done, of: told.append((done, of)),
-    )  # fmt: skip
+    swept = dsim.sweep({"base": {"trace": requests, "policy": "ar"}, "grid": {"rate": [1, 2]}}, ensemble=2)
     assert swept.to_json()["ensemble"]["num"] == 2
-    assert (2, 2) in told  # cells
-    assert told[-1][0] == told[-1][1] > 2  # replays of the ensemble
     assert swept.plot("curve-output_throughput").data[0]["x"] == (1, 2)
     assert swept.to_frame() is swept.table
 
@@ -161,12 +147,9 @@ def test_every_argument_is_in_the_signature_and_an_unknown_one_names_the_nearest
         function(**{f"{last}x": 1})
 
 
-def test_the_shared_arguments_are_a_scenarios_fields_with_its_types() -> None:
-    own, shared = typing.get_type_hints(Scenario), typing.get_type_hints(Traffic)
-    assert {f.name for f in fields(Scenario)} - NOT_TAKEN.keys() == shared.keys()
-    assert {name: kind for name, kind in shared.items() if name != "allow_code"} == {
-        name: own[name] for name in shared if name != "allow_code"
-    }
+def test_a_replay_takes_every_field_of_a_scenario() -> None:
+    own = {f.name for f in fields(Scenario)} - {"variation", "missing_passes"}
+    assert own <= {f.name for f in fields(ReplayQuestion)}
     assert {f.name for f in fields(Posed)} - {f.name for f in fields(Scenario)} == {"given_profile", "slower"}
 
 
@@ -210,17 +193,16 @@ def test_a_load_generators_file_becomes_a_run_next_to_the_prediction_of_its_trac
 def test_one_price_is_of_every_gpu_also_where_policies_name_their_own_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def noted(question: Question, **_: Any) -> tuple[None, dict[str, Any], None]:
-        asked.extend(question.candidates)
-        return None, {}, None
+    def noted(question: Question, *of: Any, **how: Any) -> None:
+        asked[:] = question.candidates
+        raise DsimError("enough")
 
-    monkeypatch.setattr("dsim.api.searches.answer", noted)
+    monkeypatch.setattr("dsim.planner.plan_run.write_plan", noted)
     placed = [f"vllm-diffusion@{name}" for name in ("h200x2-diffusiongemma-vllm", "h100-diffusiongemma-fp8")]
-    dsim.plan("azure-conv", ["ttft=1s"], policies=placed, gpu_hour=3.5)
-    assert {candidate.price for candidate in asked} == {3.5}
-    asked.clear()
-    dsim.plan("azure-conv", ["ttft=1s"], policies=placed, gpu_hour={"h100-diffusiongemma-fp8": 2.0}, as_given=True)
-    assert [candidate.price for candidate in asked] == [None, 2.0]
+    for price, seen in ((3.5, [3.5, 3.5]), ({"h100-diffusiongemma-fp8": 2.0}, [None, 2.0])):
+        with pytest.raises(DsimError, match="enough"):
+            dsim.plan("azure-conv", ["ttft=1s"], policies=placed, gpu_hour=price, as_given=True)
+        assert [candidate.price for candidate in asked] == seen
 
 
 def test_a_frame_is_served_live() -> None:
@@ -229,8 +211,6 @@ def test_a_frame_is_served_live() -> None:
     assert measured.run.info["driver"] == "live"
     assert measured.requests["status"].tolist() == ["completed"] * 3
     assert measured.requests["input_length"].tolist() == [16, 16, 16]
-    with pytest.raises(DsimError, match=r"^concurrency is 2, expected None: a device supports no other$"):
-        dsim.run_live(few, concurrency=2)
 
 
 def test_no_function_is_called_as_a_folder_which_importing_it_would_put_in_its_place() -> None:
@@ -277,7 +257,7 @@ def test_a_validation_takes_frames_and_objects_by_name(
         asked.update(how, base=base, profile=live.profile)
         raise DsimError("enough")
 
-    monkeypatch.setattr("dsim.api.validation.validate_cells", noted)
+    monkeypatch.setattr("dsim.device.validate.validate", noted)
     profile = replace(dsim.load_profile("a100-sdar-8b"), name="mine")
     policies = [dsim.parse_policy("ar")]
     with pytest.raises(DsimError, match="enough"):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dsim import __version__
-from dsim.cli.options import percent
+from dsim.cli.questions import percent
 from dsim.engine.errors import DsimError, MachineError
 from dsim.planner.capacity import CapacitySearch
 from dsim.planner.crossing import Found

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from dsim.api import validation
 from dsim.profiler import measure
 
 from ..live import checkpoints
@@ -66,7 +65,7 @@ def test_validate_serves_with_the_tokens_drawn_as_they_are_asked_for(
         seen.append((live.loaded.model.config.block_length, live))
         raise StoppedError
 
-    monkeypatch.setattr(validation, "validate_cells", listen)
+    monkeypatch.setattr("dsim.device.validate.validate", listen)
     given = ("--block-length", 4, "--mask-token-id", 95, "--temperature", 0.5, "--tokenizer", folder)
     with pytest.raises(StoppedError):
         dsim(

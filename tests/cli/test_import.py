@@ -71,7 +71,7 @@ def test_two_clients_files_give_the_noise_between_them() -> None:
 
 
 def test_hash_ids_are_as_many_as_a_prompt_has_blocks_and_no_one_elses() -> None:
-    assert dsim("trace", "convert", "--hash-ids", TRACE, "out.jsonl").code == 0
+    assert dsim("trace", "convert", TRACE, "out.jsonl").code == 0
     rows = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
     assert [len(row["hash_ids"]) for row in rows] == [-(-row["input_length"] // 16) for row in rows]
     ids = [i for row in rows for i in row["hash_ids"]]

@@ -84,7 +84,6 @@ def test_a_shell_completes_commands_and_names(
         ("replay gone.jsonl --json", "input"),
         ("replay azure-conv --json --polcy ar", "usage"),
         ("repaly azure-conv --json", "usage"),
-        ("serve --json", "usage"),  # which has no such option
     ],
 )
 def test_a_refusal_with_json_is_an_object_and_the_same_line(words: str, kind: str) -> None:
@@ -99,7 +98,7 @@ def test_a_refusal_with_json_is_an_object_and_the_same_line(words: str, kind: st
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("replay azure-conv --currency USD", "--currency is given without --gpu-hour, expected both: alone it has no"),
+        ("replay azure-conv --currency EUR", "--currency is given without --gpu-hour, expected both: alone it has no"),
         ("import x.json --force", "--force is given without --out, expected"),
         ("serve --twin a100-sdar-8b --force", "--force is given without --out, expected"),
         ("serve --model tiny --speed 2", "--speed is given without --twin, expected"),
@@ -150,7 +149,7 @@ def test_findings_that_are_printed_are_the_only_object(monkeypatch: pytest.Monke
         print_json({"found": 1})
         raise MachineError("too late")
 
-    monkeypatch.setattr("dsim.cli.trace.print_json", printed)
+    monkeypatch.setattr("dsim.cli.screen.print_json", printed)
     ran = dsim("trace", "info", "azure-conv", "--json")
     assert (ran.code, ran.json, ran.err) == (1, {"found": 1}, "Error: too late\n")
     assert dsim("trace", "info", "gone.jsonl", "--json").json["error"]["kind"] == "input"  # the next is told anew

@@ -13,7 +13,6 @@ from dsim import __version__
 from dsim.cli import choices
 from dsim.device.validate import LOADS, POLICIES
 from dsim.engine.engine import EMIT
-from dsim.planner.backend import BACKENDS
 from dsim.planner.deploy import UNROUTED
 from dsim.planner.objective import OBJECTIVES
 from dsim.profiler.precision import BITS
@@ -23,7 +22,7 @@ from dsim.sim.deciders import DECIDERS
 from dsim.sim.routers import ROUTERS
 from dsim.sim.scalers import FIXED, KNOWN
 from dsim.traces import ARRIVALS, LENGTHS, shipped_names
-from dsim.traces.formats import FORMATS, TICKS_PER_SECOND
+from dsim.traces.formats import TICKS_PER_SECOND
 from dsim.traces.lengths import FORMS
 
 from .command import dsim
@@ -110,7 +109,6 @@ def test_it_starts_where_nothing_can_be_written(tmp_path: Path) -> None:
 
 def test_the_choices_that_help_lists_are_those_of_the_parts() -> None:
     assert tuple(shipped_names()) == choices.TRACES
-    assert tuple(FORMATS) == choices.TRACE_FORMATS
     assert tuple(TICKS_PER_SECOND) == choices.TIME_UNITS
     assert choices.ARRIVALS == ARRIVALS
     assert tuple(LENGTHS) == choices.LENGTHS
@@ -122,7 +120,6 @@ def test_the_choices_that_help_lists_are_those_of_the_parts() -> None:
     assert tuple(DECIDERS) == choices.DECIDERS
     assert (FIXED, KNOWN) == (choices.FIXED, choices.SCALERS)
     assert choices.EMIT == EMIT
-    assert choices.BACKENDS == BACKENDS
     assert tuple(OBJECTIVES) == choices.OBJECTIVES
     assert (choices.VALIDATE_POLICIES, choices.VALIDATE_LOADS) == (POLICIES, LOADS)
 

@@ -93,7 +93,7 @@ def test_more_trials_go_on_from_the_replays_that_are_kept_and_no_mistake_loses_t
     kept = stored(store)
     for more, message in (
         (["--jobs", "0"], "jobs is 0, expected at least 1"),
-        (["--backend", "ray", "--address", "127.0.0.2:1"], "127.0.0.2:1: no Ray cluster answers there: "),
+        (["--ray", "127.0.0.2:1"], "127.0.0.2:1: no Ray cluster answers there: "),
         (["--seed", 1], "tuned/replays.db holds another search: its seed is 0, this one's is 1; choose another folder"),
     ):
         assert tune("-o", "tuned", "--trials", 5, *more).refusal.startswith(message)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import dsim
-from dsim.api.measured import import_run
+from dsim.cli.python import import_run
 from dsim.comparison.clients.read import read_client
 from dsim.comparison.measured_log import measured_log
 from dsim.engine.errors import DsimError

@@ -1,7 +1,6 @@
 """Validation: the cells, what is kept of them, and that every part runs on a device that is always there."""
 
 import json
-import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -28,16 +27,11 @@ from dsim.engine.latency import LatencyModel
 from dsim.live.config import ModelConfig
 from dsim.live.sampling import Sampling
 from dsim.live.weights import random_model
-from dsim.planner.backend import Pool
 from dsim.planner.memo import Memo
 from dsim.profiler.measure import Loaded, open_model, shape_of
 from dsim.profiler.profile import Profile, load, save
 from dsim.research.tiny.saved import save_model
 from dsim.results.scenario import Scenario
-
-from ..ray_cluster import TwoWorkers, cluster, shared_cluster
-
-__all__ = ["cluster", "shared_cluster"]  # fixtures
 
 SMALL = ModelConfig("small", 2, 48, 4, 2, 16, 80, 97, 256, 4, 96, rope_theta=1e4)
 POLICIES = ["lmdeploy-bd32:4,max_batch=4,page_size=8", "chunk:2,block_length=4,max_batch=4,page_size=8"]
@@ -46,7 +40,7 @@ POLICIES = ["lmdeploy-bd32:4,max_batch=4,page_size=8", "chunk:2,block_length=4,m
 def test_a_load_is_of_a_policy_s_own_capacity_or_in_flight_up_to_its_largest_batch(
     world: tuple[Scenario, Loaded],
 ) -> None:
-    capacities, cells = plan_cells(world[0], POLICIES, ["3", "full", "64", "0.5"], 7, Memo(), Pool(jobs=1))
+    capacities, cells = plan_cells(world[0], POLICIES, ["3", "full", "64", "0.5"], 7, Memo())
     assert [cell.policy for cell in cells] == POLICIES * 3
     assert [(c.load, c.concurrency, c.num_requests, c.again) for c in cells[::2]] == [
         ("3", 3, 7, True), ("full", 4, 8, False), ("0.5", None, 7, False),
@@ -127,21 +121,6 @@ def test_every_cell_is_predicted_measured_compared_and_kept(world: tuple[Scenari
         run(world, tmp_path / "v", bounds=[Bound.parse("p95:ttft=10%")])
     with pytest.raises(DsimError, match=r"holds a validation with seed 1, this one has 2"):
         run((replace(world[0], seed=2), world[1]), tmp_path / "v")
-
-
-@pytest.mark.slow
-def test_a_cluster_predicts_what_this_process_predicts(
-    cluster: TwoWorkers, world: tuple[Scenario, Loaded], tmp_path: Path
-) -> None:
-    with Pool("ray", address=cluster.address) as pool:
-        run(world, tmp_path / "ray", pool=pool)
-    predicted = [path.relative_to(tmp_path / "ray") for path in (tmp_path / "ray").rglob("predicted")]
-    assert len(predicted) == len(POLICIES)
-    shutil.copytree(tmp_path / "ray", tmp_path / "local", ignore=shutil.ignore_patterns("predicted"))
-    run(world, tmp_path / "local")
-    for folder in predicted:
-        for name in ("run.json", "requests.parquet", "steps.parquet", "report.html"):
-            assert (tmp_path / "local" / folder / name).read_bytes() == (tmp_path / "ray" / folder / name).read_bytes()
 
 
 def test_of_requests_that_end_at_an_eos_the_twin_is_told_where(world: tuple[Scenario, Loaded], tmp_path: Path) -> None:

@@ -132,6 +132,8 @@ def test_a_kill_at_any_moment_loses_at_most_one_reading() -> None:
 
 def test_from_python_it_is_a_function(tmp_path: Path) -> None:
     with pages.showing([pages.vllm()]) as (url, _):
-        found = package.follow(url, "vllm-diffusion", profile="h200x2-diffusiongemma/vllm", out=tmp_path / "f")
+        found = package.follow(
+            url, "vllm-diffusion", profile="h200x2-diffusiongemma/vllm", out=tmp_path / "f", once=True
+        )
     assert (found.state["grade"], found.windows) == ("rates", [])
     assert json.loads((tmp_path / "f" / "follow.json").read_text())["schema"] == "dsim-follow"

@@ -50,7 +50,7 @@ def test_what_was_done_is_answered_by_the_store_whatever_the_jobs(store: Path, j
 
     for stored, numbers in ((0, [1, 2, 3]), (6, [1, 2, 3]), (6, [1, 2, 3, 4])):
         memo = opened(store)
-        with Pool("local", jobs) as pool:
+        with Pool(jobs) as pool:
             assert list(memo.map(pool, of_a_process, numbers)) == [2 * n for n in numbers]
         assert (memo.num_stored, memo.num_replays) == (stored, 2 * len(numbers))
         memo.close()
@@ -71,7 +71,7 @@ def test_a_second_memo_of_a_process_leaves_the_firsts_lock(store: Path) -> None:
 
 def test_without_a_file_nothing_is_kept() -> None:
     memo = Memo()
-    with Pool("local", 1) as pool:
+    with Pool(1) as pool:
         assert list(memo.map(pool, double, [1, 1])) == [2, 2]
     assert (memo.num_stored, memo.sentence()) == (0, "")
 
@@ -79,7 +79,7 @@ def test_without_a_file_nothing_is_kept() -> None:
 def test_a_refusal_is_kept(store: Path) -> None:
     for _ in range(2):
         memo = opened(store)
-        with Pool("local", 1) as pool, pytest.raises(DsimError, match="7 does not fit"):
+        with Pool(1) as pool, pytest.raises(DsimError, match="7 does not fit"):
             list(memo.map(pool, refused, [7]))
         memo.close()
     assert memo.num_stored == 1
@@ -161,7 +161,7 @@ def test_a_foreign_or_damaged_store_is_refused_in_one_line(
 
     def ask() -> None:
         memo = opened(store)
-        with Pool("local", 1) as pool:
+        with Pool(1) as pool:
             list(memo.map(pool, double, [1]))
 
     with pytest.raises(DsimError) as error:

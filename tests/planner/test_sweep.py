@@ -235,7 +235,7 @@ def test_an_unreachable_cluster_leaves_the_folder_as_it_was(tmp_path: Path) -> N
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     for out, force in ((tmp_path / "out", True), (tmp_path / "new", False)):
         with pytest.raises(DsimError, match=r"127.0.0.2:1: no Ray cluster answers there"):
-            sweep(config, out, backend="ray", address="127.0.0.2:1", force=force)
+            sweep(config, out, ray="127.0.0.2:1", force=force)
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     assert not (tmp_path / "new").exists()
 

@@ -5,21 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import dsim
-from dsim.cli.profile import profile_command, profiles_command
+from dsim.cli import app
 from dsim.engine.errors import DsimError
 from dsim.engine.latency import CacheOverhead
 from dsim.profiler.profile import load, shipped
 from dsim.report.profile_words import fitted_lines
 
 EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
-
-app = typer.Typer()
-app.command("profile")(profile_command)
-app.command("profiles")(profiles_command)
 
 
 def run(*arguments: str) -> str:

@@ -61,7 +61,7 @@ def test_the_same_seed_gives_the_same_bytes_and_a_longer_run_begins_with_the_sho
 
 def test_draws_do_not_change_between_versions_and_scale_with_the_rate() -> None:
     assert synth("poisson", 1.0, num_requests=4).arrival.round(6).tolist() == [0.0, 1.482911, 2.383645, 2.727726]
-    gamma = synth("gamma", 1.0, cv=2.0, num_requests=4).arrival
+    gamma = synth("gamma,cv=2", 1.0, num_requests=4).arrival
     assert gamma.round(6).tolist() == [0.0, 1.213515, 1.573666, 1.593136]
     assert renewal("gamma", 4, 4.0, 2.0, seed=0) == pytest.approx(gamma / 4)
     assert renewal("constant", 4, 2.0, 0.0, seed=0).tolist() == [0.0, 0.5, 1.0, 1.5]

@@ -47,4 +47,3 @@ def test_a_column_that_is_not_there_or_not_numbers_is_told_in_one_line(
 ) -> None:
     path = save(tmp_path, OWN)
     assert refusal(path, columns=columns) == complaint.format(path=path)
-    assert "and --format is azure, expected one of them" in refusal(path, columns=columns, format="azure")

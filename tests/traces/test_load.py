@@ -116,8 +116,8 @@ def test_a_doubtful_unit_is_doubted_unless_it_is_given(tmp_path: Path) -> None:
         "timestamp is fractional and read as ms",
         "timestamp read as ms makes 2.5e+03 req/s",
     ]
-    for told in (load(path, time_unit="s"), load(path, format="guidellm")):
-        assert (told.arrival[1], told.notes.warnings) == (0.4, ())
+    told = load(path, time_unit="s")
+    assert (told.arrival[1], told.notes.warnings) == (0.4, ())
     slow = save(tmp_path, row(0) + row(999_000))
     assert load(slow).notes.warnings == ("timestamp read as ms makes 0.001 req/s: another --time-unit may be meant",)
     assert load(slow, time_unit="us").notes.warnings == ()
@@ -197,8 +197,6 @@ def test_the_refusal_of_a_load_generators_results_names_the_command_that_reads_t
     [
         ({"time_unit": "min"}, "time unit is min, expected one of: s, ms, us, ns"),
         ({"time_unit": "s"}, "is a date and time, expected no --time-unit"),
-        ({"format": "csv"}, "no trace format named csv"),
-        ({"format": "vidur"}, "lack those of vidur, expected arrived_at, num_prefill_tokens"),
     ],
 )
 def test_unknown_units_formats_and_names_are_refused(tmp_path: Path, how: dict[str, str], complaint: str) -> None:

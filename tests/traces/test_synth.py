@@ -87,12 +87,12 @@ def test_a_duration_cuts_and_a_count_cuts() -> None:
     assert len(synth("poisson", 10.0, duration=100.0, num_requests=50)) == 50
     assert len(synth("poisson", 10.0, duration=1.0, num_requests=5000)) < 40
     assert len(synth("constant", 10.0, duration=1.0)) == 10
-    assert len(synth("gamma", 2.0, cv=5.0, duration=300.0)) < len(synth("gamma", 2.0, cv=5.0, duration=3000.0))
+    assert len(synth("gamma,cv=5", 2.0, duration=300.0)) < len(synth("gamma,cv=5", 2.0, duration=3000.0))
     assert len(synth()) == 1000
 
 
 def test_synth_says_what_it_drew() -> None:
-    trace = synth("gamma", 5.0, cv=2.0, num_requests=10, seed=3)
+    trace = synth("gamma,cv=2", 5.0, num_requests=10, seed=3)
     assert trace.name == "gamma(5/s,cv=2,sharegpt,seed=3)"
     assert trace.notes.format == "synthetic"
     for arguments, complaint in (
@@ -136,7 +136,7 @@ def test_a_replay_that_cannot_be_is_refused() -> None:
     for trace, arguments, complaint in (
         (batched().head(1), {"num_requests": 2}, "batched holds 1 requests, the run asks for 2"),
         (batched(), {"rate": 1.0, "time_scale": 2.0}, "rate is 1.0 req/s and time scale is 2.0, expected one of them"),
-        (batched(), {"cv": 2.0}, "cv is 2, expected none with trace arrivals"),
+        (batched(), {"arrival": "trace,cv=2"}, "cv is 2, expected none with trace arrivals"),
         (batched(), {"arrival": "gamma", "time_scale": 1.0}, "time scale is 1.0, expected none with gamma arrivals"),
         (still, {"arrival": "poisson"}, "talk has no rate, expected a --rate for poisson arrivals"),
     ):

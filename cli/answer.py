@@ -1,0 +1,38 @@
+"""What a question's answer shows, and how its command ends."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from ..report.page import Page
+
+R = TypeVar("R")
+INTERRUPTED, MISSED = 130, 1  # exit codes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer(Generic[R]):
+    """value: for Python. page, lines: for a terminal, of the findings. json: what `--json` prints."""
+
+    value: "R | Callable[[], R]"
+    json: Any = None
+    page: "Callable[[], Page] | None" = None
+    lines: Sequence[str] = ()
+    explained: str = ""  # where findings come from
+    out: Path | None = None
+    files: Iterable[str] = ()  # of `out`, if they were written
+    missed: Sequence[str] = ()  # why the command ends with MISSED
+    interrupted: str = ""  # or with INTERRUPTED
+    code: int = 0
+    failure: Exception | None = None  # raised at the end
+
+    def to_python(self) -> R:
+        if self.failure is not None:
+            raise self.failure
+        return self.value() if callable(self.value) else self.value
+
+
+class Stopped(KeyboardInterrupt):
+    """An interrupt, with a line that says what was kept."""

@@ -1,0 +1,61 @@
+"""Warnings of a question's traces, policies and profiles, and SLOs that end a command."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..engine.errors import DsimError
+
+if TYPE_CHECKING:
+    from ..results.scenario import Scenario
+    from ..sim.setting import Setting
+    from ..traces import Trace
+    from .declared import Watch
+
+MOST_SAID = 8  # warnings of a kind
+LEAST = 0.99  # share of requests within SLOs without a statistic
+
+
+def warn(watch: "Watch", *scenarios: "Scenario") -> None:
+    """Of their traces, in general and for their policies."""
+    from ..engine.prefix import caches_prefixes
+    from ..traces.prefixes import warning
+
+    lines: list[str | None] = []
+    for scenario in scenarios:
+        source, wanted = scenario.source(), scenario.num_requests or 0
+        lines += source.notes.warnings
+        if wanted > len(source):
+            lines.append(f"{source.name} holds {len(source)} requests and the run asks for {wanted}: it begins again")
+        named = source if scenario.lengths is None else replace(source, extras={})
+        lines.append(warning(named, scenario.router, caches_prefixes(scenario.parsed_policy())))
+    watch.warn(filter(None, dict.fromkeys(lines)))
+
+
+def warn_of_yields(watch: "Watch", *scenarios: "Scenario") -> None:
+    """Of settings that the profiles do not cover."""
+    # A server's requests are unknown yet.
+    warn_of_runs(watch, [(s.setting(), s.source() if s.trace else None) for s in scenarios])
+
+
+def warn_of_runs(watch: "Watch", runs: Iterable[tuple["Setting", "Trace | None"]]) -> None:
+    """The first ones, and the number of the others."""
+    from ..sim.unknown import warnings_of
+
+    lines = list(dict.fromkeys(line for run in runs for line in warnings_of(*run)))
+    if len(lines) > MOST_SAID:
+        lines[MOST_SAID:] = [f"{len(lines) - MOST_SAID} more policies need data that their profiles lack"]
+    watch.warn(lines)
+
+
+def missed_slos(policies: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What runs' summaries, as in run.json, miss; DsimError if they have no SLO."""
+    if not any(summary["slos"] for summary in policies):
+        raise DsimError("--fail-on-slo is given and the runs have no SLO, expected at least one")
+    missed = []
+    for summary in policies:
+        missed += [f"{summary['policy']} misses {slo['slo']}" for slo in summary["slos"] if slo["met"] is False]
+        share = summary["slo_attainment"]
+        if share is not None and share < LEAST:
+            missed.append(f"{summary['policy']} meets the SLOs for {100 * share:.4g} % of requests, of {LEAST:.0%}")
+    return missed
