@@ -207,7 +207,7 @@ def _use_trace(path: Path, chance: Random, columns: str | None = None) -> None:
     """Read it, prepare it, write it, and read that again."""
     only = chance.choice((None, None, None, "model=m", "status=success", "x=y"))
     with contextlib.suppress(DsimError):  # as a client's measured run
-        import_run(path, columns=columns, only=only, skip_bad=chance.random() < 0.5, _warn=list)
+        import_run(path, columns=columns, only=only, skip_bad=chance.random() < 0.5)
     trace = load(
         path, skip_bad=chance.random() < 0.5, only=only,
         time_unit=chance.choice((None, None, None, "s", "ns")),
