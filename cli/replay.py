@@ -91,7 +91,6 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["Replay"])
     def _replayed(
         self, watch: Watch, about: dict[str, Any], policies: "PolicyLike | Sequence[PolicyLike]"
     ) -> "Answer[Replay]":
-        from ..planner.recorded import Replay
         from ..planner.replay_run import fleet_cost, write_replay
         from ..report.story import words
         from ..results.manifest import FILES
@@ -123,8 +122,14 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["Replay"])
         shown = {"policies": manifest["policies"], "profile": manifest["profile"], "interrupted": done.interrupted}
         shown |= {name: manifest[name] for name in ("measured", "ensemble", "cost") if name in manifest}
         specs = [scenario.policy for scenario in scenarios]
+
+        def replay() -> "Replay":
+            from ..planner.recorded import Replay  # loads pandas
+
+            return Replay(done.results, done.summaries, manifest, tuple(scenarios), requests, self.folder)
+
         return Answer(
-            value=Replay(done.results, done.summaries, manifest, tuple(scenarios), requests, self.folder),
+            value=replay,
             json=shown, page=lambda: words(manifest["policies"], manifest), out=self.folder, files=FILES,
             interrupted=f"Interrupted: {done.progress(specs, len(requests))}" if done.interrupted else "",
             missed=missed_slos(manifest["policies"]) if self.fail_on_slo else (),

@@ -423,7 +423,8 @@ def as_run_by(profile: Profile, policy: Policy) -> Profile:
 def _held(profile: Profile, name: str) -> Implementation | None:
     """A profile's implementation; for a data sheet also one with the costs of the `nearest` profile."""
     found = next((own for own in profile.implementations if own.name == name), None)
-    chosen = "/" in ALIASES.get(profile.name, profile.name)  # an implementation by name
+    # Named as an implementation, or this engine's already, as a scaled copy is.
+    chosen = "/" in ALIASES.get(profile.name, profile.name) or _engine(profile).lower() == name
     like = nearest(profile, name) if found is None and profile.origin == "roofline" and not chosen else None
     if like is None:
         return found
