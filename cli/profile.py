@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from typing import Annotated as A
 
 from ..engine.errors import DsimError
+from ..files.duration import seconds_of
 from ..files.read import printable, quoted
 from ..files.write import check_file, tell, write_whole
 from . import questions as q
@@ -71,7 +72,7 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
         bool,
         Opt("Profile for policies that attend in both directions; no commits are logged.", "", "Measurement"),
     ] = False
-    budget: A[float, Opt("About how long it may take: 90s, 5m.", "T", "Measurement", read=q.duration, text="5m")] = (
+    budget: A[float, Opt("About how long it may take: 90s, 5m.", "T", "Measurement", read=seconds_of, text="5m")] = (
         300.0
     )
     thresholds: A[

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from typing import Annotated as A
 
 from ..engine.errors import DsimError
-from ..files.duration import seconds_of
 from ..files.read import cut, float_of
 from . import choices
 from .declared import Opt, Watch
@@ -48,11 +47,6 @@ def percent(name: str, text: str) -> float:
 
 def shares(name: str, text: str) -> tuple[float, ...]:
     return tuple(percent(name, part) for part in text.split(","))
-
-
-def duration(name: str, text: str) -> float:
-    """s."""
-    return seconds_of(text)
 
 
 # Options that several questions declare, each with its own default.

@@ -67,7 +67,9 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["Manifest"]):
         ),
     ] = None  # fmt: skip
     emit: A[str, q.EMIT] = "block"
-    access_log: A[Path | None, Opt("Write a JSON line per request, as a trace for `replay`.", "FILE", "Logs")] = None
+    access_log: A[str | Path | None, Opt("Write a JSON line per request, as a trace for `replay`.", "FILE", "Logs")] = (
+        None
+    )
     host: A[str, Opt("The address to listen on.", "H", "Server")] = "127.0.0.1"
     port: A[int, Opt("The port; 0 takes a free one.", "N", "Server")] = 8000
     allow_host: A[
@@ -76,7 +78,7 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["Manifest"]):
     ] = ()
     served_name: A[str | None, Opt("The model's name in the API.", "NAME", "Server")] = None
     api_key: A[str | None, Opt("Require this key from clients of /v1.", "KEY", "Server", envvar="DSIM_API_KEY")] = None
-    drain: A[float, Opt("How long requests in flight may take to end after Ctrl-C.", "S", "Server")] = 60.0
+    grace: A[float, Opt("How long requests in flight may take to end after Ctrl-C.", "S", "Server")] = 60.0
     slos: A[Sequence[str], q.SLO] = ()
     seed: A[int, q.SEED] = 0
     out: A[str | Path | None, q.out("Write the journal and report.html at the end.")] = None
@@ -95,7 +97,7 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["Manifest"]):
         from ..serve.serving import ServerOptions, serve_until_stopped
 
         server = ServerOptions(
-            self.host, self.port, self.drain, self.allow_host, self.served_name, self.api_key, self.access_log
+            self.host, self.port, self.grace, self.allow_host, self.served_name, self.api_key, self.access_log
         )
         scenario = Scenario(
             trace="", policy=self.policy, profile=self.twin or choices.PROFILE, workload=self.workload,

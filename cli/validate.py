@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing import Annotated as A
 
 from ..engine.errors import DsimError
+from ..files.duration import seconds_of
 from . import choices
 from . import questions as q
 from .answer import Answer
@@ -52,7 +53,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
     ]  # fmt: skip
     _: KW_ONLY
     budget: A[
-        float, Opt("About how long it may take: 90s, 20m, 1h.", "T", "Measurement", read=q.duration, text="20m")
+        float, Opt("About how long it may take: 90s, 20m, 1h.", "T", "Measurement", read=seconds_of, text="20m")
     ] = 1200.0
     model: A[str | None, Opt("tiny (the default), or a Hugging Face directory.", "M", "Model and device")] = None
     temperature: A[float, q.TEMPERATURE] = 0.0

@@ -26,13 +26,13 @@ class ServerOptions:
     allow_host: Sequence[str] = ()
     served_name: str | None = None
     api_key: str | None = None
-    access_log: Path | None = None
+    access_log: str | Path | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:
             raise DsimError(f"--port is {self.port}, expected 0 to 65535")
         if not 0 <= self.drain < float("inf"):
-            raise DsimError(f"--drain is {self.drain} s, expected at least 0 and finite")
+            raise DsimError(f"--grace is {self.drain} s, expected at least 0 and finite")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def serve_until_stopped(
         behind = open_fleet(None if writer is None else writer.steps(policy).append)
         fleet = behind.fleet
         if options.access_log is not None:
-            fleet.access = AccessLog(options.access_log, fleet.clock.opened, force)
+            fleet.access = AccessLog(Path(options.access_log), fleet.clock.opened, force)
         name = options.served_name or str(behind.manifest["live"]["model"])
         hosts = known_hosts(options.host, options.allow_host)
         settings = Settings(name, behind.header, options.api_key or None, hosts)

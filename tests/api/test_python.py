@@ -266,28 +266,9 @@ def test_a_validation_takes_frames_and_objects_by_name(
     assert (asked["profile"], asked["policies"]) == (profile, ["ar"])
 
 
-def test_a_run_that_is_written_has_what_the_command_writes(tmp_path: Path) -> None:
-    from tests.cli.command import dsim as command
-
-    ran = command(
-        "replay", "azure-conv", "--policy", "ar", "--num-requests", 30, "--slo", "ttft=2s", "-o", tmp_path / "a"
-    )
-    assert ran.code == 0
-    dsim.replay("azure-conv", "ar", num_requests=30, slos=["ttft=2s"], out=tmp_path / "b")
-    by_command, by_function = (dsim.load_run(tmp_path / name).run.info for name in "ab")
-    assert {**by_command, "command": ""} == {**by_function, "command": ""}
-
-
 def test_a_trace_draws_its_rate() -> None:
     trace = dsim.load_trace("azure-conv")
     drawn = trace.plot()
     assert isinstance(drawn, go.Figure)
     (bars,) = drawn.data
     assert (list(bars.x[:3]), bars.y[:2].tolist(), bars.y.sum()) == ([0, 1, 2], [191, 265], len(trace))
-
-
-def test_a_replay_asks_drawn_profiles_as_the_command_does() -> None:
-    found = dsim.replay("azure-conv", "ar", profile="h100-qwen3-8b-ar", num_requests=20, ensemble=2)
-    assert found.manifest["ensemble"]["num"] == 2
-    with pytest.raises(DsimError, match="ensemble is 0, expected 2 to"):
-        dsim.replay("azure-conv", num_requests=20, ensemble=0)

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from dsim import __version__
-from dsim.cli.questions import percent
-from dsim.engine.errors import DsimError, MachineError
+from dsim.engine.errors import MachineError
 from dsim.planner.capacity import CapacitySearch
 from dsim.planner.crossing import Found
 from dsim.report.capacity import FILES
@@ -65,7 +64,7 @@ def test_json_is_one_object_that_stands_alone_the_page_says_the_same_and_so_do_t
 def test_measured_runs_stand_beside_the_curve_at_their_own_rate() -> None:
     clients = Path(__file__).parents[1] / "comparison" / "clients"
     bench = json.loads((clients / "vllm_bench.json").read_text())
-    assert dsim("import", clients / "vllm_bench.json", "-o", "measured").code == 0
+    succeed("import", clients / "vllm_bench.json", "-o", "measured")
     ran = succeed(*QUEUE, "--slo", "ttft=60ms", "--jobs", 1, "--measured", "measured", "-o", "out")
     (point,) = json.loads(Path("out/capacity.json").read_text(encoding="utf-8"))["measured"]
     span = max(bench["start_times"]) - min(bench["start_times"])
@@ -122,13 +121,6 @@ def test_an_input_error_leaves_no_folder_and_a_full_disk_the_old_report(monkeypa
     monkeypatch.setattr("dsim.planner.memo.write_whole", full)
     assert dsim(*asked, "--seed", 1, "--force").code == 1
     assert Path("out/report.html").read_bytes() == before
-
-
-def test_a_share_is_a_percentage_or_a_number() -> None:
-    assert percent("--x", "2%") == percent("--x", "0.02") == 0.02
-    for text in ("0%", "-1%", "nan", "x%", "101%"):
-        with pytest.raises(DsimError, match=f"--x is {text}, expected a share"):
-            percent("--x", text)
 
 
 def test_ctrl_c_prints_what_is_known_and_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,5 +81,4 @@ def test_an_eos_that_the_checkpoint_does_not_name_ends_nothing(folder: Path) -> 
     checkpoints.rewrite(folder / "model", eos_token_id=None)
     given = ("--block-length", 4, "--mask-token-id", 95, "--budget", "2s", "--prompts", folder / "ids.jsonl")
     ran = dsim("profile", "--model", folder / "model", "--device", "cpu", "-o", folder / "p.json", *given, "--eos")
-    assert ran.code == 2
-    assert "names EOS [] and 1 workloads: expected some of both" in ran.err
+    assert "names EOS [] and 1 workloads: expected some of both" in ran.refusal

@@ -70,5 +70,4 @@ def test_tune_searches_by_the_class() -> None:
     good = 1 - float((slow & chat).mean())
     assert float(rows["optimus"]["attainment"]) == pytest.approx(good)
     missed = dsim("tune", "two.csv", "--space", "space.toml", "--trials", 2, "--slo", "batch/p90:e2el=1ms")
-    assert (missed.code, missed.out) == (2, "")
-    assert missed.err.startswith("Error: no setting of 2 trials meets batch/p90:e2el=1ms; the closest, ")
+    assert missed.refusal.startswith("no setting of 2 trials meets batch/p90:e2el=1ms; the closest, ")

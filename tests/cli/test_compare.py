@@ -9,7 +9,7 @@ import pytest
 
 from dsim.profiler.profile import load, save
 
-from .command import dsim, held, rows
+from .command import dsim, held, rows, succeed
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,8 @@ def _record() -> None:
     base = load("a100-sdar-8b")
     save(dataclasses.replace(base, name="slower", latency=base.latency.scaled(1.05)), "slower.json")
     policies = ["--policy", "chunk:8", "--policy", "ar"]
-    assert dsim("replay", "small.jsonl", *policies, "-o", "a").code == 0
-    assert dsim("replay", "small.jsonl", *policies, "--profile", "slower.json", "-o", "b").code == 0
+    succeed("replay", "small.jsonl", *policies, "-o", "a")
+    succeed("replay", "small.jsonl", *policies, "--profile", "slower.json", "-o", "b")
 
 
 SLOWER = ("--profile", "slower.json")
@@ -61,7 +61,7 @@ def test_the_report_says_the_error_and_its_parts() -> None:
 
 
 def test_only_what_a_table_shows_is_defined() -> None:
-    assert dsim("replay", "small.jsonl", "--policy", "ar", "-o", "one").code == 0
+    succeed("replay", "small.jsonl", "--policy", "ar", "-o", "one")
     for runs, is_ranked in (("a", "b"), True), (("one", "one"), False):
         out = dsim("compare", *runs).out
         assert ["Note: mape: " in out, "Note: tau: " in out, "Note: regret: " in out] == [True, is_ranked, is_ranked]
@@ -90,7 +90,7 @@ def test_a_missed_slo_is_a_line_and_exit_1_where_that_is_asked() -> None:
         ran = dsim(*said, "-o", "judged", "--force", "--fail-on-slo")
         assert ran.code == code, ran.err
         assert ("ar " in ran.err) == bool(code)
-        assert dsim(*said).code == 0
+        succeed(*said)
         assert dsim("compare", "judged", "judged", "--fail-on-slo").code == code
 
 
@@ -105,16 +105,12 @@ def test_o_writes_a_folder_and_keeps_what_is_there(tmp_path: Path) -> None:
     ran = dsim("compare", "a", "b", "-o", "out")
     assert (ran.code, ran.err) == (0, "Wrote out/ (compare.json, report.html)\n")
     assert held(tmp_path / "out") == ["compare.json", "report.html"]
-    assert dsim("compare", "a", "b", "-o", "out", "--force").code == 0
+    succeed("compare", "a", "b", "-o", "out", "--force")
     ran = dsim("compare", "a", "b", "-o", "a")
     assert ran.err == "Error: a: holds requests.parquet, which is not of a comparison: choose another folder\n"
-
-
-def refused(*arguments: object) -> str:
-    return dsim("compare", *arguments).refusal
 
 
 def test_a_newer_run_is_refused() -> None:
     path = Path("b/run.json")
     path.write_text(path.read_text().replace('"version": 1', '"version": 2', 1))
-    assert refused("a", "b") == "b/run.json: version is 2, expected 1"
+    assert dsim("compare", "a", "b").refusal == "b/run.json: version is 2, expected 1"

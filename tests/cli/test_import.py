@@ -37,7 +37,7 @@ def test_the_report_tells_of_the_client() -> None:
 
 
 def test_a_file_compares_with_a_prediction_of_its_trace_directly() -> None:
-    assert dsim("replay", TRACE, "--policy", "ar", "-o", "predicted").code == 0
+    succeed("replay", TRACE, "--policy", "ar", "-o", "predicted")
     ran = dsim("compare", "predicted", VLLM, "--json")
     assert (ran.code, ran.err) == (0, "")
     (cell,) = ran.json["cells"]
@@ -46,7 +46,7 @@ def test_a_file_compares_with_a_prediction_of_its_trace_directly() -> None:
     assert cell["no_parts"] == f"{VLLM} has no step journal"
     assert ran.json["pairs"][0]["measured"]["driver"] == "client"
     # The same by way of a folder.
-    assert dsim("import", VLLM, "--trace", TRACE, "--policy", "ar", "-o", "m").code == 0
+    succeed("import", VLLM, "--trace", TRACE, "--policy", "ar", "-o", "m")
     by_folder = dsim("compare", "predicted", "m", "--json", "-o", "c").json["cells"][0]
     assert by_folder["metrics"] == cell["metrics"]
     text = dsim("compare", "predicted", VLLM).out
@@ -55,7 +55,7 @@ def test_a_file_compares_with_a_prediction_of_its_trace_directly() -> None:
 
 
 def test_which_policy_a_file_measured_must_be_said_where_there_are_several() -> None:
-    assert dsim("replay", TRACE, "--policy", "ar", "--policy", "chunk:8", "-o", "predicted").code == 0
+    succeed("replay", TRACE, "--policy", "ar", "--policy", "chunk:8", "-o", "predicted")
     assert dsim("compare", "predicted", VLLM).refusal == (
         f"predicted holds policies ar, chunk:8, and {VLLM} is of one server: expected the one that it runs, --policy"
     )
@@ -71,7 +71,7 @@ def test_two_clients_files_give_the_noise_between_them() -> None:
 
 
 def test_hash_ids_are_as_many_as_a_prompt_has_blocks_and_no_one_elses() -> None:
-    assert dsim("trace", "convert", TRACE, "out.jsonl").code == 0
+    succeed("trace", "convert", TRACE, "out.jsonl")
     rows = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
     assert [len(row["hash_ids"]) for row in rows] == [-(-row["input_length"] // 16) for row in rows]
     ids = [i for row in rows for i in row["hash_ids"]]

@@ -1,7 +1,6 @@
-"""dsim policies, profiles, metrics and profile --roofline: what there is, and what it means."""
+"""dsim policies, profiles and metrics: what there is, and what it means."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from dsim.engine.policy import PRESETS
 from dsim.profiler.profile import load, shipped
 from dsim.results.metrics import METRICS
 
-from .command import dsim, held
+from .command import dsim
 
 
 def test_policies_are_listed_one_line_each_with_their_main_parameter() -> None:
@@ -60,20 +59,3 @@ def test_metrics_explain_every_number_that_replay_prints() -> None:
     explained = dsim("metrics", "--json").json
     assert list(explained) == list(METRICS)
     assert explained["e2el"] == {"unit": "ms", "formula": "finish - arrival", "note": ""}
-
-
-def test_a_roofline_profile_is_written_and_can_be_replayed(tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    ran = dsim("profile", "--roofline", "H100", "--model", "SDAR-4B", "--tp", "2", "-o", path)
-    assert (ran.code, ran.err) == (0, "")
-    assert ran.out.splitlines()[-1] == f"Wrote {path}"
-    profile = load(path)
-    assert (profile.origin, profile.device.count, profile.model.name) == ("roofline", 2, "SDAR-4B")
-    served = dsim("replay", "azure-conv", "--num-requests", 5, "--profile", path, "--policy", "ar", "--json")
-    assert served.json["profile"]["estimated"] is True
-    before = path.read_bytes()
-    again = dsim("profile", "--roofline", "H100", "--model", "SDAR-4B", "-o", path)
-    assert (again.code, again.out) == (2, "")
-    assert again.err == f"Error: {path} exists: choose another name, or pass --force to replace it\n"
-    assert path.read_bytes() == before
-    assert held(tmp_path) == ["mine.json"]

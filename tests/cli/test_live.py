@@ -87,7 +87,7 @@ def test_the_twins_draws_commit_what_the_twin_commits_and_requests_are_compared_
     assert ran.code == 0, ran.err
     assert ran.json["commits"] == "twin"
     assert ran.json["live"]["host_ms"][spec]["p50"] > 0
-    assert dsim("replay", "trace.jsonl", "--profile", "ours.json", "--policy", spec, "-o", "predicted").code == 0
+    succeed("replay", "trace.jsonl", "--profile", "ours.json", "--policy", spec, "-o", "predicted")
     compared = succeed("compare", "predicted", "measured", "--profile", "ours.json", "--json")
     (cell,) = compared.json["cells"]
     assert (cell["unpaired"], cell["num_both"]) == ("", 8)

@@ -13,9 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
 
-from dsim.cli import app
 from dsim.engine.latency import LatencyModel
 from dsim.profiler.profile import load
 from dsim.traces import load as load_trace
@@ -123,7 +121,7 @@ def test_every_command_of_a_page_runs(page: str, world: Path) -> None:
     if any("tiny" in " ".join(pages.shrunk(line)) for line in commands):
         profiles_of_tiny()
     if page == "docs/report.md":
-        assert dsim("replay", "azure-conv", "--num-requests", "20", "--policy", "ar", "-o", "runs/azure").code == 0
+        succeed("replay", "azure-conv", "--num-requests", "20", "--policy", "ar", "-o", "runs/azure")
     if page == "docs/steplog.md":
         shutil.copy("examples/steplog.jsonl", "steps.jsonl")
     if page == "docs/compare.md":
@@ -180,14 +178,10 @@ def test_a_page_shows_commands_in_fences_of_sh_and_says_why_one_is_not_run(page:
 
 
 def test_the_options_of_every_command_on_a_page_are_its_own() -> None:
-    main = typer.main.get_command(app)
     for page in pages.PAGES:
         for words in pages.spans(page):
-            command, name = main, ""
-            while words and words[0] in getattr(command, "commands", ()):
-                name, *words = words
-                command = getattr(command, "commands")[name]  # noqa: B009 - only a group has it
-            own = {"--help", "--install-completion"}.union(*([*p.opts, *p.secondary_opts] for p in command.params))
+            name, command = said.named(" ".join(words))
+            own = said.own_options(command or said.MAIN) | {"--install-completion"}
             given = {word.partition("=")[0] for word in words if word.startswith("-")}
             assert given <= own, f"{page}: dsim {name}: {given - own}"
             assert name or given, f"{page}: dsim {' '.join(words)}"

@@ -116,7 +116,7 @@ def test_a_plan_goes_on_from_what_it_has_and_gives_the_same_bytes() -> None:
     never = dsim(*asked, "--slo", "mean:e2el=0.1ms", "--max-replicas", 1, "--force")
     assert "no fleet of up to 1 replicas meets the SLOs" in never.refusal
     assert Path("out/report.html").read_bytes() == page
-    assert dsim(*asked, "--force").code == 0
+    succeed(*asked, "--force")
 
 
 def test_ctrl_c_keeps_the_replays_and_ends_with_130() -> None:
@@ -132,7 +132,7 @@ def test_ctrl_c_keeps_the_replays_and_ends_with_130() -> None:
     assert (ran.code, ran.out) == (130, "")
     assert ran.err == "Interrupted: the replays are kept in out/: the same command continues\n"
     assert len(rows(Path("out/replays.db"))) >= 3
-    assert dsim(*QUEUE, "--jobs", 1, "-o", "out").code == 0
+    succeed(*QUEUE, "--jobs", 1, "-o", "out")
 
 
 @pytest.mark.slow

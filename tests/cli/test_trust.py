@@ -17,7 +17,7 @@ from dsim.results.scenario import Scenario, named_code
 
 from ..logged import write_log
 from ..worlds import toy_profile, toy_trace
-from .command import dsim, rows
+from .command import dsim, rows, succeed
 
 ROOT = Path(__file__).parents[2]
 SPEC = "theirs.py:POLICY"
@@ -44,7 +44,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "theirs.py").write_text(CODE)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert dsim("replay", "small.jsonl", "--policy", SPEC, "-o", "run").code == 0
+        succeed("replay", "small.jsonl", "--policy", SPEC, "-o", "run")
     return folder / "run"
 
 
@@ -162,7 +162,7 @@ def test_the_flag_allows_what_was_refused(recorded: Path) -> None:
 
 
 def test_a_policy_on_the_command_line_is_named_by_it() -> None:
-    assert dsim("replay", *SMALL, "--policy", SPEC, "--policy", f"{SPEC}@a100-sdar-8b").code == 0
+    succeed("replay", *SMALL, "--policy", SPEC, "--policy", f"{SPEC}@a100-sdar-8b")
     assert has_run()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from ..held_up import PATIENCE, TUNE, start, wait_until
 from ..stored import rows as stored
-from .command import Ran, dsim, held, rows
+from .command import Ran, dsim, held, rows, succeed
 
 FILES = ["policy.toml", "replays.db", "report.html", "trials.csv", "tune.json"]
 SPACE = 'policy = ["optimus", "chunk"]\nchunk = [4, 16]\nmax_batch = ["none", 32]\n'
@@ -128,7 +128,7 @@ def test_ctrl_c_keeps_the_replays_and_says_how_to_go_on() -> None:
     # Gone on with, it ends as one that was never stopped.
     again = dsim("tune", "trace.jsonl", *command, 2, "-o", "tuned")
     assert "5 of them from the store\n" in again.err
-    assert dsim("tune", "trace.jsonl", *command, 2, "-o", "whole").code == 0
+    succeed("tune", "trace.jsonl", *command, 2, "-o", "whole")
     for name in ("tune.json", "trials.csv", "policy.toml"):
         assert Path(f"tuned/{name}").read_bytes() == Path(f"whole/{name}").read_bytes()
 

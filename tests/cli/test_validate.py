@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsim.engine.errors import DsimError
-from dsim.files.duration import seconds_of
 from dsim.live.config import ModelConfig
 from dsim.live.weights import random_model
 from dsim.profiler.profile import load
@@ -98,13 +96,6 @@ def test_full_sequence_policies_are_validated_by_a_profile_of_their_own(full_seq
         assert cell["totals"]["tpf"]["error"] == 0.0
     said = dsim("validate", "--model", "model", "--policy", "sparse-dllm", "--policy", "ar", "-o", "w").refusal
     assert said == "sparse-dllm and ar: expected policies of full-sequence models, or none of these"
-
-
-def test_lengths_of_time_are_read_as_people_write_them() -> None:
-    assert [seconds_of(text) for text in ("90", "90s", "5m", "1.5h", ".5s")] == [90.0, 90.0, 300.0, 5400.0, 0.5]
-    for text in ("", "0", "-1s", "5 days", "m", "9" * 400):
-        with pytest.raises(DsimError, match="duration is"):
-            seconds_of(text)
 
 
 @pytest.mark.slow

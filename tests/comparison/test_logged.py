@@ -77,24 +77,24 @@ def test_a_log_replayed_as_logged_by_the_profile_that_drew_it_is_the_log() -> No
 @pytest.mark.slow
 def test_an_error_is_the_steps_prices_the_rules_or_the_front_ends() -> None:
     log = log_of()
-    assert dsim("import", log, "-o", "engine").code == 0
+    succeed("import", log, "-o", "engine")
     # Steps that are too dear: the rule, the commits and the front end are right.
-    assert dsim("replay", "--as-logged", log, "--profile", "slow.json", "-o", "slow").code == 0
+    succeed("replay", "--as-logged", log, "--profile", "slow.json", "-o", "slow")
     part = parts("slow", "engine", "--profile", "slow.json")["parts"]["metrics"]["e2el"]
     assert part["latency"] == pytest.approx(part["error"])
     assert part["error"] > 0.2 * part["measured"]
     # A server that lets in more requests than its log says.
     told = Path("told.jsonl")
     told.write_text(log.read_text().replace('"max_num_seqs": 4', '"max_num_seqs": 1'))
-    assert dsim("import", told, "-o", "told").code == 0
-    assert dsim("replay", "--as-logged", told, "--profile", "known.json", "-o", "rule").code == 0
+    succeed("import", told, "-o", "told")
+    succeed("replay", "--as-logged", told, "--profile", "known.json", "-o", "rule")
     part = parts("rule", "told", "--profile", "known.json")["parts"]["metrics"]["e2el"]
     assert abs(part["scheduling"]) > 0.05 * part["measured"]
     assert abs(part["latency"]) < 0.2 * abs(part["scheduling"])
     # A profile with 50 ms outside the engine, where a client saw 20.
     write_client(Path("bench.json"), log, 0.02)
-    assert dsim("import", "bench.json", "--log", log, "-o", "client").code == 0
-    assert dsim("replay", log, "--profile", "outside.json", "--policy", SPEC, "-o", "outside").code == 0
+    succeed("import", "bench.json", "--log", log, "-o", "client")
+    succeed("replay", log, "--profile", "outside.json", "--policy", SPEC, "-o", "outside")
     part = parts("outside", "client", "--profile", "outside.json")["parts"]["metrics"]["e2el"]
     assert part["error"] == pytest.approx(0.03)
     assert (part["frontend"], part["latency"], part["scheduling"]) == pytest.approx((0.03, 0.0, 0.0), abs=1e-9)
@@ -105,19 +105,18 @@ def test_without_a_profile_the_logs_own_is_fitted_kept_and_told() -> None:
     log_of(poisson(150, 6.0, 0))
     ran = succeed("replay", "log.jsonl", "--as-logged", "-o", "predicted")
     assert "Profile: fitted to the same log, so step prices are not a prediction (log)" in ran.err
-    assert dsim("import", "log.jsonl", "-o", "engine").code == 0
+    succeed("import", "log.jsonl", "-o", "engine")
     cell = parts("predicted", "engine")  # run.json holds the profile
     assert abs(cell["metrics"]["e2el"]["error"]["mean"]) < 0.02
-    ran = dsim("replay", "log.jsonl", "--as-logged", "--rate", "3")
-    assert (ran.code, ran.err) == (2, "Error: --rate and --as-logged are given: expected one of them\n")
+    said = dsim("replay", "log.jsonl", "--as-logged", "--rate", 3).refusal
+    assert said == "--rate and --as-logged are given: expected one of them"
 
 
 def test_a_log_without_a_preset_asks_for_one() -> None:
     log_of(preset=None)
-    ran = dsim("replay", "log.jsonl", "--as-logged")
-    assert ran.code == 2
-    assert ran.err.startswith("Error: the log's header has preset null, expected one of ar, lmdeploy-bd32,")
-    assert dsim("replay", "log.jsonl", "--as-logged", "--policy", SPEC, "--profile", "known.json").code == 0
+    said = dsim("replay", "log.jsonl", "--as-logged").refusal
+    assert said.startswith("the log's header has preset null, expected one of ar, lmdeploy-bd32,")
+    succeed("replay", "log.jsonl", "--as-logged", "--policy", SPEC, "--profile", "known.json")
 
 
 @pytest.mark.slow
@@ -191,7 +190,7 @@ def test_canvases_that_were_preempted_and_answers_that_ended_early_are_replayed_
     trace = replace(trace, extras={"max_tokens": limits.tolist()})
     few = CANVAS.replace("num_pages=4000", "num_pages=30").replace("=false", f"={str(ahead).lower()}")
     log = write_log(Path("log.jsonl"), few, load("known.json"), trace, settings={"async_scheduling": ahead})
-    assert dsim("import", log, "-o", "engine").code == 0
+    succeed("import", log, "-o", "engine")
     told = ("--profile", "known.json", "--seed", "7")
     ran = dsim("replay", "--as-logged", log, *told, "-o", "predicted", "--json")
     assert ran.json["policies"][0]["preemptions"] > 10
@@ -200,7 +199,7 @@ def test_canvases_that_were_preempted_and_answers_that_ended_early_are_replayed_
     assert cell["metrics"]["e2el"]["error"]["mean"] == pytest.approx(0.0, abs=1e-9)
     # Canvases of another law: the rule is right all the same.
     save(replace(load("known.json"), name="long", canvas_laws=(replace(LAW, median=13.0),)), "long.json")
-    assert dsim("replay", "--as-logged", log, "--profile", "long.json", "-o", "long").code == 0
+    succeed("replay", "--as-logged", log, "--profile", "long.json", "-o", "long")
     part = parts("long", "engine", "--profile", "long.json")["parts"]["metrics"]["e2el"]
     assert part["error"] > 0.2 * part["measured"]
     assert part["scheduling"] == pytest.approx(0.0, abs=1e-6)
@@ -224,7 +223,7 @@ def test_steps_of_a_model_with_windowed_layers_are_found_again_in_its_log() -> N
         model="DiffusionGemma-26B-A4B", num_devices=2, settings={"async_scheduling": False},
     )  # fmt: skip
     told = ("--profile", gemma.name, "--workload", gemma.canvas_laws[0].workload, "--seed", "7")
-    assert dsim("replay", "--as-logged", log, *told, "-o", "predicted").code == 0
+    succeed("replay", "--as-logged", log, *told, "-o", "predicted")
     cell = parts("predicted", "log.jsonl", "--profile", gemma.name)
     assert cell["steps"]["same"]
     assert cell["parts"]["latency_nearest"] == 0

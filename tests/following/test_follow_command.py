@@ -19,7 +19,7 @@ from dsim.following.watch import Watcher
 from dsim.following.windows import Scrape
 from dsim.results.scenario import Scenario
 
-from ..cli.command import dsim
+from ..cli.command import dsim, succeed
 from ..serve.serving import until
 from . import pages
 
@@ -34,8 +34,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_once_reads_a_sample_and_the_next_goes_on() -> None:
     page = [pages.vllm(10)]
     with pages.showing(page) as (url, asked):
-        first = dsim("follow", url, *WORDS, "--once", "--json")
-        assert first.code == 0, first.err
+        first = succeed("follow", url, *WORDS, "--once", "--json")
         assert first.json["open"] is None
         page[0] = pages.vllm(30)
         again = dsim("follow", f"{url}?token=secret", *WORDS, "--once", "--json")
@@ -73,7 +72,7 @@ def test_a_mistake_is_one_line(words: tuple[object, ...], said: str) -> None:
 def test_a_mistyped_server_is_mended_in_the_same_folder() -> None:
     assert "does not answer" in dsim("follow", "http://127.0.0.1:9", *WORDS, "--once").refusal
     with pages.showing([pages.vllm()]) as (url, _):
-        assert dsim("follow", url, *WORDS, "--once").code == 0
+        succeed("follow", url, *WORDS, "--once")
     refused = dsim("follow", "http://127.0.0.1:9", *WORDS, "--once").refusal
     assert "expected ['http://127.0.0.1:9/metrics']: choose another folder" in refused
 
@@ -127,7 +126,7 @@ def test_a_kill_at_any_moment_loses_at_most_one_reading() -> None:
                 run.send_signal(signal.SIGKILL)
             kept = list(Lines(Path("killed") / "samples", 1 << 20))
             assert len(asked) - (kill + 1) <= len(kept) <= len(asked)
-        assert dsim("follow", url, *words[:4], "-o", "killed", "--once", "--json").code == 0
+        succeed("follow", url, *words[:4], "-o", "killed", "--once", "--json")
 
 
 def test_from_python_it_is_a_function(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from dsim.profiler.profile import load, save
 from dsim.research.tiny.saved import save_model
 from dsim.results.run import read_run
 
-from ..cli.command import dsim, succeed
+from ..cli.command import succeed
 from .dense import SMALL, Dense
 from .plain_unmasking import chosen
 from .watched import LENGTHS, PROMPTS, Commits, checked, decoder, run
@@ -257,7 +257,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_random_weights_do_what_the_twin_predicts_step_by_step(spec: str) -> None:
     both = ["trace.jsonl", "--profile", "ours.json", "--policy", spec]
     succeed("live", *both, "--model", "model", "--commits", "twin", "-o", "measured")
-    assert dsim("replay", *both, "-o", "predicted").code == 0
+    succeed("replay", *both, "-o", "predicted")
     mine, theirs = (read_run(name).steps(spec) for name in ("measured", "predicted"))
     for column in ("batch", "tokens", "sum_q_kv", "sum_kv", "head_rows", "committed", "pages"):
         assert mine[column].tolist() == theirs[column].tolist()

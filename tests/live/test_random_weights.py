@@ -212,6 +212,6 @@ def test_a_canvas_profile_of_random_weights_has_the_laws_of_another_and_serves(
         "live", "azure-conv", "--random-weights", "gemma", "--profile", "p.json", "--lengths", "fixed:8,8",
         "--policy", "vllm-diffusion,canvas_length=8", "--num-requests", "2", "--rate", "50",
     )  # fmt: skip
-    assert dsim(*live, "-o", "run").code == 0
+    succeed(*live, "-o", "run")
     assert json.loads(Path("run", "run.json").read_text())["live"]["weights"].startswith("random (seed 0)")
     assert "the weights of gemma are random: expected twin" in dsim(*live, "--commits", "model", "--prompts", "x").err

@@ -45,7 +45,7 @@ from dsim.profiler.uncertainty import (
 from dsim.report.ensemble import sentences, times
 from dsim.results.scenario import Scenario
 
-from ..cli.command import dsim
+from ..cli.command import dsim, succeed
 
 SDAR = load("a100-sdar-8b")
 MODEL = SDAR.commit_model("sharegpt-focus", 32, 0.9)
@@ -331,8 +331,7 @@ def test_the_command_line_refuses_it_before_any_work(wrong: str) -> None:
 def test_a_replay_tells_what_its_answer_hangs_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     args = ("replay", "azure-conv", "--num-requests", 8, "--lengths", "fixed:64,32", "--ensemble", 3)
-    ran = dsim(*args, "--policy", "chunk:8", "--policy", "ar", "-o", "run", "--json")
-    assert ran.code == 0, ran.err
+    ran = succeed(*args, "--policy", "chunk:8", "--policy", "ar", "-o", "run", "--json")
     found = ran.json["ensemble"]
     assert found["num"] == 3
     assert set(found["effects"]) == {"chunk:8", "ar"}

@@ -13,7 +13,7 @@ from dsim.results.metrics import latencies
 from dsim.results.scenario import Scenario, arrived
 from dsim.traces import load, write
 
-from ..cli.command import dsim
+from ..cli.command import succeed
 
 POLICY = "chunk:4"
 
@@ -67,8 +67,7 @@ def test_a_trace_without_times_is_compared_with_nothing() -> None:
 
 
 def test_a_replay_says_so_in_its_second_line_and_on_its_page(logged: Scenario, tmp_path: Path) -> None:
-    ran = dsim("replay", logged.trace, "--policy", POLICY, "--slo", "ttft=1s", "-o", str(tmp_path / "run"))
-    assert ran.code == 0, ran.err
+    ran = succeed("replay", logged.trace, "--policy", POLICY, "--slo", "ttft=1s", "-o", str(tmp_path / "run"))
     first, second, *rest = ran.out.splitlines()
     assert first.startswith(f"{POLICY} meets the SLOs for ")
     assert second.startswith("The log measured at ")
