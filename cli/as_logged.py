@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -18,16 +18,12 @@ if TYPE_CHECKING:
 OTHER = ("arrival", "rate", "lengths", "concurrency", "num_requests", "time_scale")
 
 
-@dataclass(frozen=True)
-class AsLogged:
-    policies: list[str]
-    profile: str  # name or file
-    about: dict[str, Any]  # for the manifest
-
-
 @contextmanager
-def as_logged(question: "ReplayQuestion", watch: "Watch") -> Iterator[AsLogged]:
-    """A step log's settings, which options override; its files last as long as the context."""
+def as_logged(question: "ReplayQuestion", watch: "Watch") -> "Iterator[tuple[ReplayQuestion, dict[str, Any]]]":
+    """With a step log's settings, which options override, and what the manifest says of them.
+
+    Its files last as long as the context.
+    """
     from ..profiler.as_logged import policy_of
     from ..profiler.profile import load, save, to_json
     from ..profiler.steplog import profile_of_log, read_log
@@ -35,6 +31,8 @@ def as_logged(question: "ReplayQuestion", watch: "Watch") -> Iterator[AsLogged]:
     for name in OTHER:
         if question.sets(name):
             raise DsimError(f"--{name.replace('_', '-')} and --as-logged are given: expected one of them")
+    if not isinstance(question.trace, str | Path):
+        raise DsimError("--as-logged is given and the trace is an object, expected the file of a step log")
     log = str(question.trace)
     steps, name = read_log(log), printable(Path(log).stem)
     left_out: list[str] = []
@@ -55,7 +53,6 @@ def as_logged(question: "ReplayQuestion", watch: "Watch") -> Iterator[AsLogged]:
             save(fitted, profile)
             origin, about = "fitted to the same log", {"fitted_profile": to_json(fitted)}
             watch.say(f"Profile: fitted to the same log, so step prices are not a prediction ({name})")
-            doubts = fitted.doubts
-            watch.say(*(f"The fit may be wrong: {line}" for line in doubts))
+            watch.say(*(f"The fit may be wrong: {line}" for line in fitted.doubts))
         source = {"log": Path(log).name, "profile": origin, "not_in_policy": left_out}
-        yield AsLogged(specs, profile, {"as_logged": source, **about})
+        yield replace(question, policy=specs, profile=profile, frontend=0.0), {"as_logged": source, **about}

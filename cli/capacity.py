@@ -86,7 +86,7 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
             raise Stopped("Interrupted before two replications were done: nothing is known yet") from None
         return Answer(
             value=capacity, json=info, page=lambda: page, explained=folder.memo.sentence(), out=self.folder,
-            files=FILES, interrupted="" if not capacity.interrupted else "Interrupted",
+            files=FILES, interrupted="Interrupted" * capacity.interrupted,
         )  # fmt: skip
 
 

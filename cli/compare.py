@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from typing import Annotated as A
 
 from ..engine.errors import DsimError, cut
@@ -80,7 +80,7 @@ class CompareQuestion(q.Forced, q.Coded, Question["Compared"]):
         predicted, measured = self._sides()
         if not 0 <= self.seeds <= 100:
             raise DsimError(f"seeds is {cut(self.seeds)}, expected 0 to 100")
-        bounds = [Bound.parse(text) for text in q.texts_of(self.bounds)]
+        bounds = [Bound.parse(text) for text in self.bounds]
         if self.folder is not None:
             check_folder(self.folder, files.COMPARISON, force=self.force)
         log_columns = self.columns if self.trace is None else None
@@ -122,7 +122,7 @@ class CompareQuestion(q.Forced, q.Coded, Question["Compared"]):
         )  # fmt: skip
 
     def _sides(self) -> "tuple[Sequence[RunLike], Sequence[RunLike]]":
-        predicted, measured = _runs(self.predicted), _runs(self.measured)
+        predicted, measured = cast("Sequence[RunLike]", self.predicted), cast("Sequence[RunLike]", self.measured)
         if not measured:
             if len(predicted) % 2:
                 raise DsimError(f"{len(predicted)} run folders are given, expected pairs: PREDICTED MEASURED")
@@ -139,13 +139,6 @@ def requested(trace: "TraceLike", time_unit: str | None, columns: str | None) ->
 
     known = trace if isinstance(trace, Trace) else load(trace, time_unit=time_unit, columns=columns)
     return Requested(known.name, known.arrival, known.input_length, known.output_length)
-
-
-def _runs(side: "RunLike | Sequence[RunLike]") -> "Sequence[RunLike]":
-    from ..planner.recorded import OfRun
-    from ..results.run import Run
-
-    return [side] if isinstance(side, str | Path | OfRun | Run) else side
 
 
 def _pair(

@@ -7,7 +7,7 @@ import re
 import typing
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,13 +62,13 @@ class Watch:
         return ""
 
     def warn(self, lines: Iterable[str]) -> None:
+        """At the line that called `dsim`."""
+        called = next(level for level, frame in enumerate(inspect.stack(0)) if frame.function == "called")
         for line in lines:
-            warnings.warn(line, stacklevel=6)
+            warnings.warn(line, stacklevel=called + 2)
 
     def say(self, *lines: str) -> None:
         """Of the work, not its findings."""
-
-    def alarm(self, line: str) -> None: ...
 
     def bar(self, name: str, unit: str = "", total: int | None = None, note: str = "") -> typing.ContextManager[Any]:
         return nullcontext(Bar())
@@ -83,6 +83,9 @@ class Question(ABC, Generic[R]):
     def __post_init__(self) -> None:
         fields = {field.name: field for field in dataclasses.fields(self)}
         for name, field in fields.items():
+            value = getattr(self, name)
+            if _is_many(field) and (isinstance(value, str) or not isinstance(value, Iterable)):
+                object.__setattr__(self, name, (value,))  # in Python
             needs = [other for other in opt_of(field).needs if other in fields] if has_opt(field) else []
             if needs and self.sets(name) and not any(map(self.sets, needs)):
                 wanted = " or ".join(option_name(fields[other]) for other in needs)
@@ -122,7 +125,7 @@ def words_of(question: Question[Any], names: Iterable[str]) -> list[str]:
         if isinstance(value, bool):
             words.append(max(_names(field), key=len).split("/")[0 if value else -1])
         else:
-            values = [value] if isinstance(value, str | int | float | Path) else value
+            values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
             words += [word for one in values for word in (option_name(field), str(one))]
     return words
 
@@ -183,6 +186,10 @@ def suggesting(
             if option not in signature.parameters:
                 raise TypeError(f"dsim.{name}() has no argument {option!r}{did_you_mean(option, signature.parameters)}")
         try:
+            signature.bind(*args, **options)
+        except TypeError as error:
+            raise TypeError(f"dsim.{name}(): {error}") from None
+        try:
             return function(*args, **options)
         except DsimError as error:
             error.args = (re.sub(r"(dsim [a-z]+ [^;`)]*)|--([a-z][a-z-]*)", in_python, str(error)),)
@@ -202,7 +209,8 @@ def _signature(question: Any) -> inspect.Signature:
         parameter.replace(annotation=_plain(parameter.annotation))
         for parameter in inspect.signature(question).parameters.values()
     ]
-    return inspect.Signature(plain)
+    own = question.__annotations__  # before those that it shares
+    return inspect.Signature(sorted(plain, key=lambda p: (p.kind, p.kind is p.KEYWORD_ONLY and p.name not in own)))
 
 
 def _plain(annotation: Any) -> Any:
@@ -218,17 +226,10 @@ def _names(field: "dataclasses.Field[Any]") -> tuple[str, ...]:
 
 
 def _kind(field: "dataclasses.Field[Any]") -> type:
-    inner = _plain(field.type)
     if not opt_of(field).metavar:
         return bool
-    if isinstance(inner, str):  # a name of a type
-        return str
-    named = {
-        inner,
-        *typing.get_args(inner),
-        *(deep for part in typing.get_args(inner) for deep in typing.get_args(part)),
-    }
-    return next((kind for kind in KINDS if kind in named), str)
+    words = re.findall(r"\w+", str(_plain(field.type)))  # of `float | str | None`, or `TraceLike`
+    return next((kind for kind in KINDS if kind.__name__ in words), str)
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -244,7 +245,7 @@ def _typed(field: "dataclasses.Field[Any]", hidden: bool) -> Any:
     is_many = _is_many(field)
     if is_many:
         kind = list[kind]
-    if (field.default is dataclasses.MISSING and not opt.names) or opt.metavar.startswith("["):
+    if opt.metavar.startswith("[") or (field.default is dataclasses.MISSING and not opt.names):
         kind = kind if field.default is dataclasses.MISSING else kind | None
         return typing.Annotated[kind, typer.Argument(metavar=opt.metavar, help=opt.help, autocompletion=completion)]
     if field.default is None or is_many:

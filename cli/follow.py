@@ -85,7 +85,7 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
         from ..results.slo import Slo
         from ..traces import Trace, load
 
-        urls = [self.urls] if isinstance(self.urls, str) else list(self.urls)
+        urls = list(self.urls)
         self._check(urls)
         plan = None if self.trace is None else self.trace if isinstance(self.trace, Trace) else load(self.trace)
         targets = [Target(url, q.path_of(self.token_file)) for url in urls]
@@ -100,7 +100,7 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
             self.attainment,
         )  # fmt: skip
         scenario.setting().check()
-        log = None if self.access_log is None else Path(self.access_log)
+        log = q.path_of(self.access_log)
         logs = GrowingLogs(
             None if log is None else AccessLog(log, self.columns, self.only, self.time_unit),
             None if self.log is None else StepLogTail(Path(self.log)),

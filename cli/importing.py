@@ -82,7 +82,7 @@ class ImportQuestion(q.OfFile, q.Forced, Question["Imported"]):
         named = "server" if engine is None or engine.header.preset not in PRESETS else policy_of(engine.header)[0]
         run = measured_run(
             client, None if self.trace is None else requested(self.trace, self.time_unit, self.columns),
-            policy=printable(self.policy or named), slos=[Slo.parse(text) for text in q.texts_of(self.slos)],
+            policy=printable(self.policy or named), slos=[Slo.parse(text) for text in self.slos],
             missing_passes=not self.missing_fails, replicas=self.replicas, engine=engine,
         )  # fmt: skip
         if command := watch.command():

@@ -63,7 +63,7 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["Recorded"
         from ..results.run import read_run
 
         named = choices.PROFILE if self.profile is None else self.profile
-        scenarios = q.scenarios_of(self, self.policy or "lmdeploy-bd32", self.slos, named)
+        scenarios = q.scenarios_of(self, "lmdeploy-bd32" if self.policy == () else self.policy, self.slos, named)
         run = live_run(
             scenarios, model=self.model, random_weights=self.random_weights, profiled=self.profile is not None,
             commits=self.commits, prompts=self.prompts, device=self.device, graphs=self.graphs,
@@ -87,6 +87,6 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["Recorded"
             page=lambda: words(manifest["policies"], manifest),
             out=self.folder,
             files=FILES,
-            interrupted=f"Interrupted: {done.progress(specs, num)}" if done.interrupted else "",
+            interrupted=f"Interrupted: {done.progress(specs, num)}" * done.interrupted,
             failure=done.failure,
         )

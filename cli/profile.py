@@ -224,7 +224,6 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
         from ..profiler.canvas import LoadedCanvas
         from ..profiler.measure import default_workloads
 
-        prompts = q.texts_of(self.prompts)
         if isinstance(loaded, LoadedCanvas):
             for name in ("full_sequence", "eos"):
                 if self.sets(name):
@@ -232,10 +231,10 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
                     raise DsimError(
                         f"{loaded.name}: {option} is given, expected none for a model that denoises canvases"
                     )
-        elif not prompts and not self.full_sequence:
+        elif not self.prompts and not self.full_sequence:
             return default_workloads(loaded)
         workloads = {}
-        for text in prompts:
+        for text in self.prompts:
             workload, equals, file = text.partition("=")
             workloads[workload if equals else printable(Path(text).stem)] = file if equals else text
         return workloads

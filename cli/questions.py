@@ -261,8 +261,7 @@ class Forced:
 
     @property
     def folder(self) -> Path | None:
-        out: str | Path | None = getattr(self, "out")  # noqa: B009  (each question has its own)
-        return None if out is None else Path(out)
+        return path_of(getattr(self, "out"))  # noqa: B009  (each question has its own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,10 +342,6 @@ def profile_file(profile: "ProfileLike") -> str:
     return name_of_profile(profile)
 
 
-def texts_of(texts: str | Sequence[str]) -> Sequence[str]:
-    return [texts] if isinstance(texts, str) else texts
-
-
 def scenario_fields(question: Any, policies: Sequence[str], slos: Sequence[str]) -> dict[str, Any]:
     """A question's fields of a Scenario; policies: named by the user, so that their code may be loaded."""
     from ..results.scenario import Scenario, named_code
@@ -360,7 +355,7 @@ def scenario_fields(question: Any, policies: Sequence[str], slos: Sequence[str])
         f.name: getattr(question, f.name) for f in fields(Scenario) if f.name in own and f.name not in FLEET_FIELDS
     }
     return plain | {
-        "slos": tuple(str(Slo.parse(text)) for text in texts_of(slos)),
+        "slos": tuple(str(Slo.parse(text)) for text in slos),
         "missing_passes": not question.missing_fails,
         "allow_code": named_code([*policies, getattr(question, "router", "")], question.allow_code),
     }
@@ -378,13 +373,12 @@ def named_scenario(
     from ..results.scenario import Scenario
 
     values = scenario_fields(question, [policy, *policies], slos)
-    trace = question.trace
-    if not isinstance(trace, str | Path):
-        from ..planner.given import READING, name_of_trace, read_of
+    trace = trace_read(question)
+    if not isinstance(question.trace, str | Path):  # read with these options
+        from ..planner.given import READING
 
-        trace = name_of_trace(read_of(trace, values))
-        values = {name: value for name, value in values.items() if name not in READING}  # read with these options
-    found = Scenario(**{**values, "trace": str(trace), "policy": policy, "profile": profile_file(profile), **more})
+        values = {name: value for name, value in values.items() if name not in READING}
+    found = Scenario(**{**values, "trace": trace, "policy": policy, "profile": profile_file(profile), **more})
     check_together(found)
     return found
 
@@ -414,7 +408,11 @@ def scenarios_of(
 
 
 def listed(policies: "PolicyLike | Sequence[PolicyLike]") -> "Sequence[PolicyLike]":
-    return policies if isinstance(policies, Sequence) and not isinstance(policies, str) else [policies]
+    if isinstance(policies, str) or not isinstance(policies, Sequence):
+        return [policies]
+    if policies == []:
+        raise DsimError("no policy is given, expected at least one")
+    return policies
 
 
 def name_of(value: "PolicyLike | ProfileLike") -> str:

@@ -1,8 +1,7 @@
 """dsim replay: a trace through the twin, with one or several policies side by side."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from typing import Annotated as A
@@ -78,25 +77,21 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["Replay"])
 
     def answer(self, watch: Watch) -> "Answer[Replay]":
         about: dict[str, Any] = {"command": watch.command()}
-        question, policies = self, self.policy
-        with ExitStack() as stack:
-            if self.as_logged:
-                from .as_logged import as_logged
+        if not self.as_logged:
+            return self._replayed(watch, about)
+        from .as_logged import as_logged
 
-                logged = stack.enter_context(as_logged(self, watch))
-                policies, about = logged.policies, about | logged.about
-                question = replace(self, profile=logged.profile, frontend=0.0, as_logged=False)
-            return question._replayed(watch, about, policies or choices.POLICY)
+        with as_logged(self, watch) as (question, logged):
+            return question._replayed(watch, about | logged)
 
-    def _replayed(
-        self, watch: Watch, about: dict[str, Any], policies: "PolicyLike | Sequence[PolicyLike]"
-    ) -> "Answer[Replay]":
+    def _replayed(self, watch: Watch, about: dict[str, Any]) -> "Answer[Replay]":
         from ..planner.replay_run import fleet_cost, write_replay
         from ..report.story import words
         from ..results.manifest import FILES
         from ..results.scenario import on_fleet
 
-        fleet = self.fleet_words(self.specs or None, scaler=self.scaler, startup=str(self.startup or 0))
+        fleet = self.fleet_words(self.specs or None, scaler=self.scaler, startup=str(self.startup))
+        policies = choices.POLICY if self.policy == () else self.policy
         scenarios = on_fleet(
             q.scenarios_of(self, policies, self.slos, self.profile, self.replicas), fleet, named=self.fleet is None
         )
@@ -131,6 +126,6 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["Replay"])
         return Answer(
             value=replay,
             json=shown, page=lambda: words(manifest["policies"], manifest), out=self.folder, files=FILES,
-            interrupted=f"Interrupted: {done.progress(specs, len(requests))}" if done.interrupted else "",
+            interrupted=f"Interrupted: {done.progress(specs, len(requests))}" * done.interrupted,
             missed=missed_slos(manifest["policies"]) if self.fail_on_slo else (),
         )  # fmt: skip

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 has_printed = False  # the findings, as JSON
 # Options that do not change the result, with their number of values.
-PLACES = {"-o": 1, "--out": 1, "--output": 1, "--force": 0, "--json": 0}
+PLACES = {"-o": 1, "--out": 1, "--force": 0, "--json": 0}
 SPEED = {"--jobs": 1, "--ray": 1}
 
 

@@ -105,8 +105,9 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["Manifest"]):
             allow_code=named_code([self.policy, self.router], self.allow_code),
         )  # fmt: skip
         served = serve_until_stopped(
-            lambda append: self._open(scenario, append, watch), server, self.slos, self.policy, self.folder, self.force
-        )
+            lambda append: self._open(scenario, append, watch), server, self.slos, self.policy, self.folder, self.force,
+            watch.say,
+        )  # fmt: skip
         if served.speed is not None:
             watch.say(f"Times are simulated: they passed {served.speed:.3g} times as fast as the clock")
         policies = served.manifest["policies"]

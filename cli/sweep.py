@@ -67,7 +67,7 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
             value=done, json=done.to_json(),
             lines=[decided(_account(done), {"ensemble": drawn}), *(sentences(drawn) if drawn else [])],
             out=self.folder, files=FILES, failure=failure,
-            interrupted=f"Interrupted: {kept} -o {self.out}" if done.interrupted else "",
+            interrupted=f"Interrupted: {kept} -o {self.out}" * done.interrupted,
         )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """dsim tune: find the best settings for a trace, and how certain that is."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from typing import Annotated as A
@@ -85,11 +85,12 @@ class TuneQuestion(q.OnFleet, q.Paced, q.Somewhere, q.Priced, q.Forced, Question
         warn(watch, scenario)
         left_out = (*SEARCHED, "router") if words.pools else SEARCHED
         traffic = [field.name for field in fields(Scenario) if field.name not in left_out]
+        named_profile = replace(self, profile=q.profile_file(self.profile))
         try:
             with folder, watch.bar("searching", note="starting") as bar:
                 tuned, compared, info, page, written = write_tune(
                     question, folder, watch.command("--ray"), currency=self.currency,
-                    run=words_of(self, [*traffic, "missing_fails"]), ray=self.ray,
+                    run=words_of(named_profile, [*traffic, "missing_fails"]), ray=self.ray,
                     progress=lambda doing, done, of, best: bar.update(done, of, doing, best),
                 )  # fmt: skip
         except KeyboardInterrupt:

@@ -113,7 +113,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         begin = time.monotonic()
         out = Path(self.out)
         trace = q.trace_read(self)
-        bounds = [Bound.parse(text) for text in q.texts_of(self.bounds)]
+        bounds = [Bound.parse(text) for text in self.bounds]
         specs = [q.spec(policy) for policy in self.policies] or list(POLICIES)
         loads = list(map(load_of, self.loads or LOADS))
         code = named_code(specs, self.allow_code)

@@ -47,7 +47,7 @@ class Served:
 
 def serve_until_stopped(
     open_fleet: Callable[[Append | None], Behind], options: ServerOptions, slos: Sequence[str],
-    policy: str, out: Path | None, force: bool,
+    policy: str, out: Path | None, force: bool, say: Callable[[str], None],
 ) -> Served:  # fmt: skip
     """Serve until a signal, then write the run's folder. open_fleet: takes the journal's `append`."""
     asked = [Slo.parse(text) for text in slos]
@@ -65,7 +65,7 @@ def serve_until_stopped(
         settings = Settings(name, behind.header, options.api_key or None, hosts)
         server = Server(
             application(fleet, behind.words, settings), options.host, options.port, options.drain, fleet,
-            lambda url: print(f"Serving {name}: {behind.about}, on {url}", flush=True),
+            lambda url: say(f"Serving {name}: {behind.about}, on {url}"),
         )  # fmt: skip
         behind.start()
         try:

@@ -343,9 +343,9 @@ def serving(folder: Path, number: signal.Signals) -> str:
     """Stop a server: its journal is written, or the next server there removes what was left of it."""
     for how in (number, signal.SIGTERM):
         child = run(SERVE, folder)
-        said = said_by(child, "stdout")
+        said = said_by(child, "stderr")
         begin = time.monotonic()
-        while not (said.exists() and said.read_text().startswith("Serving")):
+        while not (said.exists() and "Serving" in said.read_text()):
             assert time.monotonic() - begin < 10 * ENDED, "no server began"
             time.sleep(0.02)
         os.kill(child, how)
@@ -361,9 +361,9 @@ def serving(folder: Path, number: signal.Signals) -> str:
 def served_on_a_full_disk(folder: Path) -> str:
     """Fill a server's disk while it serves: every request is answered, and all of them are in its journal."""
     child = run((*SERVE, "--speed", "1000"), folder)
-    said = said_by(child, "stdout")
+    said = said_by(child, "stderr")
     begin = time.monotonic()
-    while not (said.exists() and said.read_text().startswith("Serving")):
+    while not (said.exists() and "Serving" in said.read_text()):
         assert time.monotonic() - begin < 10 * ENDED, "no server began"
         time.sleep(0.02)
     port = int(said.read_text().split()[-1].rsplit(":", 1)[1])

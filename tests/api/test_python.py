@@ -12,7 +12,9 @@ import plotly.graph_objects as go
 import pytest
 
 import dsim
+from dsim.cli.declared import words_of
 from dsim.cli.replay import ReplayQuestion
+from dsim.cli.tune import TuneQuestion
 from dsim.device.on_device import LiveSetting
 from dsim.engine.errors import DsimError
 from dsim.planner.given import name_of_profile, name_of_trace, spec_of
@@ -37,14 +39,14 @@ def requests() -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def run(requests: pd.DataFrame) -> Replay:
-    return dsim.replay(requests, ["ar", "chunk:8"], slos=["ttft=2s"])
+    return dsim.replay(requests, ["ar", "chunk:8"], slos="ttft=2s")
 
 
 def test_a_frame_a_trace_and_a_path_are_the_same_requests(requests: pd.DataFrame, run: Replay, tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     requests.to_csv(path, index=False)
     for given in (path, str(path), load(requests)):
-        assert dsim.replay(given, ["ar", "chunk:8"], slos=["ttft=2s"]).to_json() == run.to_json()
+        assert dsim.replay(given, ["ar", "chunk:8"], slos="ttft=2s").to_json() == run.to_json()
     assert run.manifest["trace"]["name"] == "frame"
 
 
@@ -81,7 +83,7 @@ def test_options_that_read_a_trace_are_for_what_is_still_to_be_read(requests: pd
 
 
 def test_frames_of_a_run_hold_what_its_files_hold(requests: pd.DataFrame, run: Replay, tmp_path: Path) -> None:
-    written = dsim.replay(requests, ["ar", "chunk:8"], slos=["ttft=2s"], out=tmp_path / "run")
+    written = dsim.replay(requests, ["ar", "chunk:8"], slos="ttft=2s", out=tmp_path / "run")
     held = pd.read_parquet(tmp_path / "run" / "requests.parquet")
     for frame in (run.requests, written.requests):
         assert list(frame.columns) == list(held.columns)
@@ -147,6 +149,14 @@ def test_every_argument_is_in_the_signature_and_an_unknown_one_names_the_nearest
         function(**{f"{last}x": 1})
 
 
+def test_a_questions_words_are_a_shells_also_of_numpys_numbers() -> None:
+    question = TuneQuestion("azure-conv", rate=np.float64(4), num_requests=np.int64(3), slos="ttft=2s")  # type: ignore[arg-type]
+    words = ["--rate", "4.0", "--num-requests", "3", "--slo", "ttft=2s"]
+    assert words_of(question, ["rate", "num_requests", "slos"]) == words
+    with pytest.raises(TypeError, match=r"^dsim\.tune\(\): missing a required argument: 'trace'$"):
+        dsim.tune()  # type: ignore[call-arg]
+
+
 def test_a_replay_takes_every_field_of_a_scenario() -> None:
     own = {f.name for f in fields(Scenario)} - {"variation", "missing_passes"}
     assert own <= {f.name for f in fields(ReplayQuestion)}
@@ -163,8 +173,8 @@ def test_a_written_run_is_read_back_as_it_was_returned(run: Replay) -> None:
 
 @pytest.mark.slow
 def test_runs_are_compared_as_objects_and_as_folders(requests: pd.DataFrame, run: Replay, tmp_path: Path) -> None:
-    other = dsim.replay(requests, ["ar", "chunk:8"], slos=["ttft=2s"], seed=1, out=tmp_path / "other")
-    found = dsim.compare(run, other, bounds=["mean:ttft=0.001%"])
+    other = dsim.replay(requests, ["ar", "chunk:8"], slos="ttft=2s", seed=1, out=tmp_path / "other")
+    found = dsim.compare(run, other, bounds="mean:ttft=0.001%")
     assert found.to_json()["cells"] == dsim.compare(run.run.folder, tmp_path / "other").to_json()["cells"]
     table = found.to_frame().set_index(["policy", "metric"])
     cell = found.comparison.cells[0]
@@ -179,15 +189,16 @@ def test_runs_are_compared_as_objects_and_as_folders(requests: pd.DataFrame, run
 def test_a_load_generators_file_becomes_a_run_next_to_the_prediction_of_its_trace() -> None:
     files = Path(__file__).parents[1] / "comparison" / "clients"
     asked = dsim.load_trace(files / "vllm_trace.jsonl").to_frame()
-    measured = dsim.import_run(files / "vllm_bench.json", trace=asked, policy="ar", slos=["ttft=110ms"])
+    measured = dsim.import_run(files / "vllm_bench.json", trace=asked, policy="ar", slos="ttft=110ms")
     assert measured.requests["client_ttft"].notna().all()
     assert measured.to_frame()["completed"].tolist() == [8]
     assert {"load", "cdf-ttft"} <= {figure.name for figure in measured.figures()}
     assert "queue" not in {figure.name for figure in measured.figures()}  # which nobody measured
     found = dsim.compare(dsim.replay(asked, "ar"), measured)
     assert found.comparison.pairs[0][1].driver == "client"
-    with pytest.warns(UserWarning, match="requests have prompt lengths other than the trace's"):
+    with pytest.warns(UserWarning, match="requests have prompt lengths other than the trace's") as warned:
         dsim.import_run(files / "vllm_bench.json", trace=asked.assign(input_length=asked["input_length"] + 1))
+    assert warned[0].filename == __file__
 
 
 def test_one_price_is_of_every_gpu_also_where_policies_name_their_own_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +218,7 @@ def test_one_price_is_of_every_gpu_also_where_policies_name_their_own_profiles(m
 
 def test_a_frame_is_served_live() -> None:
     few = pd.DataFrame({"arrival": [0.0, 0.01, 0.02], "input_length": [16, 16, 16], "output_length": [8, 8, 8]})
-    measured = dsim.run_live(few, "lmdeploy-bd32", slos=["ttft=10s"])
+    measured = dsim.run_live(few, "lmdeploy-bd32", slos="ttft=10s")
     assert measured.run.info["driver"] == "live"
     assert measured.requests["status"].tolist() == ["completed"] * 3
     assert measured.requests["input_length"].tolist() == [16, 16, 16]
@@ -259,11 +270,15 @@ def test_a_validation_takes_frames_and_objects_by_name(
 
     monkeypatch.setattr("dsim.device.validate.validate", noted)
     profile = replace(dsim.load_profile("a100-sdar-8b"), name="mine")
-    policies = [dsim.parse_policy("ar")]
     with pytest.raises(DsimError, match="enough"):
-        dsim.validate(tmp_path / "out", trace=requests, profile=profile, policies=policies, seconds=1.0)
+        dsim.validate(tmp_path / "out", trace=requests, profile=profile, policies=dsim.parse_policy("ar"), seconds=1.0)
     assert np.array_equal(load(asked["base"].trace).arrival, requests["arrival"])
     assert (asked["profile"], asked["policies"]) == (profile, ["ar"])
+
+
+def test_no_policy_is_no_default() -> None:
+    with pytest.raises(DsimError, match="no policy is given, expected at least one"):
+        dsim.replay("azure-conv", [])
 
 
 def test_a_trace_draws_its_rate() -> None:

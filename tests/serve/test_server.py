@@ -379,11 +379,12 @@ def test_a_model_answers_with_the_tokens_that_it_committed() -> None:
 def test_the_command_serves_until_it_is_told_to_stop_and_writes_its_journal(tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "dsim", "serve", "--twin", "a100-sdar-8b", "--policy", "chunk:8", "--speed", "50",
-        "--port", "0", "--slo", "ttft=1s", "-o", str(tmp_path / "run"),
+        "--port", "0", "--slo", "ttft=1s", "--json", "-o", str(tmp_path / "run"),
     ]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
-    assert process.stdout is not None
-    line = process.stdout.readline()
+    assert process.stderr is not None
+    assert process.stderr.readline() == "Loading the twin of a100-sdar-8b, chunk:8\n"
+    line = process.stderr.readline()
     assert line.startswith(
         "Serving SDAR-8B: the twin of SDAR-8B on A100-80GB, chunk:8; times are simulated, 50 times as fast as the "
         "clock, on http://127.0.0.1:"
@@ -394,8 +395,8 @@ def test_the_command_serves_until_it_is_told_to_stop_and_writes_its_journal(tmp_
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
-    assert "SLO attainment" in out
-    _, speed, wrote = err.splitlines()  # the first: what it loads
+    assert out.startswith('{"policies": ')
+    speed, wrote = err.splitlines()
     assert speed.startswith("Times are simulated: they passed ")
     assert wrote == f"Wrote {tmp_path}/run/ (run.json, requests.parquet, steps.parquet, report.html)"
     run = read_run(tmp_path / "run")
