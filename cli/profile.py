@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..profiler.profile import Profile
     from ..report.profiled import Profiled
 
-PAGE = 5.0  # s, for the page
+PAGE = 7.0  # s, to start and to write the page
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PROFILE_SHARE = 0.4  # of the budget, without a profile
 CELLS_SHARE = 0.75  # of the rest: serving outlasts arrivals
+FINISHING = 5.0  # s, to compare and write: 6 measured
 FILES = ("profile.json", "cells/", "comparison/", "validation.json")
 
 
@@ -157,7 +158,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
             @contextmanager
             def watch_cell(cell: "Cell", seconds: float, later: float, _policy: str) -> "Iterator[Progress]":
                 what = f"{cell.policy} at load {cell.load}"
-                later += seconds_to_compile(policy for policy in parsed if policy.name != cell.policy)
+                later += FINISHING + seconds_to_compile(policy for policy in parsed if policy.name != cell.policy)
                 compile_first = seconds_to_compile([parse(cell.policy, code)])
                 report(f"{what}: warming up", compile_first + seconds + later)
                 yield lambda ended, now: report(
