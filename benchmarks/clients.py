@@ -11,9 +11,11 @@ medians of ttft or e2el differ by more than `--bound`, 5 ms.
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -74,18 +76,19 @@ def commands(args: argparse.Namespace, name: str, url: str, out: Path) -> tuple[
 
 def serve(args: argparse.Namespace, out: Path) -> tuple[subprocess.Popen[str], str]:
     """A twin and its address."""
+    said = out / "served.txt"
     process = subprocess.Popen(
         [
             sys.executable, "-m", "dsim", "serve", "--twin", args.profile, "--policy", args.policy, "--port", "0",
             "--served-name", MODEL, "--tokenizer", str(args.out / "tokenizer"), "-o", str(out / "served"),
         ],
-        stdout=subprocess.PIPE, text=True,
+        stderr=said.open("w"), text=True,
     )  # fmt: skip
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if " on http" not in line:
-        raise SystemExit(f"the server did not start: {line}")
-    return process, line.rsplit(" ", 1)[1].strip()
+    while not (found := re.search(r" on (http\S+)\n", said.read_text())):
+        if process.poll() is not None:
+            raise SystemExit(f"the server did not start: {said.read_text()}")
+        time.sleep(0.1)
+    return process, found[1]
 
 
 def compare(name: str, file: Path, out: Path) -> dict[str, object]:
