@@ -1,6 +1,7 @@
 """Read a server's metrics page: one GET without redirects, with a token from a file, over TLS that is checked."""
 
 import http.client
+import math
 import re
 import socket
 import ssl
@@ -49,12 +50,12 @@ class Target:
         object.__setattr__(self, "_asked", asked)
         object.__setattr__(self, "url", without_secrets(asked.geturl()))
         self._headers()
-        ssl.create_default_context()
 
     def sample(self) -> Sample:
         """Read the page with one GET. MissingError if the server does not answer; DsimError for any other answer."""
         connection, page = self._connection()
         late = Timer(PATIENCE, lambda: _end(opened))  # of the whole page: a socket's own time is that of one receive
+        begin = math.inf  # not connected
         try:
             connection.connect()
             opened = connection.sock
@@ -64,11 +65,14 @@ class Target:
             reply = connection.getresponse()
             data = reply.read(MOST_PAGE + 1)
             if time.monotonic() - begin >= PATIENCE:
-                raise TimeoutError(f"its page takes more than {PATIENCE:g} s")
+                raise TimeoutError
         except ssl.SSLCertVerificationError as error:
             raise DsimError(f"{self.url}: its certificate is not trusted: {error.verify_message}") from None
         except (OSError, http.client.HTTPException) as error:
-            raise MissingError(f"{self.url}: does not answer: {cut(error or type(error).__name__)}") from None
+            # Late: what is still sent to a closed connection resets it.
+            is_late = time.monotonic() - begin >= PATIENCE
+            why = f"its page takes more than {PATIENCE:g} s" if is_late else cut(error or type(error).__name__)
+            raise MissingError(f"{self.url}: does not answer: {why}") from None
         finally:
             late.cancel()
             connection.close()
