@@ -80,13 +80,12 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["Recorded"
             "policies": manifest["policies"], "live": manifest["live"], "commits": run.live.commits,
             "interrupted": done.interrupted,
         }  # fmt: skip
-        specs = [scenario.policy for scenario in scenarios]
         return Answer(
             value=lambda: Recorded(read_run(folder or "", scenarios[0].allow_code), kept),
             json=shown,
             page=lambda: words(manifest["policies"], manifest),
             out=self.folder,
             files=FILES,
-            interrupted=f"Interrupted: {done.progress(specs, num)}" * done.interrupted,
+            interrupted=f"Interrupted: {done.progress([s.policy for s in scenarios], num)}" * done.interrupted,
             failure=done.failure,
         )

@@ -70,8 +70,9 @@ class Target:
             raise DsimError(f"{self.url}: its certificate is not trusted: {error.verify_message}") from None
         except (OSError, http.client.HTTPException) as error:
             # Late: what is still sent to a closed connection resets it.
-            is_late = time.monotonic() - begin >= PATIENCE
-            why = f"its page takes more than {PATIENCE:g} s" if is_late else cut(error or type(error).__name__)
+            why = cut(error or type(error).__name__)
+            if time.monotonic() - begin >= PATIENCE:
+                why = f"its page takes more than {PATIENCE:g} s"
             raise MissingError(f"{self.url}: does not answer: {why}") from None
         finally:
             late.cancel()
