@@ -29,7 +29,7 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
     """
 
     COMMON: ClassVar = (
-        "policy", "profile", "slos", "rate", "replicas", "router", "arrival", "lengths", "fleet", "attainment",
+        "policy", "profile", "slos", "rate", "replicas", "arrival", "lengths", "fleet", "attainment",
         "precision", "gpu_hour", "jobs", "out", "force",
     )  # fmt: skip
 

@@ -42,7 +42,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
 
     COMMON: ClassVar = (
         "out", "budget", "model", "random_weights", "device", "profile", "policies", "loads", "trace", "lengths",
-        "commits", "workload", "prompts", "bounds", "seed",
+        "commits", "workload", "prompts", "bounds",
     )  # fmt: skip
 
     out: A[
