@@ -258,8 +258,8 @@ def begun(folder: Path, *more: str) -> tuple[subprocess.Popen[str], Running]:
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ), cwd=folder,
     )  # fmt: skip
-    assert process.stdout is not None
-    line = process.stdout.readline()
+    assert process.stderr is not None
+    line = next(text for text in process.stderr if " on http" in text)
     server = Running(None, None)  # type: ignore[arg-type]
     server.port = int(line.rsplit(":", 1)[1])
     return process, server
