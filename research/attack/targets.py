@@ -499,7 +499,8 @@ def _words(chance: Random, folder: Path) -> None:
     read, given = chance.choice(
         [
             (Slo.parse, "chat/p90:ttft=2s"), (Slo.parse, "95%:tpot_chunk=50ms"), (Bound.parse, "mean:e2el=15%"),
-            (partial(seconds_of, "--budget"), "1.5h"), (parse_lengths, "lognormal:96,48,64,32"), (parse_lengths, "fixed:64,64"),
+            (partial(seconds_of, "--budget"), "1.5h"), (parse_lengths, "lognormal:96,48,64,32"),
+            (parse_lengths, "fixed:64,64"),
         ]
     )  # fmt: skip
     read(mutate.spec(given, chance))
