@@ -103,8 +103,9 @@ def test_a_data_sheet_has_its_engine_s_host_time_on_every_gpu() -> None:
     for found in (h100, b200):
         assert found.provenance.settings == {"costs_of": own.name}
         assert all(getattr(found.latency, term) == getattr(own.latency, term) for term in HOST_COSTS)
-    slow = replace(own, implementations=(), latency=own.latency.scaled(1.2))  # as a follower fits it
-    assert as_run_by(slow, joint) == slow
+    sglang, fdfo = load("h100-sdar-8b/sglang"), parse("sglang-fdfo")
+    slow = replace(sglang, name="v1", implementations=(), latency=sglang.latency.scaled(1.2))  # as a follower fits it
+    assert as_run_by(slow, fdfo) == slow
     # A stock build's 426 tok/s, to which nothing is fitted here: 1,078 without SGLang's host time.
     length = np.full(4, 1024)
     result = simulate(Trace("alike", np.zeros(4), length, length), Setting(joint, b200, "average"), concurrency=1)
