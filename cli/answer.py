@@ -35,4 +35,4 @@ class Answer(Generic[R]):
 
 
 class Stopped(KeyboardInterrupt):
-    """An interrupt, with a line that says what was kept."""
+    """An interrupt, with a line about the kept results."""

@@ -66,13 +66,13 @@ class Bar:
         note: str | None = None,
         share: float | None = None,
         unit: str | None = None,
-        left: float | None = None,
+        rest: float | None = None,
     ) -> None:
         """Omitted arguments keep their value.
 
-        share: of all work, 0 to 1, for the time left; by default done / total. left: expected s to the end, instead.
+        share: of all work, 0 to 1, for the time left; by default done / total. rest: s to the end, instead.
         """
-        self._end = None if left is None else time.monotonic() + left
+        self._end = None if rest is None else time.monotonic() + rest
         self._done, self._share = done, share
         self._total = self._total if total is None else total
         self._name = self._name if name is None else name

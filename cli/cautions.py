@@ -23,10 +23,10 @@ def warn(watch: "Watch", *scenarios: "Scenario") -> None:
 
     lines: list[str | None] = []
     for scenario in scenarios:
-        source, wanted = scenario.source(), scenario.num_requests or 0
+        source, num = scenario.source(), scenario.num_requests or 0
         lines += source.notes.warnings
-        if wanted > len(source):
-            lines.append(f"{source.name} holds {len(source)} requests and the run asks for {wanted}: it begins again")
+        if num > len(source):
+            lines.append(f"{source.name} holds {len(source)} requests and the run asks for {num}: it begins again")
         named = source if scenario.lengths is None else replace(source, extras={})
         lines.append(warning(named, scenario.router, caches_prefixes(scenario.parsed_policy())))
     watch.warn(filter(None, dict.fromkeys(lines)))
@@ -39,7 +39,7 @@ def warn_of_yields(watch: "Watch", *scenarios: "Scenario") -> None:
 
 
 def warn_of_runs(watch: "Watch", runs: Iterable[tuple["Setting", "Trace | None"]]) -> None:
-    """The first ones, and the number of the others."""
+    """The first warnings, and the number of the rest."""
     from ..sim.unknown import warnings_of
 
     lines = list(dict.fromkeys(line for run in runs for line in warnings_of(*run)))

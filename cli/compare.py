@@ -133,7 +133,7 @@ class CompareQuestion(q.Forced, q.Coded, Question["Compared"]):
 
 
 def requested(trace: "TraceLike", time_unit: str | None, columns: str | None) -> "Requested":
-    """What a client was to send."""
+    """A trace's arrivals and lengths, which a client replayed."""
     from ..comparison.clients.match import Requested
     from ..traces import Trace, load
 

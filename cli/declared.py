@@ -47,7 +47,7 @@ class Opt:
 
 
 class Bar:
-    """How long work takes, shown to nobody."""
+    """Progress that nobody watches."""
 
     def update(self, *done: Any, **more: Any) -> None: ...
 
@@ -88,9 +88,9 @@ class Question(ABC, Generic[R]):
                 object.__setattr__(self, name, (value,))  # in Python
             needs = [other for other in opt_of(field).needs if other in fields] if has_opt(field) else []
             if needs and self.sets(name) and not any(map(self.sets, needs)):
-                wanted = " or ".join(option_name(fields[other]) for other in needs)
+                required = " or ".join(option_name(fields[other]) for other in needs)
                 raise DsimError(
-                    f"{option_name(field)} is given without {wanted}, expected both: alone it has no effect"
+                    f"{option_name(field)} is given without {required}, expected both: alone it has no effect"
                 )
 
     def sets(self, name: str) -> bool:
@@ -126,7 +126,7 @@ def words_of(question: Question[Any], names: Iterable[str]) -> list[str]:
             words.append(max(_names(field), key=len).split("/")[0 if value else -1])
         else:
             values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-            words += [word for one in values for word in (option_name(field), str(one))]
+            words += [word for item in values for word in (option_name(field), str(item))]
     return words
 
 
@@ -135,7 +135,7 @@ def command(
 ) -> Callable[..., None]:
     """The command that asks the question; run: gets the question, and whether JSON is asked for."""
     fields = [field for field in dataclasses.fields(question) if has_opt(field)]
-    own = question.__annotations__  # before those that it shares
+    first = question.__annotations__  # fields of its own, before shared ones
 
     def called(**values: Any) -> None:
         as_json = values["as_json"]
@@ -145,7 +145,7 @@ def command(
         _parameter(
             field.name, _typed(field, bool(question.COMMON) and field.name not in question.COMMON), _default(field)
         )
-        for field in sorted(fields, key=lambda f: (f.default is not dataclasses.MISSING, f.name not in own))
+        for field in sorted(fields, key=lambda f: (f.default is not dataclasses.MISSING, f.name not in first))
     ]
     json = typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel="Output")
     parameters.append(_parameter("as_json", typing.Annotated[bool, json], False))
@@ -209,8 +209,8 @@ def _signature(question: Any) -> inspect.Signature:
         parameter.replace(annotation=_plain(parameter.annotation))
         for parameter in inspect.signature(question).parameters.values()
     ]
-    own = question.__annotations__  # before those that it shares
-    return inspect.Signature(sorted(plain, key=lambda p: (p.kind, p.kind is p.KEYWORD_ONLY and p.name not in own)))
+    first = question.__annotations__  # fields of its own, before shared ones
+    return inspect.Signature(sorted(plain, key=lambda p: (p.kind, p.kind is p.KEYWORD_ONLY and p.name not in first)))
 
 
 def _plain(annotation: Any) -> Any:
@@ -250,11 +250,11 @@ def _typed(field: "dataclasses.Field[Any]", hidden: bool) -> Any:
         return typing.Annotated[kind, typer.Argument(metavar=opt.metavar, help=opt.help, autocompletion=completion)]
     if field.default is None or is_many:
         kind = kind | None
-    made = typer.Option(
+    option = typer.Option(
         *_names(field), metavar=opt.metavar or None, help=opt.help, rich_help_panel=opt.panel, envvar=opt.envvar,
         autocompletion=completion, exists=opt.exists, dir_okay=not opt.exists, hidden=hidden,
     )  # fmt: skip
-    return typing.Annotated[kind, made]
+    return typing.Annotated[kind, option]
 
 
 def _is_many(field: "dataclasses.Field[Any]") -> bool:

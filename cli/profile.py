@@ -180,7 +180,7 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
                 name=name or printable(Path(self.model).name if self.model else loaded.model.config.name),
                 budget=max(total / 2, total - (time.monotonic() - begin) - for_page), workloads=workloads,
                 max_batch=self.max_batch, seed=self.seed, tokenizer=self.tokenizer, keep=keep,
-                on_progress=lambda what, share: bar.update(round(share * total), note=what, left=(1 - share) * total),
+                on_progress=lambda what, share: bar.update(round(share * total), note=what, rest=(1 - share) * total),
             )  # fmt: skip
         return Profiled(profile, evidence.steps, evidence.logs, evidence.served, is_measured=True)
 

@@ -304,8 +304,8 @@ def kept_folder(out: Path | None, watch: Watch) -> "tuple[TemporaryDirectory[str
     """A run's folder; for Python a temporary one, with the object that removes it."""
     if out is not None or not watch.in_python:
         return None, out
-    kept = TemporaryDirectory(prefix="dsim-")
-    return kept, Path(kept.name) / "run"
+    temporary = TemporaryDirectory(prefix="dsim-")
+    return temporary, Path(temporary.name) / "run"
 
 
 # ---- scenarios --------------------------------------------------------------------------------------------------

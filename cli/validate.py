@@ -152,8 +152,8 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
             def elapsed() -> float:
                 return time.monotonic() - begin
 
-            def report(phase: str, left: float) -> None:
-                bar.update(min(round(elapsed()), round(self.budget)), note=phase, left=left)
+            def report(phase: str, rest: float) -> None:
+                bar.update(min(round(elapsed()), round(self.budget)), note=phase, rest=rest)
 
             @contextmanager
             def watch_cell(cell: "Cell", seconds: float, later: float, _policy: str) -> "Iterator[Progress]":
