@@ -22,7 +22,7 @@ from dsim.profiler.request_effects import same_mean
 from dsim.profiler.roofline import weight_read
 from dsim.research.calibration.engines import Published, engine_profile
 from dsim.sim.setting import Setting
-from dsim.sim.twin import Result, simulate
+from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace, synth
 
 VLLM, SGLANG = "h200x2-diffusiongemma-vllm", "h200x2-diffusiongemma-sglang"
@@ -40,7 +40,7 @@ HOST = (1.0, 5.5)  # ms a forward: assumed with captured graphs; SGLang's with L
 class Loop:
     """A closed loop: a client sends again when it is served."""
 
-    result: Result
+    result: RunRecords
     clients: int
 
     @property

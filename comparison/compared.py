@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..report.page import Figure, Page
-from ..report.shown import Showable, frame_of
+from ..report.result import Result, frame_of
 from ..results.run import Run
 from .cells import Comparison
 from .page import compare_page, spoken
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class Compared(Showable):
+class Compared(Result):
     """A comparison and its pairs of runs."""
 
     comparison: Comparison

@@ -10,7 +10,7 @@ from ..report.measured import STATS, TIMES
 from ..results.metrics import Columns, Floats, latencies, no_nan, statistic
 from ..results.scenario import Scenario, arrived
 from ..results.slo import Slo
-from ..sim.twin import Result
+from ..sim.twin import RunRecords
 from ..traces import Trace
 from ..traces.formats import MEASURED
 
@@ -98,5 +98,5 @@ def _by_request(name: str, columns: Columns, num: int) -> Floats:
     return times
 
 
-def columns_of(scenarios: Sequence[Scenario], results: Sequence[Result]) -> dict[str, Columns]:
+def columns_of(scenarios: Sequence[Scenario], results: Sequence[RunRecords]) -> dict[str, Columns]:
     return {scenario.policy: arrived(result) for scenario, result in zip(scenarios, results, strict=False)}

@@ -13,7 +13,7 @@ from ..files.read import cut
 from ..profiler.profile import Profile
 from ..results.scenario import Scenario
 from ..sim.setting import Setting, limits_on
-from ..sim.twin import Append, Progress, Result, check_fit
+from ..sim.twin import Append, Progress, RunRecords, check_fit
 from ..traces import Trace
 from ..traces.trace import READ_ONLY
 
@@ -46,7 +46,7 @@ class LiveSetting:
 
     def serve(
         self, scenario: Scenario, requests: Trace, append: Append | None, progress: Progress | None
-    ) -> tuple[Result, Exception | None]:
+    ) -> tuple[RunRecords, Exception | None]:
         """Serve in real time on one replica; the result, and the error that ended it early.
 
         DsimError if scenario and device do not fit.
@@ -68,7 +68,7 @@ class LiveSetting:
             serving, in_order, emit=scenario.emit, concurrency=scenario.concurrency, append=append, progress=progress,
             sample=loaded.clocks.sample,
         )  # fmt: skip
-        result = Result(
+        result = RunRecords(
             policy, serving.limits, model, done.table, done.totals, done.seconds, done.interrupted, done.num_made_ready,
             law=law,
         )  # fmt: skip
@@ -82,14 +82,14 @@ class LiveSetting:
             return random_prompts(config, seed)
         return prompts_from(read_tokens(self.prompts, self.loaded.name, config, self.tokenizer), seed)
 
-    def about(self) -> Callable[[Sequence[Result]], dict[str, Any]]:
+    def about(self) -> Callable[[Sequence[RunRecords]], dict[str, Any]]:
         """Manifest entries: device, settings, host's time.
 
         Asks the device now: a failure must not cost a measurement.
         """
         settings = self.loaded.settings
 
-        def about(results: Sequence[Result]) -> dict[str, Any]:
+        def about(results: Sequence[RunRecords]) -> dict[str, Any]:
             found: dict[str, Any] = {
                 "question": "What did its clients see?",
                 "driver": "live",
@@ -136,7 +136,7 @@ def serving_on(
     return serving, drawing
 
 
-def _host(result: Result) -> dict[str, float]:
+def _host(result: RunRecords) -> dict[str, float]:
     """ms a step."""
     times = result.totals.host
     return {"mean": 1e3 * times.mean(), "p50": 1e3 * times.quantile(0.5), "p99": 1e3 * times.quantile(0.99)}

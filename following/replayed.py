@@ -12,7 +12,7 @@ from ..results.engine_metrics import WITH_HANDLES
 from ..results.scenario import Scenario
 from ..sim.fleet import Fleet, Pool
 from ..sim.setting import Setting
-from ..sim.twin import Result, simulate
+from ..sim.twin import RunRecords, simulate
 from ..traces import Trace
 from .sources.sample import Buckets, Floats, Sample
 from .windows import Window
@@ -102,7 +102,7 @@ def replayed(scenario: Scenario, setting: Setting, trace: Trace, begins: float, 
 
 
 def samples_of(
-    result: Result, trace: Trace, steps: Steps, times: Floats, ends: Mapping[str, Sequence[float]],
+    result: RunRecords, trace: Trace, steps: Steps, times: Floats, ends: Mapping[str, Sequence[float]],
     engine: str = "twin", handles: bool = False,
 ) -> list[Sample]:  # fmt: skip
     """The twin's page at these moments of a run (s); ends: the bucket ends of each histogram.

@@ -17,7 +17,7 @@ from ..engine.errors import DsimError
 from ..files.read import quoted
 from ..report.capacity import CURVE_NEAR, CURVE_REPLICATIONS
 from ..report.page import Page
-from ..report.shown import Showable, frame_of
+from ..report.result import Result, frame_of
 from ..results.metrics import STATS, Columns, latencies, no_nan, rows_of, statistic
 from ..results.scenario import MAX_REPLICAS, Scenario, classes, replicas_of
 from ..results.slo import Slo
@@ -108,7 +108,7 @@ class PoolPart:
 
 
 @dataclass(frozen=True, repr=False)
-class Capacity(Showable):
+class Capacity(Result):
     """A fleet's capacity under SLOs."""
 
     rate: Interval  # req/s

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..profiler.profile import Profile
 from ..report.page import Page
-from ..report.shown import Showable, frame_of
+from ..report.result import Result, frame_of
 from ..results.metrics import no_nan
 from .contents import Json
 from .deploy import Deployment
@@ -152,7 +152,7 @@ class Peak:
 
 
 @dataclass(frozen=True, repr=False)
-class Planned(Showable):
+class Planned(Result):
     """The ranking, best first."""
 
     rate: float  # req/s

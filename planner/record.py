@@ -16,7 +16,7 @@ from ..results.manifest_of import calibration_note, info_of, manifest_of
 from ..results.metrics import Summary
 from ..results.scenario import Scenario, arrived
 from ..sim.memory import StepMemory
-from ..sim.twin import Append, Progress, Result
+from ..sim.twin import Append, Progress, RunRecords
 from ..traces import Trace
 from .limits import PoolShares
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..report.run_folder import RunWriter
 
 # Serves a scenario; returns the result, and the exception that ended it early.
-Serve = Callable[[Scenario, Trace, Append | None, Progress | None], tuple[Result, Exception | None]]
+Serve = Callable[[Scenario, Trace, Append | None, Progress | None], tuple[RunRecords, Exception | None]]
 Watch = Callable[[str], AbstractContextManager[Progress | None]]  # policy's name -> progress callback
 
 
@@ -32,7 +32,7 @@ Watch = Callable[[str], AbstractContextManager[Progress | None]]  # policy's nam
 class Record:
     """The scenarios that began."""
 
-    results: list[Result]
+    results: list[RunRecords]
     summaries: list[Summary]
     manifest: Manifest
     failure: Exception | None  # ended the last run; finished requests are written
@@ -57,7 +57,7 @@ def record(
     *,
     out: Path | None = None,
     force: bool = False,
-    about: Callable[[Sequence[Result]], dict[str, Any]] = lambda results: {},
+    about: Callable[[Sequence[RunRecords]], dict[str, Any]] = lambda results: {},
     watch: Watch = lambda name: nullcontext(),
     keeps: bool = False,
 ) -> Record:
@@ -66,7 +66,7 @@ def record(
     about: more manifest entries; None removes a key. keeps: the run cannot be repeated, so space is reserved against a
     full disk, and later steps may be left out.
     """
-    results: list[Result] = []
+    results: list[RunRecords] = []
     summaries: list[Summary] = []
     failure = None
     policies = [alone.parsed_policy() for scenario in scenarios for alone in scenario.of_each_pool()]
@@ -111,7 +111,7 @@ def _writer(out: Path | None, **options: Any) -> "AbstractContextManager[RunWrit
 
 def in_twin(
     scenario: Scenario, requests: Trace, append: Append | None, progress: Progress | None, threads: int = 1
-) -> tuple[Result, Exception | None]:
+) -> tuple[RunRecords, Exception | None]:
     shares = PoolShares(scenario.fleet())
 
     def judged(steps: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
@@ -124,7 +124,7 @@ def in_twin(
     return replace(result, doubted=shares.doubted()), None
 
 
-def memory_told(scenarios: Sequence[Scenario], requests: Trace, results: Sequence[Result]) -> list[dict[str, Any]]:
+def memory_told(scenarios: Sequence[Scenario], requests: Trace, results: Sequence[RunRecords]) -> list[dict[str, Any]]:
     """Each policy's replica at its largest forward; GPUs and model are the profile's."""
     return [StepMemory(scenario.setting()).to_json(requests) for scenario, _ in zip(scenarios, results, strict=False)]
 

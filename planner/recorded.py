@@ -15,17 +15,17 @@ from ..comparison.clients.measured import MeasuredRun, write_measured
 from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.journal import STATUSES
 from ..report.page import Figure, Page
-from ..report.shown import Showable
+from ..report.result import Result
 from ..results.manifest import Manifest
 from ..results.metrics import Summary, flat
 from ..results.run import Run, read_run
 from ..results.scenario import Scenario, arrived
-from ..sim.twin import Result
+from ..sim.twin import RunRecords
 from ..traces import Trace
 from .record import in_twin, record
 
 
-class OfRun(Showable):
+class OfRun(Result):
     @property
     @abstractmethod
     def run(self) -> Run:
@@ -46,7 +46,7 @@ class OfRun(Showable):
 
         return run_page(self.run).figures
 
-    def to_json(self) -> list[dict[str, Any]]:
+    def to_json(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """Metrics by policy, as in `--json`."""
         return list(self._info["policies"])
 
@@ -111,7 +111,7 @@ class _InMemory(OfRun):
 class Replay(_InMemory):
     """A replay: an entry per policy, in the given order."""
 
-    results: list[Result]
+    results: list[RunRecords]
     summaries: list[Summary]
     manifest: Manifest
     scenarios: Sequence[Scenario] = field(default=(), compare=False)

@@ -13,7 +13,7 @@ from ..engine.errors import TraceError
 from ..results.metrics import REJECTED, ROUNDING, Columns, latencies, meeting, of_class, rows_of, stable, statistic
 from ..results.scenario import Scenario, class_column
 from ..results.slo import Slo
-from ..sim.twin import Append, Result
+from ..sim.twin import Append, RunRecords
 from ..traces import Trace, prepare
 from ..traces.estimates import with_estimates
 
@@ -170,7 +170,9 @@ def measure(
     return judge(criteria, timed, scenario.simulate_whole(timed, append), rate, scenario.missing_passes)
 
 
-def judge(criteria: Sequence[Criterion], requests: Trace, result: Result, rate: float, missing_passes: bool) -> Reading:
+def judge(
+    criteria: Sequence[Criterion], requests: Trace, result: RunRecords, rate: float, missing_passes: bool
+) -> Reading:
     """Judge requests between warm-up and cool-down; itl covers the whole run."""
     columns = result.table.columns
     n = len(requests)
@@ -220,7 +222,7 @@ def student(values: npt.NDArray[np.float64], confidence: float) -> float:
     return float(stdtrit(n - 1, (1 + confidence) / 2)) * float(values.std(ddof=1)) / math.sqrt(n)
 
 
-def _judge(criterion: Criterion, requests: Columns, result: Result, missing_passes: bool) -> tuple[float, float]:
+def _judge(criterion: Criterion, requests: Columns, result: RunRecords, missing_passes: bool) -> tuple[float, float]:
     """Value and severity."""
     n = len(requests["status"])
     if criterion.share is not None:
@@ -237,7 +239,7 @@ def _judge(criterion: Criterion, requests: Columns, result: Result, missing_pass
     return value, math.log(value / (slo.bound * ROUNDING)) if value > 0 else -math.inf
 
 
-def _statistic(slo: Slo, requests: Columns, result: Result) -> float:
+def _statistic(slo: Slo, requests: Columns, result: RunRecords) -> float:
     assert slo.stat is not None
     if slo.metric == "itl":
         gaps = result.totals.itl

@@ -13,7 +13,7 @@ from ..files.place import FolderKind, has_schema
 from ..files.read import cut
 from ..files.write import csv_of, write_whole
 from ..report.page import Figure, Page, Section, table
-from ..report.shown import Showable
+from ..report.result import Result
 from ..report.table import number
 from ..results.metrics import flat, no_nan
 from ..results.scenario import Scenario
@@ -44,7 +44,7 @@ BRIEF = (
 
 
 @dataclass(frozen=True, repr=False)
-class Sweep(Showable):
+class Sweep(Result):
     """A sweep's finished cells."""
 
     plan: Plan

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from ..report.page import Figure, Page
-from ..report.shown import Showable
+from ..report.result import Result
 from ..results.metrics import no_nan
 from .fleet_space import FleetSpace
 from .objective import OBJECTIVES, Tried
@@ -29,7 +29,7 @@ class Finalist:
 
 
 @dataclass(frozen=True, repr=False)
-class Tuned(Showable):
+class Tuned(Result):
     """A search's finding, and how sure it is."""
 
     objectives: tuple[str, ...]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..profiler.profile import Profile
 from .page import Page
-from .shown import Showable
+from .result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class Profiled(Showable):
+class Profiled(Result):
     """A profile and the data of its fit."""
 
     profile: Profile

@@ -15,7 +15,7 @@ from ..profiler.known import calibrated_under, drafted, unknown_host, unpriced
 from ..profiler.profile import COSTS_OF, Profile
 from ..sim.scalers import FIXED
 from ..sim.setting import Setting
-from ..sim.twin import Result
+from ..sim.twin import RunRecords
 from ..traces import Trace
 from ..traces.estimates import SPREAD
 from ..traces.trace import ESTIMATE
@@ -28,7 +28,7 @@ AR_EMITS = "an autoregressive policy token by token"
 
 
 def manifest_of(
-    scenarios: Sequence[Scenario], requests: Trace, results: list[Result], summaries: list[Summary]
+    scenarios: Sequence[Scenario], requests: Trace, results: list[RunRecords], summaries: list[Summary]
 ) -> Manifest:
     """Without time and place: the same inputs give the same bytes."""
     scenario = scenarios[0]
@@ -75,7 +75,7 @@ def manifest_of(
     )
 
 
-def _lengths_told(scenario: Scenario, source: Trace, requests: Trace, results: Sequence[Result]) -> Manifest:
+def _lengths_told(scenario: Scenario, source: Trace, requests: Trace, results: Sequence[RunRecords]) -> Manifest:
     """The answer lengths that a router or a user's policy saw, if one may use them."""
     from_outside = any(not is_ours(type(part)) for result in results for part in result.policy.parts())
     if not from_outside and not (scenario.num_replicas > 1 and scenario.routing().goes_by_length):
@@ -86,7 +86,7 @@ def _lengths_told(scenario: Scenario, source: Trace, requests: Trace, results: S
     return {"lengths": {"guessed": guessed, "spread": SPREAD}}
 
 
-def _commits(result: Result, profile: Profile) -> Iterator[CommitInfo]:
+def _commits(result: RunRecords, profile: Profile) -> Iterator[CommitInfo]:
     """The law, the commit models, or drafts whose yield is not their calibration's."""
     policy, model = result.policy, result.commit_model
     if result.law is not None:
@@ -173,7 +173,7 @@ def front_end_info(profile: Profile) -> ProfileInfo:
     return ProfileInfo(frontend=profile.frontend) if profile.frontend else ProfileInfo()
 
 
-def _of_fleet(scenarios: Sequence[Scenario], results: Sequence[Result]) -> Manifest:
+def _of_fleet(scenarios: Sequence[Scenario], results: Sequence[RunRecords]) -> Manifest:
     """Empty for one pool of constant size."""
     scenario = scenarios[0]
     if not scenario.pools and scenario.scaler == FIXED:
@@ -202,7 +202,7 @@ def _of_fleet(scenarios: Sequence[Scenario], results: Sequence[Result]) -> Manif
     return {"fleet": found}
 
 
-def _moved(result: Result) -> FleetRun:
+def _moved(result: RunRecords) -> FleetRun:
     """Moved requests, and the parts of their time."""
     if result.moves is None or "arrived" not in result.moves:
         return {}

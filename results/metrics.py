@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -535,7 +535,9 @@ def flat(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def no_nan(value: Any) -> Any:
-    """As JSON: NaN and infinity become null, NumPy numbers Python's."""
+    """As JSON: NaN and infinity become null, NumPy numbers Python's, dataclasses objects."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: no_nan(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): no_nan(v) for key, v in value.items()}
     if isinstance(value, list | tuple):

@@ -31,7 +31,7 @@ from ..sim.routers import Routing, routing
 from ..sim.scalers import FIXED, scaling
 from ..sim.setting import Setting
 from ..sim.startup import Startup, in_words
-from ..sim.twin import Append, Progress, Result, simulate
+from ..sim.twin import Append, Progress, RunRecords, simulate
 from ..traces import Trace, load, prepare
 from ..traces.estimates import with_estimates
 from ..traces.lengths import LENGTHS, without_limit
@@ -310,7 +310,7 @@ class Scenario:
         ordered: bool = True,
         threads: int = 1,
         progress: Progress | None = None,
-    ) -> Result:
+    ) -> RunRecords:
         """requests: `self.requests()`, if loaded; others as in `twin.simulate`."""
         return simulate(
             self.requests() if requests is None else requests,
@@ -327,14 +327,14 @@ class Scenario:
             progress=progress,
         )
 
-    def simulate_whole(self, requests: Trace, append: Append | None = None) -> Result:
+    def simulate_whole(self, requests: Trace, append: Append | None = None) -> RunRecords:
         """Replay to the end, or KeyboardInterrupt. append: gets steps ordered by replica only."""
         result = self.simulate(requests, append=append, ordered=False)
         if result.interrupted:
             raise KeyboardInterrupt
         return result
 
-    def summarize(self, result: Result, requests: Trace | None = None) -> Summary:
+    def summarize(self, result: RunRecords, requests: Trace | None = None) -> Summary:
         """requests: `self.requests()`, if loaded."""
         slos = [Slo.parse(text) for text in self.slos]
         columns = result.table.columns
@@ -489,7 +489,7 @@ def class_column(requests: Trace) -> npt.NDArray[np.object_]:
     return np.array(requests.extras.get("slo_class", [None] * len(requests)), dtype=object)
 
 
-def arrived(result: Result, columns: Columns | None = None) -> Columns:
+def arrived(result: RunRecords, columns: Columns | None = None) -> Columns:
     """Request columns with a prefix cache's; after an interrupt, only of arrived requests."""
     if columns is None:
         columns = result.table.columns

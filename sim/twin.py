@@ -37,7 +37,7 @@ CANVAS = 256  # tokens for a full-sequence model's answer of unknown length (ful
 
 
 @dataclass(frozen=True)
-class Result:
+class RunRecords:
     """A run's result; policy, limits, commit model and law are the first pool's."""
 
     policy: Policy
@@ -73,7 +73,7 @@ def simulate(
     append: Append | None = None,
     ordered: bool = True,
     progress: Progress | None = None,
-) -> Result:
+) -> RunRecords:
     """Replay a trace on a fleet: open loop, or closed with `concurrency` requests in flight.
 
     fleet: or a setting alone, with `replicas` behind a shipped `router`. sessions: a turn is sent at its time, or when
@@ -163,7 +163,7 @@ def simulate(
     first, totals = settings[0], servers.totals
     paid = None if fleet.scaling is None else servers.replica_time(totals.end)
     servers.close()
-    return Result(
+    return RunRecords(
         first.policy, first.limits, first.commits, table, totals, env.now, interrupted,
         cached_tokens=prefixes.cached if prefixes is not None and caches else None, law=first.law,
         replica_time=paid,

@@ -32,7 +32,7 @@ from dsim.profiler.profile import SHIPPED, Profile, load
 from dsim.results.metrics import summarize
 from dsim.sim.routers import ROUTERS
 from dsim.sim.setting import Setting
-from dsim.sim.twin import Result, simulate
+from dsim.sim.twin import RunRecords, simulate
 from dsim.traces.prefixes import prefixes_of
 from dsim.traces.trace import CANVAS, Trace
 
@@ -59,7 +59,7 @@ class RandomWorld:
     def policy(self) -> Policy:
         return parse(self.spec)
 
-    def run(self, append: Any = None) -> Result:
+    def run(self, append: Any = None) -> RunRecords:
         return simulate(self.trace, Setting(self.policy, self.profile), append=append, **self.options)
 
     def __str__(self) -> str:
@@ -149,7 +149,7 @@ def _value(name: str, hint: Any, default: Any, profile: Profile, chance: Random)
 # ---- invariants -------------------------------------------------------------------------------------------------
 
 
-def check(world: RandomWorld) -> Result:
+def check(world: RandomWorld) -> RunRecords:
     """Run a world, and hold it to what holds of every run (architecture.md, "Invariants")."""
     journal = Collector()
     result = world.run(journal)
@@ -224,7 +224,7 @@ def _same(name: str, value: float, amount: float, base: float) -> None:
     )
 
 
-def _replays(world: RandomWorld, result: Result, steps: Any, lists: Any) -> None:
+def _replays(world: RandomWorld, result: RunRecords, steps: Any, lists: Any) -> None:
     """A journal fed to a fresh engine gives the same plans; it does not hold what canvases requests ask for."""
     if CANVAS in world.trace.extras or not world.options["drain"] or len(steps["step"]) > RUN_AGAIN:
         return
@@ -246,19 +246,19 @@ def _replays(world: RandomWorld, result: Result, steps: Any, lists: Any) -> None
 # ---- laws -------------------------------------------------------------------------------------------------------
 
 
-def without_a_journal(world: RandomWorld, result: Result, chance: Random) -> None:
+def without_a_journal(world: RandomWorld, result: RunRecords, chance: Random) -> None:
     """A run without a journal is the same run."""
     assert table_bytes(world.run().table) == table_bytes(result.table), "the journal changes the run"
 
 
-def beside_another(world: RandomWorld, result: Result, chance: Random) -> None:
+def beside_another(world: RandomWorld, result: RunRecords, chance: Random) -> None:
     """Another policy that runs in between changes nothing."""
     with contextlib.suppress(DsimError):
         draw(chance).run()
     assert table_bytes(world.run().table) == table_bytes(result.table), "another policy changes the run"
 
 
-def time_scaled(world: RandomWorld, result: Result, chance: Random) -> None:
+def time_scaled(world: RandomWorld, result: RunRecords, chance: Random) -> None:
     """Arrivals and steps that take 2^k times as long take 2^k times as long in all, to the last bit."""
     factor = 2.0 ** chance.choice((-3, -1, 1, 4))
     profile = replace(
@@ -271,7 +271,7 @@ def time_scaled(world: RandomWorld, result: Result, chance: Random) -> None:
         assert np.array_equal(other[name], result.table[name] * scale, equal_nan=unknown), f"{name} by {factor}"
 
 
-def replicas_are_apart(world: RandomWorld, result: Result, chance: Random) -> None:
+def replicas_are_apart(world: RandomWorld, result: RunRecords, chance: Random) -> None:
     """What others of a round-robin fleet are asked for changes nothing for the first replica."""
     n = world.options["replicas"]
     if n == 1 or world.options["router"] != "round-robin" or "concurrency" in world.options:
@@ -285,7 +285,7 @@ def replicas_are_apart(world: RandomWorld, result: Result, chance: Random) -> No
         assert np.array_equal(other[name][mine], result.table[name][mine], equal_nan=True), f"{name} of replica 0"
 
 
-def duplicated(world: RandomWorld, result: Result, chance: Random) -> None:
+def duplicated(world: RandomWorld, result: RunRecords, chance: Random) -> None:
     """Every request twice, on twice as many replicas in turn, is every replica twice; where nothing is drawn."""
     policy, options = result.policy, world.options
     fixed = (policy.rows.commits == "tokens" and policy.width == 1) or policy.unmasking.scheduled(policy)
@@ -301,7 +301,7 @@ def duplicated(world: RandomWorld, result: Result, chance: Random) -> None:
             assert same, f"{name} of the duplicated replica {half}"
 
 
-def permuted(world: RandomWorld, result: Result, chance: Random) -> None:
+def permuted(world: RandomWorld, result: RunRecords, chance: Random) -> None:
     """Requests that arrive at once and run at once may come in any order; where nothing is drawn."""
     policy, limits, trace = result.policy, result.limits, world.trace
     plain = (
@@ -317,7 +317,7 @@ def permuted(world: RandomWorld, result: Result, chance: Random) -> None:
         assert np.array_equal(other[name], result.table[name][order], equal_nan=True), f"{name} of equal arrivals"
 
 
-def twice_as_fast(world: RandomWorld, result: Result, chance: Random) -> None:
+def twice_as_fast(world: RandomWorld, result: RunRecords, chance: Random) -> None:
     """A device twice as fast does the work of requests that are all there in half the time, and rejects none more."""
     profile = replace(world.profile, latency=world.profile.latency.scaled(0.5), frontend=world.profile.frontend * 0.5)
     other = replace(world, profile=profile).run()
@@ -327,7 +327,7 @@ def twice_as_fast(world: RandomWorld, result: Result, chance: Random) -> None:
         assert fast <= slow * (1 + 1e-9), f"ends at {fast} s on a device twice as fast, and at {slow} s on this one"
 
 
-LAWS: tuple[Callable[[RandomWorld, Result, Random], None], ...] = (
+LAWS: tuple[Callable[[RandomWorld, RunRecords, Random], None], ...] = (
     without_a_journal, beside_another, time_scaled, replicas_are_apart, duplicated, permuted, twice_as_fast,
 )  # fmt: skip
 

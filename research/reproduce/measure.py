@@ -9,7 +9,7 @@ from typing import Any
 from ...engine.errors import DsimError
 from ...files.read import cut, quoted
 from ...results.metrics import METRICS, Summary
-from ...sim.twin import Result
+from ...sim.twin import RunRecords
 
 OVER = " / "  # `output_throughput / AR`: over another series'
 
@@ -18,7 +18,7 @@ OVER = " / "  # `output_throughput / AR`: over another series'
 class OwnMeasure:
     unit: str
     formula: str
-    of: Callable[[Result], float] | None  # None: not of a replay
+    of: Callable[[RunRecords], float] | None  # None: not of a replay
 
 
 MEASURES: dict[str, OwnMeasure] = {
@@ -55,7 +55,7 @@ def unit_of(measure: str) -> str:
     return METRICS[head.removesuffix("_ms")].unit
 
 
-def of_run(measure: str, summary: Summary, result: Result) -> float:
+def of_run(measure: str, summary: Summary, result: RunRecords) -> float:
     """Not for ratios."""
     own = MEASURES.get(measure)
     if own is not None and own.of is not None:

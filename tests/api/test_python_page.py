@@ -4,14 +4,14 @@ from pathlib import Path
 
 import dsim
 from dsim.planner.recorded import OfRun
-from dsim.report.shown import Showable
+from dsim.report.result import Result
 
 PAGE = Path(dsim.__file__).parent / "docs" / "python.md"
 
 
 def test_the_page_says_what_each_kind_of_result_has() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    for cls in (Showable, OfRun):
+    for cls in (Result, OfRun):
         for name in vars(cls):
             if not name.startswith("_"):
                 assert f"`.{name}" in text, name

@@ -24,7 +24,7 @@ from dsim.engine.policy import PRESETS, Policy, parse
 from dsim.profiler.calibrate import pass_table
 from dsim.profiler.profile import Profile, load
 from dsim.sim.setting import Setting
-from dsim.sim.twin import Result, simulate
+from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace, synth
 
 FILE = Path(__file__).with_name("golden.json")
@@ -150,7 +150,7 @@ def _commits(full_sequence: bool) -> tuple[CommitModel, ...]:
     )
 
 
-def run(spec: str, how: dict[str, Any], **latency_changes: Any) -> tuple[Result, list[Any]]:
+def run(spec: str, how: dict[str, Any], **latency_changes: Any) -> tuple[RunRecords, list[Any]]:
     """A run and its journal's batches."""
     policy = parse(spec)
     profile = profile_of(policy, **latency_changes)
@@ -165,7 +165,7 @@ def run(spec: str, how: dict[str, Any], **latency_changes: Any) -> tuple[Result,
     return result, batches
 
 
-def digest(result: Result, batches: list[Any]) -> str:
+def digest(result: RunRecords, batches: list[Any]) -> str:
     """The hash of a run: table, journal, totals and end."""
     h = hashlib.sha256()
     for name, column in result.table.columns.items():

@@ -14,7 +14,7 @@ from dsim.engine.journal import RequestTable, pack, unpack
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.sim.setting import Setting
-from dsim.sim.twin import Result, simulate
+from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace
 
 from ..worlds import BLOCK_PRESETS, Collector, table_bytes, toy_profile, toy_trace
@@ -38,7 +38,7 @@ class Run:
     """A recorded run, and everything a fresh engine is built from."""
 
     spec: str
-    result: Result
+    result: RunRecords
     journal: Collector
     replicas: int
     emit: str

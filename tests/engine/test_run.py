@@ -12,7 +12,7 @@ from dsim.engine.latency import bucket
 from dsim.engine.policy import parse
 from dsim.profiler.profile import load
 from dsim.sim.setting import Setting
-from dsim.sim.twin import Result, simulate
+from dsim.sim.twin import RunRecords, simulate
 
 from . import golden
 from .singly import run_singly
@@ -29,7 +29,7 @@ SPECS = (
 PREEMPTING = (",num_pages=11", ",num_pages=40", ",num_pages=60")
 
 
-def by_steps(spec: str, emit: str, eos: bool = False, **latency_changes: Any) -> tuple[Result, list[Any]]:
+def by_steps(spec: str, emit: str, eos: bool = False, **latency_changes: Any) -> tuple[RunRecords, list[Any]]:
     """What `golden.run` does with one replica, one step at a time."""
     policy = parse(spec)
     profile = golden.profile_of(policy, **latency_changes)
@@ -42,7 +42,7 @@ def by_steps(spec: str, emit: str, eos: bool = False, **latency_changes: Any) ->
     now = run_singly(engine, model, trace, recorder)
     totals = StepTotals()
     totals.merge(engine.totals)
-    return Result(policy, setting.limits, setting.commits, engine.table, totals, now, False), batches
+    return RunRecords(policy, setting.limits, setting.commits, engine.table, totals, now, False), batches
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -10,7 +10,7 @@ from dsim.results.manifest import Manifest
 from dsim.results.metrics import Summary, summarize
 from dsim.results.slo import Slo
 from dsim.sim.setting import Setting
-from dsim.sim.twin import Result, simulate
+from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import synth
 
 REPLICAS = 2
@@ -19,7 +19,7 @@ POLICIES = ("optimus", "chunk:8", "lmdeploy-bd32")
 NOBODY: dict[str, str] = {}
 
 
-def toy_run(spec: str, append: Any = None, *, num_requests: int, rate: float, seed: int = 0) -> Result:
+def toy_run(spec: str, append: Any = None, *, num_requests: int, rate: float, seed: int = 0) -> RunRecords:
     """Requests of ShareGPT's lengths on two replicas."""
     trace = synth("poisson", rate, num_requests=num_requests, seed=seed, lengths="sharegpt")
     return simulate(trace, Setting(parse(spec), load(DEFAULT)), replicas=REPLICAS, seed=seed, append=append)

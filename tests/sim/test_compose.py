@@ -15,7 +15,7 @@ from dsim.sim.routers import routing
 from dsim.sim.scalers import scaling
 from dsim.sim.setting import Setting
 from dsim.sim.startup import Startup
-from dsim.sim.twin import Result, simulate
+from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace
 
 from ..worlds import SECOND, Collector, journal_bytes, table_bytes, toy_profile, toy_trace
@@ -30,7 +30,7 @@ COMPLETED = 0
 def run(
     trace: Trace, counts: tuple[int, int], *, link: Link = SLOW, schedule: str | None = None,
     startup: str = "0", spec: str = BLOCK4, **how: Any,
-) -> Result:  # fmt: skip
+) -> RunRecords:  # fmt: skip
     own = Setting(parse(spec), toy_profile(latency=SECOND))
     pools = tuple(Pool(own, count, name, Startup.parse(startup)) for count, name in zip(counts, "pd", strict=True))
     scaler = scaling(f"schedule,at={schedule},every=5") if schedule else None
@@ -38,13 +38,13 @@ def run(
     return simulate(trace, fleet, **how)
 
 
-def moved(result: Result, name: str) -> list[Any]:
+def moved(result: RunRecords, name: str) -> list[Any]:
     assert result.moves is not None
     found: list[Any] = result.moves[name].tolist()
     return found
 
 
-def provisioned(result: Result, pool: str) -> list[tuple[float, int, int]]:
+def provisioned(result: RunRecords, pool: str) -> list[tuple[float, int, int]]:
     return [(c.time, c.ready, c.provisioned) for c in result.changes if c.pool == pool]
 
 
@@ -81,7 +81,7 @@ def test_without_prefill_replicas_those_that_decode_do_all() -> None:
     assert [ready for _, ready, _ in provisioned(result, "d")] == [1]
 
 
-def differences(setting: Setting, result: Result, journal: Collector) -> list[str]:
+def differences(setting: Setting, result: RunRecords, journal: Collector) -> list[str]:
     """Replay the journal of each replica; also which pages are held at the end."""
     columns = {**result.table.columns, **(result.moves or {})}
     found = []

@@ -21,7 +21,7 @@ from dsim.sim.routers import routing
 from dsim.sim.scalers import PoolView, scaling
 from dsim.sim.setting import Setting
 from dsim.sim.startup import SETS, Part, Startup
-from dsim.sim.twin import Result, simulate
+from dsim.sim.twin import RunRecords, simulate
 
 from ..worlds import SECOND, Collector, table_bytes, toy_profile, toy_trace
 
@@ -132,7 +132,9 @@ def test_the_journal_of_every_pool_replays_plan_for_plan() -> None:
         assert list(replay(engine, replica, requests, journal.steps, journal.lists)) == []
 
 
-def scaled(spec: str, arrival: list[float], outputs: list[int], startup: float | str = 0.0, count: int = 1) -> Result:
+def scaled(
+    spec: str, arrival: list[float], outputs: list[int], startup: float | str = 0.0, count: int = 1
+) -> RunRecords:
     fleet = Fleet((Pool(ONE_AT_A_TIME, count, startup=Startup.parse(startup)),), routing("jsq"), scaling(spec))
     return simulate(toy_trace(arrival, [10] * len(arrival), outputs), fleet)
 

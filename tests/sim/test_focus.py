@@ -11,7 +11,7 @@ from dsim.engine.journal import unpack
 from dsim.engine.latency import Features, LatencyModel
 from dsim.engine.policy import parse
 from dsim.sim.setting import Setting
-from dsim.sim.twin import Result, simulate
+from dsim.sim.twin import RunRecords, simulate
 
 from ..worlds import TOY_DELTAS, Collector, journal_bytes, table_bytes, toy_profile
 from .test_twin import crowd
@@ -24,7 +24,7 @@ PROFILE = toy_profile(latency=LATENCY)
 SMALL = ",block_length=8,page_size=8,max_batch=4,num_pages=40"
 
 
-def run(spec: str, journal: Collector | None = None, **how: Any) -> Result:
+def run(spec: str, journal: Collector | None = None, **how: Any) -> RunRecords:
     return simulate(crowd(), Setting(parse(spec + SMALL), PROFILE), seed=3, append=journal, **how)
 
 

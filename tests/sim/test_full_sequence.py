@@ -19,7 +19,7 @@ from dsim.engine.replay import replay
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.profiler.profile import load
 from dsim.sim.setting import Setting
-from dsim.sim.twin import Result, simulate
+from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace
 
 from ..serving import Loop, serving_profile
@@ -66,7 +66,7 @@ def runs(draw: st.DrawFn) -> tuple[Trace, str, dict[str, Any]]:
     return trace, spec, fleet_options(draw)
 
 
-def run(trace: Trace, spec: str, journal: Collector | None = None, **how: Any) -> Result:
+def run(trace: Trace, spec: str, journal: Collector | None = None, **how: Any) -> RunRecords:
     return simulate(trace, Setting(parse(spec), PROFILE), append=journal, **how)
 
 
@@ -144,7 +144,7 @@ def test_a_plain_loop_drives_the_engine_to_the_same_table(trace: Trace, spec: st
 # ---- the keystone ----------------------------------------------------------------------------------------------
 
 
-def differences(result: Result, journal: Collector, replicas: int, emit: str, on_step: Any = None) -> list[str]:
+def differences(result: RunRecords, journal: Collector, replicas: int, emit: str, on_step: Any = None) -> list[str]:
     """What a fresh engine says of a journal, and of the table that came of it."""
     table, found = RequestTable(len(result.table["request"])), []
     more = {} if on_step is None else {"on_step": on_step}

@@ -13,7 +13,7 @@ from dsim.engine.step import Phase
 from dsim.profiler.profile import Profile
 from dsim.sim.routers import ROUTERS
 from dsim.sim.setting import Setting
-from dsim.sim.twin import Result, simulate
+from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace
 
 from ..worlds import BLOCK_PRESETS, SECOND, TOY_MODEL, Collector, Driver, PlainLoop, table_bytes, toy_profile, toy_trace
@@ -126,7 +126,7 @@ class Fleet:
     def __init__(self, trace: Trace, spec: str, profile: Profile = PROFILE, **how: Any) -> None:
         self.trace, self.spec = trace, spec
         self.journal = Collector()
-        self.result: Result = simulate(trace, Setting(parse(spec), profile), append=self.journal, **how)
+        self.result: RunRecords = simulate(trace, Setting(parse(spec), profile), append=self.journal, **how)
         self.steps = self.journal.steps if self.journal.parts else None
 
 
@@ -151,7 +151,7 @@ def runs(draw: st.DrawFn) -> tuple[Trace, str, dict[str, Any]]:
     return trace, f"{spec},max_prefill_tokens={draw(st.sampled_from([16, 64, 4096]))}", fleet_options(draw)
 
 
-def check_fleet(result: Result, s: dict[str, Any], served: Any, how: dict[str, Any]) -> None:
+def check_fleet(result: RunRecords, s: dict[str, Any], served: Any, how: dict[str, Any]) -> None:
     """What holds of every fleet's table and steps; served: the tokens of each request's answer."""
     t = result.table
     assert np.isin(t["status"], (0, 1)).all()

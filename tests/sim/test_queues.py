@@ -15,7 +15,7 @@ from dsim.engine.policy import parse
 from dsim.profiler.profile import Profile, load
 from dsim.results.metrics import summarize
 from dsim.sim.setting import Setting
-from dsim.sim.twin import Result, simulate
+from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace, synth
 
 from ..worlds import BLOCK_PRESETS, SECOND, Collector, toy_profile, toy_trace
@@ -50,7 +50,7 @@ def exponential_prompts(n: int, seed: int) -> npt.NDArray[np.int64]:
     return np.ceil(np.random.default_rng(seed).exponential(TOKENS, n)).astype(np.int64)
 
 
-def waits(result: Result) -> Floats:
+def waits(result: RunRecords) -> Floats:
     """Seconds from arrival to the start of service."""
     wait: Floats = result.table["scheduled"] - result.table["arrival"]
     return wait

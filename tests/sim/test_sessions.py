@@ -11,7 +11,7 @@ from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.sim.setting import Setting
-from dsim.sim.twin import Result, simulate
+from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace
 
 from ..worlds import SECOND, Collector, table_bytes, toy_profile
@@ -24,7 +24,7 @@ def chats(*rows: tuple[float, Any, int, int]) -> Trace:
     return Trace("chats", np.array(arrival), np.array(prompts), np.array(answers), {"session_id": list(sessions)})
 
 
-def run(trace: Trace, spec: str = "ar,max_batch=4", **how: Any) -> Result:
+def run(trace: Trace, spec: str = "ar,max_batch=4", **how: Any) -> RunRecords:
     return simulate(trace, Setting(parse(spec), PROFILE), sessions=True, **how)
 
 

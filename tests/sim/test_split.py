@@ -23,7 +23,7 @@ from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.link import Link, Wire
 from dsim.sim.routers import routing
 from dsim.sim.setting import Setting
-from dsim.sim.twin import Result, simulate
+from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace
 
 from ..worlds import BLOCK_PRESETS, SECOND, Collector, toy_profile, toy_trace
@@ -40,17 +40,17 @@ def setting(spec: str = BLOCK4, latency: LatencyModel = SECOND) -> Setting:
 def split(
     trace: Trace, link: Link = AT_ONCE, *, p: Setting | None = None, d: Setting | None = None, decider: str = "always",
     counts: tuple[int, int] = (1, 1), **how: Any,
-) -> Result:  # fmt: skip
+) -> RunRecords:  # fmt: skip
     pools = Pool(p or setting(), counts[0], "p"), Pool(d or setting(), counts[1], "d")
     return simulate(trace, Fleet(pools, links=(link,), deciding=deciding(decider)), **how)
 
 
-def moves(result: Result) -> dict[str, list[Any]]:
+def moves(result: RunRecords) -> dict[str, list[Any]]:
     assert result.moves is not None
     return {name: column.tolist() for name, column in result.moves.items()}
 
 
-def columns_of(result: Result) -> dict[str, Any]:
+def columns_of(result: RunRecords) -> dict[str, Any]:
     assert result.moves is not None
     return {**result.table.columns, **result.moves}
 

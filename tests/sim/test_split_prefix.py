@@ -15,7 +15,7 @@ from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.link import Link
 from dsim.sim.routers import routing
 from dsim.sim.setting import Setting
-from dsim.sim.twin import Result, simulate
+from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace
 from dsim.traces.prefixes import prefixes_of
 
@@ -37,7 +37,7 @@ def named(trace: Trace, names: list[list[int]], block: int = 4) -> Trace:
 def split(
     trace: Trace, link: Link, spec: str = FDFO, *, caches: str = "pd", decider: str = "always", num: int = 1,
     router: str = "round-robin", **how: Any,
-) -> Result:  # fmt: skip
+) -> RunRecords:  # fmt: skip
     p, d = (setting(f"{spec},prefix_caching={str(name in caches).lower()}") for name in "pd")
     fleet = Fleet(
         (Pool(p, 1, "p"), Pool(d, num, "d")), routing(router), links=(link,), deciding=deciding(decider),
@@ -45,7 +45,7 @@ def split(
     return simulate(trace, fleet, **how)
 
 
-def of(result: Result, *names: str) -> list[list[Any]]:
+def of(result: RunRecords, *names: str) -> list[list[Any]]:
     columns = {**result.table.columns, **(result.moves or {})}
     return [columns[name].tolist() for name in names]
 
