@@ -8,7 +8,8 @@ from ..files.place import FolderKind
 from ..report.capacity import FILES, IS_CAPACITY, capacity_page
 from ..report.html import json_and_page
 from ..report.page import Page
-from ..results.scenario import Scenario, asked
+from ..results.metrics import no_nan
+from ..results.scenario import Scenario, setup_of
 from .backend import Pool
 from .capacity import Capacity, Interrupted, Progress, question_of
 from .contents import Json, asked_of
@@ -56,7 +57,7 @@ def write_capacity(
         found = stop.found
     info = {
         **found.to_json(),
-        **asked(scenario, command, gpu_hour, currency),
+        **no_nan(setup_of(scenario, command, gpu_hour, currency)),
         "notes": profile_notes(scenario.of_each_pool()),
         "profile": found.profile,
         "estimated": found.estimated,

@@ -13,7 +13,8 @@ from ..profiler.placed import placed
 from ..profiler.profile import Profile, load, shipped_for
 from ..report.page import Page
 from ..report.plan import plan_page
-from ..results.scenario import Scenario, asked
+from ..results.metrics import no_nan
+from ..results.scenario import Scenario, setup_of
 from ..traces import Trace
 from .backend import Pool
 from .contents import Json, asked_of, digest
@@ -167,7 +168,7 @@ def write_plan(
     scenario, profiles = question.scenario, question.profiles
     folder.begin("plan", question.asked)
     planned, ahead = answer(question, folder.memo, progress=progress, **pool)
-    info = {**asked(scenario, command, None, currency), **planned.to_json()}
+    info = {**no_nan(setup_of(scenario, command, None, currency)), **planned.to_json()}
     info |= {"gpu_hour": gpu_hour, "attainment": question.options.attainment}
     info |= {"profile": ", ".join(p.name for p in profiles), "estimated": any(p.is_estimate for p in profiles)}
     for name in ("device", "model", "profile_version"):

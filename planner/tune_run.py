@@ -10,7 +10,8 @@ from ..engine.errors import DsimError
 from ..profiler.placed import placed
 from ..report.page import Page
 from ..report.tune import tune_page
-from ..results.scenario import Scenario, asked
+from ..results.metrics import no_nan
+from ..results.scenario import Scenario, setup_of
 from .backend import Pool
 from .contents import Json
 from .ensemble import check_num, ensemble, of_objective
@@ -97,7 +98,7 @@ def write_tune(
     ahead = dict.fromkeys((tuned.recommended, tuned.winner.candidate, tuned.default.candidate))
     compared = [candidate.posed(scenario) for candidate in ahead]
     requests = scenario.requests()
-    info = {**tuned.to_json(), **asked(scenario, command, options.gpu_hour, currency)}
+    info = {**tuned.to_json(), **no_nan(setup_of(scenario, command, options.gpu_hour, currency))}
     info["implementations"] = [pool.base_profile().implementation for own in compared for pool in own.of_each_pool()]
     info["run"] = shlex.join(["dsim", "replay", scenario.trace, *tuned.recommended.arguments, *run])
     info["traffic"] += f"; used: {len(requests):,}, at {requests.rate:.3g} req/s"

@@ -403,35 +403,59 @@ def named_code(policies: Iterable[str], files: Iterable[str | Path] = ()) -> All
     return allowed([*(file for file in named if file is not None), *files])
 
 
-def asked(scenario: Scenario, command: str, gpu_hour: float | None, currency: str) -> dict[str, Any]:
-    """A page's inputs, SLOs, price and version, without time or place."""
+@dataclass(frozen=True)
+class Setup:
+    """A search's inputs, for its page: what was asked, under which version, without time or place."""
+
+    dsim: str  # version
+    command: str
+    trace: str
+    traffic: str  # the trace with its arrivals and lengths, in words
+    trace_sha256: str
+    arrival: str
+    profile: str  # names
+    estimated: bool  # a profile was not measured
+    device: str
+    model: str
+    profile_version: str
+    workload: str | None  # None: of next-token policies
+    frontend: float  # s between a client and the engine
+    router: str
+    emit: str
+    slos: tuple[str, ...]
+    seed: int
+    gpu_hour: float | None
+    currency: str
+
+
+def setup_of(scenario: Scenario, command: str, gpu_hour: float | None, currency: str) -> Setup:
     source, profile = scenario.source(), scenario.loaded_profile()
-    trace = f"{source.name}, {len(source):,} requests"
+    traffic = f"{source.name}, {len(source):,} requests"
     if scenario.arrival != "trace":
-        trace += f", arrivals: {scenario.arrival}"
+        traffic += f", arrivals: {scenario.arrival}"
     if scenario.lengths is not None:
-        trace += f", lengths: {scenario.lengths}"
-    return {
-        "dsim": __version__,
-        "command": command,
-        "trace": source.name,
-        "traffic": trace,
-        "trace_sha256": digest(source),
-        "arrival": scenario.arrival,
-        "profile": profile.name,
-        "estimated": profile.is_estimate,
-        "device": profile.device.name,
-        "model": profile.model.name,
-        "profile_version": profile.provenance.tool_version,
-        "workload": workload_of(scenario.parsed_policy(), profile, scenario.workload),
-        "frontend": profile.frontend,
-        "router": scenario.router,
-        "emit": scenario.emit,
-        "slos": list(scenario.slos),
-        "seed": scenario.seed,
-        "gpu_hour": gpu_hour,
-        "currency": currency,
-    }
+        traffic += f", lengths: {scenario.lengths}"
+    return Setup(
+        dsim=__version__,
+        command=command,
+        trace=source.name,
+        traffic=traffic,
+        trace_sha256=digest(source),
+        arrival=scenario.arrival,
+        profile=profile.name,
+        estimated=profile.is_estimate,
+        device=profile.device.name,
+        model=profile.model.name,
+        profile_version=profile.provenance.tool_version,
+        workload=workload_of(scenario.parsed_policy(), profile, scenario.workload),
+        frontend=profile.frontend,
+        router=scenario.router,
+        emit=scenario.emit,
+        slos=tuple(scenario.slos),
+        seed=scenario.seed,
+        gpu_hour=gpu_hour,
+        currency=currency,
+    )
 
 
 def workload_of(policy: Policy, profile: Profile, named: str | None) -> str | None:
