@@ -165,34 +165,30 @@ def run(spec: str, how: dict[str, Any], **latency_changes: Any) -> tuple[RunReco
     return result, batches
 
 
+# Of requests, of steps, 0 or NaN here, and of totals: added after the hashes were taken. The end is the journal's.
+YOUNGER = {
+    "max_tokens", "limited", "canvas_length", "estimate", "priority", "deadline",
+    "window_q_kv", "window_kv", "threshold", "end", "prefix_queries", "prefix_hits",
+}  # fmt: skip
+
+
 def digest(result: RunRecords, batches: list[Any]) -> str:
     """The hash of a run: table, journal, totals and end."""
     h = hashlib.sha256()
     for name, column in result.table.columns.items():
-        if name in (
-            "max_tokens",
-            "limited",
-            "canvas_length",
-            "estimate",
-            "priority",
-            "deadline",
-        ):  # younger than the hashes
+        if name in YOUNGER:
             continue
         h.update(name.encode() + column.tobytes())
     columns = {name: np.concatenate([c[name] for c, _ in batches]) for name in batches[0][0]}
     order = np.lexsort((columns["step"], columns["replica"]))
     for name, column in columns.items():
-        if name not in (
-            "window_q_kv",
-            "window_kv",
-            "threshold",
-        ):  # younger than the hashes, 0 or NaN here
+        if name not in YOUNGER:
             h.update(name.encode() + column[order].tobytes())
     for name in batches[0][1]:
         parts = [v[name][0][a:b] for _, v in batches for a, b in zip(v[name][1], v[name][1][1:], strict=False)]
         h.update(name.encode() + np.concatenate([parts[i] for i in order]).tobytes())
     for name, total in sorted(vars(result.totals).items()):
-        if name in ("end", "prefix_queries", "prefix_hits"):  # younger than the hashes; the end is the journal's
+        if name in YOUNGER:
             continue
         if hasattr(total, "counts"):
             for part, value in sorted(vars(total).items()):

@@ -1,6 +1,5 @@
 """Compiled code on disk: neither a damaged file nor a signal costs more than compiling it again."""
 
-import multiprocessing
 import os
 import shutil
 import signal
@@ -86,24 +85,6 @@ def test_where_nothing_can_be_written_a_rule_is_compiled_all_the_same(home: Path
     home.write_text("")
     assert not was_loaded(later)
     assert not list(Path(__file__).parent.rglob("squares*.nb?"))
-
-
-def _compile_at_once(begin: Any) -> None:
-    function = made()
-    begin.wait()
-    assert function(4) == 14
-
-
-def test_two_processes_may_begin_with_an_empty_folder(home: Path) -> None:
-    forks = multiprocessing.get_context("fork")
-    begin = forks.Barrier(2)
-    both = [forks.Process(target=_compile_at_once, args=(begin,)) for _ in range(2)]
-    for process in both:
-        process.start()
-    for process in both:
-        process.join()
-    assert [process.exitcode for process in both] == [0, 0]
-    assert was_loaded(made())
 
 
 @pytest.fixture

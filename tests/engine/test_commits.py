@@ -49,27 +49,6 @@ def test_without_spread_each_distance_passes_as_often_as_the_table_says() -> Non
     assert (np.abs(rate - p) < 4 * np.sqrt(p * (1 - p) / N) + 1e-12).all()
 
 
-def test_distance_is_counted_from_the_first_mask() -> None:
-    d = draws(replace(PLAIN, pass_probability=(0.9, 1.0, 0.3, 0.2)), N)
-    rate = d.draw(plan(np.arange(N), status=[1, 2, 0, 0])).mean(axis=0)
-    assert rate[[0, 1]].tolist() == [0, 0]
-    assert abs(rate[2] - 0.9) < 0.01
-    assert rate[3] == 1.0
-
-
-def test_positions_steps_and_seeds_draw_independently() -> None:
-    model = replace(PLAIN, pass_probability=(0.5, 0.5, 0.5, 1.0))
-    who = np.arange(N)
-    a = draws(model, N).draw(plan(who))
-    others = [
-        draws(model, N).draw(plan(who, seen=1)), draws(model, N, seed=1).draw(plan(who)),
-        draws(model, N).draw(plan(who, start=12)), a[:, [1, 2, 0, 3]],
-    ]  # fmt: skip
-    for other in others:
-        agree = (a[:, :3] == other[:, :3]).mean()
-        assert abs(agree - 0.5) < 0.01
-
-
 def test_draws_do_not_depend_on_who_else_is_in_the_batch_nor_on_the_order() -> None:
     d = draws(SPREAD, 500)
     together = d.draw(plan(np.arange(500)))
@@ -78,18 +57,6 @@ def test_draws_do_not_depend_on_who_else_is_in_the_batch_nor_on_the_order() -> N
     assert np.array_equal(np.concatenate([d.draw(plan(i)) for i in range(500)]), together)
     assert np.array_equal(d.draw(plan(np.arange(500))), together)  # asking twice changes nothing
     assert np.array_equal(draws(SPREAD, 1000).draw(plan(np.arange(500))), together)  # nor does a longer trace
-
-
-def test_a_smaller_window_sees_the_same_dice() -> None:
-    d = draws(SPREAD, 2000)
-    who = np.arange(2000)
-    whole = d.draw(plan(who))
-    for window in ([1, 1, 0, 0], [0, 1, 1, 0], [1, 0, 0, 1]):
-        part = d.draw(plan(who, window=window))
-        mine = whole & np.array(window, bool)
-        passed = mine.any(axis=1)
-        assert np.array_equal(part[passed], mine[passed])
-        assert (part[~passed].sum(axis=1) == 1).all()  # nothing passed: one is forced
 
 
 def test_a_step_that_computes_a_mask_commits_at_least_the_best() -> None:
@@ -132,13 +99,6 @@ def test_padding_blocks_commit_whole_and_are_the_last() -> None:
     assert not whole[:7].any()
     assert whole[8:].all()
     assert abs(whole[7].mean() - 0.5) < 0.03
-
-
-def test_padding_holds_in_the_next_block_of_a_streaming_window() -> None:
-    model = replace(PLAIN, pass_probability=(1e-9,) * 4, padding_share=0.5)
-    d = draws(model, 200, width=8, prompt=8, output=8)  # 2 blocks, the second is padding
-    assert d.draw(plan(np.arange(200), 8))[:, 4:].all()
-    assert not d.draw(plan(np.arange(200), 8))[:, :4].any()
 
 
 def test_of_a_block_in_parts_the_first_with_a_mask_commits_as_if_no_other_was_computed() -> None:
@@ -230,11 +190,6 @@ def forwards(
 def test_a_law_without_spread_is_its_median_and_its_drift() -> None:
     law = CanvasLaw("fixed", 2, 4.0, drift=2.0)
     assert [forwards(law, 3, index).tolist() for index in range(3)] == [[4] * 3, [8] * 3, [16] * 3]
-
-
-def test_a_law_s_steps_are_capped_at_both_ends() -> None:
-    assert forwards(CanvasLaw("published", 2, 60.0, most=48), 2, 0).tolist() == [48, 48]
-    assert forwards(CanvasLaw("quick", 2, 1.0), 2, 0).tolist() == [2, 2]
 
 
 def test_the_first_block_of_a_grid_may_begin_within_the_prompt() -> None:

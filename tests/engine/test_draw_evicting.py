@@ -18,7 +18,6 @@ N = 20_000
 WIDTH = 8
 MODEL = CommitModel("toy", WIDTH, 0.9, None, (0.6, 0.4, 0.3, 0.2, 0.1, 0.1, 0.05, 0.05), request_spread=0.5)
 DELTAS = ImportanceDeltas(1.5, 0.7, -0.25, 1.2, 0.1)
-APART = ImportanceDeltas(1000.0, 1.0, 0.0, 1.0)
 
 
 def draws(deltas: ImportanceDeltas = DELTAS, model: CommitModel = MODEL, n: int = N, seed: int = 0) -> CommitDraws:
@@ -52,36 +51,6 @@ def importance(p: StepPlan, **how: Any) -> npt.NDArray[np.float32]:
             d.arrays, delta[i],
         )  # fmt: skip
     return delta
-
-
-def test_draws_do_not_depend_on_who_else_is_in_the_batch_nor_on_the_order() -> None:
-    d = draws(n=100)
-    together = d.draw_evicting(plan(np.arange(100)))
-    shuffled = np.random.default_rng(0).permutation(100)
-    for a, b in zip(d.draw_evicting(plan(shuffled)), together, strict=True):
-        assert np.array_equal(a, b[shuffled])
-    alone = [d.draw_evicting(plan(i)) for i in range(100)]
-    for k in range(2):
-        assert np.array_equal(np.concatenate([one[k] for one in alone]), together[k])
-    for again in (d, draws(n=100), draws(n=999)):
-        for a, b in zip(again.draw_evicting(plan(np.arange(100))), together, strict=True):
-            assert a.tobytes() == b.tobytes()
-
-
-def test_another_seed_request_block_or_step_draws_other_importance() -> None:
-    # Nothing is decodable but what is forced: deltas are normal draws, and unrelated ones.
-    never = replace(MODEL, pass_probability=(1e-9,) * WIDTH, request_spread=0.0)
-    who = np.arange(4000)
-    same = ImportanceDeltas(0.0, 1.0, 0.0, 1.0)
-    first = importance(plan(who), deltas=same, model=never)
-    assert np.array_equal(first, importance(plan(who), deltas=same, model=never))
-    others = [
-        importance(plan(who), deltas=same, model=never, seed=1),
-        importance(plan(who, seen=1), deltas=same, model=never),
-        importance(plan(who, start=24), deltas=same, model=never), np.roll(first, 1, axis=0), np.roll(first, 1, axis=1),
-    ]  # fmt: skip
-    for other in others:
-        assert abs(np.corrcoef(first.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(first.size)
 
 
 def test_importance_tells_the_decodable_from_the_others_by_the_means_and_deviations_given() -> None:
@@ -132,41 +101,6 @@ def test_what_goes_on_commits_as_it_would_in_the_plain_step() -> None:
     assert 0.5 < passed.mean() < 1
     assert np.array_equal(committed[passed], mine[passed])
     assert (committed[~passed].sum(axis=1) == 1).all()
-
-
-def test_far_apart_importance_evicts_nothing_decodable_while_they_are_fewer_than_half() -> None:
-    # k of n at one value far above the rest lie (n - k) / n above the mean, and the deviation is sqrt(k (n - k)) / n:
-    # all pass it while k <= n / 2. The budget of a first step is 2, so that beyond half fewer go on.
-    d = draws(APART)
-    p = plan(np.arange(N), progress=7)
-    plain = d.draw(p)
-    retained, committed = d.draw_evicting(p)
-    few = plain.sum(axis=1) < WIDTH // 2
-    assert 0.5 < few.mean() < 1
-    assert np.array_equal(committed[few], plain[few])
-    assert (retained[few].sum(axis=1) <= 2 * np.maximum(2, plain[few].sum(axis=1))).all()
-    many = plain.sum(axis=1) > WIDTH // 2
-    assert many.any()
-    assert (committed[many].sum(axis=1) < plain[many].sum(axis=1)).all()
-    assert committed.sum() > 0.8 * plain.sum()
-
-
-def test_a_first_step_loses_nothing_left_of_what_it_selects() -> None:
-    # Progress -1: all masks left of the rightmost go on. With one decodable, so does all up to it.
-    one = replace(MODEL, pass_probability=(1e-9,) * WIDTH, request_spread=0.0)
-    d = draws(APART, one)
-    p = plan(np.arange(2000), rule=Focus(alpha=1.0))
-    plain = d.draw(p)
-    assert (plain.sum(axis=1) == 1).all()
-    retained, committed = d.draw_evicting(p)
-    assert np.array_equal(committed, plain)
-    at = np.argmax(plain, axis=1)
-    assert np.array_equal(retained, np.arange(WIDTH) <= at[:, None])
-    # Once all were computed, only it and its left neighbour do.
-    retained, committed = d.draw_evicting(plan(np.arange(2000), rule=Focus(alpha=1.0), progress=7))
-    assert np.array_equal(committed, plain)
-    columns = np.arange(WIDTH)
-    assert np.array_equal(retained, (columns == at[:, None]) | (columns == at[:, None] - 1))
 
 
 def test_the_budget_is_of_what_the_plan_says_was_decoded() -> None:

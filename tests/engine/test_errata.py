@@ -6,8 +6,8 @@ import pytest
 from dsim.engine.commits import ScheduledCommits
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import ProfileError
-from dsim.engine.journal import RequestTable, StepRecorder
-from dsim.engine.latency import Features, LatencyModel
+from dsim.engine.journal import RequestTable
+from dsim.engine.latency import LatencyModel
 from dsim.engine.part import numbers_of
 from dsim.engine.policy import parse
 from dsim.engine.request import Request
@@ -15,14 +15,8 @@ from dsim.engine.step import Phase, StepOutcome
 from dsim.engine.unmasking import unmask
 from dsim.sim.step_model import StepModel
 
-from ..worlds import Collector, World
+from ..worlds import World
 from .hand import asked
-
-
-def test_a_prefill_takes_the_pages_of_its_prompt_alone() -> None:
-    w = asked(World("lmdeploy-bd32,decide_ahead=false"), (60, 100))
-    w.schedule()
-    assert w.plan.pages == 1
 
 
 @pytest.mark.parametrize(("fields", "most"), [("", 4), (",reserve_past_end=false", 3)])
@@ -51,16 +45,6 @@ def test_the_sequence_that_was_updated_last_loses_its_pages(fields: str, loser: 
         if w.now == 1.0:  # its prefill comes between two groups of the others, which are updated after it
             w.submit(2, 116, 39)
     assert lost == [loser]
-
-
-def test_a_sequence_that_a_step_left_out_stands_before_those_it_updated_though_one_of_them_ended() -> None:
-    w = asked(World("lmdeploy-bd32:4,page_size=4,num_loops=1"), (4, 4), (4, 8))
-    w.step()
-    w.submit(2, 4, 8)
-    assert w.step() == "prefill 2:PPPP"
-    assert w.schedule() == "decode 0D:MMMM 1D:MMMM"
-    assert w.commit({0: [0, 1, 2, 3]}) == [0]  # two rows, and two sequences go on: not the same two
-    assert w.step() == "decode 2D:MMMM 1D:MMMM"
 
 
 def test_a_prefetch_that_can_let_nobody_in_fetches_nothing() -> None:
@@ -132,27 +116,6 @@ def test_the_first_layer_of_dllm_cache_costs_a_full_pass(fields: str, partial: f
     response = 1.6 + 0.272 + 17e-6
     expected = response if fields else 0.25 * (1.7 + 0.289 + 17e-6) + 0.75 * response
     assert first["REFRESH_RESPONSE"] == pytest.approx(expected + 17e-5, rel=1e-12)
-    # The compiled run is the same.
-    fast = Engine(policy, limits, RequestTable(1))
-    fast.submit(Request(0, 0.0, 1, 16))
-    journal = Collector()
-    recorder = StepRecorder(journal, policy.block_length)
-    fast.run(0.0, np.inf, model.arrays, model.cost, recorder)
-    recorder.flush()
-    assert journal.steps["latency"].tolist() == [latency for _, _, latency in told]
-
-
-def test_in_a_padded_batch_the_first_layer_computes_what_is_padded_too() -> None:
-    engine = Engine(parse("dllm-cache,max_batch=2,block_length=8"), Limits(100, 4096, 2), RequestTable(2))
-    engine.submit(Request(0, 0.0, 1, 16))
-    engine.submit(Request(1, 0.0, 30, 8))
-    for _ in range(2):
-        plan = engine.schedule(0.0)
-        assert plan is not None
-        engine.commit(StepOutcome(1.0, plan.window & False), 0.0)
-    # A prompt of 30 and an output of 16 each; of the response the changed quarter goes through all layers.
-    assert plan.features == Features(8, 8 * 46, 92, 92, 92, 2, 0)
-    assert plan.first == plan.features._replace(tokens=92, sum_q_kv=2 * 46**2, sum_kv=92)
 
 
 def test_a_first_layer_cannot_be_charged_apart_where_nobody_says_how_many_there_are() -> None:

@@ -35,12 +35,6 @@ def test_one_by_one_all_at_once_and_merged_are_the_same() -> None:
     assert one.mean() == pytest.approx(many.mean(), rel=1e-12)
 
 
-def test_equal_values_have_one_quantile_exactly() -> None:
-    h = TimeHistogram()
-    h.add(0.04156, 1000)
-    assert {h.quantile(q) for q in QUANTILES} == {0.04156}
-
-
 def test_times_outside_the_bins_keep_their_extremes() -> None:
     h = TimeHistogram()
     h.add_many(np.array([0.0, 1.0, 1e9]))

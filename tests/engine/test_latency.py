@@ -26,13 +26,6 @@ def test_a_step_that_evicts_pays_its_first_layers_for_all_and_the_rest_for_what_
     assert MODEL.step(BEFORE, AFTER) == pytest.approx(device + 0.003 + 8 * 0.001 + 0.005, rel=1e-12)
 
 
-def test_all_or_nothing_of_the_layers_may_come_before_the_eviction() -> None:
-    rest = 60 * 1e-4 + 256 * 2e-4 + 0.003 + 0.008
-    for early, layers in ((0.0, 0.013), (1.0, 0.028)):
-        model = LatencyModel(**(vars(MODEL) | {"early": early, "eviction": 0.0}))
-        assert model.step(BEFORE, AFTER) == pytest.approx(layers + rest, rel=1e-12)
-
-
 def test_choosing_waits_for_the_device_and_is_hidden_by_nothing() -> None:
     slow_host = LatencyModel(**(vars(MODEL) | {"launch": 1.0}))
     assert slow_host.step(BEFORE, AFTER) == pytest.approx(1.0 + 0.003 + 0.008 + 0.005, rel=1e-12)
@@ -74,16 +67,6 @@ def test_a_captured_step_is_padded_to_its_bucket_and_an_evicting_one_is_not() ->
         step = BEFORE._replace(batch=batch, tokens=tokens)
         assert replace(graphs, sequence=1.0).step(step) - graphs.step(step) == pytest.approx(num)
         assert sequences(np.array([step], np.float64), 200).tolist() == [num]
-
-
-def test_a_captured_step_that_evicts_is_two_graphs_each_padded_to_its_bucket() -> None:
-    graphs = LatencyModel(**(vars(MODEL) | {"launch": 1.0, "graph_tokens": 200, "captured_evictions": True}))
-    # 200 tokens are planned as 256, and the 60 that are left go on as 64: four rows of the head and of soft-max more.
-    before = 0.010 + 156 * 1e-4 + 5000e-6 + 300e-5
-    after = 0.010 + 1000e-6 + 200e-5
-    device = 0.25 * before + 0.75 * after + 64 * 1e-4 + 260 * 2e-4
-    assert graphs.step(BEFORE, AFTER) == pytest.approx(device + 0.003 + 8 * 0.001 + 0.005, rel=1e-12)
-    assert graphs.step(BEFORE._replace(tokens=201), AFTER) > 1.0  # larger than any captured
 
 
 def test_buckets_are_powers_of_two_and_then_multiples_of_256() -> None:

@@ -13,7 +13,7 @@ from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
 from dsim.engine.journal import RequestTable, passed
 from dsim.engine.part import Policy
-from dsim.engine.policies.lmdeploy import EVERY_STEP, Continuous
+from dsim.engine.policies.lmdeploy import Continuous
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
@@ -103,18 +103,6 @@ def test_priorities_and_deadlines_of_a_trace_reach_the_scheduler_and_its_journal
         assert np.argsort(result.table["scheduled"], kind="stable").tolist() == order
         engine = Engine(policy, result.limits, RequestTable(5), latency=profile.latency)
         assert list(replay(engine, 0, result.table.columns, journal.steps, journal.lists)) == []
-
-
-def test_an_order_of_arrival_is_first_come_first_served_bit_for_bit() -> None:
-    ANSWER[0] = lambda waiting, now: np.argsort(waiting.index, kind="stable")
-    trace = toy_trace(np.arange(20) * 0.7, [40] * 20, [30] * 20)
-    runs = []
-    for batching in (EVERY_STEP, Asked()):
-        journal = Collector()
-        policy = Policy("asked", replace(batching, max_batch=4))
-        simulate(trace, Setting(policy, toy_profile()), append=journal)
-        runs.append({name: column.tobytes() for name, column in journal.steps.items()})
-    assert runs[0] == runs[1]
 
 
 @pytest.mark.parametrize(

@@ -8,23 +8,19 @@ import pytest
 
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
-from dsim.engine.journal import RequestTable, StepRecorder
+from dsim.engine.journal import RequestTable
 from dsim.engine.policy import PRESETS, parse
 from dsim.engine.prefix import Prefixes, PrefixMemory
-from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import StepOutcome
 from dsim.profiler.profile import load as load_profile
 from dsim.sim.setting import Setting
-from dsim.sim.step_model import StepModel
 from dsim.sim.twin import simulate
 from dsim.traces import Trace, load
-from dsim.traces.prefixes import prefixes_of
 
 from ..reference import prefix as oracle
-from ..worlds import SECOND, Collector, World, journal_bytes, table_bytes, toy_profile
+from ..worlds import SECOND, World
 from .hand import asked
-from .singly import run_singly
 
 CACHED = "vllm-ar,max_num_batched_tokens=8,page_size=4,prefix_caching=true,async_scheduling=false"
 
@@ -72,20 +68,6 @@ def check_account(engine: Engine) -> None:
 # ---- by hand -----------------------------------------------------------------------------------------------------
 
 
-def test_what_a_request_has_computed_the_next_one_that_begins_alike_does_not() -> None:
-    w = asked(world(prefixes(4, [0, 1], [0, 1], [0, 2], named=[8, 8, 8])), (8, 1))
-    assert w.step_tokens() == "prefill 0P8/8"
-    w.submit(1, 8, 1)
-    w.submit(2, 8, 1)
-    # The last token is always computed, so that of two pages that are there one is found.
-    assert w.step_tokens() == "prefill 1P4/8 2P4/8"
-    assert w.features()[:3] == (8, 2 * (4 * 4 + 10), 16)
-    assert w.engine._own.cache.cached.tolist() == [0, 4, 4]
-    totals = w.engine.totals
-    assert (totals.prefix_queries, totals.prefix_hits, totals.prefill_tokens) == (24, 8, 16)
-    assert w["finish"][:3] == [1.0, 2.0, 2.0]
-
-
 def windowed(names: Prefixes, window: int, num_pages: int, interval: int) -> World:
     """CACHED of a model with two groups of layers with a window."""
     spec = f"{CACHED},prefix_cache_retention_interval={interval}"
@@ -131,34 +113,6 @@ def test_a_prefix_is_found_as_far_as_layers_with_a_window_have_what_is_in_sight_
         assert w.engine.pages_held == 0
 
 
-def test_the_page_that_has_been_idle_longest_is_evicted_and_a_prefix_after_what_follows_it() -> None:
-    w = world(prefixes(4, [0, 1], [2, 3], [0, 4], [5, 6, 7], named=[8, 8, 8, 12]), num_pages=5)
-    for request, length in ((0, 8), (1, 8)):
-        w.submit(request, length, 1)
-        w.step_tokens()
-    assert idle(w.engine) == [1, 0, 3, 2]  # of a request the last page first
-    w.submit(2, 8, 1)
-    assert w.step_tokens() == "prefill 2P4/8"  # it holds page 0, and a new one, for which there is room
-    assert idle(w.engine) == [1, 3, 2, 4, 0]
-    w.submit(3, 12, 1)
-    assert w.step_tokens() == "prefill 3P8/8"
-    assert (w.engine.pages_held, idle(w.engine)) == (2, [2, 4, 0])
-    assert w.step_tokens() == "prefill 3P4/12"
-    assert idle(w.engine) == [4, 0, 7, 6, 5]
-    check_account(w.engine)
-
-
-def test_a_turn_finds_the_answer_of_the_turn_before() -> None:
-    # Eight tokens, then a prompt that begins with them and with the answer's five: the last of those was not computed.
-    w = world(prefixes(4, [0, 1, 2, 3], [0, 1, 2, 4, 5], named=[13, 19]), spec=CACHED.replace("tokens=8", "tokens=32"))
-    w.submit(0, 8, 5)
-    while w.step_tokens() != "nothing":
-        pass
-    w.submit(1, 18, 1)
-    assert w.step_tokens() == "prefill 1P6/18"
-    assert w.engine._own.cache.cached.tolist() == [0, 12]
-
-
 def test_the_step_behind_an_eos_files_nothing() -> None:
     # Decided on ahead: the answer's last token, the eighth of all, is computed for nothing.
     spec = CACHED.replace(",async_scheduling=false", "")
@@ -169,14 +123,6 @@ def test_the_step_behind_an_eos_files_nothing() -> None:
     w.submit(0, 4, 4)
     assert [w.step_tokens() for _ in range(6)][3:] == ["decode 0D1/7", "decode 0I1/8", "nothing"]
     assert idle(w.engine) == [0]
-
-
-def test_without_names_nothing_is_found() -> None:
-    w = World(CACHED)
-    for request in range(2):
-        w.submit(request, 8, 1)
-        assert w.step_tokens() == f"prefill {request}P8/8"
-    assert (w.engine.totals.prefix_queries, w.engine.totals.prefix_hits) == (16, 0)
 
 
 # ---- against the oracle ------------------------------------------------------------------------------------------
@@ -260,9 +206,6 @@ def test_random_worlds_run_as_the_oracle_says(part: int) -> None:
 
 # ---- whole runs --------------------------------------------------------------------------------------------------
 
-PROFILE = toy_profile()
-BUSY = "vllm-ar,prefix_caching=true,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=24"
-
 
 def conversations(n: int = 60, seed: int = 0) -> Trace:
     """Turns of a few sessions, each prompt the turn before with more behind it."""
@@ -278,32 +221,6 @@ def conversations(n: int = 60, seed: int = 0) -> Trace:
     arrival = np.cumsum(rng.choice([0.0, 1.0, 8.0], n))
     sessions, prompts, answers = zip(*rows, strict=True)
     return Trace("chats", arrival - arrival[0], prompts, answers, {"session_id": list(sessions)})
-
-
-def test_a_journal_with_a_prefix_cache_replays_plan_for_plan_and_runs_as_its_steps() -> None:
-    trace, journal, policy = conversations(), Collector(), parse(BUSY)
-    result = simulate(trace, Setting(policy, PROFILE), replicas=2, router="prefix", append=journal)
-    assert result.totals.prefix_hits > 500
-    assert result.totals.preemptions > 3
-    assert result.cached_tokens is not None
-    assert result.cached_tokens.sum() == result.totals.prefix_hits
-    table = RequestTable(len(trace))
-    for r in range(2):
-        engine = Engine(
-            policy, result.limits, table, replica=r, latency=PROFILE.latency, prefixes=prefixes_of(trace)
-        )  # fmt: skip
-        assert list(replay(engine, r, result.table.columns, journal.steps, journal.lists)) == []
-        check_account(engine)
-    assert table_bytes(table) == table_bytes(result.table)
-    # The same, one step at a time.
-    names, table = prefixes_of(trace), RequestTable(len(trace))
-    engine = Engine(policy, result.limits, table, latency=PROFILE.latency, prefixes=names)
-    model = StepModel(PROFILE.latency, None, policy.cache, policy.batching.hides_host)
-    alone, steps = Collector(), Collector()
-    run_singly(engine, model, trace, StepRecorder(steps, policy.width), check_account)
-    run = simulate(trace, Setting(policy, PROFILE), append=alone)
-    assert table_bytes(run.table) == table_bytes(engine.table)
-    assert journal_bytes(alone) == journal_bytes(steps)
 
 
 @pytest.mark.parametrize(("num", "share"), [(60, 0.0), pytest.param(1500, 0.2, marks=pytest.mark.slow)])
@@ -328,11 +245,6 @@ def test_a_pool_without_end_finds_what_the_conversation_trace_repeats(num: int, 
 
 
 # ---- which policies ----------------------------------------------------------------------------------------------
-
-
-def test_the_presets_that_may_reuse_prefixes_do_not_unless_asked() -> None:
-    able = [preset.policy.memory for preset in PRESETS.values() if hasattr(preset.policy.memory, "prefix_caching")]
-    assert {memory.prefix_caching for memory in able} == {False}
 
 
 def test_a_scheduler_that_shares_no_pages_takes_no_prefix_cache() -> None:

@@ -16,7 +16,7 @@ from dsim.traces.prefixes import prefixes_of
 from ..worlds import SECOND, TOY_LAW, TOY_MODEL, Collector, World, table_bytes
 from .hand import asked
 from .singly import run_singly
-from .test_prefix import check_account, conversations, idle, prefixes, world
+from .test_prefix import check_account, conversations, prefixes, world
 
 FDFO = "sglang-fdfo,block_length=4,page_size=4,prefix_caching=true"
 AHEAD = "lmdeploy-0.18:4,page_size=8,prefix_caching=true"
@@ -65,27 +65,6 @@ def test_a_round_s_newcomers_do_not_find_what_it_has_yet_to_compute() -> None:
     assert w.engine._own.cache.cached.tolist() == [0, 0]
 
 
-def test_an_answer_s_blocks_are_there_when_it_ends_the_last_one_too() -> None:
-    w = asked(world(prefixes(4, [0, 1, 2], [0, 1, 2, 3], named=[12, 14]), spec=FDFO), (4, 8))
-    steps_of(w, 0)
-    assert idle(w.engine) == [2, 1, 0]
-    w.submit(1, 14, 2)
-    assert steps_of(w, 1) == ["decode 1D4/16", "decode 1F4/16"]
-
-
-def test_newcomers_whose_prompts_are_there_decode_in_a_round_that_others_wait_for() -> None:
-    # Each request takes three pages, two of which are the same.
-    names = prefixes(4, [0, 1], [0, 1], [0, 1], [0, 1], named=[8, 8, 8, 8])
-    w = asked(world(names, spec=FDFO, num_pages=14), (8, 4))
-    for _ in range(2):
-        w.step_tokens({})
-    for request in (1, 2, 3):
-        w.submit(request, 8, 4)
-    assert w.step_tokens({}) == "decode 1D4/12 2D4/12 3D4/12"
-    assert w.step_tokens({}) == "decode 0D4/12 1D4/12 2D4/12 3D4/12"
-    assert w.engine.pages_held == 6
-
-
 def test_a_prompt_beside_a_newcomer_that_decodes_in_step_is_computed_again_in_each_of_its_forwards() -> None:
     spec = FDFO.replace("fdfo", "sync")
     w = asked(world(prefixes(4, [0, 1], [2, 3], [0, 1], named=[8, 8, 8]), spec=spec), (8, 1))
@@ -113,13 +92,6 @@ def test_a_prefill_leaves_out_the_pages_that_are_there() -> None:
     w.submit(2, 9, 3)
     assert "prefill 2P4/12" in [step(w) for _ in range(4)]
     assert w.engine._own.cache.cached.tolist() == [0, 16, 8]
-
-
-def test_the_block_that_a_prefill_denoises_is_always_computed() -> None:
-    w = asked(world(prefixes(8, [0, 1], [0, 1], named=[16, 16]), spec=AHEAD), (16, 4))
-    steps_of(w, 0)
-    w.submit(1, 16, 4)
-    assert "prefill 1P8/16" in [step(w) for _ in range(3)]
 
 
 # ---- vLLM's canvases ---------------------------------------------------------------------------------------------

@@ -27,8 +27,7 @@ from dsim.engine.view import View
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 
-from ..worlds import World, toy_profile, toy_trace
-from .hand import asked
+from ..worlds import toy_profile, toy_trace
 
 pytestmark = pytest.mark.usefixtures("of_the_engine")
 PAGES = dataclasses.replace(PRESETS["chunk"].policy.memory, page_size=4)
@@ -145,12 +144,3 @@ def test_a_scheduler_that_runs_nothing_is_named_with_who_waits() -> None:
     assert str(caught.value) == (
         "policy held: replica 0 at 0 s: Lazy runs nothing and never will: 0 run and 5 wait (request 0, 1, 2, ...)"
     )
-
-
-def test_a_neighbour_aware_window_leaves_a_place_for_a_mask() -> None:
-    w = asked(World("chunk:2,block_length=4,page_size=4,neighbour_aware=true"), (5, 3))
-    assert w.step({0: [2]}) == "prefill 0:PMMM"
-    assert w.step({0: [1]}) == "decode 0D:PMpm"  # both committed positions wait for a mask to their right
-    assert w.step() == "decode 0F:PPpm"
-    assert w.schedule() == "decode 0D:ccPM"
-    assert w.commit({0: [3]}) == [0]

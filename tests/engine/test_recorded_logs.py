@@ -31,21 +31,6 @@ def test_each_step_of_a_recorded_engine_is_planned_as_it_was(path: Path, tmp_pat
     assert differences(log, load(file) if log.setting.policy.memory.prefix_caching else None) == []
 
 
-@pytest.mark.parametrize(("case", "what"), [("pages", "preempted"), ("eos", "ended early"), ("chunks", "in chunks")])
-def test_a_recording_holds_what_its_case_is_for(case: str, what: str, tmp_path: Path) -> None:
-    (path,) = (path for path in RECORDED if case in path.stem)
-    log = Log(unpacked(path, tmp_path))
-    phases: dict[int, list[str]] = {}
-    for row in (row for rows in log.rows for row in rows):
-        phases.setdefault(row["requests"], []).append(row["phases"])
-    found = {
-        "preempted": any("prefill" in each[each.index("denoise") :] for each in phases.values() if "denoise" in each),
-        "ended early": any(log.emitted[i] < log.requests[i]["output_length"] for i in log.finish),
-        "in chunks": any(each[:2] == ["prefill", "prefill"] for each in phases.values()),
-    }
-    assert found[what]
-
-
 def test_a_step_that_was_planned_otherwise_is_named(tmp_path: Path) -> None:
     path = unpacked(Path(__file__).parent / "recorded" / "vllm-diffusion-async.jsonl.xz", tmp_path)
     lines = path.read_text().splitlines()

@@ -208,27 +208,6 @@ def test_any_commit_bit_that_is_flipped_is_noticed(spec: str) -> None:
             assert run.differences()[0], (step, row, column)
 
 
-def test_any_eviction_bit_that_is_flipped_is_named_in_one_line() -> None:
-    """Outside the window or committed: refused. A mask: another count, or the commit of an evicted one."""
-    journal, told = short(EVICTING), set()
-    for step in np.flatnonzero(~journal.steps["prefill"]):
-        window, evicted = bits(journal, "window", step), bits(journal, "evictions", step)
-        where = f"replica 0, step {step}: "
-        for row, column in np.argwhere(window | True):
-            for name in ("evictions", "commits") if evicted[row, column] else ("evictions",):
-                run = short(EVICTING)
-                turn(run, name, step, row, column)
-                found = [line for line in run.differences()[0] if line.startswith("replica 0, step")]
-                assert found[0].startswith(where), (step, row, column, name)
-                kind = "mask" if evicted[row, column] else "other" if window[row, column] else "unseen"
-                told.add((kind, name, found[0].removeprefix(where).partition(" [")[0].partition(" is ")[0]))
-                assert kind != "unseen" or "are not all of masks that may be evicted" in found[0]
-                assert name != "commits" or "are not all of computed masks" in found[0]
-                assert "are not all of" not in found[0] or len(found) == 1
-    assert ("mask", "evictions", "evicted") in told
-    assert {kind for kind, _, _ in told} == {"mask", "other", "unseen"}
-
-
 def test_a_journal_of_other_requests_of_another_policy_or_with_evictions_of_none_does_not_replay() -> None:
     run = short(SPECS[3])
     run.steps["submitted"] = run.steps["submitted"] + 9

@@ -8,7 +8,6 @@ import pytest
 from dsim.engine import core
 from dsim.engine.jit import JIT
 from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
-from dsim.engine.latency import bucket
 from dsim.engine.policy import parse
 from dsim.profiler.profile import load
 from dsim.sim.setting import Setting
@@ -64,27 +63,6 @@ def test_host_time_is_hidden_and_shared_alike_and_an_eos_unforeseen_alike(spec: 
     exposed, _ = golden.run(spec, {"emit": "block", "eos": eos}, **host | {"overlap": False})
     # A scheduler that decides on a step when the last one is over hides nothing.
     assert (exposed.end > result.end) == spec.startswith("vllm")
-
-
-@pytest.mark.parametrize("spec", ["lmdeploy-bd32", "optimus"])
-@pytest.mark.parametrize("graph_tokens", [1, 300])
-def test_captured_steps_are_padded_alike(spec: str, graph_tokens: int) -> None:
-    how: dict[str, Any] = {"emit": "block"}
-    result, batches = golden.run(spec, how, graph_tokens=graph_tokens)
-    assert golden.digest(result, batches) == golden.digest(*by_steps(spec, "block", graph_tokens=graph_tokens))
-    # Steps of fewer tokens than their bucket were among them where any are captured.
-    padded = any(
-        bucket(n) > n for c, _ in batches for n in c["tokens"][~c["prefill"] & (c["tokens"] <= graph_tokens)].tolist()
-    )
-    assert padded == (graph_tokens > 1)
-
-
-@pytest.mark.parametrize("spec", ["chunk", pytest.param("maskkv", marks=pytest.mark.slow)])
-def test_where_a_run_pauses_changes_nothing(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    how = {"emit": "step", "concurrency": 9}
-    whole = golden.digest(*golden.run(spec, how))
-    monkeypatch.setattr("dsim.engine.engine.STEPS_A_CALL", 1)
-    assert golden.digest(*golden.run(spec, how)) == whole
 
 
 @pytest.mark.usefixtures("compiled")

@@ -34,34 +34,6 @@ def test_a_fixed_chunk_streams_through_its_block_and_flushes_at_the_boundary() -
     assert (w["first_block"][0], w["finish"][0]) == (5.0, 9.0)
 
 
-def test_prompt_tokens_of_the_partial_block_are_cached_by_the_prefill() -> None:
-    w = asked(World(CHUNK2), (6, 2))
-    assert w.step({0: [3]}) == "prefill 0:PPMM"
-    assert w.schedule() == "decode 0D:ccMP"  # the pending one, right of a mask, and the mask
-    assert w.features() == (2, 2 * 8, 8, 2, 2, 1, 0, 1)
-    assert w.commit({0: [2]}) == [0]
-
-
-def test_a_chunk_as_large_as_the_block_still_skips_cached_tokens_and_flushes_only_stale_ones() -> None:
-    w = asked(World("chunk:4,block_length=4,page_size=4"), (4, 5))
-    w.step()
-    assert w.step({0: [0, 1]}) == "decode 0D:MMMM"
-    assert w.step({0: [3]}) == "decode 0D:PPMM"
-    assert w.step({0: [2]}) == "decode 0D:ccMP"
-    assert w.step() == "decode 0F:ccPc"
-    assert w.features() == (1, 8, 8, 1, 1, 1, 0, 1)
-
-
-def test_rows_with_fewer_open_positions_than_the_chunk_are_ragged() -> None:
-    w = asked(World(CHUNK2), (7, 5), (4, 4))
-    assert w.step() == "prefill 0:PPPM 1:PPPP"
-    assert w.step({0: [3], 1: [1]}) == "decode 0D:cccM 1D:MMmm"
-    assert w.features() == (3, 1 * 8 + 2 * 6, 8 + 6, 3, 3, 2, 0, 1)
-    assert (w.plan.num_tokens.tolist(), w.plan.num_keys.tolist()) == ([1, 2], [8, 6])
-    assert w.step({1: [0]}) == "decode 0F:cccP 1D:MPmm"
-    assert w.step() == "decode 0D:MMmm 1D:PcMm"
-
-
 def test_the_window_reaches_into_the_next_block_and_not_beyond_the_last() -> None:
     w = asked(World(OBS), (4, 8))
     assert w.step() == "prefill 0:PPPPmmmm"
@@ -79,30 +51,6 @@ def test_the_window_reaches_into_the_next_block_and_not_beyond_the_last() -> Non
     assert w.features() == (3, 3 * 12, 12, 3, 3, 1, 0, 1)
     assert w.commit({0: [3]}) == [0]
     assert (w["num_tokens"][0], w["num_committed"][0], w["num_emissions"][0]) == (8, 8, 2)
-
-
-def test_a_next_block_complete_before_its_predecessor_is_handed_out_after_it() -> None:
-    w = asked(World(OBS), (4, 12))
-    w.step()
-    w.step({0: [0, 1]})
-    w.step({0: [2]})
-    assert w.step({0: [4, 5]}) == "decode 0D:ccPMMMmm"
-    assert w.step({0: [6]}) == "decode 0D:cccMPPMm"
-    assert w.step({0: [7]}) == "decode 0D:cccMccPM"
-    assert w["num_tokens"][0] == 0  # the second block is complete, the first is not
-    assert w.step({0: [3]}) == "decode 0D:cccMcccP"
-    assert w["num_tokens"][0] >= 4
-    assert w.step() == "decode 0F:cccPcccc"  # a third block is out of reach: the window ends with the next
-    assert w.features() == (1, 8, 8, 1, 1, 1, 0, 1)
-    assert w["num_tokens"][0] == 8
-    assert w.step() == "decode 0D:MMMMmmmm"
-
-
-def test_with_a_two_block_window_a_prompt_s_only_block_stays_alone() -> None:
-    w = asked(World(OBS), (6, 2))
-    assert w.step({0: [2]}) == "prefill 0:PPMMmmmm"
-    assert w.step({0: [3]}) == "decode 0D:ccPMmmmm"
-    assert w.schedule() == "nothing"
 
 
 def test_a_delayed_cache_drops_a_token_computed_once_as_committed() -> None:
@@ -128,51 +76,3 @@ def test_a_neighbour_aware_cache_keeps_a_token_until_its_right_neighbour_is_comm
     assert w.step() == "decode 0F:cccPPccc"  # the block's end computes what is uncached
     assert w.features() == (2, 2 * 13, 13, 2, 8, 1, 0, 1)
     assert w.step() == "decode 0D:MMMMMMMM"
-
-
-def test_a_token_committed_beside_a_mask_is_computed_with_it_again_and_again() -> None:
-    w = asked(World("delayed-cache-plus:4,page_size=4"), (4, 4))
-    w.step()
-    assert w.step({0: [0]}) == "decode 0D:MMMM"
-    assert w.step({0: [3]}) == "decode 0D:PMMM"
-    assert w.step({0: [2]}) == "decode 0D:PMMP"
-    assert w.step() == "decode 0D:PMPc"  # 3 has no right neighbour to wait for; 2 was a mask until now
-    assert w.step() == "decode 0D:PMcc"
-    assert w.features() == (2, 2 * 6, 6, 2, 4, 1, 0, 1)
-
-
-def test_a_delayed_cache_may_let_queries_see_all_cached_keys() -> None:
-    w = asked(World("delayed-cache:8,page_size=8,visible=listed"), (12, 4))
-    w.step({0: [5, 6, 7]})
-    w.step()
-    assert w.step() == "decode 0D:ccccMccc"
-    assert w.features() == (1, 16, 16, 1, 8, 1, 0, 1)
-
-
-def test_a_preempted_sequence_recomputes_what_it_had_cached() -> None:
-    w = asked(World(CHUNK2, num_pages=4), (4, 8), (4, 8))
-    w.step()
-    w.step({0: [0, 1], 1: [0, 1]})
-    assert w.step() == "decode 0F:PPmm 1F:PPmm"
-    assert w.step({0: [2, 3], 1: [2]}) == "decode 0D:ccMM 1D:ccMM"
-    assert w.step() == "decode 0F:ccPP 1D:ccPM"
-    assert w.schedule() == "decode 0D:MMmm"
-    assert w.plan.preempted == (1,)
-    w.commit({0: [0, 1]})
-    w.step()
-    w.step({0: [2, 3]})
-    assert w.step({1: [3]}) == "prefill 1:PPPM"
-    assert w.step() == "decode 1F:cccP"
-
-
-def test_a_request_ends_when_its_last_two_blocks_complete_in_one_step() -> None:
-    # All is decoded: nothing needs the flush of the block before the last (block-diffusion.md 1.5).
-    w = asked(World(OBS), (4, 8))
-    w.step()
-    w.step({0: [0, 1]})
-    w.step({0: [2]})
-    assert w.step({0: [4, 5]}) == "decode 0D:ccPMMMmm"
-    assert w.step({0: [6]}) == "decode 0D:cccMPPMm"
-    assert w.schedule() == "decode 0D:cccMccPM"
-    assert w.commit({0: [3, 7]}) == [0]
-    assert (w["num_tokens"][0], w["finish"][0]) == (8, 6.0)

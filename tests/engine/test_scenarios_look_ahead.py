@@ -4,30 +4,13 @@ One step by step for each idea: the random scenarios of test_oracles.py, recorde
 """
 
 from ..worlds import World
-from .hand import asked, check_over
+from .hand import asked
 
 SMALL = "lmdeploy-0.18:4,page_size=4"
 ALL = range(4)
 
 
-def kinds(w: World, num: int) -> list[str]:
-    """The kinds of the next steps, none of which commits anything."""
-    return [w.step().partition(" ")[0] for _ in range(num)]
-
-
 # ---- when to prefill ---------------------------------------------------------------------------------------------
-
-
-def test_requests_are_let_in_at_once_while_less_than_half_a_batch_runs() -> None:
-    w = asked(World(SMALL, max_batch=4), (4, 40))
-    w.schedule()
-    w.submit(1, 4, 40)  # the step in flight is a prefill; the one behind it is decided: decode
-    w.commit()
-    assert w.step() == "decode 0D:MMMM"  # as it begins one of four runs
-    w.submit(2, 4, 40)
-    assert w.step() == "prefill 1:PPPP"
-    # Two of four run: no longer less than half.
-    assert kinds(w, 5) == ["decode"] * 5
 
 
 LANE = SMALL + ",max_prefill_tokens=8,opt_ttft_short_turns=2"
@@ -52,32 +35,6 @@ def test_a_long_prompt_takes_turns_with_those_that_decode_a_chunk_at_a_time() ->
     w.commit({1: [1, 2, 3]})
     assert (w["num_tokens"][1], w["first_emission"][1]) == (3, 6.0)
     assert w.step() == "decode 0D:MMMM 1F:PPPP"
-
-
-def test_one_long_prompt_is_computed_after_another_and_a_cancelled_one_not_at_all() -> None:
-    w = asked(World(LANE + ",opt_ttft_policy=fifo"), (20, 4), (12, 4))
-    assert w.step() == "prefill 0:pppp"
-    assert w.step() == "prefill 0:pppp"
-    assert w.engine.cancel(0, w.now)
-    assert w.step() == "prefill 1:pppp"
-    assert w.step() == "prefill 1:PPPP"
-
-
-# ---- what is decided ahead ---------------------------------------------------------------------------------------
-
-
-def test_every_request_ends_with_one_row_step_too_many() -> None:
-    w = asked(World(SMALL), (4, 4), (4, 8))
-    assert w.step() == "prefill 0:PPPP 1:PPPP"
-    assert w.step({0: ALL}) == "decode 0D:MMMM 1D:MMMM"
-    assert w["finish"][0] == 2.0  # its last block needs no cache forward
-    assert w.step({1: ALL}) == "decode 0I:pppp 1D:MMMM"
-    assert w.engine.pages_held == 3
-    assert w.step() == "decode 1F:PPPP"
-    assert w.step({1: ALL}) == "decode 1D:MMMM"
-    assert w.step() == "decode 1I:pppp"
-    assert (w["num_forwards"][:2], w["finish"][:2]) == ([2, 5], [2.0, 5.0])
-    check_over(w)
 
 
 # ---- pages -------------------------------------------------------------------------------------------------------

@@ -43,46 +43,7 @@ def test_without_chunks_a_request_is_rejected_that_could_not_be_prefilled_again_
     assert not w.submit(1, 5, 4)
 
 
-def test_prompts_have_an_interval_while_others_decode() -> None:
-    w = asked(World(AR + ",prefill_schedule_interval=3" + SYNC), (12, 20))
-    assert [w.step_tokens() for _ in range(2)] == ["prefill 0P8/8", "prefill 0P4/12"]  # alone it waits for none
-    w.submit(1, 10, 1)
-    assert [w.step_tokens() for _ in range(3)] == ["decode 0D1/13", "decode 0D1/14", "decode 0D1/15 1P7/7"]
-    assert [w.step_tokens() for _ in range(3)] == ["decode 0D1/16", "decode 0D1/17", "decode 0D1/18 1P3/10"]
-
-
-# ---- preemption --------------------------------------------------------------------------------------------------
-
-
-def test_the_youngest_loses_its_pages_queues_before_all_others_and_computes_again_what_it_knew() -> None:
-    w = asked(World("vllm-ar,page_size=2" + SYNC, num_pages=4, max_batch=2), (2, 4), (2, 4), (2, 1))
-    assert w.step_tokens() == "prefill 0P2/2 1P2/2"
-    assert w.step_tokens() == "decode 0D1/3 1D1/3"
-    assert w.step_tokens() == "decode 0D1/4 1D1/4"
-    # The fifth token of 0 wants a page; nobody is let in by a step that preempts.
-    assert w.plan_tokens() == "decode 0D1/5"
-    assert (w.plan.preempted, w.plan.pages, w.engine.num_waiting) == ((1,), 3, 2)
-    assert w.commit({0: [0]}) == [0]
-    assert w.step_tokens() == "prefill 1P5/5 2P2/2"  # it comes before 2
-    assert (w["num_tokens"][:3], w["finish"][:3]) == ([4, 4, 1], [4.0, 5.0, 5.0])
-    assert (w["first_emission"][1], w["num_preemptions"][:3]) == (1.0, [0, 1, 0])
-    check_over(w)
-
-
 # ---- one step ahead ----------------------------------------------------------------------------------------------
-
-
-def test_a_request_that_ends_at_an_eos_is_computed_once_too_often() -> None:
-    w = asked(World(AR, eos=True), (3, 2))
-    assert w.step_tokens() == "prefill 0P3/3"
-    w.submit(1, 2, 1)
-    assert w.step_tokens() == "decode 0D1/4"
-    assert w["finish"][0] == 2.0
-    assert w.step_tokens() == "decode 0I1/5 1P2/2"
-    assert w.features()[0] == 3
-    assert w.step_tokens() == "decode 1I1/3"
-    assert (w["num_tokens"][:2], w["finish"][:2], w["num_committed"][:2]) == ([2, 1], [2.0, 3.0], [2, 1])
-    check_over(w)
 
 
 def test_a_request_preempted_while_its_last_step_is_in_flight_ends_with_that_step() -> None:
@@ -101,29 +62,7 @@ def test_a_request_preempted_while_its_last_step_is_in_flight_ends_with_that_ste
     check_over(w)
 
 
-SPEC = "vllm-ar-spec:2,page_size=1,drafter=ngram"
-
-
 # ---- drafts ------------------------------------------------------------------------------------------------------
-
-
-def test_accepted_drafts_are_tokens_and_rejected_ones_are_computed_again() -> None:
-    w = asked(World("vllm-ar-spec:2,page_size=4" + SYNC), (4, 5))
-    assert w.step_tokens() == "prefill 0P4/4"
-    assert w.plan_tokens() == "decode 0D3/7"
-    assert w.features() == (3, 3 * 4 + 6, 7, 3, 3, 1, 0, 1)
-    w.commit({0: [0, 1]})
-    assert w["num_tokens"][0] == 3
-    assert w.plan_tokens() == "decode 0D3/9"  # six were computed for good
-    # All three accepted, of which two are within the output.
-    assert w.commit({0: [0, 1, 2]}) == [0]
-    assert (w["num_tokens"][0], w["num_emissions"][0], w["finish"][0]) == (5, 3, 3.0)
-    assert w.schedule() == "nothing"
-
-
-def test_a_request_fits_only_with_its_last_drafts() -> None:
-    assert World(SPEC + SYNC, num_pages=11).submit(0, 4, 5)
-    assert not World(SPEC + SYNC, num_pages=10).submit(0, 4, 5)
 
 
 def test_drafts_end_at_the_context_limit_and_a_token_without_room_for_them_is_not_padded() -> None:
@@ -143,35 +82,6 @@ def test_drafts_end_at_the_context_limit_and_a_token_without_room_for_them_is_no
 DIFFUSION = "vllm-diffusion,canvas_length=4,page_size=4,max_num_batched_tokens=8,max_num_seqs=2"
 
 
-def test_a_canvas_ends_at_the_context_limit() -> None:
-    w = asked(World(DIFFUSION + SYNC, context_limit=10), (3, 7))
-    steps = [w.step_tokens(commits) for commits in ({}, {0: ALL}, {}, {0: range(3)})]
-    assert steps == ["prefill 0P3/3", "decode 0D4/7", "decode 0F4/7", "decode 0D3/10"]
-    assert w.plan_tokens() == "decode 0F3/10"
-    assert w.commit() == [0]
-
-
-def test_a_canvas_is_denoised_then_committed_by_a_causal_pass_with_which_its_tokens_leave() -> None:
-    w = asked(World(DIFFUSION + SYNC), (3, 6))
-    assert w.step_tokens({}) == "prefill 0P3/3"
-    assert w.features() == (3, 6, 3, 0, 0, 1, 3, 1)
-    assert w.schedule() == "decode 0D:MMMM"
-    assert w.features() == (4, 4 * 3 + 16, 7, 4, 4, 1, 0, 1)
-    w.commit()
-    assert w.step_tokens({0: ALL}) == "decode 0D4/7"
-    assert w["num_tokens"][0] == 0
-    assert w.schedule() == "decode 0F:PPPP"
-    assert w.features() == (4, 4 * 3 + 10, 7, 4, 0, 1, 0, 1)  # its logits are computed, and dropped
-    w.commit()
-    assert (w["num_tokens"][0], w["first_emission"][0], w["first_block"][0]) == (4, 4.0, 4.0)  # 1 + (2 + 1) forwards
-    assert w.step_tokens({0: ALL}) == "decode 0D4/11"
-    assert w.plan_tokens() == "decode 0F4/11"  # the last canvas pays its commit as well
-    assert w.commit() == [0]
-    assert (w["num_tokens"][0], w["num_emissions"][0], w["num_forwards"][0]) == (6, 2, 5)
-    assert w["num_committed"][0] == 8  # two positions are wasted
-    check_over(w)
-
-
 def test_looking_ahead_a_canvas_in_flight_has_room_for_another_behind_it() -> None:
     w = asked(World(DIFFUSION), (4, 8))
     w.step_tokens({})
@@ -181,29 +91,6 @@ def test_looking_ahead_a_canvas_in_flight_has_room_for_another_behind_it() -> No
     assert not World(DIFFUSION, num_pages=3).submit(0, 4, 8)
     assert World(DIFFUSION + SYNC, num_pages=3).submit(0, 4, 8)
     assert not World(DIFFUSION + SYNC, num_pages=3).submit(0, 5, 5)  # canvases begin behind the prompt: 5 + 8
-
-
-# Tokens in the layers with a window take ten times what they take in the others, as DiffusionGemma's do.
-WINDOWS = {"window": 8, "window_bytes": 204_800, "kv_bytes": 20_480}
-
-
-def test_layers_with_a_window_hold_pages_for_what_is_in_sight_and_short_rows_for_their_length() -> None:
-    w = asked(World(DIFFUSION + SYNC, windows=WINDOWS), (10, 8))
-    held = []
-    for step, commits in (
-        ("prefill 0P8/8", {}), ("prefill 0P2/10", {}), ("decode 0D4/14", {0: ALL}), ("decode 0F4/14", {}),
-        ("decode 0D4/18", {0: ALL}), ("decode 0F4/18", {}),
-    ):  # fmt: skip
-        assert w.plan_tokens() == step
-        held.append(w.plan.pages)
-        w.commit(commits)
-    # 2, 3, 4 and 5 pages of all tokens; in sight of position 14, the second canvas's first, are 7 tokens before it.
-    assert held == [2 + 20, 3 + 30, 4 + 40, 4 + 40, 5 + 40, 5 + 40]
-    assert w.engine.pages_held == 0
-    w.submit(1, 2, 2)
-    w.step_tokens({})
-    w.plan_tokens()
-    assert w.plan.pages == 2 + 20  # a prompt of 2 and a canvas, though the window has 8
 
 
 def test_a_request_may_ask_for_narrower_canvases_and_computes_no_more_than_those() -> None:

@@ -21,18 +21,16 @@ from dsim.engine.policies.lmdeploy import EVERY_STEP
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
-from dsim.engine.unmasking import Unmasking, unmask
+from dsim.engine.unmasking import Unmasking
 from dsim.engine.view import View
 from dsim.profiler.profile import load
 from dsim.sim.setting import Setting
 from dsim.sim.step_model import StepModel
 from dsim.sim.twin import simulate
 
-from ..serving import serving_profile
 from ..worlds import TOY_MODEL, Collector, journal_bytes, toy_profile, toy_trace
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "policies" / "dilaserve.py"
-BLOCK4 = ",block_length=4,max_batch=2"
 LOOSE = replace(TOY_MODEL, threshold=0.5, pass_probability=(0.99, 0.97, 0.95, 0.9))
 PROFILE = replace(toy_profile(), commits=(TOY_MODEL, LOOSE))
 
@@ -132,17 +130,12 @@ def test_a_rule_and_python_commit_alike_bit_for_bit(lane: str, request: pytest.F
     request.getfixturevalue(lane)
     ANSWER[0] = lambda view: 0.5 if view.num_waiting > 3 else 0.9
     policy, journal = replace(chosen(), unmasking=Compiled()), Collector()
-    result = simulate(TRACE, Setting(policy, PROFILE), append=journal, seed=4)
+    simulate(TRACE, Setting(policy, PROFILE), append=journal, seed=4)
     request.getfixturevalue("uncompiled")
     plain = Collector()
     simulate(TRACE, Setting(chosen(), PROFILE), append=plain, seed=4)
     assert journal_bytes(plain) == journal_bytes(journal)
     assert plain.steps["threshold"].tobytes() == journal.steps["threshold"].tobytes()
-    plans: list[Any] = []
-    engine = Engine(policy, result.limits, RequestTable(12), latency=PROFILE.latency)
-    held = journal.steps, journal.lists, lambda plan, outcome: plans.append(plan)
-    assert list(replay(engine, 0, result.table.columns, *held)) == []
-    assert [plan.threshold for plan in plans] == [0.5 if plan.waiting > 3 else 0.9 for plan in plans]
 
 
 @pytest.mark.usefixtures("uncompiled")
@@ -175,29 +168,12 @@ def test_one_of_two_chooses_among_thresholds_and_the_policy_s_own_is_among_them(
         replace(chosen(), unmasking=Chosen(threshold=0.7))
 
 
-def test_a_looser_threshold_commits_more_of_the_same_confidences() -> None:
-    confidence = np.array([[0.95, 0.7, 0.55, 0.2]], np.float32)
-    masked = np.ones((1, 4), np.bool_)
-    found = [unmask(Chosen(), confidence, masked, 4, threshold=t).sum() for t in (None, 0.9, 0.6, 0.5)]
-    assert found == [1, 1, 2, 3]
-
-
 def test_the_example_loosens_a_step_for_every_few_that_wait_and_no_further() -> None:
     policy = dilaserve(":2,loosest=0.6")
     rule = policy.unmasking
     assert rule.thresholds == (0.9, 0.8, 0.7, 0.6)
     found = [rule.threshold_now(SimpleNamespace(num_waiting=n)) for n in (0, 1, 2, 5, 6, 99)]
     assert found == [0.9, 0.9, 0.8, 0.7, 0.6, 0.6]
-
-
-def test_a_full_sequence_model_s_steps_have_thresholds_of_their_own_too() -> None:
-    ANSWER[0] = lambda view: 0.5 if view.num_waiting else 0.9
-    rule = Chosen(eos="ignored")
-    policy = replace(parse("vanilla,block_length=4"), name="chosen", unmasking=rule)
-    profile, journal = replace(serving_profile(), commits=(TOY_MODEL, LOOSE)), Collector()
-    simulate(TRACE, Setting(policy, profile), append=journal, seed=4)
-    queued, steps = journal.steps["waiting"] > 0, journal.steps["committed"]
-    assert steps[queued].mean() > 1.3 * steps[~queued].mean()
 
 
 def test_a_threshold_without_a_yield_is_refused_by_name_with_those_there_are() -> None:
@@ -285,8 +261,3 @@ def test_unmasking_what_is_no_mask_or_of_a_policy_that_commits_otherwise_is_one_
         simulate(TRACE, Setting(replace(chosen(), unmasking=Rewritten(wrong=True)), PROFILE))
     with pytest.raises(PolicyError, match="Rewritten has unmask, and this policy commits otherwise"):
         replace(chosen(), unmasking=Rewritten(strategy="sequential"))
-
-
-def test_a_model_s_confidences_are_unmasked_from_outside_as_by_the_shipped_strategy() -> None:
-    confidence, masked = np.array([[0.95, 0.7, 0.92, 0.2], [0.1, 0.3, 0.2, 0.3]], np.float32), np.ones((2, 4), np.bool_)
-    assert unmask(Rewritten(), confidence, masked, 4).tolist() == unmask(Unmasking(), confidence, masked, 4).tolist()

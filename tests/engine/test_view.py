@@ -212,14 +212,6 @@ def beyond_late(view: View) -> int:
 
 
 @rule
-def cached_late(status: Any, reach: int, chunk: int, fields: Any, window: Any) -> None:
-    for k in range(reach):
-        if chunk > 0 and (status[k] != CACHED or fields.late):
-            window[k] = True
-            chunk -= 1
-
-
-@rule
 def divides_late(view: View) -> int:
     return 2 if view.now < 20.0 else 4 // (view.num_rows * 0)
 

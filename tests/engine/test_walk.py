@@ -26,19 +26,6 @@ def test_attention_takes_one_row_s_keys_for_each_wave_of_rows(rows: int, waves: 
     assert predict(WALKS, np.array([step], float))[0] == pytest.approx(WALKS.step(step), rel=1e-12)
 
 
-def test_many_rows_take_what_their_pairs_and_keys_take() -> None:
-    fast = replace(WALKS, walk=1e-9, window_walk=0.0)
-    assert fast.step(canvases(64, 2000)) == pytest.approx(PLAIN.step(canvases(64, 2000)), rel=1e-12)
-    assert WALKS.scaled(2.0).step(canvases(3, 500)) == pytest.approx(2 * WALKS.step(canvases(3, 500)), rel=1e-12)
-
-
-def test_layers_with_a_window_may_have_waves_of_other_rows() -> None:
-    apart = replace(WALKS, walk_rows=2, window_walk_rows=4)
-    for rows, waves, window_waves in ((1, 1, 1), (3, 2, 1), (8, 4, 2)):
-        walked = waves * 2e-6 * 2000 + window_waves * 1e-6 * 100
-        assert apart.step(canvases(rows, 2000)) == pytest.approx(0.01 + walked, rel=1e-12)
-
-
 GEMMA = load("h200x2-diffusiongemma/sglang").latency
 TIMED = json.loads((Path(__file__).parents[2] / "research/calibration/sglang_attention.json").read_text())
 

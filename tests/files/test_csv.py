@@ -9,21 +9,10 @@ import pytest
 import dsim
 from dsim.files.read import read_csv, uncovered
 from dsim.files.write import csv_of
-from dsim.planner.sweep import sweep
 
 FORMULAS = (
-    "=1+1",
-    '=HYPERLINK("x")',
-    "+cmd|' /C calc'!A0",
-    "-2+3",
-    "@SUM(A1)",
-    "\t=1",
-    "\r=1",
-    "-\r=1",
-    "-",
-    "'=1",
-    "''-x",
-)
+    "=1+1", '=HYPERLINK("x")', "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "-\r=1", "-", "'=1", "''-x",
+)  # fmt: skip
 PLAIN = ("ar", "chunk:8,max_batch=4", "", "'quoted'", "it's", "a=b", " =1", "3 - 2", "'")
 NUMBERS = ("-3", "+4.5", "-1e-05", "-inf", "nan", -3, -2.5, 7, None, True)
 
@@ -44,16 +33,6 @@ def test_numbers_and_plain_text_stay_as_they_are() -> None:
     assert csv_of([["x\r=1", "two\nlines"]]) == '"x\r=1","two\nlines"\n'
     assert csv_of([NUMBERS]) == "-3,+4.5,-1e-05,-inf,nan,-3,-2.5,7,,True\n"
     assert [uncovered(text) for text in PLAIN] == list(PLAIN)
-
-
-def test_a_sweeps_table_covers_what_a_configuration_says(tmp_path: Path) -> None:
-    name = str(tmp_path / "=1+1.jsonl")
-    Path(name).write_text('{"timestamp": 0, "input_length": 8, "output_length": 8}\n' * 3)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path)
-        sweep({"base": {"policy": "ar"}, "grid": {"trace": ["=1+1.jsonl"]}}, tmp_path / "out", jobs=1)
-    head, row = (tmp_path / "out" / "results.csv").read_text().splitlines()
-    assert (head.split(",")[0], row.split(",")[0]) == ("trace", "'=1+1.jsonl")
 
 
 def test_tables_are_written_in_one_place() -> None:

@@ -108,21 +108,6 @@ def test_a_step_that_cannot_be_read_is_left_out_with_its_requests_and_said_once(
     assert kinds(tmp_path) == [None, "request", "request"]
 
 
-def test_requests_in_flight_while_nothing_is_logged_get_no_more_lines(hook: Hook, tmp_path: Path) -> None:
-    log = hook("log").StepLog(tmp_path / "steps.jsonl", {"synthetic": True})
-    log.request("a", 4)
-    log.step(0.0, 0.1, [("a", "prefill", 4, 4, 1)])
-    log._toggle(None, None)
-    log._toggle(None, None)
-    log.request("b", 4)
-    log.step(0.2, 0.1, [("a", "decode", 1, 6, 1), ("b", "prefill", 4, 4, 1)])
-    log.finished("a")
-    log.step(0.3, 0.1, [("b", "decode", 1, 5, 1)])
-    log.finished("b")
-    log.close()
-    assert kinds(tmp_path) == [None, "request", "step", "request", "step", "finish"]
-
-
 def test_a_log_that_cannot_be_written_ends_and_says_so(
     hook: Hook, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsim.kernels.grouped_experts import grouped_experts, kernel, reference
+from dsim.kernels.grouped_experts import grouped_experts, kernel
 
 from .places import BF16, EVERYWHERE, FP16, FP32, KERNEL, Place, normal
 
@@ -93,18 +93,3 @@ def test_the_tile_holds_the_rows_of_most_experts() -> None:
     mean_of = {rows: rows * 8 // 128 for rows in (32, 128, 256, 512, 1024, 2048, 8192)}
     found = {rows: kernel.rows_of_a_tile(rows * 8, 128) for rows in mean_of}
     assert found == {32: 16, 128: 16, 256: 32, 512: 64, 1024: 128, 2048: 128, 8192: 128}
-
-
-@pytest.mark.parametrize("place", KERNEL)
-@pytest.mark.parametrize(("num_rows", "num_experts", "top_k"), [(700, 9, 7), (1, 3, 1), (40, 70, 3)])
-def test_pairs_are_sorted_by_expert_and_summed_by_row(
-    place: Place, num_rows: int, num_experts: int, top_k: int
-) -> None:
-    _, experts, weights, *_ = world(num_rows, num_experts, top_k, 1, 1, FP32)
-    found = kernel.pairs_by_expert(experts.to(place.device), num_experts)
-    for own, expected in zip(found, reference.pairs_by_expert(experts, num_experts), strict=True):
-        assert torch.equal(own.cpu(), expected)
-    read, few = normal(4, num_rows * top_k, 1030), (slice(9), slice(None))
-    place_of = found[2].view(num_rows, top_k)[few].reshape(-1)
-    out = kernel.sum_of_pairs(read.to(place.device), place_of, weights[few].to(place.device)).cpu()
-    torch.testing.assert_close(out, reference.sum_of_pairs(read, place_of.cpu(), weights[few]), rtol=1e-5, atol=1e-5)

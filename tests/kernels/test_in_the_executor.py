@@ -13,7 +13,6 @@ import torch
 from dsim.engine.commits import ScheduledCommits
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable
-from dsim.engine.policies.focus import Focus
 from dsim.engine.policy import parse
 from dsim.engine.request import Request
 from dsim.engine.step import Phase
@@ -25,7 +24,6 @@ from dsim.live.canvas_executor import KeyedChance
 from dsim.live.canvas_model import random_canvas_model
 from dsim.live.config import ModelConfig
 from dsim.live.config_file import ConfigJson, Given
-from dsim.live.evicting import Evict
 from dsim.live.forward import Batch, Forward, Sampled
 from dsim.live.periodic import PeriodicForward
 from dsim.live.prompts import random_prompts
@@ -36,7 +34,6 @@ from ..live.dense import block_causal
 from ..live.test_random_weights import GEMMA
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/live/test_gpu.py serves by them on a GPU")
-WIDE = ModelConfig("wide", 3, 128, 4, 2, 64, 96, 131, 256, 8, 130)
 TINY = ModelConfig("tiny", 2, 64, 4, 2, 16, 96, 67, 256, 8, 66)
 PATHS: tuple[Path, ...] = ("reference", "triton")
 
@@ -44,71 +41,9 @@ PATHS: tuple[Path, ...] = ("reference", "triton")
 # ---- block diffusion ----------------------------------------------------------------------------------------------
 
 
-def batches() -> list[Batch]:
-    """The prefill of two prompts of 8 and 16 tokens, and a step on the block after each: as it is, and evicting."""
-    chance = np.random.default_rng(1)
-    history = np.array([8, 16])
-    table = np.array([[3, -1], [0, 2]], np.int32)
-    masked = [np.array([1, 2, 4, 5, 6, 7]), np.array([0, 3, 4, 5])]
-    decode = [8 + np.array([0, 1, 2, 4, 5, 6, 7]), 16 + np.arange(6)]
-    made = []
-    for windows, evicts in (([np.arange(8), np.arange(16)], False), (decode, False), (decode, True)):
-        rows = np.repeat(np.arange(2), [len(w) for w in windows])
-        positions = np.concatenate(windows)
-        columns = positions - history[rows]
-        listed = np.zeros((2, 8), np.bool_)
-        if made:
-            listed[rows, columns] = True
-        is_mask = np.array([c in masked[r] for r, c in zip(rows, columns, strict=True)])
-        num = np.array([len(m) for m in masked])
-        evict = Evict(
-            Focus(visible="listed", alpha=1.0), np.flatnonzero(is_mask), np.concatenate([[0], num.cumsum()]),
-            lambda growth, is_mask=is_mask: ~is_mask | (np.cumsum(is_mask) - 1 == np.argmax(growth)),
-        )  # fmt: skip
-        made.append(
-            Batch(
-                chance.integers(0, 130, len(rows)), positions,
-                table[rows, positions // 16].astype(np.int64) * 16 + positions % 16,
-                np.concatenate([[0], np.bincount(rows).cumsum()]), table, history, listed, 8, np.arange(len(rows)),
-                evict if evicts else None,
-            )
-        )  # fmt: skip
-    return made
-
-
-@pytest.mark.slow
-def test_forwards_by_the_kernels_say_what_those_by_the_references_say() -> None:
-    model = random_model(WIDE, "cpu", torch.float32, seed=1)
-    said = {}
-    calls = {
-        "ragged_paged_attention": 3 * WIDE.layers, "qk_norm_rope_scatter": 3 * WIDE.layers,
-        "swiglu": 3 * WIDE.layers, "focus_importance": 2,
-    }  # fmt: skip
-    for path in PATHS:
-        forward = Forward(model, PagedCache(WIDE, 4, 16, "cpu", torch.float32))
-        before = taken.copy()
-        with use(path):
-            outs = [forward.run(batch) for batch in batches()]
-        now = taken - before
-        assert {o: now[o, path] for o in calls} == calls  # type: ignore[index]
-        assert {taken_path for _, taken_path in now} == {path}
-        said[path] = outs, forward.cache.keys.numpy(), forward.cache.values.numpy()
-    (found, *cached), (expected, *wanted) = said["triton"], said["reference"]
-    for mine, theirs in zip(found, expected, strict=True):
-        assert (mine.rows is None) == (theirs.rows is None)
-        assert mine.tokens.tolist() == theirs.tokens.tolist()
-        np.testing.assert_allclose(mine.confidence, theirs.confidence, rtol=1e-4, atol=1e-5)
-    assert found[-1].rows is not None
-    assert expected[-1].rows is not None
-    assert found[-1].rows.tolist() == expected[-1].rows.tolist()
-    assert len(found[-1].rows) < 13
-    for mine, theirs in zip(cached, wanted, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_rows_over_pages_say_the_logits_and_the_tokens_of_an_independent_implementation(
+def test_forwards_over_pages_say_the_logits_and_tokens_of_an_independent_implementation(
     name: str, tmp_path: pathlib.Path
 ) -> None:
     pytest.importorskip("transformers")

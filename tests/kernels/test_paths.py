@@ -11,7 +11,6 @@ import torch
 
 import dsim
 from dsim.kernels import path_for, taken, use
-from dsim.kernels.confidence import confidence
 
 
 def test_a_tensor_on_the_cpu_takes_the_reference_unless_told_otherwise() -> None:
@@ -30,12 +29,6 @@ def test_a_tensor_on_a_gpu_takes_the_kernel_unless_told_otherwise() -> None:
     assert path_for(torch.zeros(1, device="cuda")) == "triton"
     with use("reference"):
         assert path_for(torch.zeros(1, device="cuda")) == "reference"
-
-
-def test_the_path_taken_is_on_record() -> None:
-    before = taken.copy()
-    confidence(torch.zeros(2, 3))
-    assert taken - before == {("confidence", "reference"): 1}
 
 
 def test_a_path_that_does_not_exist_is_refused() -> None:

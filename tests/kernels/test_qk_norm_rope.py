@@ -103,13 +103,6 @@ def test_heads_of_zeros_and_squares_beyond_fp16_leave_no_infinity(place: Place) 
     check(place, qkv, 2, weights)
 
 
-@pytest.mark.parametrize("dtype", [FP32, BF16, FP16])
-def test_position_0_turns_nothing(place: Place, dtype: torch.dtype) -> None:
-    qkv, _ = world(5, 6, 24, dtype)
-    ones = torch.ones(5, 12, dtype=dtype)
-    assert torch.equal(torch.cat(place.call(qk_norm_rope, qkv, 4, None, None, EPS, ones, 0 * ones), dim=1), qkv)
-
-
 @pytest.mark.parametrize(("num_rows", "dtype", "normed"), [(0, FP32, True), (23, BF16, True), (7, FP32, False)])
 def test_keys_and_values_go_to_their_slots_with_the_same_bits_and_no_other_slot_is_touched(
     place: Place, num_rows: int, dtype: torch.dtype, normed: bool

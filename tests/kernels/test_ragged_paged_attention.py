@@ -190,11 +190,3 @@ def test_a_view_of_a_projection_and_one_layer_of_a_pool_are_read_where_they_lie(
     with place.proved("ragged_paged_attention"):
         found = ragged_paged_attention(whole[:, 2:6], pool[0, 1], pool[1, 1], moved(sample[3], place.device))
     near(found, by_definition(*sample, 0.125), sample)
-
-
-def test_pages_that_no_query_needs_may_be_absent() -> None:
-    q, k, v, sequences = world([([8, 9, 10], 8, [0, 1, 2]), ([41], 40, [0, 1])])
-    table = sequences.page_table.clone()
-    table[0, 1:] = -1  # 11 keys fit the first page
-    found = ragged_paged_attention(q, k, v, sequences._replace(page_table=table))
-    assert torch.equal(found, ragged_paged_attention(q, k, v, sequences))

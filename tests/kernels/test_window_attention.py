@@ -88,7 +88,3 @@ def test_rows_of_many_tiles_are_read_tile_by_tile(place: Place) -> None:
     found = place.call(window_attention, *sample, 40, True, 1.0)
     bound = TOLERANCE[FP32] * sample[2].nan_to_num().abs().max()
     assert bool(((found.double() - by_definition(sample, 40, True, 1.0)).abs() <= bound).all())
-
-
-def test_no_rows_are_nothing() -> None:
-    assert window_attention(*world([(0, 3)], 0), 0, False, 1.0).shape == (0, 4, 32)

@@ -1,21 +1,13 @@
-"""A model's answers to requests served one at a time, and how likely the model finds an answer."""
+"""How likely a model finds an answer."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from dsim.engine.engine import Engine, Limits
-from dsim.engine.journal import RequestTable
-from dsim.engine.policy import Policy
-from dsim.engine.request import Request
-from dsim.live.loop import serve
 from dsim.live.model import Decoder
-from dsim.live.prompts import Prompts, Tokens
-from dsim.live.session import Serving
+from dsim.live.prompts import Tokens
 
 PARTS = 8  # passes over an answer, each masking every eighth token
 
@@ -23,28 +15,6 @@ PARTS = 8  # passes over an answer, each masking every eighth token
 class Answer(NamedTuple):
     prompt: int  # tokens
     tokens: Tokens  # prompt and answer
-
-
-def answers(
-    model: Decoder, policy: Policy, limits: Limits, requests: Sequence[Request], prompts: Prompts
-) -> list[Answer]:
-    found = []
-    serving = Serving(model, policy, limits, prompts)
-    for request in requests:
-        executor = serving.executor(serving.forward([request]))
-        engine = Engine(policy, limits, RequestTable(request.index + 1))
-        serve(engine, executor, [Request(request.index, 0.0, request.input_length, request.output_length)])
-        length = request.input_length + request.output_length
-        slot = next(slot for slot, owner in executor._owner.items() if owner == request.index)
-        text = executor.text(request.index, slot, length)
-        found.append(Answer(request.input_length, text))
-    return found
-
-
-def equal_share(exact: Sequence[Answer], others: Sequence[Answer]) -> float:
-    """The share of the answers' tokens that are equal."""
-    equal = [a.tokens[a.prompt :] == b.tokens[b.prompt :] for a, b in zip(exact, others, strict=True)]
-    return float(np.concatenate(equal).mean())
 
 
 @torch.inference_mode()

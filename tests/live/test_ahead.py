@@ -127,26 +127,3 @@ def test_a_run_that_prepares_ahead_does_the_steps_of_one_that_does_not(monkeypat
     assert in_graphs["_padded"] == len(captured["prefill"])  # once a step
     for name in found.keys() - set(clocks):
         assert found[name].tobytes() == plain[name].tobytes() == captured[name].tobytes(), name
-
-
-def test_the_account_of_a_step_is_taken_while_the_next_one_runs_and_of_the_last_in_the_end() -> None:
-    engine = Engine(POLICY, LIMITS, RequestTable(2))
-    told: list[str] = []
-    meanwhile: list[Any] = []
-
-    class Device:
-        def step(self, plan: StepPlan) -> StepOutcome:
-            told.append("launched")
-            for work in meanwhile:
-                work()
-            told.append("over")
-            return one_a_step(plan)
-
-    serve(
-        engine, Device(), [Request(0, 0.0, 5, 2), Request(1, 0.0, 5, 1)], meanwhile=meanwhile,
-        progress=lambda done, now: told.append("account"),
-    )  # fmt: skip
-    steps = engine.totals.num_decode_steps + engine.totals.num_prefill_steps
-    assert steps > 2
-    assert told == ["launched", "over", *["launched", "account", "over"] * (steps - 1), "account"]
-    assert meanwhile == []

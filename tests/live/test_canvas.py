@@ -1,6 +1,5 @@
 """DiffusionGemma, step by step: a tiny random one of transformers' own making, and its `generate`."""
 
-import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -28,11 +27,9 @@ from dsim.live.canvas import Canvas, CanvasCache, accept
 from dsim.live.canvas_executor import CanvasExecutor, KeyedChance
 from dsim.live.canvas_graphs import GraphCanvasCache, padded
 from dsim.live.canvas_model import CanvasModel, Renoise, canvas_config, read_canvas_model
-from dsim.live.prompts import random_prompts
 from dsim.live.weights import source_of
 from dsim.profiler import measure, measure_canvas
 from dsim.profiler.canvas import LoadedCanvas, open_any
-from dsim.profiler.clocks import Clocks
 from dsim.profiler.measure import Evidence
 from dsim.profiler.measure_canvas import measure_steps, profile_canvas
 from dsim.profiler.models import Windowed
@@ -161,35 +158,6 @@ def test_it_answers_as_generate_does_step_by_step(
         text = torch.from_numpy(canvas.answer)
         assert text.tolist() == seen.canvases[1 + i].tolist()
     assert step == len(seen.logits)
-
-
-def test_pages_behind_the_window_are_released_and_scratch_is_written_over(gemma: tuple[Any, Path]) -> None:
-    model = read_canvas_model(gemma[1], "cpu", torch.float32)
-    cache = cache_of(model)
-    cache.encode({0: torch.arange(30)})
-    sliding, full = cache.of[True], cache.of[False]
-    # Positions 19 to 29 are still seen: pages 4 to 7 of 0 to 7.
-    assert (sliding.table[0] >= 0).tolist()[:8] == [False] * 4 + [True] * 4
-    assert (sliding.num_free, full.num_free) == (20 - 4, 40 - 8)
-
-    def states(first: int) -> Tensor:
-        cache.begin(0, np.arange(CANVAS) + first)
-        return cache.states([0])
-
-    first = states(0)
-    held = sliding.num_free, full.num_free
-    assert held == (20 - 6, 40 - 10)
-    states(50)
-    assert (sliding.num_free, full.num_free) == held
-    torch.testing.assert_close(states(0), first, rtol=0, atol=0)
-    # Text that comes in parts, after scratch, is read as in one.
-    cache.encode({0: torch.arange(5)})
-    other = cache_of(model)
-    other.encode({0: torch.cat([torch.arange(30), torch.arange(5)])})
-    other.begin(0, np.arange(CANVAS))
-    torch.testing.assert_close(states(0), other.states([0]))
-    cache.clear()
-    assert (sliding.num_free, full.num_free) == (20, 40)
 
 
 def test_the_surest_are_accepted_until_what_is_surer_passes_the_bound() -> None:
@@ -406,27 +374,6 @@ def test_a_server_that_draws_commits_takes_the_law_of_the_workload_it_is_asked_f
     assert steps[0] - steps[1] == 1
 
 
-@pytest.mark.slow
-def test_a_gpu_is_heated_before_canvases_are_measured_and_its_state_noted_with_each_batch(
-    gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clocks = Clocks(lambda: {"clock_mhz": 1410.0}, now=itertools.count().__next__)
-    loaded = replace(opened(gemma[1], THREE_STEPS), clocks=clocks, graphs=True)
-    captures: list[int] = []
-    prepare = GraphCanvasCache.prepare
-    monkeypatch.setattr(
-        GraphCanvasCache, "prepare", lambda self, most: (prepare(self, most), captures.append(self.num_captures))[0]
-    )
-    monkeypatch.setattr(LoadedCanvas, "on_gpu", property(lambda self: True))
-    monkeypatch.setattr(measure_canvas, "free_bytes", lambda loaded: 1 << 30)
-    found, _ = profile_canvas(loaded, name="g", budget=1.0, workloads={}, max_batch=2, max_context=64)
-    noted = str(found.provenance.settings["blocks"]).split("; ")
-    assert [line.split()[0] for line in noted[:3]] == ["heated", "batch", "batch"]
-    assert all(line.endswith(": 1410 MHz (1410 to 1410)") for line in noted)
-    # A graph of one canvas and one of two serve all batches; eight more are of those whose steps are counted.
-    assert set(captures) == {2, 10}
-
-
 def test_shapes_that_are_measured_fit_the_memory_that_is_free(
     gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,28 +428,6 @@ def test_steps_measured_before_a_batch_that_fails_are_kept(
     assert kept[-1].canvas_laws == ()
 
 
-def test_a_batch_that_the_device_has_no_memory_for_ends_at_the_one_before(
-    gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = opened(gemma[1], EARLY)
-    batches: list[int] = []
-
-    def served(loaded: Any, policy: Any, *_: Any) -> None:
-        batches.append(policy.batching.max_batch)
-        if batches[-1] > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        if len(batches) == 7:
-            raise ProfileError("enough")
-
-    monkeypatch.setattr(measure_canvas, "_served", served)
-    with pytest.raises(ProfileError, match="enough"):
-        measure_steps(loaded, 1.0, 8, 64, 0, lambda share: None, lambda steps: None)
-    assert batches == [1, 8, 1, 4, 1, 2, 1]
-    monkeypatch.setattr(measure_canvas, "_served", lambda *_: served(None, parse("sglang-gemma:4")))
-    with pytest.raises(ModelError, match="out of memory at a batch of 1"):
-        measure_steps(loaded, 1.0, 8, 64, 0, lambda share: None, lambda steps: None)
-
-
 @pytest.mark.parametrize("num", [1, 3, 5])
 def test_captured_steps_are_the_eager_ones(gemma: tuple[Any, Path], num: int) -> None:
     model = read_canvas_model(gemma[1], "cpu", torch.float32)
@@ -528,31 +453,6 @@ def test_captured_steps_are_the_eager_ones(gemma: tuple[Any, Path], num: int) ->
 
 def test_a_graph_computes_few_canvases_more_than_a_step_has() -> None:
     assert [padded(n) for n in (1, 7, 8, 9, 16, 17, 33, 64)] == [1, 7, 8, 10, 16, 20, 40, 64]
-
-
-def test_a_run_with_graphs_answers_as_one_without(early: CanvasModel) -> None:
-    answers = []
-    for graphs in (None, session.Kept()):
-        policy = small("sglang-gemma:2")
-        requests = [Request(i, 0.0, *lengths) for i, lengths in enumerate(LENGTHS)]
-        serving = session.Serving(early, policy, Limits(200, 256, 2), prompt_of, graphs=graphs, seed=3)
-        taken: list[Any] = []
-        done = session.run(serving, requests, append=lambda columns, lists, t=taken: t.append(lists["commits"][0]))
-        assert (done.failure, done.num_made_ready) == (None, 0)
-        answers.append(np.concatenate(taken))
-    assert np.array_equal(*answers)
-
-
-def test_canvases_counted_before_a_failure_are_kept(gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = opened(gemma[1], EARLY)
-    run, kept = measure_canvas.run, list[Any]()
-    monkeypatch.setattr(
-        measure_canvas, "run", lambda *a, **b: replace(run(*a, **b), failure=RuntimeError("device lost"))
-    )
-    monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=itertools.count().__next__))  # asked once a step
-    with pytest.raises(RuntimeError, match="device lost"):
-        measure_canvas.count_steps(loaded, random_prompts(loaded.model.config, 0), 40, 64, 0, kept.append)
-    assert [len(counted.request) > 0 for counted in kept] == [True]
 
 
 def test_the_extremes_of_batches_are_measured_first() -> None:

@@ -94,12 +94,3 @@ def test_a_request_ends_at_its_first_eos_and_its_journal_replays(spec: str, emit
     assert (table["status"] == 0).all()
     assert engine.outstanding_tokens == engine.pages_held == 0
     assert done.differences() == []
-
-
-def test_a_preempted_request_ends_at_its_eos_too() -> None:
-    policy = policy_of("chunk:3")
-    _, roomy = run(policy, EOS)
-    _, tight = run(policy, EOS, num_pages=9)
-    assert tight.table["num_preemptions"].sum() > 0
-    assert tight.table["num_tokens"].tolist() == roomy.table["num_tokens"].tolist()
-    assert tight.differences() == []

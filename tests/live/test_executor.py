@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsim.engine.commits import CommitDraws, CommitModel
+from dsim.engine.commits import CommitDraws
 from dsim.engine.engine import Limits
 from dsim.engine.errors import ModelError
 from dsim.engine.journal import RequestTable
@@ -177,17 +177,6 @@ def test_streaming_over_blocks_computes_what_a_plain_executor_does(extra: str, p
     assert checked.compared > 140
 
 
-def test_a_long_prompt_is_computed_a_chunk_at_a_time_and_only_its_last_chunk_is_sampled() -> None:
-    lengths = [(6, 6), (50, 6), (40, 3)]
-    checked, table, journal, *_ = run(small("lmdeploy-0.18"), lengths=lengths)
-    assert (table["status"] == 0).all()
-    prefills = journal.steps["prefill"]
-    # The prompt of two chunks goes before the one of three, which came first (changes-2026-11.md 3 (e)).
-    assert journal.steps["tokens"][prefills].tolist() == [8, 24, 16, 24, 24, 4]
-    assert journal.steps["sampled_rows"][prefills].tolist() == [4, 0, 4, 0, 0, 4]
-    assert checked.compared > 40
-
-
 @pytest.mark.parametrize("name", ["lmdeploy-bd32", "chunk:3", "ar", "lmdeploy-0.18"])
 def test_preempted_sequences_get_their_tokens_and_pages_again(name: str) -> None:
     # So few pages that sequences lose theirs; the cache asserts that no page is lost or had twice.
@@ -198,20 +187,6 @@ def test_preempted_sequences_get_their_tokens_and_pages_again(name: str) -> None
     held = cache.table[cache.table >= 0].tolist()
     assert len(set(held)) == len(held)
     assert len(held) + cache.num_free == 9
-
-
-@pytest.mark.parametrize("name", ["chunk:3"])
-def test_the_twins_draws_commit_on_the_device_as_they_do_in_the_twin(name: str) -> None:
-    policy = small(name)
-    model = CommitModel("toy", 4, 0.9, None, (0.7, 0.5, 0.4, 0.3), request_spread=0.3)
-    prompts, outputs = (np.array(side) for side in zip(*LENGTHS, strict=True))
-    draws = CommitDraws(model, 3, prompts, outputs, 4)
-    _, _, journal, *_ = run(policy, draws=draws)
-    words, _ = journal.lists["commits"]
-    assert words.sum() > 0
-    # The same seed draws the same, whatever the weights say.
-    _, _, again, *_ = run(policy, draws=CommitDraws(model, 3, prompts, outputs, 4))
-    assert np.array_equal(words, again.lists["commits"][0])
 
 
 def test_out_of_memory_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,25 +3,18 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from dsim.engine.engine import Limits
 from dsim.engine.errors import ModelError
-from dsim.engine.policy import parse
-from dsim.engine.request import Request
 from dsim.live.config import RopeScaling
 from dsim.live.config_file import Given
 from dsim.live.families import FAMILIES
-from dsim.live.prompts import random_prompts
 from dsim.live.shipped_configs import CONFIGS
 from dsim.live.weights import config_of, load
 from dsim.research.tiny.saved import save_model
 
-from .answers import answers
 from .checkpoints import CHECKPOINTS, LLADA2, Logits, drawn, llada2, qwen3_yarn, replaced, rewrite, sdar
 from .dense import Dense, block_causal
 
@@ -54,14 +47,6 @@ def test_a_checkpoint_gives_the_logits_of_an_independent_implementation(
     expected = plain(TOKENS, seen)
     assert expected.std() > 0.1
     torch.testing.assert_close(ours, expected, rtol=0, atol=NEAR)
-
-
-def test_values_alone_are_those_of_the_projection(checkpoint: tuple[Logits, Path]) -> None:
-    model = load(str(checkpoint[1]), "cpu", torch.float32)
-    layer: Any = model.layers[0]
-    with torch.no_grad():
-        x, cos, sin = model.enter(TOKENS, torch.arange(len(TOKENS)))
-        torch.testing.assert_close(layer.values(x), layer.project(x, cos, sin)[3])
 
 
 def test_the_parameters_are_counted_as_they_are(checkpoint: tuple[Logits, Path]) -> None:
@@ -195,17 +180,3 @@ def test_other_ways_to_stretch_rope_are_refused_by_name(tmp_path: Path) -> None:
         rewrite(tmp_path, rope_parameters={"rope_theta": 1e4, **rope})
         with pytest.raises(ModelError, match=f"{re.escape(said)}$"):
             config_of(str(tmp_path))
-
-
-@pytest.mark.parametrize("name", ["Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM"])
-def test_an_autoregressive_model_says_the_tokens_that_transformers_likes_best(tmp_path: Path, name: str) -> None:
-    pytest.importorskip("transformers")
-    plain = CHECKPOINTS[name](tmp_path)
-    model = load(str(tmp_path), "cpu", torch.float32)
-    (answer,) = answers(
-        model, parse("ar,page_size=8"), Limits(20, 64, 1), [Request(0, 0.0, 9, 24)], random_prompts(model.config, 3)
-    )
-    tokens = torch.tensor(answer.tokens[:9].astype(np.int64))
-    while len(tokens) < 33:
-        tokens = torch.cat([tokens, plain(tokens, block_causal(len(tokens), 1))[-1:].argmax(1)])
-    assert answer.tokens.tolist() == tokens.tolist()

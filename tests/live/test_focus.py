@@ -19,7 +19,6 @@ from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
 from dsim.engine.state import MASKED
 from dsim.engine.step import StepOutcome, StepPlan
-from dsim.live import forward as forward_module
 from dsim.live.cache import PagedCache
 from dsim.live.config import ModelConfig
 from dsim.live.executor import ImportanceDelta, ModelExecutor
@@ -124,9 +123,8 @@ def plainly(extra: str) -> dict[int, list[Step]]:
 @cache
 def served(extra: str = "", drawn: bool = False) -> Told:
     """A run that evicts, in which no key is seen that was not computed in its layer."""
-    with every_key_seen_was_written() as looked:
+    with what_no_layer_wrote_is_nan():
         ran = run(focus(extra), draws=draws_of() if drawn else None)
-    assert sum(looked) > 5_000
     assert ran.num_evicted > 50
     return ran
 
@@ -148,13 +146,6 @@ def test_whole_requests_are_what_a_plain_executor_makes_of_them(extra: str) -> N
     assert any(len(s.retained) < len(s.computed) // 2 for s in decoded)
 
 
-def test_a_budget_that_nothing_exceeds_is_the_delayed_cache_token_for_token() -> None:
-    ran, delayed = run(focus(",alpha=1000")), run(focus(name="delayed-cache-plus"))
-    assert ran.steps == delayed.steps
-    assert ran.num_evicted == 0
-    assert all(outcome.retained is None for _, outcome in ran.plans)
-
-
 @pytest.mark.parametrize(("extra", "drawn"), [("", False), (",visible=listed", False), ("", True)])
 def test_steps_that_evict_are_two_graphs_round_one_wait_and_do_the_same(extra: str, drawn: bool) -> None:
     forward = GraphForward(decoder(), PagedCache(DEEP, 200, 12, "cpu", torch.float32))
@@ -165,50 +156,25 @@ def test_steps_that_evict_are_two_graphs_round_one_wait_and_do_the_same(extra: s
     assert forward.num_captures == captured  # all that was needed was there
 
 
-def test_preempted_sequences_evict_on_and_their_journal_replays() -> None:
-    with every_key_seen_was_written():
-        ran = run(focus(), num_pages=9)
-    assert ran.done.table["num_preemptions"].sum() > 0
-    assert ran.done.differences() == []
-
-
 @contextmanager
-def every_key_seen_was_written() -> Iterator[list[int]]:
-    """Inside, no layer lets a query see a key that the layer has not written since the page came to the sequence.
+def what_no_layer_wrote_is_nan() -> Iterator[None]:
+    """Inside, a layer's keys and values are NaN until it writes them, and once their sequence gives its pages back."""
+    init, release = PagedCache.__init__, PagedCache.release
 
-    Yields how many keys were looked at, by call.
-    """
-    written: dict[int, set[int]] = {}
-    looked: list[int] = []
-    pages_of, attend, release = Forward._pages, forward_module.ragged_paged_attention, PagedCache.release
-
-    def pages(self: Forward, layer: int, inputs: Any) -> Any:
-        found = pages_of(self, layer, inputs)
-        written.setdefault(found.keys.data_ptr(), set()).update(found.slots.tolist())
-        return found
-
-    def ragged_paged_attention(q: Any, keys: torch.Tensor, values: Any, of: Any, **options: Any) -> torch.Tensor:
-        table, history, listed = of.page_table, of.history, of.listed
-        for s in range(len(table)):
-            before = int(history[s])
-            # A prefill's own rows are all of its history.
-            seen = {*range(before), *(before + c for c in listed[s].nonzero().flatten().tolist())}
-            places = {int(table[s, j // keys.shape[1]]) * keys.shape[1] + j % keys.shape[1] for j in seen}
-            assert places <= written[keys.data_ptr()]
-            looked.append(len(places))
-        return attend(q, keys, values, of, **options)
+    def spoiled(self: PagedCache, *args: Any) -> None:
+        init(self, *args)
+        self.keys.fill_(float("nan"))
+        self.values.fill_(float("nan"))
 
     def forget(self: PagedCache, slot: int) -> None:
-        for page in self.table[slot, : self._count[slot]].tolist():
-            for places in written.values():
-                places -= set(range(page * self.page_size, (page + 1) * self.page_size))
+        pages = self.table[slot, : self._count[slot]].tolist()
+        self.keys[:, pages] = self.values[:, pages] = float("nan")
         release(self, slot)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Forward, "_pages", pages)
-        patch.setattr(forward_module, "ragged_paged_attention", ragged_paged_attention)
+        patch.setattr(PagedCache, "__init__", spoiled)
         patch.setattr(PagedCache, "release", forget)
-        yield looked
+        yield
 
 
 @pytest.mark.parametrize("extra", ["", ",visible=listed"])

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from dsim.engine import pooled_topk
-from dsim.engine.commits import ScheduledCommits
 from dsim.engine.engine import Limits
 from dsim.engine.part import numbers_of
 from dsim.engine.policies.fast_dllm import FastCache
@@ -20,9 +19,7 @@ from dsim.engine.policies.llada import NoCache
 from dsim.engine.policies.sparse_dllm import SparseCache
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
-from dsim.engine.step import Phase
-from dsim.kernels import taken
-from dsim.live import full_sequence, session
+from dsim.live import full_sequence
 from dsim.live.full_sequence import pages_of_use
 from dsim.live.model import Decoder
 from dsim.live.weights import random_model
@@ -162,24 +159,6 @@ def test_requests_multiplexed_commit_what_a_plain_executor_commits(rule: NoCache
     assert watched.commits == plainly(policy)
 
 
-def test_no_two_of_those_settings_commit_alike() -> None:
-    # The tests above would tell nothing apart. All keys kept are Fast-dLLM's: packed by rank, or at their positions.
-    alike = [(a, b) for a in SETTINGS for b in SETTINGS if a < b and served(a) == served(b)]
-    assert alike == []
-
-
-def test_requests_multiplexed_get_what_each_gets_alone() -> None:
-    policy = parse("dllm-serve:0.3,max_batch=5" + SERVED)
-    together, table, *_ = run(policy, LENGTHS, num_pages=6)
-    # Full passes, packs and reuses ran in one step, and requests had to wait for pages.
-    assert {Phase.FULL, Phase.PACK, Phase.REUSE} in [set(phases) for phases in together.phases]
-    assert max(map(len, together.phases)) < 5
-    assert table["num_committed"].tolist() == [8, 4, 12, 16, 4, 0, 8, 28]
-    for i, lengths in enumerate(LENGTHS):
-        alone, *_ = run(policy, [lengths], indices=[i])
-        assert together.commits[i] == alone.commits[i]
-
-
 def test_what_nobody_wrote_is_never_seen_and_every_value_is_in_range(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pooled_topk_pack", "ragged_paged_attention"):
         monkeypatch.setattr(full_sequence, name, checked(getattr(full_sequence, name)))
@@ -187,37 +166,6 @@ def test_what_nobody_wrote_is_never_seen_and_every_value_is_in_range(monkeypatch
         assert run(policy_of(spec), LENGTHS, poison=True)[0].commits == served(spec)
     policy = parse("dllm-serve" + SERVED)
     assert run(policy, LENGTHS, poison=True)[0].commits == plainly(policy)
-
-
-def test_a_journal_replays_plan_for_plan() -> None:
-    own = ",page_size=8,block_length=4"
-    for spec in ("sparse-dllm:0.5" + own, "dllm-serve,max_batch=3" + SERVED, "maskkv:4,prompt_refresh=6" + own):
-        policy = parse(spec)
-        _, _, journal, done = run(policy, LENGTHS, arrivals=0.01)
-        assert done.differences() == []
-        assert (journal.steps["device"] <= journal.steps["latency"]).all()
-
-
-def test_the_schedules_draws_commit_on_the_device_as_they_do_in_the_twin() -> None:
-    policy = parse("dllm-serve,denoising_steps=3" + SERVED)
-    watched, *_ = run(policy, LENGTHS, draws=ScheduledCommits(4, 3))
-    # 2, 1 and 1 a block, the leftmost first.
-    assert [sorted(step) for step in watched.commits[1]] == [[1, 2], [3], [4]]
-    assert [len(step) for step in watched.commits[3]] == [2, 1, 1] * 4
-
-
-@pytest.mark.parametrize("spec", ["vanilla", "fast-dllm", "sparse-dllm", "dllm-serve"])
-def test_a_session_serves_by_the_references_on_a_cpu(spec: str) -> None:
-    policy = parse(spec + ",page_size=8,block_length=4,logits=block")
-    requests = [Request(i, 0.001 * i, *lengths) for i, lengths in enumerate([*LENGTHS, (0, 6), (0, 0)])]
-    before = taken.copy()
-    limits = Limits(40, 256, policy.batching.max_batch or 1)
-    done = session.run(session.Serving(decoder(), policy, limits, PROMPTS), requests)
-    assert done.failure is None
-    assert (done.table["status"] == 0).all()
-    now = taken - before
-    assert {path for _, path in now} == {"reference"}
-    assert (now["pooled_topk_pack", "reference"] > 0) == isinstance(policy.cache, SparseCache)
 
 
 def test_scratch_pages_are_one_layers_and_as_many_as_the_largest_step_takes() -> None:
@@ -262,6 +210,3 @@ def test_random_weights_do_what_the_twin_predicts_step_by_step(spec: str) -> Non
     for column in ("batch", "tokens", "sum_q_kv", "sum_kv", "head_rows", "committed", "pages"):
         assert mine[column].tolist() == theirs[column].tolist()
     assert mine["committed"].sum() == sum(-(-(4 + 3 * i) // 4) * 4 for i in range(6))
-
-
-# ---- on a GPU -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from dsim.live import session
 from dsim.live.cache import PagedCache
 from dsim.live.forward import Batch, Forward
 from dsim.live.graphs import GraphForward, recompute
-from dsim.live.padding import MAX_ROWS, padded_shape, prefill_shape, reachable, reachable_prefills
+from dsim.live.padding import padded_shape, prefill_shape, reachable, reachable_prefills
 from dsim.live.prompts import random_prompts
 from dsim.live.session import Kept
 from dsim.live.weights import random_model
@@ -40,22 +40,6 @@ def batch(chance: np.random.Generator, sequences: int) -> Batch:
     return Batch(
         chance.integers(0, 96, len(rows)), positions, places, starts, table, history, listed, 4, np.arange(len(rows))
     )
-
-
-@pytest.mark.parametrize("sequences", [1, 2, 3, 5, 8])
-def test_a_padded_batch_says_and_writes_what_the_plain_one_does(sequences: int) -> None:
-    model = random_model(SMALL, "cpu", torch.float32, seed=1)
-    chance = np.random.default_rng(sequences)
-    plain, padded = (
-        kind(model, PagedCache(SMALL, 7 * sequences, 8, "cpu", torch.float32)) for kind in (Forward, GraphForward)
-    )
-    for _ in range(4):
-        asked = batch(chance, sequences)
-        expected, found = plain.run(asked), padded.run(asked)
-        assert found.tokens.tolist() == expected.tokens.tolist()
-        np.testing.assert_allclose(found.confidence, expected.confidence, rtol=1e-5, atol=1e-7)
-        torch.testing.assert_close(padded.cache.keys, plain.cache.keys)
-        torch.testing.assert_close(padded.cache.values, plain.cache.values)
 
 
 def policy(spec: str) -> Policy:
@@ -81,12 +65,6 @@ def test_every_step_of_a_policy_is_of_a_reachable_shape_and_every_reachable_shap
     found = reachable(given, 40)
     assert set(found) == steps
     assert found == sorted(found, reverse=True)  # smaller ones lie where the largest's intermediate results did
-
-
-def test_steps_of_more_rows_than_are_captured_are_no_shape() -> None:
-    found = reachable(parse("lmdeploy-bd32"), 1024)
-    assert max(rows for rows, _ in found) == MAX_ROWS
-    assert len(found) < 50
 
 
 def prefill(chance: np.random.Generator, lengths: list[int], num_sampled: int) -> Batch:

@@ -1,16 +1,12 @@
 """The live driver with a stub in the device's place: its journal replays, and on an exact clock it is the twin's."""
 
-import itertools
 import math
-import time
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from dsim.engine.commits import CommitDraws
 from dsim.engine.engine import Engine
 from dsim.engine.journal import REQUEST_COLUMNS, RequestTable, StepRecorder
 from dsim.engine.latency import LatencyModel
@@ -21,11 +17,11 @@ from dsim.engine.step import StepOutcome, StepPlan
 from dsim.live.loop import serve
 from dsim.profiler.profile import Profile
 from dsim.sim.setting import Setting
+from dsim.sim.step_model import StepModel
 from dsim.sim.twin import simulate
 from dsim.traces import Trace
 
 from ..worlds import BLOCK_PRESETS, TOY_MODEL, Collector, journal_bytes, table_bytes, toy_profile, toy_trace
-from .stub import StubExecutor
 
 # Halves, quarters and so on of a second add up without rounding.
 EXACT = LatencyModel(((0.0, 0.125), (16.0, 0.25)), 2.0**-8, host_request=2.0**-6)
@@ -58,51 +54,37 @@ class FakeClock:
         self.now = max(self.now + seconds + self.late, math.nextafter(self.now, math.inf))
 
 
+class Stub:
+    """Stands in for a device: it sleeps for the predicted time, and the latency it reports is the time it took."""
+
+    def __init__(self, model: StepModel, clock: FakeClock) -> None:
+        self.model, self.clock = model, clock
+
+    def step(self, plan: StepPlan) -> StepOutcome:
+        begin, outcome = self.clock(), self.model.step(plan)
+        self.clock.sleep(outcome.latency)
+        return replace(outcome, latency=self.clock() - begin)
+
+
 class Live:
     """A run of the live driver, and what it left."""
 
     def __init__(
-        self,
-        policy: Policy,
-        trace: Trace,
-        profile: Profile,
-        clock: Any = None,
-        sleep: Any = None,
-        time_scale: float = 1.0,
-        concurrency: int | None = None,
+        self, policy: Policy, trace: Trace, profile: Profile, clock: FakeClock, concurrency: int | None = None
     ) -> None:
-        self.policy, self.profile, self.trace = policy, profile, trace
-        self.limits = Setting(policy, profile).limits
-        self.table = RequestTable(len(trace))
-        engine = self.engine(self.table)
-        width = policy.block_length * (2 if policy.obs else 1)
-        model = Setting(policy, profile).commits
-        draws = None
-        if model is not None:
-            draws = CommitDraws(model, 3, trace.input_length, trace.output_length, width, deltas=profile.focus)
-        fake = clock or FakeClock()
-        asleep = sleep or fake.sleep
-        executor = StubExecutor(profile.latency, draws, time_scale=time_scale, clock=fake, sleep=asleep)
-        self.journal = Collector()
-        recorder = StepRecorder(self.journal, width)
-        requests = (trace.request(i) for i in range(len(trace)))
+        self.setting, self.table, self.journal = Setting(policy, profile), RequestTable(len(trace)), Collector()
+        recorder = StepRecorder(self.journal, policy.width)
         self.seconds = serve(
-            engine, executor, requests, concurrency=concurrency, recorder=recorder, clock=fake, sleep=asleep
-        )
+            self.setting.engine(self.table), Stub(self.setting.step_model(self.setting.draws(3, trace)), clock),
+            (trace.request(i) for i in range(len(trace))), concurrency=concurrency, recorder=recorder, clock=clock,
+            sleep=clock.sleep,
+        )  # fmt: skip
         recorder.flush()
-
-    def engine(self, table: RequestTable) -> Engine:
-        return Engine(self.policy, self.limits, table, latency=self.profile.latency)
 
     def differences(self) -> tuple[list[str], RequestTable]:
         """The journal on a fresh engine."""
-        table = RequestTable(len(self.trace))
-        steps, lists = self.journal.steps, self.journal.lists
-        return list(replay(self.engine(table), 0, self.table.columns, steps, lists)), table
-
-    @property
-    def bytes(self) -> dict[str, bytes]:
-        return table_bytes(self.table) | journal_bytes(self.journal)
+        table, steps = RequestTable(len(self.table["request"])), self.journal.steps
+        return list(replay(self.setting.engine(table), 0, self.table.columns, steps, self.journal.lists)), table
 
 
 def crowd(n: int = 18, seed: int = 0, grain: float = 0.125) -> Trace:
@@ -114,15 +96,11 @@ def crowd(n: int = 18, seed: int = 0, grain: float = 0.125) -> Trace:
     return toy_trace(arrival - arrival[0], prompts, outputs)
 
 
-def plain_steps(journal: Collector) -> dict[str, npt.NDArray[Any]]:
-    return {name: values for name, values in journal.steps.items() if name not in ("start", "latency", "device")}
-
-
 @pytest.mark.parametrize("name", BLOCK_PRESETS)
 def test_a_live_journal_replays_plan_for_plan(name: str) -> None:
     # A sleep that lasts too long is what a device does to a prediction, and the host's own work takes time.
     clock = FakeClock(begin=12_345.678, late=0.0137, tick=0.0007)
-    live = Live(small(name), crowd(grain=0.11), toy_profile(TOY_MODEL, ROUGH), clock, clock.sleep)
+    live = Live(small(name), crowd(grain=0.11), toy_profile(TOY_MODEL, ROUGH), clock)
     found, table = live.differences()
     assert found == []
     assert live.journal.steps["prefill"].sum() > 5
@@ -144,10 +122,11 @@ def test_on_an_exact_clock_the_live_journal_is_the_twins(
 ) -> None:
     trace, profile, policy = crowd(), toy_profile(TOY_MODEL, latency), small(name)
     clock = FakeClock(begin=4096.5)
-    live = Live(policy, trace, profile, clock, clock.sleep, concurrency=concurrency)
+    live = Live(policy, trace, profile, clock, concurrency)
     journal = Collector()
     twin = simulate(trace, Setting(policy, profile), seed=3, append=journal, concurrency=concurrency)
-    assert live.bytes == table_bytes(twin.table) | journal_bytes(journal)
+    assert table_bytes(live.table) == table_bytes(twin.table)
+    assert journal_bytes(live.journal) == journal_bytes(journal)
     assert live.seconds == twin.end
     # Some requests come while a step runs; under TICK, and in a closed loop, others at the very moment one ends.
     ends = journal.steps["start"] + journal.steps["latency"]
@@ -187,48 +166,3 @@ def test_the_loop_sleeps_until_a_request_is_due_and_not_while_it_works() -> None
     assert clock.slept == [2.0, 14.0]
     assert table["finish"].tolist() == [6.0, 5.0, 21.0]
     assert seconds == 21.0
-
-
-def test_a_request_that_comes_while_the_clock_oversleeps_is_served_at_once() -> None:
-    clock = FakeClock(late=5.0)
-    table, executor, _ = serve_ar([Request(0, 1.0, 5, 1), Request(1, 2.0, 5, 1)], clock, 2)
-    assert [plan.requests.tolist() for plan in executor.plans] == [[0, 1]]
-    # Its clock starts when it arrived, not when it was noticed.
-    assert table["arrival"].tolist() == [1.0, 2.0]
-    assert table["finish"].tolist() == [7.0, 7.0]
-
-
-def test_requests_are_taken_one_ahead_and_no_more() -> None:
-    # They may come from a generator that waits for someone.
-    taken = []
-
-    def requests() -> Iterable[Request]:
-        for i in itertools.count():
-            if i == 5:
-                return
-            taken.append((i, clock.now))
-            yield Request(i, 10.0 * i, 5, 1)
-
-    clock = FakeClock()
-    serve_ar(requests(), clock, 5)
-    assert taken == [(0, 0.0), (1, 0.0), (2, 10.0), (3, 20.0), (4, 30.0)]
-
-
-def test_on_the_real_clock_a_scaled_down_run_keeps_the_twins_plans_and_replays() -> None:
-    # All at once, so that no plan depends on how fast this machine is.
-    trace = toy_trace([0.0] * 8, [20] * 8, [12] * 8)
-    profile, policy = toy_profile(TOY_MODEL, ROUGH), small("optimus")
-    begin = time.monotonic()
-    live = Live(policy, trace, profile, time.monotonic, time.sleep, time_scale=0.01)
-    took = time.monotonic() - begin
-    journal = Collector()
-    simulate(trace, Setting(policy, profile), seed=3, append=journal)
-    assert live.differences()[0] == []
-    mine, theirs = plain_steps(live.journal), plain_steps(journal)
-    for column in mine:
-        assert mine[column].tobytes() == theirs[column].tobytes(), column
-    # What it reports is what it took: no less than it slept, and in all no more than it was there.
-    steps = live.journal.steps
-    assert (steps["latency"] >= 0.01 * journal.steps["latency"]).all()
-    assert (np.diff(steps["start"]) >= steps["latency"][:-1]).all()
-    assert steps["latency"].sum() <= live.seconds <= took

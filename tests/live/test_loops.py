@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -10,9 +9,7 @@ from torch import Tensor
 from dsim.engine.engine import Limits
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
-from dsim.engine.unmasking import Unmasking, dreams_quotas
 from dsim.live import session
-from dsim.live.choice import choose
 from dsim.live.model import Decoder
 
 from .dense import SMALL, Dense, logits
@@ -153,15 +150,6 @@ def test_dream_answers_as_its_published_loop(spec: str, reuse: str | None, steps
             assert [len(step) for step in watched.commits[i]] == quotas * -(-o // BLOCK)
 
 
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [(32, [1, 0, *[1] * 29, 2]), (16, [1, *[2] * 14, 3]), (8, [1, 4, 4, 4, 4, 4, 5, 6])],
-)  # fmt: skip
-def test_dreams_schedule_is_its_code_s(steps: int, expected: list[int]) -> None:
-    assert dreams_quotas(32, steps, first_alone=True) == expected
-    assert dreams_quotas(32, 64, first_alone=True).count(0) == 33
-
-
 @torch.no_grad()
 def llada(model: Decoder, prompt: list[int], output: int, steps: int) -> tuple[list[int], int]:
     """The published loop: whatever a step predicts is put where it was chosen, be it the mask; and masks so left."""
@@ -197,15 +185,3 @@ def test_llada_answers_as_its_published_loop_where_masks_are_predicted(steps: in
         assert [said[at] for at in range(p, p + o)] == expected[p:], i
         assert len(watched.commits[i]) <= steps * -(-o // BLOCK)
     assert 0 < predicted < 60
-
-
-MASK = 9
-
-
-def test_a_predicted_mask_stays_masked_until_the_blocks_last_step() -> None:
-    tokens, confidence = np.array([[MASK, 1, 2]]), np.array([[0.9, 0.8, 0.3]], np.float32)
-    masked = np.ones((1, 3), np.bool_)
-    rule = Unmasking(threshold=0.5)
-    for step, expected in ((0, [False, True, False]), (1, [False, True, False]), (2, [True, True, False])):
-        committed, said = choose(rule, tokens, confidence, masked, 3, MASK, np.array([step]), scheduled=False)
-        assert (committed.tolist(), said.tolist()) == ([expected], tokens.tolist()), step

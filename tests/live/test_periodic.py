@@ -15,7 +15,6 @@ from dsim.engine.step import StepPlan
 from dsim.live import periodic
 from dsim.live.config import ModelConfig
 from dsim.live.full_sequence import FullSequenceExecutor
-from dsim.live.model import frequencies
 from dsim.live.periodic import PeriodicForward, importance_of, least_alike
 
 from .dense import SMALL, Dense
@@ -99,37 +98,8 @@ def test_every_step_is_as_confident_as_the_plain_executor(spec: str, monkeypatch
         np.testing.assert_allclose(np.array(said), expected, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_no_two_of_those_settings_commit_alike() -> None:
-    # The tests above would tell nothing apart.
-    assert [(a, b) for a in SETTINGS for b in SETTINGS if a < b and served(a) == served(b)] == []
-
-
 def test_refreshing_all_in_every_step_is_the_models_own_loop() -> None:
     assert served("maskkv:2,prompt_refresh=1,response_refresh=1") == served("vanilla")
-
-
-def test_with_room_for_the_whole_prompt_maskkv_is_dllm_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    periods = "prompt_refresh=6,response_refresh=3"
-    monkeypatch.setattr(periodic, "mask_vote", None)  # nobody asks for votes
-    kept, *_ = run(policy_of(f"maskkv:40,{periods}"), LENGTHS)
-    every = oracle(policy_of(f"dllm-cache,{periods},first_layer_whole=false"), SMALL)
-    assert kept.commits == {i: every.serve(PROMPTS(i, p).tolist(), o) for i, (p, o) in enumerate(LENGTHS)}
-
-
-def test_rows_are_told_apart_by_all_their_heads_together() -> None:
-    old = torch.ones(3, 2, 4)
-    fresh = old.clone()
-    fresh[0, 1] *= -1  # half of it turned round, the first head as it was
-    fresh[1, :, 0] *= 1.1  # all of it a little off
-    assert least_alike(fresh, old, 1).tolist() == [0]
-    assert least_alike(fresh, old, 2).tolist() == [0, 1]
-    # A head of little weight says little.
-    old = torch.cat([torch.full((2, 1, 4), 100.0), torch.full((2, 1, 4), 0.01)], 1)
-    fresh = old.clone()
-    fresh[0, 1] *= -1
-    fresh[1, 0, 0] *= 1.5
-    assert least_alike(fresh, old, 1).tolist() == [1]
 
 
 @pytest.mark.parametrize("heads", [2, 32])
@@ -217,26 +187,3 @@ def test_a_request_fits_the_pages_that_the_engine_holds_for_it(spec: str, page: 
         assert isinstance(forward, PeriodicForward)
         # No more is held than the runs that are begun take, and what the slack of a head's last run adds.
         assert 0 <= len(forward._own._runs) - forward._own._used <= config.layers * kv_heads * (2 + page // RUN)
-
-
-@pytest.mark.parametrize("transfer", [0, 0.25])
-def test_requests_of_nothing_and_of_one_token_are_served_in_bf16(transfer: float) -> None:
-    # Of a model whose states fill the last of their rows in part.
-    config = replace(SMALL, name="odd", hidden=100)
-    model = decoder(config).to(torch.bfloat16)
-    model.frequencies = frequencies(config)
-    lengths = [(0, 4), (0, 0), (5, 0), (1, 1), (30, 9)]
-    watched, table, *_ = run(
-        policy_of(f"maskkv:4,prompt_refresh=5,response_refresh=3,transfer={transfer}"),
-        lengths,
-        config=config,
-        model=model,
-    )
-    assert (table["status"] == 0).all()
-    assert [sum(map(len, watched.commits[i])) for i in range(len(lengths))] == [4, 0, 0, 4, 12]
-
-
-def test_two_requests_in_turn_get_what_each_gets_alone() -> None:
-    spec = "maskkv:4,prompt_refresh=6,response_refresh=3"
-    for i, lengths in enumerate(LENGTHS):
-        assert served(spec)[i] == run(policy_of(spec), [lengths], indices=[i], config=DEEP)[0].commits[i]

@@ -12,8 +12,7 @@ import torch
 
 from dsim.engine.errors import ModelError
 from dsim.live import experts, weights
-from dsim.live.canvas import CanvasCache
-from dsim.live.canvas_model import canvas_config, num_params, random_canvas_model
+from dsim.live.canvas_model import canvas_config, num_params
 from dsim.live.config_file import Given, named
 from dsim.live.experts import route
 from dsim.live.random_weights import drawn_experts, of_rows
@@ -97,17 +96,6 @@ def test_a_config_alone_makes_a_model_with_finite_logits_and_experts_that_rows_d
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
-def test_a_canvas_model_of_random_weights_denoises(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(GEMMA))
-    source = source_of(str(tmp_path), RANDOM)
-    model = random_canvas_model(source, "cpu", torch.float32, 1, RANDOM)
-    cache = CanvasCache(model, (20, 20), 4, "cpu", torch.float32)
-    cache.encode({0: torch.arange(8)})
-    cache.begin(0, np.arange(model.config.canvas_length))
-    hidden = cache.states([0])
-    assert torch.isfinite(model.logits(hidden)).all()
-
-
 def shares(num: int, top_k: int, **other: Any) -> np.ndarray:
     """Each expert's share of the picks of all rows of a layer."""
     about = weights.config_of("llada2-mini").experts
@@ -123,16 +111,6 @@ def shares(num: int, top_k: int, **other: Any) -> np.ndarray:
 def test_rows_draw_experts_evenly(other: dict[str, Any]) -> None:
     found = shares(32, 4, **other)
     assert np.abs(found * 32 - 1).max() < 0.06  # 4,096 picks an expert: a standard deviation is 1.6 %
-
-
-def test_rows_of_masks_reach_as_many_experts_as_the_profile_expects(mixed: Path) -> None:
-    # All rows hold the same token: the router alone would send all of them to the same experts.
-    about = weights.config_of("llada2-mini").experts
-    assert about is not None
-    table = drawn_experts(about.num, 20, 0, "cpu")
-    reached = [len(route(of_rows(layer, 32), about, None)[0].unique()) / about.num for layer in table]
-    expected = models.touched_experts(models.MODELS["LLaDA2.0-mini"], 32)
-    assert np.mean(reached) == pytest.approx(expected, abs=0.02)
 
 
 def test_a_step_of_more_rows_than_the_table_repeats_it() -> None:
@@ -191,27 +169,3 @@ def test_a_server_of_random_weights_without_a_tokenizer_answers_in_filler(tmp_pa
     assert isinstance(behind.words, Filler)
     assert behind.about.endswith("lmdeploy-bd32, weights random (seed 0), experts drawn evenly")
     assert behind.manifest["live"]["weights"] == "random (seed 0), experts drawn evenly"
-
-
-@pytest.mark.slow
-def test_a_canvas_profile_of_random_weights_has_the_laws_of_another_and_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "gemma").mkdir()
-    (tmp_path / "gemma" / "config.json").write_text(json.dumps(GEMMA))
-    ran = dsim(
-        "profile", "--random-weights", "gemma", "--budget", "3s", "--max-batch", "2", "--yields",
-        "h200x2-diffusiongemma", "-o", "p.json",
-    )  # fmt: skip
-    assert ran.code in (0, 1), ran.err  # so few steps are doubted
-    profile, known = load("p.json"), load("h200x2-diffusiongemma")
-    assert profile.canvas_laws == known.canvas_laws
-    assert profile.provenance.settings["weights"] == "random (seed 0), experts drawn evenly"
-    live = (
-        "live", "azure-conv", "--random-weights", "gemma", "--profile", "p.json", "--lengths", "fixed:8,8",
-        "--policy", "vllm-diffusion,canvas_length=8", "--num-requests", "2", "--rate", "50",
-    )  # fmt: skip
-    succeed(*live, "-o", "run")
-    assert json.loads(Path("run", "run.json").read_text())["live"]["weights"].startswith("random (seed 0)")
-    assert "the weights of gemma are random: expected twin" in dsim(*live, "--commits", "model", "--prompts", "x").err

@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import dataclass, replace
-from functools import partial, partialmethod
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 
 from dsim.engine.core import answers_of
 from dsim.engine.hooks import steady
-from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
+from dsim.engine.journal import StepRecorder, StepTotals
 from dsim.engine.policies.lmdeploy import Continuous
 from dsim.engine.policy import PRESETS, parse
 from dsim.sim.fleet import Fleet, Pool
@@ -23,7 +23,6 @@ from dsim.sim.twin import simulate
 from dsim.traces import Trace, synth
 
 from ..engine import golden
-from ..worlds import SECOND, toy_profile, toy_trace
 
 pytestmark = pytest.mark.usefixtures("compiled")
 # Few pages, so that requests are preempted and some never fit.
@@ -127,34 +126,6 @@ def test_threads_run_replicas_that_take_turns_alike() -> None:
     assert _plain(one.totals) == _plain(many.totals)
     assert done[: len(done) // 2] == done[len(done) // 2 :], "progress"
     assert done[-1][1] == len(trace)
-
-
-def test_a_step_that_ends_with_the_run_is_over() -> None:
-    slow = Setting(parse("ar,max_batch=4"), toy_profile(latency=SECOND))
-    runs = [
-        simulate(toy_trace([0, 0, 1, 3], [10] * 4, [3] * 4), slow, replicas=2, drain=False, step_by_step=by_step)
-        for by_step in (True, False)
-    ]
-    assert runs[0].table["finish"][1] == 3
-    assert runs[0].table.rows.tobytes() == runs[1].table.rows.tobytes()
-    assert _plain(runs[0].totals) == _plain(runs[1].totals)
-
-
-def test_a_journal_of_replicas_run_together_has_each_ones_steps_in_order() -> None:
-    trace = synth("poisson", 9.0, lengths="lognormal:90,70,160,90", num_requests=200, seed=5)
-    setting = Setting(parse("optimus"), golden.profile_of(parse("optimus")))
-    kept: list[dict[int, list[Any]]] = []
-    for ordered in (True, False):
-        of_replica: dict[int, list[Any]] = {}
-
-        def append(columns: Any, lists: Any, of_replica: dict[int, list[Any]] = of_replica) -> None:
-            for row in zip(*(columns[name].tolist() for name in columns if name not in UNTOLD), strict=True):
-                of_replica.setdefault(row[0], []).append(row)
-
-        simulate(trace, setting, replicas=3, router="jsq", append=append, ordered=ordered)
-        kept.append(of_replica)
-    assert len(kept[0]) == 3
-    assert kept[0] == kept[1]
 
 
 LEAPING = (
@@ -264,23 +235,6 @@ def check_leaps(spec: str, emit: str, num: int, monkeypatch: pytest.MonkeyPatch,
             assert _plain(steps.totals) == _plain(leaps.totals), how
             assert steps.end == leaps.end
         assert single.of_replicas() == recorded.of_replicas(), how
-
-
-def test_pages_that_come_back_while_a_step_runs_let_a_request_in() -> None:
-    setting = Setting(parse("ar,num_pages=10,page_size=4"), toy_profile(latency=SECOND))
-    trace = toy_trace([0, 0, 0], [4, 12, 4], [20, 4, 4])
-    engine, model = setting.engine(RequestTable(3)), setting.step_model(setting.draws(0, trace))
-    run = partial(engine.run, draws=model.arrays, cost=model.cost)
-    engine.submit(trace.request(0))
-    now = run(0.0, 0.5)
-    engine.keep(7)
-    engine.submit(trace.request(1))
-    now = run(now, now + 2.5)
-    assert engine.in_step
-    assert engine.num_waiting == 1
-    engine.keep(-7)
-    run(now, np.inf)
-    assert engine.table["scheduled"][1] == now == 4
 
 
 class Kept:

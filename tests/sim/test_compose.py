@@ -68,12 +68,6 @@ def test_a_draining_replica_keeps_what_it_prefilled_until_it_is_sent() -> None:
     assert provisioned(result, "p") == [(0, 2, 2), (5, 1, 2), (9, 1, 1)]
 
 
-def test_a_started_replica_prefills_once_its_cold_start_is_over() -> None:
-    result = run(toy_trace([0, 7, 7, 9, 9], [16] * 5, [4] * 5), (1, 1), schedule="0/1+1/5/2+1", startup="load=3")
-    assert provisioned(result, "p") == [(0, 1, 1), (5, 1, 2), (8, 2, 2)]
-    assert moved(result, "prefill_replica") == [0, 0, 0, 0, 2]
-
-
 def test_without_prefill_replicas_those_that_decode_do_all() -> None:
     result = run(toy_trace([0, 6, 16], [16] * 3, [4] * 3), (1, 1), schedule="0/1+1/5/0+1/15/1+0")
     assert moved(result, "prefill_replica") == [0, -1, 2]

@@ -17,8 +17,6 @@ from dsim.engine.replay import replay
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.engine.windows import have_room
 from dsim.profiler.models import Windowed
-from dsim.sim.setting import Setting
-from dsim.sim.twin import simulate
 from dsim.traces import Trace
 
 from ..worlds import ENGINE_PRESETS, Driver, table_bytes, toy_profile
@@ -208,26 +206,6 @@ def test_a_fleet_loses_no_request_and_its_journal_replays_plan_for_plan(
         )
         assert list(replay(engine, r, t.columns, s, lists)) == []
     assert table_bytes(table) == table_bytes(t)
-
-
-@pytest.mark.parametrize("part", range(PARTS))
-@settings(FEW, max_examples=5)
-@given(traces(), CHOICES, st.sampled_from([1, 3, 9]), st.sampled_from([0, 2, 200]), st.booleans())
-def test_a_plain_loop_drives_the_engine_to_the_same_table(
-    part: int, trace: Trace, choice: int, rows: int, more: int, eos: bool
-) -> None:
-    spec = spec_of(SPECS, part, choice)
-    policy = parse(spec)
-    if eos and policy.granularity.on_a_grid:
-        return  # requests go on past an EOS in their prompt's block there
-    narrow: list[Any] = [i % 5 or None for i in range(len(trace))]
-    trace = replace(trace, extras={"diffusion_canvas_length": narrow})
-    reserved = policy.batching.reserved(policy, trace.input_length, trace.output_length)
-    num_pages = -(-int(reserved.max()) // policy.memory.page_size) + more
-    policy = parse(sized(spec, rows, 16, num_pages))
-    simulated = simulate(trace, Setting(policy, PROFILE), eos=eos)
-    driven = EngineDriver(policy, trace, num_pages=num_pages, max_batch=rows, latency=OVERLAP, eos=eos)
-    assert table_bytes(simulated.table) == table_bytes(driven.run().table)
 
 
 def test_the_parts_of_every_production_engine_are_among_the_random_policies() -> None:

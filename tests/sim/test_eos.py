@@ -6,16 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsim.engine.engine import Engine
 from dsim.engine.errors import TraceError
-from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
-from dsim.engine.replay import replay
 from dsim.engine.state import COMPLETED
 from dsim.profiler.profile import Profile, load
 from dsim.sim.setting import Setting
-from dsim.sim.twin import CANVAS, simulate
-from dsim.traces import Trace, synth
+from dsim.sim.twin import simulate
+from dsim.traces import Trace
 
 PROFILE = load("a100-sdar-8b")
 
@@ -67,12 +64,6 @@ def test_a_full_sequence_model_that_stops_at_its_eos_pays_for_the_canvas_of_its_
     assert cut["finish"] == ignored["last_emission"] < ignored["finish"]
 
 
-def test_a_full_sequence_model_that_does_not_foresee_the_eos_denoises_a_canvas_of_256() -> None:
-    unforeseen = one("vanilla", 32, 40, None, FULL, eos=True)
-    assert (unforeseen["num_tokens"], unforeseen["num_forwards"]) == (40, CANVAS)
-    assert one("vanilla", 32, 300, None, FULL, eos=True)["num_forwards"] == 320  # a longer answer is not cut
-
-
 def test_a_block_diffusion_engine_ends_with_the_block_of_the_eos_or_at_once_or_at_the_limit() -> None:
     ends = {eos: one(f"{ALONE},eos={eos}", 64, 40, 160) for eos in ("block", "token", "ignored")}
     assert [ends[eos]["num_tokens"] for eos in ends] == [40, 40, 40]
@@ -85,14 +76,6 @@ def test_a_block_diffusion_engine_ends_with_the_block_of_the_eos_or_at_once_or_a
     assert ends["ignored"]["last_emission"] == ends["block"]["finish"]
 
 
-def test_an_engine_that_stops_at_the_token_leaves_the_rest_of_the_block_masked() -> None:
-    rows = [one(f"{ALONE},eos=token", 64, 33, 160, seed=seed) for seed in range(8)]
-    whole = [one(ALONE, 64, 33, 160, seed=seed) for seed in range(8)]
-    assert all(a["num_forwards"] <= b["num_forwards"] for a, b in zip(rows, whole, strict=True))
-    assert sum(a["num_forwards"] for a in rows) < sum(b["num_forwards"] for b in whole)
-    assert min(a["num_committed"] for a in rows) < 64
-
-
 def test_a_scheduler_knows_the_limit_and_not_the_answer() -> None:
     context = PROFILE.model.context_limit
     with pytest.raises(TraceError, match=f"expected at most {context} tokens"):
@@ -101,14 +84,6 @@ def test_a_scheduler_knows_the_limit_and_not_the_answer() -> None:
     with pytest.raises(TraceError, match="4 pages"):
         one(f"{ALONE},num_pages=3", 64, 40, 160)
     assert one(f"{ALONE},num_pages=4", 64, 40, 160)["num_tokens"] == 40
-
-
-def test_an_eos_in_the_prompts_own_block_is_missed_and_the_next_block_which_is_padding_commits_at_once() -> None:
-    # A prompt of 33 leaves 31 positions of its block: the request goes on to the first of the next block.
-    missed, bare = one(ALONE, 33, 31, None, eos=True), one(ALONE, 33, 31, None)
-    assert (missed["num_tokens"], missed["num_committed"]) == (32, 31 + 32)
-    # The KV pass of the first block, and one step for all 32 positions of the second.
-    assert missed["num_forwards"] - bare["num_forwards"] == 2
 
 
 def test_a_trace_of_which_no_request_fits_so_is_refused() -> None:
@@ -131,24 +106,3 @@ def test_an_autoregressive_engine_that_ignores_an_eos_goes_on_to_the_limit() -> 
     assert (cut["num_tokens"], cut["num_emissions"]) == (12, 12)
     assert cut["finish"] == whole["finish"]
     assert one("ar", 10, 12, 30)["finish"] == one("ar", 10, 12, None)["finish"]
-
-
-def test_nobody_foresees_an_eos_before_the_limit() -> None:
-    asked = one("vllm-ar", 10, 12, None, eos=True)
-    assert one("vllm-ar", 10, 12, 30) | {"max_tokens": 12, "limited": False} == asked
-
-
-@pytest.mark.parametrize("spec", ["lmdeploy-bd32,eos=ignored", "optimus,obs=true", "dllm-serve", "vllm-ar"])
-def test_a_journal_of_answers_and_limits_replays_plan_for_plan(spec: str) -> None:
-    policy = parse(spec)
-    profile = FULL if policy.family == "full-sequence" else PROFILE
-    trace = synth("poisson", 4.0, lengths="lognormal:90,70,60,50,max_tokens=200", num_requests=20, seed=3)
-    batches: list[Any] = []
-    result = simulate(trace, Setting(policy, profile), append=lambda c, v: batches.append((c, v)))
-    assert (trace.limit > trace.output_length).sum() > 15
-    if not spec.startswith("optimus"):  # which misses an EOS in its prompt's block
-        assert result.table["num_tokens"].tolist() == trace.output_length.tolist()
-    (steps, lists), *more = batches
-    assert not more
-    engine = Engine(policy, result.limits, RequestTable(len(trace)), latency=profile.latency)
-    assert list(replay(engine, 0, result.table.columns, steps, lists)) == []

@@ -117,21 +117,6 @@ def test_pools_serve_each_by_its_own_policy_and_profile() -> None:
     assert table["finish"].tolist() == [3, 6, 3, 12]
 
 
-def test_the_journal_of_every_pool_replays_plan_for_plan() -> None:
-    settings = [Setting(parse(spec), load("a100-sdar-8b")) for spec in ("optimus", "lmdeploy-bd32", "ar")]
-    fleet = Fleet(
-        tuple(Pool(setting, 1 + i, f"pool{i}") for i, setting in enumerate(settings)), routing("least-tokens")
-    )
-    trace = toy_trace(np.arange(30) * 0.2, [100] * 30, [40] * 30)
-    journal = Collector()
-    result = simulate(trace, fleet, append=journal)
-    requests = result.table.columns
-    assert set(requests["replica"].tolist()) == set(range(6))
-    for replica, setting in enumerate([settings[0], *[settings[1]] * 2, *[settings[2]] * 3]):
-        engine = setting.engine(RequestTable(len(trace)), replica=replica)
-        assert list(replay(engine, replica, requests, journal.steps, journal.lists)) == []
-
-
 def scaled(
     spec: str, arrival: list[float], outputs: list[int], startup: float | str = 0.0, count: int = 1
 ) -> RunRecords:
@@ -155,12 +140,6 @@ def test_a_replica_that_drains_serves_what_it_has_and_no_more() -> None:
     assert table["finish"].tolist() == [3, 10, 13, 14, 15]
     assert [tuple(change) for change in result.changes][1:] == [(5, "pool", 1, 2), (10, "pool", 1, 1)]
     assert result.replica_time == 15 + 10
-
-
-def test_a_replica_that_stops_between_two_ticks_is_paid_for_until_then() -> None:
-    result = scaled("schedule,at=0/2/5/1,every=5", [0, 0], [14, 8], count=2)
-    assert result.table["finish"].tolist() == [14, 8]
-    assert result.replica_time == 14 + 8
 
 
 def test_starts_that_are_no_longer_wanted_are_cancelled() -> None:
@@ -188,12 +167,6 @@ def test_a_start_up_may_name_measured_sets() -> None:
     assert {name: Startup(parts).mean for name, (parts, _) in SETS.items()} == {
         "qwen3.6-35b-rtx5090": 287, "llama-70b-fp8-tp8": 215, "kubernetes-node": 240,
     }  # fmt: skip
-
-
-def test_two_replicas_of_one_decision_start_after_times_of_their_own() -> None:
-    result = scaled("schedule,at=0/1/5/3,every=5", [0, 99], [3, 1], "load=20+-5")
-    first, second = sorted(Startup.parse("load=20+-5").draw(0, number) for number in (0, 1))
-    assert [change.time for change in result.changes] == [0, 5, 5 + first, 5 + second]
 
 
 def test_hpa_brings_the_mean_to_the_target_and_waits_before_it_scales_down() -> None:

@@ -13,7 +13,7 @@ from dsim.engine.policy import parse
 from dsim.sim.setting import Setting
 from dsim.sim.twin import RunRecords, simulate
 
-from ..worlds import TOY_DELTAS, Collector, journal_bytes, table_bytes, toy_profile
+from ..worlds import Collector, journal_bytes, table_bytes, toy_profile
 from .test_twin import crowd
 
 LATENCY = LatencyModel(
@@ -75,34 +75,6 @@ def test_every_step_costs_what_its_journal_says_was_computed_and_left(spec: str)
     assert (t["status"] == 0).all()
 
 
-def test_a_small_budget_computes_less_for_the_same_tokens() -> None:
-    free = replace(PROFILE, latency=replace(LATENCY, eviction=0.0))
-    plus, focus = (
-        simulate(crowd(), Setting(parse(spec + SMALL), free), seed=3, concurrency=4)
-        for spec in ("delayed-cache-plus", "focus:1")
-    )
-    computed = [int(result.table["num_computed"].sum()) for result in (plus, focus)]
-    assert computed[1] < 0.9 * computed[0]
-    assert focus.totals.committed == plus.totals.committed
-    assert focus.totals.num_decode_steps >= plus.totals.num_decode_steps
-
-
-def test_an_eviction_s_price_is_paid_once_a_step_that_may_evict() -> None:
-    # One request at a time: prices change when steps run, and nothing of what they do.
-    journals = []
-    for eviction in (0.0, 0.25):
-        journal = Collector()
-        profile = replace(PROFILE, latency=replace(LATENCY, eviction=eviction))
-        simulate(crowd(), Setting(parse("focus:1" + SMALL), profile), seed=3, concurrency=1, append=journal)
-        journals.append(journal.steps)
-    free, dear = journals
-    assert free["evicted"].tolist() == dear["evicted"].tolist()
-    more = dear["latency"] - free["latency"]
-    assert set(np.round(more, 9).tolist()) == {0.0, 0.25}
-    assert np.array_equal(np.round(more, 9) == 0.25, free["evicting"])
-    assert not free["evicting"][free["prefill"]].any()
-
-
 def test_a_profile_without_importance_is_refused_by_name() -> None:
     bare = replace(PROFILE, focus=None)
     with pytest.raises(ProfileError) as e:
@@ -112,14 +84,3 @@ def test_a_profile_without_importance_is_refused_by_name() -> None:
         "by them: expected a profile that does"
     )
     assert simulate(crowd(), Setting(parse("delayed-cache-plus" + SMALL), bare)).totals.committed > 0
-
-
-def test_the_importance_of_the_profile_is_what_decides() -> None:
-    # Tokens that no eviction could tell apart, and tokens that it tells for sure: fewer steps.
-    steps = []
-    for deltas in (replace(TOY_DELTAS, decodable_mean=0.0), replace(TOY_DELTAS, decodable_mean=9.0)):
-        profile = replace(PROFILE, focus=deltas)
-        steps.append(
-            simulate(crowd(), Setting(parse("focus:1" + SMALL), profile), seed=3, concurrency=1).totals.forwards
-        )
-    assert steps[1] < 0.97 * steps[0]

@@ -1,6 +1,5 @@
 """Full-sequence serving in the twin: what must hold whatever the run, and published single-stream throughput."""
 
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from dsim.engine.engine import Engine
 from dsim.engine.errors import ProfileError
 from dsim.engine.journal import RequestTable
-from dsim.engine.latency import CacheOverhead, Features
+from dsim.engine.latency import CacheOverhead
 from dsim.engine.policies.dllm_serve import PhaseMultiplexed
 from dsim.engine.policy import PRESETS, parse
 from dsim.engine.replay import replay
@@ -132,15 +131,6 @@ def test_a_fleet_loses_no_request_and_no_time_and_its_journal_replays_plan_for_p
     assert sum(p.features.tokens for p in heard) == s["tokens"].sum()
 
 
-@settings(FEW, max_examples=25)
-@given(of_which_one_fits(), st.sampled_from(SPECS), st.integers(0, 3))
-def test_a_plain_loop_drives_the_engine_to_the_same_table(trace: Trace, spec: str, seed: int) -> None:
-    policy = parse(f"{spec},page_size=8,num_pages=40")
-    simulated = simulate(trace, Setting(policy, PROFILE), seed=seed)
-    driven = Loop(policy, trace, simulated.limits, latency=PROFILE.latency, seed=seed).run()
-    assert table_bytes(simulated.table) == table_bytes(driven.table)
-
-
 # ---- the keystone ----------------------------------------------------------------------------------------------
 
 
@@ -154,38 +144,6 @@ def differences(result: RunRecords, journal: Collector, replicas: int, emit: str
     if not found:
         assert table_bytes(table) == table_bytes(result.table)
     return found
-
-
-@pytest.mark.parametrize("spec", SPECS[::5])
-def test_a_corrupted_journal_is_told(spec: str) -> None:
-    journal = Collector()
-    trace = toy_trace([0, 0, 1, 5, 9], [9, 30, 4, 20, 11], [8, 16, 3, 5, 9])
-    result = run(trace, spec + ",page_size=8,num_pages=60", journal)
-    at = next(i for i, part in enumerate(journal.parts) if len(part["tokens"]) > 3)
-    for what in ("phases", "num_tokens", "requests", "window", "commits", "sum_kv", "head_rows"):
-        changed = deepcopy(journal)
-        part, lists = changed.parts[at], changed.list_parts[at]
-        if what in part:
-            part[what][3] += 1
-            expected = f"step 3: {what} is"
-        else:
-            values, offsets = lists[what]
-            values[offsets[3]] ^= 1
-            expected = f"step 3: {what} are" if what != "commits" else "step 3: "
-        found = differences(result, changed, 1, "block")
-        assert found, what
-        assert expected in found[0]
-
-
-# ---- how a run ends --------------------------------------------------------------------------------------------
-
-
-def test_what_is_in_flight_at_the_last_arrival_stays_unfinished_without_draining() -> None:
-    trace = toy_trace([0, 0, 10], [5, 8, 8], [4, 40, 4])
-    t = run(trace, "dllm-serve,block_length=4,page_size=8", drain=False).table
-    assert t["status"].tolist() == [0, 2, 2]
-    static = run(trace, "vanilla,block_length=4,page_size=8", drain=False).table
-    assert static["status"].tolist() == [0, 2, 2]
 
 
 # ---- published single-stream throughput ------------------------------------------------------------------------
@@ -227,18 +185,6 @@ def test_other_scripts_are_predicted_with_their_own_launch_overhead(spec: str, b
     # A profile belongs to an implementation: theirs take 45.4 to 47.0 ms for a step in which Sparse-dLLM takes 26 (6).
     assert max(map(abs, errors(spec, launch=0.046))) < bound
     assert min(errors(spec)) > faster  # the longest request's first layer under dLLM-Cache hides most of the floor
-
-
-@pytest.mark.parametrize(("retention", "length", "tokens"), [(0.5, 863, 256), (0.3, 354, 96), (0.9, 1769, 256)])
-def test_a_request_takes_its_full_passes_and_its_reuses(retention: float, length: int, tokens: int) -> None:
-    policy = parse(f"sparse-dllm:{retention}")
-    seen = simulate(toy_trace([0], [length - tokens], [tokens]), Setting(policy, CARD)).end
-    keys = int(retention * (length - 32)) + 32
-    full = CARD.latency.step(Features(length, length**2, length, length, length, 1, 0))
-    reuse = CARD.latency.step(Features(32, 32 * keys, keys, 32, 32, 1, 0))
-    blocks = tokens // 32
-    assert seen == pytest.approx(blocks * (2 * full + 30 * reuse), rel=1e-12)
-    assert reuse == pytest.approx(0.026, abs=0.0005)  # Sparse-dLLM's reuse pass, whatever L: 25.7 to 26.4 ms
 
 
 # ---- profiles of the other family ------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import parse
 from dsim.engine.step import Phase
 from dsim.profiler.profile import Profile
@@ -16,7 +15,7 @@ from dsim.sim.setting import Setting
 from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace
 
-from ..worlds import BLOCK_PRESETS, SECOND, TOY_MODEL, Collector, Driver, PlainLoop, table_bytes, toy_profile, toy_trace
+from ..worlds import BLOCK_PRESETS, TOY_MODEL, Collector, Driver, PlainLoop, table_bytes, toy_profile, toy_trace
 
 PROFILE = toy_profile()
 FEW = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -50,7 +49,6 @@ SPECS = (
 # A test of random worlds has parts, none of which takes long; each draws among other policies.
 PARTS = 4
 CHOICES = st.integers(0, 9)
-LATENCIES = (SECOND, LatencyModel(((0.0, 0.5),), 0.01), LatencyModel(((8.0, 1.0), (64.0, 2.0)), 0.05, attention=1e-4))
 
 
 def spec_of(specs: tuple[str, ...], part: int, choice: int) -> str:

@@ -104,53 +104,6 @@ def test_exponential_service_waits_as_m_m_1(load: float) -> None:
     assert (wait > 1e-9).mean() == pytest.approx(load, abs=0.036)
 
 
-def test_utilisation_is_the_load() -> None:
-    n, load, seed = 5000, 0.6, 1
-    result = simulate(poisson(load, n, seed), Setting(parse(SERVER), CONSTANT))
-    summary = summarize("server", result.table.columns, result.totals)
-    # The server is busy 1 s a request, whenever they came; n gaps last n / load s, to 1 / sqrt(n).
-    assert result.totals.prefill_time == n
-    assert summary.busy_share == pytest.approx(n / summary.duration_s, rel=1e-12)
-    assert summary.busy_share == pytest.approx(load, rel=4 / n**0.5)
-
-
-@pytest.mark.parametrize("gap", [1.0, 1.25, 7.0])
-def test_regular_arrivals_below_capacity_never_wait(gap: float) -> None:
-    n = 200
-    trace = toy_trace(np.arange(n) * gap, [5] * n, [1] * n)
-    result = simulate(trace, Setting(parse(SERVER), CONSTANT))
-    assert (waits(result) == 0).all()
-    assert (result.table["finish"] == trace.arrival + 1.0).all()
-
-
-def test_regular_arrivals_above_capacity_wait_a_gap_longer_each() -> None:
-    n = 200
-    result = simulate(toy_trace(np.arange(n) * 0.75, [5] * n, [1] * n), Setting(parse(SERVER), CONSTANT))
-    assert waits(result).tolist() == (0.25 * np.arange(n)).tolist()
-
-
-@pytest.mark.parametrize(
-    "spec", ["ar", "chunk:8", "optimus", "optimus,obs=true", "delayed-cache", "delayed-cache-plus"]
-)
-def test_one_at_a_time_any_policy_is_a_lindley_queue(spec: str) -> None:
-    # Alone in the replica a request takes the same steps whenever it comes: first those far apart, then in a crowd.
-    policy = parse(f"{spec},max_batch=1")
-    rng = np.random.default_rng(4)
-    n = 40
-    prompts, outputs = rng.integers(1, 500, n), rng.integers(1, 100, n)
-    profile = load("a100-sdar-8b")
-    alone = simulate(toy_trace(np.arange(n) * 100.0, prompts, outputs), Setting(policy, profile))
-    assert (waits(alone) == 0).all()
-    service = alone.table["finish"] - alone.table["arrival"]
-    # The KV of a last block needs no pass of its own: a request's end is its server's end.
-    arrival = np.cumsum(rng.exponential(service.mean() / 0.8, n))
-    arrival -= arrival[0]
-    crowd = simulate(toy_trace(arrival, prompts, outputs), Setting(policy, profile))
-    expected = lindley(arrival, service)
-    assert expected.max() > 1.0
-    assert np.allclose(waits(crowd), expected, rtol=0, atol=1e-9)
-
-
 @pytest.mark.parametrize("spec", BLOCK_PRESETS)
 def test_the_number_in_the_system_is_rate_times_stay(spec: str) -> None:
     # Little's law holds on any path: L T = sum of stays. The left side is what each step saw, the right the requests'
@@ -182,39 +135,3 @@ def test_a_run_above_capacity_is_unstable_and_one_below_is_not(load: float, stab
         assert summary.completed == 600
         # Above capacity what comes out is the capacity, below it what goes in.
         assert summary.request_throughput == pytest.approx(0.2 if load > 1 else load / 5, rel=4 / 600**0.5)
-
-
-def test_two_replicas_in_turn_are_two_queues_of_every_other_request() -> None:
-    n = 200
-    # Each replica sees gaps of 0.75 s and works for 1 s: the k-th on each waits k quarters.
-    trace = toy_trace(np.arange(n) * 0.375, [5] * n, [1] * n)
-    result = simulate(trace, Setting(parse(SERVER), CONSTANT), replicas=2)
-    assert result.table["replica"].tolist() == [0, 1] * (n // 2)
-    assert waits(result).tolist() == [0.25 * (i // 2) for i in range(n)]
-
-
-def one_queue(arrival: Floats, service: Floats, servers: int) -> Floats:
-    """Waits of one queue before several servers, first come first served (Kiefer and Wolfowitz)."""
-    free = np.zeros(servers)
-    wait = np.zeros(len(arrival))
-    for i, (now, work) in enumerate(zip(arrival, service, strict=True)):
-        first = int(np.argmin(free))
-        wait[i] = max(0.0, free[first] - now)
-        free[first] = now + wait[i] + work
-    return wait
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS[:2])
-def test_joining_the_shortest_queue_waits_less_than_taking_turns(seed: int) -> None:
-    # Same arrivals, same service times, two servers at load 0.8: taking turns leaves one idle while others queue.
-    n = 3000
-    prompts = exponential_prompts(n, 100 + seed)
-    trace = poisson(1.6, n, seed, prompts)
-    mean = {
-        router: waits(simulate(trace, Setting(parse(SERVER), PER_TOKEN), replicas=2, router=router)).mean()
-        for router in ("round-robin", "jsq", "least-tokens")
-    }
-    assert mean["jsq"] < 0.8 * mean["round-robin"]
-    # Knowing the work, not only the number, helps further; never so far as to beat one queue for both.
-    assert one_queue(trace.arrival, prompts / TOKENS, 2).mean() < mean["least-tokens"] < mean["jsq"]

@@ -44,12 +44,6 @@ def choose(route: Router, *loads: tuple[int, int, int]) -> int:
     return route.route([Load(i, *load) for i, load in enumerate(loads)], ANY)
 
 
-def test_round_robin_takes_turns_whatever_the_load() -> None:
-    route = routing("round-robin").new()
-    full, free = (900, 9, 9), (0, 0, 0)
-    assert [choose(route, full, free, full) for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
-
-
 def test_random_draws_by_seed_and_request_and_alike_in_advance() -> None:
     router = routing("random").new(seed=3)
     drawn = router.in_advance(6000, 3)
@@ -61,18 +55,6 @@ def test_random_draws_by_seed_and_request_and_alike_in_advance() -> None:
     others = routing("random").new(seed=4), routing("random").new(seed=3, prefills=True)
     for other in others:
         assert np.mean(other.in_advance(6000, 3) == drawn) == pytest.approx(1 / 3, abs=0.03)
-
-
-def test_least_tokens_counts_tokens_not_requests() -> None:
-    route = routing("least-tokens").new()
-    assert choose(route, (500, 0, 1), (499, 5, 5), (600, 0, 0)) == 1
-    assert choose(route, (500, 9, 9), (500, 0, 0), (500, 0, 0)) == 0  # the first of equals
-
-
-def test_the_shortest_queue_counts_who_waits_and_who_runs() -> None:
-    route = routing("jsq").new()
-    assert choose(route, (0, 1, 4), (900, 4, 0), (0, 0, 5)) == 1
-    assert choose(route, (9, 2, 1), (0, 1, 2), (0, 3, 0)) == 0  # the first of equals
 
 
 def sent(route: Router, length: int, index: int, *loads: tuple[int, int, int]) -> int:
@@ -121,36 +103,10 @@ def test_by_prefix_what_was_sent_longest_ago_is_forgotten(monkeypatch: pytest.Mo
         assert sent(route, 20, 2, busy, IDLE) == expected
 
 
-def test_a_queue_s_prompt_tokens_are_those_that_no_step_has_begun() -> None:
-    engine = Engine(parse("ar,max_batch=1"), Limits(99, 4096, 1), RequestTable(3))
-    for i, tokens in enumerate((10, 20, 40)):
-        engine.submit(Request(i, 0.0, tokens, 3))
-    assert engine.queued_prompt_tokens == 70
-    engine.schedule(0.0)
-    assert engine.queued_prompt_tokens == 60
-
-
 def test_a_server_without_a_trace_routes_by_no_prefix() -> None:
     with pytest.raises(PolicyError) as error:
         routing("prefix").new()
     assert str(error.value) == "router is prefix, and the requests have no known prefixes: expected a trace"
-
-
-# One server a replica: a prompt's prefill is 1 s, and each token after the first is another.
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("round-robin", [0, 1, 2, 0, 1, 2]),
-        # 0: 10 + 9 tokens, 1: 10 + 3, 2: 10 + 5; the fourth goes to 1, and then 2 is the least.
-        ("least-tokens", [0, 1, 2, 1, 2, 0]),
-        # All hold one, then 0 holds two.
-        ("jsq", [0, 1, 2, 0, 1, 2]),
-    ],
-)
-def test_requests_at_one_moment_are_routed_one_after_another(name: str, expected: list[int]) -> None:
-    trace = toy_trace([0.0] * 6, [10] * 6, [9, 3, 5, 1, 1, 1])
-    result = simulate(trace, Setting(parse("ar,max_batch=1"), toy_profile(latency=SECOND)), replicas=3, router=name)
-    assert result.table["replica"].tolist() == expected
 
 
 @pytest.mark.parametrize("name", [name for name, kind in ROUTERS.items() if not kind.goes_by_prefix])
@@ -181,20 +137,6 @@ def test_a_router_sees_what_has_ended_and_what_has_been_served() -> None:
     assert replicas("least-tokens", [0.0, 0.0, 5.5, 5.5], [9, 3, 1, 1]) == [0, 1, 1, 0]
     # With 10 + 1 tokens on replica 1, the fourth request goes to 0; a fifth finds 15 there and 11 on 1.
     assert replicas("least-tokens", [0.0, 0.0, 5.5, 5.5, 5.5], [9, 3, 1, 1, 1]) == [0, 1, 1, 0, 1]
-
-
-def test_least_tokens_goes_by_estimates_and_never_by_true_lengths() -> None:
-    """Three at once: by the truth the third joins the second, by the estimates the first."""
-    trace = toy_trace([0, 0, 0], [8, 8, 8], [400, 8, 8])
-    told = replace(trace, extras={"estimated_length": [8, 400, 8]})
-    profile = toy_profile()
-    by = {
-        name: simulate(asked, Setting(parse("ar"), profile), replicas=2, router="least-tokens")
-        .table["replica"]
-        .tolist()
-        for name, asked in (("truth", trace), ("estimates", told))
-    }
-    assert by == {"truth": [0, 1, 1], "estimates": [0, 1, 0]}
 
 
 @pytest.mark.parametrize("spec", ["ar", "chunk:4", "lmdeploy-bd32,num_pages=11", "vllm-ar", "sglang-fdfo"])

@@ -40,14 +40,6 @@ def test_a_turn_is_not_sent_before_the_turn_before_has_ended() -> None:
     assert run(replace(TRACE, extras={"session_id": [None] * 5})).table["arrival"].tolist() == TRACE.arrival.tolist()
 
 
-def test_a_turn_that_is_sent_late_takes_its_time_to_the_engine() -> None:
-    trace = chats((0.0, "a", 10, 3), (1.0, "a", 20, 1), (3.2, "b", 10, 1))
-    result = simulate(trace, Setting(parse("ar,max_batch=4"), replace(PROFILE, frontend=0.5)), sessions=True)
-    # The first turn begins at 0.5 and ends at 3.5; the second is sent then, and comes at 4, as b has been for 0.3 s.
-    assert result.table["arrival"].tolist() == [0.0, 3.5, 3.2]
-    assert result.table["scheduled"].tolist() == [0.5, 4.7, 3.7]
-
-
 def test_who_waits_for_a_request_that_is_rejected_waits_no_longer() -> None:
     trace = chats((0.0, "a", 10, 3), (1.0, "a", 900_000, 1), (2.0, "a", 20, 1))
     table = run(trace).table
@@ -73,13 +65,3 @@ def test_a_journal_of_sessions_on_several_replicas_replays_plan_for_plan(router:
         late += result.table["arrival"][i] > time
         last[session] = float(result.table["finish"][i])
     assert late > 5
-
-
-def test_a_turn_that_waits_finds_the_turn_before_and_its_answer() -> None:
-    trace = chats((0.0, "a", 16, 17), (1.0, "a", 40, 1))
-    spec = "vllm-ar,prefix_caching=true,num_pages=100"
-    early = simulate(trace, Setting(parse(spec), PROFILE))
-    late = run(trace, spec)
-    assert early.cached_tokens is not None
-    assert late.cached_tokens is not None
-    assert (early.cached_tokens.tolist(), late.cached_tokens.tolist()) == ([0, 16], [0, 32])

@@ -211,14 +211,6 @@ def test_a_decider_from_outside_is_asked_and_its_error_is_one_line(tmp_path: Pat
         found("request.output_length > 10")
 
 
-def test_without_moves_a_split_fleet_serves_as_its_decoding_pool_alone() -> None:
-    trace = toy_trace(np.arange(20) * 0.6, [5 + i for i in range(20)], [7] * 20)
-    alone = simulate(trace, Fleet((Pool(setting(), 2, "d"),)))
-    result = split(trace, decider="never", counts=(1, 2))
-    for name in ("first_emission", "finish", "num_forwards"):
-        assert np.array_equal(alone.table[name], result.table[name])
-
-
 @pytest.mark.parametrize("spec", ["sglang-fdfo", "sglang-sync"])
 def test_with_an_infinite_link_decode_plans_are_those_of_a_server_with_cached_prompts(spec: str) -> None:
     """The first ten requests have the server's cache hold the prompts of the last ten."""

@@ -20,7 +20,7 @@ from dsim.traces import Trace
 from dsim.traces.prefixes import prefixes_of
 
 from ..engine.test_prefix import check_account
-from ..worlds import SECOND, Collector, journal_bytes, toy_profile, toy_trace
+from ..worlds import SECOND, Collector, toy_profile, toy_trace
 
 KV = 147_456  # bytes of a token of SDAR-8B
 FDFO = "sglang-fdfo,block_length=4,page_size=4"
@@ -78,12 +78,6 @@ def test_pages_of_a_request_that_decodes_still_are_found(spec: str, second: floa
     assert of(result, "sent")[0][1] == sent
 
 
-def test_a_prompt_that_is_there_whole_takes_the_latency_of_the_link_alone() -> None:
-    trace = named(toy_trace([0, 20], [12, 12], [4, 4]), [[0, 1, 2]] * 2)
-    times = split(trace, Link(KV * 4.0, 0.5), caches="d")
-    assert of(times, "sent", "submitted") == [[12, 0], [6.5, 23.5]]
-
-
 def test_what_a_replica_computed_itself_counts_as_cached() -> None:
     # Both are prefilled where they are decoded: of request 1's 16 tokens 8 are there.
     trace = named(toy_trace([0, 30], [8, 16], [4, 4]), [[0, 1], [0, 1, 2, 3]])
@@ -99,25 +93,6 @@ def test_uncached_counts_what_the_replica_that_has_most_of_a_prompt_lacks() -> N
     for tokens, moved in ((4, 0), (5, -1)):
         result = split(trace, Link(KV * 4.0), caches="d", num=2, decider=f"uncached,tokens={tokens}")
         assert of(result, "prefill_replica")[0][2] == moved, tokens
-
-
-@pytest.mark.parametrize("spec", [FDFO, "lmdeploy-0.18,block_length=4,page_size=4", "vllm-ar,page_size=4"])
-def test_without_common_prefixes_a_cache_where_requests_are_decoded_changes_nothing(spec: str) -> None:
-    n = 30
-    trace = named(toy_trace(np.arange(n) * 0.8, [3 + 5 * (i % 9) for i in range(n)], [1 + i % 11 for i in range(n)]),
-                  [[100 * i + k for k in range(12)][: -(-(3 + 5 * (i % 9)) // 4)] for i in range(n)])  # fmt: skip
-    runs = []
-    for caches in ("", "d"):
-        journal = Collector()
-        result = split(trace, Link(KV * 20.0, 0.25), spec, caches=caches, num=2, append=journal)
-        runs.append((result, journal))
-    (plain, steps), (cached, same) = runs
-    assert journal_bytes(steps) == journal_bytes(same)
-    assert plain.moves is not None
-    assert cached.moves is not None
-    for name in {*plain.moves} - {"turn", "prefill_turn"}:
-        assert np.array_equal(plain.moves[name], cached.moves[name], equal_nan=True), name
-    assert cached.moves["sent"].tolist() == cached.moves["arrived"].tolist()
 
 
 def tree(seed: int, n: int = 40) -> Trace:
@@ -163,25 +138,3 @@ def test_requests_are_conserved_and_journals_replay(spec: str, pages: int) -> No
             assert engine.pages_held == 0
             if not prefills:
                 check_account(engine)
-
-
-def test_a_journal_replays_what_was_found_while_a_step_ran() -> None:
-    # Turns begin with the turn before, its answer included, and come before it has ended. A canvas's pages are filed as
-    # its step ends, and a request that comes within the step does not find them.
-    spec, num, rng = "vllm-diffusion,canvas_length=4,page_size=2", 36, np.random.default_rng(0)
-    arrival, length = np.cumsum(rng.exponential(1.2, num)), dict.fromkeys(range(6), 0)
-    sessions, prompts, answers = rng.integers(0, 6, num), [], rng.integers(8, 40, num)
-    for session, answer in zip(sessions.tolist(), answers.tolist(), strict=True):
-        prompts.append(length[session] + int(rng.integers(4, 30)))
-        length[session] = prompts[-1] + answer
-    trace = toy_trace(arrival - arrival[0], prompts, answers)
-    trace, journal = replace(trace, extras={"session_id": [f"s{i}" for i in sessions]}), Collector()
-    result = split(trace, Link(KV * 300.0, 0.01), spec, caches="d", num=2, router="prefix", append=journal)
-    columns = {**result.table.columns, **(result.moves or {})}
-    assert 0 < columns["sent"].sum() < columns["arrived"].sum()
-    for replica in (1, 2):
-        engine = setting(f"{spec},prefix_caching=true").engine(
-            RequestTable(num), replica=replica, prefixes=prefixes_of(trace)
-        )
-        assert list(replay(engine, replica, columns, journal.steps, journal.lists)) == []
-        check_account(engine)

@@ -3,7 +3,6 @@
 import itertools
 import signal
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from dsim.engine.commits import CanvasLaw, LawDraws
 from dsim.engine.errors import PolicyError, ProfileError, TraceError
-from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, RequestTable, unpack
+from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, RequestTable
 from dsim.engine.policy import PRESETS, parse
 from dsim.profiler import hardware, models
 from dsim.profiler.profile import load
@@ -23,7 +22,7 @@ from dsim.sim.twin import simulate
 from dsim.sim.unknown import warnings_of
 from dsim.traces import Trace
 
-from ..worlds import BLOCK_PRESETS, SECOND, Collector, journal_bytes, table_bytes, toy_profile, toy_trace
+from ..worlds import BLOCK_PRESETS, SECOND, Collector, table_bytes, toy_profile, toy_trace
 
 COMPLETED, REJECTED, UNFINISHED = (STATUSES.index(name) for name in ("completed", "rejected", "unfinished"))
 PROFILE = toy_profile()
@@ -60,13 +59,6 @@ class Clicks:
 # ---- when a run ends ------------------------------------------------------------------------------------------
 
 
-def test_a_drained_run_serves_all_and_ends_with_the_last_finish() -> None:
-    result = simulate(crowd(), Setting(parse(small("chunk:2")), PROFILE))
-    assert (result.table["status"] == COMPLETED).all()
-    assert result.end == result.table["finish"].max() > crowd().arrival[-1]
-    assert result.interrupted is False
-
-
 @pytest.mark.parametrize(("name", "replicas"), zip(BLOCK_PRESETS, itertools.cycle((1, 3))))
 def test_without_draining_a_run_ends_with_the_last_arrival(name: str, replicas: int) -> None:
     trace, policy = crowd(), parse(small(name))
@@ -84,13 +76,6 @@ def test_without_draining_a_run_ends_with_the_last_arrival(name: str, replicas: 
     assert (cut.table["num_forwards"] <= whole.table["num_forwards"]).all()
     assert not (cut.table["last_emission"] > end).any()
     assert np.isnan(cut.table["finish"][~in_time]).all()
-
-
-def test_a_request_that_comes_as_a_step_ends_is_seen_by_the_next() -> None:
-    # The arrival at 1 s is set off at 0.5 s, after the step that ends at 1 s: it must come first all the same.
-    trace = toy_trace([0.0, 0.5, 1.0], [5] * 3, [3] * 3)
-    result = simulate(trace, Setting(parse("ar"), toy_profile(latency=SECOND)))
-    assert result.table["scheduled"].tolist() == [0.0, 1.0, 1.0]
 
 
 # ---- closed loop ----------------------------------------------------------------------------------------------
@@ -143,15 +128,6 @@ def test_an_interrupt_keeps_what_is_done(how: dict[str, Any], monkeypatch: pytes
     assert (~steps["prefill"]).sum() == cut.totals.num_decode_steps
     assert steps["prefill"].sum() == cut.totals.num_prefill_steps
     assert steps["finished"].sum() == done.sum()
-
-
-def test_progress_counts_every_request_that_ends() -> None:
-    clicks = Clicks(10**9)
-    simulate(crowd(), Setting(parse(small("chunk:4")), PROFILE), progress=clicks)
-    ended, times = zip(*clicks.seen, strict=True)
-    assert list(ended) == sorted(set(ended))
-    assert ended[-1] == 30
-    assert list(times) == sorted(times)
 
 
 # ---- what fits ------------------------------------------------------------------------------------------------
@@ -233,60 +209,6 @@ def test_a_batch_goes_by_memory_and_kind_and_never_by_the_gpu_s_name(tmp_path: P
     assert Setting(parse("vllm-ar"), roofline(hardware.gpu(str(sheet)), model)).limits.max_batch == 256
     sheet.write_text(sheet.read_text() + 'compute_capability = "9.0"\n')
     assert roofline(hardware.gpu(str(sheet)), model).default_max_batch == 1024  # LMDeploy, on Hopper
-
-
-# ---- same seed, same bytes; paired draws ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["ar", "lmdeploy-0.18", "optimus"])
-def test_the_same_seed_gives_the_same_bytes_and_another_does_not(name: str) -> None:
-    def run(seed: int) -> dict[str, bytes]:
-        journal = Collector()
-        result = simulate(
-            crowd(), Setting(parse(small(name)), PROFILE), replicas=2, router="jsq", seed=seed, append=journal
-        )
-        return table_bytes(result.table) | journal_bytes(journal)
-
-    assert run(7) == run(7)
-    if name != "ar":  # which draws nothing
-        assert run(7) != run(8)
-
-
-def first_denoise(journal: Collector, block: int) -> Iterator[tuple[int, list[bool], list[bool]]]:
-    """Each request's prefill, which computes the first masks: the request, what was computed, what committed."""
-    steps, lists = journal.steps, journal.lists
-    who, offsets = lists["requests"]
-    window, commits = (unpack(lists[name][0].reshape(-1, 1), block) for name in ("window", "commits"))
-    for row in np.flatnonzero(steps["prefill"]):
-        for k in range(offsets[row], offsets[row + 1]):
-            yield int(who[k]), window[k].tolist(), commits[k].tolist()
-
-
-def test_policies_that_compute_the_same_masks_commit_the_same() -> None:
-    # Whatever the batch, the order and the policy: a prefill computes a whole block, whose masks are the same for all.
-    trace, profile = crowd(40), load("a100-sdar-8b")
-    seen = []
-    for spec in ("lmdeploy-bd32", "chunk:32", "sglang-bd32", "optimus", "delayed-cache", "delayed-cache-plus"):
-        journal = Collector()
-        simulate(trace, Setting(parse(f"{spec},max_batch=3"), profile), seed=5, append=journal)
-        seen.append({who: (window, commits) for who, window, commits in first_denoise(journal, 32)})
-    assert len(seen[0]) == 40
-    assert all(other == seen[0] for other in seen[1:])
-    assert sum(sum(commits) for _, commits in seen[0].values()) > 60  # more than the one that always commits
-
-
-def test_a_policy_sees_the_same_requests_whatever_runs_beside_them() -> None:
-    # Alone and in a crowd, a request takes the same number of forwards under a policy that does not adapt.
-    trace = crowd(20)
-    together = simulate(trace, Setting(parse(small("chunk:2")), PROFILE), seed=3)
-    apart = simulate(
-        toy_trace(np.arange(20) * 500.0, trace.input_length, trace.output_length),
-        Setting(parse(small("chunk:2")), PROFILE),
-        seed=3,
-    )
-    assert (together.table["num_preemptions"] == 0).all()
-    for column in ("num_forwards", "num_committed", "num_computed", "num_tokens"):
-        assert together.table[column].tolist() == apart.table[column].tolist()
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------
@@ -422,29 +344,3 @@ def test_joint_threshold_s_settings_bound_the_law_and_its_thresholds_are_the_tex
     assert warnings_of(Setting(parse("sglang-joint"), profile), requests) == []
     (line,) = warnings_of(Setting(parse("sglang-joint,threshold=0.7,edit_threshold=0.1"), profile), requests)
     assert "threshold 0.7 and edit_threshold 0.1 have no effect: the law of h20-llada2.1-mini-sglang" in line
-
-
-@pytest.mark.parametrize("concurrency", [None, 2])
-def test_a_front_end_delays_every_request_by_as_much(concurrency: int | None) -> None:
-    profile, policy = load("h100-qwen3-8b-ar"), parse("ar")
-    trace = Trace("six", np.arange(6) * 0.3, np.full(6, 100), np.full(6, 20))
-    bare, behind = (
-        simulate(trace, Setting(policy, p), concurrency=concurrency) for p in (profile, replace(profile, frontend=0.05))
-    )
-    for column in ("first_emission", "finish"):
-        seen = [run.table[column] - run.table["arrival"] for run in (bare, behind)]
-        assert seen[1] - seen[0] == pytest.approx(np.full(6, 0.05))
-
-
-@pytest.mark.parametrize(("length", "most", "median"), [(320, 60, 28.75), (128, 48, 23.0), (256, 48, 23.0)])
-def test_canvases_whose_forwards_nobody_counted_take_no_fewer_than_those_of_another_length(
-    length: int, most: int, median: float
-) -> None:
-    profile = load("h200x2-diffusiongemma-vllm")
-    policy = parse(f"vllm-diffusion,canvas_length={length}")
-    counted, law = profile.canvas_law(None, 256), profile.canvas_law(None, length)
-    assert (law.canvas_length, law.most, law.median) == (length, most, median)
-    times = np.mean(law.forwards()) / np.mean(counted.forwards())
-    assert times == pytest.approx(max(1, length / 256), rel=0.02)
-    said = [line for line in warnings_of(Setting(policy, profile), None) if f"canvases of {length}" in line]
-    assert bool(said) == (length != 256)

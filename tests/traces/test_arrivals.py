@@ -40,12 +40,6 @@ def test_gaps_have_the_distribution_of_the_process(arrival: str, cv: float, law:
     assert kstest(gaps[:20_000], law, args=arguments[law]).statistic < 1.95 / math.sqrt(20_000)
 
 
-def test_weibull_shapes_give_their_cv() -> None:
-    for cv in (0.01, 0.1, 0.5, 1.0, 2.0, 10.0, 30.0):
-        shape = weibull_shape(cv)
-        assert math.expm1(math.lgamma(1 + 2 / shape) - 2 * math.lgamma(1 + 1 / shape)) == pytest.approx(cv**2, rel=1e-6)
-
-
 @pytest.mark.parametrize("arrival", ARRIVALS[1:])
 def test_the_same_seed_gives_the_same_bytes_and_a_longer_run_begins_with_the_shorter(arrival: str) -> None:
     def draw(seed: int, num_requests: int = 500) -> Trace:
@@ -65,14 +59,6 @@ def test_draws_do_not_change_between_versions_and_scale_with_the_rate() -> None:
     assert gamma.round(6).tolist() == [0.0, 1.213515, 1.573666, 1.593136]
     assert renewal("gamma", 4, 4.0, 2.0, seed=0) == pytest.approx(gamma / 4)
     assert renewal("constant", 4, 2.0, 0.0, seed=0).tolist() == [0.0, 0.5, 1.0, 1.5]
-
-
-@pytest.mark.parametrize(
-    ("arrival", "cv", "found"),
-    [("gamma", 2.0, 2.0), ("gamma", None, 1.0), ("poisson", 1.0, 1.0), ("constant", 0.0, 0.0)],
-)
-def test_a_process_has_the_cv_that_is_given_or_its_own(arrival: str, cv: float | None, found: float) -> None:
-    assert resolve_cv(arrival, cv) == found
 
 
 @pytest.mark.parametrize(

@@ -45,14 +45,6 @@ def test_a_turn_begins_with_the_turn_before_and_its_answer() -> None:
     assert not set(other) & {*first, *second, *third, *fourth}
 
 
-def test_a_request_that_is_drawn_again_begins_as_its_first_draw_does_not() -> None:
-    source = trace([512, 1024, 512], [1, 1, 1], hash_ids=[[1], [1, 2], [3]])
-    drawn = source.in_order(np.array([0, 1, 0, 1, 2]))
-    first, second, again, also, third = (prefixes_of(drawn).of(i).tolist() for i in range(5))
-    assert second[:1] == first != again == also[:1]
-    assert len({*first, *second, *again, *also, *third}) == 5
-
-
 def test_a_trace_without_prefixes_is_warned_of_with_the_count() -> None:
     bare = load("azure-conv")
     assert warning(bare, "round-robin", caches=False) is None

@@ -133,7 +133,6 @@ def test_the_requests_of_a_run_are_a_trace(tmp_path: Path) -> None:
         assert re.search("holds 2100000[03] values of", refusal(tmp_path / "r.parquet"))
 
 
-NAN = None
 FIGURES = {
     "request_latency": 4000.0, "time_to_first_token": 600.0, "inter_chunk_latency": [1700.0, 1700.0],
     "usage_prompt_tokens": 550, "usage_completion_tokens": 768, "input_sequence_length": 540,
@@ -165,12 +164,12 @@ def guide(*each: dict[str, Any]) -> dict[str, Any]:
         ([aiperf("usage_prompt_tokens", "usage_completion_tokens")], [(0.6, 4.0, 540, 760)],
          "1 of 1 requests have no usage: their token counts are the client's"),
         ([aiperf(), aiperf("time_to_first_token", "inter_chunk_latency")],
-         [(0.6, 4.0, 550, 768), (NAN, 4.0, 550, 768)], "1 of 2 answers have no time of their first token"),
+         [(0.6, 4.0, 550, 768), (None, 4.0, 550, 768)], "1 of 2 answers have no time of their first token"),
         ([BENCH | {"start_times": [1.0, 2.0]}], [(0.2, 0.4, 10, 3), (0.5, 1.0, 30, 3)], ""),
         ([BENCH], [(0.2, 0.4, 10, 3), (0.5, 1.0, 30, 3)], ""),
         ([guide(GUIDE)], [(0.2, 0.6, 10, 3)], ""),
         ([guide(OLD_GUIDE)], [(0.2, 0.6, 10, 3)], ""),
-        ([guide(WHOLE)], [(NAN, 0.65, 0, 3)], "1 of 1 requests have no count of prompt tokens"),
+        ([guide(WHOLE)], [(None, 0.65, 0, 3)], "1 of 1 requests have no count of prompt tokens"),
         ([SGLANG], [(0.5, 1.5, 7, 3)], ""),
     ],
 )  # fmt: skip
@@ -179,7 +178,7 @@ def test_a_load_generators_requests_have_the_times_that_the_file_has(
 ) -> None:
     log = read_client(save(tmp_path, data))
     found = [(s.first - s.sent, s.last - s.sent, s.input_length, s.output_length) for s in log.requests]
-    expected = [(float("nan") if value is NAN else value for value in row) for row in rows]
+    expected = [(float("nan") if value is None else value for value in row) for row in rows]
     assert [pytest.approx(tuple(row), nan_ok=True) for row in expected] == found
     assert (says in "; ".join(log.warnings)) if says else log.warnings == ()
 
