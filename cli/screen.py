@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..files.read import printable, without_secrets
-from ..report.terminal import Terminal
+from ..report.text import Terminal
 from .answer import INTERRUPTED, MISSED, Stopped
 from .bar import Bar
 from .declared import Question, Watch

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.errors import DsimError
-from ..report.digits import counted
+from ..report.table import counted
 from ..results.scenario import Scenario
 from ..results.slo import Slo
 from ..traces import Trace

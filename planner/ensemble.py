@@ -15,8 +15,8 @@ from scipy.special import ndtri
 from ..engine import chance
 from ..engine.errors import DsimError
 from ..profiler.uncertainty import FRONT_END, YIELD, Cause, causes
-from ..report.digits import counted
 from ..report.ensemble import ASKED_RATE
+from ..report.table import counted
 from ..results.metrics import no_nan
 from ..results.scenario import Scenario
 from ..results.slo import Slo

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .digits import counted, percent
 from .page import Section, table
-from .table import number
+from .table import counted, number, percent
 
 Json = Mapping[str, Any]
 

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from . import measured
 from .chart import COLOURS, Chart
-from .digits import counted, percent
 from .ensemble import decided, of_ensemble
 from .fleet import bought, cost_of, floor_of, gpus_of, met_share, name_of
 from .page import Block, Code, Figure, Number, Page, Section, Table, Words, priced_apart, table
 from .purchase import HOURS, best_of_each, by_gpu, cost, estimated_gpus, grown, lasting, over_time
 from .search import Json, cautions, facts, in_currency, money, quality, quality_number
-from .table import number, time_of
+from .table import counted, number, percent, time_of
 
 VERDICTS = {"meets": "meets them", "misses": "misses them", "unsure": "too close to tell"}
 QUESTION = "Which policy, on how many GPUs, at what cost?"

@@ -6,11 +6,10 @@ from typing import Any
 
 from ..results.manifest import CommitInfo, FleetInfo, Manifest, ProfileInfo
 from . import measured
-from .digits import counted, percent
 from .ensemble import decided, of_ensemble
 from .memory import shortages
 from .page import Page, Row, Section, Table, priced_apart
-from .table import MetricRow, compare, number
+from .table import MetricRow, compare, counted, number, percent
 
 Json = dict[str, Any]
 
