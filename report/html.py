@@ -8,10 +8,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..files.place import FolderKind, write_folder
 from .chart import colour, dashed, script_json
-from .described import described
-from .page import Page
+from .page import Figure, Page
+from .table import number
+
+FEW = 8  # values of a trace that are listed
 
 
 def to_html(page: Page) -> str:
@@ -47,6 +51,33 @@ def write_findings(
 
 def json_and_page(found: Mapping[str, Any], page: Page) -> tuple[str, str]:
     return json.dumps(found, indent=2, allow_nan=False, ensure_ascii=False) + "\n", to_html(page)
+
+
+def described(figure: Figure) -> str:
+    """A chart in text, for readers who cannot see it: its axes, and each trace's range."""
+    chart = figure.chart
+    axes = " over ".join(filter(None, (axis["title"]["text"] for axis in (chart.y, chart.x))))
+    sentences = [f"Chart: {figure.title}" + (f" ({axes})" if axes else "")]
+    for trace in chart.data:
+        places, values = list(trace.get("x", ())), list(trace.get("y", ()))
+        if trace.get("orientation") == "h" or not any(map(_known, values)):  # names along y
+            places, values = values, places
+        pairs = [(place, float(value)) for place, value in zip(places, values, strict=False) if _known(value)]
+        text = ", ".join(f"{number(value)} at {_place(place)}" for place, value in pairs)
+        if len(pairs) > FEW:
+            heights = [value for _, value in pairs]
+            text = f"{number(min(heights))} to {number(max(heights))}"
+        if pairs:
+            sentences.append(f"{trace['name']}: {text}" if trace.get("name") else text)
+    return re.sub(r"<[^>]*>", "", ". ".join(sentences).replace("<br>", " ")) + "."
+
+
+def _known(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and bool(np.isfinite(value))
+
+
+def _place(place: Any) -> str:
+    return number(float(place)) if _known(place) else str(place)
 
 
 def _loud(line: str) -> tuple[str, str]:

@@ -1,14 +1,12 @@
 """Policies compared: numbers, units, the best. Digits stay on their side of a bound; intervals are rounded outward."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..results.metrics import METRICS, ROUNDING, path
+from ..results.metrics import METRICS, ROUNDING, SloVerdict, Summary, path
 from ..results.slo import Slo
-
-Json = dict[str, Any]
 
 MOST_PLACES = 9
 
@@ -24,8 +22,8 @@ class MetricRow:
     about: str = ""  # formula
 
 
-def compare(policies: Sequence[Json]) -> list[MetricRow]:
-    """For summaries (Summary.to_json()); a row has one unit."""
+def compare(policies: Sequence[Summary]) -> list[MetricRow]:
+    """A row has one unit."""
     rows = [_row(name, stat, policies) for name, metric in METRICS.items() if metric.group for stat in metric.stats]
     return [row for row in rows if row is not None] + _slo_rows(policies)
 
@@ -40,7 +38,7 @@ def number(value: float | None) -> str:
     return f"{value:,.{max(0, 2 - power)}f}"
 
 
-def _row(name: str, stat: str, policies: Sequence[Json]) -> MetricRow | None:
+def _row(name: str, stat: str, policies: Sequence[Summary]) -> MetricRow | None:
     metric = METRICS[name]
     values = [value(policy, path(name, stat)) for policy in policies]
     if metric.optional and not any(values):
@@ -68,9 +66,9 @@ def _text(value: float | None, unit: str) -> str:
     return f"{value:.1f}" if unit == "%" else number(value)
 
 
-def _best(better: str, values: Sequence[float | None], policies: Sequence[Json]) -> frozenset[int]:
+def _best(better: str, values: Sequence[float | None], policies: Sequence[Summary]) -> frozenset[int]:
     # Latencies cover completed requests only: unfinished ones would flatter a policy.
-    fair = [i for i, p in enumerate(policies) if not p.get("unfinished") and values[i] is not None]
+    fair = [i for i, p in enumerate(policies) if not p.unfinished and values[i] is not None]
     if not better or len(fair) < 2:
         return frozenset()
     best = (max if better == "high" else min)(values[i] or 0.0 for i in fair)
@@ -78,22 +76,25 @@ def _best(better: str, values: Sequence[float | None], policies: Sequence[Json])
     return frozenset() if len(winners) == len(fair) else winners
 
 
-def _slo_rows(policies: Sequence[Json]) -> list[MetricRow]:
+def _slo_rows(policies: Sequence[Summary]) -> list[MetricRow]:
     rows = []
-    for k, slo in enumerate(policies[0].get("slos", []) if policies else []):
-        cells, met, bound = [], set(), Slo.parse(slo["slo"])
-        for i, policy in enumerate(policies):
-            verdict = policy["slos"][k]
-            share = "–" if verdict["attainment"] is None else f"{percent(verdict['attainment'], bound.share)} %"
-            if verdict["met"] is None:
-                cells.append(share)
-            else:
-                observed = verdict["observed_ms"]
-                value = share if observed is None else f"{time_of(observed, bound.bound)} ms"
-                cells.append(f"{value} {'met' if verdict['met'] else 'not met'}")
-                met |= {i} if verdict["met"] else set()
-        rows.append(MetricRow(slo["slo"], "", tuple(cells), frozenset(met), "SLOs", False, METRICS["slos"].formula))
+    for verdicts in zip(*(policy.slos for policy in policies), strict=True):
+        slo = verdicts[0].slo
+        cells = tuple(_verdict(verdict) for verdict in verdicts)
+        met = frozenset(i for i, verdict in enumerate(verdicts) if verdict.met)
+        rows.append(MetricRow(slo, "", cells, met, "SLOs", False, METRICS["slos"].formula))
     return rows
+
+
+def _verdict(verdict: SloVerdict) -> str:
+    slo, text = Slo.parse(verdict.slo), "–"
+    if verdict.attainment is not None:
+        text = f"{percent(verdict.attainment, slo.share)} %"
+    if verdict.observed_ms is not None:
+        text = f"{time_of(verdict.observed_ms, slo.bound)} ms"
+    if verdict.met is None:
+        return text
+    return f"{text} met" if verdict.met else f"{text} not met"
 
 
 def time_of(milliseconds: float, bound: float) -> str:
@@ -101,12 +102,12 @@ def time_of(milliseconds: float, bound: float) -> str:
     return within(milliseconds, 1e3 * bound * ROUNDING, len(number(milliseconds).partition(".")[2]))
 
 
-def value(summary: Mapping[str, Any], keys: str) -> float | None:
+def value(summary: Summary, keys: str) -> float | None:
     """By dotted keys, or None."""
-    found: Any = summary
+    number: Any = summary
     for key in keys.split("."):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return None if found is None else float(found)
+        number = getattr(number, key, None)
+    return None if number is None else float(number)
 
 
 def counted(count: int, noun: str) -> str:
