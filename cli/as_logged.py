@@ -55,5 +55,5 @@ def as_logged(question: "ReplayQuestion", watch: "Watch") -> "Iterator[tuple[Rep
             origin, about = "fitted to the same log", {"fitted_profile": to_json(fitted)}
             watch.say(f"Profile: fitted to the same log, so step prices are not a prediction ({name})")
             watch.say(*(f"The fit may be wrong: {line}" for line in fitted.doubts))
-        source = LoggedInfo(Path(log).name, origin, tuple(left_out))
+        source = LoggedInfo(Path(log).name, origin)
         yield replace(question, policy=specs, profile=profile, frontend=0.0), {"as_logged": source, **about}

@@ -35,7 +35,7 @@ class Screen(Watch):
     def command(self, *speed: str) -> str:
         """For a page, without options that do not change the result; speed: those of SPEED that do not."""
         drop = PLACES | {name: SPEED[name] for name in speed or SPEED}
-        kept, skip = [], 0
+        words, skip = [], 0
         for word in sys.argv[1:]:
             name, equals, _ = word.partition("=")
             if skip:
@@ -43,8 +43,8 @@ class Screen(Watch):
             elif name in drop:
                 skip = 0 if equals else drop[name]
             else:
-                kept.append(without_secrets(word))
-        return printable(shlex.join(["dsim", *kept]))
+                words.append(without_secrets(word))
+        return printable(shlex.join(["dsim", *words]))
 
     def warn(self, lines: Iterable[str]) -> None:
         for line in lines:

@@ -90,9 +90,10 @@ def _beside(waited: dict[str, Floats], predicted: Mapping[str, Columns]) -> tupl
                 both = ~np.isnan(times) & ~np.isnan(waited[name])
                 if both.any():
                     measured, ours = (1e3 * statistic(values[both], stat) for values in (waited[name], times))
-                    each[policy] = (measured, ours)
-            num = int((~np.isnan(waited[name])).sum())
-            rows.append(LogRow(name, stat, num, each))
+                    if measured > 0:
+                        each[policy] = (measured, ours)
+            if each:
+                rows.append(LogRow(name, stat, int((~np.isnan(waited[name])).sum()), each))
     return tuple(rows)
 
 

@@ -11,7 +11,7 @@ from ..engine.errors import DsimError, PolicyError, TraceError
 from ..engine.policy import Policy
 from ..files.read import cut
 from ..profiler.profile import Profile
-from ..results.run_info import HostTime, LiveInfo
+from ..results.run_info import LiveInfo
 from ..results.scenario import Scenario
 from ..sim.setting import Setting, limits_on
 from ..sim.twin import Append, Progress, RunRecords, check_fit
@@ -101,7 +101,11 @@ class LiveSetting:
                 "live": LiveInfo(
                     **named,
                     prompts=self.prompts or "random tokens",
-                    host_ms={result.policy.name: _host(result) for result in results},
+                    host_ms={
+                        result.policy.name: 1e3 * result.totals.host.quantile(0.5)
+                        for result in results
+                        if result.totals.host.count
+                    },
                     made_ready={result.policy.name: result.num_made_ready for result in results},
                     settings=settings | self.loaded.clocks.found(),
                 ),
@@ -136,13 +140,6 @@ def serving_on(
         eos=loaded.model.config.eos if scenario.ends_at_eos else (), seed=scenario.seed,
     )  # fmt: skip
     return serving, drawing
-
-
-def _host(result: RunRecords) -> HostTime:
-    times = result.totals.host
-    if not times.count:
-        return HostTime(None, None, None)
-    return HostTime(1e3 * times.mean(), 1e3 * times.quantile(0.5), 1e3 * times.quantile(0.99))
 
 
 def check_live(scenario: Scenario, loaded: Opened, profile: Profile | None, commits: str) -> None:
@@ -211,8 +208,8 @@ def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, 
 
 def check_canvases(requests: Trace, policy: Policy, model: str) -> None:
     """TraceError for canvases narrower than the trained ones, or only read."""
-    own = requests.canvas_length
-    narrow = int(((own > 0) & (own < policy.block_length)).sum())
+    widths = requests.canvas_length
+    narrow = int(((widths > 0) & (widths < policy.block_length)).sum())
     if policy.batching.narrows_canvases and narrow:
         raise TraceError(
             f"{requests.name}: {narrow} of {len(requests)} requests ask for narrower canvases "

@@ -21,17 +21,17 @@ def measured_points(
     """
     if not folders:
         return []
-    asked = [Slo.parse(text) for text in slos]
-    for slo in asked:
+    parsed = [Slo.parse(text) for text in slos]
+    for slo in parsed:
         if slo.slo_class is not None:
             raise DsimError(f"SLO {slo} is of a class, and a measured run's file holds none: expected an SLO of all")
-    return [_point(read_run(Path(folder)), criteria_of(asked, attainment), missing_passes) for folder in folders]
+    return [_point(read_run(Path(folder)), criteria_of(parsed, attainment), missing_passes) for folder in folders]
 
 
 def _point(run: Run, criteria: Sequence[Criterion], missing_passes: bool) -> dict[str, Any]:
     if len(run.policies) != 1:
-        held = ", ".join(run.policies)
-        raise DsimError(f"{run.folder} holds policies {held}, expected a run of one, such as of `dsim import -o`")
+        names = ", ".join(run.policies)
+        raise DsimError(f"{run.folder} holds policies {names}, expected a run of one, such as of `dsim import -o`")
     (summary,) = run.info.policies
     requests = run.requests(run.policies[0])
     arrival = requests["arrival"]

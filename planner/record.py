@@ -133,8 +133,8 @@ def fleet_cost(scenarios: Sequence[Scenario], gpu_hour: float, currency: str) ->
         raise DsimError(f"--gpu-hour is {gpu_hour:g} and --scaler is {cut(first.scaler)}: the price of a fixed fleet")
     counts = {setting.profile.device.count for scenario in scenarios for _, setting in scenario.each_pool()}
     if len(counts) > 1:
-        known = ", ".join(map(str, sorted(counts)))
-        raise DsimError(f"--gpu-hour is one price and the policies' profiles have {known} GPUs, expected one number")
+        listed = ", ".join(map(str, sorted(counts)))
+        raise DsimError(f"--gpu-hour is one price and the policies' profiles have {listed} GPUs, expected one number")
     gpus = first.num_replicas * counts.pop()
     return FleetCost(gpus, gpus * gpu_hour, currency)
 

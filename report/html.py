@@ -43,14 +43,14 @@ def to_html(page: Page) -> str:
 
 
 def write_findings(
-    folder: str | Path, kind: FolderKind, found: Mapping[str, Any], page: Page, *, force: bool = False
+    folder: str | Path, kind: FolderKind, findings: Mapping[str, Any], page: Page, *, force: bool = False
 ) -> None:
     """As JSON and as a page, the two files of their kind."""
-    write_folder(folder, kind, dict(zip(kind.files, json_and_page(found, page), strict=True)), force=force)
+    write_folder(folder, kind, dict(zip(kind.files, json_and_page(findings, page), strict=True)), force=force)
 
 
-def json_and_page(found: Mapping[str, Any], page: Page) -> tuple[str, str]:
-    return json.dumps(found, indent=2, allow_nan=False, ensure_ascii=False) + "\n", to_html(page)
+def json_and_page(findings: Mapping[str, Any], page: Page) -> tuple[str, str]:
+    return json.dumps(findings, indent=2, allow_nan=False, ensure_ascii=False) + "\n", to_html(page)
 
 
 def described(figure: Figure) -> str:
@@ -82,9 +82,9 @@ def _place(place: Any) -> str:
 
 def _loud(line: str) -> tuple[str, str]:
     """Leading words in capitals, and the rest."""
-    found = re.match(r"(?:[A-Z]{2,}:? )*", line)
-    assert found is not None
-    return found[0].rstrip(), line[found.end() :]
+    match = re.match(r"(?:[A-Z]{2,}:? )*", line)
+    assert match is not None
+    return match[0].rstrip(), line[match.end() :]
 
 
 def _breakable(cell: str) -> str:

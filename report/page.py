@@ -20,7 +20,6 @@ class Figure:
     caption: str
     chart: "Chart"
     time: bool = False
-    wide: bool = False
 
 
 @dataclass(frozen=True)

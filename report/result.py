@@ -42,9 +42,9 @@ class Result(Stored, ABC):
         if name is None and figures:
             name = next(iter(figures))
         if name not in figures:
-            held = ", ".join(figures) or "none: there is nothing to draw"
+            names = ", ".join(figures) or "none: there is nothing to draw"
             raise DsimError(
-                f"there is no figure {quoted(name)}{did_you_mean(str(name), figures)}, expected one of: {held}"
+                f"there is no figure {quoted(name)}{did_you_mean(str(name), figures)}, expected one of: {names}"
             )
         from plotly.graph_objects import Figure as PlotlyFigure  # pages do not need it
 

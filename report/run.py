@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 
 from ..engine.journal import STATUSES
-from ..results.curves import distribution, needs_log, share_by_arrival, step_means, time_edges, waiting
+from ..results.curves import distribution, share_by_arrival, step_means, time_edges, waiting
 from ..results.metrics import METRICS, Columns, Floats, Summary, flat, good_requests, latencies, led_by
 from ..results.parts import PARTS
 from ..results.run import Run
 from ..results.run_info import GUESS_FACTOR, CommitInfo, FleetInfo, FleetRun, LiveInfo, MeasuredLog, RunInfo
 from ..results.slo import Slo
-from .chart import GRID, Chart, colour, logarithmic
-from .choices import of_choices
+from .chart import GRID, Chart, colour
 from .ensemble import decided, of_ensemble
 from .html import to_html
 from .page import Block, Figure, Number, Page, Row, Section, Table, estimate, priced_apart, table
@@ -126,16 +125,17 @@ def _joined(frames: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
 def run_words(info: RunInfo) -> Page:
     """The page without charts, which need the run's files."""
     uncertain = {"ensemble": info.ensemble}
+    details, beside = _beside(info.measured)
     return Page(
         name=f"dsim: {info.trace.name}",
         question=info.question,
         answer=decided(answer(info), uncertain),
-        details=_verdict(info.measured),
+        details=details,
         alarms=tuple(alarms(info)),
         facts=tuple(_facts(info)),
         sections=(
             *((Section("Every number", (_every_number(info.policies),)),) if info.policies else ()),
-            *_beside(info.measured),
+            *beside,
             *of_ensemble(uncertain),
         ),
         notes=(*info.notes, *_trace_notes(info)),
@@ -236,7 +236,7 @@ def _serving(info: RunInfo) -> list[str]:
 def _fleet(fleet: FleetInfo) -> list[str]:
     parts = []
     if len(fleet.pools) > 1:
-        parts.append(f"pools {' and '.join(f'{pool.name} of {pool.replicas}' for pool in fleet.pools)}")
+        parts.append(f"pools {' and '.join(f'{name} of {count}' for name, count in fleet.pools.items())}")
     if fleet.links:
         moved = sum(run.moved for run in fleet.runs)
         parts += [f"links {' and '.join(fleet.links)}", f"decider {fleet.decider}", f"{moved:,} requests moved"]
@@ -264,7 +264,7 @@ def _device(live: LiveInfo, commits: str) -> str:
     about = ", ".join(filter(None, (live.device, live.model, live.dtype)))
     if live.weights:
         about += f", weights {live.weights}"
-    host = ", ".join(f"{policy} {number(time.p50)} ms" for policy, time in live.host_ms.items())
+    host = ", ".join(f"{policy} {number(time)} ms" for policy, time in live.host_ms.items())
     return f"{about}; {DECIDED[commits]}" + (
         f"; host time of a step in addition to the device's: {host}" if host else ""
     )
@@ -378,53 +378,34 @@ def log_words(measured: MeasuredLog) -> str:
     return text
 
 
-def _compared(measured: MeasuredLog) -> list[str]:
-    return list(dict.fromkeys(policy for row in measured.beside for policy in row.measured_predicted_ms))
-
-
-def _verdict(measured: MeasuredLog | None) -> tuple[str, ...]:
-    """Predictions next to the log's times."""
+def _beside(measured: MeasuredLog | None) -> tuple[tuple[str, ...], tuple[Section, ...]]:
+    """Each policy's largest difference from the log, in a sentence, and a table of all."""
     if measured is None:
-        return ()
-    if not _compared(measured):
-        return (f"{log_words(measured)}. This traffic is not the log's: its times do not test the prediction.",)
-    furthest = []
-    for policy in _compared(measured):
-        differences = []
-        for row in measured.beside:
-            times = row.measured_predicted_ms.get(policy)
-            if times is not None and times[0] > 0:
-                differences.append((times[1] / times[0] - 1, f"{row.metric} {row.stat}"))
-        difference, name = max(differences, key=lambda pair: abs(pair[0]))
-        furthest.append(f"{policy} {_signed(difference)} ({name})")
-    return (
-        f"{log_words(measured)}. Largest difference from it for the same requests: {', '.join(furthest)}; the "
-        "prediction's error where the log's server ran that policy.",
-    )
-
-
-def _beside(measured: MeasuredLog | None) -> tuple[Section, ...]:
-    """One row per statistic: measured, and each policy's prediction."""
-    policies = [] if measured is None else _compared(measured)
-    if measured is None or not policies:
-        return ()
-    rows = []
+        return (), ()
+    policies = dict.fromkeys(policy for row in measured.beside for policy in row.measured_predicted_ms)
+    if not policies:
+        return (f"{log_words(measured)}. This traffic is not the log's: its times do not test the prediction.",), ()
+    rows, furthest = [], dict.fromkeys(policies, (0.0, ""))
     for row in measured.beside:
-        times = [row.measured_predicted_ms.get(policy) for policy in policies]
-        log = next((pair[0] for pair in times if pair is not None), None)
-        if log is not None:
-            cells = [
-                "–" if pair is None else f"{number(pair[1])} ms ({_signed(pair[1] / pair[0] - 1)})" for pair in times
-            ]
-            rows.append((f"{row.metric} {row.stat}", f"{number(log)} ms", *cells))
-    counts = {row.metric: f"{row.metric} of {row.num:,}" for row in measured.beside}
-    about = f"Both sides: {', '.join(counts.values())} of {measured.of:,} requests, which have it in the log."
+        cells = dict.fromkeys(policies, "–")
+        for policy, (log, predicted) in row.measured_predicted_ms.items():
+            difference = predicted / log - 1
+            cells[policy] = f"{number(predicted)} ms ({100 * difference:+.1f} %)"
+            furthest[policy] = max(furthest[policy], (difference, f"{row.metric} {row.stat}"), key=_size)
+        rows.append((f"{row.metric} {row.stat}", f"{number(log)} ms", *cells.values()))
+    named = ", ".join(f"{policy} {100 * difference:+.1f} % ({name})" for policy, (difference, name) in furthest.items())
+    counts = ", ".join({row.metric: f"{row.metric} of {row.num:,}" for row in measured.beside}.values())
+    about = f"Both sides: {counts} of {measured.of:,} requests, which have it in the log."
+    sentence = (
+        f"{log_words(measured)}. Largest difference from it for the same requests: {named}; the prediction's error "
+        "where the log's server ran that policy."
+    )
     beside = table(("", "measured", *policies), rows, caption=about)
-    return (Section("Measured beside predicted", (beside,), spoken=True),)
+    return (sentence,), (Section("Measured beside predicted", (beside,), spoken=True),)
 
 
-def _signed(difference: float) -> str:
-    return f"{100 * difference:+.1f} %"
+def _size(difference: tuple[float, str]) -> float:
+    return abs(difference[0])
 
 
 # ---- page -----------------------------------------------------------------------------------------------------------
@@ -445,14 +426,13 @@ def run_page(run: Run) -> Page:
     first = "slo-time" if missed else f"cdf-{slos[0].metric if slos else 'e2el'}"
     figures.sort(key=lambda figure: figure.name != first)
     estimates = dict.fromkeys(profile.name for profile in info.profiles.values() if profile.estimated)
-    numbers, *others = words.sections or (Section("Every number", ()),)
+    numbers, *rest = words.sections or (Section("Every number", ()),)
     sections = [
         Section("Latency and SLOs", tuple(figures[1:])),
         _replicas(info.fleet, edges, list(requests.values())),
         Section("Timeline", tuple(_timeline(run, requests, edges))),
         Section("Slowest requests", _slowest(requests, slos)),
-        Section("Steps", tuple(of_choices(run))),
-        *others,
+        *rest,
         replace(numbers, fold=numbers.title),
     ]
     return replace(
@@ -514,22 +494,16 @@ def _latency(requests: Mapping[str, Columns], slos: Sequence[Slo]) -> list[Figur
             continue
         unit, scale = metric.axis, 1e3 * metric.scale
         lines = [(policy, *distribution(of_policy[name] * scale)) for policy, of_policy in values]
-        known = [(x, y) for _, x, y in lines if len(x)]
-        if not known:
+        drawn = [(x, y) for _, x, y in lines if len(x)]
+        if not drawn:
             continue
         bounds = [slo for slo in slos if slo.metric == name]
         chart = Chart(f"{name} ({unit})", "share of completed requests", percent=True)
         for i, (policy, x, y) in enumerate(lines):
             chart.line(x, y, policy, i, hover=f"%{{y:.1%}} within %{{x:.3~g}} {unit}")
-        if needs_log([x for x, _ in known]):
-            logarithmic(chart.x)
-        else:
-            # Outliers would flatten the curves.
-            end = max([float(np.interp(0.995, y, x)) for x, y in known] + [slo.bound * scale for slo in bounds])
-            start = min(float(x[0]) for x, _ in known)
-            # From zero, unless the curves lie in the axis's right half.
-            start = 0.0 if start < 0.5 * end else start - 0.1 * (end - start)
-            chart.x["range"] = [start, end + 0.1 * (end - start) or 1.0]
+        # Outliers would flatten the curves.
+        end = max([float(np.interp(0.995, y, x)) for x, y in drawn] + [slo.bound * scale for slo in bounds])
+        chart.x["range"] = [0.0, 1.1 * end or 1.0]
         for slo in bounds:
             chart.vline(slo.bound * scale, str(slo))
         caption = "Up and to the left is better." + (" Dashed: the SLO's bound." if bounds else "")
@@ -601,12 +575,8 @@ def _slowest(requests: Mapping[str, Columns], slos: Sequence[Slo]) -> tuple[Tabl
 
 
 def _replicas(fleet: FleetInfo | None, edges: Floats, requests: Sequence[Columns]) -> Section:
-    """Pools, parts of requests' times, scaled pools over time."""
+    """Parts of moved requests' times, and scaled pools over time."""
     blocks: list[Block] = []
-    if fleet is not None and len(fleet.pools) > 1:
-        rows = [(pool.name, f"{pool.replicas:,}", pool.policy, pool.profile) for pool in fleet.pools]
-        head = ("pool", "replicas at the start", "policy", "profile")
-        blocks.append(table(head, rows, left=frozenset({0, 2, 3})))
     runs = () if fleet is None else fleet.runs
     moved = [(f"{run.moved:,}", *(number(1e3 * run.parts[name]) for name in PARTS)) for run in runs if run.parts]
     if moved:

@@ -44,8 +44,8 @@ def _row(name: str, stat: str, policies: Sequence[Summary]) -> MetricRow | None:
     if metric.optional and not any(values):
         return None
     unit, scale = metric.unit, 1.0
-    known = [v for v in values if v is not None]
-    if unit == "ms" and known and max(known) >= 10_000:
+    present = [v for v in values if v is not None]
+    if unit == "ms" and present and max(present) >= 10_000:
         unit, scale = "s", 1e-3
     elif unit == "share":
         unit, scale = "%", 100.0

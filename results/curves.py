@@ -1,6 +1,5 @@
 """A run's columns as curves: distributions, shares by arrival, means over time."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,19 +16,13 @@ STEP_NEEDS = ("start", "latency", "prefill", "batch", "chunk", "tokens", "commit
 
 def distribution(values: Floats) -> tuple[Floats, Floats]:
     """(value, share of requests up to it), denser in the tail; without NaN."""
-    known = np.sort(values[~np.isnan(values)])
-    n = len(known)
+    values = np.sort(values[~np.isnan(values)])
+    n = len(values)
     if n <= MAX_POINTS:
-        return known, np.arange(1, n + 1) / max(1, n)
+        return values, np.arange(1, n + 1) / max(1, n)
     half = MAX_POINTS // 2
     share = np.concatenate([np.linspace(0, 0.95, half, endpoint=False), np.linspace(0.95, 1, half)])
-    return np.quantile(known, share), share
-
-
-def needs_log(curves: Sequence[Floats]) -> bool:
-    """Whether the values span so much that an axis should be logarithmic."""
-    low, high = np.quantile(np.concatenate(curves), [0.05, 0.99])
-    return bool(low > 0 and high / low > 40 and math.isfinite(high))
+    return np.quantile(values, share), share
 
 
 def share_by_arrival(arrival: Floats, good: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:

@@ -482,18 +482,18 @@ def _verdict(slo: "Slo", requests: Columns, dist: Mapping[str, Distribution], mi
 
 
 def _distribution(seconds: Floats) -> Distribution:
-    known = seconds[~np.isnan(seconds)] * 1e3
-    if not len(known):
+    values = seconds[~np.isnan(seconds)] * 1e3
+    if not len(values):
         return Distribution()
-    return Distribution(float(known.mean()), *(float(p) for p in np.percentile(known, (50, 90, 95, 99))))
+    return Distribution(float(values.mean()), *(float(p) for p in np.percentile(values, (50, 90, 95, 99))))
 
 
 def statistic(values: Floats, stat: str) -> float:
     """`mean`, or a percentile such as `p90`, of the known values; NaN without any."""
-    known = values[~np.isnan(values)]
-    if not len(known):
+    values = values[~np.isnan(values)]
+    if not len(values):
         return math.nan
-    return float(known.mean() if stat == "mean" else np.percentile(known, int(stat[1:])))
+    return float(values.mean() if stat == "mean" else np.percentile(values, int(stat[1:])))
 
 
 def _from_histogram(times: TimeHistogram) -> Distribution:
@@ -522,18 +522,18 @@ def _known(value: float) -> float | None:
 
 def flat(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Under flat names such as `ttft_ms_mean`."""
-    found: dict[str, Any] = {}
+    row: dict[str, Any] = {}
     for name, value in summary.items():
         if name == "policy" or (name == "prefix_cache" and value is None):
             continue
         if name == "slos":
             for verdict in value:
-                found |= {f"{verdict['slo']} {what}": verdict[what] for what in ("attainment", "observed_ms", "met")}
+                row |= {f"{verdict['slo']} {what}": verdict[what] for what in ("attainment", "observed_ms", "met")}
         elif isinstance(value, dict):
-            found |= {f"{name}_{part}": number for part, number in value.items()}
+            row |= {f"{name}_{part}": number for part, number in value.items()}
         else:
-            found[name] = value
-    return found
+            row[name] = value
+    return row
 
 
 def no_nan(value: Any) -> Any:

@@ -19,7 +19,7 @@ from ..traces import Trace
 from ..traces.trace import ESTIMATE
 from .metrics import Summary
 from .parts import parts
-from .run_info import CommitInfo, FleetInfo, FleetRun, PoolInfo, ProfileInfo, RunInfo, TraceInfo
+from .run_info import CommitInfo, FleetInfo, FleetRun, ProfileInfo, RunInfo, TraceInfo
 from .scenario import Scenario
 
 AR_EMITS = "an autoregressive policy token by token"
@@ -120,13 +120,13 @@ def commit_infos(policy: Policy, profile: Profile, drawn: Drawn) -> Iterator[Com
     elif drawn is not None:
         of_thresholds = Setting(policy, profile, drawn.workload).by_threshold.values()
         for model in (drawn, *(model for model in of_thresholds if model != drawn)):
-            asked = policy.unmasking.threshold
+            threshold = policy.unmasking.threshold
             yield CommitInfo(
                 policy=policy.name,
                 workload=model.workload,
                 block_length=model.block_length,
                 threshold=model.threshold,
-                asked_threshold=None if model != drawn or model.threshold == asked else asked,
+                asked_threshold=None if model != drawn or model.threshold == threshold else threshold,
                 extrapolated_from=model.extrapolated_from,
             )
 
@@ -192,12 +192,8 @@ def _fleet_info(scenario: Scenario, begun: Sequence[tuple[Scenario, RunRecords]]
     scales = scenario.scaler != FIXED
     if not scenario.pools and not scales:
         return None
-    pools = [
-        PoolInfo(name=spec.name, replicas=spec.count, policy=spec.policy, profile=setting.profile.name)
-        for spec, setting in scenario.each_pool()
-    ]
     return FleetInfo(
-        pools=tuple(pools),
+        pools={spec.name: spec.count for spec, _ in scenario.each_pool()},
         runs=tuple(_fleet_run(s.label, result) for s, result in begun),
         links=scenario.links,
         decider=scenario.decider if scenario.links else "",

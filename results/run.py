@@ -57,15 +57,6 @@ class Run:
         return [summary.policy for summary in self.info.policies]
 
     @property
-    def more_columns(self) -> set[str]:
-        """MORE_COLUMNS that its files have."""
-        names = set[str]()
-        for path in (self.folder / "requests.parquet", self.folder / "steps.parquet"):
-            with _opened(path) as file:
-                names.update(file.schema_arrow.names)
-        return names & MORE_COLUMNS.keys()
-
-    @property
     def num_steps(self) -> int:
         with _opened(self.folder / "steps.parquet") as file:
             return int(file.metadata.num_rows)
@@ -78,11 +69,11 @@ class Run:
             mine = _of_policy(file.read(["policy", *names]), policy)
             # Other columns, as a load generator's, are s.
             kinds = REQUEST_COLUMNS | MORE_COLUMNS
-            found = {name: _numpy(mine[name].combine_chunks(), kinds.get(name, "float64")) for name in names}
-        for number in (found["request"].min(initial=0), found["request"].max(initial=0)) if "request" in found else ():
+            table = {name: _numpy(mine[name].combine_chunks(), kinds.get(name, "float64")) for name in names}
+        for number in (table["request"].min(initial=0), table["request"].max(initial=0)) if "request" in table else ():
             if not 0 <= number < MOST_REQUESTS:
                 raise DsimError(f"{path}: a request has the number {number}, expected 0 to {MOST_REQUESTS - 1}")
-        return found
+        return table
 
     def step_batches(self, policy: str, columns: Sequence[str] | None = None) -> Iterator[Columns]:
         """Scalar columns, a few thousand steps at a time."""
@@ -136,17 +127,17 @@ def read_run(folder: str | Path, allow_code: AllowedCode = NO_CODE) -> Run:
             Slo.parse(text)
         except DsimError as error:
             raise DsimError(f"{path}: slos: {error}") from None
-    for name, wanted in (("requests.parquet", REQUEST_COLUMNS), ("steps.parquet", STEP_COLUMNS)):
+    for name, expected in (("requests.parquet", REQUEST_COLUMNS), ("steps.parquet", STEP_COLUMNS)):
         with _opened(folder / name) as file:
-            _check_columns(file.schema_arrow, wanted, folder / name)
+            _check_columns(file.schema_arrow, expected, folder / name)
     return Run(folder, info, allow_code)
 
 
-def _check_columns(schema: pa.Schema, wanted: Mapping[str, str], path: Path) -> None:
+def _check_columns(schema: pa.Schema, expected: Mapping[str, str], path: Path) -> None:
     """DsimError unless all columns have their types."""
-    for name, dtype in {"policy": "str", **wanted}.items():
+    for name, dtype in {"policy": "str", **expected}.items():
         if name not in schema.names:
-            raise DsimError(f"{path}: lacks column {name}, expected {', '.join(['policy', *wanted])}")
+            raise DsimError(f"{path}: lacks column {name}, expected {', '.join(['policy', *expected])}")
         kind = schema.field(name).type
         named = pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type)
         if not (named if name in ("policy", "status") else kind == pa.from_numpy_dtype(np.dtype(dtype))):
@@ -157,8 +148,8 @@ def _check_columns(schema: pa.Schema, wanted: Mapping[str, str], path: Path) -> 
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     """Arrow's errors become one line."""
     with parsing(path, "a run's Parquet file"), path.open("rb") as data, pq.ParquetFile(data) as file:
-        if file.metadata.num_rows > (most := max(MOST_REQUESTS, path.stat().st_size)):
-            raise DsimError(f"{path}: holds {file.metadata.num_rows} rows, expected at most {most}")
+        if file.metadata.num_rows > (limit := max(MOST_REQUESTS, path.stat().st_size)):
+            raise DsimError(f"{path}: holds {file.metadata.num_rows} rows, expected at most {limit}")
         yield file
 
 
@@ -176,8 +167,8 @@ def _numpy(array: Any, dtype: str) -> Array:
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if isinstance(array, pa.DictionaryArray):
-        known = np.array([STATUSES.index(name) for name in array.dictionary.to_pylist()], np.int64)
-        array = pa.array(known[np.asarray(array.indices)])
+        codes = np.array([STATUSES.index(name) for name in array.dictionary.to_pylist()], np.int64)
+        array = pa.array(codes[np.asarray(array.indices)])
     if array.null_count and np.dtype(dtype).kind in "iub":
         raise ValueError(f"it lacks {array.null_count} values of a column of whole numbers")
     values = np.asarray(array.to_numpy(zero_copy_only=False), dtype)

@@ -54,16 +54,6 @@ class CommitInfo:
 
 
 @dataclass(frozen=True)
-class PoolInfo:
-    """A fleet's pool at the run's start."""
-
-    name: str
-    replicas: int
-    policy: str
-    profile: str
-
-
-@dataclass(frozen=True)
 class FleetRun:
     """What a policy's run did with its fleet."""
 
@@ -79,21 +69,12 @@ class FleetRun:
 class FleetInfo:
     """Several pools, or replicas that a scaler starts and stops."""
 
-    pools: tuple[PoolInfo, ...]
+    pools: dict[str, int]  # replicas at the start
     runs: tuple[FleetRun, ...]
     links: tuple[str, ...] = ()
     decider: str = ""  # with links
     scaler: str = ""  # empty: constant count
     startup: str = ""  # s, or its parts
-
-
-@dataclass(frozen=True)
-class HostTime:
-    """ms of the host in a step, in addition to the device's."""
-
-    mean: float | None
-    p50: float | None
-    p99: float | None
 
 
 @dataclass(frozen=True)
@@ -105,7 +86,7 @@ class LiveInfo:
     dtype: str = ""
     weights: str = ""  # if they are not the model's
     prompts: str = ""
-    host_ms: dict[str, HostTime] = field(default_factory=dict)  # by policy
+    host_ms: dict[str, float] = field(default_factory=dict)  # a step's median beyond the device's, by policy
     made_ready: dict[str, int] = field(default_factory=dict)  # kernels compiled and graphs captured, by policy
     settings: dict[str, Any] = field(default_factory=dict)  # versions, clocks, sampling
 
@@ -145,7 +126,6 @@ class LoggedInfo:
 
     log: str
     profile: str  # its origin
-    not_in_policy: tuple[str, ...] = ()  # the log's settings that no policy has
 
 
 @dataclass(frozen=True)

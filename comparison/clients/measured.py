@@ -45,10 +45,6 @@ class MeasuredRun(Run):
     journal: tuple[Columns, Lists] | None = None
 
     @property
-    def more_columns(self) -> set[str]:
-        return set()
-
-    @property
     def num_steps(self) -> int:
         return 0 if self.journal is None else len(self.journal[0]["step"])
 

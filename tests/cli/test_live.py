@@ -84,7 +84,7 @@ def test_the_twins_draws_commit_what_the_twin_commits_and_requests_are_compared_
     ran = live("--commits", "twin", "--profile", "ours.json", "--policy", spec, "-o", "measured", "--json")
     assert ran.code == 0, ran.err
     assert ran.json["commits"] == "twin"
-    assert ran.json["live"]["host_ms"][spec]["p50"] > 0
+    assert ran.json["live"]["host_ms"][spec] > 0
     succeed("replay", "trace.jsonl", "--profile", "ours.json", "--policy", spec, "-o", "predicted")
     compared = succeed("compare", "predicted", "measured", "--profile", "ours.json", "--json")
     (cell,) = compared.json["cells"]
