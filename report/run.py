@@ -17,7 +17,7 @@ from ..results.parts import PARTS
 from ..results.run import Run
 from ..results.run_info import GUESS_FACTOR, CommitInfo, FleetInfo, FleetRun, LiveInfo, MeasuredLog, RunInfo
 from ..results.slo import Slo
-from .chart import GRID, Chart, colour
+from .chart import Chart, colour
 from .ensemble import decided, of_ensemble
 from .html import to_html
 from .page import Block, Figure, Number, Page, Row, Section, Table, estimate, priced_apart, table
@@ -429,7 +429,7 @@ def run_page(run: Run) -> Page:
     numbers, *rest = words.sections or (Section("Every number", ()),)
     sections = [
         Section("Latency and SLOs", tuple(figures[1:])),
-        _replicas(info.fleet, edges, list(requests.values())),
+        _replicas(info.fleet, float(edges[-1])),
         Section("Timeline", tuple(_timeline(run, requests, edges))),
         Section("Slowest requests", _slowest(requests, slos)),
         *rest,
@@ -475,7 +475,7 @@ def _attainment(requests: Mapping[str, Columns], slos: Sequence[Slo], missing_pa
         assert good is not None
         x, y = share_by_arrival(columns["arrival"], good)
         chart.line(x, y, policy, i, hover="%{y:.1%} of arrivals around %{x:.0f} s")
-        worst = min(worst, float(np.nanmin(y, initial=1.0)))
+        worst = min(worst, float(y.min(initial=1.0)))
     if worst > 0.8:  # the top only
         chart.y |= {"range": [worst - 0.02, 1.002], "tickformat": ".1~%"}
     caption = "The share of each window's arrivals that meet every SLO. Rejected and unfinished requests miss them."
@@ -574,7 +574,7 @@ def _slowest(requests: Mapping[str, Columns], slos: Sequence[Slo]) -> tuple[Tabl
     return (table(head, rows, title="The slowest requests", caption=about, left=frozenset({0, 1})),) if rows else ()
 
 
-def _replicas(fleet: FleetInfo | None, edges: Floats, requests: Sequence[Columns]) -> Section:
+def _replicas(fleet: FleetInfo | None, end: float) -> Section:
     """Parts of moved requests' times, and scaled pools over time."""
     blocks: list[Block] = []
     runs = () if fleet is None else fleet.runs
@@ -590,22 +590,12 @@ def _replicas(fleet: FleetInfo | None, edges: Floats, requests: Sequence[Columns
         )  # fmt: skip
     scaled = [run for run in runs if run.changes]
     if scaled:
-        blocks.append(_over_time(scaled, edges, requests[0]["arrival"]))
+        blocks.append(_over_time(scaled, end))
     return Section("Replicas", tuple(blocks))
 
 
-def _over_time(runs: Sequence[FleetRun], edges: Floats, arrival: Floats) -> Figure:
+def _over_time(runs: Sequence[FleetRun], end: float) -> Figure:
     chart = Chart("time (s)", "replicas", legend=True)
-    end = float(edges[-1])
-    counts, bounds = np.histogram(arrival, np.linspace(0.0, end, 97))
-    chart.line(
-        (bounds[:-1] + bounds[1:]) / 2, counts / np.diff(bounds), "arrivals", yaxis="y2",
-        hover="%{y:.3g} req/s around %{x:.0f} s", line={"color": GRID, "width": 2},
-    )  # fmt: skip
-    chart.layout["yaxis2"] = {
-        "overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False, "title": {"text": "req/s"},
-        "tickmode": "auto", "nticks": 5, "automargin": True,  # else its ticks copy the left axis's
-    }  # fmt: skip
     lines = [(run, pool) for run in runs for pool in dict.fromkeys(change[1] for change in run.changes)]
     for i, (run, pool) in enumerate(lines):
         changes = [change for change in run.changes if change[1] == pool]
@@ -618,8 +608,7 @@ def _over_time(runs: Sequence[FleetRun], edges: Floats, arrival: Floats) -> Figu
                 line={"color": colour(i), "width": 2, "dash": dash, "shape": "hv"},
             )  # fmt: skip
     caption = (
-        "Replicas that take requests (solid) and replicas that are paid for (dotted), and the rate of arrivals (grey, "
-        "right). Replicas that start or drain take no request and are paid for: from the decision to start one until "
-        "its last request has ended."
+        "Replicas that take requests (solid) and replicas that are paid for (dotted). Replicas that start or drain "
+        "take no request and are paid for: from the decision to start one until its last request has ended."
     )
     return Figure("replicas", "Replicas over time", caption, chart, time=True)

@@ -38,7 +38,9 @@ class Stored:
             if data.get(name) != value:
                 raise DsimError(f"{where}: {name} is {quoted(data.get(name))}, expected {quoted(value)}")
         values = {name: value for name, value in data.items() if name not in ("schema", "version")}
-        reader = pydantic.TypeAdapter(list[cls], config=pydantic.ConfigDict(extra="forbid", strict=True))  # type: ignore[valid-type]
+        # A field that is not stored may be of any type.
+        rules = pydantic.ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
+        reader = pydantic.TypeAdapter(list[cls], config=rules)  # type: ignore[valid-type]
         try:
             [result] = reader.validate_json(json.dumps([values]))
         except pydantic.ValidationError as error:
