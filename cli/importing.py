@@ -91,6 +91,7 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
         watch.warn([*client.warnings, *about.warnings])
         if self.folder is not None:
             write_measured(run, self.folder, force=self.force)
+            run = replace(run, folder=self.folder)
         columns = {run.policies[0]: run.columns}
         return Answer(
             value=RunResult.of(run.info, open=lambda: run, columns=columns), lines=client_lines(about),

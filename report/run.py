@@ -32,11 +32,6 @@ SLOWEST = 6  # requests of a policy
 OF_ARRIVALS = "part of every time from an arrival"
 ALWAYS = ("Latencies cover completed requests. Averages over time are weighted by step latency.",)
 DECIDED = {"model": "the weights decide the commits", "twin": "the profile's draws decide the commits"}
-REQUEST_NEEDS = (
-    "request", "replica", "status", "arrival", "input_length", "output_length", "scheduled", "first_commit",
-    "first_block", "first_emission", "last_emission", "finish", "num_first", "num_tokens", "num_emissions",
-    "num_preemptions",
-)  # fmt: skip
 NUMBERS = {
     "SLO attainment": "requests that meet every SLO",
     "goodput": "good requests a second",
@@ -419,7 +414,7 @@ def run_html(run: Run) -> str:
 def run_page(run: Run) -> Page:
     info, words = run.info, run_words(run.info)
     slos = [Slo.parse(text) for text in info.slos]
-    requests = {policy: run.requests(policy, REQUEST_NEEDS) for policy in run.policies}
+    requests = {policy: run.requests(policy) for policy in run.policies}
     edges = time_edges(run, list(requests.values()))
     figures = [*_attainment(requests, slos, info.missing_passes), *_latency(requests, slos)]
     missed = any((p.slo_attainment or 0.0) < 0.9995 for p in info.policies if p.slo_attainment is not None)
