@@ -94,6 +94,6 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
             run = replace(run, folder=self.folder)
         columns = {run.policies[0]: run.columns}
         return Answer(
-            value=RunResult.of(run.info, open=lambda: run, columns=columns), lines=client_lines(about),
+            value=RunResult.from_info(run.info, open=lambda: run, columns=columns), lines=client_lines(about),
             out=self.folder, files=FILES,
         )  # fmt: skip

@@ -53,4 +53,4 @@ def parse_policy(spec: str, allow_code: Sequence[str | Path] = ()) -> Policy:
 def load_run(folder: str | Path, *, allow_code: Iterable[str | Path] = ()) -> RunResult:
     """The run in a folder of `dsim replay`, `dsim live` or `dsim import`. Raises DsimError."""
     run = read_run(folder, allowed(allow_code))
-    return RunResult.of(run.info, open=lambda: run)
+    return RunResult.from_info(run.info, open=lambda: run)

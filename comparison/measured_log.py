@@ -34,9 +34,9 @@ def measured_log(scenario: Scenario, predicted: Mapping[str, Columns] | None = N
     if summary.slo_attainment is not None:  # of arrivals, as of a run
         summary = replace(summary, slo_attainment=summary.slo_attainment * num_timed / (num_timed + failed))
     return MeasuredLog(
-        requests=num_timed,
-        of=len(trace),
-        failed=failed,
+        num_timed=num_timed,
+        num_requests=len(trace),
+        num_failed=failed,
         rate=None if np.isnan(trace.rate) else trace.rate,
         summary=summary,
         beside=_beside(waited, predicted or {}) if is_as_logged(scenario) else (),

@@ -88,7 +88,7 @@ def record(
             writer.finish(info, run_html)
     code = scenarios[0].allow_code
     opened = None if out is None else partial(read_run, out, code)
-    return RunResult.of(info, open=opened, columns=tables, failure=failure)
+    return RunResult.from_info(info, open=opened, columns=tables, failure=failure)
 
 
 def _writer(out: Path | None, **options: Any) -> "AbstractContextManager[RunWriter | None]":

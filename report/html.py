@@ -15,8 +15,6 @@ from .chart import colour, dashed, script_json
 from .page import Figure, Page
 from .table import number
 
-FEW = 8  # values of a trace that are listed
-
 
 def to_html(page: Page) -> str:
     """With style, script and Plotly's basic bundle."""
@@ -59,25 +57,14 @@ def described(figure: Figure) -> str:
     axes = " over ".join(filter(None, (axis["title"]["text"] for axis in (chart.y, chart.x))))
     sentences = [f"Chart: {figure.title}" + (f" ({axes})" if axes else "")]
     for trace in chart.data:
-        places, values = list(trace.get("x", ())), list(trace.get("y", ()))
-        if trace.get("orientation") == "h" or not any(map(_known, values)):  # names along y
-            places, values = values, places
-        pairs = [(place, float(value)) for place, value in zip(places, values, strict=False) if _known(value)]
-        text = ", ".join(f"{number(value)} at {_place(place)}" for place, value in pairs)
-        if len(pairs) > FEW:
-            heights = [value for _, value in pairs]
-            text = f"{number(min(heights))} to {number(max(heights))}"
-        if pairs:
-            sentences.append(f"{trace['name']}: {text}" if trace.get("name") else text)
+        values = trace["x"] if trace.get("orientation") == "h" else trace.get("y", ())
+        heights = [
+            float(value) for value in values if isinstance(value, int | float | np.number) and np.isfinite(value)
+        ]
+        if heights:
+            name = f"{trace['name']}: " if trace.get("name") else ""
+            sentences.append(f"{name}{number(min(heights))} to {number(max(heights))}")
     return re.sub(r"<[^>]*>", "", ". ".join(sentences).replace("<br>", " ")) + "."
-
-
-def _known(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and bool(np.isfinite(value))
-
-
-def _place(place: Any) -> str:
-    return number(float(place)) if _known(place) else str(place)
 
 
 def _loud(line: str) -> tuple[str, str]:

@@ -60,7 +60,7 @@ class RunResult(RunInfo, Result):
     failure: Exception | None = field(default=None, compare=False, metadata=NOT_STORED)  # ended the last policy's run
 
     @classmethod
-    def of(cls, info: RunInfo, **parts: Any) -> Self:
+    def from_info(cls, info: RunInfo, **parts: Any) -> Self:
         """open: its files. columns: of requests, else read. temporary: the folder, removed with this object."""
         return cls(**{name: getattr(info, name) for name in [field.name for field in fields(RunInfo)]}, **parts)
 
@@ -207,7 +207,7 @@ def _facts(info: RunInfo) -> list[tuple[str, str]]:
         facts.append(("Front end", front_end(info.profile.frontend)))
     facts += [("Commit model", text) for text in _commits(info.commit_models)]
     if info.guessed_lengths:
-        facts.append(("Lengths", lengths_told(info.guessed_lengths)))
+        facts.append(("Lengths", guessed_words(info.guessed_lengths)))
     facts.append(("Serving", ", ".join(_serving(info))))
     if info.slos:
         facts.append(("SLOs", ", ".join(info.slos)))
@@ -243,7 +243,7 @@ def _fleet(fleet: FleetInfo) -> list[str]:
     return parts
 
 
-def lengths_told(guessed: int) -> str:
+def guessed_words(guessed: int) -> str:
     """What routers and a user's policies saw."""
     return (
         f"{guessed:,} requests set no limit: the router or policy saw estimates, two of three within a factor of "
@@ -282,8 +282,8 @@ def _commit(model: CommitInfo) -> str:
         text += f", a law of {model.median_steps:.3g} forwards (median)"
     if model.threshold is not None:
         text += f", threshold {model.threshold:g}"
-    if model.asked_threshold is not None:
-        text += f" in place of the policy's {model.asked_threshold:g}"
+    if model.policy_threshold is not None:
+        text += f" in place of the policy's {model.policy_threshold:g}"
     fitted = model.extrapolated_from
     return text + (f": extrapolated from {kind} {fitted}, nothing was fitted here" if fitted else "")
 
@@ -367,8 +367,8 @@ def log_words(measured: MeasuredLog) -> str:
     text = f"The log measured{rate} {'; '.join(parts)}"
     attained = measured.summary.slo_attainment
     if attained is not None:
-        failed = f", {measured.failed:,} of which failed" if measured.failed else ""
-        num = measured.requests + measured.failed
+        failed = f", {measured.num_failed:,} of which failed" if measured.num_failed else ""
+        num = measured.num_timed + measured.num_failed
         text += f" and met the SLOs for {percent(attained)} % of {counted(num, 'request')}{failed}"
     return text
 
@@ -389,8 +389,8 @@ def _beside(measured: MeasuredLog | None) -> tuple[tuple[str, ...], tuple[Sectio
             furthest[policy] = max(furthest[policy], (difference, f"{row.metric} {row.stat}"), key=_size)
         rows.append((f"{row.metric} {row.stat}", f"{number(log)} ms", *cells.values()))
     named = ", ".join(f"{policy} {100 * difference:+.1f} % ({name})" for policy, (difference, name) in furthest.items())
-    counts = ", ".join({row.metric: f"{row.metric} of {row.num:,}" for row in measured.beside}.values())
-    about = f"Both sides: {counts} of {measured.of:,} requests, which have it in the log."
+    counts = ", ".join({row.metric: f"{row.metric} of {row.num_timed:,}" for row in measured.beside}.values())
+    about = f"Both sides: {counts} of {measured.num_requests:,} requests, which have it in the log."
     sentence = (
         f"{log_words(measured)}. Largest difference from it for the same requests: {named}; the prediction's error "
         "where the log's server ran that policy."

@@ -126,7 +126,7 @@ def commit_infos(policy: Policy, profile: Profile, drawn: Drawn) -> Iterator[Com
                 workload=model.workload,
                 block_length=model.block_length,
                 threshold=model.threshold,
-                asked_threshold=None if model != drawn or model.threshold == threshold else threshold,
+                policy_threshold=None if model != drawn or model.threshold == threshold else threshold,
                 extrapolated_from=model.extrapolated_from,
             )
 

@@ -48,7 +48,7 @@ class CommitInfo:
     block_length: int | None = None
     canvas_length: int | None = None  # of a law of canvases
     threshold: float | None = None
-    asked_threshold: float | None = None  # the policy's, if the model has another
+    policy_threshold: float | None = None  # the policy's, if the model has another
     extrapolated_from: int | None = None  # the fitted block or canvas length, if another
     median_steps: float | None = None  # of a law: forwards of a typical first block
 
@@ -116,7 +116,7 @@ class ClientInfo:
     failed: int = 0  # requests
     errors: dict[str, int] = field(default_factory=dict)  # requests by message
     lateness_ms: Lateness | None = None
-    own: dict[str, OwnFigure] = field(default_factory=dict)  # by metric, where they differ
+    differing: dict[str, OwnFigure] = field(default_factory=dict)  # by metric, where they differ
     warnings: tuple[str, ...] = ()
 
 
@@ -134,7 +134,7 @@ class LogRow:
 
     metric: str
     stat: str
-    num: int  # requests that have it in the log
+    num_timed: int  # requests that have it in the log
     measured_predicted_ms: dict[str, tuple[float, float]]  # by policy
 
 
@@ -142,9 +142,9 @@ class LogRow:
 class MeasuredLog:
     """Latencies in a trace's own log."""
 
-    requests: int  # with times
-    of: int
-    failed: int
+    num_timed: int  # requests with times
+    num_requests: int
+    num_failed: int
     rate: float | None  # req/s
     summary: Summary
     beside: tuple[LogRow, ...] = ()  # empty: the run is of other traffic

@@ -78,4 +78,4 @@ def serve_until_stopped(
             writer.requests(policy, behind.columns())
             writer.finish(info, run_html)
     speed = None if fleet.clock.speed == 1 else fleet.clock.reached
-    return Served(RunResult.of(info), fleet.failure or fleet.journal_failure, server.started, speed)
+    return Served(RunResult.from_info(info), fleet.failure or fleet.journal_failure, server.started, speed)

@@ -242,7 +242,12 @@ def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> ClientInfo:
         p50, p99 = (float(q) for q in 1e3 * np.percentile(lateness, [50, 99]))
         late = Lateness(p50, p99, float(1e3 * lateness.max()))
     return ClientInfo(
-        tool=log.tool, failed=int((~done).sum()), errors=errors, lateness_ms=late, own=own, warnings=tuple(warnings)
+        tool=log.tool,
+        failed=int((~done).sum()),
+        errors=errors,
+        lateness_ms=late,
+        differing=own,
+        warnings=tuple(warnings),
     )
 
 

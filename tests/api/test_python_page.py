@@ -6,7 +6,7 @@ import dsim
 from dsim.report.result import Result
 from dsim.report.run import RunResult
 
-MACHINERY = {"of", "open", "columns", "temporary", "failure"}  # of the command that made a run
+MACHINERY = {"from_info", "open", "columns", "temporary", "failure"}  # of the command that made a run
 PAGE = Path(dsim.__file__).parent / "docs" / "python.md"
 
 

@@ -40,7 +40,7 @@ def logged(tmp_path: Path) -> Scenario:
 def test_what_was_measured_stands_beside_what_is_predicted_for_the_same_requests(logged: Scenario) -> None:
     found = measured_log(logged, {POLICY: arrived(logged.simulate())})
     assert found is not None
-    assert (found.requests, found.of) == (39, 40)
+    assert (found.num_timed, found.num_requests) == (39, 40)
     for row in found.beside:
         measured, predicted = row.measured_predicted_ms[POLICY]
         assert measured == pytest.approx(2 * predicted, rel=1e-6)
@@ -82,7 +82,7 @@ def test_a_replay_says_so_in_its_second_line_and_on_its_page(logged: Scenario, t
     assert second.startswith("The log measured at ")
     assert "Measured beside predicted" in rest
     kept = json.loads((tmp_path / "run" / "run.json").read_text())["measured"]
-    assert kept["requests"] == 39
+    assert kept["num_timed"] == 39
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Largest difference from it for the same requests" in page
     assert "<h2>Measured beside predicted</h2>" in page
