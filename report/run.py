@@ -45,7 +45,6 @@ PANELS = (
     ("queue", "Queue", "Requests that have arrived and not begun, over all replicas.", "requests", False),
     ("batch", "Batch", "Sequences in a decode step, mean of the busy replicas.", "sequences", False),
     ("chunk", "Chunk", "Most positions a sequence computes in a decode step, mean.", "positions", False),
-    ("utilization", "Token utilisation", "Positions committed of those computed; prefill excluded.", "share", True),
     ("kv", "KV occupancy", "Share of a busy replica's KV pool that is held.", "share", True),
 )
 
@@ -509,7 +508,7 @@ def _latency(requests: Mapping[str, Columns], slos: Sequence[Slo]) -> list[Figur
 
 
 def _timeline(run: Run, requests: Mapping[str, Columns], edges: Floats) -> list[Figure]:
-    """Arrivals, and means over time of the queue and the steps."""
+    """Means over time of the queue and the steps."""
     charts = {name: Chart("time (s)", axis, percent=share) for name, _, _, axis, share in PANELS}
     middle = (edges[:-1] + edges[1:]) / 2
     replicas = max(1, run.info.replicas)
@@ -519,30 +518,14 @@ def _timeline(run: Run, requests: Mapping[str, Columns], edges: Floats) -> list[
         for name, _, _, _, share in PANELS:
             hover = "%{y:.1%} at %{x:.0f} s" if share else "%{y:,.1f} at %{x:.0f} s"
             charts[name].line(middle, means[name], summary.policy, i, hover=hover)
-    figures = _arrivals(requests, float(edges[-1]))
+    figures = []
     for name, title, caption, _, _ in PANELS:
         charts[name].y.pop("range", None)  # the largest value sets it
         # A client's file has no queue or steps.
         if any(not np.isnan(line["y"]).all() for line in charts[name].data):
+            charts[name].x["range"] = [0.0, float(edges[-1])]
             figures.append(Figure(name, title, caption, charts[name], time=True))
-    for figure in figures:
-        figure.chart.x["range"] = [0.0, float(edges[-1])]
-        for line in figure.chart.data:
-            line["line"] |= {"width": 1.5}
     return figures
-
-
-def _arrivals(requests: Mapping[str, Columns], end: float) -> list[Figure]:
-    arrival = next((columns["arrival"] for columns in requests.values()), np.zeros(0))
-    if len(arrival) < 2:
-        return []
-    counts, bounds = np.histogram(arrival, np.linspace(0.0, end, int(np.clip(len(arrival) // 20, 5, 100)) + 1))
-    chart = Chart("time (s)", "req/s")
-    chart.line(
-        bounds[:-1], counts / np.diff(bounds), "arrivals", hover="%{y:.2f} req/s at %{x:.0f} s", fill="tozeroy",
-        line={"color": "#80868b", "shape": "hv"}, fillcolor="rgba(128,134,139,0.15)",
-    )  # fmt: skip
-    return [Figure("load", "Arrivals", "The same requests for every policy.", chart, time=True)]
 
 
 def _slowest(requests: Mapping[str, Columns], slos: Sequence[Slo]) -> tuple[Table, ...]:

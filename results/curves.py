@@ -11,7 +11,7 @@ from .run import Run
 MAX_BINS = 300  # of a timeline
 NUM_WINDOWS = 48  # of arrivals
 MAX_POINTS = 400  # of a distribution
-STEP_NEEDS = ("start", "latency", "prefill", "batch", "chunk", "tokens", "committed", "pages")
+STEP_NEEDS = ("start", "latency", "prefill", "batch", "chunk", "pages")
 
 
 def distribution(values: Floats) -> tuple[Floats, Floats]:
@@ -59,26 +59,23 @@ def waiting(requests: Columns, edges: Floats) -> Floats:
 def step_means(run: Run, policy: str, edges: Floats, pages: float) -> dict[str, Floats]:
     """Means over time by latency, NaN while idle, in one pass and constant memory; pages: of a replica's pool.
 
-    `batch`, `chunk` and `utilization` (committed of computed positions) of decode steps; `kv`, the share of a busy
-    replica's pool, of prefill steps too.
+    `batch` and `chunk` of decode steps; `kv`, the share of a busy replica's pool, of prefill steps too.
     """
     bins = len(edges) - 1
-    sums = {name: np.zeros(bins) for name in ("busy", "held", "decode", "batch", "chunk", "tokens", "committed")}
+    sums = {name: np.zeros(bins) for name in ("busy", "held", "decode", "batch", "chunk")}
     for steps in run.step_batches(policy, STEP_NEEDS):
         latency = steps["latency"]
         place = np.clip(np.searchsorted(edges, steps["start"] + latency / 2) - 1, 0, bins - 1)
         decode = np.where(steps["prefill"], 0.0, latency)
         weights = {
             "busy": latency, "held": latency * steps["pages"], "decode": decode, "batch": decode * steps["batch"],
-            "chunk": decode * steps["chunk"], "tokens": steps["tokens"] * ~steps["prefill"],
-            "committed": steps["committed"] * ~steps["prefill"],
+            "chunk": decode * steps["chunk"],
         }  # fmt: skip
         for name, weight in weights.items():
             sums[name] += np.bincount(place, weights=weight, minlength=bins)
     return {
         "batch": ratio(sums["batch"], sums["decode"]),
         "chunk": ratio(sums["chunk"], sums["decode"]),
-        "utilization": ratio(sums["committed"], sums["tokens"]),
         "kv": ratio(sums["held"], sums["busy"] * pages),
     }
 

@@ -193,7 +193,7 @@ def test_a_load_generators_file_becomes_a_run_next_to_the_prediction_of_its_trac
     measured = dsim.import_run(files / "vllm_bench.json", trace=asked, policy="ar", slos="ttft=110ms")
     assert measured.requests["client_ttft"].notna().all()
     assert measured.to_frame()["completed"].tolist() == [8]
-    assert {"load", "cdf-ttft"} <= {figure.name for figure in measured.figures()}
+    assert {"cdf-ttft", "cdf-e2el"} <= {figure.name for figure in measured.figures()}
     assert "queue" not in {figure.name for figure in measured.figures()}  # which nobody measured
     found = dsim.compare(dsim.replay(asked, "ar"), measured)
     assert found.comparison.pairs[0][1].driver == "client"

@@ -51,9 +51,7 @@ def figures_of(page: str) -> dict[str, Any]:
 def test_every_figure_is_on_the_page(page: str) -> None:
     names = re.findall(r'<div class="plot(?: time)?" id="([^"]+)"', page)
     assert names[:3] == ["slo-time", "cdf-ttft", "cdf-e2el"]
-    assert names[names.index("load") :] == [
-        "load", "queue", "batch", "chunk", "utilization", "kv"
-    ]  # fmt: skip
+    assert names[names.index("queue") :] == ["queue", "batch", "chunk", "kv"]
     assert list(figures_of(page)) == names
 
 
@@ -152,5 +150,4 @@ def test_steps_average_by_time(tmp_path: Path) -> None:
     found = curves.step_means(run, "optimus", np.array([0.0, 1e9]), 4000.0)
     weight = raw["latency"][decode]
     assert found["batch"][0] == pytest.approx((raw["batch"][decode] * weight).sum() / weight.sum())
-    assert found["utilization"][0] == pytest.approx(raw["committed"][decode].sum() / raw["tokens"][decode].sum())
     assert found["kv"][0] == pytest.approx((raw["pages"] * raw["latency"]).sum() / raw["latency"].sum() / 4000)
