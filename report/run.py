@@ -61,7 +61,7 @@ class RunResult(RunInfo, Result):
     @classmethod
     def from_info(cls, info: RunInfo, **parts: Any) -> Self:
         """open: its files. columns: of requests, else read. temporary: the folder, removed with this object."""
-        return cls(**{name: getattr(info, name) for name in [field.name for field in fields(RunInfo)]}, **parts)
+        return cls(**{entry.name: getattr(info, entry.name) for entry in fields(RunInfo)}, **parts)
 
     @cached_property
     def run(self) -> Run:
