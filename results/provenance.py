@@ -190,6 +190,9 @@ def _tokens_a_step(drawn: CommitModel | CanvasLaw) -> float:
 def _fleet_info(scenario: Scenario, begun: Sequence[tuple[Scenario, RunRecords]]) -> FleetInfo | None:
     """None for one pool of constant size."""
     scales = scenario.scaler != FIXED
+    startup = ""
+    if scales:
+        startup = scenario.startup if isinstance(scenario.startup, str) else f"{scenario.startup:g}"
     if not scenario.pools and not scales:
         return None
     return FleetInfo(
@@ -198,7 +201,7 @@ def _fleet_info(scenario: Scenario, begun: Sequence[tuple[Scenario, RunRecords]]
         links=scenario.links,
         decider=scenario.decider if scenario.links else "",
         scaler=scenario.scaler if scales else "",
-        startup=str(scenario.startup) if scales else "",
+        startup=startup,
     )
 
 
