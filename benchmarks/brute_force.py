@@ -227,7 +227,7 @@ class Bench:
             if reading.rejected:
                 raise DsimError(f"{spec}: {reading.rejected:.2%} of requests never fit")
             summary = seeded.run(requests.scaled_to_rate(self.problem.rate))
-            return severity_of(reading), 1.0 if math.isnan(summary.slo_attainment) else summary.slo_attainment
+            return severity_of(reading), 1.0 if summary.slo_attainment is None else summary.slo_attainment
 
         def work() -> list[tuple[float, float]]:
             own.check_fits()

@@ -1,7 +1,7 @@
 """Production engines step by step: the pictures of docs/engines/. `python benchmarks/engine_pictures.py`
 
-Each is a report's "The engine's steps" (report/closeup.py) for a few requests, as an SVG that follows the browser's
-light or dark scheme. The same tree writes the same bytes.
+Each draws the rows of a run's steps (steps.parquet) for a few requests, as an SVG that follows the browser's light or
+dark scheme. The same tree writes the same bytes.
 """
 
 import argparse
@@ -9,13 +9,12 @@ import tempfile
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import dsim
-from dsim.report.closeup import engine_figure
-from dsim.results.run import read_run
+from dsim.engine.step import Phase
+from dsim.results.run import Run
 from dsim.traces import Trace
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
@@ -26,6 +25,28 @@ svg{font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}.p{fill:#fff}
 .n,.l{fill:#fff;font-size:9px}.l{fill:#202124}
 @media(prefers-color-scheme:dark){.p{fill:#202124}text{fill:#e8eaed}.g{stroke:#3c4043}.n,.l{fill:#fff}}
 """
+
+
+PHASES = {
+    Phase.PREFILL: ("prefill", "#D55E00"),
+    Phase.DENOISE: ("denoise", "#0072B2"),
+    Phase.FLUSH: ("keys of committed tokens (commit, encode)", "#009E73"),
+    Phase.IDLE: ("ended already, computed for nothing", "#9aa0a6"),
+}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A request's row in a step."""
+
+    start: float  # ms
+    width: float  # ms
+    phase: Phase
+    request: int
+    step: int
+    num_tokens: int  # computed
+    num_committed: int
+    depth: float  # opacity
 
 
 @dataclass(frozen=True)
@@ -62,24 +83,42 @@ def picture(world: World) -> str:
     arrival, prompt, output = (np.array(column) for column in zip(*world.requests, strict=True))
     trace = Trace("a few requests", arrival / 1e3, prompt, output)
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "run"
         # An EOS is not known before, so work decided ahead is wasted.
-        dsim.replay(trace, [world.policy], profile=world.profile, workload=world.workload, eos=True, out=out)
-        figure = engine_figure(read_run(out), world.policy, 0, 0.0, "")
-    assert figure is not None
-    return _svg(world, figure.chart.data)
+        run = dsim.replay(
+            trace, [world.policy], profile=world.profile, workload=world.workload, eos=True, out=Path(folder) / "run"
+        ).run
+        return _svg(world, bars_of(run, world.policy))
 
 
-def _svg(world: World, traces: list[dict[str, Any]]) -> str:
+def bars_of(run: Run, policy: str) -> list[Bar]:
+    """Darker: more of the computed positions commit. A repeated pass over committed tokens is pale."""
+    steps, lists = run.steps(policy), run.step_lists(policy)
+    requests, offsets = lists["requests"]
+    words = lists["commits"][0].reshape(len(requests), -1)
+    begin, flushed = float(steps["start"].min()), set[tuple[int, int]]()
+    bars = []
+    for row, i in enumerate(np.repeat(np.arange(len(steps["start"])), np.diff(offsets))):
+        phase = Phase(int(lists["phases"][0][row]))
+        request, step, computed = int(requests[row]), int(steps["step"][i]), int(lists["num_tokens"][0][row])
+        committed = sum(int(word).bit_count() for word in words[row])
+        share = committed / max(1, computed)
+        if phase == Phase.FLUSH:
+            share = 0.0 if (request, step - 1) in flushed else 1.0
+            flushed.add((request, step))
+        depth = 1.0 if phase in (Phase.PREFILL, Phase.IDLE) else 0.35 + 0.65 * min(1.0, 2 * share)
+        start, end = float(steps["start"][i]), float(steps["start"][i] + steps["latency"][i])
+        bars.append(
+            Bar(
+                1e3 * (start - begin), 1e3 * (0.94 * (end - start)), phase, request, step, computed, committed,
+                round(depth, 2),
+            )
+        )  # fmt: skip
+    return sorted(bars, key=lambda bar: list(PHASES).index(bar.phase))
+
+
+def _svg(world: World, bars: list[Bar]) -> str:
     """One lane per request, dashed while it waits."""
-    bars = [
-        (1e3 * base, 1e3 * wide, trace["name"], trace["marker"]["color"], deep, about)
-        for trace in traces
-        for base, wide, deep, about in zip(
-            trace["base"], trace["x"], trace["marker"]["opacity"], trace["customdata"], strict=True
-        )
-    ]
-    end = max(base + wide for base, wide, *_ in bars)
+    end = max(bar.start + bar.width for bar in bars)
     top, scale = 34, (WIDTH - LEFT - RIGHT) / end
     bottom = top + LANE * len(world.requests)
 
@@ -88,10 +127,11 @@ def _svg(world: World, traces: list[dict[str, Any]]) -> str:
 
     out = [f'<rect class="p" width="{WIDTH}" height="{bottom + 40}" rx="6"/>']
     x = LEFT
-    for trace in traces:
-        out.append(f'<rect x="{x}" y="10" width="11" height="11" fill="{trace["marker"]["color"]}"/>')
-        out.append(f'<text x="{x + 16}" y="20">{escape(trace["name"])}</text>')
-        x += 34 + round(6.4 * len(trace["name"]))
+    for phase in dict.fromkeys(bar.phase for bar in bars):
+        name, ink = PHASES[phase]
+        out.append(f'<rect x="{x}" y="10" width="11" height="11" fill="{ink}"/>')
+        out.append(f'<text x="{x + 16}" y="20">{escape(name)}</text>')
+        x += 34 + round(6.4 * len(name))
     tick = next(t for t in (10, 20, 50, 100, 200, 500, 1000) if end / t <= 12)
     for k in range(int(end / tick) + 1):
         out.append(f'<path class="g" d="M{at(k * tick)} {top}V{bottom}"/>')
@@ -99,20 +139,23 @@ def _svg(world: World, traces: list[dict[str, Any]]) -> str:
     out.append(f'<text class="m" x="{(LEFT + WIDTH) // 2}" y="{bottom + 31}">ms</text>')
     for request, (arrives, prompt, output) in enumerate(world.requests):
         middle = top + LANE * request + LANE // 2
-        first = min(base for base, *_, about in bars if about[0] == request)
+        first = min(bar.start for bar in bars if bar.request == request)
         out.append(f'<text x="10" y="{middle + 4}">{chr(65 + request)}: {prompt:,} in, {output:,} out</text>')
         out.append(f'<path class="w" d="M{at(arrives)} {middle}H{at(first)}"/>')
-    for base, wide, name, ink, deep, (request, step, num, committed) in bars:
-        y = top + LANE * request + 3
-        about = f"{chr(65 + request)}, step {step}: {name}, {num} computed, {committed} committed"
-        out.append(
-            f'<rect x="{at(base)}" y="{y}" width="{wide * scale:.1f}" height="{LANE - 6}" fill="{ink}" '
-            f'fill-opacity="{deep}"><title>{escape(about)}</title></rect>'
+    for bar in bars:
+        name, ink = PHASES[bar.phase]
+        y = top + LANE * bar.request + 3
+        about = (
+            f"{chr(65 + bar.request)}, step {bar.step}: {name}, {bar.num_tokens} computed, "
+            f"{bar.num_committed} committed"
         )
-        if wide * scale > 7 * len(str(num)):
-            out.append(
-                f'<text class="{"n" if deep > 0.6 else "l"}" x="{at(base + wide / 2)}" y="{y + 13}">{num}</text>'
-            )
+        out.append(
+            f'<rect x="{at(bar.start)}" y="{y}" width="{bar.width * scale:.1f}" height="{LANE - 6}" fill="{ink}" '
+            f'fill-opacity="{bar.depth}"><title>{escape(about)}</title></rect>'
+        )
+        if bar.width * scale > 7 * len(str(bar.num_tokens)):
+            kind, middle = "n" if bar.depth > 0.6 else "l", at(bar.start + bar.width / 2)
+            out.append(f'<text class="{kind}" x="{middle}" y="{y + 13}">{bar.num_tokens}</text>')
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 40}" role="img">'
     title = f"<title>Rows over time under {escape(world.policy)}</title>"
     return "\n".join([head, title, f"<style>{STYLE}</style>", *out, "</svg>", ""])

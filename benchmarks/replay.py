@@ -33,8 +33,8 @@ from dsim.engine.core import MANY_REQUESTS
 from dsim.engine.policy import parse
 from dsim.engine.state import PREFILL
 from dsim.profiler.profile import DEFAULT, load
-from dsim.report.run_folder import RunWriter
 from dsim.results.metrics import Summary, summarize
+from dsim.results.run_folder import RunWriter
 from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.routers import routing
 from dsim.sim.scalers import scaling

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from ..report.page import Page
+    from ..report.result import Result
 
 R = TypeVar("R")
 INTERRUPTED, MISSED = 130, 1  # exit codes
@@ -14,7 +15,7 @@ INTERRUPTED, MISSED = 130, 1  # exit codes
 
 @dataclass(frozen=True, kw_only=True)
 class Answer(Generic[R]):
-    """value: for Python. page, lines: for a terminal, of the findings. json: what `--json` prints."""
+    """value: for Python. page, lines: for a terminal. json: what `--json` prints. Both by default the value's."""
 
     value: "R | Callable[[], R]"
     json: Any = None
@@ -27,6 +28,20 @@ class Answer(Generic[R]):
     interrupted: str = ""  # or with INTERRUPTED
     code: int = 0
     failure: Exception | None = None  # raised at the end
+
+    @property
+    def _result(self) -> "Result | None":
+        from ..report.result import Result  # slow to load
+
+        return self.value if self.json is None and isinstance(self.value, Result) else None
+
+    def to_json(self) -> Any:
+        return self.json if self._result is None else self._result.to_json()
+
+    def shown(self) -> "Page | None":
+        if self.page is not None:
+            return self.page()
+        return None if self._result is None else self._result.page()
 
     def to_python(self) -> R:
         if self.failure is not None:

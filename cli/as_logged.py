@@ -20,13 +20,14 @@ OTHER = ("arrival", "rate", "lengths", "concurrency", "num_requests", "time_scal
 
 @contextmanager
 def as_logged(question: "ReplayQuestion", watch: "Watch") -> "Iterator[tuple[ReplayQuestion, dict[str, Any]]]":
-    """With a step log's settings, which options override, and what the manifest says of them.
+    """With a step log's settings, which options override, and the run's fields that name them.
 
     Its files last as long as the context.
     """
     from ..profiler.as_logged import policy_of
     from ..profiler.profile import load, save, to_json
     from ..profiler.steplog import profile_of_log, read_log
+    from ..results.run_info import LoggedInfo
 
     for name in OTHER:
         if question.sets(name):
@@ -54,5 +55,5 @@ def as_logged(question: "ReplayQuestion", watch: "Watch") -> "Iterator[tuple[Rep
             origin, about = "fitted to the same log", {"fitted_profile": to_json(fitted)}
             watch.say(f"Profile: fitted to the same log, so step prices are not a prediction ({name})")
             watch.say(*(f"The fit may be wrong: {line}" for line in fitted.doubts))
-        source = {"log": Path(log).name, "profile": origin, "not_in_policy": left_out}
+        source = LoggedInfo(Path(log).name, origin)
         yield replace(question, policy=specs, profile=profile, frontend=0.0), {"as_logged": source, **about}

@@ -1,12 +1,14 @@
 """Warnings of a question's traces, policies and profiles, and SLOs that end a command."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..engine.errors import DsimError
 
 if TYPE_CHECKING:
+    from ..results.metrics import Summary
+    from ..results.run_info import RunInfo
     from ..results.scenario import Scenario
     from ..sim.setting import Setting
     from ..traces import Trace
@@ -48,14 +50,24 @@ def warn_of_runs(watch: "Watch", runs: Iterable[tuple["Setting", "Trace | None"]
     watch.warn(lines)
 
 
-def missed_slos(policies: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What runs' summaries, as in run.json, miss; DsimError if they have no SLO."""
-    if not any(summary["slos"] for summary in policies):
+def stopped(run: "RunInfo", scenarios: Sequence["Scenario"]) -> str:
+    """How far an interrupted run came; empty for a whole one."""
+    if not run.interrupted:
+        return ""
+    last, num = run.policies[-1], run.trace.num_requests
+    line = f"Interrupted: {last.policy} had served {last.completed} of {num} requests"
+    waiting = len(scenarios) - len(run.policies)
+    return f"{line}, and {waiting} of {len(scenarios)} policies were not begun" if waiting else line
+
+
+def missed_slos(policies: Sequence["Summary"]) -> list[str]:
+    """The SLOs that runs miss; DsimError if they have none."""
+    if not any(summary.slos for summary in policies):
         raise DsimError("--fail-on-slo is given and the runs have no SLO, expected at least one")
     missed = []
     for summary in policies:
-        missed += [f"{summary['policy']} misses {slo['slo']}" for slo in summary["slos"] if slo["met"] is False]
-        share = summary["slo_attainment"]
+        missed += [f"{summary.policy} misses {verdict.slo}" for verdict in summary.slos if verdict.met is False]
+        share = summary.slo_attainment
         if share is not None and share < LEAST:
-            missed.append(f"{summary['policy']} meets the SLOs for {100 * share:.4g} % of requests, of {LEAST:.0%}")
+            missed.append(f"{summary.policy} meets the SLOs for {100 * share:.4g} % of requests, of {LEAST:.0%}")
     return missed

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ..comparison.compared import Compared
     from ..engine.allowed_code import AllowedCode
     from ..planner.given import ProfileLike, TraceLike
-    from ..planner.recorded import RunLike
     from ..profiler.profile import Profile
+    from ..report.run import RunLike
     from ..results.run import Run
 
 
@@ -98,9 +98,9 @@ class CompareQuestion(q.Forced, q.Coded, Question["Compared"]):
         pairs = [_pair(p, m, read, traffic, self.policy, code) for p, m in zip(predicted, measured, strict=True)]
         watch.warn(doubts)
         fitted = [
-            from_json(run.info["fitted_profile"], f"{run.folder}/run.json: fitted_profile")  # of a replay as logged
+            from_json(run.info.fitted_profile, f"{run.folder}/run.json: fitted_profile")  # of a replay as logged
             for run in chain(*pairs)
-            if "fitted_profile" in run.info
+            if run.info.fitted_profile is not None
         ]
         given = [profile if isinstance(profile, Profile) else load(profile) for profile in self.profiles]
         profiles = {profile.name: profile for profile in [*fitted, *given]}
@@ -115,7 +115,7 @@ class CompareQuestion(q.Forced, q.Coded, Question["Compared"]):
         compared = Compared(comparison, pairs)
         missed = [str(judged) for judged in comparison.bounds if not judged.met]
         if self.fail_on_slo:
-            missed += missed_slos([s for _, run in pairs if os.path.isdir(run.folder) for s in run.info["policies"]])
+            missed += missed_slos([s for _, run in pairs if os.path.isdir(run.folder) for s in run.info.policies])
         return Answer(
             value=compared, json=comparison.to_json(), page=compared.page, out=self.folder, files=files.FILES,
             missed=missed,
@@ -162,10 +162,10 @@ def _client_file(run: "RunLike") -> Path | None:
 
 
 def _run(run: "RunLike", allow_code: "AllowedCode") -> "Run":
-    from ..planner.recorded import OfRun
+    from ..report.run import RunResult
     from ..results.run import Run, read_run
 
-    if isinstance(run, OfRun):
+    if isinstance(run, RunResult):
         return run.run
     return run if isinstance(run, Run) else read_run(run, allow_code)
 

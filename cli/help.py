@@ -77,7 +77,7 @@ def _print(command: Any, ctx: Any, formatter: Any, whole: bool = False) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from ..report.terminal import Terminal
+    from ..report.text import Terminal
 
     console = Terminal(highlight=False, width=max(40, shutil.get_terminal_size().columns))
     paragraphs, examples = parts(command.help or "")

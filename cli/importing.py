@@ -1,7 +1,7 @@
 """dsim import: a load generator's measurements of a server as a run."""
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Annotated as A
@@ -14,11 +14,11 @@ from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
     from ..planner.given import TraceLike
-    from ..planner.recorded import Imported
+    from ..report.run import RunResult
 
 
 @dataclass(frozen=True)
-class ImportQuestion(q.OfFile, q.Forced, Question["Imported"]):
+class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
     """Import a load generator's measurements of a server as a run, with dsim's definitions of metrics.
 
     dsim import bench.json --trace trace.jsonl --slo ttft=2s -o runs/measured
@@ -56,16 +56,16 @@ class ImportQuestion(q.OfFile, q.Forced, Question["Imported"]):
     missing_fails: A[bool, q.MISSING_FAILS] = False
     out: A[str | Path | None, q.RUN_OUT] = None
 
-    def answer(self, watch: Watch) -> "Answer[Imported]":
+    def answer(self, watch: Watch) -> "Answer[RunResult]":
         from ..comparison.clients.measured import measured_run, write_measured
         from ..comparison.clients.read import read_client
         from ..comparison.clients.words import client_lines
         from ..engine.policy import PRESETS
         from ..files.read import printable
-        from ..planner.recorded import Imported
         from ..profiler.as_logged import policy_of
         from ..profiler.steplog import read_log
-        from ..results.manifest import FILES
+        from ..report.run import RunResult
+        from ..results.run_info import FILES
         from ..results.scenario import MAX_REPLICAS
         from ..results.slo import Slo
 
@@ -85,13 +85,15 @@ class ImportQuestion(q.OfFile, q.Forced, Question["Imported"]):
             policy=printable(self.policy or named), slos=[Slo.parse(text) for text in self.slos],
             missing_passes=not self.missing_fails, replicas=self.replicas, engine=engine,
         )  # fmt: skip
-        if command := watch.command():
-            run.info["command"] = command
-        watch.warn([*client.warnings, *run.info["client"]["warnings"]])
+        about = run.info.client
+        assert about is not None
+        run = replace(run, info=replace(run.info, command=watch.command()))
+        watch.warn([*client.warnings, *about.warnings])
         if self.folder is not None:
             write_measured(run, self.folder, force=self.force)
-        imported = Imported(run, self.folder)
+            run = replace(run, folder=self.folder)
+        columns = {run.policies[0]: run.columns}
         return Answer(
-            value=imported, json={key: run.info.get(key) for key in ("client", "trace", "policies")},
-            page=imported.page, lines=client_lines(run.info), out=self.folder, files=FILES,
+            value=RunResult.from_info(run.info, open=lambda: run, columns=columns), lines=client_lines(about),
+            out=self.folder, files=FILES,
         )  # fmt: skip

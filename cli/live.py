@@ -1,7 +1,7 @@
 """dsim live: serve a trace in real time on a device, under the twin's policies."""
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 from typing import Annotated as A
@@ -10,16 +10,16 @@ from . import choices
 from . import questions as q
 from .answer import Answer
 from .bar import watch_runs
-from .cautions import warn
+from .cautions import stopped, warn
 from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
     from ..planner.given import PolicyLike, ProfileLike
-    from ..planner.recorded import Recorded
+    from ..report.run import RunResult
 
 
 @dataclass(frozen=True)
-class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["Recorded"]):
+class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult"]):
     """Serve a trace on this machine's device, in real time, and report what its clients saw.
 
     dsim live azure-conv --lengths fixed:64,64 --rate 2 --num-requests 60 --policy lmdeploy-bd32 -o runs/live
@@ -55,37 +55,23 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["Recorded"
     slos: A[Sequence[str], q.SLO] = ()
     out: A[str | Path | None, q.RUN_OUT] = None
 
-    def answer(self, watch: Watch) -> "Answer[Recorded]":
+    def answer(self, watch: Watch) -> "Answer[RunResult]":
         from ..device.live_run import live_run
-        from ..planner.recorded import Recorded
-        from ..report.story import words
-        from ..results.manifest import FILES
-        from ..results.run import read_run
+        from ..results.run_info import FILES
 
         named = choices.PROFILE if self.profile is None else self.profile
         scenarios = q.scenarios_of(self, "lmdeploy-bd32" if self.policy == () else self.policy, self.slos, named)
-        run = live_run(
+        live = live_run(
             scenarios, model=self.model, random_weights=self.random_weights, profiled=self.profile is not None,
             commits=self.commits, prompts=self.prompts, device=self.device, graphs=self.graphs,
             mask_token_id=self.mask_token_id, block_length=self.block_length, tokenizer=self.tokenizer,
             temperature=self.temperature, ready=lambda: warn(watch, *scenarios),
         )  # fmt: skip
-        num = len(run.requests)
-        kept, folder = q.kept_folder(self.folder, watch)
+        temporary, folder = q.kept_folder(self.folder, watch)
         with watch.bar("live", "requests") as bar:
-            runs = watch_runs(bar, len(scenarios), num, "warming up")
-            done = run.serve(folder, force=self.force, about={"command": watch.command()}, watch=runs)
-        manifest = done.manifest
-        shown = {
-            "policies": manifest["policies"], "live": manifest["live"], "commits": run.live.commits,
-            "interrupted": done.interrupted,
-        }  # fmt: skip
+            runs = watch_runs(bar, len(scenarios), len(live.requests), "warming up")
+            run = live.serve(folder, force=self.force, about={"command": watch.command()}, watch=runs)
         return Answer(
-            value=lambda: Recorded(read_run(folder or "", scenarios[0].allow_code), kept),
-            json=shown,
-            page=lambda: words(manifest["policies"], manifest),
-            out=self.folder,
-            files=FILES,
-            interrupted=f"Interrupted: {done.progress([s.policy for s in scenarios], num)}" * done.interrupted,
-            failure=done.failure,
-        )
+            value=replace(run, temporary=temporary), out=self.folder, files=FILES,
+            interrupted=stopped(run, scenarios), failure=run.failure,
+        )  # fmt: skip

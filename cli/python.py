@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ..engine.allowed_code import allowed
 from ..engine.policy import Policy, parse
-from ..planner.recorded import Recorded
 from ..profiler.profile import load as read_profile
+from ..report.run import RunResult
 from ..results.run import read_run
 from ..results.scenario import named_code
 from ..traces import load as read_trace
@@ -50,6 +50,7 @@ def parse_policy(spec: str, allow_code: Sequence[str | Path] = ()) -> Policy:
 
 
 @partial(suggesting, name="load_run")
-def load_run(folder: str | Path, *, allow_code: Iterable[str | Path] = ()) -> Recorded:
+def load_run(folder: str | Path, *, allow_code: Iterable[str | Path] = ()) -> RunResult:
     """The run in a folder of `dsim replay`, `dsim live` or `dsim import`. Raises DsimError."""
-    return Recorded(read_run(folder, allowed(allow_code)))
+    run = read_run(folder, allowed(allow_code))
+    return RunResult.from_info(run.info, open=lambda: run)

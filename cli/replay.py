@@ -1,7 +1,9 @@
 """dsim replay: a trace through the twin, with one or several policies side by side."""
 
+import os
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from typing import Annotated as A
@@ -10,16 +12,17 @@ from . import choices
 from . import questions as q
 from .answer import Answer
 from .bar import watch_runs
-from .cautions import missed_slos, warn, warn_of_yields
+from .cautions import missed_slos, stopped, warn, warn_of_yields
 from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
     from ..planner.given import PolicyLike
-    from ..planner.recorded import Replay
+    from ..report.run import RunResult
+    from ..results.run import Run
 
 
 @dataclass(frozen=True)
-class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["Replay"]):
+class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult"]):
     """Replay a trace through the twin and report what its clients would have seen.
 
     dsim replay azure-conv --replicas 2 --policy lmdeploy-bd32 --policy optimus --slo ttft=5s -o runs/azure
@@ -75,7 +78,7 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["Replay"])
         """As named; none for the default."""
         return [q.name_of(policy) for policy in q.listed(self.policy)]
 
-    def answer(self, watch: Watch) -> "Answer[Replay]":
+    def answer(self, watch: Watch) -> "Answer[RunResult]":
         about: dict[str, Any] = {"command": watch.command()}
         if not self.as_logged:
             return self._replayed(watch, about)
@@ -84,10 +87,11 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["Replay"])
         with as_logged(self, watch) as (question, logged):
             return question._replayed(watch, about | logged)
 
-    def _replayed(self, watch: Watch, about: dict[str, Any]) -> "Answer[Replay]":
-        from ..planner.replay_run import fleet_cost, write_replay
-        from ..report.story import words
-        from ..results.manifest import FILES
+    def _replayed(self, watch: Watch, about: dict[str, Any]) -> "Answer[RunResult]":
+        from ..comparison.measured_log import columns_of, measured_log
+        from ..planner.record import fleet_cost, in_twin, record, shortages
+        from ..results.run import read_run
+        from ..results.run_info import FILES
         from ..results.scenario import on_fleet
 
         fleet = self.fleet_words(self.specs or None, scaler=self.scaler, startup=str(self.startup))
@@ -108,24 +112,26 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["Replay"])
             with watch.bar("ensemble", "replays", note="starting") as bar, Pool(jobs=self.jobs) as pool:
                 drawn = ensemble(scenarios, requests, self.ensemble, pool=pool, progress=bar.update)
             about["ensemble"] = drawn.to_json()
+        serve = partial(in_twin, threads=self.jobs or os.cpu_count() or 1)
         with watch.bar("replay", "requests") as bar:
-            runs = watch_runs(bar, len(scenarios), len(requests), "starting", " simulated")
-            done = write_replay(
-                scenarios, requests, about, out=self.folder, force=self.force, jobs=self.jobs, watch=runs
-            )
-        manifest = done.manifest
-        shown = {"policies": manifest["policies"], "profile": manifest["profile"], "interrupted": done.interrupted}
-        shown |= {name: manifest[name] for name in ("measured", "ensemble", "cost") if name in manifest}
-        specs = [scenario.policy for scenario in scenarios]
+            run = record(
+                scenarios, requests, serve, out=self.folder, force=self.force,
+                watch=watch_runs(bar, len(scenarios), len(requests), "starting", " simulated"),
+                about=lambda results: {
+                    **about, "shortages": shortages(scenarios[: len(results)], requests),
+                    "measured": measured_log(scenarios[0], columns_of(scenarios, results)),
+                },
+            )  # fmt: skip
+        if self.folder is None:
+            temporary, folder = q.kept_folder(None, watch)
 
-        def replay() -> "Replay":
-            from ..planner.recorded import Replay  # loads pandas
+            def replayed_again() -> "Run":
+                assert folder is not None
+                record(scenarios, requests, in_twin, out=folder)
+                return read_run(folder, scenarios[0].allow_code)
 
-            return Replay(done.results, done.summaries, manifest, tuple(scenarios), requests, self.folder)
-
+            run = replace(run, open=replayed_again, temporary=temporary)
         return Answer(
-            value=replay,
-            json=shown, page=lambda: words(manifest["policies"], manifest), out=self.folder, files=FILES,
-            interrupted=f"Interrupted: {done.progress(specs, len(requests))}" * done.interrupted,
-            missed=missed_slos(manifest["policies"]) if self.fail_on_slo else (),
+            value=run, out=self.folder, files=FILES, interrupted=stopped(run, scenarios),
+            missed=missed_slos(run.policies) if self.fail_on_slo else (),
         )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..files.read import printable, without_secrets
-from ..report.terminal import Terminal
+from ..report.text import Terminal
 from .answer import INTERRUPTED, MISSED, Stopped
 from .bar import Bar
 from .declared import Question, Watch
@@ -35,7 +35,7 @@ class Screen(Watch):
     def command(self, *speed: str) -> str:
         """For a page, without options that do not change the result; speed: those of SPEED that do not."""
         drop = PLACES | {name: SPEED[name] for name in speed or SPEED}
-        kept, skip = [], 0
+        words, skip = [], 0
         for word in sys.argv[1:]:
             name, equals, _ = word.partition("=")
             if skip:
@@ -43,8 +43,8 @@ class Screen(Watch):
             elif name in drop:
                 skip = 0 if equals else drop[name]
             else:
-                kept.append(without_secrets(word))
-        return printable(shlex.join(["dsim", *kept]))
+                words.append(without_secrets(word))
+        return printable(shlex.join(["dsim", *words]))
 
     def warn(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -70,10 +70,10 @@ def run(question: Question[Any], as_json: bool) -> None:
         screen.alarm(str(stop))
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        print_json(answer.json)
+        print_json(answer.to_json())
     else:
-        if answer.page is not None:
-            show_page(answer.page())
+        if (page := answer.shown()) is not None:
+            show_page(page)
         show(*answer.lines)
     if answer.explained:
         screen.say(answer.explained)

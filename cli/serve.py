@@ -15,7 +15,7 @@ from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
     from ..engine.journal import Append
-    from ..results.manifest import Manifest
+    from ..report.run import RunResult
     from ..results.scenario import Scenario
     from ..serve.open import Behind
 
@@ -23,7 +23,7 @@ OF_A_MODEL = ("profile", "commits", "device", "graphs", "eos", "mask_token_id", 
 
 
 @dataclass(frozen=True)
-class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["Manifest"]):
+class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["RunResult"]):
     """Serve an OpenAI-compatible API, block by block, until Ctrl-C.
 
     dsim serve --twin a100-sdar-8b --policy optimus --replicas 2 -o runs/served
@@ -83,7 +83,7 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["Manifest"]):
     seed: A[int, q.SEED] = 0
     out: A[str | Path | None, q.out("Write the journal and report.html at the end.")] = None
 
-    def answer(self, watch: Watch) -> "Answer[Manifest]":
+    def answer(self, watch: Watch) -> "Answer[RunResult]":
         here = self.model or self.random_weights
         if (here is None) == (self.twin is None):
             raise DsimError(f"--model is {here} and --twin is {self.twin}, expected one of them")
@@ -91,8 +91,7 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["Manifest"]):
             if self.twin is not None and self.sets(name):
                 option = f"--{name.replace('_', '-')} is {getattr(self, name)}"
                 raise DsimError(f"{option} and --twin is {self.twin}, expected --model with it")
-        from ..report.story import words
-        from ..results.manifest import FILES
+        from ..results.run_info import FILES
         from ..results.scenario import Scenario, named_code
         from ..serve.serving import ServerOptions, serve_until_stopped
 
@@ -110,11 +109,9 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["Manifest"]):
         )  # fmt: skip
         if served.speed is not None:
             watch.say(f"Times are simulated: they passed {served.speed:.3g} times as fast as the clock")
-        policies = served.manifest["policies"]
         return Answer(
-            value=served.manifest, json={"policies": policies}, page=lambda: words(policies, served.manifest),
-            out=self.folder,
-            files=FILES, failure=None if served.failure is None else MachineError(str(served.failure)),
+            value=served.run, out=self.folder, files=FILES,
+            failure=None if served.failure is None else MachineError(str(served.failure)),
             code=int(not served.started),  # uvicorn's log says why
         )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Compare runs of the same requests, policy by policy."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from ..files.read import cut
 from ..profiler.placed import placed
 from ..profiler.profile import Profile
 from ..report.table import value
-from ..results.metrics import CANCELLED, COMPLETED, METRICS, STATS, Floats, no_nan, path
+from ..results.metrics import CANCELLED, COMPLETED, METRICS, STATS, Floats, Summary, no_nan, path
 from ..results.run import Columns, Run
 from .bounds import DISTRIBUTIONS, Bound, Judged, judge
 from .errors import DEFINITIONS as ERROR_DEFINITIONS
@@ -133,7 +133,7 @@ def compare_runs(
     notes: list[str] = []
     relative: dict[str, list[tuple[Floats, Floats]]] = {}
     of_traffic: dict[bytes, list[int]] = {}
-    summaries: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
+    summaries: list[tuple[Summary, Summary]] = []
     for i, (p, m) in enumerate(pairs):
         _check_pair(p, m)
         shared = [name for name in p.policies if name in m.policies]
@@ -168,20 +168,18 @@ def compare_runs(
 def side(run: Run) -> Side:
     """A run's side, from its manifest."""
     info = run.info
-    profile, live = info.get("profile", {}), info.get("live", {})
-    driver = info.get("driver", "twin")
-    device = live.get("device", profile.get("device", UNKNOWN))
-    weights = f" ({live['weights']})" if live.get("weights") else ""
+    machine = info.live or info.profile
+    weights = f" ({info.live.weights})" if info.live is not None and info.live.weights else ""
     return Side(
-        str(run.folder),
-        driver,
-        str(device),
-        str(live.get("model", profile.get("model", UNKNOWN))) + weights,
-        profile.get("name", ""),
-        bool(profile.get("estimated", True)),
-        tuple(f"DOUBTED: {line}" for line in info.get("doubted", [])),
-        info.get("commits", "server" if driver == "client" else "twin"),
-        bool(info.get("interrupted", False)),
+        folder=str(run.folder),
+        driver=info.driver,
+        device=UNKNOWN if machine is None else machine.device,
+        model=UNKNOWN if machine is None else machine.model + weights,
+        profile="" if info.profile is None else info.profile.name,
+        estimated=info.profile is None or info.profile.estimated,
+        doubts=tuple(f"DOUBTED: {line}" for line in info.doubted),
+        commits=info.commits,
+        interrupted=info.interrupted,
     )
 
 
@@ -192,9 +190,9 @@ def not_paired(predicted: Run, measured: Run, policy: str) -> str:
     for run in (predicted, measured):
         if is_client(run):
             return f"it is unknown what decided the commits of {run.folder}"
-        if run.info.get("commits", "twin") == "model":
+        if run.info.commits == "model":
             return f"the weights decided the commits of {run.folder}"
-    seeds = [run.info.get("seed") for run in (predicted, measured)]
+    seeds = [run.info.seed for run in (predicted, measured)]
     if seeds[0] != seeds[1]:
         return f"commits were drawn with seed {seeds[0]} and with seed {seeds[1]}"
     return ""
@@ -209,7 +207,7 @@ def _commits_tokens(run: Run, policy: str) -> bool:
 
 
 def _cell(
-    pair: int, p: Run, m: Run, policy: str, summaries: tuple[Mapping[str, Any], Mapping[str, Any]],
+    pair: int, p: Run, m: Run, policy: str, summaries: tuple[Summary, Summary],
     profiles: Callable[[str], Profile], seeds: int, progress: Progress | None,
 ) -> tuple[PolicyErrors, dict[str, tuple[Floats, Floats]], bytes, list[str]]:  # fmt: skip
     requests = p.requests(policy), m.requests(policy)
@@ -280,7 +278,7 @@ def _shared_requests(
     notes = []
     for name in ("input_length", "output_length", "max_tokens", "arrival"):
         x, y = a[name][i].astype(np.float64), b[name][j].astype(np.float64)
-        if name == "arrival" and p.info.get("closed_loop"):
+        if name == "arrival" and p.info.closed_loop:
             continue  # derived from latencies
         if name in ("input_length", "max_tokens") and clients:
             continue  # a server may count otherwise; the import warns
@@ -301,8 +299,8 @@ def _shared_requests(
                 f"{1e3 * off.max():.3g} ms"
             )
     traffic = b"".join(b[name][j].tobytes() for name in ("request", "input_length", "output_length"))
-    closed = p.info.get("closed_loop")
-    traffic += p.info["trace"]["arrival"].encode() if closed else b["arrival"][j].tobytes()
+    closed = p.info.closed_loop
+    traffic += p.info.trace.arrival.encode() if closed else b["arrival"][j].tobytes()
     done = (a["status"][i] == COMPLETED) & (b["status"][j] == COMPLETED)
     left_out = {
         "not completed in both": int((~done).sum()),
@@ -334,11 +332,11 @@ def _check_pair(p: Run, m: Run) -> None:
             f"{p.folder} holds policies {cut(', '.join(p.policies))}, {m.folder} holds {cut(', '.join(m.policies))}: "
             "expected at least one in both"
         )
-    same: list[tuple[str, Any]] = [("closed_loop", False)]
+    same = ["closed_loop"]
     if not (is_client(p) or is_client(m)):  # a server's are unknown
-        same += [("emit", "block"), ("replicas", 1)]
-    for key, default in same:
-        x, y = (run.info.get(key, default) for run in (p, m))
+        same += ["emit", "replicas"]
+    for key in same:
+        x, y = (getattr(run.info, key) for run in (p, m))
         if x != y:
             raise DsimError(f"{key} is {cut(x)} in {p.folder} and {cut(y)} in {m.folder}: expected the same in both")
 
@@ -352,7 +350,7 @@ def _no_parts(p: Run, m: Run, policy: str) -> str:
             return f"{run.folder} has no step journal"
         if (run.requests(policy, ["status"])["status"] == CANCELLED).any():
             return f"clients of {run.folder} cancelled requests, and re-runs serve all of them"
-    if p.info.get("closed_loop"):
+    if p.info.closed_loop:
         return "in a closed loop arrivals follow from latencies"
     return ""
 

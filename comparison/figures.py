@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..report import curves
 from ..report.chart import INK, Chart, colour
 from ..report.page import Figure
+from ..results import curves
 from ..results.metrics import METRICS, Floats
 from ..results.run import Run
 from . import words

@@ -1,23 +1,24 @@
 """Times in a trace's own log, next to the predictions for the same requests."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from ..report.measured import STATS, TIMES
-from ..results.metrics import Columns, Floats, latencies, no_nan, statistic
+from ..report.run import TIMES
+from ..results.metrics import Columns, Floats, Summary, latencies, statistic
+from ..results.run_info import LogRow, MeasuredLog
 from ..results.scenario import Scenario, arrived
 from ..results.slo import Slo
 from ..sim.twin import RunRecords
 from ..traces import Trace
 from ..traces.formats import MEASURED
 
-Json = dict[str, Any]
+STATS = ("p50", "p90", "p99")
 
 
-def measured_log(scenario: Scenario, predicted: Mapping[str, Columns] | None = None) -> Json | None:
+def measured_log(scenario: Scenario, predicted: Mapping[str, Columns] | None = None) -> MeasuredLog | None:
     """Latencies in the trace's own log; None if it has no times.
 
     predicted: request columns by policy, compared if the replay is of the log's traffic.
@@ -28,15 +29,18 @@ def measured_log(scenario: Scenario, predicted: Mapping[str, Columns] | None = N
     if waited is None:
         return None
     num_timed = int((~np.isnan(waited["e2el"])).sum())
-    same, summary = is_as_logged(scenario), _summary(scenario, trace, waited)
+    summary = _summary(scenario, trace, waited)
     failed = source.notes.failed_in_trace if len(trace) == len(source) else 0
-    if summary["slo_attainment"] is not None:
-        summary["slo_attainment"] *= num_timed / (num_timed + failed)  # of arrivals, as of a run
-    return {
-        "requests": num_timed, "of": len(trace), "failed": failed,
-        "rate": None if np.isnan(trace.rate) else trace.rate, "same_traffic": same, "summary": summary,
-        "beside": _beside(waited, predicted or {}) if same else [],
-    }  # fmt: skip
+    if summary.slo_attainment is not None:  # of arrivals, as of a run
+        summary = replace(summary, slo_attainment=summary.slo_attainment * num_timed / (num_timed + failed))
+    return MeasuredLog(
+        num_timed=num_timed,
+        num_requests=len(trace),
+        num_failed=failed,
+        rate=None if np.isnan(trace.rate) else trace.rate,
+        summary=summary,
+        beside=_beside(waited, predicted or {}) if is_as_logged(scenario) else (),
+    )
 
 
 def is_as_logged(scenario: Scenario) -> bool:
@@ -56,7 +60,7 @@ def _waited(trace: Trace) -> dict[str, Floats] | None:
     return None if np.isnan(found["e2el"]).all() else found
 
 
-def _summary(scenario: Scenario, trace: Trace, waited: dict[str, Floats]) -> Json:
+def _summary(scenario: Scenario, trace: Trace, waited: dict[str, Floats]) -> Summary:
     """As of a client's run."""
     from .clients.measured import measured_run  # few traces have such a log
     from .clients.read import ClientLog, blank
@@ -70,13 +74,12 @@ def _summary(scenario: Scenario, trace: Trace, waited: dict[str, Floats]) -> Jso
     run = measured_run(
         ClientLog(trace.name, "log", "", requests), policy="the log", slos=slos, missing_passes=scenario.missing_passes,
     )  # fmt: skip
-    found: Json = no_nan(run.info["policies"][0])
-    return found
+    return run.info.policies[0]
 
 
-def _beside(waited: dict[str, Floats], predicted: Mapping[str, Columns]) -> list[Json]:
+def _beside(waited: dict[str, Floats], predicted: Mapping[str, Columns]) -> tuple[LogRow, ...]:
     """In ms, of the same requests."""
-    found = []
+    rows = []
     for name in TIMES:
         if np.isnan(waited[name]).all():
             continue
@@ -86,10 +89,12 @@ def _beside(waited: dict[str, Floats], predicted: Mapping[str, Columns]) -> list
             for policy, times in columns.items():
                 both = ~np.isnan(times) & ~np.isnan(waited[name])
                 if both.any():
-                    each[policy] = [1e3 * statistic(values[both], stat) for values in (waited[name], times)]
-            num = int((~np.isnan(waited[name])).sum())
-            found.append({"metric": name, "stat": stat, "num": num, "measured_predicted_ms": each})
-    return found
+                    measured, ours = (1e3 * statistic(values[both], stat) for values in (waited[name], times))
+                    if measured > 0:
+                        each[policy] = (measured, ours)
+            if each:
+                rows.append(LogRow(name, stat, int((~np.isnan(waited[name])).sum()), each))
+    return tuple(rows)
 
 
 def _by_request(name: str, columns: Columns, num: int) -> Floats:

@@ -114,10 +114,11 @@ def parts(
             if source != c:
                 counts += commits[c].counts - before
     for i in range(1, seeds + 1):
-        others = drawn(worlds[0], requests[1], predicted.info.get("seed", 0) + i)
+        others = drawn(worlds[0], requests[1], (predicted.info.seed or 0) + i)
         cross[0, 1 + i] = rerun(worlds[0], requests[1], price[0], others, tick)
-    about = predicted.info.get("profiles", {}).get(policy) or predicted.info.get("profile", {})
-    inside = [requests[0] | {"arrival": requests[0]["arrival"] + about.get("frontend", 0.0)}, requests[1]]
+    profile = predicted.info.profiles.get(policy, predicted.info.profile)
+    frontend = 0.0 if profile is None else profile.frontend
+    inside = [requests[0] | {"arrival": requests[0]["arrival"] + frontend}, requests[1]]
     if logged:
         inside[1] = at_engine(measured, policy, requests[1])
     found = _parts(requests[0], requests[1], inside[0], inside[1], cross, index)

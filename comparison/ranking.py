@@ -1,17 +1,15 @@
 """The twin's ranking of policies against the device's, and the cost of its choice."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ..report.table import value
-from ..results.metrics import METRICS, Floats, path
+from ..results.metrics import METRICS, Floats, Summary, path
 from .bounds import DISTRIBUTIONS
 
-Json = Mapping[str, Any]
 Values = Sequence[float] | Floats  # by policy
 
 # By metric: path in a summary, whether more is better.
@@ -41,7 +39,7 @@ class Verdict:
     regret: float  # of the choice's measurement over the best, relative
 
 
-def rankings(policies: Sequence[str], predicted: Sequence[Json], measured: Sequence[Json]) -> dict[str, Verdict]:
+def rankings(policies: Sequence[str], predicted: Sequence[Summary], measured: Sequence[Summary]) -> dict[str, Verdict]:
     """Of each metric that all summaries have; empty below two policies."""
     if len(policies) < 2:
         return {}
@@ -60,13 +58,13 @@ def rank(policies: Sequence[str], predicted: Values, measured: Values, high: boo
     return Verdict(kendall_tau((predicted, measured)), policies[choice], policies[best], regret)
 
 
-def pooled_taus(groups: Sequence[tuple[Sequence[Json], Sequence[Json]]]) -> dict[str, float]:
+def pooled_taus(groups: Sequence[tuple[Sequence[Summary], Sequence[Summary]]]) -> dict[str, float]:
     """Tau by metric; only pairs within a group are compared."""
     known = [dict(_by_metric(*group)) for group in groups]
     return {name: kendall_tau(*(own[name] for own in known)) for name in RANKED if all(name in own for own in known)}
 
 
-def _by_metric(predicted: Sequence[Json], measured: Sequence[Json]) -> Iterator[tuple[str, Floats]]:
+def _by_metric(predicted: Sequence[Summary], measured: Sequence[Summary]) -> Iterator[tuple[str, Floats]]:
     """Values [2, policies] of each metric that all summaries have."""
     for name, (keys, _) in RANKED.items():
         values = np.array([[value(summary, keys) for summary in side] for side in (predicted, measured)], np.float64)

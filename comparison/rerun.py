@@ -61,13 +61,11 @@ def world_of(run: Run, name: str, profile: Profile) -> World:
     policy = run.policy(name)
     if caches_prefixes(policy):
         raise DsimError(f"{run.folder}: {name} reused pages, and a run does not keep what its requests begin with")
-    workload = next((m["workload"] for m in run.info.get("commit_models", []) if m["policy"] == name), None)
-    setting = Setting(policy, replace(profile, frontend=run.info.get("profile", {}).get("frontend", 0.0)), workload)
-    recorded = next((limits for limits in run.info.get("limits", []) if limits["policy"] == name), None)
-    limits = setting.limits
-    if recorded is not None:
-        limits = Limits(**{key: value for key, value in recorded.items() if key != "policy"})
-    return World(setting, limits, run.info.get("emit", "block").split(" ")[0], run.info.get("eos", False))
+    info = run.info
+    workload = next((model.workload for model in info.commit_models if model.policy == name), None)
+    frontend = 0.0 if info.profile is None else info.profile.frontend
+    setting = Setting(policy, replace(profile, frontend=frontend), workload)
+    return World(setting, info.limits.get(name, setting.limits), info.emit.split(" ")[0], info.eos)
 
 
 def witness(world: World, run: Run, requests: Columns, steps: Columns, lists: Lists, commits: Commits) -> Ints:

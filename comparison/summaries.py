@@ -1,6 +1,7 @@
 """A run's summary, checked against its requests and steps."""
 
 import math
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from ..engine.errors import DsimError
 from ..engine.journal import STATUSES, StepTotals
 from ..files.read import cut
-from ..results.metrics import METRICS, path, summarize
+from ..results.metrics import METRICS, Distribution, Summary, path, summarize
 from ..results.run import Run
 from ..results.slo import Slo
 
@@ -21,41 +22,41 @@ OF_REQUESTS = (
 )  # fmt: skip
 
 
-def summary(run: Run, policy: str) -> dict[str, Any]:
+def summary(run: Run, policy: str) -> Summary:
     """A policy's summary; DsimError if requests or steps contradict the one in run.json.
 
     What a run lacks is computed, or null.
     """
-    stored = next(held for held in run.info["policies"] if held["policy"] == policy)
-    found = _again(run, policy)
+    stored = run.info.summary(policy)
+    computed = _again(run, policy)
+    by_class = any(Slo.parse(text).slo_class is not None for text in run.info.slos)  # the file holds no classes
     for name in OF_REQUESTS:
-        if name in stored and name in found:
-            _check(run, policy, name, stored[name], found[name])
+        if not (by_class and name in ("goodput", "slo_attainment")):
+            _check(run, policy, name, getattr(stored, name), getattr(computed, name))
     if not is_client(run):
         for name, value in _steps(run, policy).items():
-            if name in stored:
-                _check(run, policy, name, stored[name], value, "steps.parquet")
-    return {**found, **stored}
+            if getattr(stored, name) is not None:
+                _check(run, policy, name, getattr(stored, name), value, "steps.parquet")
+    held = {field.name: getattr(stored, field.name) for field in fields(stored)}
+    return replace(computed, **{name: value for name, value in held.items() if value is not None})
 
 
 def is_client(run: Run) -> bool:
-    return run.info.get("driver") == "client"
+    return run.info.driver == "client"
 
 
-def _again(run: Run, policy: str) -> dict[str, Any]:
+def _again(run: Run, policy: str) -> Summary:
     info = run.info
-    slos = [Slo.parse(text) for text in info.get("slos", [])]
-    judged = not any(slo.slo_class is not None for slo in slos)  # the file holds no classes
-    found = summarize(
+    slos = [slo for slo in map(Slo.parse, info.slos) if slo.slo_class is None]
+    return summarize(
         policy,
         run.requests(policy),
         StepTotals(),
-        slos if judged else [],
-        missing_passes=info.get("missing_passes", True),
-        replicas=info.get("replicas", 1),
-        closed_loop=info.get("closed_loop", False),
-    ).to_json()
-    return found if judged else {k: v for k, v in found.items() if k not in ("goodput", "slo_attainment")}
+        slos,
+        missing_passes=info.missing_passes,
+        replicas=info.replicas,
+        closed_loop=info.closed_loop,
+    )
 
 
 def _steps(run: Run, policy: str) -> dict[str, int]:
@@ -64,10 +65,9 @@ def _steps(run: Run, policy: str) -> dict[str, int]:
 
 
 def _check(run: Run, policy: str, name: str, stored: Any, found: Any, source: str = "requests.parquet") -> None:
-    if isinstance(stored, dict):
-        for stat, value in stored.items():
-            if isinstance(found, dict) and stat in found:
-                _check(run, policy, f"{name}.{stat}", value, found[stat], source)
+    if isinstance(stored, Distribution):
+        for stat, value in vars(stored).items():
+            _check(run, policy, f"{name}.{stat}", value, getattr(found, stat), source)
         return
     a, b = (math.nan if x is None else x for x in (stored, found))
     if not isinstance(a, int | float) or not np.isclose(a, b, rtol=TOLERANCE, atol=0, equal_nan=True):

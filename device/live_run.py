@@ -10,7 +10,8 @@ from typing import Any
 
 from ..engine.errors import DsimError
 from ..files.read import quoted
-from ..planner.record import Record, Watch, record
+from ..planner.record import Watch, record
+from ..report.run import RunResult
 from ..results.scenario import Scenario
 from ..traces import Trace
 from .on_device import LiveSetting
@@ -41,8 +42,8 @@ class LiveRun:
         force: bool = False,
         about: dict[str, Any] | None = None,
         watch: Watch = lambda name: nullcontext(),
-    ) -> Record:
-        """In real time, into a run's folder. about: more of its manifest."""
+    ) -> RunResult:
+        """In real time, into a run's folder. about: more fields of the run."""
         of_device = self.live.about()
         return record(
             self.scenarios, self.requests, self.live.serve, out=out, force=force, keeps=True, watch=watch,

@@ -11,6 +11,7 @@ from ..engine.errors import DsimError, PolicyError, TraceError
 from ..engine.policy import Policy
 from ..files.read import cut
 from ..profiler.profile import Profile
+from ..results.run_info import LiveInfo
 from ..results.scenario import Scenario
 from ..sim.setting import Setting, limits_on
 from ..sim.twin import Append, Progress, RunRecords, check_fit
@@ -83,28 +84,33 @@ class LiveSetting:
         return prompts_from(read_tokens(self.prompts, self.loaded.name, config, self.tokenizer), seed)
 
     def about(self) -> Callable[[Sequence[RunRecords]], dict[str, Any]]:
-        """Manifest entries: device, settings, host's time.
+        """A run's fields: device, settings, host's time.
 
         Asks the device now: a failure must not cost a measurement.
         """
-        settings = self.loaded.settings
+        settings = dict(self.loaded.settings)
+        named = {name: settings.pop(name, "") for name in ("device", "model", "dtype", "weights")}
+        if self.sampling is not None:
+            settings["sampling"] = asdict(self.sampling)
 
         def about(results: Sequence[RunRecords]) -> dict[str, Any]:
-            found: dict[str, Any] = {
+            fields: dict[str, Any] = {
                 "question": "What did its clients see?",
                 "driver": "live",
                 "commits": self.commits,
-                "live": settings
-                | self.loaded.clocks.found()
-                | {
-                    "prompts": self.prompts or "random tokens",
-                    "host_ms": {result.policy.name: _host(result) for result in results},
-                    "made_ready": {result.policy.name: result.num_made_ready for result in results},
-                },
+                "live": LiveInfo(
+                    **named,
+                    prompts=self.prompts or "random tokens",
+                    host_ms={
+                        result.policy.name: 1e3 * result.totals.host.quantile(0.5)
+                        for result in results
+                        if result.totals.host.count
+                    },
+                    made_ready={result.policy.name: result.num_made_ready for result in results},
+                    settings=settings | self.loaded.clocks.found(),
+                ),
             }
-            if self.sampling is not None:
-                found["live"] |= {"sampling": asdict(self.sampling)}
-            return found if self.profile is not None else found | {"profile": None}
+            return fields if self.profile is not None else fields | {"profiles": {}, "notes": ()}
 
         return about
 
@@ -134,12 +140,6 @@ def serving_on(
         eos=loaded.model.config.eos if scenario.ends_at_eos else (), seed=scenario.seed,
     )  # fmt: skip
     return serving, drawing
-
-
-def _host(result: RunRecords) -> dict[str, float]:
-    """ms a step."""
-    times = result.totals.host
-    return {"mean": 1e3 * times.mean(), "p50": 1e3 * times.quantile(0.5), "p99": 1e3 * times.quantile(0.99)}
 
 
 def check_live(scenario: Scenario, loaded: Opened, profile: Profile | None, commits: str) -> None:
@@ -208,8 +208,8 @@ def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, 
 
 def check_canvases(requests: Trace, policy: Policy, model: str) -> None:
     """TraceError for canvases narrower than the trained ones, or only read."""
-    own = requests.canvas_length
-    narrow = int(((own > 0) & (own < policy.block_length)).sum())
+    widths = requests.canvas_length
+    narrow = int(((widths > 0) & (widths < policy.block_length)).sum())
     if policy.batching.narrows_canvases and narrow:
         raise TraceError(
             f"{requests.name}: {narrow} of {len(requests)} requests ask for narrower canvases "

@@ -334,7 +334,7 @@ def _is_whole(folder: Path) -> bool:
     """An interrupted run is removed, to be run again."""
     if not folder.is_dir():
         return False
-    if read_run(folder).info.get("interrupted"):
+    if read_run(folder).info.interrupted:
         shutil.rmtree(folder)
         return False
     return True

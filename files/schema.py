@@ -2,7 +2,7 @@
 
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -18,15 +18,14 @@ Bounds = Range | Choice | None
 class FileObject:
     """An object in a file, or a TOML table.
 
-    keys: required; None: any. optional: others, with defaults. A number without a range is at least 0. loose: unknown
-    keys, missing fields with defaults, negative numbers, and null as a number (JSON has no NaN) are allowed.
+    keys: required; None: any. optional: others, with defaults. A number without a range is at least 0.
     """
 
     def __init__(
         self, path: str, name: str, value: object, keys: Iterable[str] | None = None, *,
-        optional: Mapping[str, object] | None = None, error: type[DsimError] = DsimError, loose: bool = False,
+        optional: Mapping[str, object] | None = None, error: type[DsimError] = DsimError,
     ) -> None:  # fmt: skip
-        self.path, self.name, self._error, self._loose = path, name, error, loose
+        self.path, self.name, self._error = path, name, error
         if not isinstance(value, dict | Mapping):  # the dict check is faster
             raise error(f"{path}: {name or 'the file'} is {shown(value)}, expected an object")
         self.values: dict[str, Any] = {**(optional or {}), **value}
@@ -78,16 +77,6 @@ class FileObject:
         hints = _hints(cast(Any, kind))
         return kind(**{name: known[name] if name in known else self.get(name, hints[name]) for name in names(kind)})
 
-    def check(self, kind: Any) -> None:
-        """A dataclass's fields, required without a default, or a TypedDict's keys."""
-        needed = [f.name for f in fields(kind) if f.default is MISSING] if is_dataclass(kind) else []
-        for name in needed:
-            if name not in self.values:
-                raise self._error(f"{self.path}: {self._key(name)} is missing, expected {', '.join(needed)}")
-        for name, hint in _hints(kind).items():
-            if name in self.values:
-                self.get(name, hint)
-
     def error(self, key: str, value: object, expected: str) -> DsimError:
         found = shown(value) if value is not None or key.partition("[")[0] in self.values else "missing"
         return self._error(f"{self.path}: {self._key(key)} is {found}, expected {expected}")
@@ -111,18 +100,15 @@ class FileObject:
         if origin in (dict, Mapping):
             part = self._section(key, value)
             return {name: part._as(name, item, arguments[1], bounds) for name, item in part.values.items()}
-        if is_dataclass(hint) or typing.is_typeddict(hint):
-            if not self._loose:
-                return self._section(key, value, names(hint)).read(cast(Any, hint))
-            self._section(key, value).check(hint)
-            return value
+        if is_dataclass(hint):
+            return self._section(key, value, names(hint)).read(cast(Any, hint))
         return self._plain(key, value, hint, bounds)
 
     def _plain_items(self, items: Sequence[Any], hint: Any, bounds: Bounds) -> list[Any] | None:
         """As one plain type, fast; None if the slow path must decide."""
         _, arguments, declared = _shape(hint)
         kind, bounds = (arguments[0], declared) if declared else (hint, bounds)
-        if kind not in WORDS or self._loose:
+        if kind not in WORDS:
             return None
         if bounds is None and kind in (int, float):
             bounds = NATURAL
@@ -147,9 +133,9 @@ class FileObject:
         raise self.error(key, value, ", ".join(dict.fromkeys(WORDS.get(hint, "an object") for hint in hints)))
 
     def _plain(self, key: str, value: object, kind: Any, bounds: Bounds) -> Any:
-        if kind is Any or (self._loose and value is None and kind is float):
+        if kind is Any:
             return value
-        if bounds is None and not self._loose and kind in (int, float):
+        if bounds is None and kind in (int, float):
             bounds = NATURAL
         try:
             return plain(value, kind, bounds)
@@ -164,7 +150,7 @@ class FileObject:
         return value
 
     def _section(self, key: str, value: object, keys: Iterable[str] | None = None) -> "FileObject":
-        return FileObject(self.path, self._key(key), value, keys, error=self._error, loose=self._loose)
+        return FileObject(self.path, self._key(key), value, keys, error=self._error)
 
     def _key(self, key: str) -> str:
         return cut(f"{self.name}.{key}" if self.name else key)

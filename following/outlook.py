@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.errors import DsimError
-from ..report.digits import counted
+from ..report.table import counted
 from ..results.scenario import Scenario
 from ..results.slo import Slo
 from ..traces import Trace
@@ -36,12 +36,11 @@ class WhatIf:
 def ask(name: str, scenario: Scenario, trace: Trace) -> WhatIf:
     """Replay a trace on a fleet."""
     summary = scenario.run(trace)
-    met = summary.slo_attainment if scenario.slos else math.nan
-    p90 = (summary.e2el_ms.p90 or math.nan) / 1e3
+    p90 = summary.e2el_ms.p90
     on_run = [verdict for verdict in summary.slos if verdict.met is not None]
     missed = ", ".join(verdict.slo for verdict in on_run if not verdict.met) if on_run else None
-    share, e2el = (None if math.isnan(x) else round(x, 4) for x in (met, p90))
-    return WhatIf(name, scenario.replicas, share, e2el, missed)
+    share = None if summary.slo_attainment is None else round(summary.slo_attainment, 4)
+    return WhatIf(name, scenario.replicas, share, None if p90 is None else round(p90 / 1e3, 4), missed)
 
 
 def what_ifs(scenario: Scenario, trace: Trace, replicas: int) -> list[WhatIf]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..engine.errors import DsimError
 from ..files.read import quoted
-from ..report.digits import within
+from ..report.table import within
 from .replicate import Criterion, Reading
 
 LOWEST = 20.0  # log rate below the first guess at which to give up

@@ -16,7 +16,7 @@ from ..profiler.hardware import product_of
 from ..profiler.models import CHECKPOINTS
 from ..profiler.precision import BITS, Precision
 from ..profiler.profile import Device, Profile
-from ..report.digits import counted
+from ..report.table import counted
 
 IN_FILE, IN_JSON = "config:", "json:"  # flag prefixes: a key of the engine's file, or of a JSON object
 CONFIG = "dllm.yaml"

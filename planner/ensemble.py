@@ -15,8 +15,8 @@ from scipy.special import ndtri
 from ..engine import chance
 from ..engine.errors import DsimError
 from ..profiler.uncertainty import FRONT_END, YIELD, Cause, causes
-from ..report.digits import counted
 from ..report.ensemble import ASKED_RATE
+from ..report.table import counted
 from ..results.metrics import no_nan
 from ..results.scenario import Scenario
 from ..results.slo import Slo
@@ -289,8 +289,9 @@ def _replay(requests: Trace | None, metric: str, memo: Memo, scenario: Scenario)
 
     def values() -> Values:
         summary = scenario.run(requests)
-        others = {name: float(attrgetter(name)(summary)) for name in metrics if name != A_REPLICA}
-        return {A_REPLICA: summary.goodput / scenario.replicas, **others} if metric == A_REPLICA else others
+        read = {name: attrgetter("goodput" if name == A_REPLICA else name)(summary) for name in metrics}
+        of_each = {name: math.nan if value is None else float(value) for name, value in read.items()}
+        return of_each | ({A_REPLICA: of_each[A_REPLICA] / scenario.replicas} if metric == A_REPLICA else {})
 
     def asked() -> Json:
         return asked_of(scenario, of=metrics, requests=None if requests is None else contents_of_requests(requests))

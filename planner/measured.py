@@ -21,18 +21,18 @@ def measured_points(
     """
     if not folders:
         return []
-    asked = [Slo.parse(text) for text in slos]
-    for slo in asked:
+    parsed = [Slo.parse(text) for text in slos]
+    for slo in parsed:
         if slo.slo_class is not None:
             raise DsimError(f"SLO {slo} is of a class, and a measured run's file holds none: expected an SLO of all")
-    return [_point(read_run(Path(folder)), criteria_of(asked, attainment), missing_passes) for folder in folders]
+    return [_point(read_run(Path(folder)), criteria_of(parsed, attainment), missing_passes) for folder in folders]
 
 
 def _point(run: Run, criteria: Sequence[Criterion], missing_passes: bool) -> dict[str, Any]:
     if len(run.policies) != 1:
-        held = ", ".join(run.policies)
-        raise DsimError(f"{run.folder} holds policies {held}, expected a run of one, such as of `dsim import -o`")
-    (summary,) = run.info["policies"]
+        names = ", ".join(run.policies)
+        raise DsimError(f"{run.folder} holds policies {names}, expected a run of one, such as of `dsim import -o`")
+    (summary,) = run.info.policies
     requests = run.requests(run.policies[0])
     arrival = requests["arrival"]
     duration = float(arrival.max() - arrival.min()) if len(arrival) else 0.0
@@ -47,12 +47,12 @@ def _point(run: Run, criteria: Sequence[Criterion], missing_passes: bool) -> dic
         if criterion.share is not None:
             values[criterion.text] = float(meeting(requests, criterion.slos, missing_passes=missing_passes).mean())
         elif slo.metric == "itl":  # pooled over requests, of which the file has statistics only
-            values[criterion.text] = float(summary["itl_ms"][slo.stat] or math.nan)
+            values[criterion.text] = float(getattr(summary.itl_ms, str(slo.stat)) or math.nan)
         else:
             assert slo.stat is not None
             values[criterion.text] = 1e3 * statistic(latencies(done)[slo.metric], slo.stat)
     point: dict[str, Any] = no_nan({
         "run": run.folder.name, "rate": (len(arrival) - 1) / duration, "num_requests": len(arrival),
-        "completed": len(done["status"]), "stable": bool(summary["stable"]), "values": values,
+        "completed": len(done["status"]), "stable": summary.stable, "values": values,
     })  # fmt: skip
     return point

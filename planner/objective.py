@@ -105,14 +105,15 @@ class Evaluator:
         violation, missed = max(misses, default=(0.0, ""))
         values = tuple(self._value(name, gpus, summary, offered) for name in self.objectives)
         latency = _number(summary.norm_latency_ms.p90, 1e9)
-        return ReplayOutcome(values, violation, missed if violation > 0 else "", summary.slo_attainment, latency)
+        attained = _number(summary.slo_attainment, math.nan)
+        return ReplayOutcome(values, violation, missed if violation > 0 else "", attained, latency)
 
     def _value(self, name: str, gpus: int, summary: Summary, offered: float) -> float:
         # Per time of arrivals: per run time, a shorter tail alone would gain.
-        rate = summary.slo_attainment * offered
+        rate = summary.request_throughput
         # Without SLOs on requests, completed ones are good; SLOs on the run are constraints.
-        if math.isnan(rate):
-            rate = summary.request_throughput
+        if summary.slo_attainment is not None and not math.isnan(offered):
+            rate = summary.slo_attainment * offered
         if name == "throughput":
             return _number(summary.output_throughput, 0.0)
         if name == "goodput":
@@ -120,7 +121,7 @@ class Evaluator:
         if name == "cost":
             assert self.gpu_hour is not None
             # Without good requests, price half a request.
-            least = 0.5 / summary.duration_s if summary.duration_s > 0 else 1e-9
+            least = 0.5 / summary.duration_s if summary.duration_s else 1e-9
             hourly = gpus * self.gpu_hour
             return 1000 * hourly / (3600 * max(_number(rate, 0.0), least))
         return _number(summary.norm_latency_ms.p90, 1e9)
@@ -155,8 +156,9 @@ def _miss(slo: Slo, verdict: SloVerdict) -> float:
     if verdict.met is None or verdict.met:
         return 0.0
     if slo.share is not None:
-        return max((slo.share - verdict.attainment) / slo.share, 1e-9) if verdict.attainment >= 0 else INFEASIBLE
-    if math.isnan(verdict.observed_ms):
+        attained = verdict.attainment
+        return INFEASIBLE if attained is None else max((slo.share - attained) / slo.share, 1e-9)
+    if verdict.observed_ms is None:
         return INFEASIBLE
     return max(verdict.observed_ms / (1e3 * slo.bound) - 1, 1e-9)
 
@@ -171,5 +173,5 @@ def _traffic(scenario: Scenario, held_out: bool) -> Trace:
     return requests.in_order(resample(n, n, max(1, n // BLOCKS), scenario.seed, evenly=False))
 
 
-def _number(value: float, missing: float) -> float:
-    return missing if math.isnan(value) else value
+def _number(value: float | None, missing: float) -> float:
+    return missing if value is None or math.isnan(value) else value

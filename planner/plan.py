@@ -26,7 +26,7 @@ from ..profiler.canvas_law import mean_forwards
 from ..profiler.placed import placed
 from ..profiler.profile import Profile, as_run_by, load
 from ..profiler.uncertainty import common_error
-from ..report.digits import counted, percent
+from ..report.table import counted, percent
 from ..results.scenario import MAX_REPLICAS, Scenario
 from ..traces.prefixes import num_named
 from .backend import Pool

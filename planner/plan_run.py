@@ -13,6 +13,7 @@ from ..profiler.placed import placed
 from ..profiler.profile import Profile, load, shipped_for
 from ..report.page import Page
 from ..report.plan import plan_page
+from ..report.run import log_words
 from ..results.metrics import no_nan
 from ..results.scenario import Scenario, setup_of
 from ..traces import Trace
@@ -176,7 +177,8 @@ def write_plan(
     firsts = dict.fromkeys(next(iter(p.workloads), "") for p in profiles)
     info["workload"] = scenario.workload or scenario.yields or ", ".join(filter(None, firsts)) or None
     found = measured_log(replace(scenario, num_requests=None))
-    info |= {} if found is None else {"measured": found}
+    if found is not None:
+        info["measured"] = {**no_nan(found), "words": log_words(found)}
     info["notes"] += profile_notes(ahead)
     page = plan_page(info)
     return planned, info, page, folder.write(planned, info, page, sheets)

@@ -1,19 +1,23 @@
 """Serve scenarios in turn, in the twin or on a device, and write the run's folder."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..engine.errors import DsimError, cut
 from ..engine.journal import CACHED_COLUMNS, CHOICE_COLUMNS, MOVE_COLUMNS, ORDER_COLUMNS, SENT_COLUMNS, passed
 from ..engine.prefix import caches_prefixes
-from ..report.story import notes_on
-from ..results.manifest import Manifest
-from ..results.manifest_of import calibration_note, info_of, manifest_of
+from ..report.run import RunResult, run_html
+from ..results import provenance
 from ..results.metrics import Summary
+from ..results.run import read_run
+from ..results.run_info import FleetCost
 from ..results.scenario import Scenario, arrived
 from ..sim.memory import StepMemory
 from ..sim.twin import Append, Progress, RunRecords
@@ -21,33 +25,11 @@ from ..traces import Trace
 from .limits import PoolShares
 
 if TYPE_CHECKING:
-    from ..report.run_folder import RunWriter
+    from ..results.run_folder import RunWriter
 
 # Serves a scenario; returns the result, and the exception that ended it early.
 Serve = Callable[[Scenario, Trace, Append | None, Progress | None], tuple[RunRecords, Exception | None]]
 Watch = Callable[[str], AbstractContextManager[Progress | None]]  # policy's name -> progress callback
-
-
-@dataclass(frozen=True)
-class Record:
-    """The scenarios that began."""
-
-    results: list[RunRecords]
-    summaries: list[Summary]
-    manifest: Manifest
-    failure: Exception | None  # ended the last run; finished requests are written
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the last run was stopped, or failed."""
-        return self.results[-1].interrupted
-
-    def progress(self, policies: Sequence[str], num_requests: int) -> str:
-        """How far an interrupted run came; `num_requests`: of each policy."""
-        begun = len(self.results)
-        line = f"{self.results[-1].policy.name} had served {self.summaries[-1].completed} of {num_requests} requests"
-        left = len(policies) - begun
-        return f"{line}, and {left} of {len(policies)} policies were not begun" if left else line
 
 
 def record(
@@ -57,25 +39,31 @@ def record(
     *,
     out: Path | None = None,
     force: bool = False,
-    about: Callable[[Sequence[RunRecords]], dict[str, Any]] = lambda results: {},
+    about: Callable[[Sequence[RunRecords]], Mapping[str, Any]] = lambda results: {},
     watch: Watch = lambda name: nullcontext(),
     keeps: bool = False,
-) -> Record:
+) -> RunResult:
     """Serve scenarios that differ only in policy, and write a run's folder, whole or not at all.
 
-    about: more manifest entries; None removes a key. keeps: the run cannot be repeated, so space is reserved against a
-    full disk, and later steps may be left out.
+    about: more fields of the result. keeps: the run cannot be repeated, so space is reserved against a full disk, and
+    later steps may be left out.
     """
     results: list[RunRecords] = []
     summaries: list[Summary] = []
+    tables = {}
     failure = None
     policies = [alone.parsed_policy() for scenario in scenarios for alone in scenario.of_each_pool()]
-    caches = any(map(caches_prefixes, policies))
-    orders = not scenarios[0].links and any(policy.batching.orders for policy in policies)
+    links = scenarios[0].links
+    more: list[str] = []
+    if any(map(caches_prefixes, policies)):
+        more += CACHED_COLUMNS
+    if not links and any(policy.batching.orders for policy in policies):
+        more += ORDER_COLUMNS
+    if links:
+        more += MOVE_COLUMNS
+    if links and scenarios[0].fleet().shares_where_decoded:
+        more += SENT_COLUMNS
     chosen = CHOICE_COLUMNS if any(policy.unmasking.varies for policy in policies) else ()
-    moved = MOVE_COLUMNS if scenarios[0].links else ()
-    sent = SENT_COLUMNS if scenarios[0].links and scenarios[0].fleet().shares_where_decoded else ()
-    more = (*(CACHED_COLUMNS if caches else ()), *(ORDER_COLUMNS if orders else ()), *moved, *sent)
     room = len(requests) * len(scenarios) if keeps else None
     with _writer(out, force=force, more=more, chosen=chosen, room_for=room) as writer:
         for scenario in scenarios:
@@ -87,24 +75,26 @@ def record(
                 result = replace(result, interrupted=True)
             results.append(result)
             summaries.append(scenario.summarize(result))
+            tables[name] = arrived(result)
             if writer is not None:
-                columns = arrived(result)
+                columns = tables[name]
                 none = {column: np.zeros(len(columns["request"])) for column in more}  # without a cache
-                order = {"passed": passed(columns)} if orders else {}
+                order = {"passed": passed(columns)} if "passed" in more else {}
                 writer.requests(name, {**none, **columns, **order})
             if result.interrupted:
                 break
-        manifest: dict[str, Any] = {**manifest_of(scenarios, requests, results, summaries), **about(results)}
-        held = Manifest(**{key: value for key, value in manifest.items() if value is not None})  # type: ignore[typeddict-item]
+        info = replace(provenance.run_info(scenarios, requests, results, summaries), **about(results))
         if writer is not None:
-            writer.finish(held)
-    return Record(results, summaries, held, failure)
+            writer.finish(info, run_html)
+    code = scenarios[0].allow_code
+    opened = None if out is None else partial(read_run, out, code)
+    return RunResult.from_info(info, open=opened, columns=tables, failure=failure)
 
 
 def _writer(out: Path | None, **options: Any) -> "AbstractContextManager[RunWriter | None]":
     if out is None:
         return nullcontext()
-    from ..report.run_folder import RunWriter  # it loads pyarrow.parquet
+    from ..results.run_folder import RunWriter  # it loads pyarrow.parquet
 
     return RunWriter(out, **options)
 
@@ -124,18 +114,34 @@ def in_twin(
     return replace(result, doubted=shares.doubted()), None
 
 
-def memory_told(scenarios: Sequence[Scenario], requests: Trace, results: Sequence[RunRecords]) -> list[dict[str, Any]]:
-    """Each policy's replica at its largest forward; GPUs and model are the profile's."""
-    return [StepMemory(scenario.setting()).to_json(requests) for scenario, _ in zip(scenarios, results, strict=False)]
+def shortages(scenarios: Sequence[Scenario], requests: Trace) -> tuple[str, ...]:
+    """Policies whose replica may run out of memory at its largest forward."""
+    lines = []
+    for scenario in scenarios:
+        memory = StepMemory(scenario.setting())
+        if shortage := memory.shortage(memory.largest(requests)):
+            lines.append(f"{memory.setting.policy.name}: it may be {shortage}")
+    return tuple(lines)
+
+
+def fleet_cost(scenarios: Sequence[Scenario], gpu_hour: float, currency: str) -> FleetCost:
+    """gpu_hour: price of a GPU per hour."""
+    first = scenarios[0]
+    if not 0 <= gpu_hour < math.inf:
+        raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price of 0 or more")
+    if first.scaler != Scenario.scaler:
+        raise DsimError(f"--gpu-hour is {gpu_hour:g} and --scaler is {cut(first.scaler)}: the price of a fixed fleet")
+    counts = {setting.profile.device.count for scenario in scenarios for _, setting in scenario.each_pool()}
+    if len(counts) > 1:
+        listed = ", ".join(map(str, sorted(counts)))
+        raise DsimError(f"--gpu-hour is one price and the policies' profiles have {listed} GPUs, expected one number")
+    gpus = first.num_replicas * counts.pop()
+    return FleetCost(gpus, gpus * gpu_hour, currency)
 
 
 def profile_notes(scenarios: Sequence[Scenario]) -> list[str]:
-    """Limits of profiles: a yield other than the calibration's, unknown host terms."""
-    lines: list[str] = []
-    for scenario in scenarios:
-        setting = scenario.setting()
-        policy, profile = setting.policy, setting.profile
-        lines += profile.failure + notes_on(
-            info_of(profile, [policy]), [calibration_note(profile, policy, setting.drawn)]
-        )
-    return list(dict.fromkeys(lines))
+    """Limits of profiles: failed checks, a yield other than the calibration's, unknown host terms."""
+    settings = [scenario.setting() for scenario in scenarios]
+    failures = [line for setting in settings for line in setting.profile.failure]
+    notes = provenance.profile_notes([(setting.policy, setting.profile, setting.drawn) for setting in settings])
+    return list(dict.fromkeys([*failures, *notes]))

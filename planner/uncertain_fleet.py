@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
-from ..report.digits import counted
+from ..report.table import counted
 from ..results.scenario import Scenario
 from .backend import Pool
 from .capacity import CapacitySearch, search_of

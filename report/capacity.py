@@ -5,12 +5,11 @@ import math
 from ..files.place import has_keys
 from ..results.metrics import ROUNDING
 from .chart import Chart, colour
-from .digits import counted, outward, percent, places_of, within
 from .ensemble import decided, of_ensemble
 from .page import Figure, Number, Page, Section, Table, estimate, table
 from .search import Json, money
 from .search import facts as search_facts
-from .table import number
+from .table import counted, number, outward, percent, places_of, within
 
 FILES = ("capacity.json", "report.html")
 IS_CAPACITY = has_keys("rate", "replicas", "binding_slo", "curve")

@@ -37,7 +37,7 @@ class Chart:
         if from_zero:
             self.y["rangemode"] = "tozero"
         if percent:
-            self.y |= {"tickformat": ".0~%", "range": [0, 1.02]}
+            self.y |= {"tickformat": ".3~p", "range": [0, 1.02]}
         self.layout: Json = {
             "height": height, "showlegend": legend, "hovermode": "closest", "bargap": 0.25, "paper_bgcolor": CLEAR,
             "plot_bgcolor": CLEAR, "margin": {"l": 56, "r": 18, "t": 22, "b": 36},

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .chart import Chart, colour
-from .digits import outward, places_of
 from .page import Block, Figure, Row, Section, Table, Words
-from .table import number
+from .table import number, outward, places_of
 
 Json = Mapping[str, Any]  # Uncertain.to_json()
 TITLE = "What the answer depends on"

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .digits import counted, outward, percent, percent_span, places_of
-from .table import number, time_of
+from .table import counted, number, outward, percent, percent_span, places_of, time_of
 
 Json = Mapping[str, Any]  # of a plan
 

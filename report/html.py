@@ -8,10 +8,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..files.place import FolderKind, write_folder
 from .chart import colour, dashed, script_json
-from .described import described
-from .page import Page
+from .page import Figure, Page
+from .table import number
 
 
 def to_html(page: Page) -> str:
@@ -39,21 +41,37 @@ def to_html(page: Page) -> str:
 
 
 def write_findings(
-    folder: str | Path, kind: FolderKind, found: Mapping[str, Any], page: Page, *, force: bool = False
+    folder: str | Path, kind: FolderKind, findings: Mapping[str, Any], page: Page, *, force: bool = False
 ) -> None:
     """As JSON and as a page, the two files of their kind."""
-    write_folder(folder, kind, dict(zip(kind.files, json_and_page(found, page), strict=True)), force=force)
+    write_folder(folder, kind, dict(zip(kind.files, json_and_page(findings, page), strict=True)), force=force)
 
 
-def json_and_page(found: Mapping[str, Any], page: Page) -> tuple[str, str]:
-    return json.dumps(found, indent=2, allow_nan=False, ensure_ascii=False) + "\n", to_html(page)
+def json_and_page(findings: Mapping[str, Any], page: Page) -> tuple[str, str]:
+    return json.dumps(findings, indent=2, allow_nan=False, ensure_ascii=False) + "\n", to_html(page)
+
+
+def described(figure: Figure) -> str:
+    """A chart in text, for readers who cannot see it: its axes, and each trace's range."""
+    chart = figure.chart
+    axes = " over ".join(filter(None, (axis["title"]["text"] for axis in (chart.y, chart.x))))
+    sentences = [f"Chart: {figure.title}" + (f" ({axes})" if axes else "")]
+    for trace in chart.data:
+        values = trace["x"] if trace.get("orientation") == "h" else trace.get("y", ())
+        heights = [
+            float(value) for value in values if isinstance(value, int | float | np.number) and np.isfinite(value)
+        ]
+        if heights:
+            name = f"{trace['name']}: " if trace.get("name") else ""
+            sentences.append(f"{name}{number(min(heights))} to {number(max(heights))}")
+    return re.sub(r"<[^>]*>", "", ". ".join(sentences).replace("<br>", " ")) + "."
 
 
 def _loud(line: str) -> tuple[str, str]:
     """Leading words in capitals, and the rest."""
-    found = re.match(r"(?:[A-Z]{2,}:? )*", line)
-    assert found is not None
-    return found[0].rstrip(), line[found.end() :]
+    match = re.match(r"(?:[A-Z]{2,}:? )*", line)
+    assert match is not None
+    return match[0].rstrip(), line[match.end() :]
 
 
 def _breakable(cell: str) -> str:

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from .chart import Chart
+if TYPE_CHECKING:  # it loads NumPy
+    from .chart import Chart
 
 ESTIMATED = "Estimated, not measured."
 
@@ -17,9 +18,8 @@ class Figure:
     name: str
     title: str
     caption: str
-    chart: Chart
+    chart: "Chart"
     time: bool = False
-    wide: bool = False
 
 
 @dataclass(frozen=True)

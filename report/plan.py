@@ -4,15 +4,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from . import measured
 from .chart import COLOURS, Chart
-from .digits import counted, percent
 from .ensemble import decided, of_ensemble
 from .fleet import bought, cost_of, floor_of, gpus_of, met_share, name_of
 from .page import Block, Code, Figure, Number, Page, Section, Table, Words, priced_apart, table
 from .purchase import HOURS, best_of_each, by_gpu, cost, estimated_gpus, grown, lasting, over_time
+from .run import TIMES
 from .search import Json, cautions, facts, in_currency, money, quality, quality_number
-from .table import number, time_of
+from .table import counted, number, percent, time_of
 
 VERDICTS = {"meets": "meets them", "misses": "misses them", "unsure": "too close to tell"}
 QUESTION = "Which policy, on how many GPUs, at what cost?"
@@ -78,11 +77,12 @@ def _details(info: Json) -> tuple[str, ...]:
         lines[0] += " The target is met without the spare."
     waits = [
         f"{metric} {number(times['p50'])}, {number(times['p95'])} and {number(times['p99'])} ms"
-        for metric in measured.TIMES
+        for metric in TIMES
         if (times := best["latency_ms"].get(metric))
     ]
     lines += [f"Clients wait for {', '.join(waits)} (p50, p95, p99)."] if waits else []
-    lines += measured.of_plan(info.get("measured"))
+    if log := info.get("measured"):
+        lines.append(f"{log['words']}; the fleet's figures are predictions for other servers.")
     lines += [] if second is None else [f"Runner-up: {why(info, best, second)}."]
     lines += [_laws(info), lasting(info), _routed(info)]
     return tuple(filter(None, lines))
@@ -256,9 +256,9 @@ def _clients(info: Json) -> tuple[Section, ...]:
     if today is not None:
         columns[f"today, {today['policy']} on {gpus_of(today)}"] = today["latency_ms"]
     if log:
-        columns["measured in the log"] = {name: log["summary"][f"{name}_ms"] for name in measured.TIMES}
+        columns["measured in the log"] = {name: log["summary"][f"{name}_ms"] for name in TIMES}
     rows = []
-    for metric in measured.TIMES:
+    for metric in TIMES:
         for stat in ("p50", "p95", "p99"):
             times = [(times.get(metric) or {}).get(stat) for times in columns.values()]
             if times[0] is not None:

@@ -7,8 +7,7 @@ from ..profiler.canvas_law import mean_forwards
 from ..profiler.hardware import Gpu
 from ..profiler.models import ModelShape
 from ..profiler.profile import Profile, gb
-from .digits import counted
-from .table import number
+from .table import counted, number
 
 MAX_PREFILL_TOKENS = 4096  # LMDeploy's default
 MOST_KNOTS = 12  # printed

@@ -2,10 +2,10 @@
 
 import math
 
-from .digits import counted
 from .fleet import cost_of, met_share, name_of
 from .page import Section, Words, table
 from .search import Json, money
+from .table import counted
 
 HOURS = 24 * 365.25  # in a year
 UNITS = (("days", 365.25, 0.05), ("weeks", 365.25 / 7, 0.25), ("months", 12.0, 3.0), ("years", 1.0, math.inf))

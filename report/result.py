@@ -1,61 +1,28 @@
 """The base of every result: typed fields, and their JSON, table, page and pictures."""
 
 import io
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import DsimError
-from ..files.read import did_you_mean, quoted, shown
-from ..results.metrics import no_nan
+from ..files.read import did_you_mean, quoted
+from ..results.stored import NOT_STORED as NOT_STORED
+from ..results.stored import Stored
 from .page import Figure, Page, Table, Words
 
 if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure as PlotlyFigure
 
-VERSION = 1  # of every result's JSON
-NOT_STORED = {"stored": False}
-FAULTS = {"missing": "is missing", "unexpected_keyword_argument": "is unknown"}
 TITLE_HEIGHT = 34  # pixels, for a legend too
 
 
 @dataclass(frozen=True, repr=False)
-class Result(ABC):
-    """What a question is answered with: a frozen dataclass of plain values, of which all else is a view.
-
-    `to_json` and `from_json` are exact inverses: a field's name is its key; NaN is null, so a number that may be
-    missing is `float | None`. A field that is no part of the answer (arrays, an open folder) has `metadata=NOT_STORED`.
-    """
-
-    schema: ClassVar[str]  # of its JSON: "dsim-plan"
-
-    def to_json(self) -> dict[str, Any]:
-        """The object of `--json` and of the result's file."""
-        stored = {field.name: getattr(self, field.name) for field in fields(self) if not field.metadata}
-        return {"schema": self.schema, "version": VERSION, **no_nan(stored)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any], where: str = "the result") -> Self:
-        """DsimError, in one line, unless `to_json` could have written it."""
-        import pydantic  # slow to load
-
-        for name, value in {"schema": cls.schema, "version": VERSION}.items():
-            if data.get(name) != value:
-                raise DsimError(f"{where}: {name} is {quoted(data.get(name))}, expected {quoted(value)}")
-        values = {name: value for name, value in data.items() if name not in ("schema", "version")}
-        reader = pydantic.TypeAdapter(list[cls], config=pydantic.ConfigDict(extra="forbid", strict=True))  # type: ignore[valid-type]
-        try:
-            [result] = reader.validate_json(json.dumps([values]))
-        except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            place, expected = ".".join(map(str, first["loc"][1:])), first["msg"].removeprefix("Input should be ")
-            problem = FAULTS.get(first["type"], f"is {shown(first['input'])}, expected {expected}")
-            raise DsimError(f"{where}: {place} {problem}") from None
-        return result
+class Result(Stored, ABC):
+    """What a question is answered with: a frozen dataclass of plain values, of which all else is a view."""
 
     @abstractmethod
     def page(self) -> Page:
@@ -75,9 +42,9 @@ class Result(ABC):
         if name is None and figures:
             name = next(iter(figures))
         if name not in figures:
-            held = ", ".join(figures) or "none: there is nothing to draw"
+            names = ", ".join(figures) or "none: there is nothing to draw"
             raise DsimError(
-                f"there is no figure {quoted(name)}{did_you_mean(str(name), figures)}, expected one of: {held}"
+                f"there is no figure {quoted(name)}{did_you_mean(str(name), figures)}, expected one of: {names}"
             )
         from plotly.graph_objects import Figure as PlotlyFigure  # pages do not need it
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .page import Number, estimate
-from .story import front_end
+from .run import front_end
 
 Json = Mapping[str, Any]  # of --json
 
@@ -23,7 +23,7 @@ def facts(info: Json) -> dict[str, str | None]:
     return {
         "Profile": info["profile"] + (": estimated, not measured" if info.get("estimated") else ""),
         "Workload": info.get("workload"),
-        "Front end": front_end(info) or None,
+        "Front end": front_end(info.get("frontend") or 0.0) or None,
         "Router": info.get("router"),
     }
 

@@ -1,15 +1,14 @@
-"""Policies compared: numbers, units, the best."""
+"""Policies compared: numbers, units, the best. Digits stay on their side of a bound; intervals are rounded outward."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..results.metrics import METRICS, ROUNDING, path
+from ..results.metrics import METRICS, ROUNDING, SloVerdict, Summary, path
 from ..results.slo import Slo
-from .digits import percent, within
 
-Json = dict[str, Any]
+MOST_PLACES = 9
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,8 @@ class MetricRow:
     about: str = ""  # formula
 
 
-def compare(policies: Sequence[Json]) -> list[MetricRow]:
-    """For summaries (Summary.to_json()); a row has one unit."""
+def compare(policies: Sequence[Summary]) -> list[MetricRow]:
+    """A row has one unit."""
     rows = [_row(name, stat, policies) for name, metric in METRICS.items() if metric.group for stat in metric.stats]
     return [row for row in rows if row is not None] + _slo_rows(policies)
 
@@ -39,14 +38,14 @@ def number(value: float | None) -> str:
     return f"{value:,.{max(0, 2 - power)}f}"
 
 
-def _row(name: str, stat: str, policies: Sequence[Json]) -> MetricRow | None:
+def _row(name: str, stat: str, policies: Sequence[Summary]) -> MetricRow | None:
     metric = METRICS[name]
     values = [value(policy, path(name, stat)) for policy in policies]
     if metric.optional and not any(values):
         return None
     unit, scale = metric.unit, 1.0
-    known = [v for v in values if v is not None]
-    if unit == "ms" and known and max(known) >= 10_000:
+    present = [v for v in values if v is not None]
+    if unit == "ms" and present and max(present) >= 10_000:
         unit, scale = "s", 1e-3
     elif unit == "share":
         unit, scale = "%", 100.0
@@ -67,9 +66,9 @@ def _text(value: float | None, unit: str) -> str:
     return f"{value:.1f}" if unit == "%" else number(value)
 
 
-def _best(better: str, values: Sequence[float | None], policies: Sequence[Json]) -> frozenset[int]:
+def _best(better: str, values: Sequence[float | None], policies: Sequence[Summary]) -> frozenset[int]:
     # Latencies cover completed requests only: unfinished ones would flatter a policy.
-    fair = [i for i, p in enumerate(policies) if not p.get("unfinished") and values[i] is not None]
+    fair = [i for i, p in enumerate(policies) if not p.unfinished and values[i] is not None]
     if not better or len(fair) < 2:
         return frozenset()
     best = (max if better == "high" else min)(values[i] or 0.0 for i in fair)
@@ -77,22 +76,25 @@ def _best(better: str, values: Sequence[float | None], policies: Sequence[Json])
     return frozenset() if len(winners) == len(fair) else winners
 
 
-def _slo_rows(policies: Sequence[Json]) -> list[MetricRow]:
+def _slo_rows(policies: Sequence[Summary]) -> list[MetricRow]:
     rows = []
-    for k, slo in enumerate(policies[0].get("slos", []) if policies else []):
-        cells, met, bound = [], set(), Slo.parse(slo["slo"])
-        for i, policy in enumerate(policies):
-            verdict = policy["slos"][k]
-            share = "–" if verdict["attainment"] is None else f"{percent(verdict['attainment'], bound.share)} %"
-            if verdict["met"] is None:
-                cells.append(share)
-            else:
-                observed = verdict["observed_ms"]
-                value = share if observed is None else f"{time_of(observed, bound.bound)} ms"
-                cells.append(f"{value} {'met' if verdict['met'] else 'not met'}")
-                met |= {i} if verdict["met"] else set()
-        rows.append(MetricRow(slo["slo"], "", tuple(cells), frozenset(met), "SLOs", False, METRICS["slos"].formula))
+    for verdicts in zip(*(policy.slos for policy in policies), strict=True):
+        slo = verdicts[0].slo
+        cells = tuple(_verdict(verdict) for verdict in verdicts)
+        met = frozenset(i for i, verdict in enumerate(verdicts) if verdict.met)
+        rows.append(MetricRow(slo, "", cells, met, "SLOs", False, METRICS["slos"].formula))
     return rows
+
+
+def _verdict(verdict: SloVerdict) -> str:
+    slo, text = Slo.parse(verdict.slo), "–"
+    if verdict.attainment is not None:
+        text = f"{percent(verdict.attainment, slo.share)} %"
+    if verdict.observed_ms is not None:
+        text = f"{time_of(verdict.observed_ms, slo.bound)} ms"
+    if verdict.met is None:
+        return text
+    return f"{text} met" if verdict.met else f"{text} not met"
 
 
 def time_of(milliseconds: float, bound: float) -> str:
@@ -100,9 +102,67 @@ def time_of(milliseconds: float, bound: float) -> str:
     return within(milliseconds, 1e3 * bound * ROUNDING, len(number(milliseconds).partition(".")[2]))
 
 
-def value(summary: Mapping[str, Any], keys: str) -> float | None:
+def value(summary: Summary, keys: str) -> float | None:
     """By dotted keys, or None."""
-    found: Any = summary
+    number: Any = summary
     for key in keys.split("."):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return None if found is None else float(found)
+        number = getattr(number, key, None)
+    return None if number is None else float(number)
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 replica`, `2 replicas`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def within(value: float, bound: float, places: int) -> str:
+    """At least `places` decimals, and enough to show whether it exceeds the bound."""
+    exceeds = value > bound
+    while places < MOST_PLACES and (round(value, places) > bound) != exceeds:
+        places += 1
+    return f"{value:,.{places}f}"
+
+
+def percent(share: float, least: float | None = None) -> str:
+    """At least one decimal; reads 100, 0 or below `least` only if it is."""
+    value, places = 100 * share, 1
+    if share in (0.0, 1.0):
+        return f"{value:.0f}"
+    sides = [100.0, *([] if least is None else [100 * least * (1 - 1e-12)])]
+
+    def agrees() -> bool:
+        shown = round(value, places)
+        return shown > 0 and all((shown >= side) == (value >= side) for side in sides)
+
+    while places < MOST_PLACES and not agrees():
+        places += 1
+    return f"{value:.{places}f}"
+
+
+def percent_span(share: float, low: float, high: float, least: float | None = None) -> str:
+    """Rounded outward: `99.4 % (99.2 to 99.6)`."""
+    places = 1
+    if least is not None and low >= least:  # rounding must not move the end below
+        while places < MOST_PLACES and outward(100 * low, places) < 100 * least * (1 - 1e-12):
+            places += 1
+    ends = [outward(100 * low, places), outward(100 * high, places, up=True)]
+    shown = ["0" if end == 0 else "100" if end == 100 else f"{end:.{places}f}" for end in ends]
+    return f"{percent(share, least)} % ({' to '.join(shown)})"
+
+
+def plus_minus(value: float, half: float) -> str:
+    """To two digits of the half-width: `5.28 ± 0.13`, `880 ± 120`."""
+    if not half > 0:
+        return f"{value:.4g}"
+    places = places_of(half)
+    return f"{value:,.{places}f} ± {half:,.{places}f}"
+
+
+def places_of(half: float) -> int:
+    """For two digits of a half-width."""
+    return max(0, 1 - math.floor(math.log10(half)))
+
+
+def outward(value: float, places: int, *, up: bool = False) -> float:
+    scaled = round(value * 10**places, 6)
+    return float(math.ceil(scaled) if up else math.floor(scaled)) / float(10**places)

@@ -1,16 +1,29 @@
 """A page as text: coloured on a terminal, plain in a pipe."""
 
+from collections.abc import Iterable
 from itertools import zip_longest
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table as Grid
 from rich.text import Text
 
+from ..files.read import printable
 from .page import Code, Page, Table, Words
-from .terminal import Terminal
 
 UNTRUE = "not measured"  # highlights facts
+
+
+class Terminal(Console):
+    """Escapes the control characters of texts; rich's own codes stay."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # rich calls it where it caught the error, and would end with 1
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
 
 
 def render(page: Page, console: Console) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import pandas as pd
 
 from .chart import COLOURS, INK, Chart
-from .digits import counted, percent, plus_minus
 from .ensemble import decided, of_ensemble
 from .page import Figure, Number, Page, Section, Table, Words, priced_apart, table
 from .search import Json, cautions, quality, quality_number
 from .search import facts as search_facts
+from .table import counted, percent, plus_minus
 
 HIGHER = ("goodput", "throughput")
 GAIN = "A gain above zero is better: more goodput or throughput, less cost or latency."

@@ -28,8 +28,8 @@ class FleetWords:
             return self
         for field in fields(self):
             if (value := getattr(self, field.name)) != field.default:
-                found = value[0] if isinstance(value, tuple) else value
-                raise DsimError(f"fleet is {path} and {field.name} is {cut(found)}, expected one of them")
+                first = value[0] if isinstance(value, tuple) else value
+                raise DsimError(f"fleet is {path} and {field.name} is {cut(first)}, expected one of them")
         return self.read(path)
 
     def toml(self) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,23 +64,23 @@ ttft, e2el = after_arrival("first_emission"), after_arrival("finish")
 
 @dataclass(frozen=True)
 class Distribution:
-    """NaN if no request has the metric."""
+    """None if no request has the metric."""
 
-    mean: float
-    p50: float
-    p90: float
-    p95: float
-    p99: float
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
 
 
 @dataclass(frozen=True)
 class CountSpread:
-    """NaN without decode steps."""
+    """None without decode steps."""
 
-    mean: float
-    p50: float
-    min: float
-    max: float
+    mean: float | None = None
+    p50: float | None = None
+    min: float | None = None
+    max: float | None = None
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class SloVerdict:
     """A request's bound: share of arrivals; a statistic's: value and verdict."""
 
     slo: str
-    attainment: float  # NaN for a statistic
-    observed_ms: float  # NaN for a request's bound, and for a share
+    attainment: float | None  # None for a statistic
+    observed_ms: float | None  # None for a request's bound, and for a share
     met: bool | None  # None for a request's bound
 
 
@@ -99,14 +99,14 @@ class PrefixCache:
 
     queries: int
     hits: int
-    hit_rate: float  # NaN without queries
+    hit_rate: float | None  # None without queries
 
 
 @dataclass(frozen=True)
 class Summary:
     """A policy's metrics; the fields are the keys of `--json`, and their order is that of all tables.
 
-    Times are of a request unless the formula says "step".
+    Times are of a request unless the formula says "step". None: no value, or not measured (a client sees no steps).
     """
 
     # fmt: off
@@ -120,33 +120,33 @@ class Summary:
     cancelled: int = metric(
         "requests", "dropped as their clients left", "in no latency", group="Requests", optional=True,
     )
-    slo_attainment: float = metric(
+    slo_attainment: float | None = metric(
         "share", "requests that meet every per-request SLO / arrivals",
         "rejected, unfinished and cancelled requests are not good; null without such an SLO",
         group="Requests", label="SLO attainment", brief=("",), better="high", optional=True,
         title="SLO attainment", axis="% of arrivals",
     )
-    goodput: float = metric(
+    goodput: float | None = metric(
         "req/s", "requests that complete and meet every per-request SLO / duration",
         "null without such an SLO; an SLO of a class judges only its requests",
         group="Requests", brief=("",), better="high", optional=True, title="Goodput", axis="req/s",
     )
-    request_throughput: float = metric(
+    request_throughput: float | None = metric(
         "req/s", "completed / duration", group="Requests", better="high",
     )
-    output_throughput: float = metric(
+    output_throughput: float | None = metric(
         "tok/s", "output tokens of completed requests / duration", group="Requests",
         brief=("",), better="high", title="Output throughput", axis="tok/s",
     )
-    full_loop_throughput: float = metric(
+    full_loop_throughput: float | None = metric(
         "tok/s", "output tokens until a closed loop's last arrival, spread evenly over e2els / time until then",
         "without the end, when clients run out of requests; null in an open loop", group="Requests",
         label="throughput, loop full", better="high", optional=True,
     )
-    total_token_throughput: float = metric(
+    total_token_throughput: float | None = metric(
         "tok/s", "input and output tokens of completed requests / duration",
     )
-    duration_s: float = metric("s", "last completion - first arrival", group="Requests", label="duration")
+    duration_s: float | None = metric("s", "last completion - first arrival", group="Requests", label="duration")
     ttft_ms: Distribution = latency(
         "first emission - arrival", "what an emission is: --emit step, block or end",
         of=ttft, slo=True, stats=("p50", "p90", "p99"), brief=("p50", "p99"),
@@ -197,43 +197,43 @@ class Summary:
     step_latency_ms: Distribution = metric(
         "ms", "decode step's end - start", "percentiles to 0.05 %", group="Steps", stats=("p50", "p99"),
     )
-    tpf: float = metric(
+    tpf: float | None = metric(
         "tok", "positions committed / (sequences x forwards), over the rows of decode steps that do not prefill",
         "tokens per forward", group="Steps", label="tokens per forward",
     )
-    token_utilization: float = metric(
+    token_utilization: float | None = metric(
         "share", "positions committed / computed in all layers, over the rows of decode steps that do not prefill",
         group="Steps", label="token utilisation", brief=("",),
     )
-    computed_per_token: float = metric(
+    computed_per_token: float | None = metric(
         "positions",
         "positions computed in all layers, over the rows of decode steps that do not prefill / tokens returned",
         "FOCUS's processed / decoded: without prefill; committed and trimmed positions are computed, not returned",
         group="Steps", label="computed a token", better="low",
     )
-    tokens_per_emission: float = metric(
+    tokens_per_emission: float | None = metric(
         "tok", "output tokens / emissions, over completed requests", "compare it with itl", group="Steps",
     )
-    wasted_canvas_tokens: int = metric(
+    wasted_canvas_tokens: int | None = metric(
         "tok", "positions committed - tokens returned, over completed requests",
         group="Steps", label="wasted canvas", better="low", optional=True,
     )
-    busy_share: float = metric(
+    busy_share: float | None = metric(
         "share", "time in steps / (replicas x (end of the last step or completion - first arrival))",
         "an engine may compute on for a row that has finished",
         group="Steps", label="busy", title="Share of time in steps", axis="%",
     )
-    prefill_time_share: float = metric(
+    prefill_time_share: float | None = metric(
         "share", "time in prefill steps / time in steps", group="Steps", label="time in prefill",
     )
-    kv_utilization: float = metric(
+    kv_utilization: float | None = metric(
         "share", "sum over steps of (KV pages held x latency) / (pages of a replica x time in steps)",
         group="Steps", label="KV utilisation",
     )
-    kv_pages: int = metric("pages", "the KV pool, summed over replicas")
-    num_decode_steps: int = metric("steps", "decode steps of all replicas", group="Steps", stats=())
-    num_prefill_steps: int = metric("steps", "prefill steps of all replicas", group="Steps", stats=())
-    preemptions: int = metric(
+    kv_pages: int | None = metric("pages", "the KV pool, summed over replicas")
+    num_decode_steps: int | None = metric("steps", "decode steps of all replicas", group="Steps", stats=())
+    num_prefill_steps: int | None = metric("steps", "prefill steps of all replicas", group="Steps", stats=())
+    preemptions: int | None = metric(
         "requests", "sent back to the queue because the KV pool was full", group="Steps", better="low", optional=True,
     )
     slos: tuple[SloVerdict, ...] = metric(
@@ -254,11 +254,8 @@ class Summary:
     # fmt: on
 
     def to_json(self) -> dict[str, Any]:
-        """For `--json` and run.json: NaN becomes null; an absent cache is left out."""
-        out: dict[str, Any] = no_nan(asdict(self))
-        if self.prefix_cache is None:
-            del out["prefix_cache"]
-        return out
+        """For `--json`."""
+        return dict(no_nan(self))
 
 
 METRICS: dict[str, Metric] = {
@@ -312,15 +309,15 @@ def summarize(
         policy=policy,
         num_requests=len(status),
         **counts,
-        duration_s=duration,
+        duration_s=_known(duration),
         request_throughput=_per(counts["completed"], duration),
         output_throughput=_per(num_tokens, duration),
-        full_loop_throughput=_full_loop(done, start, float(arrival.max(initial=start))) if closed_loop else math.nan,
+        full_loop_throughput=_full_loop(done, start, float(arrival.max(initial=start))) if closed_loop else None,
         total_token_throughput=_per(num_tokens + float(done["input_length"].sum()), duration),
         **{f"{name}_ms": d for name, d in dist.items()},
         tokens_per_emission=_per(num_tokens, float(done["num_emissions"].sum())),
-        goodput=math.nan if good is None else _per(float(good.sum()), duration),
-        slo_attainment=math.nan if good is None else _per(float(good.sum()), len(good)),
+        goodput=None if good is None else _per(float(good.sum()), duration),
+        slo_attainment=None if good is None else _per(float(good.sum()), len(good)),
         slos=tuple(_verdict(slo, requests, dist, missing_passes) for slo in slos),
         batch=_spread(totals.batch),
         chunk=_spread(totals.chunk),
@@ -335,7 +332,7 @@ def summarize(
         busy_share=_per(
             busy,
             replicas * float(np.fmax(duration, totals.end - start)) if replica_time is None else replica_time,
-        ),  # NaN: nothing completed
+        ),  # None: nothing completed
         kv_utilization=_per(totals.page_time, totals.num_pages / replicas * busy),
         kv_pages=totals.num_pages,
         preemptions=totals.preemptions,
@@ -391,7 +388,7 @@ def of_class(requests: Columns, slo: "Slo") -> Columns:
 def attainment(requests: Columns, slo: "Slo", *, missing_passes: bool = True) -> float:
     """Share of arrivals that completed and meet the bound; NaN without arrivals."""
     good = meeting(requests, [slo], missing_passes=missing_passes)
-    return _per(float(good.sum()), len(good))
+    return float(good.mean()) if len(good) else math.nan
 
 
 def stable(requests: Columns, *, closed_loop: bool = False) -> bool:
@@ -459,8 +456,8 @@ def _slope(x: Floats, y: Floats) -> float:
     return float(dx @ y) / spread if spread > 0 else 0.0  # simultaneous arrivals
 
 
-def _full_loop(done: Columns, start: float, end: float) -> float:
-    """Output tokens/s until the last request of a closed loop is sent, at `end`; NaN if all are sent at once."""
+def _full_loop(done: Columns, start: float, end: float) -> float | None:
+    """Output tokens/s until the last request of a closed loop is sent, at `end`; None if all are sent at once."""
     share = ratio(np.minimum(done["finish"], end) - done["arrival"], e2el(done))
     return _per(float(np.nansum(done["num_tokens"] * share)), end - start)
 
@@ -469,43 +466,44 @@ def _verdict(slo: "Slo", requests: Columns, dist: Mapping[str, Distribution], mi
     if slo.slo_class is not None:
         requests = of_class(requests, slo)
         if not len(requests["status"]):  # it is after num_requests
-            return SloVerdict(str(slo), math.nan, math.nan, None if slo.stat is None else True)
+            return SloVerdict(str(slo), None, None, None if slo.stat is None else True)
         done = rows_of(requests, requests["status"] == COMPLETED)
         dist = {slo.metric: _distribution(latencies(done)[slo.metric])}
     if slo.stat is None or slo.share is not None:
         attained = attainment(requests, slo, missing_passes=missing_passes)
         met = None if slo.share is None else attained >= slo.share - 1e-9
-        return SloVerdict(str(slo), attained, math.nan, met)
-    observed_ms: float = getattr(dist[slo.metric], slo.stat)
+        return SloVerdict(str(slo), _known(attained), None, met)
+    observed_ms: float | None = getattr(dist[slo.metric], slo.stat)
     status = requests["status"]
     # An unfinished request may still miss it.
     judged = bool((status == COMPLETED).any()) and not bool((status == UNFINISHED).any())
-    passes = missing_passes if math.isnan(observed_ms) else observed_ms <= slo.bound * 1e3 * ROUNDING
-    return SloVerdict(str(slo), math.nan, observed_ms, judged and passes)
+    passes = missing_passes if observed_ms is None else observed_ms <= slo.bound * 1e3 * ROUNDING
+    return SloVerdict(str(slo), None, observed_ms, judged and passes)
 
 
 def _distribution(seconds: Floats) -> Distribution:
-    known = seconds[~np.isnan(seconds)] * 1e3
-    if not len(known):
-        return Distribution(*[math.nan] * 5)
-    return Distribution(float(known.mean()), *(float(p) for p in np.percentile(known, (50, 90, 95, 99))))
+    values = seconds[~np.isnan(seconds)] * 1e3
+    if not len(values):
+        return Distribution()
+    return Distribution(float(values.mean()), *(float(p) for p in np.percentile(values, (50, 90, 95, 99))))
 
 
 def statistic(values: Floats, stat: str) -> float:
     """`mean`, or a percentile such as `p90`, of the known values; NaN without any."""
-    known = values[~np.isnan(values)]
-    if not len(known):
+    values = values[~np.isnan(values)]
+    if not len(values):
         return math.nan
-    return float(known.mean() if stat == "mean" else np.percentile(known, int(stat[1:])))
+    return float(values.mean() if stat == "mean" else np.percentile(values, int(stat[1:])))
 
 
 def _from_histogram(times: TimeHistogram) -> Distribution:
-    return Distribution(times.mean() * 1e3, *(times.quantile(int(s[1:]) / 100) * 1e3 for s in STATS[1:]))
+    values = [times.mean(), *(times.quantile(int(stat[1:]) / 100) for stat in STATS[1:])]
+    return Distribution(*(_known(value * 1e3) for value in values))
 
 
 def _spread(counts: CountHistogram) -> CountSpread:
-    values = [float(v) for v in counts.counts] or [math.nan]
-    return CountSpread(counts.mean(), counts.quantile(0.5), min(values), max(values))
+    values = [float(v) for v in counts.counts]
+    return CountSpread(counts.mean(), counts.quantile(0.5), min(values), max(values)) if values else CountSpread()
 
 
 def ratio(a: Any, b: Any) -> Floats:
@@ -514,24 +512,28 @@ def ratio(a: Any, b: Any) -> Floats:
     return out
 
 
-def _per(amount: float, base: float) -> float:
-    return amount / base if base > 0 else math.nan
+def _per(amount: float, base: float) -> float | None:
+    return amount / base if base > 0 else None
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def flat(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Under flat names such as `ttft_ms_mean`."""
-    found: dict[str, Any] = {}
+    row: dict[str, Any] = {}
     for name, value in summary.items():
-        if name == "policy":
+        if name == "policy" or (name == "prefix_cache" and value is None):
             continue
         if name == "slos":
             for verdict in value:
-                found |= {f"{verdict['slo']} {what}": verdict[what] for what in ("attainment", "observed_ms", "met")}
+                row |= {f"{verdict['slo']} {what}": verdict[what] for what in ("attainment", "observed_ms", "met")}
         elif isinstance(value, dict):
-            found |= {f"{name}_{part}": number for part, number in value.items()}
+            row |= {f"{name}_{part}": number for part, number in value.items()}
         else:
-            found[name] = value
-    return found
+            row[name] = value
+    return row
 
 
 def no_nan(value: Any) -> Any:

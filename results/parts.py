@@ -22,13 +22,13 @@ def parts(columns: Columns) -> dict[str, Seconds]:
     finish, there, first, end = (columns[name] for name in ("prefill_finish", "submitted", "first_emission", "finish"))
     arrival, scheduled = columns["arrival"], columns["scheduled"]
     begun = np.where(sent, columns["transfer_start"], there)
-    found = {
+    before = {
         "prefill_queue": columns["prefill_scheduled"] - arrival,
         "prefill": finish - columns["prefill_scheduled"],
         "reserve": begun - finish,
         "transfer": there - begun,
     }
-    return {name: np.where(moved, seconds, 0.0) for name, seconds in found.items()} | {
+    return {name: np.where(moved, seconds, 0.0) for name, seconds in before.items()} | {
         "decode_queue": scheduled - np.where(moved, there, arrival),
         "first_block": first - scheduled,
         "rest": end - first,

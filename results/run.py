@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..engine.allowed_code import NO_CODE, AllowedCode
-from ..engine.engine import Limits
 from ..engine.errors import CodeError, DsimError
 from ..engine.journal import (
     CHOICE_COLUMNS,
@@ -25,13 +24,9 @@ from ..engine.journal import (
 )
 from ..engine.policy import Policy, parse
 from ..files.read import LARGEST, cut, parsing, quoted, read_json
-from ..files.schema import FileObject
 from ..profiler.placed import placed
-from .manifest import FILES, Manifest
-from .metrics import Summary
+from .run_info import FILES, RunInfo
 from .slo import Slo
-
-SCHEMA, VERSION = "dsim-run", 1
 
 MOST_REQUESTS = 2**25  # arrays are indexed by request number; a small file may claim any
 
@@ -46,7 +41,7 @@ class Run:
     """Columns are loaded on request: a long run's steps may exceed memory."""
 
     folder: Path
-    info: Manifest  # run.json
+    info: RunInfo
     allow_code: AllowedCode = NO_CODE  # that policies may load
 
     def policy(self, name: str) -> Policy:
@@ -59,16 +54,7 @@ class Run:
     @property
     def policies(self) -> list[str]:
         """In the command line's order."""
-        return [summary["policy"] for summary in self.info.get("policies", [])]
-
-    @property
-    def more_columns(self) -> set[str]:
-        """MORE_COLUMNS that its files have."""
-        names = set[str]()
-        for path in (self.folder / "requests.parquet", self.folder / "steps.parquet"):
-            with _opened(path) as file:
-                names.update(file.schema_arrow.names)
-        return names & MORE_COLUMNS.keys()
+        return [summary.policy for summary in self.info.policies]
 
     @property
     def num_steps(self) -> int:
@@ -83,11 +69,11 @@ class Run:
             mine = _of_policy(file.read(["policy", *names]), policy)
             # Other columns, as a load generator's, are s.
             kinds = REQUEST_COLUMNS | MORE_COLUMNS
-            found = {name: _numpy(mine[name].combine_chunks(), kinds.get(name, "float64")) for name in names}
-        for number in (found["request"].min(initial=0), found["request"].max(initial=0)) if "request" in found else ():
+            table = {name: _numpy(mine[name].combine_chunks(), kinds.get(name, "float64")) for name in names}
+        for number in (table["request"].min(initial=0), table["request"].max(initial=0)) if "request" in table else ():
             if not 0 <= number < MOST_REQUESTS:
                 raise DsimError(f"{path}: a request has the number {number}, expected 0 to {MOST_REQUESTS - 1}")
-        return found
+        return table
 
     def step_batches(self, policy: str, columns: Sequence[str] | None = None) -> Iterator[Columns]:
         """Scalar columns, a few thousand steps at a time."""
@@ -105,29 +91,6 @@ class Run:
             name: np.concatenate([batch[name] for batch in batches] or [np.zeros(0, STEP_KINDS[name])])
             for name in names
         }
-
-    def step_groups(
-        self, policy: str, spans: Sequence[tuple[float, float]]
-    ) -> Iterator[tuple[Columns, dict[str, tuple[Array, Array]]]]:
-        """Row groups that overlap one of these times (s), lists as (values, offsets); none without lists."""
-        with _opened(self.folder / "steps.parquet") as file:
-            lists = ["requests", "phases", "num_tokens", "commits"]
-            if not set(lists) <= set(file.schema_arrow.names):
-                return
-            for k in range(file.num_row_groups):
-                times = file.read_row_group(k, columns=["policy", "start", "latency"])
-                if not times.num_rows or times["policy"][0].as_py() != policy:
-                    continue
-                start, latency = (_numpy(times[name], STEP_COLUMNS[name]) for name in ("start", "latency"))
-                end = start + latency
-                if not any(((end > low) & (start < high)).any() for low, high in spans):
-                    continue
-                table = file.read_row_group(k, columns=["replica", "step", *lists])
-                if any(table[name].null_count for name in lists):
-                    return
-                columns = {"start": start, "latency": latency}
-                columns |= {name: _numpy(table[name], STEP_COLUMNS[name]) for name in ("replica", "step")}
-                yield columns, {name: _list(table[name].combine_chunks(), STEP_LISTS[name]) for name in lists}
 
     def step_lists(self, policy: str) -> dict[str, tuple[Array, Array]]:
         """STEP_LISTS as (values, offsets); DsimError if the run lacks them."""
@@ -155,48 +118,26 @@ def read_run(folder: str | Path, allow_code: AllowedCode = NO_CODE) -> Run:
     missing = [name for name in FILES[:3] if not (folder / name).is_file()]
     if missing:
         raise DsimError(f"{folder}: not a run of dsim: it lacks {', '.join(missing)}")
-    info = read_json(path)
-    if not isinstance(info, dict) or info.get("schema") != SCHEMA:
-        found = info.get("schema") if isinstance(info, dict) else type(info).__name__
-        raise DsimError(f"{path}: schema is {quoted(found)}, expected '{SCHEMA}'")
-    if info.get("version") != VERSION:
-        raise DsimError(f"{path}: version is {quoted(info.get('version'))}, expected {VERSION}")
-    _check_manifest(info, str(path))
-    for name, wanted in (("requests.parquet", REQUEST_COLUMNS), ("steps.parquet", STEP_COLUMNS)):
-        with _opened(folder / name) as file:
-            _check_columns(file.schema_arrow, wanted, folder / name)
-    return Run(folder, cast(Manifest, info), allow_code)
-
-
-def _check_manifest(info: dict[str, Any], where: str) -> None:
-    """DsimError unless run.json has the shape that reports read."""
-    FileObject(where, "", info, loose=True).check(Manifest)
-    for text in info.get("slos", []):
+    data = read_json(path)
+    if not isinstance(data, dict):
+        raise DsimError(f"{path}: schema is {quoted(type(data).__name__)}, expected {quoted(RunInfo.schema)}")
+    info = RunInfo.from_json(data, str(path))
+    for text in info.slos:
         try:
             Slo.parse(text)
         except DsimError as error:
-            raise DsimError(f"{where}: slos: {error}") from None
-    hints = get_type_hints(Summary)
-    for i, summary in enumerate(info.get("policies", [])):
-        part = FileObject(where, f"policies[{i}]", summary, loose=True)
-        part.text("policy")
-        # A load generator's run lacks the numbers of steps.
-        for name in hints.keys() & summary.keys():
-            part.get(name, hints[name] | None)
-    known = {field.name for field in fields(Limits)}
-    for i, limits in enumerate(info.get("limits", [])):
-        part = FileObject(where, f"limits[{i}]", limits, loose=True)
-        part.check(Limits)
-        part.text("policy")
-        if more := limits.keys() - known - {"policy"}:
-            raise DsimError(f"{where}: limits[{i}].{cut(min(more))} is unknown, expected {', '.join(sorted(known))}")
+            raise DsimError(f"{path}: slos: {error}") from None
+    for name, expected in (("requests.parquet", REQUEST_COLUMNS), ("steps.parquet", STEP_COLUMNS)):
+        with _opened(folder / name) as file:
+            _check_columns(file.schema_arrow, expected, folder / name)
+    return Run(folder, info, allow_code)
 
 
-def _check_columns(schema: pa.Schema, wanted: Mapping[str, str], path: Path) -> None:
+def _check_columns(schema: pa.Schema, expected: Mapping[str, str], path: Path) -> None:
     """DsimError unless all columns have their types."""
-    for name, dtype in {"policy": "str", **wanted}.items():
+    for name, dtype in {"policy": "str", **expected}.items():
         if name not in schema.names:
-            raise DsimError(f"{path}: lacks column {name}, expected {', '.join(['policy', *wanted])}")
+            raise DsimError(f"{path}: lacks column {name}, expected {', '.join(['policy', *expected])}")
         kind = schema.field(name).type
         named = pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type)
         if not (named if name in ("policy", "status") else kind == pa.from_numpy_dtype(np.dtype(dtype))):
@@ -207,8 +148,8 @@ def _check_columns(schema: pa.Schema, wanted: Mapping[str, str], path: Path) -> 
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     """Arrow's errors become one line."""
     with parsing(path, "a run's Parquet file"), path.open("rb") as data, pq.ParquetFile(data) as file:
-        if file.metadata.num_rows > (most := max(MOST_REQUESTS, path.stat().st_size)):
-            raise DsimError(f"{path}: holds {file.metadata.num_rows} rows, expected at most {most}")
+        if file.metadata.num_rows > (limit := max(MOST_REQUESTS, path.stat().st_size)):
+            raise DsimError(f"{path}: holds {file.metadata.num_rows} rows, expected at most {limit}")
         yield file
 
 
@@ -226,8 +167,8 @@ def _numpy(array: Any, dtype: str) -> Array:
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if isinstance(array, pa.DictionaryArray):
-        known = np.array([STATUSES.index(name) for name in array.dictionary.to_pylist()], np.int64)
-        array = pa.array(known[np.asarray(array.indices)])
+        codes = np.array([STATUSES.index(name) for name in array.dictionary.to_pylist()], np.int64)
+        array = pa.array(codes[np.asarray(array.indices)])
     if array.null_count and np.dtype(dtype).kind in "iub":
         raise ValueError(f"it lacks {array.null_count} values of a column of whole numbers")
     values = np.asarray(array.to_numpy(zero_copy_only=False), dtype)

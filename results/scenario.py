@@ -52,10 +52,10 @@ def once(method: Callable[[S], T]) -> Callable[[S], T]:
 
     @wraps(method)
     def called(self: S) -> T:
-        known = vars(self)
-        if name not in known:
-            known[name] = method(self)
-        return known[name]  # type: ignore[no-any-return]
+        values = vars(self)
+        if name not in values:
+            values[name] = method(self)
+        return values[name]  # type: ignore[no-any-return]
 
     return called
 
@@ -119,9 +119,9 @@ class Scenario:
             )
         needs = OF_A_REPLICA * max(0, self.replicas) + OF_A_REQUEST * max(0, self.num_requests or 0)
         if needs > SMALL and needs > (free := free_memory()):
-            wanted = cut(f"{min(needs, 10**300) / 1e9:.1f}")
+            size = cut(f"{min(needs, 10**300) / 1e9:.1f}")
             raise DsimError(
-                f"{cut(self.num_requests or 0)} requests on {self.replicas} replicas need about {wanted} GB of memory, "
+                f"{cut(self.num_requests or 0)} requests on {self.replicas} replicas need about {size} GB of memory, "
                 f"expected at most the {free / 1e9:.1f} GB that are free"
             )
 
@@ -133,18 +133,18 @@ class Scenario:
         """With absolute paths, for a process in another folder."""
         return self.with_files(_absolute)
 
-    def with_files(self, found: Callable[[str], str]) -> "Scenario":
-        """With `found(path)` for each file."""
-        files: dict[str, Any] = {"trace": found(self.trace)} if os.path.isfile(self.trace) else {}
+    def with_files(self, place: Callable[[str], str]) -> "Scenario":
+        """With `place(path)` for each file."""
+        files: dict[str, Any] = {"trace": place(self.trace)} if os.path.isfile(self.trace) else {}
         if pages := yield_files(self.yields or ""):
-            files["yields"] = ",".join(map(found, pages))
-        files["profile"] = with_file_of(self.profile, found)
+            files["yields"] = ",".join(map(place, pages))
+        files["profile"] = with_file_of(self.profile, place)
         path, _ = without_limit(self.lengths or "")
         if path and os.path.isfile(path):
-            files["lengths"] = found(path) + (self.lengths or "")[len(path) :]
-        policy = _with_files(self.policy, found)
-        specs = {name: with_file(getattr(self, name), found) for name in ("router", "scaler", "decider")}
-        pools = tuple(_pool_with_files(text, i, found) for i, text in enumerate(self.pools))
+            files["lengths"] = place(path) + (self.lengths or "")[len(path) :]
+        policy = _with_files(self.policy, place)
+        specs = {name: with_file(getattr(self, name), place) for name in ("router", "scaler", "decider")}
+        pools = tuple(_pool_with_files(text, i, place) for i, text in enumerate(self.pools))
         return replace(self, **{**files, "policy": policy, **specs, "pools": pools})
 
     def question(self) -> dict[str, Any]:
@@ -221,13 +221,13 @@ class Scenario:
     @once
     def _by_pool(self) -> "list[tuple[PoolSpec, Scenario]]":
         """Each pool, and the scenario of it alone."""
-        found = []
+        pools = []
         for spec in PoolSpec.parse_all(self.pools):
             alone = replace(
                 self, pools=(), links=(), decider="always", policy=f"{spec.policy}@{spec.profile}", replicas=spec.count
             )
-            found.append((spec, alone))
-        return found or [(PoolSpec("pool", self.replicas, self.profile, self.policy), self)]
+            pools.append((spec, alone))
+        return pools or [(PoolSpec("pool", self.replicas, self.profile, self.policy), self)]
 
     @property
     def _first(self) -> "Scenario":
@@ -258,9 +258,9 @@ class Scenario:
             return profile
         from ..profiler.uncertainty import varied
 
-        known = Setting(self.parsed_policy(), profile, self.workload)
-        others = [own for own in known.by_threshold.values() if own != known.drawn]
-        return varied(profile, self.variation, known.drawn, others)
+        setting = Setting(self.parsed_policy(), profile, self.workload)
+        thresholds = [model for model in setting.by_threshold.values() if model != setting.drawn]
+        return varied(profile, self.variation, setting.drawn, thresholds)
 
     @once
     def routing(self) -> Routing:
@@ -370,27 +370,27 @@ def on_fleet(
     code = named_code(specs if named else ())
     fleet = {field.name: getattr(words, field.name) for field in fields(FleetWords)}
     fleet["startup"] = in_words(words.startup)
-    found = [replace(s, **fleet, allow_code=s.allow_code | code) for s in scenarios[: 1 if words.pools else None]]
-    for scenario in () if searched and not words.pools else found:
+    on_it = [replace(s, **fleet, allow_code=s.allow_code | code) for s in scenarios[: 1 if words.pools else None]]
+    for scenario in () if searched and not words.pools else on_it:
         scenario.fleet().check()
-    return found
+    return on_it
 
 
-def _with_files(policy: str, found: Callable[[str], str]) -> str:
+def _with_files(policy: str, place: Callable[[str], str]) -> str:
     """A SPEC with other paths."""
     spec, profile = placed(policy)
-    spec = found(spec) if os.path.isfile(spec) else with_file(spec, found)
-    return spec if profile is None else f"{spec}@{with_file_of(profile, found)}"
+    spec = place(spec) if os.path.isfile(spec) else with_file(spec, place)
+    return spec if profile is None else f"{spec}@{with_file_of(profile, place)}"
 
 
 def _absolute(path: str) -> str:
     return str(Path(path).absolute())
 
 
-def _pool_with_files(pool: str, index: int, found: Callable[[str], str]) -> str:
+def _pool_with_files(pool: str, index: int, place: Callable[[str], str]) -> str:
     """A pool with other paths."""
     spec = PoolSpec.parse(pool, index)
-    policy, _, profile = _with_files(f"{spec.policy}@{spec.profile}", found).rpartition("@")
+    policy, _, profile = _with_files(f"{spec.policy}@{spec.profile}", place).rpartition("@")
     return f"{pool.partition('@')[0]}@{profile},{policy}"
 
 
@@ -462,8 +462,8 @@ def workload_of(policy: Policy, profile: Profile, named: str | None) -> str | No
     """Of the commit model or law; None for next-token policies."""
     if policy.commits_by == "acceptance":
         return None
-    held = profile.canvas_laws if policy.commits_by == "law" else profile.commits
-    return named or next((model.workload for model in held), None) or next(iter(profile.workloads), None)
+    models = profile.canvas_laws if policy.commits_by == "law" else profile.commits
+    return named or next((model.workload for model in models), None) or next(iter(profile.workloads), None)
 
 
 def different(names: list[str], what: str = "policy") -> list[str]:
@@ -474,11 +474,11 @@ def different(names: list[str], what: str = "policy") -> list[str]:
     return names
 
 
-def replicas_of(policies: Sequence[str], given: int | None) -> int:
+def replicas_of(policies: Sequence[str], replicas: int | None) -> int:
     """As given, else as in the policies' files, else 1."""
-    if given is not None:
-        return given
-    asked: dict[int, str] = {}
+    if replicas is not None:
+        return replicas
+    policy_of: dict[int, str] = {}
     for policy in policies:
         if not policy.endswith(".toml") or not Path(policy).is_file():  # a pipe might never end
             continue
@@ -490,11 +490,11 @@ def replicas_of(policies: Sequence[str], given: int | None) -> int:
             continue
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise PolicyError(f"{policy}: replicas is {quoted(count)}, expected a whole number of at least 1")
-        asked.setdefault(count, policy)
-    if len(asked) > 1:
-        (one, first), (two, second), *_ = asked.items()
-        raise PolicyError(f"{first} asks for {one} replicas and {second} for {two}, expected --replicas N")
-    return next(iter(asked), 1)
+        policy_of.setdefault(count, policy)
+    if len(policy_of) > 1:
+        (count, first), (other, second), *_ = policy_of.items()
+        raise PolicyError(f"{first} asks for {count} replicas and {second} for {other}, expected --replicas N")
+    return next(iter(policy_of), 1)
 
 
 def digest(trace: Trace) -> str:
@@ -523,10 +523,10 @@ def arrived(result: RunRecords, columns: Columns | None = None) -> Columns:
         columns = {**columns, **result.moves}
     if not result.interrupted:
         return columns
-    seen = columns["replica"] >= 0
+    arrivals = columns["replica"] >= 0
     if result.moves is not None and "prefill_replica" in result.moves:
-        seen |= result.moves["prefill_replica"] >= 0
-    return rows_of(columns, seen)
+        arrivals |= result.moves["prefill_replica"] >= 0
+    return rows_of(columns, arrivals)
 
 
 def _changed(path: str | Path) -> int:

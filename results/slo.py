@@ -64,41 +64,41 @@ class Slo:
     def check_class(self, classes: Collection[str]) -> None:
         """DsimError unless the trace has such requests."""
         if self.slo_class is not None and self.slo_class not in classes:
-            known = f"holds {', '.join(sorted(classes))}" if classes else "has no column slo_class"
+            text = f"holds {', '.join(sorted(classes))}" if classes else "has no column slo_class"
             mine = f"SLO {quoted(str(self))}: no request is of class {quoted(self.slo_class)}"
-            raise DsimError(f"{mine}: the trace {cut(known, 400)}")
+            raise DsimError(f"{mine}: the trace {cut(text, 400)}")
 
     def __str__(self) -> str:
         prefix = (f"{self.slo_class}/" if self.slo_class else "") + (f"{self.stat}:" if self.stat else "")
         return self.text or f"{prefix}{self.metric}={1e3 * self.bound:g}ms"
 
 
-def check_metric(what: str, metric: str, known: Collection[str]) -> None:
-    if metric not in known:
-        hint = did_you_mean(metric, known)
-        raise DsimError(f"{what}: unknown metric {quoted(metric)}{hint}, expected one of {', '.join(known)}")
+def check_metric(what: str, metric: str, names: Collection[str]) -> None:
+    if metric not in names:
+        hint = did_you_mean(metric, names)
+        raise DsimError(f"{what}: unknown metric {quoted(metric)}{hint}, expected one of {', '.join(names)}")
 
 
 def _share(stat: str, shown: str) -> str:
-    found = _SHARE.fullmatch(stat)
-    if found is None:
+    match = _SHARE.fullmatch(stat)
+    if match is None:
         raise DsimError(
             f"SLO {shown}: unknown statistic {quoted(stat)}, expected one of {', '.join(STATS)}, or a share such as 95%"
         )
-    percent = float(found["percent"])
+    percent = float(match["percent"])
     if not 0 < percent <= 100:
         raise DsimError(f"SLO {shown}: share of arrivals is {cut(stat)}, expected above 0% and up to 100%")
     return f"{percent:g}%"
 
 
 def _seconds(bound: str, shown: str) -> float:
-    found = _BOUND.fullmatch(bound)
-    if found is None:
+    match = _BOUND.fullmatch(bound)
+    if match is None:
         raise DsimError(f"SLO {shown}: bound {quoted(bound)} is not a time above zero, such as 2s, 50ms or 800us")
-    if found["unit"] not in UNITS:
-        what = f"unit {quoted(found['unit'])} is unknown" if found["unit"] else f"bound {quoted(bound)} has no unit"
+    if match["unit"] not in UNITS:
+        what = f"unit {quoted(match['unit'])} is unknown" if match["unit"] else f"bound {quoted(bound)} has no unit"
         raise DsimError(f"SLO {shown}: {what}, expected s, ms or us")
-    seconds = float(found["number"]) * UNITS[found["unit"]]
+    seconds = float(match["number"]) * UNITS[match["unit"]]
     if seconds <= 0:
         raise DsimError(f"SLO {shown}: bound is {cut(bound)}, expected a time above zero")
     return seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +21,9 @@ from ..engine.rehearsal import rehearse
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
 from ..profiler.profile import Profile
-from ..results.manifest import Manifest
-from ..results.manifest_of import front_end_info, law_told
 from ..results.metrics import Columns, Summary, summarize
+from ..results.provenance import commit_infos, profile_info
+from ..results.run_info import LiveInfo, RunInfo, TraceInfo
 from ..results.scenario import Scenario
 from ..results.slo import Slo
 from ..sim.routers import routing
@@ -42,7 +42,7 @@ MAX_REQUESTS = 250_000  # in a server's life: rows of the journal's table
 
 @dataclass(frozen=True)
 class Behind:
-    """A fleet ready to start, and what its run's manifest says."""
+    """A fleet ready to start, and what its run says."""
 
     fleet: Fleet
     executors: Sequence[Executor]
@@ -51,7 +51,12 @@ class Behind:
     spec: str
     about: str  # one line
     header: str
-    manifest: Manifest = field(default_factory=Manifest)
+    info: RunInfo
+
+    @property
+    def model(self) -> str:
+        assert self.info.live is not None
+        return self.info.live.model
 
     def start(self) -> None:
         self.fleet.start(self.executors, self.text)
@@ -63,18 +68,19 @@ class Behind:
     def summarize(self, totals: StepTotals, slos: Sequence[Slo]) -> Summary:
         return summarize(self.spec, self.columns(), totals, slos, replicas=len(self.fleet.engines))
 
-    def run_json(self, summary: Summary, slos: Sequence[Slo]) -> Manifest:
+    def run_info(self, summary: Summary, slos: Sequence[Slo]) -> RunInfo:
         n = self.fleet.num_requests
         arrival = self.columns()["arrival"]
         duration = float(arrival[-1] - arrival[0]) if n else 0.0
-        trace: Any = {
-            "name": "what clients sent", "num_requests": n, "arrival": "as received",
-            "rate": (n - 1) / duration if duration > 0 else 0.0,
-        }  # fmt: skip
-        more: Any = {"trace": trace, "slos": [str(slo) for slo in slos], "policies": [summary.to_json()]}
-        if self.fleet.journal_failure is not None:
-            more["journal_failure"] = str(self.fleet.journal_failure)
-        return Manifest(**{**self.manifest, **more})
+        rate = (n - 1) / duration if duration > 0 else None
+        failure = self.fleet.journal_failure
+        return replace(
+            self.info,
+            trace=replace(self.info.trace, num_requests=n, rate=rate),
+            slos=tuple(map(str, slos)),
+            policies=(summary,),
+            journal_failure=None if failure is None else str(failure),
+        )
 
 
 def open_twin(
@@ -107,13 +113,13 @@ def open_twin(
     words = Filler(None if tokenizer is None else Tokenized(tokenizer))
     said = "" if speed == 1 else f"; times are simulated, {speed:g} times as fast as the clock"
     about = f"the twin of {profile.model.name} on {profile.device.name}, {scenario.policy}"
-    manifest = _manifest(
+    info = _info(
         scenario, limits, profile, setting, "twin",
         {"device": f"twin of {profile.device.name}", "model": profile.model.name, "speed": speed},
     )  # fmt: skip
     executors = [PacedTwin(model, clock) for _ in engines]
     header = f"twin; the text is filler{said}"
-    return Behind(fleet, executors, None, words, scenario.policy, about + said, header, manifest)
+    return Behind(fleet, executors, None, words, scenario.policy, about + said, header, info)
 
 
 def open_live(
@@ -141,8 +147,8 @@ def open_live(
     executor = open_executor(replace(serving, prompts=fleet.prompt), largest, warm_up)
     words = _words(loaded)
     about = f"{config.name} on {loaded.device}, {scenario.policy}" + (f", weights {loaded.made}" if loaded.made else "")
-    manifest = _manifest(scenario, limits, profile, drawing, commits, loaded.settings)
-    return Behind(fleet, [executor], executor.text, words, scenario.policy, about, "live", manifest)
+    info = _info(scenario, limits, profile, drawing, commits, loaded.settings)
+    return Behind(fleet, [executor], executor.text, words, scenario.policy, about, "live", info)
 
 
 def _words(loaded: Opened) -> Words:
@@ -157,36 +163,31 @@ def _words(loaded: Opened) -> Words:
     return Tokenized(str(folder))
 
 
-def _manifest(
+def _info(
     scenario: Scenario, limits: Limits, profile: Profile | None, drawing: Setting | None, decided: str,
     settings: dict[str, Any],
-) -> Manifest:  # fmt: skip
+) -> RunInfo:  # fmt: skip
     """drawing: the setting that draws commits; None: the weights decide."""
-    found = Manifest(
-        question="What did its clients see?", dsim=__version__, driver="live", commits=decided, live=settings,
-        limits=[{"policy": scenario.policy, **asdict(limits)}], replicas=scenario.replicas, router=scenario.router,
-        emit=scenario.emit, seed=scenario.seed, closed_loop=False, interrupted=False,
-        missing_passes=True,
-    )  # fmt: skip
-    if profile is not None:
-        found["profile"] = {
-            "name": profile.name, "device": profile.device.name, "model": profile.model.name,
-            "implementation": profile.implementation, "estimated": profile.is_estimate,
-        }  # fmt: skip
-        if drawing is not None:
-            found["profile"] |= front_end_info(profile)
-    commits = None if drawing is None else drawing.commits
-    if drawing is not None and drawing.law is not None:
-        found["commit_models"] = [law_told(drawing.policy, drawing.profile, drawing.law)]
-    if commits is not None:
-        found["commit_models"] = [
-            {
-                "policy": scenario.policy, "workload": commits.workload, "block_length": commits.block_length,
-                "threshold": commits.threshold, "source": commits.source,
-                "extrapolated_from": commits.extrapolated_from,
-            }
-        ]  # fmt: skip
-    return found
+    rest = dict(settings)
+    named = {name: rest.pop(name, "") for name in ("device", "model", "dtype", "weights")}
+    profiles = {}
+    if profile is not None:  # a device has no front end
+        frontend = 0.0 if drawing is None else profile.frontend
+        profiles = {scenario.policy: replace(profile_info(profile), frontend=frontend)}
+    return RunInfo(
+        trace=TraceInfo("what clients sent", arrival="as received"),
+        dsim=__version__,
+        driver="live",
+        commits=decided,
+        live=LiveInfo(**named, settings=rest),
+        profiles=profiles,
+        commit_models=() if drawing is None else tuple(commit_infos(drawing.policy, drawing.profile, drawing.drawn)),
+        limits={scenario.policy: limits},
+        replicas=scenario.replicas,
+        router=scenario.router,
+        emit=scenario.emit,
+        seed=scenario.seed,
+    )
 
 
 _WARM = 8

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..engine.errors import DsimError
 from ..engine.journal import Append
-from ..report.run_folder import RunWriter
-from ..results.manifest import Manifest
+from ..report.run import RunResult, run_html
+from ..results.run_folder import RunWriter
 from ..results.slo import Slo
 from .access import AccessLog
 from .app import Settings, application, known_hosts
@@ -39,7 +39,7 @@ class ServerOptions:
 class Served:
     """What a server's life left."""
 
-    manifest: Manifest
+    run: RunResult
     failure: str | Exception | None  # of a replica, else of the journal
     started: bool  # False: it could not listen
     speed: float | None = None  # average, if --speed was given
@@ -60,7 +60,7 @@ def serve_until_stopped(
         fleet = behind.fleet
         if options.access_log is not None:
             fleet.access = AccessLog(Path(options.access_log), fleet.clock.opened, force)
-        name = options.served_name or str(behind.manifest["live"]["model"])
+        name = options.served_name or behind.model
         hosts = known_hosts(options.host, options.allow_host)
         settings = Settings(name, behind.header, options.api_key or None, hosts)
         server = Server(
@@ -73,9 +73,9 @@ def serve_until_stopped(
                 server.run()
         finally:
             totals = fleet.stop()
-        manifest = behind.run_json(behind.summarize(totals, asked), asked)
+        info = behind.run_info(behind.summarize(totals, asked), asked)
         if writer is not None:
             writer.requests(policy, behind.columns())
-            writer.finish(manifest)
+            writer.finish(info, run_html)
     speed = None if fleet.clock.speed == 1 else fleet.clock.reached
-    return Served(manifest, fleet.failure or fleet.journal_failure, server.started, speed)
+    return Served(RunResult.from_info(info), fleet.failure or fleet.journal_failure, server.started, speed)

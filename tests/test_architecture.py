@@ -109,7 +109,7 @@ def test_an_installation_has_every_package() -> None:
 
 def test_imports_are_read_as_python_reads_them() -> None:
     assert {"dsim.engine.engine.Engine", "simpy", "dsim.sim.clock.Clock"} <= set(imports("sim.replica"))
-    assert "dsim.report.run_page.write_html" in set(imports("report.run_folder"))  # inside a function
+    assert "dsim.results.run_folder.RunWriter" in set(imports("planner.record"))  # inside a function
     assert folders("sim.setting") == {"engine", "profiler", "traces"}
 
 

@@ -27,10 +27,11 @@ from dsim.planner.record import in_twin, record
 from dsim.planner.sweep import sweep
 from dsim.profiler.profile import SHIPPED
 from dsim.profiler.profile import load as load_profile
-from dsim.report.run_folder import RunWriter
 from dsim.research.attack import disasters, planning
 from dsim.research.attack.commands import run_command
 from dsim.results.run import read_run
+from dsim.results.run_folder import RunWriter
+from dsim.results.run_info import RunInfo, TraceInfo
 from dsim.results.scenario import Scenario
 from dsim.serve.words import Tokenized
 from dsim.traces import load, prepare, synth
@@ -88,7 +89,7 @@ def test_a_trace_whose_name_is_no_text_is_replayed() -> None:
     lines(Path(path), ROWS)
     code, err = dsim("replay", path, "--policy", "ar", "-o", os.fsdecode(b"out\xff"))
     assert code == 0, err
-    assert read_run(os.fsdecode(b"out\xff")).info["trace"]["name"] == "t\\xff"
+    assert read_run(os.fsdecode(b"out\xff")).info.trace.name == "t\\xff"
 
 
 CONFIG = {"base": {"trace": "t.jsonl", "policy": "ar"}, "grid": {"rate": [1, 2]}}
@@ -100,13 +101,22 @@ def test_an_empty_sweep_json_hides_no_finished_cell() -> None:
     assert sweep(CONFIG, "out", jobs=1).num_reused == 2
 
 
-def test_a_page_that_cannot_be_drawn_costs_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(*_: object) -> None:
+def test_a_link_in_a_sweeps_folder_is_not_followed() -> None:
+    sweep(CONFIG, "out", jobs=1)
+    cells = Path("out/replays.db").rename("theirs.db").read_bytes()
+    Path("out/replays.db").symlink_to("../theirs.db")
+    for force in (False, True):
+        with pytest.raises(DsimError, match=r"out: holds replays.db, which is not of a sweep"):
+            sweep(CONFIG, "out", jobs=1, force=force)
+    assert Path("theirs.db").read_bytes() == cells
+
+
+def test_a_page_that_cannot_be_drawn_costs_no_run() -> None:
+    def breaks(_: object) -> str:
         raise RuntimeError("no pencil")
 
-    monkeypatch.setattr("dsim.report.run_page.write_html", breaks)
     with pytest.raises(RuntimeError, match="no pencil"), RunWriter("run") as writer:
-        writer.finish({"policies": []})
+        writer.finish(RunInfo(trace=TraceInfo("none")), breaks)
     assert sorted(os.listdir("run")) == ["requests.parquet", "run.json", "steps.parquet"]
     assert read_run("run").policies == []
 

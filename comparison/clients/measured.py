@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from ... import __version__
 from ...engine.errors import DsimError
 from ...engine.journal import REQUEST_COLUMNS, STEP_COLUMNS, StepTotals
 from ...profiler.steplog import StepLog, of_random_tokens
-from ...report.run_folder import RunWriter
-from ...results.manifest import Manifest
+from ...report.run import run_html
 from ...results.metrics import CANCELLED, COMPLETED, REJECTED, UNFINISHED, latencies, rows_of, stable, summarize
 from ...results.run import Array, Columns, Run
+from ...results.run_folder import RunWriter
+from ...results.run_info import ClientInfo, Lateness, OwnFigure, RunInfo, TraceInfo
 from ...results.slo import Slo
 from ...traces.formats import CLIENT
 from .engine import Lists, journal_of
@@ -85,27 +86,27 @@ def measured_run(
     for_stability = {**columns, "scheduled": columns["first_emission"]} if unknown else columns
     totals = StepTotals() if journal is None else _totals(journal[0])
     totals.itl.add_many(np.array(log.gaps))
-    summary = summarize(policy, columns, totals, slos, missing_passes=missing_passes, replicas=replicas).to_json()
-    summary |= dict.fromkeys(OF_STEPS if journal is None else OF_STEPS_UNKNOWN)
-    summary["stable"] = stable(for_stability)
+    summary = summarize(policy, columns, totals, slos, missing_passes=missing_passes, replicas=replicas)
+    unmeasured: dict[str, Any] = dict.fromkeys(OF_STEPS if journal is None else OF_STEPS_UNKNOWN)
+    summary = replace(summary, stable=stable(for_stability), **unmeasured)
     arrival = columns["arrival"]
-    rate = (len(arrival) - 1) / span if (span := float(arrival[-1] - arrival[0])) > 0 else 0.0
-    info = Manifest(
-        question="What did its clients see?",
+    span = float(arrival[-1] - arrival[0])
+    rate = (len(arrival) - 1) / span if span > 0 else math.inf
+    info = RunInfo(
         dsim=__version__,
         driver="client",
-        client={**_about(log, columns, warnings), "engine_log": journal is not None},
-        trace={
-            "name": Path(log.path).name if trace is None else trace.name,
-            "num_requests": len(arrival),
-            "arrival": "as sent" if trace is None else "trace",
-            "rate": rate if rate < math.inf else 0.0,
-        },
+        commits="server",
+        client=_about(log, columns, warnings),
+        trace=TraceInfo(
+            name=Path(log.path).name if trace is None else trace.name,
+            num_requests=len(arrival),
+            arrival="as sent" if trace is None else "trace",
+            rate=rate if rate < math.inf else None,
+        ),
         replicas=replicas,
-        slos=[str(slo) for slo in slos],
+        slos=tuple(map(str, slos)),
         missing_passes=missing_passes,
-        interrupted=False,
-        policies=[summary],
+        policies=(summary,),
     )
     return MeasuredRun(Path(log.path), info, columns=columns, journal=journal)
 
@@ -128,8 +129,7 @@ def measured_beside(predicted: Run, log: ClientLog, trace: Requested | None, pol
         trace = Requested(str(predicted.folder), *asked)
     info = predicted.info
     return measured_run(
-        log, trace, policy=names[0], slos=[Slo.parse(text) for text in info.get("slos", [])],
-        missing_passes=info.get("missing_passes", True),
+        log, trace, policy=names[0], slos=[Slo.parse(text) for text in info.slos], missing_passes=info.missing_passes,
     )  # fmt: skip
 
 
@@ -223,7 +223,7 @@ def _status(error: str) -> int:
     return UNFINISHED if error.startswith("incomplete") else REJECTED
 
 
-def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> dict[str, Any]:
+def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> ClientInfo:
     done = columns["status"] == COMPLETED
     ours = latencies(columns)
     own = {}
@@ -234,17 +234,21 @@ def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> dict[str, A
             continue
         mean, mine = float(theirs[known].mean()), float(ours[name][known].mean())
         if abs(mean - mine) > DIFFERS * mine:
-            own[name] = {"client_ms": 1e3 * mean, "dsim_ms": 1e3 * mine}
+            own[name] = OwnFigure(1e3 * mean, 1e3 * mine)
     errors = dict(Counter(filter(None, log.requests.error)))
     lateness = columns["lateness"]
     late = None
     if not np.isnan(lateness).any():
         p50, p99 = (float(q) for q in 1e3 * np.percentile(lateness, [50, 99]))
-        late = {"p50": p50, "p99": p99, "max": float(1e3 * lateness.max())}
-    return {
-        "tool": log.tool, "file": Path(log.path).name, "model": log.model, "failed": int((~done).sum()),
-        "errors": errors, "lateness_ms": late, "own": own, "warnings": warnings,
-    }  # fmt: skip
+        late = Lateness(p50, p99, float(1e3 * lateness.max()))
+    return ClientInfo(
+        tool=log.tool,
+        failed=int((~done).sum()),
+        errors=errors,
+        lateness_ms=late,
+        differing=own,
+        warnings=tuple(warnings),
+    )
 
 
 def write_measured(run: MeasuredRun, folder: Path, *, force: bool = False) -> None:
@@ -253,4 +257,4 @@ def write_measured(run: MeasuredRun, folder: Path, *, force: bool = False) -> No
         writer.requests(run.policies[0], run.columns)
         if run.journal is not None:
             writer.steps(run.policies[0]).append(*run.journal)
-        writer.finish(run.info)
+        writer.finish(run.info, run_html)

@@ -1,22 +1,21 @@
 """Describe a client's run."""
 
 from ...report.table import number
-from ...results.manifest import Manifest
+from ...results.run_info import ClientInfo
 
 
-def client_lines(info: Manifest) -> list[str]:
+def client_lines(client: ClientInfo) -> list[str]:
     """Lateness, failures, and figures that differ from dsim's."""
-    client = info["client"]
-    lines = [f"Client: {client['tool']}, {client['failed']:,} requests failed"]
-    lines += [f"  {count:,} x {error}" for error, count in client["errors"].items()]
-    if (late := client["lateness_ms"]) is not None:
+    lines = [f"Client: {client.tool}, {client.failed:,} requests failed"]
+    lines += [f"  {count:,} x {error}" for error, count in client.errors.items()]
+    if (late := client.lateness_ms) is not None:
         lines.append(
-            f"Lateness: requests were sent {number(late['p50'])} ms after their time at the median, "
-            f"{number(late['p99'])} ms at p99, {number(late['max'])} ms at most; latencies run from the sending"
+            f"Lateness: requests were sent {number(late.p50)} ms after their time at the median, "
+            f"{number(late.p99)} ms at p99, {number(late.max)} ms at most; latencies run from the sending"
         )
-    for name, own in client["own"].items():
+    for name, own in client.differing.items():
         lines.append(
-            f"Own figure: mean {name} is {number(own['client_ms'])} ms by the client's definition or count, "
-            f"{number(own['dsim_ms'])} ms by dsim's"
+            f"Own figure: mean {name} is {number(own.client_ms)} ms by the client's definition or count, "
+            f"{number(own.dsim_ms)} ms by dsim's"
         )
     return lines

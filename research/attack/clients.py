@@ -17,7 +17,7 @@ import numpy as np
 from dsim.engine.latency import LatencyModel
 from dsim.engine.state import UNFINISHED
 from dsim.profiler.profile import save
-from dsim.report.run_folder import RunWriter
+from dsim.results.run_folder import RunWriter
 from dsim.results.scenario import Scenario
 from dsim.serve.app import MAX_BODY
 from dsim.serve.open import Behind, open_twin

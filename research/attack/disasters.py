@@ -385,7 +385,7 @@ def served_on_a_full_disk(folder: Path) -> str:
     assert told.count("the journal records no more steps; serving continues") == 1, told
     run_there = read_run(folder / "served")
     assert run_there.requests("ar")["status"].tolist() == [0] * 12
-    assert 0 < run_there.num_steps < run_there.info["policies"][0]["num_decode_steps"]
+    assert 0 < run_there.num_steps < run_there.info.policies[0].num_decode_steps
     return "kept"
 
 

@@ -15,8 +15,8 @@ from dsim.engine.errors import MachineError
 from dsim.engine.journal import RequestTable, StepRecorder
 from dsim.engine.policy import parse
 from dsim.live.loop import serve
-from dsim.report.run_folder import StepSink
 from dsim.results.run import read_run
+from dsim.results.run_folder import StepSink
 from dsim.results.scenario import Scenario
 from dsim.serve.fleet import RefusedError
 from dsim.serve.open import open_twin

@@ -23,7 +23,7 @@ from dsim.planner.sweep import SWEEP
 from dsim.planner.tune_folder import TUNE
 from dsim.profiler import given_yield, hardware, models, profile
 from dsim.profiler.roofline import roofline
-from dsim.report.run_folder import RUN
+from dsim.results.run_folder import RUN
 
 from . import mutate
 

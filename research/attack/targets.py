@@ -392,9 +392,9 @@ def _changed_file(run: Path, name: str, chance: Random) -> tuple[str, bytes]:
 def _more_of_a_run() -> dict[str, Any]:
     """What a run.json may say besides, as other commands write it."""
     return {
-        "as_logged": {"log": "l.jsonl", "profile": "fitted to the same log", "not_in_policy": ["x"]},
+        "as_logged": {"log": "l.jsonl", "profile": "fitted to the same log"},
         "fitted_profile": _profiles()[0], "cost": {"gpus": 2, "per_hour": 4.0, "currency": "USD"},
-        "live": {"device": "cpu", "settings": {"temperature": 0.5}}, "server": {"ttft": 0.5},
+        "live": {"device": "cpu", "model": "m", "settings": {"temperature": 0.5}},
     }  # fmt: skip
 
 

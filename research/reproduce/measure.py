@@ -1,9 +1,11 @@
 """Compared measures: a summary's numbers, some others, ratios."""
 
+import math
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from operator import attrgetter
+from types import NoneType
 from typing import Any
 
 from ...engine.errors import DsimError
@@ -60,7 +62,8 @@ def of_run(measure: str, summary: Summary, result: RunRecords) -> float:
     own = MEASURES.get(measure)
     if own is not None and own.of is not None:
         return own.of(result)
-    return float(attrgetter(measure)(summary))
+    number = attrgetter(measure)(summary)
+    return math.nan if number is None else float(number)
 
 
 def _kind(where: str, name: str) -> None:
@@ -72,6 +75,6 @@ def _kind(where: str, name: str) -> None:
             raise DsimError(
                 f"{where}: there is no measure {quoted(name)}, expected {known} or a number of `dsim replay --json`"
             )
-        kind = hints[part]
+        kind = next((kind for kind in typing.get_args(hints[part]) if kind is not NoneType), hints[part])
     if kind not in (int, float, bool):
         raise DsimError(f"{where}: {quoted(name)} is no number, expected one of its parts, such as {name}.p90")

@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from dsim.planner.recorded import Replay
+from dsim.report.run import RunResult
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 SMALL = ("NUM_REQUESTS = 5000", "NUM_REQUESTS = 60")
@@ -40,10 +40,12 @@ def test_every_cell_runs_and_shows_a_frame_or_a_figure(notebook: dict[str, Any])
     for cell in cells:
         result = shown(cell.replace(*SMALL), held)
         kinds += (
-            [next(k for k in (pd.DataFrame, go.Figure, Replay) if isinstance(result, k))] if result is not None else []
+            [next(k for k in (pd.DataFrame, go.Figure, RunResult) if isinstance(result, k))]
+            if result is not None
+            else []
         )
     frame, figure = pd.DataFrame, go.Figure
-    assert kinds == [frame, frame, Replay, frame, frame, frame, frame, figure, figure, frame, figure]
+    assert kinds == [frame, frame, RunResult, frame, frame, frame, frame, figure, figure, frame, figure]
     assert "<table" in held["run"]._repr_html_()
     assert held["served"].groupby("policy", observed=True).size().tolist() == [60, 60]
 

@@ -20,10 +20,9 @@ from dsim.engine.errors import DsimError
 from dsim.planner.given import name_of_profile, name_of_trace, spec_of
 from dsim.planner.plan_replays import Posed
 from dsim.planner.plan_run import Question
-from dsim.planner.recorded import Replay
 from dsim.report.chart import script_json
 from dsim.report.page import Figure
-from dsim.report.run_page import run_page
+from dsim.report.run import RunResult, run_page
 from dsim.results.scenario import Scenario
 from dsim.traces import load
 
@@ -38,16 +37,18 @@ def requests() -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def run(requests: pd.DataFrame) -> Replay:
+def run(requests: pd.DataFrame) -> RunResult:
     return dsim.replay(requests, ["ar", "chunk:8"], slos="ttft=2s")
 
 
-def test_a_frame_a_trace_and_a_path_are_the_same_requests(requests: pd.DataFrame, run: Replay, tmp_path: Path) -> None:
+def test_a_frame_a_trace_and_a_path_are_the_same_requests(
+    requests: pd.DataFrame, run: RunResult, tmp_path: Path
+) -> None:
     path = tmp_path / "mine.csv"
     requests.to_csv(path, index=False)
     for given in (path, str(path), load(requests)):
-        assert dsim.replay(given, ["ar", "chunk:8"], slos="ttft=2s").to_json() == run.to_json()
-    assert run.manifest["trace"]["name"] == "frame"
+        assert dsim.replay(given, ["ar", "chunk:8"], slos="ttft=2s").policies == run.policies
+    assert run.trace.name == "frame"
 
 
 def test_replays_in_other_processes_find_a_frames_requests_and_a_profile_by_name(requests: pd.DataFrame) -> None:
@@ -77,12 +78,12 @@ def test_a_policy_that_was_changed_after_it_was_parsed_has_no_spec() -> None:
 def test_options_that_read_a_trace_are_for_what_is_still_to_be_read(requests: pd.DataFrame) -> None:
     own = requests.rename(columns={"arrival": "t", "input_length": "p", "output_length": "o"})
     run = dsim.replay(own, "ar", columns="arrival=t,input=p,output=o")
-    assert run.summaries[0].completed == len(requests)
+    assert run.policies[0].completed == len(requests)
     with pytest.raises(DsimError, match=r"columns is 'arrival=t' and the trace was read before: give it to load_trace"):
         dsim.replay(load(requests), "ar", columns="arrival=t")
 
 
-def test_frames_of_a_run_hold_what_its_files_hold(requests: pd.DataFrame, run: Replay, tmp_path: Path) -> None:
+def test_frames_of_a_run_hold_what_its_files_hold(requests: pd.DataFrame, run: RunResult, tmp_path: Path) -> None:
     written = dsim.replay(requests, ["ar", "chunk:8"], slos="ttft=2s", out=tmp_path / "run")
     held = pd.read_parquet(tmp_path / "run" / "requests.parquet")
     for frame in (run.requests, written.requests):
@@ -93,7 +94,7 @@ def test_frames_of_a_run_hold_what_its_files_hold(requests: pd.DataFrame, run: R
         assert len(frame.columns) > 20
         pd.testing.assert_frame_equal(frame, steps[list(frame.columns)], check_categorical=False, check_dtype=False)
     table = run.to_frame().set_index("policy")
-    for summary in run.summaries:
+    for summary in run.policies:
         row = table.loc[summary.policy]
         assert row["ttft_ms_p90"] == summary.ttft_ms.p90
         assert row["ttft=2s attainment"] == summary.slos[0].attainment
@@ -102,7 +103,7 @@ def test_frames_of_a_run_hold_what_its_files_hold(requests: pd.DataFrame, run: R
     assert np.array_equal(again.arrival, requests["arrival"])
 
 
-def test_plot_draws_the_very_figures_of_the_report(run: Replay) -> None:
+def test_plot_draws_the_very_figures_of_the_report(run: RunResult) -> None:
     page = run_page(run.run)
     assert [figure.name for figure in run.figures()] == [figure.name for figure in page.figures]
     assert ("Chart(" in str(run.figures()), " at 0x" in str(run.figures())) == (True, False)
@@ -163,16 +164,16 @@ def test_a_replay_takes_every_field_of_a_scenario() -> None:
     assert {f.name for f in fields(Posed)} - {f.name for f in fields(Scenario)} == {"given_profile", "slower"}
 
 
-def test_a_written_run_is_read_back_as_it_was_returned(run: Replay) -> None:
+def test_a_written_run_is_read_back_as_it_was_returned(run: RunResult) -> None:
     back = dsim.load_run(run.run.folder)
-    assert back.to_json() == run.to_json()
+    assert back.to_json() == RunResult.from_json(run.to_json()).to_json() == run.to_json()
     pd.testing.assert_frame_equal(back.requests, run.requests, check_categorical=False, check_dtype=False)
     pd.testing.assert_frame_equal(back.steps, run.steps)
     assert str(back).splitlines()[0] == str(run).splitlines()[0]
 
 
 @pytest.mark.slow
-def test_runs_are_compared_as_objects_and_as_folders(requests: pd.DataFrame, run: Replay, tmp_path: Path) -> None:
+def test_runs_are_compared_as_objects_and_as_folders(requests: pd.DataFrame, run: RunResult, tmp_path: Path) -> None:
     other = dsim.replay(requests, ["ar", "chunk:8"], slos="ttft=2s", seed=1, out=tmp_path / "other")
     found = dsim.compare(run, other, bounds="mean:ttft=0.001%")
     assert found.to_json()["cells"] == dsim.compare(run.run.folder, tmp_path / "other").to_json()["cells"]
@@ -192,7 +193,7 @@ def test_a_load_generators_file_becomes_a_run_next_to_the_prediction_of_its_trac
     measured = dsim.import_run(files / "vllm_bench.json", trace=asked, policy="ar", slos="ttft=110ms")
     assert measured.requests["client_ttft"].notna().all()
     assert measured.to_frame()["completed"].tolist() == [8]
-    assert {"load", "cdf-ttft"} <= {figure.name for figure in measured.figures()}
+    assert {"cdf-ttft", "cdf-e2el"} <= {figure.name for figure in measured.figures()}
     assert "queue" not in {figure.name for figure in measured.figures()}  # which nobody measured
     found = dsim.compare(dsim.replay(asked, "ar"), measured)
     assert found.comparison.pairs[0][1].driver == "client"
@@ -219,7 +220,7 @@ def test_one_price_is_of_every_gpu_also_where_policies_name_their_own_profiles(m
 def test_a_frame_is_served_live() -> None:
     few = pd.DataFrame({"arrival": [0.0, 0.01, 0.02], "input_length": [16, 16, 16], "output_length": [8, 8, 8]})
     measured = dsim.run_live(few, "lmdeploy-bd32", slos="ttft=10s")
-    assert measured.run.info["driver"] == "live"
+    assert measured.driver == "live"
     assert measured.requests["status"].tolist() == ["completed"] * 3
     assert measured.requests["input_length"].tolist() == [16, 16, 16]
 
@@ -237,7 +238,7 @@ def test_a_profile_from_a_data_sheet_prices_a_replay(requests: pd.DataFrame, tmp
     with pytest.raises(DsimError, match="there is no figure None, expected one of: none: there is nothing to draw"):
         made.plot()
     slow, fast = (dsim.replay(requests, "ar", profile=p) for p in ("a100-sdar-8b", made.profile))
-    assert fast.summaries[0].e2el_ms.p50 < slow.summaries[0].e2el_ms.p50
+    assert fast.policies[0].e2el_ms.p50 < slow.policies[0].e2el_ms.p50
     with pytest.raises(DsimError, match=r"mine\.json exists: choose another name, or pass force"):
         dsim.profile("SDAR-8B", roofline="h200", out=tmp_path / "mine.json")
 

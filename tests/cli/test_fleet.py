@@ -16,10 +16,10 @@ def test_a_fleet_of_two_pools_is_replayed_and_its_page_names_them(tmp_path: Path
     pools = ["--pool", "fast:1@h100-sdar-8b,optimus", "--pool", "2@a100-sdar-8b,lmdeploy-bd32"]
     succeed(*FLEET, *pools, "-o", str(tmp_path / "run"))
     info = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert [(pool["name"], pool["replicas"]) for pool in info["fleet"]["pools"]] == [("fast", 1), ("pool1", 2)]
+    assert info["fleet"]["pools"] == {"fast": 1, "pool1": 2}
     assert info["replicas"] == 3
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "replicas at the start" in page
+    assert "pools fast of 1 and pool1 of 2" in page
     assert "profiles h100-sdar-8b and a100-sdar-8b were not measured" in page
 
 

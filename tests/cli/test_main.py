@@ -14,7 +14,7 @@ from dsim.engine.errors import MachineError
 from .command import dsim
 
 
-@pytest.mark.parametrize("where", ["dsim.planner.replay_run.record", "typer.core.TyperOption.process_value"])
+@pytest.mark.parametrize("where", ["dsim.planner.record.record", "typer.core.TyperOption.process_value"])
 def test_an_interrupt_that_no_command_answers_is_said(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*of: object, **more: object) -> None:
         raise KeyboardInterrupt

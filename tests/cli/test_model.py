@@ -49,6 +49,6 @@ def test_drawn_tokens_are_in_the_manifest_and_refused_where_they_make_no_sense(f
     sdar_moe(folder)
     command = ("live", "trace.jsonl", "--model", "m", "--policy", "lmdeploy-bd32:4,page_size=16", *SERVED)
     ran = succeed(*command, "--temperature", "0.7", "--seed", "3")
-    assert json.loads(ran.out)["live"]["sampling"] == {"temperature": 0.7, "seed": 3}
+    assert json.loads(ran.out)["live"]["settings"]["sampling"] == {"temperature": 0.7, "seed": 3}
     assert dsim(*command, "--temperature", "-1").refusal.startswith("--temperature is -1.0, expected a finite number")
     assert "--graphs captures" in dsim(*command, "--temperature", "1", "--graphs").refusal

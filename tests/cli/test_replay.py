@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from dsim.engine.errors import DsimError
-from dsim.report.run_folder import FILES, RunWriter
-from dsim.results.metrics import Summary
+from dsim.results.metrics import PrefixCache, Summary
 from dsim.results.run import read_run
+from dsim.results.run_folder import FILES, RunWriter
+from dsim.results.run_info import RunInfo, TraceInfo
 
 from ..held_up import PATIENCE, wait_until
 from .command import dsim, held, rows, succeed
@@ -44,10 +45,10 @@ def files(folder: str) -> dict[str, bytes]:
 def test_json_has_the_keys_that_were_promised(trace: str) -> None:
     ran = dsim("replay", trace, "--policy", "optimus", "--policy", "ar", "--slo", "ttft=2s", "--json")
     assert (ran.code, ran.err) == (0, "")
-    assert list(ran.json) == ["policies", "profile", "interrupted"]
+    assert RunInfo.from_json(ran.json).to_json() == ran.json
     assert [p["policy"] for p in ran.json["policies"]] == ["optimus", "ar"]
     for p in ran.json["policies"]:
-        assert set(p) == set(Summary.__dataclass_fields__) - {"prefix_cache"}  # tests/results/test_metrics.py has it
+        assert set(p) == set(Summary.__dataclass_fields__)
         assert (p["num_requests"], p["completed"], p["rejected"], p["unfinished"]) == (12, 12, 0, 0)
         assert (p["stable"], p["slo_attainment"], p["preemptions"]) == (True, 1.0, 0)
         assert p["goodput"] == p["request_throughput"] == 12 / p["duration_s"]
@@ -111,8 +112,8 @@ def test_bad_rows_are_skipped_and_counted_when_asked(tmp_path: Path) -> None:
     assert dsim("replay", "t.jsonl").code == 2
     ran = succeed("replay", "t.jsonl", "--skip-bad", "-o", "run")
     assert "Note: 2 rows of the trace could not be read and were skipped" in ran.out.splitlines()
-    assert read_run("run").info["trace"]["skipped_bad"] == 2
-    assert read_run("run").info["trace"]["num_requests"] == 5
+    assert read_run("run").info.trace.skipped_bad == 2
+    assert read_run("run").info.trace.num_requests == 5
 
 
 CACHED = "vllm-ar,prefix_caching=true"
@@ -123,22 +124,20 @@ def test_a_prefix_cache_is_counted_in_the_report_the_object_and_the_request_tabl
     asked = ("replay", "mooncake-conv", "--num-requests", 11, "--profile", "h100-qwen3-8b-ar", "--replicas", 2)
     ran = succeed(*asked, "--router", "prefix", "--policy", "vllm-ar", "--policy", CACHED, "-o", "run")
     assert "the trace has hash_ids, and vllm-ar reuses no prefixes (prefix_caching=true does)" in ran.out
-    bare, cached = read_run("run").info["policies"]
-    assert "prefix_cache" not in bare
+    bare, cached = read_run("run").info.policies
+    assert bare.prefix_cache is None
     # All eleven begin with the same 512 tokens and no more: only each replica's first finds nothing.
     columns = read_run("run").requests(CACHED, ["replica", "input_length", "cached_tokens"])
     found, first = columns["cached_tokens"], [columns["replica"].tolist().index(r) for r in (0, 1)]
     assert found.dtype == "int32"
     assert (np.delete(found, first) == 512).all()
     assert found[first].tolist() == [0, 0]
-    assert cached["prefix_cache"] == {
-        "queries": columns["input_length"].sum(), "hits": found.sum(),
-        "hit_rate": found.sum() / columns["input_length"].sum(),
-    }  # fmt: skip
+    queries = columns["input_length"].sum()
+    assert cached.prefix_cache == PrefixCache(queries, found.sum(), found.sum() / queries)
     assert read_run("run").requests("vllm-ar", ["cached_tokens"])["cached_tokens"].tolist() == [0] * 11
     assert "prefix cache hits" in ran.out
     # What was computed is the less.
-    assert cached["ttft_ms"]["mean"] < bare["ttft_ms"]["mean"]
+    assert cached.ttft_ms.mean < bare.ttft_ms.mean
     _, cell = succeed("compare", "run", "run", "--json").json["cells"]
     assert cell["no_parts"] == (f"run: {CACHED} reused pages, and a run does not keep what its requests begin with")
 
@@ -147,7 +146,7 @@ def test_a_prefix_cache_that_can_find_nothing_is_warned_of_with_the_count(trace:
     ran = succeed("replay", trace, "--policy", CACHED, "--profile", "h100-qwen3-8b-ar", "-o", "run")
     said = "Warning: prefix caching is on and 0 of 12 requests have hash_ids or a session_id: nothing can hit"
     assert said in ran.err.splitlines()
-    assert read_run("run").info["policies"][0]["prefix_cache"] == {"queries": 1200, "hits": 0, "hit_rate": 0.0}
+    assert read_run("run").info.policies[0].prefix_cache == PrefixCache(1200, 0, 0.0)
 
 
 def test_sessions_turns_wait_for_each_other_when_asked(tmp_path: Path) -> None:
@@ -156,7 +155,7 @@ def test_sessions_turns_wait_for_each_other_when_asked(tmp_path: Path) -> None:
     succeed("replay", "chat.jsonl", "--policy", "ar", "--sessions", "-o", "run")
     columns = read_run("run").requests("ar", ["arrival", "finish"])
     assert columns["arrival"].tolist() == [0.0, *columns["finish"][:2]]
-    assert read_run("run").info["trace"]["arrival"] == "trace, turns of a session one after another"
+    assert read_run("run").info.trace.arrival == "trace, turns of a session one after another"
     refused = dsim("replay", "chat.jsonl", "--sessions", "--concurrency", 2).refusal
     assert refused == "concurrency is 2 and sessions is true, expected one of them"
 
@@ -170,8 +169,8 @@ def test_a_run_is_a_folder_of_four_files(trace: str, tmp_path: Path) -> None:
     assert held(tmp_path) == ["runs", "runs/a", *sorted(f"runs/a/{name}" for name in FILES[:4]), trace]
     run = read_run("runs/a")
     assert run.policies == ["optimus", "ar"]
-    assert run.info["policies"] == ran.json["policies"]
-    assert (run.info["seed"], run.info["slos"], run.info["interrupted"]) == (0, ["ttft=2s"], False)
+    assert run.info.to_json() == ran.json
+    assert (run.info.seed, run.info.slos, run.info.interrupted) == (0, ("ttft=2s",), False)
     report = Path("runs/a/report.html").read_text()
     assert "estimated, not measured" in report
     assert "<script src=" not in report  # it holds all it needs
@@ -276,7 +275,7 @@ def test_ctrl_c_writes_what_is_done_and_says_so(tmp_path: Path) -> None:
     assert len(lines) == 2
     assert held(tmp_path) == ["run", *sorted(f"run/{name}" for name in FILES[:4])]
     run = read_run("run")
-    assert run.info["interrupted"] is True
+    assert run.info.interrupted is True
     assert run.num_steps > 1000
     report = (tmp_path / "run" / "report.html").read_text()
     assert "INTERRUPTED" in report
@@ -292,7 +291,7 @@ def test_what_came_to_the_folders_place_during_the_run_is_kept(trace: str, tmp_p
         Path("other").rename("run")
         taken = files("run")
         with pytest.raises(DsimError, match="exists and holds"):
-            writer.finish({"policies": []})
+            writer.finish(RunInfo(trace=TraceInfo("none")))
     assert files("run") == taken
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", trace]
 
@@ -300,12 +299,12 @@ def test_what_came_to_the_folders_place_during_the_run_is_kept(trace: str, tmp_p
 def test_the_page_says_what_a_router_that_goes_by_tokens_knew_of_lengths(trace: str, tmp_path: Path) -> None:
     run = ("replay", trace, "--policy", "ar", "--num-requests", "8", "--replicas", "2", "--router")
     told = {
-        name: dsim(*run, *more, "-o", tmp_path / name).code == 0 and read_run(tmp_path / name).info.get("lengths")
+        name: dsim(*run, *more, "-o", tmp_path / name).code == 0 and read_run(tmp_path / name).info.guessed_lengths
         for name, more in {
             "blind": ["jsq"], "estimates": ["least-tokens"],
         }.items()
     }  # fmt: skip
-    assert told == {"blind": None, "estimates": {"guessed": 8, "spread": 0.5}}
+    assert told == {"blind": 0, "estimates": 8}
     said = (
         "8 requests set no limit: the router or policy saw estimates, two of three within a factor of 1.65 of the truth"
     )

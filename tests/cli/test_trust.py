@@ -186,8 +186,8 @@ def test_what_a_caller_hands_over_is_named_and_what_is_in_a_dictionary_or_a_file
         with pytest.raises(CodeError, match=r"theirs\.py"):
             refused()
     assert package.parse_policy("given.toml", ["theirs.py"]).name == "given.toml"
-    assert package.replay("small.jsonl", SPEC, rate=2).results
-    assert package.replay("small.jsonl", package.parse_policy(SPEC), rate=2).results
+    assert package.replay("small.jsonl", SPEC, rate=2).policies
+    assert package.replay("small.jsonl", package.parse_policy(SPEC), rate=2).policies
 
 
 def test_a_run_is_compared_in_python_by_what_it_was_read_with(recorded: Path) -> None:

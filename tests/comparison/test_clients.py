@@ -46,7 +46,7 @@ def test_requests_are_the_traces_in_its_order(name: str) -> None:
     assert columns["arrival"].tolist() == asked.arrival.tolist()
     assert columns["input_length"].tolist() == asked.input_length.tolist()
     assert columns["num_tokens"].tolist() == columns["output_length"].tolist() == asked.output_length.tolist()
-    assert run.info["client"]["warnings"] == []
+    assert run.info.client.warnings == ()
 
 
 def test_vllms_latencies_are_the_arrays_of_its_file() -> None:
@@ -55,10 +55,10 @@ def test_vllms_latencies_are_the_arrays_of_its_file() -> None:
     assert columns["first_emission"] - columns["arrival"] == pytest.approx(file["ttfts"])
     assert columns["finish"] - columns["arrival"] == pytest.approx(file["latencies"])
     assert columns["num_emissions"].tolist() == [1 + len(gaps) for gaps in file["itls"]]
-    summary = imported("vllm_bench.json").info["policies"][0]
-    assert summary["itl_ms"]["mean"] == pytest.approx(1e3 * np.mean([gap for gaps in file["itls"] for gap in gaps]))
+    summary = imported("vllm_bench.json").info.policies[0]
+    assert summary.itl_ms.mean == pytest.approx(1e3 * np.mean([gap for gaps in file["itls"] for gap in gaps]))
     ttft, e2el, tokens = (np.array(file[name]) for name in ("ttfts", "latencies", "output_lens"))
-    assert summary["tpot_ms"]["mean"] == pytest.approx(1e3 * np.mean((e2el - ttft) / (tokens - 1)))
+    assert summary.tpot_ms.mean == pytest.approx(1e3 * np.mean((e2el - ttft) / (tokens - 1)))
 
 
 def test_aiperfs_tokens_are_the_servers_and_its_own_tpot_is_told_beside_dsims() -> None:
@@ -66,9 +66,9 @@ def test_aiperfs_tokens_are_the_servers_and_its_own_tpot_is_told_beside_dsims() 
     rows = [json.loads(line)["metrics"] for line in (FILES / "aiperf.jsonl").read_text().splitlines()]
     assert sorted(run.columns["num_tokens"].tolist()) == sorted(r["usage_completion_tokens"]["value"] for r in rows)
     assert [r["output_sequence_length"]["value"] == r["usage_completion_tokens"]["value"] for r in rows].count(False)
-    own = run.info["client"]["own"]
-    assert own["tpot"]["client_ms"] == pytest.approx(np.mean([r["inter_token_latency"]["value"] for r in rows]))
-    assert own["tpot"]["dsim_ms"] == pytest.approx(run.info["policies"][0]["tpot_ms"]["mean"])
+    own = run.info.client.differing
+    assert own["tpot"].client_ms == pytest.approx(np.mean([r["inter_token_latency"]["value"] for r in rows]))
+    assert own["tpot"].dsim_ms == pytest.approx(run.info.policies[0].tpot_ms.mean)
 
 
 def test_a_late_client_changes_no_latency_and_its_lateness_is_told(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_late_client_changes_no_latency_and_its_lateness_is_told(tmp_path: Pat
     for name in ("arrival", "first_emission", "finish"):
         assert run.columns[name] == pytest.approx(on_time.columns[name])
     assert run.columns["lateness"][3] - on_time.columns["lateness"][3] == pytest.approx(0.4)
-    assert run.info["client"]["lateness_ms"]["max"] == pytest.approx(1e3 * run.columns["lateness"][3])
+    assert run.info.client.lateness_ms.max == pytest.approx(1e3 * run.columns["lateness"][3])
     # Without a trace a request arrives when it was sent.
     alone = measured_run(log)
     (arrival,) = alone.columns["arrival"][alone.columns["request"] == 3]
@@ -107,9 +107,9 @@ def test_failures_are_counted_with_their_reasons_and_have_no_latency(tmp_path: P
         file["errors"][5] = "Service Unavailable"
 
     run = measured_run(read_client(changed(tmp_path, "vllm_bench.json", fail)), requested("vllm_trace.jsonl"))
-    assert run.info["client"]["errors"] == {"Service Unavailable": 2}
-    summary = run.info["policies"][0]
-    assert (summary["completed"], summary["rejected"], summary["unfinished"]) == (6, 2, 0)
+    assert run.info.client.errors == {"Service Unavailable": 2}
+    summary = run.info.policies[0]
+    assert (summary.completed, summary.rejected, summary.unfinished) == (6, 2, 0)
     assert np.isnan(run.columns["finish"][[2, 5]]).all()
     assert run.columns["input_length"].tolist() == requested("vllm_trace.jsonl").input_length.tolist()
 
@@ -130,7 +130,7 @@ def test_a_request_that_the_file_lacks_is_left_out_by_the_traces_time(tmp_path: 
 
     run = measured_run(read_client(changed(tmp_path, "guidellm.json", drop)), requested("trace.jsonl"))
     assert run.columns["request"].tolist() == list(range(1, 8))
-    assert run.info["client"]["warnings"] == []
+    assert run.info.client.warnings == ()
 
 
 def test_another_servers_token_counts_are_used_and_told(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_another_servers_token_counts_are_used_and_told(tmp_path: Path) -> None:
 
     run = measured_run(read_client(changed(tmp_path, "vllm_bench.json", longer)), requested("vllm_trace.jsonl"))
     assert run.columns["input_length"].tolist() == [n + 1 for n in requested("vllm_trace.jsonl").input_length]
-    (line,) = run.info["client"]["warnings"]
+    (line,) = run.info.client.warnings
     assert line.startswith("8 of 8 requests have prompt lengths other than the trace's (in sum +")
 
 
@@ -158,7 +158,7 @@ def test_a_written_run_reads_back_with_the_columns_of_its_client(tmp_path: Path)
     assert back.num_steps == 0
     for name, column in run.columns.items():
         assert np.array_equal(back.requests("server", [name])[name], column, equal_nan=column.dtype.kind == "f"), name
-    assert back.info["client"]["tool"] == "guidellm 0.8.1"
+    assert back.info.client.tool == "guidellm 0.8.1"
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from dsim.comparison.files import write
 from dsim.comparison.page import compare_page
 from dsim.comparison.rerun import world_of
 from dsim.engine.commits import CommitDraws, CommitModel
+from dsim.engine.engine import Limits
 from dsim.engine.errors import DsimError
 from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
 from dsim.engine.latency import CacheOverhead, LatencyModel
@@ -26,9 +27,10 @@ from dsim.engine.policy import parse
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.live.loop import serve
 from dsim.profiler.profile import Profile
-from dsim.report.run_folder import RunWriter
 from dsim.results.metrics import CANCELLED, summarize
 from dsim.results.run import Run, read_run
+from dsim.results.run_folder import RunWriter
+from dsim.results.run_info import LiveInfo, ProfileInfo, RunInfo, TraceInfo
 from dsim.sim.setting import Setting
 from dsim.sim.step_model import StepModel
 from dsim.sim.twin import simulate
@@ -83,15 +85,16 @@ def traffic(n: int = 40, seed: int = 0, gap: float = 0.3) -> Trace:
     return toy_trace(arrival - arrival[0], rng.integers(1, 50, n), rng.integers(2, 40, n))
 
 
-def finish(writer: RunWriter, policies: dict[str, tuple[Any, StepTotals]], model: Profile, **manifest: Any) -> None:
-    replicas = manifest.get("replicas", 1)
+def finish(writer: RunWriter, policies: dict[str, tuple[Any, StepTotals]], model: Profile, **more: Any) -> None:
+    replicas = more.get("replicas", 1)
     summaries = []
     for policy, (table, totals) in policies.items():
         columns = {name: column[table["replica"] >= 0] for name, column in table.items()}
         writer.requests(policy, columns)
-        summaries.append(summarize(policy, columns, totals, replicas=replicas).to_json())
-    about = {"name": model.name, "device": "toy", "model": "toy", "estimated": True}
-    writer.finish({"profile": about, "seed": 0, "emit": "block", "replicas": 1, **manifest, "policies": summaries})
+        summaries.append(summarize(policy, columns, totals, replicas=replicas))
+    profile = ProfileInfo(model.name, device="toy", model="toy", implementation="toy")
+    about: dict[str, Any] = {"profiles": dict.fromkeys(policies, profile), "seed": 0} | more
+    writer.finish(RunInfo(trace=TraceInfo("traffic"), policies=tuple(summaries), **about))
 
 
 def twin(
@@ -157,11 +160,8 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    with pytest.MonkeyPatch.context() as patched:
-        # Dozens of runs are written here and their own pages never read: drawing them took half of the time.
-        patched.setattr("dsim.report.run_page.write_html", lambda path, run: path.touch())
-        yield Runs(tmp_path_factory.mktemp("runs"))
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("runs"))
 
 
 class NoisyDevice:
@@ -201,7 +201,7 @@ def live(
         requests = [trace.request(i) for i in range(len(trace))]
         serve(engine, device, requests, recorder=recorder, clock=lambda: device.now, sleep=device.sleep)
         recorder.flush()
-        about = {"driver": "live", "commits": "twin", "live": {"device": "toy", "model": "toy"}}
+        about = {"driver": "live", "commits": "twin", "live": LiveInfo(device="toy", model="toy")}
         finish(writer, {policy: (table.columns, engine.totals)}, model, **(about | manifest))
     return read_run(folder)
 
@@ -233,7 +233,7 @@ def test_another_seed_is_the_commit_models_part_and_leaves_requests_unpaired(run
     part = cell.parts.metrics["e2el"]
     assert part.commits == pytest.approx(part.error, abs=1e-9)
     # Re-runs with other seeds are the runs of those seeds.
-    means = [run.info["policies"][0]["e2el_ms"]["mean"] / 1e3 for run in of_seeds]
+    means = [run.info.policies[0].e2el_ms.mean / 1e3 for run in of_seeds]
     assert part.seed == pytest.approx(np.std(means, ddof=1), rel=1e-6)
     # An autoregressive model draws nothing.
     assert not_paired(*(runs.twin(policies=(AR,), seed=seed) for seed in (0, 1)), AR) == ""
@@ -411,10 +411,10 @@ def test_a_run_whose_clients_went_away_is_compared_without_parts(runs: Runs) -> 
 
 
 def test_limits_that_a_run_kept_are_those_of_its_engine(runs: Runs) -> None:
-    limits = {"policy": CHUNK, "num_pages": 64, "context_limit": 4096, "max_batch": 4, "max_prefill_tokens": 1 << 20}
-    run = runs.twin(limits=[limits])
+    limits = Limits(num_pages=64, context_limit=4096, max_batch=4, max_prefill_tokens=1 << 20)
+    run = runs.twin(limits={CHUNK: limits})
     assert compared(run, run).cells[0].parts is not None
-    wrong = runs.twin(limits=[limits | {"max_batch": 2}])
+    wrong = runs.twin(limits={CHUNK: dataclasses.replace(limits, max_batch=2)})
     (cell,) = compared(run, wrong).cells
     assert cell.parts is None
     assert re.search(r": chunk:2.* does not replay plan for plan with profile twin: replica 0", cell.no_parts)
@@ -472,7 +472,7 @@ REFUSED: dict[str, tuple[Callable[[Runs], Run], str]] = {
     "scalar columns of steps": (without_lists, "column 'requests' is empty: the run kept scalar columns only"),
     "another run's summary": (
         lambda runs: runs.edited(
-            runs.twin("slower"), lambda info: info.update(policies=runs.twin().info["policies"])
+            runs.twin("slower"), lambda info: info.update(policies=runs.twin().info.to_json()["policies"])
         ),
         "duration_s of .* the summary was edited or is another run's",
     ),
@@ -503,7 +503,7 @@ def test_another_profile_or_another_model_is_named(runs: Runs) -> None:
     assert re.search(r"step 0 of chunk:2.* took .* s and profile slower prices it at .* s: give", cell.no_parts)
     assert cell.parts is None
     for key in ("model", "device"):
-        other = runs.edited(run, lambda info, key=key: info["profile"].update({key: "another"}))
+        other = runs.edited(run, lambda info, key=key: info["profiles"][CHUNK].update({key: "another"}))
         with pytest.raises(DsimError, match=f"{key} is toy in .* and another in .*: expected the same"):
             check_machines([(run, other)])
 
@@ -536,18 +536,6 @@ def test_the_same_comparison_gives_the_same_bytes_and_says_what_each_side_is(run
     write(tmp_path / "x", found, [(p, m)], force=True)
 
 
-def test_a_metric_that_a_run_lacks_is_computed_or_missing(runs: Runs) -> None:
-    def without(info: Any) -> None:
-        for name in ("ttfs_ms", "tpot_chunk_ms", "step_latency_ms"):
-            del info["policies"][0][name]
-
-    whole, edited = runs.twin(), runs.edited(runs.twin(), without)
-    (cell,) = cells(whole, edited)
-    for name in ("ttfs", "tpot_chunk"):
-        assert cell.metrics[name].measured == whole.info["policies"][0][f"{name}_ms"]
-    assert cell.metrics["step_latency"].measured == dict.fromkeys(("mean", "p50", "p90", "p95", "p99"))
-
-
 def test_runs_without_a_journal_of_steps_are_compared_by_their_requests(runs: Runs, tmp_path: Path) -> None:
     fast, slow = runs.twin(), runs.twin("slower")
     metrics = compared(fast, slow).cells[0].metrics["e2el"]
@@ -555,8 +543,10 @@ def test_runs_without_a_journal_of_steps_are_compared_by_their_requests(runs: Ru
     def bare(run: Run) -> Run:
         with RunWriter(folder := runs.new()) as writer:
             writer.requests(CHUNK, run.requests(CHUNK))
-            summary = {k: v for k, v in run.info["policies"][0].items() if k not in NUM_STEPS}
-            writer.finish({**run.info, "policies": [summary]})
+            unknown: dict[str, Any] = dict.fromkeys(("num_decode_steps", "num_prefill_steps"))
+            writer.finish(
+                dataclasses.replace(run.info, policies=(dataclasses.replace(run.info.policies[0], **unknown),))
+            )
         return read_run(folder)
 
     for p, m in ((fast, bare(slow)), (bare(fast), slow)):

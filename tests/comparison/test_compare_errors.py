@@ -1,6 +1,7 @@
 """Errors, distances and rankings against numbers worked by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,10 @@ from dsim.comparison.bounds import Bound
 from dsim.comparison.errors import errors, ks_distance, relative_error
 from dsim.comparison.ranking import kendall_tau, pooled_taus, rank, rankings
 from dsim.engine.errors import DsimError
+from dsim.engine.journal import StepTotals
+from dsim.results.metrics import Distribution, Summary, summarize
+
+from ..report.fixtures import request_columns
 
 NAN = math.nan
 
@@ -56,10 +61,16 @@ def test_tau_of_ties_is_what_scipy_says() -> None:
     assert math.isnan(kendall_tau(([1, 1, 1], [1, 2, 3])))
 
 
+def summary(**numbers: object) -> Summary:
+    """Without other numbers."""
+    empty = summarize("p", request_columns([]), StepTotals())
+    return replace(empty, **numbers)  # type: ignore[arg-type]
+
+
 def test_tau_over_several_rankings_compares_only_within_each() -> None:
     # Three pairs of three agree, and the one pair of the second ranking does not.
     assert kendall_tau(([1, 2, 3], [1, 2, 3]), ([100, 200], [9, 8])) == pytest.approx((3 - 1) / 4)
-    first, second = {"e2el_ms": {"mean": 1.0}}, {"e2el_ms": {"mean": 2.0}}
+    first, second = (summary(e2el_ms=Distribution(mean)) for mean in (1.0, 2.0))
     right, wrong = ([first, second], [first, second]), ([first, second], [second, first])
     assert pooled_taus([right, wrong]) == {"mean:e2el": 0.0}
 
@@ -76,7 +87,7 @@ def test_regret_is_what_the_twins_choice_costs_as_measured() -> None:
 
 
 def test_a_single_policy_has_no_ranking_and_a_metric_must_be_on_every_side() -> None:
-    one = {"e2el_ms": {"mean": 1.0, "p99": None}, "goodput": None, "output_throughput": 3.0}
+    one = summary(e2el_ms=Distribution(1.0), output_throughput=3.0)
     assert rankings(["a"], [one], [one]) == {}
     assert set(rankings(["a", "b"], [one, one], [one, one])) == {"mean:e2el", "output_throughput"}
 

@@ -8,7 +8,6 @@ import pytest
 import dsim
 from dsim.cli.python import import_run
 from dsim.comparison.clients.read import read_client
-from dsim.comparison.measured_log import measured_log
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import parse
 from dsim.planner.plan_run import Options, question_of
@@ -39,11 +38,12 @@ def test_a_log_with_failures_is_compared_with_its_own_replay(tmp_path: Path) -> 
     path.write_text(json.dumps(rows))
     twin = dsim.replay(path, policy="chunk:4", only=one, slos=["ttft=0.4s"])
     assert load_trace(path, only=one).notes.num_rows == 5
-    log = measured_log(twin.scenarios[0]) or {}
+    log = twin.measured
+    assert log is not None
     # Of five arrivals two answers began within 0.4 s: failures miss, in the log's share as in an imported run's.
     measured = import_run(path, only=one, policy="chunk:4", slos=["ttft=0.4s"])
-    shares = [log["summary"]["slo_attainment"], measured.run.info["policies"][0]["slo_attainment"]]
-    assert (log["failed"], shares) == (2, pytest.approx([0.4, 0.4]))
+    shares = [log.summary.slo_attainment, measured.policies[0].slo_attainment]
+    assert (log.num_failed, shares) == (2, pytest.approx([0.4, 0.4]))
     for beside, rows_of in ((measured, None), (path, one)):
         (cell,) = dsim.compare(twin, beside, only=rows_of, policy="chunk:4").comparison.cells
         assert cell.left_out == {"not completed in both": 0, "not arrived in both": 2}

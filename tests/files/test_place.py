@@ -15,7 +15,7 @@ from dsim.engine.errors import DsimError, MachineError
 from dsim.files.lock import Lock, is_held
 from dsim.files.place import APPLICATION, FolderKind, OpenFolder, Staged, check_folder, has_schema, write_folder
 from dsim.files.write import check_file, write_whole, writing
-from dsim.report.run_folder import RunWriter
+from dsim.results.run_folder import RunWriter
 
 KIND = FolderKind("a thing", ("it.json", "page.html", "log-*.txt"), "it.json", has_schema("it"), kept="log-0.txt")
 OURS = {"it.json": '{"schema": "it"}', "page.html": "<p>"}

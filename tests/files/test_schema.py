@@ -8,7 +8,6 @@ import pytest
 from dsim.engine.errors import DsimError, ProfileError
 from dsim.engine.plain import Choice, Positive, Range, Signed
 from dsim.files.schema import FileObject
-from dsim.results.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -67,21 +66,3 @@ def test_a_key_with_a_default_may_be_absent() -> None:
     assert (found.integer("a"), found.integer("b", Range(0, 2)), found.first("c", "b")) == (1, 2, "b")
     with pytest.raises(DsimError, match=r"gpu\.toml: b is missing, expected keys b, a"):
         FileObject("gpu.toml", "", {}, ("b",), optional={"a": 1})
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"trace": []}, "trace is a list of 0, expected an object"),
-        ({"slos": "ttft=1s"}, 'slos is "ttft=1s", expected a list'),
-        ({"slos": [1]}, "slos[0] is 1, expected a text"),
-        ({"replicas": True}, "replicas is true, expected a whole number"),
-        ({"cost": "x"}, 'cost is "x", expected an object'),
-        ({"commit_models": [{"extrapolated_from": "4"}]}, 'commit_models[0].extrapolated_from is "4"'),
-    ],
-)
-def test_a_loose_section_takes_other_keys_and_null_and_refuses_a_wrong_type(given: Any, says: str) -> None:
-    FileObject("run.json", "", {"trace": {"rate": None}, "new": object, "seed": 3}, loose=True).check(Manifest)
-    with pytest.raises(DsimError) as error:
-        FileObject("run.json", "", given, loose=True).check(Manifest)
-    assert str(error.value).startswith(f"run.json: {says}")

@@ -168,4 +168,4 @@ def test_a_server_of_random_weights_without_a_tokenizer_answers_in_filler(tmp_pa
     behind = open_live(loaded, scenario, profile=profile)
     assert isinstance(behind.words, Filler)
     assert behind.about.endswith("lmdeploy-bd32, weights random (seed 0), experts drawn evenly")
-    assert behind.manifest["live"]["weights"] == "random (seed 0), experts drawn evenly"
+    assert behind.info.live.weights == "random (seed 0), experts drawn evenly"

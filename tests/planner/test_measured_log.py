@@ -8,14 +8,20 @@ import numpy as np
 import pytest
 
 from dsim.comparison.measured_log import is_as_logged, measured_log
-from dsim.report.measured import of_plan, sections, verdict
+from dsim.report.page import Page
+from dsim.report.run import log_words, run_words
 from dsim.results.metrics import latencies
+from dsim.results.run_info import MeasuredLog, RunInfo, TraceInfo
 from dsim.results.scenario import Scenario, arrived
 from dsim.traces import load, write
 
 from ..cli.command import succeed
 
 POLICY = "chunk:4"
+
+
+def page_of(measured: MeasuredLog | None) -> Page:
+    return run_words(RunInfo(trace=TraceInfo("log"), measured=measured))
 
 
 @pytest.fixture
@@ -34,16 +40,19 @@ def logged(tmp_path: Path) -> Scenario:
 def test_what_was_measured_stands_beside_what_is_predicted_for_the_same_requests(logged: Scenario) -> None:
     found = measured_log(logged, {POLICY: arrived(logged.simulate())})
     assert found is not None
-    assert (found["requests"], found["of"], found["same_traffic"]) == (39, 40, True)
-    for row in found["beside"]:
-        measured, predicted = row["measured_predicted_ms"][POLICY]
+    assert (found.num_timed, found.num_requests) == (39, 40)
+    for row in found.beside:
+        measured, predicted = row.measured_predicted_ms[POLICY]
         assert measured == pytest.approx(2 * predicted, rel=1e-6)
-    assert [(row["metric"], row["stat"]) for row in found["beside"]][:2] == [("ttft", "p50"), ("ttft", "p90")]
+    assert [(row.metric, row.stat) for row in found.beside][:2] == [("ttft", "p50"), ("ttft", "p90")]
     waited = np.array(load(logged.trace).extras["measured_ttft"][1:])
-    assert found["summary"]["slo_attainment"] == pytest.approx((waited <= 1).mean())
-    assert f"Largest difference from it for the same requests: {POLICY} -50.0 % (ttft p50); the" in verdict(found)[0]
-    assert f"met the SLOs for {100 * (waited <= 1).mean():.1f} % of 39 requests; the fleet's fig" in of_plan(found)[0]
-    (section,) = sections(found)
+    assert found.summary.slo_attainment == pytest.approx((waited <= 1).mean())
+    assert (
+        f"Largest difference from it for the same requests: {POLICY} -50.0 % (ttft p50); the"
+        in page_of(found).details[0]
+    )
+    assert f"met the SLOs for {100 * (waited <= 1).mean():.1f} % of 39 requests" in log_words(found)
+    (section,) = page_of(found).sections
     assert section.blocks[0].rows[0].cells[2].endswith(" ms (-50.0 %)")  # type: ignore[union-attr]
 
 
@@ -57,13 +66,13 @@ def test_other_traffic_than_the_logs_is_compared_with_nothing(logged: Scenario, 
     assert not is_as_logged(asked)
     found = measured_log(asked, {POLICY: arrived(logged.simulate())})
     assert found is not None
-    assert (found["beside"], sections(found)) == ([], ())
-    assert verdict(found)[0].endswith("This traffic is not the log's: its times do not test the prediction.")
+    assert (found.beside, page_of(found).sections) == ((), ())
+    assert page_of(found).details[0].endswith("This traffic is not the log's: its times do not test the prediction.")
 
 
 def test_a_trace_without_times_is_compared_with_nothing() -> None:
     assert measured_log(Scenario("azure-conv")) is None
-    assert (verdict(None), of_plan(None), sections(None)) == ((), (), ())
+    assert (page_of(None).details, page_of(None).sections) == ((), ())
 
 
 def test_a_replay_says_so_in_its_second_line_and_on_its_page(logged: Scenario, tmp_path: Path) -> None:
@@ -73,7 +82,7 @@ def test_a_replay_says_so_in_its_second_line_and_on_its_page(logged: Scenario, t
     assert second.startswith("The log measured at ")
     assert "Measured beside predicted" in rest
     kept = json.loads((tmp_path / "run" / "run.json").read_text())["measured"]
-    assert kept["requests"] == 39
+    assert kept["num_timed"] == 39
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Largest difference from it for the same requests" in page
     assert "<h2>Measured beside predicted</h2>" in page

@@ -38,12 +38,12 @@ def test_the_two_ways_to_write_a_rule_serve_alike_and_runs_read_back(
 ) -> None:
     request.getfixturevalue(lane)
     how: dict[str, Any] = {"slos": ["ttft=2s"], "num_requests": 4, "arrival": "poisson", "rate": 4.0, "seed": 3}
-    (compiled,) = dsim.replay("azure-conv", COMPILED, **how).results
+    compiled = dsim.replay("azure-conv", COMPILED, **how).columns[COMPILED]
     request.getfixturevalue("uncompiled")
-    plain, combined = dsim.replay("azure-conv", [NUMPY, COMBINED], **how, out=tmp_path / "run").results
-    for name, column in plain.table.columns.items():
-        assert np.array_equal(column, compiled.table[name], equal_nan=column.dtype.kind == "f"), name
-    assert not np.array_equal(plain.table["finish"], combined.table["finish"])
+    plain, combined = dsim.replay("azure-conv", [NUMPY, COMBINED], **how, out=tmp_path / "run").columns.values()
+    for name, column in plain.items():
+        assert np.array_equal(column, compiled[name], equal_nan=column.dtype.kind == "f"), name
+    assert not np.array_equal(plain["finish"], combined["finish"])
     # A fresh engine goes by the policies that the folder names.
     from tests.cli.command import dsim as command
 

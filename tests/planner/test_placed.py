@@ -12,7 +12,7 @@ from dsim.planner.plan import candidates_of
 from dsim.planner.record import in_twin, record
 from dsim.profiler.placed import placed
 from dsim.profiler.profile import load
-from dsim.report.run_page import run_page
+from dsim.report.run import run_page
 from dsim.results.run import read_run
 from dsim.results.scenario import Scenario
 
@@ -96,6 +96,5 @@ def test_a_report_names_each_policys_profile(tmp_path: Path) -> None:
     facts = dict(page.facts)
     assert facts["Profile of ar"].startswith("a100-sdar-8b (")
     assert facts[f"Profile of {SPECS[1]}"].startswith("h100-sdar-8b (")
-    alone = record(scenarios[1:], BASE.requests(), in_twin).manifest
-    assert "profiles" not in alone
-    assert alone["profile"]["name"] == "h100-sdar-8b"
+    alone = record(scenarios[1:], BASE.requests(), in_twin)
+    assert [profile.name for profile in alone.profiles.values()] == ["h100-sdar-8b"]

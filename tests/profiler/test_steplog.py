@@ -260,11 +260,11 @@ def test_an_engines_own_log_is_a_measured_run(tmp_path: Path) -> None:
         rows(1.1, [1, 0], ["decode", "decode"], [1, 1]), {"kind": "finish", "request": 1, "time": 1.2},
     )  # fmt: skip
     run = measured_run(read_client(path))
-    summary = run.info["policies"][0]
-    assert (summary["completed"], summary["unfinished"]) == (1, 1)
+    summary = run.info.policies[0]
+    assert (summary.completed, summary.unfinished) == (1, 1)
     assert run.columns["arrival"].tolist() == [0.0, 0.25]
-    assert summary["ttft_ms"]["mean"] == pytest.approx(1e3 * (1.1 - 0.25))
-    assert summary["e2el_ms"]["mean"] == pytest.approx(1e3 * (1.2 - 0.25))
+    assert summary.ttft_ms.mean == pytest.approx(1e3 * (1.1 - 0.25))
+    assert summary.e2el_ms.mean == pytest.approx(1e3 * (1.2 - 0.25))
     with pytest.raises(DsimError, match="request 5 has no arrival, expected a step log"):
         read_client(written(tmp_path, HEADER, STEP, REQUEST, FIRST))
 

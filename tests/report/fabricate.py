@@ -5,9 +5,10 @@ from typing import Any
 
 from dsim.engine.policy import parse
 from dsim.profiler.profile import DEFAULT, load
-from dsim.report.run_folder import RunWriter
-from dsim.results.manifest import Manifest
+from dsim.report.run import run_html
 from dsim.results.metrics import Summary, summarize
+from dsim.results.run_folder import RunWriter
+from dsim.results.run_info import CommitInfo, ProfileInfo, RunInfo, TraceInfo
 from dsim.results.slo import Slo
 from dsim.sim.setting import Setting
 from dsim.sim.twin import RunRecords, simulate
@@ -25,25 +26,18 @@ def toy_run(spec: str, append: Any = None, *, num_requests: int, rate: float, se
     return simulate(trace, Setting(parse(spec), load(DEFAULT)), replicas=REPLICAS, seed=seed, append=append)
 
 
-def manifest(summaries: list[Summary], num_requests: int, rate: float) -> Manifest:
-    return {
-        "trace": {
-            "name": "fabricated", "num_requests": num_requests, "arrival": "poisson", "rate": rate, "hash_ids": True,
-            "skipped_bad": 3, "sorted_rows": 1,
-        },
-        "profile": {"name": "made-up", "device": "no GPU", "model": "no model", "estimated": True},
-        "commit_models": [
-            {"policy": "optimus", "workload": "sharegpt", "block_length": 32, "threshold": 0.9},
-            {"policy": "lmdeploy-bd32", "workload": "sharegpt", "block_length": 32, "threshold": 0.9},
-            {"policy": "chunk:8", "workload": "sharegpt", "block_length": 8, "threshold": 0.9, "extrapolated_from": 32},
-        ],
-        "replicas": REPLICAS,
-        "router": "round-robin",
-        "emit": "block",
-        "seed": 0,
-        "slos": list(SLOS),
-        "policies": [s.to_json() for s in summaries],
-    }  # fmt: skip
+def run_info(summaries: list[Summary], num_requests: int, rate: float, slos: tuple[str, ...]) -> RunInfo:
+    trace = TraceInfo("fabricated", num_requests, "poisson", rate, skipped_bad=3, sorted_rows=1, hash_ids=True)
+    profile = ProfileInfo("made-up", device="no GPU", model="no model", implementation="no engine")
+    commits = [
+        CommitInfo("optimus", "sharegpt", block_length=32, threshold=0.9),
+        CommitInfo("lmdeploy-bd32", "sharegpt", block_length=32, threshold=0.9),
+        CommitInfo("chunk:8", "sharegpt", block_length=8, threshold=0.9, extrapolated_from=32),
+    ]
+    return RunInfo(
+        trace=trace, policies=tuple(summaries), profiles={s.policy: profile for s in summaries},
+        commit_models=tuple(commits), replicas=REPLICAS, router="round-robin", seed=0, slos=slos,
+    )  # fmt: skip
 
 
 def write_run(
@@ -63,5 +57,5 @@ def write_run(
             writer.requests(name, run.table.columns)
             parsed = [Slo.parse(s) for s in slos]
             summaries.append(summarize(name, run.table.columns, run.totals, parsed, replicas=REPLICAS))
-        writer.finish({**manifest(summaries, num_requests, rate), "slos": list(slos)})
+        writer.finish(run_info(summaries, num_requests, rate, slos), run_html)
     return summaries

@@ -146,19 +146,8 @@ def test_dragging_over_a_chart_shows_the_same_time_in_all(browser: Browser, fold
     browser.drag(browser.place("#queue .nsewdrag", 0.25), browser.place("#queue .nsewdrag", 0.5))
     browser.wait(f"{span.format('kv')}[0] > {whole[0]}")
     chosen = browser.js(span.format("queue"))
-    for other in ("load", "batch", "kv", "slo-time"):
+    for other in ("queue", "batch", "kv", "slo-time"):
         assert browser.js(span.format(other)) == pytest.approx(chosen)
-
-
-def test_what_the_engine_did_is_drawn_row_by_row_and_zooms(browser: Browser, folder: Path) -> None:
-    browser.open(folder / "replay" / "report.html")
-    for i in range(2):
-        assert browser.js(f"document.getElementById('engine-{i}').data.map(t => t.name)")[0] == "prefill"
-    before = browser.js("document.getElementById('engine-1').layout.xaxis.range")
-    browser.drag(browser.place("#engine-1 .nsewdrag", 0.4, 0.3), browser.place("#engine-1 .nsewdrag", 0.6, 0.8))
-    browser.wait(f"document.getElementById('engine-1').layout.xaxis.range[0] > {before[0]}")
-    after = browser.js("document.getElementById('engine-1').layout.xaxis.range")
-    assert after[1] - after[0] == pytest.approx(0.2 * (before[1] - before[0]), rel=0.1)
 
 
 def test_a_click_on_a_head_sorts_a_table_within_its_groups_and_back(browser: Browser, folder: Path) -> None:

@@ -13,16 +13,18 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
-from dsim.report.run_folder import RunWriter
-from dsim.report.run_page import write_html
-from dsim.results.manifest import FILES
+from dsim.files.write import encoded
+from dsim.report.run import run_html
 from dsim.results.metrics import Summary
 from dsim.results.run import read_run
+from dsim.results.run_folder import RunWriter
+from dsim.results.run_info import FILES, RunInfo, TraceInfo
 
 from ..worlds import Collector
 from .fabricate import POLICIES, toy_run, write_run
 
 SMALL = {"num_requests": 12, "rate": 8.0}
+EMPTY = RunInfo(trace=TraceInfo("none"))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def test_a_run_reads_back_as_it_was_written(written: tuple[Path, list[Summary]])
     assert sorted(p.name for p in folder.iterdir()) == sorted(FILES[:4])
     run = read_run(folder)
     assert run.policies == list(POLICIES)
-    assert run.info["policies"] == [s.to_json() for s in summaries]
+    assert run.info.policies == tuple(summaries)
     for policy in POLICIES:
         journal = Collector()
         requests = toy_run(policy, journal, **SMALL).table.columns
@@ -71,13 +73,24 @@ def test_other_tools_read_names_not_numbers(run: Path) -> None:
     assert steps.column_names == ["policy", *STEP_COLUMNS, *STEP_LISTS]
 
 
-def test_run_json_says_what_it_is_and_holds_no_nan(tmp_path: Path) -> None:
-    with RunWriter(tmp_path / "run") as writer:
-        writer.finish({"interrupted": True, "policies": [], "trace": {"rate": float("nan")}, "seed": np.int64(3)})  # type: ignore[typeddict-item]
-    found = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert found == {
-        "schema": "dsim-run", "version": 1, "interrupted": True, "policies": [], "trace": {"rate": None}, "seed": 3,
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"trace": []}, "trace is a list of 0, expected "),
+        ({"slos": "ttft=1s"}, 'slos is "ttft=1s", expected a valid array'),
+        ({"slos": ["ttft=1"]}, "slos: SLO 'ttft=1': bound '1' has no unit, expected s, ms or us"),
+        ({"replicas": True}, "replicas is true, expected a valid integer"),
+        ({"new": 1}, "new is unknown"),
+        ({"version": 2}, "version is 2, expected 1"),
+    ],
+)
+def test_a_run_json_that_dsim_would_not_write_is_refused_in_one_line(run: Path, change: object, says: str) -> None:
+    path = run / "run.json"
+    assert read_run(run).info.to_json() == json.loads(path.read_text())
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))  # type: ignore[operator]
+    with pytest.raises(DsimError) as error:
+        read_run(run)
+    assert str(error.value).startswith(f"{path}: {says}")
 
 
 def test_a_run_may_be_read_by_whom_any_new_folder_may(written: tuple[Path, list[Summary]], tmp_path: Path) -> None:
@@ -94,42 +107,36 @@ def test_a_run_that_does_not_finish_leaves_nothing_and_what_was_there(run: Path,
     assert (run / "run.json").read_bytes() == before
 
 
-def test_ctrl_c_while_a_run_is_written_takes_a_second_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_while_a_run_is_written_takes_a_second_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     times = 1
 
-    def interrupted(*_: object) -> None:
+    def interrupted(_: object) -> str:
         for _i in range(times):
             signal.raise_signal(signal.SIGINT)
+        return ""
 
-    monkeypatch.setattr("dsim.report.run_page.write_html", interrupted)
     before = signal.getsignal(signal.SIGINT)
     with RunWriter(tmp_path / "run") as writer:
-        writer.finish({"policies": []})
+        writer.finish(EMPTY, interrupted)
     assert (tmp_path / "run" / "run.json").is_file()
     assert capsys.readouterr().err == f"Writing {tmp_path / 'run'}: Ctrl-C again discards it\n"
     times = 2
     with pytest.raises(KeyboardInterrupt), RunWriter(tmp_path / "other") as writer:
-        writer.finish({"policies": []})
+        writer.finish(EMPTY, interrupted)
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_run_without_lists_says_so_when_asked_for_them(run: Path, tmp_path: Path) -> None:
+def test_a_run_without_lists_says_so_when_asked_for_them(tmp_path: Path) -> None:
     write_run(tmp_path / "other", **SMALL)
     with pytest.raises(DsimError, match="column 'requests' is empty: the run kept scalar columns only"):
         read_run(tmp_path / "other").step_lists("optimus")
-    held, ever, steps = read_run(run), [(0.0, 1e9)], run / "steps.parquet"
-    assert list(held.step_groups("optimus", ever))
-    pq.write_table(pq.read_table(steps).drop_columns(["requests"]), steps)
-    assert list(held.step_groups("optimus", ever)) == []
 
 
-def test_half_a_character_in_a_run_json_is_its_escape_on_the_page(run: Path, tmp_path: Path) -> None:
+def test_half_a_character_in_a_run_json_is_its_escape_on_the_page(run: Path) -> None:
     held = read_run(run)
-    write_html(tmp_path / "page.html", replace(held, info={**held.info, "command": "dsim replay \ud800.csv"}))
-    assert b"dsim replay \\ud800.csv" in (tmp_path / "page.html").read_bytes()
+    page = run_html(replace(held, info=replace(held.info, command="dsim replay \ud800.csv")))
+    assert b"dsim replay \\ud800.csv" in encoded(page)
 
 
 @pytest.mark.parametrize("number", [-1, 2**30])

@@ -248,7 +248,9 @@ def test_clients_percentiles_stand_beside_today_s_and_the_log_s() -> None:
     assert "meet the SLOs 99.4 % (99.3 to 99.5) 98.1 % (98.0 to 98.2)" in rows
     summary = {name: {"p50": 900.0, "p95": 950.0, "p99": 990.0} for name in ("ttft_ms", "e2el_ms")}
     log = {"summary": summary | {"slo_attainment": 0.9}, "rate": 3.0, "beside": [], "requests": 9, "failed": 1}
-    assert "e2el p99 300 ms 600 ms 990 ms" in [" ".join(line.split()) for line in text({**data, "measured": log})]
+    assert "e2el p99 300 ms 600 ms 990 ms" in [
+        " ".join(line.split()) for line in text({**data, "measured": log | {"words": "The log measured"}})
+    ]
 
 
 def test_the_answer_says_where_it_rests_on_an_assumed_price_or_leaves_what_was_tested() -> None:

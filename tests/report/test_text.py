@@ -2,21 +2,23 @@
 
 import io
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 import dsim
 from dsim.engine.journal import StepTotals
+from dsim.engine.policy import parse
 from dsim.planner.plan_replays import Posed as Scenario
 from dsim.planner.record import profile_notes
 from dsim.profiler.profile import load
-from dsim.report.run_page import run_page
-from dsim.report.story import answer, notes, notes_on, warnings, words
+from dsim.report.run import alarms, answer, run_page, run_words
 from dsim.report.table import compare, number
 from dsim.report.text import render
-from dsim.results.manifest import ProfileInfo
 from dsim.results.metrics import Summary, summarize
+from dsim.results.provenance import profile_notes as notes_on
+from dsim.results.run_info import CommitInfo, FleetCost, ProfileInfo, RunInfo, TraceInfo
 from dsim.results.slo import Slo
 
 from .fixtures import rejected, request, request_columns, unfinished
@@ -27,90 +29,101 @@ def summary(policy: str = "ar", ttft: float = 1.0, slos: tuple[str, ...] = ("ttf
     return summarize(policy, request_columns(rows), StepTotals(), [Slo.parse(s) for s in slos])
 
 
-def printed(summaries: list[Summary], manifest: object = None, **console: object) -> str:
+def info(*summaries: Summary, **more: Any) -> RunInfo:
+    return RunInfo(**({"trace": TraceInfo("a trace"), "policies": summaries} | more))
+
+
+def printed(*summaries: Summary, console: dict[str, Any] | None = None, **more: Any) -> str:
     out = io.StringIO()
-    page = words([s.to_json() for s in summaries], manifest or {})  # type: ignore[arg-type]
-    render(page, Console(file=out, **console))  # type: ignore[arg-type]
+    render(run_words(info(*summaries, **more)), Console(file=out, **(console or {})))
     return out.getvalue()
 
 
 def test_overload_is_the_first_thing_said() -> None:
-    lines = printed([summary("calm"), replace(summary("busy"), stable=False)]).splitlines()
+    lines = printed(summary("calm"), replace(summary("busy"), stable=False)).splitlines()
     assert lines[0].startswith("OVERLOADED busy: the queue grows without bound (p99 wait 0 s)")
-    assert printed([replace(summary(), stable=False)], {"interrupted": True}).startswith("INTERRUPTED")
+    assert printed(replace(summary(), stable=False), interrupted=True).startswith("INTERRUPTED")
 
 
 def test_unfinished_and_rejected_requests_are_said_before_any_number() -> None:
     requests = request_columns([request([(1.0, 4)]), rejected(), unfinished(), unfinished()])
-    lines = printed([summarize("p", requests, StepTotals())]).splitlines()
+    lines = printed(summarize("p", requests, StepTotals())).splitlines()
     assert lines[0].startswith("UNFINISHED p: 2 of 4 requests were still in flight")
     assert lines[1].startswith("REJECTED p: 1 of 4 requests can never fit")
 
 
 def test_what_every_policy_rejects_is_said_once() -> None:
     requests = request_columns([request([(1.0, 4)]), rejected()])
-    both = [summarize(name, requests, StepTotals()).to_json() for name in ("a", "b")]
-    assert [line.split(":")[0] for line in warnings(both, {})] == ["REJECTED by every policy"]
-    both[1]["rejected"] = 0
-    assert [line.split(":")[0] for line in warnings(both, {})] == ["REJECTED a"]
+    a, b = (summarize(name, requests, StepTotals()) for name in ("a", "b"))
+    assert [line.split(":")[0] for line in alarms(info(a, b))] == ["REJECTED by every policy"]
+    assert [line.split(":")[0] for line in alarms(info(a, replace(b, rejected=0)))] == ["REJECTED a"]
 
 
 def test_the_answer_ranks_policies_by_attainment() -> None:
-    slow, fast = summary("slow", 3.0).to_json(), summary("fast").to_json()
-    assert answer([slow, fast], {}) == "fast meets the SLOs for 100.0 % of requests, slow for 0.0 %."
-    assert answer([fast, fast], {}) == "Every policy meets the SLOs for 100.0 % of requests."
-    apart = {"slow": ProfileInfo(implementation="a script"), "fast": ProfileInfo(implementation="vLLM")}
+    slow, fast = summary("slow", 3.0), summary("fast")
+    assert answer(info(slow, fast)) == "fast meets the SLOs for 100.0 % of requests, slow for 0.0 %."
+    assert answer(info(fast, fast)) == "Every policy meets the SLOs for 100.0 % of requests."
+    apart = {"slow": profile(implementation="a script"), "fast": profile(implementation="vLLM")}
     said = "fast meets the SLOs for 100.0 % of requests, slow for 0.0 %; steps are priced by different implementations"
-    assert answer([slow, fast], apart) == f"{said} (a script and vLLM)."
+    assert answer(info(slow, fast, profiles=apart)) == f"{said} (a script and vLLM)."
 
 
 def test_without_slos_the_answer_is_the_time_a_token() -> None:
-    slow, fast = summary("slow", 3.0, slos=()).to_json(), summary("fast", slos=()).to_json()
-    times = [number(p["norm_latency_ms"]["p50"]) for p in (fast, slow)]
-    assert answer([slow, fast], {}) == f"The median request's time a token: fast {times[0]} ms, slow {times[1]} ms."
-    assert answer([], {}) == ""
+    slow, fast = summary("slow", 3.0, slos=()), summary("fast", slos=())
+    times = [number(p.norm_latency_ms.p50) for p in (fast, slow)]
+    assert answer(info(slow, fast)) == f"The median request's time a token: fast {times[0]} ms, slow {times[1]} ms."
+    assert answer(info()) == ""
 
 
-@pytest.mark.parametrize(("profile", "says"), [({"name": "a"}, True), ({"name": "a", "estimated": False}, False)])
-def test_a_profile_is_estimated_unless_it_says_otherwise(profile: dict[str, object], says: bool) -> None:
-    assert ("Profile: a: estimated, not measured" in printed([summary()], {"profile": profile})) is says
+def profile(**more: Any) -> ProfileInfo:
+    return ProfileInfo(**({"name": "a", "device": "no GPU", "model": "none", "implementation": "a script"} | more))
+
+
+@pytest.mark.parametrize("estimated", [True, False])
+def test_a_profile_is_estimated_unless_it_says_otherwise(estimated: bool) -> None:
+    text = printed(summary(), profiles={"ar": profile(estimated=estimated)})
+    assert ("Profile: a (none, no GPU, a script): estimated, not measured" in text) is estimated
 
 
 def test_an_extrapolated_commit_model_is_named_once() -> None:
-    commit = {"workload": "sharegpt", "block_length": 16, "extrapolated_from": 32}
-    text = printed([summary()], {"commit_models": [commit, commit]})
+    commit = CommitInfo("ar", "sharegpt", block_length=16, extrapolated_from=32)
+    text = printed(summary(), commit_models=(commit, commit))
     line = "Commit model: workload sharegpt, block 16: extrapolated from block 32, nothing was fitted here"
     assert text.count(line) == 1
 
 
 def test_runs_that_draw_from_different_workloads_are_told_apart() -> None:
-    commits = [
-        {"policy": "sglang-joint", "workload": "gsm8k", "block_length": 32, "median_steps": 4.396},
-        {"policy": "sglang-fdfo", "workload": "sharegpt", "block_length": 32, "threshold": 0.9},
-    ]
-    text = printed([summary()], {"commit_models": commits})
+    commits = (
+        CommitInfo("sglang-joint", "gsm8k", block_length=32, median_steps=4.396),
+        CommitInfo("sglang-fdfo", "sharegpt", block_length=32, threshold=0.9),
+    )
+    text = printed(summary(), commit_models=commits)
     assert "Commit model: workload gsm8k, block 32, a law of 4.4 forwards (median) (sglang-joint)\n" in text
     assert "Commit model: workload sharegpt, block 32, threshold 0.9 (sglang-fdfo)\n" in text
 
 
 def test_notes_say_what_was_dropped_or_changed() -> None:
-    found = notes({"trace": {"skipped_bad": 2, "failed_in_trace": 1, "sorted_rows": 3, "hash_ids": True}})
-    assert found == [
+    trace = TraceInfo("a trace", skipped_bad=2, failed_in_trace=1, sorted_rows=3, hash_ids=True)
+    assert run_words(info(trace=trace)).notes == (
         "2 rows of the trace could not be read and were skipped",
         "1 row with output_length 0 (failed in the trace) was dropped",
         "3 rows were out of order and were sorted by timestamp",
         "the trace has hash_ids, and no policy reuses prefixes (prefix_caching=true does): prompts are computed whole",
-    ]
-    assert notes({"trace": {"skipped_bad": 0, "hash_ids": False}}) == []
+    )
+    assert run_words(info()).notes == ()
 
 
 @pytest.mark.parametrize(
     ("unknown", "says"),
-    [(["host_request"], "host_request, which is 0 in it"), (["host_step", "x"], "host_step and x, which are 0 in it")],
+    [(("host_request",), "host_request, which is 0 in it"), (("host_step", "x"), "host_step and x, which are 0 in it")],
 )
-def test_what_a_profile_does_not_know_is_told(unknown: list[str], says: str) -> None:
-    [line] = notes_on({"name": "mine", "unknown_host": unknown}, [])
-    assert line == f"mine does not know {says}: `dsim replay --ensemble 19` shows how much that may cost"
+def test_what_a_profile_does_not_know_is_told(
+    unknown: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsim.results.provenance.unknown_host", lambda profile: unknown)
+    mine = replace(load("a100-sdar-8b"), name="mine")
+    line = f"mine does not know {says}: `dsim replay --ensemble 19` shows how much that may cost"
+    assert line in notes_on([(parse("ar"), mine, None)])
 
 
 def test_a_profile_that_failed_its_own_checks_says_so_wherever_it_is_used() -> None:
@@ -126,7 +139,7 @@ def test_a_profile_that_failed_its_own_checks_says_so_wherever_it_is_used() -> N
 
 def test_a_run_says_which_of_its_steps_the_profile_doubts() -> None:
     run = dsim.replay("azure-conv", "chunk:8", profile="h100-sdar-8b/dsim", num_requests=80, concurrency=64)
-    [said] = run.run.info["doubted"]
+    [said] = run.doubted
     assert said.startswith("h100-sdar-8b/dsim doubts parts of chunk:8's busy time, ")
     assert " % in decode steps above 256 tokens (more than 8 sequences): 1 to 6 % too fast" in said
     assert said in run.page().notes
@@ -136,7 +149,7 @@ def test_a_run_says_which_of_its_steps_the_profile_doubts() -> None:
 
 def test_a_pipe_gets_plain_lines_as_wide_as_they_need() -> None:
     names = [f"optimus,obs=true,window=W2,seed={i}" for i in range(4)]
-    text = printed([summary(name) for name in names], width=80)
+    text = printed(*map(summary, names), console={"width": 80})
     assert "\x1b" not in text
     header = next(line for line in text.splitlines() if names[0] in line)
     assert all(name in header for name in names)
@@ -144,8 +157,8 @@ def test_a_pipe_gets_plain_lines_as_wide_as_they_need() -> None:
 
 def test_a_narrow_terminal_gets_a_policy_a_row() -> None:
     names = [f"policy-{i}" for i in range(6)]
-    wide = printed([summary(n) for n in names], width=200, force_terminal=True, color_system=None)
-    narrow = printed([summary(n) for n in names], width=90, force_terminal=True, color_system=None)
+    wide = printed(*map(summary, names), console={"width": 200, "force_terminal": True, "color_system": None})
+    narrow = printed(*map(summary, names), console={"width": 90, "force_terminal": True, "color_system": None})
     assert all(name in next(line for line in wide.splitlines() if "policy-0" in line) for name in names)
     assert "policy-1" not in next(line for line in narrow.splitlines() if "policy-0" in line)
 
@@ -161,27 +174,26 @@ def test_numbers_show_three_digits(value: float | None, text: str) -> None:
 
 
 def test_the_best_is_marked_and_ties_deserters_and_those_without_the_metric_are_not() -> None:
-    slow, fast = summary("slow", 3.0).to_json(), summary("fast").to_json()
+    slow, fast = summary("slow", 3.0), summary("fast")
     best = {row.label: row.best for row in compare([slow, fast])}
     assert best["ttft p50"] == {1}
     assert best["SLO attainment"] == {1}
     assert best["completed"] == best["tpot_chunk p50"] == frozenset()
-    best = {row.label: row.best for row in compare([slow, fast | {"unfinished": 1}])}
+    best = {row.label: row.best for row in compare([slow, replace(fast, unfinished=1)])}
     assert best["ttft p50"] == frozenset()
-    none = fast | {"ttft_ms": fast["ttft_ms"] | {"p50": None}}
+    none = replace(fast, ttft_ms=replace(fast.ttft_ms, p50=None))
     assert {row.label: row.best for row in compare([none, slow, fast])}["ttft p50"] == {2}
 
 
 def test_a_row_has_one_unit() -> None:
-    rows = {row.label: row for row in compare([summary("slow", 30.0).to_json(), summary("fast").to_json()])}
+    rows = {row.label: row for row in compare([summary("slow", 30.0), summary("fast")])}
     assert (rows["ttft p50"].unit, rows["ttft p50"].cells) == ("s", ("30.0", "1.00"))
 
 
 def test_a_price_is_told_with_what_a_million_good_requests_cost() -> None:
-    cost = {"gpus": 2, "per_hour": 4.0, "currency": "EUR"}
-    lines = printed([summary("p")], {"cost": cost, "policies": [summary("p").to_json()]}).splitlines()
-    [told] = [line for line in lines if line.startswith("Cost: ")]
+    [told] = [line for line in printed(summary("p"), cost=FleetCost(2, 4.0, "EUR")).splitlines() if "EUR" in line]
     goodput = summary("p").goodput
+    assert goodput is not None
     million = 4.0 / (3600 * goodput) * 1e6
     assert told == f"Cost: 4.00 EUR an hour for 2 GPUs; a million good requests: p {million:,.2f}"
-    assert "Cost: " not in printed([summary("p")])
+    assert "Cost: " not in printed(summary("p"))

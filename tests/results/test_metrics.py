@@ -1,7 +1,6 @@
 """Metrics against arithmetic: the worked example of docs/metrics.md, small worlds, and properties."""
 
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -187,7 +186,7 @@ def test_a_device_is_busy_to_the_end_of_the_last_step_and_never_for_more_than_th
     assert summarize("p", table, StepTotals(decode_time=3.0, end=6.0), replicas=2).busy_share == 0.25
     late = request_columns([request([(1.0, 8)], arrival=4.0)])
     assert summarize("p", late, StepTotals(decode_time=1.5, end=6.0)).busy_share == 0.75
-    assert np.isnan(summarize("p", request_columns([]), StepTotals(decode_time=3.0, end=3.0)).busy_share)
+    assert summarize("p", request_columns([]), StepTotals(decode_time=3.0, end=3.0)).busy_share is None
     # A run that ends before any request has completed was busy all the same.
     begun = {**table, "status": np.full_like(table["status"], 2), "finish": np.full_like(table["finish"], np.nan)}
     assert summarize("p", begun, StepTotals(decode_time=1.5, end=6.0)).busy_share == 0.25
@@ -230,13 +229,14 @@ def test_attainment_is_a_share_and_goodput_never_beats_throughput(
     )  # fmt: skip
     json.dumps(found.to_json(), allow_nan=False)
     assert found.num_requests == found.completed + found.rejected + found.unfinished
-    assert math.isnan(found.goodput) or slos
-    if not math.isnan(found.slo_attainment):
+    assert found.goodput is None or slos
+    if found.slo_attainment is not None:
         assert 0 <= found.slo_attainment <= found.completed / found.num_requests
-    if not math.isnan(found.goodput):
+    if found.goodput is not None:
         assert 0 <= found.goodput * found.duration_s <= found.completed + 1e-9
     for verdict in found.slos:
-        assert not found.slo_attainment > verdict.attainment
+        if found.slo_attainment is not None and verdict.attainment is not None:
+            assert not found.slo_attainment > verdict.attainment
 
 
 def test_a_step_that_prefills_one_row_and_decodes_another_counts_the_row_that_decodes() -> None:

@@ -21,8 +21,8 @@ import pytest
 from dsim.engine.journal import StepTotals
 from dsim.engine.state import COMPLETED, UNFINISHED
 from dsim.engine.step import StepOutcome, StepPlan
-from dsim.report.run_folder import RunWriter
 from dsim.results.run import read_run
+from dsim.results.run_folder import RunWriter
 from dsim.serve.fleet import STOPPING, Fleet, RefusedError
 from dsim.serve.open import Behind
 from dsim.sim.routers import Router
@@ -184,12 +184,12 @@ def test_a_journal_that_fails_at_its_nth_batch_ends_no_request(
             health = server.ask("GET", "/health").status
         totals = server.totals or StepTotals()
         writer.requests(CHUNK, behind.columns())
-        writer.finish(behind.run_json(behind.summarize(totals, []), []))
+        writer.finish(behind.run_info(behind.summarize(totals, []), []))
     assert (found, health) == ([200] * 6, 200)
     run = read_run(tmp_path / "run")
     assert run.requests(CHUNK)["status"].tolist() == [COMPLETED] * 6
     assert run.num_steps == 4 * (n - 1)
-    assert run.info["journal_failure"] == "[Errno 28] No space left on device"
+    assert run.info.journal_failure == "[Errno 28] No space left on device"
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith("the journal records no more steps; serving continues: ")
 
@@ -207,7 +207,7 @@ def test_a_disk_that_fills_up_while_serving_costs_no_request_and_nothing_that_wa
     assert err.count("the journal records no more steps; serving continues: ") == 1
     run = read_run(tmp_path / "run")
     assert run.requests("chunk:2")["status"].tolist() == [COMPLETED] * 150
-    assert 0 < run.num_steps < run.info["policies"][0]["num_decode_steps"]
+    assert 0 < run.num_steps < run.info.policies[0].num_decode_steps
     assert len(run.step_lists("chunk:2")["requests"][1]) == run.num_steps + 1
 
 

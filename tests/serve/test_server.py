@@ -145,8 +145,8 @@ def test_the_manifest_of_what_was_served_names_the_law_that_its_blocks_took_thei
     behind = open_twin(scenario)
     law = scenario.setting().law
     assert law is not None
-    (told,) = behind.manifest["commit_models"]
-    assert (told["workload"], told["median_steps"], told["canvas_length"]) == (law.workload, law.median, 256)
+    (model,) = behind.info.commit_models
+    assert (model.workload, model.median_steps, model.canvas_length) == (law.workload, law.median, 256)
 
 
 def test_a_full_journal_refuses_and_loses_nothing(twin: Callable[..., Behind], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,8 @@ def test_requests_reach_the_engine_after_the_profiles_front_end(twin: Callable[.
         assert server.begin(prompt=[0], max_tokens=1).getresponse().status == 200
     columns = behind.columns()
     assert columns["scheduled"][0] >= columns["arrival"][0] + 0.05
-    assert behind.manifest["profile"]["frontend"] == 0.05
+    assert behind.info.profile is not None
+    assert behind.info.profile.frontend == 0.05
 
 
 def test_a_stop_serves_what_is_in_flight_to_its_end(twin: Callable[..., Behind]) -> None:
@@ -395,14 +396,14 @@ def test_the_command_serves_until_it_is_told_to_stop_and_writes_its_journal(tmp_
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
-    assert out.startswith('{"policies": ')
+    assert out.startswith('{"schema": "dsim-run"')
     speed, wrote = err.splitlines()
     assert speed.startswith("Times are simulated: they passed ")
     assert wrote == f"Wrote {tmp_path}/run/ (run.json, requests.parquet, steps.parquet, report.html)"
     run = read_run(tmp_path / "run")
     assert run.requests("chunk:8")["num_tokens"].tolist() == [40]
-    assert run.num_steps == run.info["policies"][0]["num_decode_steps"] + 1
-    assert run.info["live"]["device"] == "twin of A100-80GB"
+    assert run.num_steps == run.info.policies[0].num_decode_steps + 1
+    assert run.info.live.device == "twin of A100-80GB"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

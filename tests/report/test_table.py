@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsim.report.digits import outward, percent, percent_span, plus_minus, within
+from dsim.report.table import outward, percent, percent_span, plus_minus, within
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Write a run's folder atomically."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -22,11 +22,10 @@ from ..files.interrupt import asked_to_stop
 from ..files.place import FolderKind, Staged, has_schema, whole_path
 from ..files.read import fault, naming
 from ..files.write import encoded, reserve, tell
-from ..results.manifest import FILES, Manifest
-from ..results.metrics import no_nan
-from ..results.run import SCHEMA, VERSION, Array, read_run
+from .run import Array, Run
+from .run_info import FILES, RunInfo
 
-RUN = FolderKind("a run", FILES, "run.json", has_schema(SCHEMA))
+RUN = FolderKind("a run", FILES, "run.json", has_schema(RunInfo.schema))
 
 COLUMN_FOOTER = 512  # bytes of a Parquet footer a column and row group, at most
 SPARE = 1 << 16  # bytes for a Parquet header and end
@@ -138,27 +137,25 @@ class RunWriter:
         arrays += [pa.array(np.asarray(columns[name], kind)) for name, kind in self._more.items()]
         _write(self._requests, pa.record_batch(arrays, schema=self._request_schema), self._shown)
 
-    def finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
-        """Write run.json and report.html, and move the folder into place over an old run.
+    def finish(self, info: RunInfo, page: Callable[[Run], str] | None = None) -> None:
+        """Write run.json and the page as report.html, and move the folder into place over an old run.
 
         The first Ctrl-C is ignored, the second discards the run. A page's error is raised after the run is written
         without it.
         """
         with asked_to_stop(partial(tell, f"Writing {self.folder}: Ctrl-C again discards it")):
-            self._finish(run_json)
+            self._finish(info, page)
 
-    def _finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
-        from .run_page import write_html  # only folders need it
-
-        info = {"schema": SCHEMA, "version": VERSION, **run_json}
-        text = json.dumps(no_nan(info), indent=2, allow_nan=False, ensure_ascii=False)
+    def _finish(self, info: RunInfo, page: Callable[[Run], str] | None) -> None:
+        text = json.dumps(info.to_json(), indent=2, allow_nan=False, ensure_ascii=False)
         build = self._staged.path
         undrawn: Exception | None = None
         with naming(self._shown):
             self._close()
             (build / "run.json").write_bytes(encoded(text + "\n"))
             try:
-                write_html(build / "report.html", read_run(build))
+                if page is not None:
+                    (build / "report.html").write_bytes(encoded(page(Run(build, info))))
             except Exception as error:
                 undrawn = error
                 (build / "report.html").unlink(missing_ok=True)

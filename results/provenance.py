@@ -1,0 +1,226 @@
+"""What a run was made of: trace, profiles and their limits, commit models, lengths, fleet."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from .. import __version__
+from ..engine.commits import CanvasLaw, CommitModel
+from ..engine.jit import is_ours
+from ..engine.policy import Policy
+from ..engine.state import COMPLETED
+from ..profiler.known import calibrated_under, drafted, unknown_host, unpriced
+from ..profiler.profile import COSTS_OF, Profile
+from ..sim.scalers import FIXED
+from ..sim.setting import Setting
+from ..sim.twin import RunRecords
+from ..traces import Trace
+from ..traces.trace import ESTIMATE
+from .metrics import Summary
+from .parts import parts
+from .run_info import CommitInfo, FleetInfo, FleetRun, ProfileInfo, RunInfo, TraceInfo
+from .scenario import Scenario
+
+AR_EMITS = "an autoregressive policy token by token"
+ENSEMBLE = "`dsim replay --ensemble 19`"
+
+Drawn = CommitModel | CanvasLaw | None  # what draws commits; None: next tokens, or a model's weights
+
+
+def run_info(
+    scenarios: Sequence[Scenario], requests: Trace, results: Sequence[RunRecords], summaries: Sequence[Summary]
+) -> RunInfo:
+    """Without time and place: the same inputs give the same bytes."""
+    scenario = scenarios[0]
+    begun = list(zip(scenarios, results, strict=False))
+    profiles = {s.label: profile_info(s.loaded_profile()) for s, _ in begun}
+    if scenario.pools:
+        profiles = {f"pool {spec.name}": profile_info(setting.profile) for spec, setting in scenario.each_pool()}
+    drawn = [(result.policy, s.loaded_profile(), result.law or result.commit_model) for s, result in begun]
+    emit = scenario.emit
+    if emit == "block" and any(result.policy.rows.commits == "tokens" for result in results):
+        emit += f" ({AR_EMITS})"
+    return RunInfo(
+        question="Which scheduler settings serve this traffic best?",
+        dsim=__version__,
+        trace=_trace_info(scenario, requests),
+        profiles=profiles,
+        notes=tuple(profile_notes(drawn)),
+        commit_models=tuple(info for run in drawn for info in commit_infos(*run)),
+        limits={result.policy.name: result.limits for result in results},
+        replicas=scenario.num_replicas,
+        router=scenario.router,
+        fleet=_fleet_info(scenario, begun),
+        emit=emit,
+        guessed_lengths=_guessed_lengths(scenario, requests, results),
+        eos=scenario.ends_at_eos,
+        seed=scenario.seed,
+        slos=scenario.slos,
+        missing_passes=scenario.missing_passes,
+        closed_loop=scenario.concurrency is not None,
+        doubted=tuple(dict.fromkeys(line for result in results for line in result.doubted)),
+        interrupted=results[-1].interrupted,
+        policies=tuple(summaries),
+    )
+
+
+def _trace_info(scenario: Scenario, requests: Trace) -> TraceInfo:
+    source, arrival = scenario.source(), scenario.arrival
+    if scenario.sessions:
+        arrival += ", turns of a session one after another"
+    if scenario.concurrency is not None:
+        arrival = f"closed loop of {scenario.concurrency}"
+    return TraceInfo(
+        name=source.name,
+        num_requests=len(requests),
+        arrival=arrival,
+        rate=None if math.isnan(requests.rate) else requests.rate,
+        skipped_bad=source.notes.num_skipped,
+        failed_in_trace=source.notes.failed_in_trace,
+        sorted_rows=source.notes.num_unsorted,
+        hash_ids="hash_ids" in source.extras,
+    )
+
+
+def profile_info(profile: Profile) -> ProfileInfo:
+    return ProfileInfo(
+        name=profile.name,
+        device=profile.device.name,
+        model=profile.model.name,
+        implementation=profile.implementation,
+        estimated=profile.is_estimate,
+        frontend=profile.frontend,
+    )
+
+
+def _guessed_lengths(scenario: Scenario, requests: Trace, results: Sequence[RunRecords]) -> int:
+    """Requests without a limit, if a router or a user's policy may use their lengths."""
+    from_outside = any(not is_ours(type(part)) for result in results for part in result.policy.parts())
+    if not from_outside and not (scenario.num_replicas > 1 and scenario.routing().goes_by_length):
+        return 0
+    if scenario.lengths is None and ESTIMATE in scenario.source().extras:
+        return 0
+    return int((requests.max_tokens == 0).sum())
+
+
+def commit_infos(policy: Policy, profile: Profile, drawn: Drawn) -> Iterator[CommitInfo]:
+    """A policy's law, or its commit models, the one of its own threshold first."""
+    if isinstance(drawn, CanvasLaw):
+        counted = profile.counted_length(drawn.workload, drawn.canvas_length)
+        grid = policy.granularity.on_a_grid
+        yield CommitInfo(
+            policy=policy.name,
+            workload=drawn.workload,
+            block_length=drawn.canvas_length if grid else None,
+            canvas_length=None if grid else drawn.canvas_length,
+            median_steps=drawn.median,
+            extrapolated_from=None if counted == drawn.canvas_length else counted,
+        )
+    elif drawn is not None:
+        of_thresholds = Setting(policy, profile, drawn.workload).by_threshold.values()
+        for model in (drawn, *(model for model in of_thresholds if model != drawn)):
+            threshold = policy.unmasking.threshold
+            yield CommitInfo(
+                policy=policy.name,
+                workload=model.workload,
+                block_length=model.block_length,
+                threshold=model.threshold,
+                policy_threshold=None if model != drawn or model.threshold == threshold else threshold,
+                extrapolated_from=model.extrapolated_from,
+            )
+
+
+def profile_notes(runs: Sequence[tuple[Policy, Profile, Drawn]]) -> list[str]:
+    """Another yield than a profile's calibration's, unknown host terms, another implementation's costs."""
+    lines = []
+    for profile in {profile.name: profile for _, profile, _ in runs}.values():
+        mine = [(policy, drawn) for policy, other, drawn in runs if other.name == profile.name]
+        yields = list(dict.fromkeys(filter(None, (_other_yield(profile, *run) for run in mine))))
+        if yields:
+            lines.append(
+                f"{profile.name}'s step times were calibrated under a yield of {calibrated_under(profile)}; "
+                f"this run commits {', '.join(yields)} tokens a step"
+            )
+        if unknown := unknown_host(profile):
+            lines.append(
+                f"{profile.name} does not know {' and '.join(unknown)}, which {'is' if len(unknown) == 1 else 'are'} 0 "
+                f"in it: {ENSEMBLE} shows how much that may cost"
+            )
+        if profile.fit.host_or_device:
+            lines.append(
+                f"{profile.name} cannot tell whether host_request is the host's time or the device's, which matters "
+                f"where one hides the other: {ENSEMBLE} spans it"
+            )
+        if elsewhere := unpriced(profile, [policy for policy, _ in mine]):
+            lines.append(
+                f"{profile.name} does not hold the costs of {' and '.join(elsewhere)}: steps cost what its own "
+                f"implementation takes ({profile.implementation})"
+            )
+        if like := profile.provenance.settings.get(COSTS_OF):
+            lines.append(
+                f"{profile.name} takes the engine's host time from {like}, another build or GPU: "
+                f"{ENSEMBLE} shows how much that may change"
+            )
+    return lines
+
+
+def _other_yield(profile: Profile, policy: Policy, drawn: Drawn) -> str:
+    """Tokens a step and the workload, if they are not the calibration's."""
+    calibrated = calibrated_under(profile)
+    acceptances = policy.granularity.acceptances
+    drafts = drawn is None and policy.rows.commits == "tokens" and profile.family == "autoregressive"
+    if calibrated is None or (drawn is None and not drafts):
+        return ""
+    workload = drafted(acceptances) if drawn is None else drawn.workload
+    threshold = drawn.threshold if isinstance(drawn, CommitModel) else None
+    if (workload, threshold) == (calibrated.workload, calibrated.threshold):
+        return ""
+    tokens = float(np.cumprod(acceptances).sum()) if drawn is None else _tokens_a_step(drawn)
+    return f"{tokens:.3g} ({workload})"
+
+
+def _tokens_a_step(drawn: CommitModel | CanvasLaw) -> float:
+    from ..profiler.canvas_law import mean_forwards  # they load SciPy
+    from ..profiler.request_effects import mean_yield
+
+    return mean_yield(drawn) if isinstance(drawn, CommitModel) else drawn.canvas_length / mean_forwards(drawn)
+
+
+def _fleet_info(scenario: Scenario, begun: Sequence[tuple[Scenario, RunRecords]]) -> FleetInfo | None:
+    """None for one pool of constant size."""
+    scales = scenario.scaler != FIXED
+    startup = ""
+    if scales:
+        startup = scenario.startup if isinstance(scenario.startup, str) else f"{scenario.startup:g}"
+    if not scenario.pools and not scales:
+        return None
+    return FleetInfo(
+        pools={spec.name: spec.count for spec, _ in scenario.each_pool()},
+        runs=tuple(_fleet_run(s.label, result) for s, result in begun),
+        links=scenario.links,
+        decider=scenario.decider if scenario.links else "",
+        scaler=scenario.scaler if scales else "",
+        startup=startup,
+    )
+
+
+def _fleet_run(policy: str, result: RunRecords) -> FleetRun:
+    """Paid time and changes; with links, moved requests and the parts of their time."""
+    moved, sent, means = 0, None, dict[str, float]()
+    if result.moves is not None and "arrived" in result.moves:
+        columns = {**result.table.columns, **result.moves}
+        done = columns["status"] == COMPLETED
+        if done.any():
+            means = {name: float(seconds[done].mean()) for name, seconds in parts(columns).items()}
+        moved = int((columns["arrived"] > 0).sum())
+        if "sent" in columns and moved:
+            sent = int(columns["sent"].sum()) / int(columns["arrived"].sum())
+    return FleetRun(
+        policy=policy,
+        replica_hours=None if result.replica_time is None else result.replica_time / 3600,
+        parts=means,
+        moved=moved,
+        sent=sent,
+        changes=tuple((change.time, change.pool, change.ready, change.provisioned) for change in result.changes),
+    )
