@@ -38,13 +38,12 @@ def calibrate_commits(
     workload: str,
     threshold: float,
     temperature: float | None = None,
-    padding_steps: float = 0.0,
     source: str = "",
     solved: tuple[float, float] | None = None,
 ) -> CommitModel:
     """A commit model whose ordinary steps commit `target_mean` tokens, scattered as published.
 
-    padding_steps: share of denoise steps that commit a whole padding block. solved: a stored result of `solve`.
+    solved: a stored result of `solve`.
     """
     p0, step_spread = solved or solve(target_mean, block_length)
     return CommitModel(
@@ -56,7 +55,6 @@ def calibrate_commits(
         request_spread=REQUEST_SPREAD,
         block_spread=BLOCK_SPREAD,
         step_spread=step_spread,
-        padding_share=float(f"{padding_blocks(padding_steps, target_mean, block_length):.4g}"),
         source=source,
     )
 
@@ -86,10 +84,9 @@ def bisected(below: Callable[[float], bool], low: float, high: float, rounds: in
     return low, high
 
 
-def padding_blocks(steps: float, mean: float, block_length: int) -> float:
-    """The share of padding blocks from that of steps; an ordinary block takes B / mean steps."""
-    ordinary = block_length / mean
-    return steps * ordinary / ((1.0 - steps) + steps * ordinary)
+def per_denoise_step(per_forward: float, block_length: int) -> float:
+    """Tokens per denoise step, from a figure that also counts the KV-writing forward."""
+    return block_length / (block_length / per_forward - 1.0)
 
 
 def reach(target_mean: float) -> float:

@@ -14,12 +14,11 @@ from ..engine.errors import ProfileError
 from ..engine.policy import Policy
 from ..files.read import cut, quoted, read_csv
 from ..files.samples import read_samples
-from .calibrate import calibrate_commits
+from .calibrate import calibrate_commits, per_denoise_step
 from .canvas_law import with_mean
 from .fit_commits import fit_commits
 from .placed import yield_files
 from .profile import Profile
-from .published import per_denoise_step
 from .request_effects import mixture, with_tail
 from .steplog import read_log
 

@@ -14,20 +14,14 @@ from dsim.profiler.calibrate import (
     REQUEST_SPREAD,
     STD_PER_MEAN,
     calibrate_commits,
+    per_denoise_step,
     simulate,
     solve,
 )
 from dsim.profiler.canvas_law import mean_at, mean_forwards
-from dsim.profiler.published import (
-    CANVAS_LAWS,
-    EDITING,
-    SOLVED,
-    YIELDS,
-    editing_laws,
-    per_denoise_step,
-    published_commits,
-)
+from dsim.profiler.published import CANVAS_LAWS, editing_laws, published_commits
 from dsim.profiler.request_effects import with_tail
+from dsim.research.calibration.publications import EDITING, SOLVED, YIELDS
 
 # SDAR-8B: printed mean and std, ordinary mean, share of whole-block steps, std of the mixture.
 TABLE_2 = {
@@ -133,8 +127,8 @@ def test_mixtures_have_the_published_mean_and_std(workload: str) -> None:
 
 
 def test_published_figures_per_forward_become_per_denoise_step() -> None:
-    assert per_denoise_step(3.8) == pytest.approx(4.31, abs=0.005)
-    assert per_denoise_step(32 / 15.02) == pytest.approx(2.28, abs=0.005)
+    assert per_denoise_step(3.8, 32) == pytest.approx(4.31, abs=0.005)
+    assert per_denoise_step(32 / 15.02, 32) == pytest.approx(2.28, abs=0.005)
 
 
 def test_each_commit_model_names_its_source_and_what_it_was_borrowed_from() -> None:
