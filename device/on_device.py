@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from ..live.prompts import Prompts
     from ..live.sampling import Sampling
     from ..live.session import Serving
-    from ..profiler.canvas import LoadedCanvas, Opened
-    from ..profiler.measure import Loaded
+    from ..profiler.measure import Loaded, LoadedCanvas, Opened
 
 COMMITS = ("model", "twin")
 
@@ -95,7 +94,7 @@ class LiveSetting:
                 "driver": "live",
                 "commits": self.commits,
                 "live": settings
-                | self.loaded.clocks.found()
+                | self.loaded.clocks.quantities()
                 | {
                     "prompts": self.prompts or "random tokens",
                     "host_ms": {result.policy.name: _host(result) for result in results},
@@ -144,7 +143,7 @@ def _host(result: RunRecords) -> dict[str, float]:
 
 def check_live(scenario: Scenario, loaded: Opened, profile: Profile | None, commits: str) -> None:
     """DsimError unless the device can run it."""
-    from ..profiler.canvas import LoadedCanvas
+    from ..profiler.measure import LoadedCanvas
 
     policy = scenario.parsed_policy()
     if scenario.ends_at_eos:

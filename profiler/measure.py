@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -34,8 +34,16 @@ from ..files.read import cut
 from ..files.write import tell
 from ..live import weights
 from ..live.cache import PagedCache
+from ..live.canvas_model import (
+    CanvasConfig,
+    CanvasModel,
+    canvas_config,
+    num_params,
+    random_canvas_model,
+    read_canvas_model,
+)
 from ..live.config import ModelConfig
-from ..live.config_file import AS_IT_SAYS, Given, decoder_config
+from ..live.config_file import AS_IT_SAYS, ConfigJson, Given, decoder_config
 from ..live.forward import Forward
 from ..live.graphs import GraphForward
 from ..live.kernel_cache import keep_private
@@ -44,7 +52,6 @@ from ..live.measure import (
     Measured,
     Shape,
     evicting_policy,
-    features_of,
     fill_with_text,
     level_shapes,
     measure_evicting,
@@ -57,9 +64,8 @@ from ..live.model import Decoder
 from ..live.padding import MAX_ROWS
 from ..live.prompts import WORKLOADS, Prompts, Vocabulary, prompts_from, random_prompts, read_tokens
 from ..live.session import Kept, LiveRun, Serving, run
-from .clocks import Blocks, Clocks, clocks_of
-from .commit_log import CommitLog, from_journal
-from .design import next_shapes
+from .clocks import Clocks, clocks_of
+from .commit_log import CommitLog, Evidence, from_journal
 from .fit import fit_latency
 from .fit_commits import at_fixed_length, fit_commits
 from .fit_focus import Deltas, deltas, fit_focus
@@ -68,9 +74,6 @@ from .models import Experts, ModelShape
 from .profile import CommitFit, Device, Fit, MemoryModel, Profile, Provenance, digits
 from .samples import Samples, samples, step_features
 from .stairs import levels
-
-if TYPE_CHECKING:
-    from .canvas import Opened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +90,57 @@ class OnDevice(ABC):
     captured: Kept = field(default_factory=Kept)  # the graphs, from run to run
     clocks: Clocks = field(default_factory=lambda: Clocks(None))  # sampled while steps run
     text: Prompts | None = None  # that steps are measured on; None: random tokens
+
+    @classmethod
+    def open(
+        cls, name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None,
+        given: Given = AS_IT_SAYS,
+    ) -> Self:  # fmt: skip
+        """Load a model or make random weights on a device: bf16 on a GPU, fp32 on a CPU.
+
+        graphs: capture decode steps; None: on CUDA. ModelError for an unknown or wrong model, one that does not fit, or
+        a missing device.
+        """
+        device = check_device(device)
+        free = select(device)
+        dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+        config = cls.read_config(weights.source_of(name, given), given)
+        num_params, kv_elements, has_experts = cls.sizes(config)
+        size = dtype.itemsize * num_params
+        check_room(name, size, device, free)
+        try:
+            model = cls.read_model(name, device, dtype, seed, given)
+        except torch.OutOfMemoryError as error:
+            raise ModelError(f"{name}: its {size / 1e9:.1f} GB do not fit on {device} ({error})") from None
+        trained = weights.is_trained(name, given)
+        made = weights.made(seed, trained=trained, has_experts=has_experts)
+        if made:
+            tell(f"{name}: weights {made}")
+        about = describe(device)
+        memory = MemoryModel(
+            capacity_bytes=free or about.memory_bytes,
+            weight_bytes=size,
+            kv_bytes_per_token=dtype.itemsize * kv_elements,
+            vocab=config.vocab,
+        )
+        loaded = cls(name=name, model=model, device=about, memory=memory, trained=trained, made=made,
+                     graphs=device.startswith("cuda") if graphs is None else graphs)  # fmt: skip
+        return replace(loaded, clocks=clocks_of(uuid_of(loaded.weight.device)))
+
+    @staticmethod
+    @abstractmethod
+    def read_config(source: ConfigJson, given: Given) -> Any:
+        """The model's configuration; ModelError if it is wrong."""
+
+    @staticmethod
+    @abstractmethod
+    def sizes(config: Any) -> tuple[int, int, bool]:
+        """Parameters, numbers in a token's keys and values, and whether there are experts."""
+
+    @staticmethod
+    @abstractmethod
+    def read_model(name: str, device: str, dtype: torch.dtype, seed: int, given: Given) -> Any:
+        """The model on the device."""
 
     @property
     @abstractmethod
@@ -117,9 +171,21 @@ class OnDevice(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded(OnDevice):
-    """A decoder; for canvas models, `LoadedCanvas`."""
+    """A decoder."""
 
     model: Decoder
+
+    @staticmethod
+    def read_config(source: ConfigJson, given: Given) -> ModelConfig:
+        return decoder_config(source, given)
+
+    @staticmethod
+    def sizes(config: ModelConfig) -> tuple[int, int, bool]:
+        return config.num_params, config.kv_elements, config.experts is not None
+
+    @staticmethod
+    def read_model(name: str, device: str, dtype: torch.dtype, seed: int, given: Given) -> Decoder:
+        return weights.load(name, device, dtype, seed, given)
 
     @property
     def weight(self) -> torch.Tensor:
@@ -138,6 +204,49 @@ class Loaded(OnDevice):
         return MAX_ROWS if self.graphs else 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadedCanvas(OnDevice):
+    """A canvas model."""
+
+    model: CanvasModel
+
+    @staticmethod
+    def read_config(source: ConfigJson, given: Given) -> CanvasConfig:
+        for value, option, expected in (
+            (given.mask_token, "--mask-token-id", "none: it knows no mask"),
+            (given.block_length, "--block-length", "the policy's canvas_length"),
+        ):
+            if value is not None:
+                raise ModelError(f"{source.name}: denoises canvases, and {option} is {value}: expected {expected}")
+        return canvas_config(source, given)
+
+    @staticmethod
+    def sizes(config: CanvasConfig) -> tuple[int, int, bool]:
+        # A windowed layer gets as many pages as the others: it frees pages only later.
+        return num_params(config), config.kv_elements(True) + config.kv_elements(False), True
+
+    @staticmethod
+    def read_model(name: str, device: str, dtype: torch.dtype, seed: int, given: Given) -> CanvasModel:
+        if weights.is_trained(name, given):
+            return read_canvas_model(weights.folder_of(name), device, dtype)
+        return random_canvas_model(weights.source_of(name, given), device, dtype, seed, given)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.model.embedding
+
+
+Opened = Loaded | LoadedCanvas
+
+
+def open_any(
+    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS
+) -> Opened:
+    """Open a decoder or a canvas model, as `OnDevice.open` does."""
+    kind: type[Opened] = LoadedCanvas if weights.is_canvas(name, given) else Loaded
+    return kind.open(name, device, seed, graphs, given)
+
+
 def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool, made: str) -> dict[str, Any]:
     """Settings of a run. weight: any of the model's; made: as in `OnDevice`."""
     found: dict[str, Any] = {
@@ -149,48 +258,6 @@ def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool, 
     if weight.is_cuda:
         found |= {"cuda": torch.version.cuda, "driver": driver()}
     return found
-
-
-def open_model(
-    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS
-) -> Loaded:
-    """Load a model or make random weights on a device: bf16 on a GPU, fp32 on a CPU.
-
-    graphs: capture decode steps; None: on CUDA. ModelError for an unknown or wrong model, one that does not fit, or a
-    missing device.
-    """
-    device = check_device(device)
-    free = select(device)
-    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    source = weights.source_of(name, given)
-    config = decoder_config(source, given)
-    size = dtype.itemsize * config.num_params
-    check_room(name, size, device, free)
-    try:
-        model = weights.load(name, device, dtype, seed, given)
-    except torch.OutOfMemoryError as error:
-        raise ModelError(f"{name}: its {size / 1e9:.1f} GB do not fit on {device} ({error})") from None
-    trained = weights.is_trained(name, given)
-    made = weights.made(seed, trained=trained, has_experts=config.experts is not None)
-    tell_made(name, made)
-    found = describe(device)
-    memory = MemoryModel(
-        capacity_bytes=free or found.memory_bytes,
-        weight_bytes=size,
-        kv_bytes_per_token=dtype.itemsize * config.kv_elements,
-        vocab=config.vocab,
-    )
-    return Loaded(
-        name=name, model=model, device=found, memory=memory, trained=trained, made=made,
-        graphs=device.startswith("cuda") if graphs is None else graphs,
-        clocks=clocks_of(uuid_of(model.embedding.weight.device)),
-    )  # fmt: skip
-
-
-def tell_made(name: str, made: str) -> None:
-    """Print how weights differ from the stored ones, if they do."""
-    if made:
-        tell(f"{name}: weights {made}")
 
 
 def check_room(name: str, size: int, device: str, free: int | None) -> None:
@@ -293,7 +360,7 @@ def check_same_model(profile: Profile, ours: ModelShape) -> None:
 REPEATS = 7  # per shape; their median is its latency
 FEW_REPEATS, LARGE = 3, 2048  # for more than LARGE tokens: slower and steadier
 SMALL = 512  # tokens up to which every level is measured
-ROUND = 24  # shapes between two fits
+ROUND = 24  # shapes between two measurements of the reference
 FEWEST = 8  # shapes, even over budget: fewer cannot be fitted
 PAGE = 64
 MOST_TEXT = 4096  # tokens that fill a cache
@@ -310,14 +377,12 @@ OnProgress = Callable[[str, float], None]  # what is measured, and the share of 
 
 def measure_steps(
     loaded: Loaded, budget: float, *, max_batch: int | None = None, seed: int = 0,
-    on_progress: OnProgress | None = None, blocks: Blocks | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Samples:  # fmt: skip
-    """Measure steps of many shapes for about `budget` s: a spread of all, then the least certain.
+    """Measure steps of many shapes for about `budget` s, so that shapes of all sizes are measured at any time.
 
-    A reference shape in every round shows a device that slows as it warms up. blocks: receives the device's state in
-    each round.
+    A reference shape after every ROUND shapes shows a device that slows as it warms up.
     """
-    blocks = blocks or Blocks(loaded.clocks)
     config = loaded.model.config
     block = config.block_length
     batch = max_batch or loaded.usual_batch(32)
@@ -327,40 +392,33 @@ def measure_steps(
     pages = min(loaded.memory.num_pages(PAGE, batch, tokens), batch * pages_of(context, block, PAGE))
     offered = shapes(block, batch, tokens, context, PAGE, pages)
     longest = {max(block, n // block * block) for n in (context // 4, context)}  # where attention dominates
-    # A GPU's latency has stairs: measure these levels before the fit says what is uncertain.
-    on_levels = [] if not loaded.on_gpu else [
-        *_on_levels(loaded, batch, tokens, context), *wave_shapes(loaded.model, min(batch, tokens // block), longest),
-    ]  # fmt: skip
+    first = spread(offered)[: 2 * ROUND]
+    if loaded.on_gpu:  # its latency has stairs
+        on_levels = _on_levels(loaded, batch, tokens, context)
+        on_levels += wave_shapes(loaded.model, min(batch, tokens // block), longest)
+        first = spread({*first, *(s for s in on_levels if fits(s, block, pages))})
+    order = [*first, *(shape for shape in spread(offered) if shape not in first)]
     begin = time.monotonic()
     forward = _forward(loaded, pages, context + 3 * block, batch, seed)
     reference = compute_bound(offered)
     measure_shape(forward, offered[-1], block, 1, loaded.text)  # warm-up: allocations and compilation
     if loaded.on_gpu:
-        took, change = heat(forward, offered[-1], reference, block, HEAT_SHARE * budget)
-        blocks.end(heated(took, change))
-    taken: list[Measured] = []
-    left = list(offered)
-    # As many shapes of every size as in a round: the first fit covers all of them.
-    first = np.linspace(0, len(left) - 1, 2 * ROUND).astype(int)
-    order = spread({*(left[i] for i in first.tolist()), *(s for s in on_levels if fits(s, block, pages))})
-    while order:
-        for shape in [*order, reference]:
+        heat(forward, offered[-1], reference, block, HEAT_SHARE * budget)
+    measured_shapes: list[Measured] = []
+    for i, shape in enumerate(order, start=1):
+        for each in (shape, reference) if i % ROUND == 0 else (shape,):
             if on_progress is not None:
-                on_progress(_words(shape), min(1.0, (time.monotonic() - begin) / budget))
-            repeats = REPEATS if shape.tokens <= LARGE else FEW_REPEATS
-            hot = loaded.on_gpu and shape.tokens > SMALL / 2
-            settle = LONG_SETTLE if hot and shape.window == 0 and shape.tokens <= LARGE else SETTLE
+                on_progress(_words(each), min(1.0, (time.monotonic() - begin) / budget))
+            repeats = REPEATS if each.tokens <= LARGE else FEW_REPEATS
+            hot = loaded.on_gpu and each.tokens > SMALL / 2
+            settle = LONG_SETTLE if hot and each.window == 0 and each.tokens <= LARGE else SETTLE
             settled = SETTLED if hot else 0.0
-            taken.append(measure_shape(forward, shape, block, repeats, loaded.text, settle, context, settled))
-            if time.monotonic() - begin > budget and len(taken) >= FEWEST:
-                blocks.end(f"until shape {len(taken)}")
-                return _samples(taken, loaded.on_gpu)
-        blocks.end(f"until shape {len(taken)}, reference {1e3 * float(np.median(taken[-1].device)):.3g} ms")
-        left = [shape for shape in left if shape not in order]
-        expected = [features_of(shape, block) for shape in left]
-        wanted = next_shapes(expected, _samples(taken, loaded.on_gpu), ROUND, loaded.graph_tokens) if left else []
-        order = [left[i] for i in wanted]
-    return _samples(taken, loaded.on_gpu)
+            measured_shapes.append(
+                measure_shape(forward, each, block, repeats, loaded.text, settle, context, settled)
+            )  # fmt: skip
+        if time.monotonic() - begin > budget and len(measured_shapes) >= FEWEST:
+            break
+    return _samples(measured_shapes, loaded.on_gpu)
 
 
 def _on_levels(loaded: Loaded, batch: int, tokens: int, context: int) -> list[Shape]:
@@ -385,14 +443,14 @@ def spread(found: Iterable[Shape]) -> list[Shape]:
     return [ordered[i] for i in ranks]
 
 
-def heat(forward: Forward, heavy: Shape, reference: Shape, block: int, budget: float) -> tuple[float, float]:
+def heat(forward: Forward, heavy: Shape, reference: Shape, block: int, budget: float) -> None:
     """Run a heavy step until the reference's device time is steady, as in `until_still`."""
 
     def device_time() -> float:
         measure_shape(forward, heavy, block, 1)
         return float(np.median(measure_shape(forward, reference, block, REPEATS).device))
 
-    return until_still(device_time, budget)
+    until_still(device_time, budget)
 
 
 def compute_bound(offered: Sequence[Shape]) -> Shape:
@@ -400,23 +458,15 @@ def compute_bound(offered: Sequence[Shape]) -> Shape:
     return max((s for s in offered if s.tokens <= LARGE), key=lambda s: (s.tokens, s.window > 0, -s.context))
 
 
-def until_still(latency: Callable[[], float], budget: float) -> tuple[float, float]:
-    """Call `latency` until it is steady, at most `budget` s: a cold device's clock cannot last.
-
-    Returns the seconds spent, and the last latencies' relative range.
-    """
-    begin, seen = time.monotonic(), list[float]()
+def until_still(latency: Callable[[], float], budget: float) -> None:
+    """Call `latency` until it is steady, at most `budget` s: a cold device's clock cannot last."""
+    begin, latencies = time.monotonic(), list[float]()
     while True:
-        seen.append(latency())
-        last, took = seen[-STILL_FOR:], time.monotonic() - begin
-        change = max(last) / min(last) - 1.0
-        if took > budget or (len(last) == STILL_FOR and change < STILL):
-            return took, change
-
-
-def heated(took: float, change: float) -> str:
-    """Names the block of samples taken while heating."""
-    return f"heated {took:.0f} s until the reference moved by {change:.1%}"
+        latencies.append(latency())
+        last = latencies[-STILL_FOR:]
+        steady = len(last) == STILL_FOR and max(last) / min(last) - 1.0 < STILL
+        if steady or time.monotonic() - begin > budget:
+            return
 
 
 def fits(shape: Shape, block: int, pages: int) -> bool:
@@ -731,13 +781,6 @@ EVICTION_SHARE = 0.05  # of the budget on a GPU; a CPU evicts nearly for free
 OVERHEAD_SHARE = 0.25  # of the budget, for full-sequence models
 
 
-@dataclass(frozen=True)
-class Evidence:
-    steps: Samples
-    logs: dict[tuple[str, float], CommitLog]  # by workload and threshold
-    served: Samples | None = None  # served steps that judge the fit; None: held-out `steps` do
-
-
 def default_workloads(loaded: Loaded, prompts: str | None = None) -> dict[str, str]:
     """Prompts by workload: the file by its stem, or the tiny model's two; none for random weights."""
     if not loaded.trained:
@@ -814,18 +857,16 @@ def profile_model(
     loaded: Loaded, *, name: str, budget: float, workloads: Mapping[str, str], thresholds: Sequence[float],
     temperature: float = 1.0, yields: Profile | None = None, max_batch: int | None = None, seed: int = 0,
     on_progress: OnProgress | None = None, both_ways: bool = False, tokenizer: str | None = None, eos: bool = False,
-    keep: Callable[[Profile], object] = lambda profile: None,
 ) -> tuple[Profile, Evidence]:  # fmt: skip
     """Measure a model for about `budget` s and fit its profile.
 
     workloads: prompts by workload, on which commits are logged at each threshold; none for random weights. yields:
     another profile, whose commit models and importance deltas are copied. both_ways: a full-sequence model; no commits
-    or evictions are measured. tokenizer, eos: as in log_commits. keep: receives the profile when its steps are fitted
-    and at each addition, so that a later failure loses nothing.
+    or evictions are measured. tokenizer, eos: as in log_commits.
     """
     begin = time.monotonic()
 
-    def told(what: str, _: float = 0.0) -> None:
+    def progress(what: str, _: float = 0.0) -> None:
         if on_progress is not None:
             on_progress(what, min(1.0, (time.monotonic() - begin) / budget))
 
@@ -846,65 +887,43 @@ def profile_model(
         text, settings["routing"], unknown = text_of(loaded.name, config, workloads, seed, tokenizer)
         loaded = replace(loaded, text=text)
     block = config.block_length
-    own = [*(Shape(1, window, block).policy(block) for window in {1, 2, block}), evicting_policy(block, 1, block)]
-    short = seconds_to_compile(own) > MOST_COMPILING * budget
+    policies = [Shape(1, window, block).policy(block) for window in {1, 2, block}]
+    short = seconds_to_compile([*policies, evicting_policy(block, 1, block)]) > MOST_COMPILING * budget
     if short:
         unknown.append(f"the steps were planned in plain Python, as compiling them takes most of {budget:.0f} s")
     with patience(sys.maxsize if short else core.STEPS_PATIENCE):
         for_overhead = budget * OVERHEAD_SHARE if both_ways else 0.0
         for_eviction = budget * EVICTION_SHARE if loaded.on_gpu and not both_ways else 0.0
         for_steps = budget * STEPS_SHARE if workloads else budget - for_overhead - for_eviction
-        blocks = Blocks(loaded.clocks)
         steps = measure_steps(
             loaded, for_steps * (1.0 - JOURNAL_SHARE * loaded.on_gpu), max_batch=max_batch, seed=seed,
-            on_progress=told, blocks=blocks,
+            on_progress=progress,
         )  # fmt: skip
         journal = None
         if loaded.on_gpu and not both_ways:
             journal, settings["made_ready"] = serve_journal(
                 loaded, JOURNAL_SHARE * for_steps, max_batch=max_batch, seed=seed
             )
-            blocks.end("serving")
-        borrowed, lent = ((), None) if yields is None else (yields.commits, yields.focus)
-        if yields is not None and lent is not None:
-            settings["importance"] = f"of {yields.name}"
-        if blocks.lines:
-            settings["blocks"] = "; ".join(blocks.lines)
         latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens, stairs=loaded.on_gpu, journal=journal)
         fit = doubted(fit, [*unknown, *loaded.clocks.doubts()])
         latency = replace(
             latency, early=digits(loaded.shape.early), layers=loaded.shape.layers, captured_evictions=loaded.graphs
         )
-        logs = {}
-        seen: list[Deltas] = []
-        models: list[CommitModel] = list(borrowed)
-        fits: list[CommitFit] = []
-
-        of_blocks = "block-diffusion" if config.block_length > 1 else "autoregressive"
-        family = "full-sequence" if both_ways else of_blocks
-
-        def so_far() -> Profile:
-            return measured(
-                loaded, loaded.shape, latency, fit, name=name, family=family, strategy="low_confidence_dynamic",
-                block_length=config.block_length, settings=settings, workloads=workloads, seed=seed,
-                sources=[m.source for m in borrowed], commits=tuple(models), commit_fits=tuple(fits),
-                focus=fit_focus(seen) or lent,
-            )  # fmt: skip
-
-        keep(so_far())
         if both_ways:
-            overhead = measure_cache_overhead(loaded, latency, for_overhead, told)
-            latency = replace(latency, cache_overhead=overhead)
+            latency = replace(latency, cache_overhead=measure_cache_overhead(loaded, latency, for_overhead, progress))
         else:
             latency = replace(latency, eviction=digits(measure_eviction(loaded, latency, max_batch, for_eviction), 3))
-        keep(so_far())
-        wanted = [(workload, threshold) for workload in workloads for threshold in thresholds]
-        for i, (workload, threshold) in enumerate(wanted):
-            told(f"commits on {workload} at threshold {threshold:g}")
-            share = max(0.0, (begin + budget - time.monotonic()) / (len(wanted) - i) - FITTING)
+        logs = {}
+        importance: list[Deltas] = []
+        models: list[CommitModel] = []
+        fits: list[CommitFit] = []
+        pairs = [(workload, threshold) for workload in workloads for threshold in thresholds]
+        for i, (workload, threshold) in enumerate(pairs):
+            progress(f"commits on {workload} at threshold {threshold:g}")
+            share = max(0.0, (begin + budget - time.monotonic()) / (len(pairs) - i) - FITTING)
             log = log_commits(
                 loaded, workloads[workload], threshold, temperature, share, seed,
-                seen if config.block_length > 1 and config.layers > 1 else None, tokenizer, eos,
+                importance if block > 1 and config.layers > 1 else None, tokenizer, eos,
             )  # fmt: skip
             logs[workload, threshold] = log
             source = f"dsim profile: {config.name} at work on {workload}, {len(np.unique(log.request))} requests"
@@ -913,6 +932,14 @@ def profile_model(
             )
             models += at_fixed_length(model, commit_fit)
             fits.append(commit_fit)
-            keep(so_far())
-        profile = so_far()
-        return profile, Evidence(steps, logs, journal)
+    lent = ((), None) if yields is None else (yields.commits, yields.focus)
+    if yields is not None and yields.focus is not None:
+        settings["importance"] = f"of {yields.name}"
+    family = "block-diffusion" if block > 1 else "autoregressive"
+    profile = measured(
+        loaded, loaded.shape, latency, fit, name=name, family="full-sequence" if both_ways else family,
+        strategy="low_confidence_dynamic", block_length=block, settings=settings, workloads=workloads, seed=seed,
+        sources=[m.source for m in lent[0]], commits=(*lent[0], *models), commit_fits=tuple(fits),
+        focus=fit_focus(importance) or lent[1],
+    )  # fmt: skip
+    return profile, Evidence(steps, logs, journal)

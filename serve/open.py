@@ -35,7 +35,7 @@ from .fleet import Fleet, Text
 from .words import Bytes, Filler, Tokenized, Words
 
 if TYPE_CHECKING:
-    from ..profiler.canvas import Opened
+    from ..profiler.measure import Opened
 
 MAX_REQUESTS = 250_000  # in a server's life: rows of the journal's table
 

@@ -1,4 +1,4 @@
-"""Published yields of diffusion models: writes profiler/published.json by `python -m dsim.research.calibration.publications`.
+"""Write profiler/published.json: `python -m dsim.research.calibration.publications`.
 
 Optimus's Table 2 mixes ordinary steps with steps that commit a whole padding block, as when generation runs past an EOS
 to a fixed length (`<workload>-fixed`); a server that stops at EOS runs ordinary steps. SDAR-8B's rows were separated by

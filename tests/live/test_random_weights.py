@@ -20,7 +20,7 @@ from dsim.live.random_weights import drawn_experts, of_rows
 from dsim.live.shipped_configs import CONFIGS
 from dsim.live.weights import source_of
 from dsim.profiler import measure, models
-from dsim.profiler.canvas import open_any
+from dsim.profiler.measure import open_any
 from dsim.profiler.profile import Device, load
 from dsim.results.scenario import Scenario
 from dsim.serve.open import open_live

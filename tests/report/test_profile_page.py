@@ -10,11 +10,12 @@ import pytest
 
 import dsim
 from dsim.engine.latency import CacheOverhead
+from dsim.profiler.commit_log import Evidence
 from dsim.profiler.profile import Profile
 from dsim.profiler.samples import points
 from dsim.profiler.steplog import StepLog, profile_of_log, read_log
 from dsim.report.html import to_html
-from dsim.report.profile_page import profile_page
+from dsim.report.profile import Profiled
 
 EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
 
@@ -30,7 +31,8 @@ def profile(log: StepLog) -> Profile:
 
 
 def drawn(profile: Profile, log: StepLog) -> str:
-    return to_html(profile_page(profile, log.steps, {(log.header.workload, log.header.threshold): log.commits}))
+    logs = {(log.header.workload, log.header.threshold): log.commits}
+    return to_html(Profiled(profile, evidence=Evidence(log.steps, logs)).page())
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,8 @@ def test_a_page_shows_fit_residuals_and_yields(profile: Profile, log: StepLog, h
 
 
 def test_a_page_of_steps_alone_has_no_yields(profile: Profile, log: StepLog) -> None:
-    html = to_html(profile_page(replace(profile, commits=(), commit_fits=()), log.steps, {}))
+    alone = replace(profile, commits=(), commit_fits=())
+    html = to_html(Profiled(alone, evidence=Evidence(log.steps, {})).page())
     assert re.findall(r'class="plot" id="(\w+)"', html) == ["curve", "residuals"]
     assert "What a step yields" not in html
 
@@ -74,7 +77,7 @@ def traces(html: str) -> dict[str, tuple[list[float], list[float]]]:
 
 def test_steps_of_serving_are_drawn_as_those_that_judge(profile: Profile, log: StepLog) -> None:
     served = log.steps[np.arange(40)]
-    shown = traces(to_html(profile_page(profile, log.steps, {}, served=served)))
+    shown = traces(to_html(Profiled(profile, evidence=Evidence(log.steps, {}, served)).page()))
     assert "decode, held out" not in shown
     hollow = sum(len(x) for name, (x, _) in shown.items() if name.endswith(", served"))
     assert hollow == len(points(served))
@@ -87,10 +90,7 @@ def test_captured_steps_are_drawn_as_a_staircase(profile: Profile, log: StepLog,
     latency = replace(level, knots=((1.0, 1e-3),), slope=1e-4, launch=0.2, graph_tokens=700)
     own = drawn(replace(profile, latency=latency), log)
     assert "decode steps of at most 700 tokens are padded to 1, 2, 4" in own
-    assert (
-        '<tr><th scope="row" class="words">graph_tokens</th><td class="words">tokens</td><td>700</td><td>given</td>'
-        in own
-    )
+    assert '<tr><th scope="row" class="words">graph_tokens</th><td class="words">tokens</td><td>700</td>' in own
     shown = traces(own)
     x, y = next(values for name, values in shown.items() if name.startswith("fit, "))
     curve = dict(zip(x, y, strict=True))
@@ -116,3 +116,10 @@ def test_a_fit_that_is_not_valid_says_so_first(profile: Profile, log: StepLog) -
     assert "<strong>DOUBTED</strong> noise: a &lt; b" in html
     assert "Not valid: 119 step shapes fitted" in html
     assert "Estimated, not measured." not in html
+
+
+def test_a_result_survives_json_without_its_evidence(profile: Profile, log: StepLog) -> None:
+    result = Profiled(profile, command="dsim profile", evidence=Evidence(log.steps, {}))
+    again = Profiled.from_json(json.loads(json.dumps(result.to_json())))
+    assert again == replace(result, evidence=None)
+    assert (len(result.to_frame()), len(again.to_frame())) == (len(log.steps), 0)
