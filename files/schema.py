@@ -76,7 +76,7 @@ class FileObject:
     def read(self, kind: type[T], **known: Any) -> T:
         """A dataclass, checked by types and declared Range or Choice. known: fields already read."""
         hints = _hints(cast(Any, kind))
-        return kind(**{name: known[name] if name in known else self.get(name, hints[name]) for name in names(kind)})
+        return kind(**{name: known[name] if name in known else self.get(name, hints[name]) for name in _keys(kind)})
 
     def check(self, kind: Any) -> None:
         """A dataclass's fields, required without a default, or a TypedDict's keys."""
@@ -113,7 +113,7 @@ class FileObject:
             return {name: part._as(name, item, arguments[1], bounds) for name, item in part.values.items()}
         if is_dataclass(hint) or typing.is_typeddict(hint):
             if not self._loose:
-                return self._section(key, value, names(hint)).read(cast(Any, hint))
+                return read_as(hint, self.path, self._key(key), value, self._error)
             self._section(key, value).check(hint)
             return value
         return self._plain(key, value, hint, bounds)
@@ -170,8 +170,33 @@ class FileObject:
         return cut(f"{self.name}.{key}" if self.name else key)
 
 
-def names(of: Any) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(of))
+def read_as(
+    kind: type[T], path: str, name: str, value: object, error: type[DsimError] = DsimError, head: Iterable[str] = ()
+) -> T:
+    """A dataclass from a file's value, whose fields with a default may be absent. head: other keys, already read."""
+    keys = _keys(cast(Any, kind))
+    needed = [*head, *(key for key, default in keys.items() if default is MISSING)]
+    optional = {key: default for key, default in keys.items() if default is not MISSING}
+    return FileObject(path, name, value, needed, optional=optional, error=error).read(kind)
+
+
+def stored(value: Any) -> Any:
+    """A dataclass as JSON types, as `read_as` reads it: a field with metadata is derived, and left out."""
+    if is_dataclass(value):
+        return {f.name: stored(getattr(value, f.name)) for f in fields(value) if not f.metadata}
+    if isinstance(value, dict):
+        return {key: stored(item) for key, item in value.items()}
+    return [stored(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+@cache
+def _keys(kind: Any) -> dict[str, Any]:
+    """The keys of a dataclass's object, and their defaults or MISSING."""
+    return {
+        f.name: f.default if f.default_factory is MISSING else f.default_factory()
+        for f in fields(kind)
+        if not f.metadata
+    }
 
 
 @cache

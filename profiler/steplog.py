@@ -20,7 +20,7 @@ from .commit_log import CommitLog
 from .hardware import capability_of_name
 from .logged import FEW_CANVASES, TOKENS, Logged, LoggedSteps, Requests, blocks_done
 from .models import ModelShape, model
-from .profile import CommitFit, Device, MemoryModel, Profile, Provenance, Setting, digits, model_shape
+from .profile import CommitFit, Device, MemoryModel, Profile, Provenance, Setting, digits, shape_faults
 from .samples import Bools, Ints, Samples, samples
 
 SCHEMA, VERSION = "dsim-steplog", 1
@@ -278,7 +278,9 @@ def _header(where: str, values: dict[str, Any]) -> Header:
     if isinstance(s.values["model"], str):
         shape = _named(where, s.text("model"))
     else:
-        shape = model_shape(s)
+        shape = s.get("model", ModelShape)
+        for key, value, expected in shape_faults(shape):
+            raise ProfileError(f"{where}: {key} is {value}, expected {expected}")
     derived = {"weight_bytes": shape.weight_bytes, "kv_bytes_per_token": shape.kv_bytes_per_token}
     derived = {key: value for key, value in derived.items() if s.is_null(key)}
     return s.read(Header, model=shape, **derived)
