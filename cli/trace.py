@@ -87,7 +87,7 @@ class SynthQuestion(Question[None]):
             "then ,max_tokens=N: a limit for all.", "L", "Traffic",
         ),
     ] = "sharegpt"  # fmt: skip
-    num_requests: A[int | None, Opt("Number of requests; 1000 by default.", "N", "Traffic")] = None
+    num_requests: A[int, Opt("Number of requests.", "N", "Traffic")] = 1000
     seed: A[int, Opt("Same seed, same trace.", "S", "Execution")] = 0
     force: A[bool, q.OVERWRITE] = False
 

@@ -12,7 +12,7 @@ TICKS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
 # Of the canonical file.
 OPTIONAL = (
-    "hash_ids", "block_size", "session_id", "delay", "model", "id", "slo_class", "status",
+    "hash_ids", "block_size", "session_id", "model", "id", "slo_class", "status",
     "gen_length", "block_length", "steps", "diffusion_max_steps", "diffusion_canvas_length", "diffusion_read_only",
     "max_tokens",
     "measured_ttft", "measured_e2el", "estimated_length",
@@ -38,7 +38,6 @@ class Format:
     output: str
     unit: str  # s, ms, us, ns or datetime
     extras: dict[str, str] = field(default_factory=dict)
-    text: str = ""  # a prompt, in place of the input length
     doubtful: bool = False  # tools disagree on the unit of `time`
     first: str = ""  # first token's time, in the unit of `time`
     end: str = ""  # last token's time
@@ -52,12 +51,12 @@ class Format:
     @property
     def keys(self) -> str:
         """The required keys, for errors."""
-        return f"{self.time}, {self.input}{f' or {self.text}' if self.text else ''}, {self.output}"
+        return f"{self.time}, {self.input}, {self.output}"
 
     def matches(self, keys: Iterable[str]) -> bool:
         """Whether the keys include the required ones."""
         have = set(keys) - {""}
-        return all(have & {*name.split(" or ")} for name in (self.time, self.output, f"{self.input} or {self.text}"))
+        return all(have & {*name.split(" or ")} for name in (self.time, self.output, self.input))
 
     @property
     def ticks(self) -> float:
@@ -73,8 +72,7 @@ FORMATS = {
     f.name: f
     for f in (
         Format(
-            "mooncake", "timestamp", "input_length", "output_length", "ms", CANONICAL, "text_input", doubtful=True,
-            **MEASURED,
+            "mooncake", "timestamp", "input_length", "output_length", "ms", CANONICAL, doubtful=True, **MEASURED,
         ),
         Format("azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens", "datetime"),
         Format(
@@ -86,10 +84,7 @@ FORMATS = {
             {"session_id": "session_id", "request_id": "id"},
         ),
         Format("splitwise", "arrival_timestamp", "prompt_size", "token_size", "s", {"request_id": "id"}),
-        Format(
-            "llmservingsim", "arrival_time_ns", "input_toks", "output_toks", "ns",
-            {"session_id": "session_id", "delay": "delay"},
-        ),
+        Format("llmservingsim", "arrival_time_ns", "input_toks", "output_toks", "ns", {"session_id": "session_id"}),
         Format(
             "baseten", "timestamp_start_unix_ms", "input_tokens", "output_tokens", "ms",
             {"provided_session_id": "session_id", "total_hashes": "hash_ids", "block_size": "block_size",
@@ -124,20 +119,6 @@ FORMATS = {
     )
 }  # fmt: skip
 
-# Files of other tools by some of their keys: what they are, and what to take instead.
-UNREAD = {
-    ("aiperf_version",): "aiperf's summary, without its requests: take profile_export.jsonl next to it",
-    ("experiments",): "genai-perf's profile, which is not read: run aiperf, its successor",
-    ("scheduled_time", "start_time", "info.output_tokens"): "inference-perf's requests, which are not read: name "
-    "them by --columns arrival=start_time,end=end_time,input=info.input_tokens,output=info.output_tokens",
-    ("number_output_tokens", "ttft_s"): "LLMPerf's responses, which have no times: run vllm bench serve, guidellm or "
-    "aiperf",
-    ("hash_id_scope", "requests"): "Weka's session, which is not read: write each of its requests as a row",
-    ("context.span_id", "start_time"): "a console exporter's spans, which are not read: export OTLP's JSON",
-    ("RPS", "RPM"): "LMDeploy's summary, which has no requests: run vllm bench serve, guidellm or aiperf",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Asked:
     """`load`'s arguments that select format and rows."""
@@ -160,9 +141,6 @@ def recognise(place: str, keys: Iterable[str]) -> Format:
     for candidate in FORMATS.values():
         if candidate.matches(have):
             return candidate
-    for some, what in UNREAD.items():
-        if set(some) <= set(have):
-            raise TraceError(f"{place}: is {what}")
     known = "; ".join(f"{f.name} ({f.keys})" for f in FORMATS.values())
     found = f"keys {shown_keys(have)} are of no known trace"
     own = "or --columns arrival=COLUMN,input=COLUMN,output=COLUMN"

@@ -35,7 +35,6 @@ PLAUSIBLE_RATES = (0.01, 1000.0)  # req/s; others suggest another time unit
 DATES = (946_684_800.0, 4_102_444_800.0)  # s since 1970: 2000 to 2100
 ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)\s*$", re.ASCII)
 FRACTION = re.compile(r"\d[.,](\d+)", re.ASCII)
-BYTES_PER_TOKEN = 4  # rule of thumb for English
 
 
 @dataclass(slots=True)
@@ -106,7 +105,7 @@ def columns_of_rows(found: Rows, form: Format, asked: Asked) -> tuple[Columns, F
     reasons = failures(found, form, warnings)
     answered = np.array([not why for why in reasons])
     cells = Cells(found, dict(found.bad))
-    given = [input_lengths(found, form, warnings), found.values(form.output)]
+    given = [found.values(form.input), found.values(form.output)]
     time = arrivals(cells, form, warnings)
     for i in np.flatnonzero(~answered).tolist():  # its counts may be missing
         given[0][i], given[1][i] = (quick_numbers(given[0][i : i + 1], **COUNT.keywords) or [0])[0], 0
@@ -176,48 +175,14 @@ def doubt(time: Ticks, form: Format, warnings: list[str]) -> None:
 
 
 def arrivals(cells: Cells, form: Format, warnings: list[str]) -> list[Any]:
-    """Ticks; a row with a delay and no time follows its session's last turn."""
+    """Ticks."""
     values = cells.found.values(form.time)
-    if form.unit == "datetime":
-        zoned = [ZONE.search(str(value)) is not None for value in values if not is_missing(value)]
-        if any(zoned) and not all(zoned):
-            warnings.append(f"{zoned.count(False)} of {len(zoned)} times have no time zone: read as UTC")
-        return cells.column(form.time, read_date, values=values)
-    if "delay" not in form.extras or not cells.found.has("delay") or not any(map(is_missing, values)):
+    if form.unit != "datetime":
         return cells.column(form.time, TICK, values=values)
-    last: dict[Any, int | float] = {}  # session -> its latest turn
-    delayed = []
-
-    def read(key: str, row: Row) -> int | float:
-        time, session = row.get(key), row.get("session_id")
-        if not isinstance(session, str | int):
-            session = None
-        if is_missing(time) and row.get("delay") is not None and session in last:
-            time = last[session] + read_number("delay", row["delay"]) * form.ticks / 1e3
-            delayed.append(row)
-        tick = read_number(key, time)
-        if session is not None:
-            last[session] = tick
-        return tick
-
-    time = cells.column(form.time, read, values=cells.found.rows)
-    if delayed:
-        after = "they arrive that long after their session's last turn"
-        warnings.append(f"{len(delayed)} rows have a delay in place of a time: {after}")
-    return time
-
-
-def input_lengths(found: Rows, form: Format, warnings: list[str]) -> list[Any]:
-    """Tokens as given; estimated for a text."""
-    lengths = found.values(form.input)
-    if not form.text or not found.has(form.text):
-        return lengths
-    texts = enumerate(found.values(form.text))
-    estimated = {i: num_tokens(text) for i, text in texts if isinstance(text, str) and lengths[i] is None}
-    if estimated:
-        what = f"counted as {BYTES_PER_TOKEN} bytes a token"
-        warnings.append(f"{len(estimated)} rows have a text in place of an input length: {what}")
-    return [estimated.get(i, length) for i, length in enumerate(lengths)]
+    zoned = [ZONE.search(str(value)) is not None for value in values if not is_missing(value)]
+    if any(zoned) and not all(zoned):
+        warnings.append(f"{zoned.count(False)} of {len(zoned)} times have no time zone: read as UTC")
+    return cells.column(form.time, read_date, values=values)
 
 
 def waits(
@@ -254,11 +219,6 @@ def waits(
     if form.own:  # the gateway did not see the first token
         first[(first == end) & (num_output > 1)] = math.nan
     return dict(zip(MEASURED, (first, end), strict=True))
-
-
-def num_tokens(text: str) -> int:
-    """Estimated, of a text."""
-    return max(1, math.ceil(len(text.encode("utf-8", "surrogatepass")) / BYTES_PER_TOKEN))
 
 
 def ns_of(stamp: Any) -> int:
@@ -354,7 +314,7 @@ COUNT = partial(read_number, most=MAX_LENGTH, whole=True)
 # Readers of checked optional columns.
 CHECKED: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(COUNTS, partial(read_number, least=1, most=MAX_LENGTH, whole=True)),
-    **dict.fromkeys(("delay", "deadline", "due", "chunks", *CLIENT.values()), TICK),
+    **dict.fromkeys(("deadline", "due", "chunks", *CLIENT.values()), TICK),
     "priority": partial(read_number, least=-MAX_WHOLE, most=MAX_WHOLE, whole=True),
     "diffusion_read_only": read_flag,
     "hash_ids": read_hash_ids,

@@ -22,11 +22,6 @@ BY_ROW = "{}: row {}"  # without lines
 LOOKED_AT = 1000  # rows, for the keys inside objects
 PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}  # by the first bytes
 WRAPPED = {"log", "stream", "time"}  # a line in docker's files
-# Servers' logs by their words: what to take instead.
-SERVER_LOGS = {
-    "obj=GenerateReqInput(": "SGLang's server log, expected its record of requests (--export-metrics-to-file)",
-    "Received request ": "vLLM's server log, expected its spans (--otlp-traces-endpoint) or a gateway's log",
-}
 
 Row: TypeAlias = dict[str, Any]
 
@@ -150,9 +145,6 @@ def raw_rows(where: str, data: bytes) -> Rows:
     if kind == "parquet":
         return parquet_rows(where, data)
     text = decode(where, data)
-    log = next((what for words, what in SERVER_LOGS.items() if kind != "jsonl" and words in text[:65536]), None)
-    if log is not None:
-        raise TraceError(f"{where}: is {log}")
     if kind == "csv":
         return csv_rows(where, text)
     return json_rows(where, text, kind == "jsonl")
@@ -290,7 +282,7 @@ def object_or_complaint(found: Any) -> Row | str:
 
 
 def rows_in(row: Row | str) -> Iterator[Row | str]:
-    """The object, or the items of an API's answer (`data`), or a session's turns."""
+    """The object, or the items of an API's answer (`data`)."""
     if isinstance(row, str):
         yield row
     elif row.keys() == WRAPPED and isinstance(row["log"], str):
@@ -298,22 +290,5 @@ def rows_in(row: Row | str) -> Iterator[Row | str]:
     elif isinstance(row.get("data"), list):
         for item in map(object_or_complaint, row["data"]):
             yield from rows_in(item)
-    elif isinstance(row.get("sub_requests"), list):
-        yield from turns(row)
     else:
         yield row
-
-
-def turns(row: Row) -> Iterator[Row | str]:
-    """An LLMServingSim session's turns, each a tool's time after the previous one."""
-    start: Any = row.get("arrival_time_ns")
-    delay: Any = 0
-    pause: Any = 0
-    for turn in map(object_or_complaint, row["sub_requests"]):
-        if isinstance(turn, str):
-            yield turn
-            continue
-        with suppress(TypeError, OverflowError):  # the row reader names the bad value
-            start, delay = start + pause, pause / 1e6
-        yield {**turn, "arrival_time_ns": start, "delay": delay, "session_id": row.get("session_id")}
-        delay = pause = turn.get("tool_duration_ns", 0)

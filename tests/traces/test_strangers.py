@@ -195,11 +195,6 @@ def test_a_load_generators_requests_have_the_times_that_the_file_has(
         ([BENCH | {"itls": [[0.1], [-0.25]]}], "request 1: itls[0] is -0.25, expected at least 0"),
         ([BENCH | {"start_times": [1.0, 1.0], "latencies": [0.1, 2.0]}],
          "request 0: ttfts is 0.2 s and latencies is 0.1 s after start_times, expected the first token from there on"),
-        ('{\n "context": {"span_id": ""},\n "start_time": 1\n}\n' * 2, "is a console exporter's spans, which are not"),
-        ([{"experiments": []}], "is genai-perf's profile, which is not read: run aiperf, its successor"),
-        ([{"number_output_tokens": 1, "ttft_s": 1}], "is LLMPerf's responses, which have no times"),
-        ("batch,num_prompts,RPS,RPM\n1,2,3,4\n", "is LMDeploy's summary, which has no requests"),
-        ("[2026-03-01 10:00:00] Receive: obj=GenerateReqInput(rid='a')\n", "is SGLang's server log, expected its"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_a_run_is_named(tmp_path: Path, data: Any, says: str) -> None:

@@ -80,17 +80,6 @@ def test_lengths_from_a_trace_are_its_pairs(tmp_path: Path) -> None:
     assert synth(lengths="azure-conv", num_requests=5000).input_length.mean() == pytest.approx(1155, rel=0.06)
 
 
-def test_a_duration_cuts_and_a_count_cuts() -> None:
-    trace = synth("poisson", 10.0, duration=100.0, seed=1)
-    assert trace.duration < 100.0
-    assert len(trace) == pytest.approx(1000, abs=130)
-    assert len(synth("poisson", 10.0, duration=100.0, num_requests=50)) == 50
-    assert len(synth("poisson", 10.0, duration=1.0, num_requests=5000)) < 40
-    assert len(synth("constant", 10.0, duration=1.0)) == 10
-    assert len(synth("gamma,cv=5", 2.0, duration=300.0)) < len(synth("gamma,cv=5", 2.0, duration=3000.0))
-    assert len(synth()) == 1000
-
-
 def test_synth_says_what_it_drew() -> None:
     trace = synth("gamma,cv=2", 5.0, num_requests=10, seed=3)
     assert trace.name == "gamma(5/s,cv=2,sharegpt,seed=3)"
