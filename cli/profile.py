@@ -183,7 +183,7 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
         return Profiled(profile, sheet_of(profile, gpu(gpu_name), kind), command)
 
     def _fitted(self, path: Path, name: str, watch: Watch) -> "Profiled":
-        from ..profiler.commit_log import Evidence
+        from ..profiler.samples import Evidence
         from ..profiler.steplog import of_random_tokens, profile_of_log, read_log
         from ..report.profile import Profiled
 
@@ -196,9 +196,7 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
         profile = profile_of_log(log, name or printable(path.stem), str(path), frontend)
         if doubt := of_random_tokens(log):
             watch.warn([f"{path}: {doubt}"])
-        key = log.header.workload, log.header.threshold
-        evidence = Evidence(log.steps, {key: log.commits} if len(log.commits) else {})
-        return Profiled(profile, None, watch.command(), evidence)
+        return Profiled(profile, None, watch.command(), Evidence(log.steps))
 
     def _workloads(self, loaded: "Opened") -> Mapping[str, str]:
         """Prompt files by workload."""

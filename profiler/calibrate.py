@@ -13,10 +13,7 @@ from .profile import digits
 from .samples import Floats
 
 REACH = 8.0  # positions
-# Standard deviations of the log-odds. REQUEST_SPREAD is solved for PAIR: at a mean of 2.8 tokens a step, requests'
-# steps per token have P90 / P50 = 3.0, which puts the P90 of latency within 8 % of 50 ms a token at each of Optimus's
-# published capacities.
-PAIR = 2.8, 3.0
+# Standard deviations of the log-odds.
 REQUEST_SPREAD = 1.96
 SPREAD_SOURCE = (
     "how requests differ: the log-odds spread by 1.96, at which 2.8 tokens a step go with a P90 over P50 of 3.0 of "

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from ..engine.errors import ProfileError
 from ..engine.journal import unpack
-from .samples import Bools, Ints, Samples
+from .samples import Bools, Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,15 +30,6 @@ class CommitLog:
     def sorted(self) -> "CommitLog":
         """The log by request and block, in order of time."""
         return self[np.lexsort((np.arange(len(self)), self.block_start, self.request))]
-
-
-@dataclass(frozen=True, eq=False)
-class Evidence:
-    """What a profile was fitted to."""
-
-    steps: Samples
-    logs: dict[tuple[str, float], CommitLog]  # by workload and threshold
-    served: Samples | None = None  # served steps that judge the fit; None: held-out `steps` do
 
 
 def from_journal(

@@ -65,14 +65,14 @@ from ..live.padding import MAX_ROWS
 from ..live.prompts import WORKLOADS, Prompts, Vocabulary, prompts_from, random_prompts, read_tokens
 from ..live.session import Kept, LiveRun, Serving, run
 from .clocks import Clocks, clocks_of
-from .commit_log import CommitLog, Evidence, from_journal
+from .commit_log import CommitLog, from_journal
 from .fit import fit_latency
 from .fit_commits import at_fixed_length, fit_commits
 from .fit_focus import Deltas, deltas, fit_focus
 from .hardware import default_max_batch
 from .models import Experts, ModelShape
 from .profile import CommitFit, Device, Fit, MemoryModel, Profile, Provenance, digits
-from .samples import Samples, samples, step_features
+from .samples import Evidence, Samples, samples, step_features
 from .stairs import levels
 
 
@@ -913,7 +913,6 @@ def profile_model(
             latency = replace(latency, cache_overhead=measure_cache_overhead(loaded, latency, for_overhead, progress))
         else:
             latency = replace(latency, eviction=digits(measure_eviction(loaded, latency, max_batch, for_eviction), 3))
-        logs = {}
         importance: list[Deltas] = []
         models: list[CommitModel] = []
         fits: list[CommitFit] = []
@@ -925,7 +924,6 @@ def profile_model(
                 loaded, workloads[workload], threshold, temperature, share, seed,
                 importance if block > 1 and config.layers > 1 else None, tokenizer, eos,
             )  # fmt: skip
-            logs[workload, threshold] = log
             source = f"dsim profile: {config.name} at work on {workload}, {len(np.unique(log.request))} requests"
             model, commit_fit = fit_commits(
                 log, workload=workload, threshold=threshold, temperature=temperature, source=source
@@ -942,4 +940,4 @@ def profile_model(
         sources=[m.source for m in lent[0]], commits=(*lent[0], *models), commit_fits=tuple(fits),
         focus=fit_focus(importance) or lent[1],
     )  # fmt: skip
-    return profile, Evidence(steps, logs, journal)
+    return profile, Evidence(steps, journal)

@@ -20,7 +20,6 @@ from ..files.read import cut_words
 from ..live.canvas_model import CanvasConfig
 from ..live.prompts import prompts_from, random_prompts, read_tokens
 from ..live.session import Kept, Serving, run
-from .commit_log import Evidence
 from .fit import fit_latency
 from .fit_canvas import fit_canvas_law
 from .logged import Canvases
@@ -40,7 +39,7 @@ from .measure import (
 )
 from .models import Experts, ModelShape, Windowed
 from .profile import Profile
-from .samples import Samples, samples, step_features
+from .samples import Evidence, Samples, samples, step_features
 
 POLICY = "sglang-gemma"  # its rounds never mix prefill and denoising: a step is one forward
 STEPS = 4  # of a canvas, while steps are measured
@@ -119,7 +118,7 @@ def profile_canvas(
         block_length=config.canvas_length, settings=settings, workloads=workloads, seed=seed,
         sources=[law.source for law in laws],
     )  # fmt: skip
-    return replace(profile, canvas_laws=tuple(counted)), Evidence(steps, {})
+    return replace(profile, canvas_laws=tuple(counted)), Evidence(steps)
 
 
 def measure_steps(

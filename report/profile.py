@@ -7,15 +7,10 @@ import numpy as np
 
 from ..engine.latency import POWERS_TO
 from ..profiler.canvas_law import mean_forwards
-from ..profiler.commit_log import CommitLog
-from ..profiler.fit import predict
-from ..profiler.fit import split as split_points
-from ..profiler.fit_commits import SEED
-from ..profiler.fit_commits import split as split_requests
+from ..profiler.fit import predict, split
 from ..profiler.profile import CommitFit, Profile, gb
 from ..profiler.roofline import PAGE, Sheet
 from ..profiler.samples import FEATURES, POWERS, Floats, joined, points
-from ..profiler.yields import blocks, draw, repeated
 from .chart import COLOURS, INK, Chart, logarithmic
 from .digits import counted
 from .page import ESTIMATED, Figure, Page, Section, Table, table
@@ -25,12 +20,11 @@ from .table import number
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ..profiler.commit_log import Evidence
+    from ..profiler.samples import Evidence
 else:
     Evidence = Any  # its arrays are not read from JSON
 
 HEIGHT = 340  # pixels
-NUM_BLOCKS = 4000  # a figure
 MOST_KNOTS = 12  # in a sentence
 OVERHEAD_AT = 512  # tokens of the request whose overhead is shown
 UNITS = {
@@ -82,15 +76,11 @@ class Profiled(Result):
 def profile_page(result: Profiled) -> Page:
     """Verdict, fitted curves over points, residuals, coefficients."""
     profile, evidence = result.profile, result.evidence
-    cost: list[Figure] = []
-    yields: list[Figure] = []
-    if evidence is not None:
-        cost, yields = _of_steps(profile, evidence), _of_commits(profile, evidence)
+    figures = [] if evidence is None else _of_steps(profile, evidence)
     tables = [_coefficients(profile), *([_cache_overhead(profile)] if profile.latency.cache_overhead else [])]
     tables += [_predictions(fit) for fit in profile.commit_fits]
     sections = [
-        Section("What a step costs", tuple(cost[1:])),
-        Section("What a step yields", tuple(yields)),
+        Section("What a step costs", tuple(figures[1:])),
         Section("In numbers", (*tables, _provenance(profile))),
     ]
     why = f"{profile.description}: no device ran these steps."
@@ -100,7 +90,7 @@ def profile_page(result: Profiled) -> Page:
         answer=_answer(profile),
         alarms=tuple(f"DOUBTED {line}" for line in profile.doubts),
         cautions=((ESTIMATED, why),) if profile.is_estimate else (),
-        chart=cost[0] if cost else None,
+        chart=figures[0] if figures else None,
         facts=tuple(_of_fit(profile) if result.sheet is None else _of_sheet(profile, result.sheet)),
         sections=tuple(section for section in sections if section.blocks),
         notes=tuple(f"Source: {source}" for source in profile.provenance.sources),
@@ -202,7 +192,7 @@ def _no_commits(profile: Profile) -> str:
 def _of_steps(profile: Profile, evidence: Evidence) -> list[Figure]:
     every, served = points(evidence.steps), evidence.served
     if served is None:
-        judging = split_points(every)
+        judging = split(every)
     else:
         judges = points(served)
         judging = np.arange(len(every) + len(judges)) >= len(every)
@@ -274,44 +264,6 @@ def _decode(profile: Profile, tokens: Floats, keys: float) -> Floats:
         "sampled_rows": tokens, "batch": rows, "num_forwards": np.ones_like(rows),
     }  # fmt: skip
     return np.stack([columns.get(name, np.zeros_like(rows)) for name in FEATURES], axis=1)
-
-
-def _of_commits(profile: Profile, evidence: Evidence) -> list[Figure]:
-    shares = _chart("distance from the frontier", "share committed")
-    counts = _chart("tokens committed in a step", "share of steps")
-    logs = [(fit, evidence.logs.get((fit.workload, fit.threshold))) for fit in profile.commit_fits]
-    for i, (fit, log) in enumerate((fit, log) for fit, log in logs if log is not None):
-        model = profile.commit_model(fit.workload, fit.block_length, fit.threshold, fit.temperature)
-        colour = {"color": COLOURS[i % len(COLOURS)]}
-        judge = split_requests(log)[1]
-        whole = blocks(judge)
-        drawn = draw(model, repeated(whole, -(-NUM_BLOCKS // max(1, len(whole.request)))), SEED)
-        for which, rows, mode in (("measured", judge, "markers"), ("predicted", drawn, "lines")):
-            name = f"{fit.workload}, {fit.threshold:g}, {which}"
-            common = {"mode": mode, "name": name, "marker": colour, "line": colour}
-            shares.add("scatter", y=_by_distance(rows), **common)
-            committed = rows.committed.sum(axis=1)
-            share = np.bincount(committed, minlength=fit.block_length + 1)[1:] / len(committed)
-            above_0 = np.flatnonzero(share)  # a logarithmic axis has no zero
-            counts.add("scatter", x=above_0 + 1, y=share[above_0], **common)
-    if not shares.data:
-        return []
-    logarithmic(counts.y, (1,), percent=True)
-    of_masks = "The share of computed masks, with forced ones; held-out requests."
-    of_steps = "Held-out requests, and blocks drawn from the commit model."
-    return [
-        Figure("shares", "Committed by distance", of_masks, shares),
-        Figure("tokens", "Tokens a step", of_steps, counts),
-    ]
-
-
-def _by_distance(log: CommitLog) -> list[float | None]:
-    """Share of computed masks that committed, by distance from the frontier; None without masks."""
-    distance = np.arange(log.block_length) - np.argmax(log.masked, axis=1)[:, None]
-    computed, committed = (
-        np.bincount(distance[marks], minlength=log.block_length) for marks in (log.window, log.committed)
-    )
-    return [float(c / n) if n else None for c, n in zip(committed, computed, strict=True)]
 
 
 def _chart(x: str, y: str) -> Chart:

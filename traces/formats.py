@@ -119,6 +119,7 @@ FORMATS = {
     )
 }  # fmt: skip
 
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """`load`'s arguments that select format and rows."""

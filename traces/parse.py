@@ -16,7 +16,7 @@ from ..engine.errors import TraceError
 from ..files.read import float_of, json_of, shown
 from .chosen import OF_LOG, chosen, failures
 from .formats import CLIENT, MEASURED, TICKS_PER_SECOND, Asked, Format, is_number
-from .rows import Row, Rows, is_missing
+from .rows import Rows, is_missing
 from .trace import MAX_LENGTH, Floats, Ints
 
 Ticks: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float64]

@@ -111,9 +111,9 @@ CLASSES = [["0.9", "3.2", "32", "", "0.25"], ["0.9", "6.5", "32", "", "0.75"]]
 
 def yields(chance: Random, folder: Path) -> None:
     """A `--yield`: words, or a table by threshold. Now and then it is calibrated, too, which takes a second or two."""
-    head = ["threshold", "yield", "block_length", "p90_over_p50", "share"]
+    head = ["threshold", "yield", "block_length"]
     path = write(folder / "y.csv", mutate.table(head, chance.choice((YIELDS, CLASSES)), chance))
-    text = mutate.spec(chance.choice(("3.2", "per-forward:2.5", "processed-per-token:9", "y.log")), chance)
+    text = mutate.spec(chance.choice(("3.2", "per-forward:2.5", "y.log")), chance)
     if chance.random() < 0.5:
         text = str(path)
     with contextlib.ExitStack() as stack:

@@ -32,11 +32,11 @@ from dsim.live.prompts import random_prompts
 from dsim.live.weights import source_of
 from dsim.profiler import measure, measure_canvas
 from dsim.profiler.clocks import Clocks
-from dsim.profiler.commit_log import Evidence
 from dsim.profiler.measure import LoadedCanvas, open_any
 from dsim.profiler.measure_canvas import measure_steps, profile_canvas
 from dsim.profiler.models import Windowed
 from dsim.profiler.profile import Profile, load, save
+from dsim.profiler.samples import Evidence
 from dsim.results.scenario import Scenario
 from dsim.serve.open import open_live
 

@@ -10,7 +10,6 @@ from dsim.engine.commits import LawDraws
 from dsim.engine.draw import steps_of_law
 from dsim.profiler.calibrate import (
     ALIKE,
-    PAIR,
     REQUEST_SPREAD,
     STD_PER_MEAN,
     calibrate_commits,
@@ -20,7 +19,6 @@ from dsim.profiler.calibrate import (
 )
 from dsim.profiler.canvas_law import mean_at, mean_forwards
 from dsim.profiler.published import CANVAS_LAWS, editing_laws, published_commits
-from dsim.profiler.request_effects import with_tail
 from dsim.research.calibration.publications import EDITING, SOLVED, YIELDS
 
 # SDAR-8B: printed mean and std, ordinary mean, share of whole-block steps, std of the mixture.
@@ -52,14 +50,6 @@ def test_solved_models_yield_their_mean_on_other_dice(mean: float) -> None:
     assert other == pytest.approx(mean, rel=1e-2)
     assert m.request_spread == REQUEST_SPREAD > ALIKE
     assert std > STD_PER_MEAN * mean  # which is that of requests of one kind
-
-
-@pytest.mark.slow
-def test_the_spread_between_requests_gives_the_published_pair() -> None:
-    mean, tail = PAIR
-    assert with_tail(calibrate_commits(mean, workload="", threshold=0.9), tail).request_spread == pytest.approx(
-        REQUEST_SPREAD, rel=0.1
-    )
 
 
 def test_solving_again_gives_the_stored_answer() -> None:

@@ -194,11 +194,6 @@ def test_a_profile_says_what_was_measured_on_what(loaded: Loaded, folder: Path) 
     assert [(m.workload, m.block_length, m.threshold, m.temperature) for m in profile.commits] == [
         ("ids", 4, 0.5, 1.0), ("ids", 4, 0.9, 1.0),
     ]  # fmt: skip
-    assert set(taken.logs) == {("ids", 0.5), ("ids", 0.9)}
-    for log in taken.logs.values():  # of whole blocks, whose every step commits
-        assert len(np.unique(log.request)) > 10
-        assert log.committed.any(axis=1).all()
-        assert not (log.committed & ~log.window).any()
     assert profile.fit.held_out is not None
     assert profile.provenance.torch == torch.__version__
     assert profile.provenance.settings["dtype"] == "float32"

@@ -10,9 +10,8 @@ import pytest
 
 import dsim
 from dsim.engine.latency import CacheOverhead
-from dsim.profiler.commit_log import Evidence
 from dsim.profiler.profile import Profile
-from dsim.profiler.samples import points
+from dsim.profiler.samples import Evidence, points
 from dsim.profiler.steplog import StepLog, profile_of_log, read_log
 from dsim.report.html import to_html
 from dsim.report.profile import Profiled
@@ -31,8 +30,7 @@ def profile(log: StepLog) -> Profile:
 
 
 def drawn(profile: Profile, log: StepLog) -> str:
-    logs = {(log.header.workload, log.header.threshold): log.commits}
-    return to_html(Profiled(profile, evidence=Evidence(log.steps, logs)).page())
+    return to_html(Profiled(profile, evidence=Evidence(log.steps)).page())
 
 
 @pytest.fixture(scope="module")
@@ -42,22 +40,14 @@ def html(profile: Profile, log: StepLog) -> str:
 
 def test_a_page_shows_fit_residuals_and_yields(profile: Profile, log: StepLog, html: str) -> None:
     assert html == drawn(profile, log)
-    assert re.findall(r'class="plot" id="(\w+)"', html) == ["curve", "residuals", "shares", "tokens"]
+    assert re.findall(r'class="plot" id="(\w+)"', html) == ["curve", "residuals"]
     assert "Valid: 119 step shapes fitted; 30 held out are predicted to" in html
     assert "Estimated, not measured." in html
     assert "decode, held out" in html
     assert '"500","1,000","2,000"' in html  # an axis of decades spells its numbers out
-    assert '"0.01%","0.1%"' in html
     for p in profile.commit_fits[0].predictions:
         assert f'<th scope="row" class="words">{p.name}</th><td>{p.measured:.3g}</td><td>{p.predicted:.3g}</td>' in html
     assert 'src="http' not in html
-
-
-def test_a_page_of_steps_alone_has_no_yields(profile: Profile, log: StepLog) -> None:
-    alone = replace(profile, commits=(), commit_fits=())
-    html = to_html(Profiled(alone, evidence=Evidence(log.steps, {})).page())
-    assert re.findall(r'class="plot" id="(\w+)"', html) == ["curve", "residuals"]
-    assert "What a step yields" not in html
 
 
 def test_a_page_shows_the_overhead_of_caches_where_there_is_one(profile: Profile, log: StepLog, html: str) -> None:
@@ -77,7 +67,7 @@ def traces(html: str) -> dict[str, tuple[list[float], list[float]]]:
 
 def test_steps_of_serving_are_drawn_as_those_that_judge(profile: Profile, log: StepLog) -> None:
     served = log.steps[np.arange(40)]
-    shown = traces(to_html(Profiled(profile, evidence=Evidence(log.steps, {}, served)).page()))
+    shown = traces(to_html(Profiled(profile, evidence=Evidence(log.steps, served)).page()))
     assert "decode, held out" not in shown
     hollow = sum(len(x) for name, (x, _) in shown.items() if name.endswith(", served"))
     assert hollow == len(points(served))
@@ -119,7 +109,7 @@ def test_a_fit_that_is_not_valid_says_so_first(profile: Profile, log: StepLog) -
 
 
 def test_a_result_survives_json_without_its_evidence(profile: Profile, log: StepLog) -> None:
-    result = Profiled(profile, command="dsim profile", evidence=Evidence(log.steps, {}))
+    result = Profiled(profile, command="dsim profile", evidence=Evidence(log.steps))
     again = Profiled.from_json(json.loads(json.dumps(result.to_json())))
     assert again == replace(result, evidence=None)
     assert (len(result.to_frame()), len(again.to_frame())) == (len(log.steps), 0)
