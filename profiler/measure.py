@@ -6,7 +6,7 @@ import platform
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -368,10 +368,9 @@ MOST_TEXT = 4096  # tokens that fill a cache
 # 10 to 50 ms by 4 % over their first 0.15 s; after seconds of serving, decode steps take 6 to 16 % longer than short
 # measurements say. Whether 0.5 s is enough is untested on a GPU.
 LONG_SETTLE, SETTLED = 10, 0.5
-HEAT_SHARE = 0.1  # of the steps' budget on a GPU, at most
-STILL, STILL_FOR = 0.01, 4  # relative range of this many latencies at which the clock is steady
 MOST_TOKENS = 8192  # per step, as engines limit it
 
+Columns = Mapping[str, Any]
 OnProgress = Callable[[str, float], None]  # what is measured, and the share of the budget spent
 
 
@@ -402,8 +401,6 @@ def measure_steps(
     forward = _forward(loaded, pages, context + 3 * block, batch, seed)
     reference = compute_bound(offered)
     measure_shape(forward, offered[-1], block, 1, loaded.text)  # warm-up: allocations and compilation
-    if loaded.on_gpu:
-        heat(forward, offered[-1], reference, block, HEAT_SHARE * budget)
     measured_shapes: list[Measured] = []
     for i, shape in enumerate(order, start=1):
         for each in (shape, reference) if i % ROUND == 0 else (shape,):
@@ -435,38 +432,19 @@ def _on_levels(loaded: Loaded, batch: int, tokens: int, context: int) -> list[Sh
     return found
 
 
-def spread(found: Iterable[Shape]) -> list[Shape]:
-    """Shapes in bit-reversed order of size: every prefix covers all sizes."""
-    ordered = sorted(found, key=lambda s: (s.tokens, s))
-    bits = len(ordered).bit_length()
-    ranks = sorted(range(len(ordered)), key=lambda i: f"{i:0{bits}b}"[::-1])
-    return [ordered[i] for i in ranks]
-
-
-def heat(forward: Forward, heavy: Shape, reference: Shape, block: int, budget: float) -> None:
-    """Run a heavy step until the reference's device time is steady, as in `until_still`."""
-
-    def device_time() -> float:
-        measure_shape(forward, heavy, block, 1)
-        return float(np.median(measure_shape(forward, reference, block, REPEATS).device))
-
-    until_still(device_time, budget)
+def spread(chosen: Collection[Shape]) -> list[Shape]:
+    """Prefills and decode steps, each in bit-reversed order of size: every prefix covers all sizes of both."""
+    ranks: list[tuple[float, Shape]] = []
+    for prefills in (True, False):
+        ordered = sorted((s for s in chosen if (s.window == 0) == prefills), key=lambda s: (s.tokens, s))
+        bits = len(ordered).bit_length()
+        ranks += [(int(f"{i:0{bits}b}"[::-1], 2) / 2**bits, shape) for i, shape in enumerate(ordered)]
+    return [shape for _, shape in sorted(ranks)]
 
 
 def compute_bound(offered: Sequence[Shape]) -> Shape:
     """The shape of most tokens, up to LARGE, and fewest keys, a decode step if possible: it slows as the clock does."""
     return max((s for s in offered if s.tokens <= LARGE), key=lambda s: (s.tokens, s.window > 0, -s.context))
-
-
-def until_still(latency: Callable[[], float], budget: float) -> None:
-    """Call `latency` until it is steady, at most `budget` s: a cold device's clock cannot last."""
-    begin, latencies = time.monotonic(), list[float]()
-    while True:
-        latencies.append(latency())
-        last = latencies[-STILL_FOR:]
-        steady = len(last) == STILL_FOR and max(last) / min(last) - 1.0 < STILL
-        if steady or time.monotonic() - begin > budget:
-            return
 
 
 def fits(shape: Shape, block: int, pages: int) -> bool:
@@ -489,7 +467,7 @@ def serve_journal(loaded: Loaded, budget: float, *, max_batch: int | None = None
     while batch > 1 and loaded.captured.seconds_to_capture(_journalled(block, batch), batch) > budget / 2:
         batch //= 2
     policies = _journalled(block, batch)
-    steps: list[Mapping[str, Any]] = []
+    parts: list[Columns] = []
     late = 0
     for i, policy in enumerate(policies, start=1):
         # Captures precede a policy's first step; it gets the rest of its share, at least some steps.
@@ -499,24 +477,18 @@ def serve_journal(loaded: Loaded, budget: float, *, max_batch: int | None = None
             for i in range(2 * batch)
         ]
         prompts, outputs = (np.array([getattr(r, n) for r in requests]) for n in ("input_length", "output_length"))
-        own = policy.block_length
-        ordinary = CommitModel("journal", own, 0.9, None, tuple(0.9 * 0.8**d for d in range(own)))
-        tokens = policy.batching.max_prefill_tokens
-        pages = loaded.memory.num_pages(policy.memory.page_size, batch, tokens)
-        draws = None if policy.commits_by == "acceptance" else CommitDraws(ordinary, seed, prompts, outputs, own)
+        length = policy.block_length
+        ordinary = CommitModel("journal", length, 0.9, None, tuple(0.9 * 0.8**d for d in range(length)))
+        pages = loaded.memory.num_pages(policy.memory.page_size, batch, policy.batching.max_prefill_tokens)
+        draws = None if policy.commits_by == "acceptance" else CommitDraws(ordinary, seed, prompts, outputs, length)
         limits = Limits(pages, config.context_limit, batch)
         serving = Serving(loaded.model, policy, limits, loaded.prompts(seed), draws, graphs=loaded.kept)
-        done = run(
-            serving, requests, append=lambda columns, lists: steps.append(columns),
-            stop=stop, sample=loaded.clocks.sample,
-        )  # fmt: skip
-        if done.failure is not None:
-            raise done.failure
-        late += done.num_made_ready
-    columns = {name: np.concatenate([part[name] for part in steps]) for name in steps[0]}
-    return samples(
-        step_features(columns, {}, mixed=False), columns["latency"], columns["device"] if loaded.on_gpu else None
-    ), late
+        columns, _, num_late = journal_of(serving, requests, stop, sample=loaded.clocks.sample)
+        parts.append(columns)
+        late += num_late
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    device = columns["device"] if loaded.on_gpu else None
+    return samples(step_features(columns, {}, mixed=False), columns["latency"], device), late
 
 
 def _journalled(block: int, batch: int) -> list[Policy]:
@@ -610,13 +582,10 @@ def log_commits(
         nonlocal completed
         completed = num
 
-    _, lists = _journal_of(
-        serving,
-        requests,
-        lambda: time.monotonic() > end and completed >= FEWEST_LOGGED,
-        ("requests", "window", "commits"),
-        count,
-    )
+    _, lists, _ = journal_of(
+        serving, requests, lambda: time.monotonic() > end and completed >= FEWEST_LOGGED,
+        ("requests", "window", "commits"), progress=count,
+    )  # fmt: skip
     length = np.array([r.input_length for r in requests])
     return from_journal(block, length, lists["requests"], lists["window"], lists["commits"])
 
@@ -705,7 +674,7 @@ def measure_cache_overhead(
         draws = ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
         serving = Serving(loaded.model, policy, limits, loaded.prompts(0), draws)
         stop = after(budget / len(FULL_SEQUENCE))
-        columns, lists = _journal_of(serving, requests, stop, ("requests", "phases"))
+        columns, lists, _ = journal_of(serving, requests, stop, ("requests", "phases"))
         length = np.array([requests[j].input_length + 2 * block for j in lists["requests"]])
         features = step_features(columns, {}, mixed=False)
         said = [_said(latency, policy, f, n) for f, n in zip(features, length.tolist(), strict=True)]
@@ -730,23 +699,23 @@ def _said(latency: LatencyModel, policy: Policy, features: Features, length: int
     return latency.step(features, first=first)
 
 
-def _journal_of(
-    serving: Serving, requests: Sequence[Request], stop: Callable[[], bool], names: Sequence[str],
-    progress: Callable[[int, float], None] | None = None,
-) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
-    """Serve requests; returns the steps' columns, and the values of these lists."""
-    steps: list[Mapping[str, Any]] = []
-    rows: list[Mapping[str, Any]] = []
+def journal_of(
+    serving: Serving, requests: Sequence[Request], stop: Callable[[], bool], names: Sequence[str] = (), **how: Any
+) -> tuple[Columns, Columns, int]:
+    """Serve requests: the steps' columns, the values of these lists, and what was compiled or captured meanwhile."""
+    steps: list[Columns] = []
+    rows: list[Columns] = []
 
-    def append(columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
+    def append(columns: Columns, lists: Columns) -> None:
         steps.append(columns)
         rows.append({name: lists[name][0] for name in names})
 
-    check_whole(run(serving, requests, append=append, stop=stop, progress=progress))
+    done = run(serving, requests, append=append, stop=stop, **how)
+    check_whole(done)
     columns, lists = (
         {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} for parts in (steps, rows)
     )
-    return columns, lists
+    return columns, lists, done.num_made_ready
 
 
 # ---- compiling ------------------------------------------------------------------------------------------------

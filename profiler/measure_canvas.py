@@ -24,7 +24,6 @@ from .fit import fit_latency
 from .fit_canvas import fit_canvas_law
 from .logged import Canvases
 from .measure import (
-    HEAT_SHARE,
     PAGE,
     STEPS_SHARE,
     LoadedCanvas,
@@ -35,7 +34,6 @@ from .measure import (
     doubted,
     measured,
     text_of,
-    until_still,
 )
 from .models import Experts, ModelShape, Windowed
 from .profile import Profile
@@ -148,8 +146,6 @@ def measure_steps(
     since = time.monotonic()
     if loaded.kept is not None:
         batches = _captured(loaded, loaded.kept, batches, pages, most_context + 2 * config.canvas_length)
-    if loaded.on_gpu:
-        _heat(loaded, HEAT_SHARE * budget, law, none, seed)
     budget -= time.monotonic() - since
     features: list[Features] = []
     latencies: list[Any] = []
@@ -210,22 +206,6 @@ def _captured(loaded: LoadedCanvas, kept: Kept, batches: list[int], pages: int, 
             if len(batches) == 1:
                 raise ModelError(f"{loaded.name}: out of memory at a batch of 1 ({cut_words(str(error))})") from None
             batches = batches[:-1]
-
-
-def _heat(loaded: LoadedCanvas, budget: float, law: CanvasLaw, latency: LatencyModel, seed: int) -> None:
-    """Serve one canvas repeatedly until its steps' device time is steady, as in `until_still`."""
-    config = loaded.model.config
-    requests = [Request(0, 0.0, config.canvas_length, 2 * config.canvas_length)]
-
-    def median() -> float:
-        times: list[Any] = []
-        _served(
-            loaded, policy_of(config, 1), requests, loaded.prompts(seed), seed,
-            lambda columns, lists: times.append(columns["device"]), lambda: False, LawDraws(law, seed, 1), latency,
-        )  # fmt: skip
-        return float(np.median(np.concatenate(times)))
-
-    until_still(median, budget)
 
 
 def free_bytes(loaded: LoadedCanvas) -> int:

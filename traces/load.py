@@ -12,7 +12,6 @@ import numpy as np
 from ..engine.errors import TraceError
 from ..files.read import cut, cut_words, did_you_mean, printable
 from .formats import MEASURED, OF_RUN, TICKS_PER_SECOND, Asked, Format
-from .hashes import HASHED, implied_block
 from .otlp import OTLP, is_otlp, rows_of_spans
 from .parse import Columns, columns_of_rows
 from .rows import FRAME, Row, Rows, raw_rows, read_bytes
@@ -153,10 +152,6 @@ def finish(columns: Columns, form: Format, path: str, name: str) -> Trace:
     for metric, after in columns.waited.items():
         if not np.isnan(after).all():
             extras[MEASURED[metric]] = [None if wait != wait else wait for wait in after.tolist()]
-    ids = extras.get("hash_ids")
-    if ids and "block_size" not in extras and (block := implied_block(columns.input_length, ids)) != HASHED:
-        extras["block_size"] = [block] * len(ids)
-        columns.warnings.append(f"hash_ids are read as blocks of {block} tokens, by the prompts' lengths")
     notes = TraceNotes(
         path=path,
         format=form.name,

@@ -512,18 +512,6 @@ def test_a_run_with_graphs_answers_as_one_without(early: CanvasModel) -> None:
     assert np.array_equal(*answers)
 
 
-def test_canvases_counted_before_a_failure_are_kept(gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = opened(gemma[1], EARLY)
-    run, kept = measure_canvas.run, list[Any]()
-    monkeypatch.setattr(
-        measure_canvas, "run", lambda *a, **b: replace(run(*a, **b), failure=RuntimeError("device lost"))
-    )
-    monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=itertools.count().__next__))  # asked once a step
-    with pytest.raises(RuntimeError, match="device lost"):
-        measure_canvas.count_steps(loaded, random_prompts(loaded.model.config, 0), 40, 64, 0, kept.append)
-    assert [len(counted.request) > 0 for counted in kept] == [True]
-
-
 def test_the_extremes_of_batches_are_measured_first() -> None:
     assert measure_canvas.spread([1, 2, 4, 8, 16, 32, 64]) == [1, 64, 8, 2, 4, 16, 32]
     assert measure_canvas.spread([1]) == [1]

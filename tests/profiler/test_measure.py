@@ -144,23 +144,6 @@ def test_the_reference_is_the_largest_step_that_is_still_quick_and_decodes_if_it
     assert found == [Shape(64, 32, 32), Shape(256, 0, 8)]
 
 
-def test_a_device_is_heated_until_the_reference_is_still_or_its_time_is_up(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cold = [2.0, 1.5, 1.2, 1.009, 1.0, 1.0, 1.005]
-    for wanted, budget in ((7, 1e9), (3, 2.5)):
-        latencies, measured = iter(cold), list[Any]()
-
-        def found(forward: Any, shape: Any, *_: Any, to: list[Any] = measured, of: Any = latencies) -> Any:
-            to.append(shape)
-            return SimpleNamespace(device=np.full(7, next(of) if shape == "reference" else 9.0))
-
-        monkeypatch.setattr(measure, "measure_shape", found)
-        monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=itertools.count().__next__))
-        measure.heat(None, "heavy", "reference", 4, budget)  # type: ignore[arg-type]
-        assert measured == wanted * ["heavy", "reference"]
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_seconds_a_shape")
 def test_experts_of_a_checkpoint_are_measured_on_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +167,7 @@ def test_experts_of_a_checkpoint_are_measured_on_text(folder: Path, monkeypatch:
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_seconds_a_shape")
 def test_a_profile_says_what_was_measured_on_what(loaded: Loaded, folder: Path) -> None:
-    profile, taken = profile_model(
+    profile, _ = profile_model(
         loaded, name="here", budget=240.0, workloads={"ids": str(folder / "ids.jsonl")}, thresholds=(0.5, 0.9),
         max_batch=4,
     )  # fmt: skip
