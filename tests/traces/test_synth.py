@@ -142,11 +142,11 @@ def test_a_description_of_a_small_trace_is_exact() -> None:
     assert facts["fano"] == {"1": pytest.approx((13 / 6 - 25 / 36) / (5 / 6)), "10": None, "60": None}
     late = Trace("late", np.array([0.0, 10.0, 70.0, 130.0]), *np.full((2, 4), 9))
     assert describe(late)["by_minute"] == {
-        "num": 2, "mean": 0.025, "min": 1 / 60, "p50": 1 / 60, "p90": 2 / 60, "peak": 2 / 60, "peak_at": 0,
+        "num": 2, "mean": 0.025, "p50": 1 / 60, "p90": 2 / 60, "peak": 2 / 60, "peak_at": 0,
         "rates": [2 / 60, 1 / 60],
     }  # fmt: skip
     sparse = describe(Trace("sparse", np.array([0.0, 500.0]), *np.full((2, 2), 9)))["by_minute"]
-    assert (sparse["num"], sparse["min"], sparse["p50"], sparse["p90"]) == (8, 0.0, 0.0, 1 / 60)
+    assert (sparse["num"], sparse["p50"], sparse["p90"]) == (8, 0.0, 1 / 60)
     assert (facts["input_length"]["p50"], facts["output_length"]["total"]) == (12.5, sum(range(20, 26)))
     assert describe(load("mooncake-conv"))["repeated_hash_ids"] == pytest.approx(0.34, abs=0.005)
     alone = describe(batched().head(1))
