@@ -117,7 +117,7 @@ def main() -> None:
     watch = Watch(given.seconds)
     default = "sdar-8b" if torch.cuda.is_available() and given.random_weights is None else None
     name, settings = named(given.model or default, given.random_weights)
-    loaded = Loaded.open(name, given=settings)
+    loaded = Loaded.open(name, settings=settings)
     config, own = loaded.model.config, ours()
     block, weight = config.block_length, loaded.model.embedding.weight
     batches = BATCHES if loaded.on_gpu else (4, 1)

@@ -215,7 +215,7 @@ def main() -> None:
     watch = Watch(given.seconds)
     default = "sdar-8b" if torch.cuda.is_available() and given.random_weights is None else None
     name, settings = named(given.model or default, given.random_weights)
-    loaded = Loaded.open(name, given=settings)
+    loaded = Loaded.open(name, settings=settings)
     config = loaded.model.config
     device = "cuda" if loaded.on_gpu else "cpu"
     context = min(CONTEXT, config.context_limit - 3 * config.block_length) // config.block_length * config.block_length

@@ -30,22 +30,19 @@ class FileObject:
         if not isinstance(value, dict | Mapping):  # the dict check is faster
             raise error(f"{path}: {name or 'the file'} is {shown(value)}, expected an object")
         self.values: dict[str, Any] = {**(optional or {}), **value}
-        known = dict.fromkeys((*(keys or ()), *(optional or ())))
-        if keys is None or known.keys() == self.values.keys():
+        expected = dict.fromkeys((*(keys or ()), *(optional or ())))
+        if keys is None or expected.keys() == self.values.keys():
             return
         for key in value:
-            if key not in known:
-                hint = did_you_mean(str(key), known)
-                raise error(f"{path}: {self._key(cut(key))} is unknown{hint}, expected keys {', '.join(known)}")
-        for key in known:
+            if key not in expected:
+                hint = did_you_mean(str(key), expected)
+                raise error(f"{path}: {self._key(cut(key))} is unknown{hint}, expected keys {', '.join(expected)}")
+        for key in expected:
             if key not in self.values:
-                raise error(f"{path}: {self._key(key)} is missing, expected keys {', '.join(known)}")
+                raise error(f"{path}: {self._key(key)} is missing, expected keys {', '.join(expected)}")
 
     def text(self, key: str, *choices: str) -> str:
         return cast(str, self._plain(key, self.values.get(key), str, Choice(choices) if choices else None))
-
-    def flag(self, key: str) -> bool:
-        return cast(bool, self.get(key, bool))
 
     def integer(self, key: str, bounds: Range = NATURAL) -> int:
         return cast(int, self._plain(key, self.values.get(key), int, bounds))
@@ -76,7 +73,9 @@ class FileObject:
     def read(self, kind: type[T], **known: Any) -> T:
         """A dataclass, checked by types and declared Range or Choice. known: fields already read."""
         hints = _hints(cast(Any, kind))
-        return kind(**{name: known[name] if name in known else self.get(name, hints[name]) for name in _keys(kind)})
+        return kind(
+            **{name: known[name] if name in known else self.get(name, hints[name]) for name in _keys(cast(Any, kind))}
+        )
 
     def check(self, kind: Any) -> None:
         """A dataclass's fields, required without a default, or a TypedDict's keys."""
@@ -89,8 +88,8 @@ class FileObject:
                 self.get(name, hint)
 
     def error(self, key: str, value: object, expected: str) -> DsimError:
-        found = shown(value) if value is not None or key.partition("[")[0] in self.values else "missing"
-        return self._error(f"{self.path}: {self._key(key)} is {found}, expected {expected}")
+        text = shown(value) if value is not None or key.partition("[")[0] in self.values else "missing"
+        return self._error(f"{self.path}: {self._key(key)} is {text}, expected {expected}")
 
     def _as(self, key: str, value: object, hint: Any, bounds: Bounds) -> Any:
         if hint in WORDS:
@@ -103,11 +102,11 @@ class FileObject:
         if origin in (list, tuple):
             is_fixed = origin is tuple and arguments[-1] is not Ellipsis
             items = self._items(key, value, len(arguments) if is_fixed else None)
-            found = self._plain_items(items, arguments[0], bounds) if len({*arguments} - {...}) == 1 else None
-            if found is None:
+            values = self._plain_items(items, arguments[0], bounds) if len({*arguments} - {...}) == 1 else None
+            if values is None:
                 kinds = arguments if is_fixed else [arguments[0]] * len(items)
-                found = [self._as(f"{key}[{i}]", item, kinds[i], bounds) for i, item in enumerate(items)]
-            return found if origin is list else tuple(found)
+                values = [self._as(f"{key}[{i}]", item, kinds[i], bounds) for i, item in enumerate(items)]
+            return values if origin is list else tuple(values)
         if origin in (dict, Mapping):
             part = self._section(key, value)
             return {name: part._as(name, item, arguments[1], bounds) for name, item in part.values.items()}

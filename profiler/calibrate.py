@@ -136,8 +136,8 @@ def simulate(
         steps += len(block)
         squares += float((counts.astype(np.float64) ** 2).sum())
         masked &= ~commit
-        left = masked.any(axis=1)
-        masked, block, alive = masked[left], block[left], alive[left]
+        unfinished = masked.any(axis=1)
+        masked, block, alive = masked[unfinished], block[unfinished], alive[unfinished]
     mean = num_blocks * length / steps
     return mean, float(np.sqrt(squares / steps - mean**2))
 

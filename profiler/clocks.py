@@ -65,8 +65,8 @@ class Clocks:
     def __str__(self) -> str:
         """The state as a profile stores it; "" without samples."""
         words = [
-            f"{middle:.0f} {QUANTITIES[name]} ({least:.0f} to {most:.0f})"
-            for name, (least, middle, most) in self.quantities().items()
+            f"{middle:.0f} {QUANTITIES[name]} ({least:.0f} to {greatest:.0f})"
+            for name, (least, middle, greatest) in self.quantities().items()
         ]
         words += [f"slowed by {name} in {share:.0%}" for name, share in self.slowed().items()]
         if self.num_processes > 1:

@@ -60,16 +60,16 @@ def given_yield(
     return (_model(text, _mean(text, tokens, block_length), block_length, threshold, temperature),)
 
 
-def given_law(text: str, policy: Policy, held: Sequence[CanvasLaw]) -> CanvasLaw:
+def given_law(text: str, policy: Policy, laws: Sequence[CanvasLaw]) -> CanvasLaw:
     """The law of forwards per canvas or edited block whose mean gives these tokens a forward.
 
     A number counts denoising forwards, `per-forward:X` also the last, which writes a canvas's KV. Spreads and bounds
     are those of the profile's first law of that length. ProfileError for other forms.
     """
     length = policy.block_length
-    like = next((law for law in held if law.canvas_length == length), None)
+    like = next((law for law in laws if law.canvas_length == length), None)
     if like is None:
-        lengths = ", ".join(str(n) for n in sorted({law.canvas_length for law in held})) or "none"
+        lengths = ", ".join(str(n) for n in sorted({law.canvas_length for law in laws})) or "none"
         raise ProfileError(f"--yield is {cut(text)} and the profile holds laws of {lengths} tokens, expected {length}")
     if pages := yield_files(text):
         text = f"per-forward:{_counted(pages)!r}"
@@ -82,8 +82,8 @@ def given_law(text: str, policy: Policy, held: Sequence[CanvasLaw]) -> CanvasLaw
     forwards = length / _number(text, number)
     if kind and not policy.granularity.on_a_grid:
         forwards -= 1.0
-    most = like.most - 0.5
-    if not like.least <= forwards < most:
+    limit = like.most - 0.5
+    if not like.least <= forwards < limit:
         raise ProfileError(
             f"yield is {cut(text)}, {forwards:.3g} forwards for {length} tokens, expected {like.least} to {like.most}"
         )
@@ -176,8 +176,8 @@ def _block(where: str, text: str) -> int:
 def _log(path: str, _changed: int) -> tuple[CommitModel, ...]:
     log = read_log(path)
     h = log.header
-    found, _ = fit_commits(
+    model, _ = fit_commits(
         log.commits, workload=h.workload, threshold=h.threshold, temperature=h.temperature,
         source=f"--yield {Path(path).name}, a step log of {h.engine} ({h.workload})",
     )  # fmt: skip
-    return (found,)
+    return (model,)

@@ -163,7 +163,7 @@ class _Request:
 
     request: int
     input_length: int
-    asked: int | None  # output tokens
+    requested_length: int | None  # output tokens
     arrival: float
     max_steps: int | None  # of a canvas
     masks: Bools  # of its current block
@@ -179,7 +179,7 @@ class _Request:
 
     @property
     def output_length(self) -> int:
-        return self.num_tokens if self.asked is None else self.asked
+        return self.num_tokens if self.requested_length is None else self.requested_length
 
 
 class Requests:
@@ -201,7 +201,7 @@ class Requests:
         if line.request in self._requests:
             raise ProfileError(f"{where}: request {line.request} is given twice, expected one line a request")
         self._requests[line.request] = _Request(
-            request=line.request, input_length=line.input_length, asked=line.output_length,
+            request=line.request, input_length=line.input_length, requested_length=line.output_length,
             arrival=math.nan if line.arrival is None else line.arrival, max_steps=line.diffusion_max_steps,
             masks=np.zeros(self._block, np.bool_),
         )  # fmt: skip

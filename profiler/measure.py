@@ -85,7 +85,7 @@ class OnDevice(ABC):
     device: Device
     memory: MemoryModel
     trained: bool  # False: random weights
-    made: str = ""  # how the weights were derived; empty: as stored
+    derived: str = ""  # how the weights were derived; empty: as stored
     graphs: bool = False  # steps run as captured CUDA graphs
     captured: Kept = field(default_factory=Kept)  # the graphs, from run to run
     clocks: Clocks = field(default_factory=lambda: Clocks(None))  # sampled while steps run
@@ -94,7 +94,7 @@ class OnDevice(ABC):
     @classmethod
     def open(
         cls, name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None,
-        given: Given = AS_IT_SAYS,
+        settings: Given = AS_IT_SAYS,
     ) -> Self:  # fmt: skip
         """Load a model or make random weights on a device: bf16 on a GPU, fp32 on a CPU.
 
@@ -104,18 +104,18 @@ class OnDevice(ABC):
         device = check_device(device)
         free = select(device)
         dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-        config = cls.read_config(weights.source_of(name, given), given)
+        config = cls.read_config(weights.source_of(name, settings), settings)
         num_params, kv_elements, has_experts = cls.sizes(config)
         size = dtype.itemsize * num_params
         check_room(name, size, device, free)
         try:
-            model = cls.read_model(name, device, dtype, seed, given)
+            model = cls.read_model(name, device, dtype, seed, settings)
         except torch.OutOfMemoryError as error:
             raise ModelError(f"{name}: its {size / 1e9:.1f} GB do not fit on {device} ({error})") from None
-        trained = weights.is_trained(name, given)
-        made = weights.made(seed, trained=trained, has_experts=has_experts)
-        if made:
-            tell(f"{name}: weights {made}")
+        trained = weights.is_trained(name, settings)
+        derived = weights.made(seed, trained=trained, has_experts=has_experts)
+        if derived:
+            tell(f"{name}: weights {derived}")
         about = describe(device)
         memory = MemoryModel(
             capacity_bytes=free or about.memory_bytes,
@@ -123,13 +123,13 @@ class OnDevice(ABC):
             kv_bytes_per_token=dtype.itemsize * kv_elements,
             vocab=config.vocab,
         )
-        loaded = cls(name=name, model=model, device=about, memory=memory, trained=trained, made=made,
+        loaded = cls(name=name, model=model, device=about, memory=memory, trained=trained, derived=derived,
                      graphs=device.startswith("cuda") if graphs is None else graphs)  # fmt: skip
         return replace(loaded, clocks=clocks_of(uuid_of(loaded.weight.device)))
 
     @staticmethod
     @abstractmethod
-    def read_config(source: ConfigJson, given: Given) -> Any:
+    def read_config(source: ConfigJson, settings: Given) -> Any:
         """The model's configuration; ModelError if it is wrong."""
 
     @staticmethod
@@ -139,7 +139,7 @@ class OnDevice(ABC):
 
     @staticmethod
     @abstractmethod
-    def read_model(name: str, device: str, dtype: torch.dtype, seed: int, given: Given) -> Any:
+    def read_model(name: str, device: str, dtype: torch.dtype, seed: int, settings: Given) -> Any:
         """The model on the device."""
 
     @property
@@ -166,7 +166,7 @@ class OnDevice(ABC):
     @property
     def settings(self) -> dict[str, Any]:
         """Settings next to the policy that results depend on."""
-        return settings_of(self.device, self.model.config.name, self.weight, self.graphs, self.made)
+        return settings_of(self.device, self.model.config.name, self.weight, self.graphs, self.derived)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,16 +176,16 @@ class Loaded(OnDevice):
     model: Decoder
 
     @staticmethod
-    def read_config(source: ConfigJson, given: Given) -> ModelConfig:
-        return decoder_config(source, given)
+    def read_config(source: ConfigJson, settings: Given) -> ModelConfig:
+        return decoder_config(source, settings)
 
     @staticmethod
     def sizes(config: ModelConfig) -> tuple[int, int, bool]:
         return config.num_params, config.kv_elements, config.experts is not None
 
     @staticmethod
-    def read_model(name: str, device: str, dtype: torch.dtype, seed: int, given: Given) -> Decoder:
-        return weights.load(name, device, dtype, seed, given)
+    def read_model(name: str, device: str, dtype: torch.dtype, seed: int, settings: Given) -> Decoder:
+        return weights.load(name, device, dtype, seed, settings)
 
     @property
     def weight(self) -> torch.Tensor:
@@ -211,14 +211,14 @@ class LoadedCanvas(OnDevice):
     model: CanvasModel
 
     @staticmethod
-    def read_config(source: ConfigJson, given: Given) -> CanvasConfig:
+    def read_config(source: ConfigJson, settings: Given) -> CanvasConfig:
         for value, option, expected in (
-            (given.mask_token, "--mask-token-id", "none: it knows no mask"),
-            (given.block_length, "--block-length", "the policy's canvas_length"),
+            (settings.mask_token, "--mask-token-id", "none: it knows no mask"),
+            (settings.block_length, "--block-length", "the policy's canvas_length"),
         ):
             if value is not None:
                 raise ModelError(f"{source.name}: denoises canvases, and {option} is {value}: expected {expected}")
-        return canvas_config(source, given)
+        return canvas_config(source, settings)
 
     @staticmethod
     def sizes(config: CanvasConfig) -> tuple[int, int, bool]:
@@ -226,10 +226,10 @@ class LoadedCanvas(OnDevice):
         return num_params(config), config.kv_elements(True) + config.kv_elements(False), True
 
     @staticmethod
-    def read_model(name: str, device: str, dtype: torch.dtype, seed: int, given: Given) -> CanvasModel:
-        if weights.is_trained(name, given):
+    def read_model(name: str, device: str, dtype: torch.dtype, seed: int, settings: Given) -> CanvasModel:
+        if weights.is_trained(name, settings):
             return read_canvas_model(weights.folder_of(name), device, dtype)
-        return random_canvas_model(weights.source_of(name, given), device, dtype, seed, given)
+        return random_canvas_model(weights.source_of(name, settings), device, dtype, seed, settings)
 
     @property
     def weight(self) -> torch.Tensor:
@@ -240,24 +240,24 @@ Opened = Loaded | LoadedCanvas
 
 
 def open_any(
-    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS
+    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, settings: Given = AS_IT_SAYS
 ) -> Opened:
     """Open a decoder or a canvas model, as `OnDevice.open` does."""
-    kind: type[Opened] = LoadedCanvas if weights.is_canvas(name, given) else Loaded
-    return kind.open(name, device, seed, graphs, given)
+    kind: type[Opened] = LoadedCanvas if weights.is_canvas(name, settings) else Loaded
+    return kind.open(name, device, seed, graphs, settings)
 
 
-def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool, made: str) -> dict[str, Any]:
-    """Settings of a run. weight: any of the model's; made: as in `OnDevice`."""
-    found: dict[str, Any] = {
+def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool, derived: str) -> dict[str, Any]:
+    """Settings of a run. weight: any of the model's; derived: as in `OnDevice`."""
+    settings: dict[str, Any] = {
         "device": device.name, "model": model, "torch": torch.__version__,
         "dtype": str(weight.dtype).removeprefix("torch."), "threads": torch.get_num_threads(), "graphs": graphs,
     }  # fmt: skip
-    if made:
-        found["weights"] = made
+    if derived:
+        settings["weights"] = derived
     if weight.is_cuda:
-        found |= {"cuda": torch.version.cuda, "driver": driver()}
-    return found
+        settings |= {"cuda": torch.version.cuda, "driver": driver()}
+    return settings
 
 
 def check_room(name: str, size: int, device: str, free: int | None) -> None:
@@ -421,15 +421,15 @@ def measure_steps(
 def _on_levels(loaded: Loaded, batch: int, tokens: int, context: int) -> list[Shape]:
     """Prefills at every level of tokens, decode steps at every level or captured size; above SMALL 10 % apart."""
     every = levels(tokens).astype(int).tolist()
-    found = []
+    on_levels = []
     for is_decode in (False, True):
         apart = [1]
         for level in dict.fromkeys(map(bucket, every)) if is_decode and loaded.graphs else every:
             if level <= SMALL or level >= 1.1 * apart[-1]:
                 apart.append(level)
         on = level_shapes(loaded.model.config.block_length, batch, tokens, context, apart)
-        found += [s for s in on if (s.window > 0) == is_decode]
-    return found
+        on_levels += [s for s in on if (s.window > 0) == is_decode]
+    return on_levels
 
 
 def spread(chosen: Collection[Shape]) -> list[Shape]:
@@ -461,7 +461,7 @@ def serve_journal(loaded: Loaded, budget: float, *, max_batch: int | None = None
     config = loaded.model.config
     block = config.block_length
     chance = np.random.default_rng([seed, 1])
-    most = config.context_limit
+    limit = config.context_limit
     batch = max_batch or loaded.usual_batch(32)
     begin = time.monotonic()
     while batch > 1 and loaded.captured.seconds_to_capture(_journalled(block, batch), batch) > budget / 2:
@@ -473,7 +473,7 @@ def serve_journal(loaded: Loaded, budget: float, *, max_batch: int | None = None
         # Captures precede a policy's first step; it gets the rest of its share, at least some steps.
         stop = after(budget / len(policies) / 4, begin + budget * i / len(policies))
         requests = [
-            Request(i, 0.0, int(chance.integers(1, max(2, most // 2))), int(chance.integers(1, max(2, most // 4))))
+            Request(i, 0.0, int(chance.integers(1, max(2, limit // 2))), int(chance.integers(1, max(2, limit // 4))))
             for i in range(2 * batch)
         ]
         prompts, outputs = (np.array([getattr(r, n) for r in requests]) for n in ("input_length", "output_length"))
@@ -564,12 +564,12 @@ def log_commits(
     policy = replace(policy, unmasking=replace(policy.unmasking, threshold=threshold, temperature=temperature))
     tokens = read_tokens(prompts, loaded.name, config, tokenizer)
     chance = np.random.default_rng(seed)
-    most = min(256, config.context_limit // 2)
+    longest = min(256, config.context_limit // 2)
     requests = [
-        Request(i, 0.0, int(chance.integers(block, most)), int(chance.integers(block, min(4 * block, most))))
+        Request(i, 0.0, int(chance.integers(block, longest)), int(chance.integers(block, min(4 * block, longest))))
         for i in range(MOST_LOGGED)
     ]
-    limits = Limits(8 * -(-2 * most // PAGE), config.context_limit, 8)
+    limits = Limits(8 * -(-2 * longest // PAGE), config.context_limit, 8)
     serving = Serving(
         loaded.model, policy, limits, prompts_from(tokens, seed), graphs=loaded.kept, eos=config.eos if eos else (),
         watch=None if collected is None else lambda g: collected.append(
@@ -641,7 +641,7 @@ def measure_eviction(
     for batch in batches:
         if not over or time.monotonic() - begin < budget:
             steps = measure_evicting(forward, batch, context, block, REPEATS, loaded.text)
-            over += [took - latency.step(planned, left) for planned, left, took in steps]
+            over += [took - latency.step(planned, retained) for planned, retained, took in steps]
     return max(0.0, float(np.median(over))) if over else 0.0
 
 
@@ -659,10 +659,10 @@ def measure_cache_overhead(
 
     Requests of three lengths are served alone; each phase's medians are fitted by a line in the length, at least 0.
     """
-    config, found = loaded.model.config, []
+    config, overhead = loaded.model.config, []
     block = config.block_length
-    most = min(512, config.context_limit) - 2 * block
-    prompts = sorted({length for length in (most // 8, most // 2, most) if length > 0})
+    longest = min(512, config.context_limit) - 2 * block
+    prompts = sorted({length for length in (longest // 8, longest // 2, longest) if length > 0})
     if not prompts:
         return ()
     for i, spec in enumerate(FULL_SEQUENCE):
@@ -677,18 +677,18 @@ def measure_cache_overhead(
         columns, lists, _ = journal_of(serving, requests, stop, ("requests", "phases"))
         length = np.array([requests[j].input_length + 2 * block for j in lists["requests"]])
         features = step_features(columns, {}, mixed=False)
-        said = [_said(latency, policy, f, n) for f, n in zip(features, length.tolist(), strict=True)]
-        over = columns["latency"] - said
+        predicted = [_said(latency, policy, f, n) for f, n in zip(features, length.tolist(), strict=True)]
+        over = columns["latency"] - predicted
         for phase in np.unique(lists["phases"]).tolist():
             rows = lists["phases"] == phase
-            seen = np.unique(length[rows])
-            medians = [float(np.median(over[rows & (length == n)])) for n in seen]
-            row, token = nnls(np.column_stack([np.ones(len(seen)), seen]), np.array(medians))[0]
+            lengths = np.unique(length[rows])
+            medians = [float(np.median(over[rows & (length == n)])) for n in lengths]
+            row, token = nnls(np.column_stack([np.ones(len(lengths)), lengths]), np.array(medians))[0]
             if row or token:
-                found.append(
+                overhead.append(
                     CacheOverhead(type(policy.cache).__name__, PHASES[phase], digits(row, 3), digits(token, 3))
                 )
-    return tuple(found)
+    return tuple(overhead)
 
 
 def _said(latency: LatencyModel, policy: Policy, features: Features, length: int) -> float:
@@ -728,7 +728,7 @@ def seconds_to_compile(policies: Iterable[Policy]) -> float:
     """About how long compiling the steps takes that are not on disk."""
     limits, free = Limits(1 << 20, 1 << 30, 1), LatencyModel(((0.0, 0.0),), 0.0)
     cores = (Engine(policy, limits, RequestTable(0), latency=free).core for policy in policies)
-    return COMPILING * sum(own.is_young(name="schedule") for own in cores)
+    return COMPILING * sum(each.is_young(name="schedule") for each in cores)
 
 
 @contextmanager

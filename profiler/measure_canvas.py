@@ -188,16 +188,18 @@ def measure_steps(
 
 def spread(batches: Sequence[int]) -> list[int]:
     """Both extremes, then always the batch farthest from those before."""
-    left, found = [*batches], [batches[0]]
-    while len(found) < len(batches):
-        left = [batch for batch in left if batch not in found]
-        found.append(max(left, key=lambda batch: min(abs(batch.bit_length() - other.bit_length()) for other in found)))
-    return found
+    remaining, order = [*batches], [batches[0]]
+    while len(order) < len(batches):
+        remaining = [batch for batch in remaining if batch not in order]
+        order.append(
+            max(remaining, key=lambda batch: min(abs(batch.bit_length() - other.bit_length()) for other in order))
+        )
+    return order
 
 
-def _captured(loaded: LoadedCanvas, kept: Kept, batches: list[int], pages: int, longest: int) -> list[int]:
+def _captured(loaded: LoadedCanvas, graphs: Kept, batches: list[int], pages: int, longest: int) -> list[int]:
     """Batches whose steps could be captured, with room for all (a resize would drop graphs)."""
-    cache = kept.canvases(loaded.model, pages, PAGE, longest)
+    cache = graphs.canvases(loaded.model, pages, PAGE, longest)
     while True:
         try:
             cache.prepare(batches[-1])
@@ -218,9 +220,9 @@ def free_bytes(loaded: LoadedCanvas) -> int:
 def count_steps(loaded: LoadedCanvas, ask: Any, budget: float, most_context: int, seed: int) -> Canvases:
     """Denoising steps per canvas under the checkpoint's stopping rule, in about `budget` s."""
     config, chance = loaded.model.config, np.random.default_rng([seed, 1])
-    most = max(1, min(256, most_context - 4 * config.canvas_length))
+    longest = max(1, min(256, most_context - 4 * config.canvas_length))
     requests = [
-        Request(i, 0.0, int(chance.integers(1, most + 1)), int(chance.integers(1, 4)) * config.canvas_length)
+        Request(i, 0.0, int(chance.integers(1, longest + 1)), int(chance.integers(1, 4)) * config.canvas_length)
         for i in range(MOST_LOGGED)
     ]
     counts: dict[int, int] = {}
@@ -256,8 +258,8 @@ def _served(
     """Serve requests and pass the journal's steps to `take`."""
     config = loaded.model.config
     longest = max(r.input_length + r.limit for r in requests) + config.canvas_length
-    most = policy.batching.max_batch or 1
-    limits = Limits(most * -(-longest // PAGE), config.context_limit, most)
+    max_batch = policy.batching.max_batch or 1
+    limits = Limits(max_batch * -(-longest // PAGE), config.context_limit, max_batch)
 
     def between() -> bool:
         loaded.clocks.sample()

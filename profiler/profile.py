@@ -282,8 +282,8 @@ class Profile:
 
     def commit_fit(self, model: CommitModel) -> CommitFit | None:
         """A commit model's fit; None if it was published."""
-        wanted = (model.workload, model.extrapolated_from or model.block_length, model.threshold, model.temperature)
-        fits = (f for f in self.commit_fits if (f.workload, f.block_length, f.threshold, f.temperature) == wanted)
+        key = (model.workload, model.extrapolated_from or model.block_length, model.threshold, model.temperature)
+        fits = (f for f in self.commit_fits if (f.workload, f.block_length, f.threshold, f.temperature) == key)
         return next(fits, None)
 
     def canvas_law(self, workload: str | None, canvas_length: int, cap: int | None = None) -> CanvasLaw:
@@ -297,24 +297,24 @@ class Profile:
                 f"profile {self.name} holds no law of steps a canvas (canvas_laws is empty): expected one that does, "
                 f"of a file or shipped: {', '.join(name for name, p in _named().items() if p.canvas_laws)}"
             )
-        wanted = workload or self.canvas_laws[0].workload
-        found = [law for law in self.canvas_laws if law.workload == wanted]
-        if not found:
-            held = ", ".join(dict.fromkeys(law.workload for law in self.canvas_laws))
-            hint = did_you_mean(wanted, (law.workload for law in self.canvas_laws), any_case=True)
+        chosen = workload or self.canvas_laws[0].workload
+        laws = [law for law in self.canvas_laws if law.workload == chosen]
+        if not laws:
+            names = ", ".join(dict.fromkeys(law.workload for law in self.canvas_laws))
+            hint = did_you_mean(chosen, (law.workload for law in self.canvas_laws), any_case=True)
             raise ProfileError(
-                f"profile {self.name} holds laws of steps a canvas for {held}; this run asks for {cut(wanted)}{hint}"
+                f"profile {self.name} holds laws of steps a canvas for {names}; this run asks for {cut(chosen)}{hint}"
             )
-        counted = self.counted_length(wanted, canvas_length)
-        found = [law for law in found if law.canvas_length == counted]
-        found = [law for law in found if law.engine and law.engine in self.implementation] or found
-        best = min(found, key=lambda law: 0 if cap is None else (law.most < cap) * 10**9 + abs(law.most - cap))
+        counted = self.counted_length(chosen, canvas_length)
+        laws = [law for law in laws if law.canvas_length == counted]
+        laws = [law for law in laws if law.engine and law.engine in self.implementation] or laws
+        best = min(laws, key=lambda law: 0 if cap is None else (law.most < cap) * 10**9 + abs(law.most - cap))
         return best.of_length(canvas_length)
 
     def counted_length(self, workload: str, canvas_length: int) -> int:
         """The nearest canvas length with a law of the workload, else this one."""
-        held = {law.canvas_length for law in self.canvas_laws if law.workload == workload} or {canvas_length}
-        return min(held, key=lambda length: (abs(math.log(length / canvas_length)), length))
+        lengths = {law.canvas_length for law in self.canvas_laws if law.workload == workload} or {canvas_length}
+        return min(lengths, key=lambda length: (abs(math.log(length / canvas_length)), length))
 
     @property
     def default_max_batch(self) -> int:
@@ -331,11 +331,11 @@ def load(name: str | Path) -> Profile:
     """A profile by file or shipped name; `NAME/IMPLEMENTATION` selects an implementation."""
     path, implementation = located(name)
     if path is None:
-        held = list(_named())
-        named, hint = cut_words(str(name)), did_you_mean(str(name), held, any_case=True)
-        raise ProfileError(f"no profile file or shipped profile is named {named}{hint}; shipped: {', '.join(held)}")
-    found = _parsed(str(path), read_text(path, kind=ProfileError))
-    return implemented(found, implementation) if implementation else found
+        names = list(_named())
+        named, hint = cut_words(str(name)), did_you_mean(str(name), names, any_case=True)
+        raise ProfileError(f"no profile file or shipped profile is named {named}{hint}; shipped: {', '.join(names)}")
+    profile = _parsed(str(path), read_text(path, kind=ProfileError))
+    return implemented(profile, implementation) if implementation else profile
 
 
 @lru_cache(maxsize=64)
@@ -358,12 +358,12 @@ def located(name: str | Path) -> tuple[Path | None, str]:
     return files.get(ALIASES.get(base, base)), implementation
 
 
-def with_file_of(name: str, found: Callable[[str], str]) -> str:
+def with_file_of(name: str, place: Callable[[str], str]) -> str:
     """The name with its file's path replaced, if it is a path."""
     path, implementation = located(name)
     if path is None or path.parent == SHIPPED:
         return name
-    return f"{found(str(path))}/{implementation}".removesuffix("/")
+    return f"{place(str(path))}/{implementation}".removesuffix("/")
 
 
 def implemented(profile: Profile, name: str) -> Profile:
@@ -371,18 +371,18 @@ def implemented(profile: Profile, name: str) -> Profile:
 
     A data sheet without the engine's costs takes those of the shipped profile `nearest` to it.
     """
-    found = _held(profile, name)
-    if found is None:
-        held = ", ".join(own.name for own in profile.implementations) or "none but its own"
-        raise ProfileError(f"profile {profile.name} holds implementations: {held}; this run asks for {cut(name)}")
+    implementation = _held(profile, name)
+    if implementation is None:
+        names = ", ".join(each.name for each in profile.implementations) or "none but its own"
+        raise ProfileError(f"profile {profile.name} holds implementations: {names}; this run asks for {cut(name)}")
     data: Any = to_json(replace(profile, implementations=()))
     where = f"{profile.model.name} on {profile.device.name}"
     described = {
-        "name": f"{profile.name}/{name}", "description": f"{where}, {found.implementation}",
-        "implementation": found.implementation,
+        "name": f"{profile.name}/{name}", "description": f"{where}, {implementation.implementation}",
+        "implementation": implementation.implementation,
     }  # fmt: skip
-    data = _merged(data, {**described, **found.replaces})
-    data["provenance"]["sources"] += found.sources
+    data = _merged(data, {**described, **implementation.replaces})
+    data["provenance"]["sources"] += implementation.sources
     return from_json(data, f"implementation {name} of {profile.name}")
 
 
@@ -394,12 +394,12 @@ def as_run_by(profile: Profile, policy: Policy) -> Profile:
 
 def _held(profile: Profile, name: str) -> Implementation | None:
     """A profile's implementation; for a data sheet also one with the costs of the `nearest` profile."""
-    found = next((own for own in profile.implementations if own.name == name), None)
+    implementation = next((each for each in profile.implementations if each.name == name), None)
     # Named as an implementation, or this engine's already, as a scaled copy is.
     chosen = "/" in ALIASES.get(profile.name, profile.name) or _engine(profile).lower() == name
-    like = nearest(profile, name) if found is None and profile.origin == "roofline" and not chosen else None
+    like = nearest(profile, name) if implementation is None and profile.origin == "roofline" and not chosen else None
     if like is None:
-        return found
+        return implementation
     data: Any = to_json(like)
     if _runs_as(like) == _runs_as(profile):
         keys = ("name", "description", "origin", "latency", "fit", "provenance")
@@ -414,12 +414,14 @@ def nearest(profile: Profile, engine: str) -> Profile | None:
 
     It is of the same family and tells host time from device time: an engine costs a model the same on every GPU.
     """
-    told = (
+    candidates = (
         other for other in _shipped().values()
         if (_engine(other).lower(), other.family) == (engine, profile.family) and other.latency.host_step > 0
     )  # fmt: skip
     return max(
-        told, key=lambda other: [x == y for x, y in zip(_runs_as(other), _runs_as(profile), strict=True)], default=None
+        candidates,
+        key=lambda other: [x == y for x, y in zip(_runs_as(other), _runs_as(profile), strict=True)],
+        default=None,
     )
 
 
@@ -435,13 +437,13 @@ def _runs_as(profile: Profile) -> tuple[object, ...]:
 
 def _merged(data: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Values updated from `changes`: objects key by key, settings as a whole."""
-    found = dict(data)
+    merged = dict(data)
     for key, value in changes.items():
-        own = found.get(key)
-        if isinstance(own, dict) and isinstance(value, Mapping) and key != "settings":
-            value = _merged(own, value)
-        found[key] = value
-    return found
+        before = merged.get(key)
+        if isinstance(before, dict) and isinstance(value, Mapping) and key != "settings":
+            value = _merged(before, value)
+        merged[key] = value
+    return merged
 
 
 def save(profile: Profile, path: str | Path, force: bool = False) -> None:
@@ -507,12 +509,12 @@ def _faults(profile: Profile) -> Iterator[Fault]:
                 yield f"commits[{i}].request_quantiles[{k}]", after, f"at least the one before, {before:g}"
     for i, law in enumerate(profile.canvas_laws):
         least = law.least
-        for k, (most, share) in enumerate(law.histogram):
-            if most < least:
-                yield f"canvas_laws[{i}].histogram[{k}][0]", most, f"at least {least}"
+        for k, (last, share) in enumerate(law.histogram):
+            if last < least:
+                yield f"canvas_laws[{i}].histogram[{k}][0]", last, f"at least {least}"
             if share < 1e-9:
                 yield f"canvas_laws[{i}].histogram[{k}][1]", share, "at least 1e-09"
-            least = most + 1
+            least = last + 1
         if law.histogram and least != law.most + 1:
             yield f"canvas_laws[{i}].most", law.most, f"the most of the last bucket, {least - 1}"
     names: set[str] = set()
@@ -557,9 +559,9 @@ def shipped_for(model: str) -> list[str]:
 @cache
 def _shipped() -> dict[str, Profile]:
     """Shipped profiles by name, with NAME/IMPLEMENTATION, the default first."""
-    found = [load(path) for path in _shipped_files().values()]
-    found += [implemented(profile, own.name) for profile in found for own in profile.implementations]
-    return {p.name: p for p in sorted(found, key=lambda p: (p.name != DEFAULT, p.name))}
+    profiles = [load(path) for path in _shipped_files().values()]
+    profiles += [implemented(profile, each.name) for profile in profiles for each in profile.implementations]
+    return {p.name: p for p in sorted(profiles, key=lambda p: (p.name != DEFAULT, p.name))}
 
 
 @cache

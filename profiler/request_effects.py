@@ -35,23 +35,25 @@ def fit_effects(
     """
     if model.request_spread == 0.0:
         return (), {}
-    seen = fitted.of_requests(log_odds, gain, variances)
+    likelihoods = fitted.of_requests(log_odds, gain, variances)
     prior = normal(fitted.grid, model.request_spread)
-    found = climbed(seen, prior)
+    weights = climbed(likelihoods, prior)
     other = judge.of_requests(log_odds, gain, variances)
-    if float(np.log(other @ found).sum() - np.log(other @ prior).sum()) < BETTER:
+    if float(np.log(other @ weights).sum() - np.log(other @ prior).sum()) < BETTER:
         return (), {}
     rng = np.random.Generator(np.random.PCG64(SEED))
-    again = [climbed(seen[rng.integers(len(seen), size=len(seen))], prior) for _ in range(RESAMPLES)]
+    again = [
+        climbed(likelihoods[rng.integers(len(likelihoods), size=len(likelihoods))], prior) for _ in range(RESAMPLES)
+    ]
     errors = {name: float(np.std([_quantiles(fitted.grid, w, np.array([q]))[0] for w in again])) for q, name in TAILS}
-    return tuple(digits(v, 4) for v in _quantiles(fitted.grid, found, EVENLY)), errors
+    return tuple(digits(v, 4) for v in _quantiles(fitted.grid, weights, EVENLY)), errors
 
 
-def climbed(seen: Floats, start: Floats) -> Floats:
+def climbed(likelihoods: Floats, start: Floats) -> Floats:
     """The grid's weights after ROUNDS; seen [requests, grid]: likelihoods."""
     weight = start
     for _ in range(ROUNDS):
-        of_request = seen * weight
+        of_request = likelihoods * weight
         weight = (of_request / np.maximum(of_request.sum(axis=1, keepdims=True), 1e-300)).mean(axis=0)
     return weight
 
@@ -97,8 +99,8 @@ def same_mean(model: CommitModel, other: CommitModel) -> CommitModel:
     return shifted(other, sum(bisected(lambda by: mean_yield(shifted(other, by)) < mean, -6.0, 6.0, 10)) / 2)
 
 
-def _quantiles(grid: Floats, weight: Floats, at: Floats) -> Floats:
+def _quantiles(grid: Floats, weight: Floats, shares: Floats) -> Floats:
     """Quantiles of weights on the grid, each spread evenly over its cell."""
     edges = np.append(grid - STEP / 2, grid[-1] + STEP / 2)
     below = np.concatenate([[0.0], np.cumsum(weight)]) / weight.sum()
-    return np.asarray(np.interp(at, below, edges), np.float64)
+    return np.asarray(np.interp(shares, below, edges), np.float64)

@@ -198,8 +198,8 @@ def compute_slope(gpu: Gpu, model: ModelShape, tp: int, precision: Precision = B
 def knee(gpu: Gpu, model: ModelShape, tp: int, precision: Precision = BF16) -> float:
     """Tokens at which reading and multiplying weights take equally long."""
     slope = compute_slope(gpu, model, tp, precision)
-    most = weight_read(gpu, model, tp, 1e9, precision) / slope
-    return bisected(lambda tokens: slope * tokens < weight_read(gpu, model, tp, tokens, precision), 0.0, most, 60)[1]
+    highest = weight_read(gpu, model, tp, 1e9, precision) / slope
+    return bisected(lambda tokens: slope * tokens < weight_read(gpu, model, tp, tokens, precision), 0.0, highest, 60)[1]
 
 
 def all_reduce(gpu: Gpu, model: ModelShape, tp: int) -> tuple[float, float]:

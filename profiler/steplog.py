@@ -99,8 +99,8 @@ def log_of(path: str | Path, lines: Iterator[tuple[str, dict[str, Any]]]) -> Ste
             raise fault(where, "kind", kind, f"one of {', '.join(LINES)}")
         rows = values.get("requests")
         if isinstance(rows, list):
-            one = {name: values[name] for name in ROW_LISTS if not isinstance(values.get(name, []), list)}
-            values |= {name: [value] * len(rows) for name, value in one.items()}
+            repeated = {name: values[name] for name in ROW_LISTS if not isinstance(values.get(name, []), list)}
+            values |= {name: [value] * len(rows) for name, value in repeated.items()}
         line = read_as(LINES[kind], where, "", values, ProfileError, ("kind",))
         if kind == "step":
             step, time = _step(where, line, header.block_length)
@@ -147,10 +147,10 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
             laws = [replace(law, source="; ".join((law.source, *warned)))]
             fit = replace(fit, doubts=(*fit.doubts, *doubts))
         if len(log.commits):
-            found, judged = fit_commits(
+            model, judged = fit_commits(
                 log.commits, workload=h.workload, threshold=h.threshold, temperature=h.temperature, source=source
             )
-            commits, fits = list(at_fixed_length(found, judged)), [judged]
+            commits, fits = list(at_fixed_length(model, judged)), [judged]
     except ProfileError as error:
         raise ProfileError(f"{source}: {error}") from None
     # A fit to medians underestimates a long tail: scale it to the log's total time.
@@ -210,8 +210,8 @@ def whole(taken: Samples) -> Bools:
     for rows in np.split(order, np.flatnonzero(np.diff(likes[order], axis=0).any(1)) + 1):
         if len(rows) >= NEAREST:
             short[rows] = taken.latency[rows] < median_filter(taken.latency[rows], NEAREST, mode="nearest") / 3
-    kept: Bools = ~(short | np.append(short[1:], False))
-    return kept
+    keep: Bools = ~(short | np.append(short[1:], False))
+    return keep
 
 
 def of_random_tokens(log: StepLog) -> str:
@@ -233,10 +233,10 @@ def of_random_tokens(log: StepLog) -> str:
 
 def _late(header: Header) -> bool | None:
     """Whether the pass that writes a canvas's KV emits it; None for other policies."""
-    known = PRESETS.get(header.preset or "")
-    if known is None or known.policy.unmasking.strategy != "law":
+    preset = PRESETS.get(header.preset or "")
+    if preset is None or preset.policy.unmasking.strategy != "law":
         return None
-    return bool(getattr(known.policy.granularity, "late", False))
+    return bool(getattr(preset.policy.granularity, "late", False))
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

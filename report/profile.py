@@ -26,7 +26,6 @@ else:
 
 HEIGHT = 340  # pixels
 MOST_KNOTS = 12  # in a sentence
-OVERHEAD_AT = 512  # tokens of the request whose overhead is shown
 UNITS = {
     "slope": "s/token", "attention": "s/pair", "dense_attention": "s/pair", "dense_from": "queries",
     "kv_read": "s/key", "head": "s/row", "sample": "s/row", "launch": "s/forward", "host_step": "s/forward",
@@ -160,15 +159,6 @@ def _of_fit(profile: Profile) -> Facts:
                 f"{mean.predicted:.3g} predicted ({mean.error:+.1%})",
             )
         )
-    if latency.cache_overhead:
-        longest = max(latency.cache_overhead, key=lambda part: part.row + part.token * OVERHEAD_AT)
-        facts.append(
-            (
-                "overhead",
-                f"of {len(latency.cache_overhead)} phases of caches; the longest is {longest.cache}'s {longest.phase}: "
-                f"{(longest.row + longest.token * OVERHEAD_AT) * 1e3:.3g} ms a request of {OVERHEAD_AT} tokens",
-            )
-        )
     for law in profile.canvas_laws:
         shape = f"log-normal of median {law.median:.3g}, each {law.drift:.3g} times the one before"
         if law.histogram:
@@ -298,7 +288,7 @@ def _cache_overhead(profile: Profile) -> Table:
     caption = "The cost of a request in this phase beyond the coefficients above: median of measured less predicted."
     head = ("cache", "phase", "ms a row", "us a token of its prompt and output")
     title = "Overhead of full-sequence caches"
-    return table(head, rows, title=title, caption=caption, left=frozenset({0, 1}), fold=True)
+    return table(head, rows, title=title, caption=caption, left=frozenset({0, 1}))
 
 
 def _predictions(fit: CommitFit) -> Table:

@@ -140,7 +140,9 @@ def open_live(
     largest = [Request(0, 0.0, limits.context_limit - half, half)]
     executor = open_executor(replace(serving, prompts=fleet.prompt), largest, warm_up)
     words = _words(loaded)
-    about = f"{config.name} on {loaded.device}, {scenario.policy}" + (f", weights {loaded.made}" if loaded.made else "")
+    about = f"{config.name} on {loaded.device}, {scenario.policy}" + (
+        f", weights {loaded.derived}" if loaded.derived else ""
+    )
     manifest = _manifest(scenario, limits, profile, drawing, commits, loaded.settings)
     return Behind(fleet, [executor], executor.text, words, scenario.policy, about, "live", manifest)
 

@@ -45,7 +45,7 @@ class Format:
     e2el: str = ""  # ... to the last one, instead of `end`
     decode: str = ""  # first to last token, instead of `e2el` if the file has it; an answer of one chunk has none
     wait_unit: str = "s"  # of these three
-    own: bool = False  # a team's log: several models, embeddings, failures, cached answers
+    is_log: bool = False  # a team's log: several models, embeddings, failures, cached answers
     report: bool = False  # a load generator's requests, which may lack counts
 
     @property
@@ -89,18 +89,18 @@ FORMATS = {
             "baseten", "timestamp_start_unix_ms", "input_tokens", "output_tokens", "ms",
             {"provided_session_id": "session_id", "total_hashes": "hash_ids", "block_size": "block_size",
              "request_canceled": "cancelled"},
-            first="timestamp_ttft_unix_ms", end="timestamp_end_unix_ms", own=True,
+            first="timestamp_ttft_unix_ms", end="timestamp_end_unix_ms", is_log=True,
         ),
         Format(
             "litellm", "startTime", "prompt_tokens", "completion_tokens", "datetime",
             {key: key for key in ("session_id", "model", "cache_hit")}
             | {"status or metadata.status": "status", "request_id": "id", "call_type": "kind"},
-            first="completionStartTime", end="endTime", own=True,
+            first="completionStartTime", end="endTime", is_log=True,
         ),
         Format(
             "sglang", "request_received_ts", "prompt_tokens", "completion_tokens", "s",
             {"id": "id", "finish_reason.type": "status"},
-            end="request_finished_ts", ttft="first_token_latency", own=True,
+            end="request_finished_ts", ttft="first_token_latency", is_log=True,
         ),
         Format(
             "otlp", "startTimeUnixNano", "gen_ai.usage.input_tokens or gen_ai.usage.prompt_tokens",
@@ -109,11 +109,11 @@ FORMATS = {
              "gen_ai.request.id or gen_ai.response.id": "id", "gen_ai.operation.name": "kind"},
             # From the span's start: by the client (conventions), by the server (vLLM).
             ttft="gen_ai.response.time_to_first_chunk or gen_ai.latency.time_to_first_token", end="endTimeUnixNano",
-            own=True,
+            is_log=True,
         ),
         Format(
             "openai", "created", "usage.prompt_tokens", "usage.completion_tokens", "s",
-            {"id": "id", "model": "model", "object": "kind", "choices.0.finish_reason": "status"}, own=True,
+            {"id": "id", "model": "model", "object": "kind", "choices.0.finish_reason": "status"}, is_log=True,
         ),
         Format("dsim", "arrival", "input_length", "output_length", "s", CANONICAL | {OF_RUN: OF_RUN}, **MEASURED),
     )
@@ -142,36 +142,37 @@ def recognise(place: str, keys: Iterable[str]) -> Format:
     for candidate in FORMATS.values():
         if candidate.matches(have):
             return candidate
-    known = "; ".join(f"{f.name} ({f.keys})" for f in FORMATS.values())
-    found = f"keys {shown_keys(have)} are of no known trace"
-    own = "or --columns arrival=COLUMN,input=COLUMN,output=COLUMN"
-    others = "`dsim import` reads a load generator's results"
-    raise TraceError(f"{place}: {found}, expected one of: {known}; {own}; {others}")
+    formats = "; ".join(f"{f.name} ({f.keys})" for f in FORMATS.values())
+    problem = f"keys {shown_keys(have)} are of no known trace"
+    columns = "or --columns arrival=COLUMN,input=COLUMN,output=COLUMN"
+    results = "`dsim import` reads a load generator's results"
+    raise TraceError(f"{place}: {problem}, expected one of: {formats}; {columns}; {results}")
 
 
 def own_format(place: str, text: str, keys: list[str], value_of: Callable[[str], object]) -> Format:
     """Of `--columns arrival=A,input=I,output=O`. value_of: a column's first value; a time that is no number is a
     date."""
-    given: dict[str, str] = {}
+    named: dict[str, str] = {}
     for part in text.split(","):
         ours, equals, theirs = (side.strip() for side in part.partition("="))
-        if ours not in OWN or not equals or not theirs or ours in given:
+        if ours not in OWN or not equals or not theirs or ours in named:
             expected = "arrival=COLUMN,input=COLUMN,output=COLUMN"
             raise TraceError(
                 f"--columns has {quoted(part)}, expected {expected} and, where there are, {', '.join(OWN[3:])}"
             )
-        given[ours] = theirs
+        named[ours] = theirs
     for ours in OWN[:3]:
-        if ours not in given:
+        if ours not in named:
             raise TraceError(f"--columns {cut(text)} lacks {ours}, expected arrival=COLUMN,input=COLUMN,output=COLUMN")
-    for ours, theirs in given.items():
+    for ours, theirs in named.items():
         check_column(place, theirs, f"--columns {ours}={cut(theirs)}", keys, value_of)
-    time, num_input, num_output = (given.pop(ours) for ours in OWN[:3])
-    first, end = (given.pop(ours, "") for ours in ("first", "end"))
+    time, num_input, num_output = (named.pop(ours) for ours in OWN[:3])
+    first, end = (named.pop(ours, "") for ours in ("first", "end"))
     unit = "s" if is_number(value_of(time)) else "datetime"
-    extras = {theirs: ours for ours, theirs in given.items()}
+    extras = {theirs: ours for ours, theirs in named.items()}
     return Format(
-        "own columns", time, num_input, num_output, unit, extras, doubtful=unit == "s", first=first, end=end, own=True
+        "own columns", time, num_input, num_output, unit, extras, doubtful=unit == "s", first=first, end=end,
+        is_log=True,
     )  # fmt: skip
 
 

@@ -71,7 +71,7 @@ class BadRowError(Exception):
 class Cells:
     """Reads columns, and holds the bad rows' complaints."""
 
-    found: Rows
+    rows: Rows
     bad: dict[int, str]
 
     def column(
@@ -80,7 +80,7 @@ class Cells:
     ) -> list[Any]:  # fmt: skip
         """Each value as read; `empty` in place of a bad one, or of a missing one that is optional."""
         if values is None:
-            values = self.found.values(key) if key else [None] * len(self.found.rows)
+            values = self.rows.values(key) if key else [None] * len(self.rows.rows)
         quick = quick_numbers(values, **read.keywords) if isinstance(read, partial) else None
         if quick is not None:
             return quick
@@ -98,20 +98,20 @@ class Cells:
             self.bad.setdefault(i, complaint(i))
 
 
-def columns_of_rows(found: Rows, form: Format, asked: Asked) -> tuple[Columns, Format]:
+def columns_of_rows(rows: Rows, form: Format, options: Asked) -> tuple[Columns, Format]:
     """A bad row raises TraceError, or is left out and counted. The format has the unit of the times."""
-    found, warnings = chosen(found, form, asked.only)
-    form = with_unit(found, form, asked, warnings)
-    reasons = failures(found, form, warnings)
+    rows, warnings = chosen(rows, form, options.only)
+    form = with_unit(rows, form, options, warnings)
+    reasons = failures(rows, form, warnings)
     answered = np.array([not why for why in reasons])
-    cells = Cells(found, dict(found.bad))
-    given = [found.values(form.input), found.values(form.output)]
+    cells = Cells(rows, dict(rows.bad))
+    counts = [rows.values(form.input), rows.values(form.output)]
     time = arrivals(cells, form, warnings)
     for i in np.flatnonzero(~answered).tolist():  # its counts may be missing
-        given[0][i], given[1][i] = (quick_numbers(given[0][i : i + 1], **COUNT.keywords) or [0])[0], 0
+        counts[0][i], counts[1][i] = (quick_numbers(counts[0][i : i + 1], **COUNT.keywords) or [0])[0], 0
     num_input, num_output = (
         np.array(cells.column(key, COUNT, form.report, values=values), np.int64)
-        for key, values in zip((form.input, form.output), given, strict=True)
+        for key, values in zip((form.input, form.output), counts, strict=True)
     )
     if not form.report:
         cells.complain(
@@ -120,38 +120,38 @@ def columns_of_rows(found: Rows, form: Format, asked: Asked) -> tuple[Columns, F
         answered &= num_output > 0
     extras = {}
     for theirs, ours in form.extras.items():
-        if found.has(theirs) and ours not in OF_LOG:
-            values = [None if is_missing(value) else value for value in found.values(theirs)]
+        if rows.has(theirs) and ours not in OF_LOG:
+            values = [None if is_missing(value) else value for value in rows.values(theirs)]
             if ours in CHECKED:
                 values = cells.column(theirs, CHECKED[ours], True, None, values)
             if values.count(None) < len(values):
                 extras[ours] = values
     waited = waits(cells, form, time, answered, num_output, extras.get("gaps"))
     bad = cells.bad
-    if bad and not asked.skip_bad:
+    if bad and not options.skip_bad:
         i = min(bad)
         line = " ".join(bad[i].split())  # a column name may hold a line break
-        raise TraceError(f"{found.place(i)}: {line} (--skip-bad leaves bad rows out)")
+        raise TraceError(f"{rows.place(i)}: {line} (--skip-bad leaves bad rows out)")
     ticks = np.array(time)
     doubt(ticks, form, warnings)
     columns = Columns(
-        ticks, num_input, num_output, extras, waited, reasons, len(time), len(bad), [*found.warnings, *warnings]
+        ticks, num_input, num_output, extras, waited, reasons, len(time), len(bad), [*rows.warnings, *warnings]
     )
     return columns.take([i for i in range(len(time)) if i not in bad]) if bad else columns, form
 
 
-def with_unit(found: Rows, form: Format, asked: Asked, warnings: list[str]) -> Format:
+def with_unit(table: Rows, form: Format, options: Asked, warnings: list[str]) -> Format:
     """The asked unit, or the one in which the first and the last time are dates from 2000 to 2100."""
-    if not is_number(date := found.first(form.time)):
+    if not is_number(date := table.first(form.time)):
         with suppress(ValueError):
             ns_of(date)
             form = replace(form, unit="datetime", doubtful=False)
-    if asked.time_unit is not None:
+    if options.time_unit is not None:
         if form.unit == "datetime":
-            what = f"{form.time} is a date and time, expected no --time-unit (it is {asked.time_unit})"
-            raise TraceError(f"{found.path}: {what}")
-        return replace(form, unit=asked.time_unit, doubtful=False)
-    ends = [float_of(str(rows.first(form.time))) for rows in (found, replace(found, rows=found.rows[::-1]))]
+            what = f"{form.time} is a date and time, expected no --time-unit (it is {options.time_unit})"
+            raise TraceError(f"{table.path}: {what}")
+        return replace(form, unit=options.time_unit, doubtful=False)
+    ends = [float_of(str(rows.first(form.time))) for rows in (table, replace(table, rows=table.rows[::-1]))]
     is_open = form.unit in ("s", "ms")
     for unit, ticks in TICKS_PER_SECOND.items() if is_open else ():
         if all(DATES[0] <= end / ticks <= DATES[1] for end in ends):
@@ -176,7 +176,7 @@ def doubt(time: Ticks, form: Format, warnings: list[str]) -> None:
 
 def arrivals(cells: Cells, form: Format, warnings: list[str]) -> list[Any]:
     """Ticks."""
-    values = cells.found.values(form.time)
+    values = cells.rows.values(form.time)
     if form.unit != "datetime":
         return cells.column(form.time, TICK, values=values)
     zoned = [ZONE.search(str(value)) is not None for value in values if not is_missing(value)]
@@ -194,13 +194,13 @@ def waits(
         return {}
     units = TICKS_PER_SECOND[form.wait_unit]
     read = read_date if form.unit == "datetime" else TICK
-    known = []
+    since = []
     for moment, wait in ((form.first, form.ttft), (form.end, form.e2el)):
         moments = cells.column(moment, read, True, math.nan)
-        after = np.array([at - begin for at, begin in zip(moments, time, strict=True)], np.float64) / form.ticks
+        after = np.array([tick - begin for tick, begin in zip(moments, time, strict=True)], np.float64) / form.ticks
         lasting = np.array(cells.column(wait, TICK, True, math.nan), np.float64) / units
-        known.append(np.where(answered, np.where(np.isnan(after), lasting, after), math.nan))
-    first, end = known
+        since.append(np.where(answered, np.where(np.isnan(after), lasting, after), math.nan))
+    first, end = since
     decode = np.array(cells.column(form.decode, TICK, True, math.nan), np.float64)
     if np.isfinite(decode).any():
         end = np.where(np.isnan(first), end, first + np.nan_to_num(decode) / units)
@@ -216,7 +216,7 @@ def waits(
         return f"{moments} after {form.time}, expected the first token from there on and the end after it"
 
     cells.complain(odd, complaint)
-    if form.own:  # the gateway did not see the first token
+    if form.is_log:  # the gateway did not see the first token
         first[(first == end) & (num_output > 1)] = math.nan
     return dict(zip(MEASURED, (first, end), strict=True))
 
@@ -243,7 +243,7 @@ def read_date(key: str, value: Any) -> int:
     return tick
 
 
-def read_number(key: str, value: Any, least: int = 0, most: int = MAX_TICK, whole: bool = False) -> int | float:
+def read_number(key: str, value: Any, least: int = 0, high: int = MAX_TICK, whole: bool = False) -> int | float:
     """From a number or text."""
     number = value
     if isinstance(value, str) and "_" not in value:
@@ -252,10 +252,10 @@ def read_number(key: str, value: Any, least: int = 0, most: int = MAX_TICK, whol
                 number = kind(value)
                 break
     if isinstance(number, bool) or not isinstance(number, int | float):
-        found = "missing" if is_missing(value) else shown(value)
-        raise BadRowError(f"{key} is {found}, expected a number of at least {least}")
-    if not least <= number <= most:
-        top = "a finite number" if number != number or number == math.inf else f"at most {most}"
+        text = "missing" if is_missing(value) else shown(value)
+        raise BadRowError(f"{key} is {text}, expected a number of at least {least}")
+    if not least <= number <= high:
+        top = "a finite number" if number != number or number == math.inf else f"at most {high}"
         limit = f"at least {least}" if number < least else top
         raise BadRowError(f"{key} is {shown(value)}, expected {limit}")
     if whole and number % 1 != 0:
@@ -264,7 +264,7 @@ def read_number(key: str, value: Any, least: int = 0, most: int = MAX_TICK, whol
 
 
 def quick_numbers(
-    values: list[Any], least: int = 0, most: int = MAX_TICK, whole: bool = False
+    values: list[Any], least: int = 0, high: int = MAX_TICK, whole: bool = False
 ) -> list[Any] | None:  # fmt: skip
     """All values as by `read_number`; None if one needs a closer look."""
     kinds = set(map(type, values))
@@ -278,7 +278,7 @@ def quick_numbers(
         return None
     with suppress(OverflowError):
         array = np.array(values, np.int64 if kinds == {int} else np.float64)
-        if array.min() >= least and array.max() <= most and not (whole and kinds != {int} and (array % 1).any()):
+        if array.min() >= least and array.max() <= high and not (whole and kinds != {int} and (array % 1).any()):
             return list(map(int, values)) if whole and kinds != {int} else values
     return None
 
@@ -292,30 +292,30 @@ def read_gaps(key: str, value: Any) -> tuple[float, ...]:
 
 def read_flag(key: str, value: Any) -> bool:
     """Also as text."""
-    found = {"true": True, "false": False}.get(str(value).lower())
-    if found is None:
+    flag = {"true": True, "false": False}.get(str(value).lower())
+    if flag is None:
         raise BadRowError(f"{key} is {shown(value)}, expected true or false")
-    return found
+    return flag
 
 
 def read_hash_ids(key: str, value: Any) -> list[Any]:
     """A prompt's block ids, also as JSON text."""
-    found = value
+    ids = value
     if isinstance(value, str):
         with suppress(ValueError):
-            found = json_of(value)
-    if not isinstance(found, list):
+            ids = json_of(value)
+    if not isinstance(ids, list):
         raise BadRowError(f"{key} is {shown(value)}, expected a list")
-    return found
+    return ids
 
 
 TICK = partial(read_number)
-COUNT = partial(read_number, most=MAX_LENGTH, whole=True)
+COUNT = partial(read_number, high=MAX_LENGTH, whole=True)
 # Readers of checked optional columns.
 CHECKED: dict[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(COUNTS, partial(read_number, least=1, most=MAX_LENGTH, whole=True)),
+    **dict.fromkeys(COUNTS, partial(read_number, least=1, high=MAX_LENGTH, whole=True)),
     **dict.fromkeys(("deadline", "due", "chunks", *CLIENT.values()), TICK),
-    "priority": partial(read_number, least=-MAX_WHOLE, most=MAX_WHOLE, whole=True),
+    "priority": partial(read_number, least=-MAX_WHOLE, high=MAX_WHOLE, whole=True),
     "diffusion_read_only": read_flag,
     "hash_ids": read_hash_ids,
     "gaps": read_gaps,

@@ -60,15 +60,15 @@ def _by_hashes(trace: Trace, copies: list[int]) -> Prefixes:
 
 
 def _names(lists: Sequence[Sequence[object]], copies: list[int]) -> list[Names]:
-    known: dict[tuple[int, str], int] = {}
+    numbers: dict[tuple[int, str], int] = {}
     names: list[Names] = []
     for ids, copy in zip(lists, copies, strict=True):
         name = -1 - copy
-        own = []
+        prefix = []
         for value in ids:
-            name = known.setdefault((name, str(value)), len(known))
-            own.append(name)
-        names.append(own)
+            name = numbers.setdefault((name, str(value)), len(numbers))
+            prefix.append(name)
+        names.append(prefix)
     return names
 
 
@@ -86,15 +86,15 @@ def _by_sessions(trace: Trace) -> Prefixes:
     named = []
     lengths = zip(trace.input_length.tolist(), trace.output_length.tolist(), strict=True)
     for session, (prompt, answer) in zip(trace.extras["session_id"], lengths, strict=True):
-        own: Names = []
+        blocks: Names = []
         if session is not None:
             before, answered, theirs = last.get(str(session), (0, 0, []))
             common = before + answered if prompt >= before + answered else before if prompt >= before else 0
-            own = theirs[: common // block]
-            more = -(-(prompt + answer) // block) - len(own)
-            own = own + list(range(fresh, fresh + more))
+            blocks = theirs[: common // block]
+            more = -(-(prompt + answer) // block) - len(blocks)
+            blocks = blocks + list(range(fresh, fresh + more))
             fresh += more
-            last[str(session)] = prompt, answer, own
-        names.append(own)
+            last[str(session)] = prompt, answer, blocks
+        names.append(blocks)
         named.append(0 if session is None else prompt + answer)
     return Prefixes(block, names, named)

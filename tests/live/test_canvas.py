@@ -28,7 +28,6 @@ from dsim.live.canvas import Canvas, CanvasCache, accept
 from dsim.live.canvas_executor import CanvasExecutor, KeyedChance
 from dsim.live.canvas_graphs import GraphCanvasCache, padded
 from dsim.live.canvas_model import CanvasModel, Renoise, canvas_config, read_canvas_model
-from dsim.live.prompts import random_prompts
 from dsim.live.weights import source_of
 from dsim.profiler import measure, measure_canvas
 from dsim.profiler.clocks import Clocks

@@ -54,7 +54,7 @@ def test_a_page_shows_the_overhead_of_caches_where_there_is_one(profile: Profile
     cache_overhead = (CacheOverhead("MaskKV", "full", 0.00125, 2e-6),)
     own = drawn(replace(profile, latency=replace(profile.latency, cache_overhead=cache_overhead)), log)
     assert '<tr><th scope="row" class="words">MaskKV</th><td class="words">full</td><td>1.25</td><td>2</td></tr>' in own
-    assert "Overhead of" in own
+    assert "Overhead of full-sequence caches" in own
     assert "Overhead of" not in html
 
 
