@@ -143,8 +143,8 @@ import sys
 from dsim.live.cache import PagedCache
 from dsim.live.forward import Forward
 from dsim.live.measure import Shape, measure, measure_evicting
-from dsim.profiler.measure import open_model, serve_journal
-loaded = open_model("tiny", "cpu")
+from dsim.profiler.measure import Loaded, serve_journal
+loaded = Loaded.open("tiny", "cpu")
 weight = loaded.model.embedding.weight
 forward = Forward(loaded.model, PagedCache(loaded.model.config, 16, 64, "cpu", weight.dtype))
 if sys.argv[1] == "journal":
@@ -157,11 +157,10 @@ else:
 MEASURE = """
 import json, sys
 from dsim import profile
-from dsim.report.profile_words import fitted_lines
 budget, samples, options = sys.argv[1:]
 measured = profile(budget=float(budget.removesuffix("s")), force=True, **json.loads(options))
 measured.to_frame().to_csv(samples, index=False)
-print(f"{measured.profile.description}: {measured.profile.verdict}", *fitted_lines(measured.profile), sep="\\n")
+print(measured)
 print(*(f"Not valid: {doubt}" for doubt in measured.doubts), sep="\\n")
 """
 POLICIES = ("ar", "lmdeploy-bd32", "chunk:8", "optimus", "focus")  # to validate

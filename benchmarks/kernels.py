@@ -732,7 +732,7 @@ def main() -> int:
         """After every case: the run may be cut short."""
         found = {
             "schema": 1, "smoke": options.smoke, **where, "repeats": REPEATS, "ceilings": ceiling,
-            "state": clock.state.state(), "seconds": time.monotonic() - begin, "left": left, "cases": rows,
+            "state": clock.state.quantities(), "seconds": time.monotonic() - begin, "left": left, "cases": rows,
         }  # fmt: skip
         if options.json:
             options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

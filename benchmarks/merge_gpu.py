@@ -21,7 +21,7 @@ from dsim.benchmarks.gpu import STAGES
 from dsim.benchmarks.vllm_cpu_table import put
 from dsim.engine.errors import DsimError
 from dsim.profiler.profile import Profile, load, save
-from dsim.report.profile_words import fitted_lines
+from dsim.report.profile import Profiled
 
 ROOT = Path(__file__).resolve().parents[1]
 METRICS = ("e2el", "tpot", "ttft")
@@ -232,7 +232,7 @@ def validation_in_short(found: dict[str, Any], device: str) -> str:
 def of_profile(profile: Profile) -> list[str]:
     """As `dsim profile` prints it, and the device's state by round."""
     settings = profile.provenance.settings
-    lines = [line for line in fitted_lines(profile) if not line.startswith("pieces")]
+    lines = [f"{name}: {text}" for name, text in Profiled(profile).page().facts if name != "pieces"]
     lines += [f"clocks    {profile.provenance.clocks}"] if profile.provenance.clocks else []
     lines += [f"block     {block}" for block in str(settings.get("blocks", "")).split("; ") if block]
     lines += [f"Not valid: {doubt}" for doubt in profile.fit.doubts]

@@ -1,8 +1,7 @@
 """dsim profile: measure a profile here, fit one to a step log, or derive one from data sheets."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import date
 from functools import partial
@@ -13,15 +12,14 @@ from typing import Annotated as A
 from ..engine.errors import DsimError
 from ..files.duration import seconds_of
 from ..files.read import printable, quoted
-from ..files.write import check_file, tell, write_whole
+from ..files.write import check_file, write_whole
 from . import questions as q
 from .answer import Answer
 from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
-    from ..profiler.canvas import Opened
-    from ..profiler.profile import Profile
-    from ..report.profiled import Profiled
+    from ..profiler.measure import Opened
+    from ..report.profile import Profiled
 
 PAGE = 7.0  # s, to start and to write the page
 
@@ -88,44 +86,28 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
     force: A[bool, q.OVERWRITE] = False
 
     def answer(self, watch: Watch) -> "Answer[Profiled]":
-        from ..profiler import hardware, models
         from ..profiler.profile import save
         from ..report.html import to_html
-        from ..report.profile_words import derived_facts, derived_lines, fitted_lines
 
-        file, page, samples = self._files(watch)
+        file, page, steps = self._files(watch)
         name = "" if file is None else printable(file.stem)
-        doubts: list[str] = []
         if self.roofline is not None:
-            done = self._derived(self.roofline, name)
+            profiled = self._derived(self.roofline, name, watch.command())
         elif self.from_log is not None:
-            done, doubts = self._fitted(Path(self.from_log), name)
-            watch.warn(doubts)
+            profiled = self._fitted(Path(self.from_log), name, watch)
         else:
-            done = self._measured(watch, file, name, PAGE if page is not None else 0.0)
+            profiled = self._measured(watch, name, PAGE if page is not None else 0.0)
         if file is not None:
-            save(done.profile, file, self.force or done.is_measured)  # this measurement wrote it
-        if page is not None and done.steps is not None:
-            write_whole(page, to_html(done.page(watch.command())))
-        if samples is not None:
-            write_whole(samples, done.to_frame().to_csv(index=False))
-        written = [str(path) for path in (file, page, samples) if path is not None]
-        profile = done.profile
-        lines = [f"{profile.description}: {profile.verdict}"]
-        if self.roofline is not None:
-            assert self.model is not None
-            facts = derived_facts(profile, hardware.gpu(self.roofline), models.model(self.model), self.tp)
-            lines += ["  " + line for line in derived_lines(profile, facts)]
-            json = {**facts, "written": written[0] if written else None}
-        else:
-            lines += ["  " + line for line in fitted_lines(profile)]
-            if self.from_log is not None:
-                measured = f"{profile.frontend * 1e3:.3g} ms between a client and the engine, by {self.client}"
-                lines.append(f"  front end {'not measured: 0 (--client)' if self.client is None else measured}")
-            lines += ["Not valid: " + line for line in done.doubts]
-            json = {**done.to_json(), "doubts": done.doubts, "written": written}
-        lines += [f"Wrote {', '.join(written)}"] if written else []
-        return Answer(value=done, json=json, lines=lines, code=int(bool(done.doubts)))
+            save(profiled.profile, file, self.force)
+        if page is not None:
+            write_whole(page, to_html(profiled.page()))
+        if steps is not None:
+            write_whole(steps, profiled.to_frame().to_csv(index=False))
+        written = ", ".join(str(path) for path in (file, page, steps) if path is not None)
+        return Answer(
+            value=profiled, json=profiled.to_json(), page=profiled.page, lines=[f"Wrote {written}"] if written else [],
+            code=int(bool(profiled.doubts)),
+        )  # fmt: skip
 
     def _files(self, watch: Watch) -> tuple[Path | None, Path | None, Path | None]:
         """The profile's, its page's and its steps'; DsimError before minutes of measuring."""
@@ -139,23 +121,22 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
         if self.out is None and is_fit and not watch.in_python:
             raise DsimError("--out is missing: a fitted profile is written to a file (-o FILE)")
         file = None if self.out is None else Path(self.out)
-        page = samples = None
+        page = steps = None
         if file is not None and file.name and is_fit and not watch.in_python:
             page = file.with_suffix(".html")
-            samples = file.with_suffix(".csv") if self.from_log is None else None
-        if file is not None and file in (page, samples):
+            steps = file.with_suffix(".csv") if self.from_log is None else None
+        if file is not None and file in (page, steps):
             raise DsimError(f"--out is {file}, as its page or steps, expected another name, such as {file.stem}.json")
-        for path in filter(None, (file, page, samples)):
+        for path in filter(None, (file, page, steps)):
             check_file(path, force=self.force)
-        return file, page, samples
+        return file, page, steps
 
-    def _measured(self, watch: Watch, file: Path | None, name: str, for_page: float) -> "Profiled":
+    def _measured(self, watch: Watch, name: str, for_page: float) -> "Profiled":
         from ..live.config_file import named  # loads PyTorch, as the next
-        from ..profiler.canvas import LoadedCanvas, open_any
-        from ..profiler.measure import profile_model
+        from ..profiler.measure import LoadedCanvas, open_any, profile_model
         from ..profiler.measure_canvas import profile_canvas
         from ..profiler.profile import load
-        from ..report.profiled import Profiled
+        from ..report.profile import Profiled
 
         for threshold in self.thresholds:
             if not (isinstance(threshold, float | int) and 0 < threshold <= 1):
@@ -172,41 +153,39 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
                 profile_model, loaded, thresholds=self.thresholds, temperature=self.temperature, yields=lender,
                 both_ways=self.full_sequence, eos=self.eos,
             )  # fmt: skip
-        with ExitStack() as stack:
-            total = self.budget
-            bar = stack.enter_context(watch.bar("measuring", "s", round(total)))
-            keep = stack.enter_context(_keeping(file))
+        total = self.budget
+        with watch.bar("measuring", "s", round(total)) as bar:
             profile, evidence = measure(
                 name=name or printable(Path(self.model).name if self.model else loaded.model.config.name),
                 budget=max(total / 2, total - (time.monotonic() - begin) - for_page), workloads=workloads,
-                max_batch=self.max_batch, seed=self.seed, tokenizer=self.tokenizer, keep=keep,
+                max_batch=self.max_batch, seed=self.seed, tokenizer=self.tokenizer,
                 on_progress=lambda what, share: bar.update(round(share * total), note=what, rest=(1 - share) * total),
             )  # fmt: skip
-        return Profiled(profile, evidence.steps, evidence.logs, evidence.served, is_measured=True)
+        return Profiled(profile, None, watch.command(), evidence)
 
-    def _derived(self, gpu: str, name: str) -> "Profiled":
-        from ..profiler import hardware, models
+    def _derived(self, gpu_name: str, name: str, command: str) -> "Profiled":
+        from ..profiler import models
+        from ..profiler.hardware import gpu
         from ..profiler.precision import precision
         from ..profiler.profile import load
-        from ..profiler.roofline import roofline
-        from ..report.profiled import Profiled
+        from ..profiler.roofline import roofline, sheet_of
+        from ..report.profile import Profiled
 
         if self.model is None:
             raise DsimError(f"--model is missing, expected one of {', '.join(models.MODELS)}")
-        sheet, shape = hardware.gpu(gpu), models.model(self.model)
-        return Profiled(
-            roofline(
-                sheet, shape, self.tp, graphs=not self.eager, name=name or None, date=date.today().isoformat(),
-                generates=models.family(shape, models.architecture_of(self.model)),
-                yields=load(self.yields).commits if self.yields else (),
-                precision=precision(self.model, self.weights, self.kv),
-            )
+        shape = models.model(self.model)
+        kind = precision(self.model, self.weights, self.kv)
+        profile = roofline(
+            gpu(gpu_name), shape, self.tp, graphs=not self.eager, name=name or None, date=date.today().isoformat(),
+            generates=models.family(shape, models.architecture_of(self.model)),
+            yields=load(self.yields).commits if self.yields else (), precision=kind,
         )  # fmt: skip
+        return Profiled(profile, sheet_of(profile, gpu(gpu_name), kind), command)
 
-    def _fitted(self, path: Path, name: str) -> "tuple[Profiled, list[str]]":
-        """With its doubts."""
+    def _fitted(self, path: Path, name: str, watch: Watch) -> "Profiled":
+        from ..profiler.samples import Evidence
         from ..profiler.steplog import of_random_tokens, profile_of_log, read_log
-        from ..report.profiled import Profiled
+        from ..report.profile import Profiled
 
         log, frontend = read_log(path), 0.0
         if self.client is not None:
@@ -215,14 +194,13 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
 
             frontend = frontend_of(log, read_client(Path(self.client)))
         profile = profile_of_log(log, name or printable(path.stem), str(path), frontend)
-        key = log.header.workload, log.header.threshold
-        doubts = [f"{path}: {why}" for why in filter(None, [of_random_tokens(log)])]
-        return Profiled(profile, log.steps, {key: log.commits} if len(log.commits) else {}), doubts
+        if doubt := of_random_tokens(log):
+            watch.warn([f"{path}: {doubt}"])
+        return Profiled(profile, None, watch.command(), Evidence(log.steps))
 
     def _workloads(self, loaded: "Opened") -> Mapping[str, str]:
         """Prompt files by workload."""
-        from ..profiler.canvas import LoadedCanvas
-        from ..profiler.measure import default_workloads
+        from ..profiler.measure import LoadedCanvas, default_workloads
 
         if isinstance(loaded, LoadedCanvas):
             for name in ("full_sequence", "eos"):
@@ -238,24 +216,3 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
             workload, equals, file = text.partition("=")
             workloads[workload if equals else printable(Path(text).stem)] = file if equals else text
         return workloads
-
-
-@contextmanager
-def _keeping(file: Path | None) -> "Iterator[Callable[[Profile], object]]":
-    """Saves the profile so far; a later failure's message names the file."""
-    from ..profiler.profile import save
-
-    is_saved = False
-
-    def keep(so_far: "Profile") -> None:
-        nonlocal is_saved
-        if file is not None:
-            save(so_far, file, True)
-            is_saved = True
-
-    try:
-        yield keep
-    except BaseException:
-        if is_saved:
-            tell(f"{file} holds the profile of what was measured before")
-        raise

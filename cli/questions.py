@@ -64,7 +64,7 @@ EMIT = Opt(
 PROFILE = Opt("A profile file, or one that `dsim profiles` lists.", "P", "Policy and profile", values=profiles)
 YIELD = Opt(
     "A yield in place of the profile's commit models: tokens a denoise step (3.2), per-forward:X, "
-    "processed-per-token:X, a .csv by threshold, or a step log.", "Y", "Policy and profile", ("--yield",),
+    "a .csv by threshold, or a step log.", "Y", "Policy and profile", ("--yield",),
 )  # fmt: skip
 OVERWRITE = Opt("Overwrite the file.", "", "Output")
 LENGTHS = Opt(

@@ -127,7 +127,7 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["RunResult"]):
             warn_of_yields(watch, scenario)
             return behind
         from ..live.config_file import named  # loads PyTorch
-        from ..profiler.canvas import open_any
+        from ..profiler.measure import open_any
         from ..profiler.profile import load
 
         profile = None if self.profile is None else load(self.profile)

@@ -1,8 +1,9 @@
 """dsim trace: inspect, convert and synthesise traces."""
 
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from typing import Annotated as A
 
 from ..engine.errors import TraceError
@@ -12,6 +13,9 @@ from .answer import Answer
 from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..report.page import Page
     from ..traces import Trace
 
 
@@ -35,10 +39,10 @@ class InfoQuestion(ReadsTrace):
 
     def answer(self, watch: Watch) -> Answer[None]:
         from ..traces import describe
-        from ..traces.words import table
 
-        facts = describe(self.read(self.trace))
-        return Answer(value=None, json=facts, lines=[table(facts)])
+        trace = self.read(self.trace)
+        facts = describe(trace)
+        return Answer(value=None, json=facts, page=partial(info_page, trace, facts))
 
 
 @dataclass(frozen=True)
@@ -58,13 +62,12 @@ class ConvertQuestion(ReadsTrace):
         from ..files.write import check_file
         from ..traces import write
         from ..traces.hashes import with_hash_ids
-        from ..traces.words import dropped
 
         check_file(self.out, force=self.force)
         trace = with_hash_ids(self.read(self.source))
         watch.warn(trace.notes.warnings)
         notes = trace.notes
-        how = f"from {notes.num_rows:,} rows of {notes.format}{dropped(trace)}"
+        how = f"from {notes.num_rows:,} rows of {notes.format}{notes.left_out}"
         return _wrote(write(trace, self.out, force=self.force), trace, how)
 
 
@@ -87,7 +90,7 @@ class SynthQuestion(Question[None]):
             "then ,max_tokens=N: a limit for all.", "L", "Traffic",
         ),
     ] = "sharegpt"  # fmt: skip
-    num_requests: A[int | None, Opt("Number of requests; 1000 by default.", "N", "Traffic")] = None
+    num_requests: A[int, Opt("Number of requests.", "N", "Traffic")] = 1000
     seed: A[int, Opt("Same seed, same trace.", "S", "Execution")] = 0
     force: A[bool, q.OVERWRITE] = False
 
@@ -111,3 +114,41 @@ class SynthQuestion(Question[None]):
 def _wrote(path: Path, trace: "Trace", how: str) -> Answer[None]:
     line = f"Wrote {path} ({len(trace):,} request{'' if len(trace) == 1 else 's'}, {how})"
     return Answer(value=None, json={"written": str(path)}, lines=[line])
+
+
+def info_page(trace: "Trace", facts: "Mapping[str, Any]") -> "Page":
+    """A trace's facts, without those that it is too short for."""
+    from ..report.page import Page, Section
+    from ..report.page import table as grid
+
+    rows = {"requests": f"{len(trace):,} of {trace.notes.num_rows:,} rows{trace.notes.left_out}"}
+    if facts["rate"] is not None:
+        rows["rate"] = f"{facts['rate']:.3g} req/s for {facts['duration']:,.1f} s"
+    if facts["cv"] is not None:
+        burst = f" (burstiness {facts['cv'] ** -2:.2f})" if facts["cv"] else ""
+        rows["gap CV"] = f"{facts['cv']:.2f}{burst}"
+    fanos = [f"{factor:.3g} in {window} s" for window, factor in facts["fano"].items() if factor is not None]
+    rows["Fano factor"] = ", ".join(fanos)
+    for name in ("minute", "hour"):
+        if rates := facts[f"by_{name}"]:
+            rows[f"by {name}"] = (
+                f"p50 {rates['p50']:.3g}, p90 {rates['p90']:.3g}, peak {rates['peak']:.3g} req/s: "
+                f"{rates['peak'] / rates['mean']:.2f} x mean, {name} {rates['peak_at'] + 1} of {rates['num']:,}"
+            )
+    if facts["zero_gaps"]:
+        rows["gaps of 0"] = f"{facts['zero_gaps']:.1%}, the longest {facts['longest_gap']:.1f} s"
+    if facts["repeated_hash_ids"] is not None:
+        rows["prefix reuse"] = f"{facts['repeated_hash_ids']:.1%} of prompt blocks come again"
+    rows["also"] = ", ".join(facts["extras"])
+    heads = ("mean", "std", "p50", "p90", "p99", "max", "total")
+    lengths = [
+        [name, *(f"{facts[f'{name}_length'][head]:,.0f}" for head in heads)] for name in ("input", "output")
+    ]  # fmt: skip
+    return Page(
+        name=f"dsim trace: {trace.name}",
+        question="What is in the trace?",
+        answer=f"{trace.name} ({trace.notes.format})",
+        facts=tuple((name, text) for name, text in rows.items() if text),
+        sections=(Section("Tokens", (grid(("tokens", *heads), lengths),)),),
+        notes=trace.notes.warnings,
+    )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..device.validate import Cell, Validated
     from ..engine.policy import Policy
     from ..planner.given import PolicyLike, ProfileLike, TraceLike
-    from ..profiler.canvas import Opened
+    from ..profiler.measure import Opened
     from ..profiler.profile import Profile
     from ..results.scenario import Scenario
     from ..sim.twin import Progress
@@ -123,8 +123,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
             raise DsimError(f"{' and '.join(specs)}: expected policies of full-sequence models, or none of these")
         from ..live.config_file import named  # loads PyTorch, as the next
         from ..live.sampling import Sampling
-        from ..profiler.canvas import LoadedCanvas, open_any
-        from ..profiler.measure import seconds_to_compile
+        from ..profiler.measure import LoadedCanvas, open_any, seconds_to_compile
         from ..profiler.profile import load, save
 
         name, settings = named(self.model, self.random_weights, self.mask_token_id, self.block_length)
@@ -206,8 +205,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         )  # fmt: skip
 
     def _measured(self, loaded: "Opened", policies: "Sequence[Policy]", both_ways: bool, on_progress: Any) -> "Profile":
-        from ..profiler.canvas import LoadedCanvas
-        from ..profiler.measure import default_workloads, profile_model
+        from ..profiler.measure import LoadedCanvas, default_workloads, profile_model
         from ..profiler.measure_canvas import profile_canvas
         from ..profiler.profile import load
 

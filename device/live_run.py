@@ -83,7 +83,7 @@ def live_run(
     from ..live.config_file import named  # they load PyTorch
     from ..live.sampling import Sampling
     from ..live.weights import is_canvas
-    from ..profiler.canvas import open_any
+    from ..profiler.measure import open_any
 
     sampling = Sampling(temperature, first.seed) if temperature else None
     if sampling is not None and graphs:

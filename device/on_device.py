@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from ..live.prompts import Prompts
     from ..live.sampling import Sampling
     from ..live.session import Serving
-    from ..profiler.canvas import LoadedCanvas, Opened
-    from ..profiler.measure import Loaded
+    from ..profiler.measure import Loaded, LoadedCanvas, Opened
 
 COMMITS = ("model", "twin")
 
@@ -107,7 +106,7 @@ class LiveSetting:
                         if result.totals.host.count
                     },
                     made_ready={result.policy.name: result.num_made_ready for result in results},
-                    settings=settings | self.loaded.clocks.found(),
+                    settings=settings | self.loaded.clocks.quantities(),
                 ),
             }
             return fields if self.profile is not None else fields | {"profiles": {}, "notes": ()}
@@ -144,7 +143,7 @@ def serving_on(
 
 def check_live(scenario: Scenario, loaded: Opened, profile: Profile | None, commits: str) -> None:
     """DsimError unless the device can run it."""
-    from ..profiler.canvas import LoadedCanvas
+    from ..profiler.measure import LoadedCanvas
 
     policy = scenario.parsed_policy()
     if scenario.ends_at_eos:

@@ -129,10 +129,9 @@ def formats() -> str:
     out = _head("Trace formats", "Recognised by their keys, in this order; [Your traffic](../traces.md) says more.")
     out += ["| format | time | unit | input | output | kept besides |", "|---|---|---|---|---|---|"]
     for form in FORMATS.values():
-        inputs = f"`{form.input}`" + (f" or `{form.text}`" if form.text else "")
         unit = "date and time" if form.unit == "datetime" else form.unit
         kept = ", ".join(f"`{key}`" for key in form.extras)
-        out.append(f"| `{form.name}` | `{form.time}` | {unit} | {inputs} | `{form.output}` | {kept} |")
+        out.append(f"| `{form.name}` | `{form.time}` | {unit} | `{form.input}` | `{form.output}` | {kept} |")
     out += ["", "dsim writes `timestamp` (ms), `input_length` and `output_length`, and of these what a trace has: "]
     return "\n".join([*out, ", ".join(f"`{key}`" for key in OPTIONAL) + ".", ""])
 

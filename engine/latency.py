@@ -1,7 +1,7 @@
 """The latency of a step: a latency model applied to the step's features."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -13,6 +13,7 @@ from .records import F8, I8, Bool, Record, Table, columns_of, table
 from .state import COUNTERS, DECODE_STEP, MASKED, ROWS, Counters, Marks, Replica, Status
 
 _AT_ONCE = 4096  # steps
+DERIVED = {"stored": False}  # a field that a profile takes from its model
 POWERS_TO = 256  # captured sizes: powers of two up to here, then multiples
 
 
@@ -277,11 +278,11 @@ class LatencyModel:
     graph_tokens: int = 0  # 0: no capture
     overlap: bool = False  # the device hides host_step and host_request
     cache_overhead: tuple[CacheOverhead, ...] = ()  # of full-sequence caches
-    layers: int = 0  # of the model; 0: unknown
+    layers: int = field(default=0, metadata=DERIVED)  # of the model; 0: unknown
     captured_evictions: bool = False  # as two graphs
     window_attention: float = 0.0  # s per query-key pair, all layers with a window
     window_kv_read: float = 0.0  # s per key, all layers with a window
-    window: int = 0  # tokens that layers with a window see; 0: none
+    window: int = field(default=0, metadata=DERIVED)  # tokens that layers with a window see; 0: none
     dense_from: int = 0  # queries of a key; 0: all pairs cost the same
     dense_attention: float = 0.0  # s per further query-key pair
     window_dense_attention: float = 0.0  # ... in layers with a window

@@ -85,23 +85,9 @@ class Prefixes:
     """
 
     def __init__(self, block: int, names: Sequence[Sequence[int]], named: Sequence[int]) -> None:
-        self._set(block, list(chain.from_iterable(names)), list(map(len, names)), named)
-
-    @classmethod
-    def flat(
-        cls, block: int, names: Sequence[int] | Ints, counts: Sequence[int] | Ints, named: Sequence[int] | Ints
-    ) -> "Prefixes":
-        """From all requests' names, concatenated, with counts."""
-        made = cls.__new__(cls)
-        made._set(block, names, counts, named)
-        return made
-
-    def _set(
-        self, block: int, names: Sequence[int] | Ints, counts: Sequence[int] | Ints, named: Sequence[int] | Ints
-    ) -> None:
         self.block = block
-        self.offsets = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])  # first name of each request
-        self.names = np.array(names, np.int64)
+        self.offsets = np.concatenate([[0], np.cumsum([len(each) for each in names], dtype=np.int64)])  # of requests
+        self.names = np.array(list(chain.from_iterable(names)), np.int64)
         self.named = np.array(named, np.int64)
         self.cached = np.zeros(len(named), np.int64)
         assert (self.named <= np.diff(self.offsets) * block).all(), "more tokens are named than there are names for"

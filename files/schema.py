@@ -2,7 +2,7 @@
 
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -29,22 +29,19 @@ class FileObject:
         if not isinstance(value, dict | Mapping):  # the dict check is faster
             raise error(f"{path}: {name or 'the file'} is {shown(value)}, expected an object")
         self.values: dict[str, Any] = {**(optional or {}), **value}
-        known = dict.fromkeys((*(keys or ()), *(optional or ())))
-        if keys is None or known.keys() == self.values.keys():
+        expected = dict.fromkeys((*(keys or ()), *(optional or ())))
+        if keys is None or expected.keys() == self.values.keys():
             return
         for key in value:
-            if key not in known:
-                hint = did_you_mean(str(key), known)
-                raise error(f"{path}: {self._key(cut(key))} is unknown{hint}, expected keys {', '.join(known)}")
-        for key in known:
+            if key not in expected:
+                hint = did_you_mean(str(key), expected)
+                raise error(f"{path}: {self._key(cut(key))} is unknown{hint}, expected keys {', '.join(expected)}")
+        for key in expected:
             if key not in self.values:
-                raise error(f"{path}: {self._key(key)} is missing, expected keys {', '.join(known)}")
+                raise error(f"{path}: {self._key(key)} is missing, expected keys {', '.join(expected)}")
 
     def text(self, key: str, *choices: str) -> str:
         return cast(str, self._plain(key, self.values.get(key), str, Choice(choices) if choices else None))
-
-    def flag(self, key: str) -> bool:
-        return cast(bool, self.get(key, bool))
 
     def integer(self, key: str, bounds: Range = NATURAL) -> int:
         return cast(int, self._plain(key, self.values.get(key), int, bounds))
@@ -75,11 +72,13 @@ class FileObject:
     def read(self, kind: type[T], **known: Any) -> T:
         """A dataclass, checked by types and declared Range or Choice. known: fields already read."""
         hints = _hints(cast(Any, kind))
-        return kind(**{name: known[name] if name in known else self.get(name, hints[name]) for name in names(kind)})
+        return kind(
+            **{name: known[name] if name in known else self.get(name, hints[name]) for name in _keys(cast(Any, kind))}
+        )
 
     def error(self, key: str, value: object, expected: str) -> DsimError:
-        found = shown(value) if value is not None or key.partition("[")[0] in self.values else "missing"
-        return self._error(f"{self.path}: {self._key(key)} is {found}, expected {expected}")
+        text = shown(value) if value is not None or key.partition("[")[0] in self.values else "missing"
+        return self._error(f"{self.path}: {self._key(key)} is {text}, expected {expected}")
 
     def _as(self, key: str, value: object, hint: Any, bounds: Bounds) -> Any:
         if hint in WORDS:
@@ -92,16 +91,16 @@ class FileObject:
         if origin in (list, tuple):
             is_fixed = origin is tuple and arguments[-1] is not Ellipsis
             items = self._items(key, value, len(arguments) if is_fixed else None)
-            found = self._plain_items(items, arguments[0], bounds) if len({*arguments} - {...}) == 1 else None
-            if found is None:
+            values = self._plain_items(items, arguments[0], bounds) if len({*arguments} - {...}) == 1 else None
+            if values is None:
                 kinds = arguments if is_fixed else [arguments[0]] * len(items)
-                found = [self._as(f"{key}[{i}]", item, kinds[i], bounds) for i, item in enumerate(items)]
-            return found if origin is list else tuple(found)
+                values = [self._as(f"{key}[{i}]", item, kinds[i], bounds) for i, item in enumerate(items)]
+            return values if origin is list else tuple(values)
         if origin in (dict, Mapping):
             part = self._section(key, value)
             return {name: part._as(name, item, arguments[1], bounds) for name, item in part.values.items()}
         if is_dataclass(hint):
-            return self._section(key, value, names(hint)).read(cast(Any, hint))
+            return read_as(cast(Any, hint), self.path, self._key(key), value, self._error)
         return self._plain(key, value, hint, bounds)
 
     def _plain_items(self, items: Sequence[Any], hint: Any, bounds: Bounds) -> list[Any] | None:
@@ -156,8 +155,33 @@ class FileObject:
         return cut(f"{self.name}.{key}" if self.name else key)
 
 
-def names(of: Any) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(of))
+def read_as(
+    kind: type[T], path: str, name: str, value: object, error: type[DsimError] = DsimError, head: Iterable[str] = ()
+) -> T:
+    """A dataclass from a file's value, whose fields with a default may be absent. head: other keys, already read."""
+    keys = _keys(cast(Any, kind))
+    needed = [*head, *(key for key, default in keys.items() if default is MISSING)]
+    optional = {key: default for key, default in keys.items() if default is not MISSING}
+    return FileObject(path, name, value, needed, optional=optional, error=error).read(kind)
+
+
+def stored(value: Any) -> Any:
+    """A dataclass as JSON types, as `read_as` reads it: a field with metadata is derived, and left out."""
+    if is_dataclass(value):
+        return {f.name: stored(getattr(value, f.name)) for f in fields(value) if not f.metadata}
+    if isinstance(value, dict):
+        return {key: stored(item) for key, item in value.items()}
+    return [stored(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+@cache
+def _keys(kind: Any) -> dict[str, Any]:
+    """The keys of a dataclass's object, and their defaults or MISSING."""
+    return {
+        f.name: f.default if f.default_factory is MISSING else f.default_factory()
+        for f in fields(kind)
+        if not f.metadata
+    }
 
 
 @cache

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..engine.errors import DsimError
 from ..traces import Trace
-from ..traces.stats import HOUR, MINUTE, busiest
+from ..traces.stats import HOUR, MINUTE, rates_of
 from .planned import Fleet, Growth, Peak
 
 PERIODS = {"year": 1.0, "month": 12.0, "week": 365.25 / 7}  # in a year
@@ -60,9 +60,9 @@ def growth_of(horizon: Horizon, fleet: Fleet) -> Growth:
 def peak_of(trace: Trace, rate: float, fleet: Fleet) -> Peak | None:
     """The busiest hour, or minute of a trace below two hours; None below two minutes."""
     for name, window in (("hour", HOUR), ("minute", MINUTE)):
-        found = busiest(trace.arrival, window)
-        if found is not None and found.num_windows > 1:
-            times = found.peak / found.mean
+        rates = rates_of(trace.arrival, window)
+        if len(rates) > 1:
+            times = float(rates.max() / rates.mean())
             return Peak(name, times, rate * times, _fleet_at(fleet, times))
     return None
 

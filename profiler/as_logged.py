@@ -23,9 +23,9 @@ def policy_of(header: Header) -> tuple[str, list[str]]:
         stated["canvas_length" if "canvas_length" in usual else "block_length"] = header.block_length
         if policy.unmasking.strategy == "low_confidence_dynamic":
             stated["threshold"] = header.threshold
-    given = [f"{name}={_spelled(value)}" for name, value in stated.items()
+    changes = [f"{name}={_spelled(value)}" for name, value in stated.items()
              if name in usual and value is not None and value != usual[name]]  # fmt: skip
-    spec = ",".join([header.preset, *given])
+    spec = ",".join([header.preset, *changes])
     parse(spec)
     return spec, [name for name in stated if name not in usual]
 

@@ -13,10 +13,7 @@ from .profile import digits
 from .samples import Floats
 
 REACH = 8.0  # positions
-# Standard deviations of the log-odds. REQUEST_SPREAD is solved for PAIR: at a mean of 2.8 tokens a step, requests'
-# steps per token have P90 / P50 = 3.0, which puts the P90 of latency within 8 % of 50 ms a token at each of Optimus's
-# published capacities.
-PAIR = 2.8, 3.0
+# Standard deviations of the log-odds.
 REQUEST_SPREAD = 1.96
 SPREAD_SOURCE = (
     "how requests differ: the log-odds spread by 1.96, at which 2.8 tokens a step go with a P90 over P50 of 3.0 of "
@@ -38,13 +35,12 @@ def calibrate_commits(
     workload: str,
     threshold: float,
     temperature: float | None = None,
-    padding_steps: float = 0.0,
     source: str = "",
     solved: tuple[float, float] | None = None,
 ) -> CommitModel:
     """A commit model whose ordinary steps commit `target_mean` tokens, scattered as published.
 
-    padding_steps: share of denoise steps that commit a whole padding block. solved: a stored result of `solve`.
+    solved: a stored result of `solve`.
     """
     p0, step_spread = solved or solve(target_mean, block_length)
     return CommitModel(
@@ -56,7 +52,6 @@ def calibrate_commits(
         request_spread=REQUEST_SPREAD,
         block_spread=BLOCK_SPREAD,
         step_spread=step_spread,
-        padding_share=float(f"{padding_blocks(padding_steps, target_mean, block_length):.4g}"),
         source=source,
     )
 
@@ -86,10 +81,9 @@ def bisected(below: Callable[[float], bool], low: float, high: float, rounds: in
     return low, high
 
 
-def padding_blocks(steps: float, mean: float, block_length: int) -> float:
-    """The share of padding blocks from that of steps; an ordinary block takes B / mean steps."""
-    ordinary = block_length / mean
-    return steps * ordinary / ((1.0 - steps) + steps * ordinary)
+def per_denoise_step(per_forward: float, block_length: int) -> float:
+    """Tokens per denoise step, from a figure that also counts the KV-writing forward."""
+    return block_length / (block_length / per_forward - 1.0)
 
 
 def reach(target_mean: float) -> float:
@@ -142,8 +136,8 @@ def simulate(
         steps += len(block)
         squares += float((counts.astype(np.float64) ** 2).sum())
         masked &= ~commit
-        left = masked.any(axis=1)
-        masked, block, alive = masked[left], block[left], alive[left]
+        unfinished = masked.any(axis=1)
+        masked, block, alive = masked[unfinished], block[unfinished], alive[unfinished]
     mean = num_blocks * length / steps
     return mean, float(np.sqrt(squares / steps - mean**2))
 

@@ -39,76 +39,50 @@ class Clocks:
             return
         self._next = self._now() + INTERVAL
         try:
-            found = self._ask()
+            state = self._ask()
         except Exception:  # a driver error must not end a run
             self._ask = None
             return
-        if found:
-            self.samples.append(found)
+        if state:
+            self.samples.append(state)
 
-    def found(self, first: int = 0) -> dict[str, list[float]]:
-        """Least, median and most of each quantity from sample `first` on."""
-        each = {name: [float(s[name]) for s in self.samples[first:] if name in s] for name in QUANTITIES}
-        return {name: [min(seen), median(seen), max(seen)] for name, seen in each.items() if seen}
+    def quantities(self) -> dict[str, list[float]]:
+        """Least, median and most of each quantity."""
+        each = {name: [float(s[name]) for s in self.samples if name in s] for name in QUANTITIES}
+        return {name: [min(values), median(values), max(values)] for name, values in each.items() if values}
 
-    def slowed(self, first: int = 0) -> dict[str, float]:
-        """By reason, the share of samples from `first` on that it slowed."""
-        asked = [int(s["reasons"]) for s in self.samples[first:] if "reasons" in s]
-        shares = {name: sum(bool(bits & bit) for bits in asked) for bit, name in SLOWED.items()}
-        return {name: count / len(asked) for name, count in shares.items() if count}
+    def slowed(self) -> dict[str, float]:
+        """By reason, the share of samples that it slowed."""
+        reasons = [int(s["reasons"]) for s in self.samples if "reasons" in s]
+        shares = {name: sum(bool(bits & bit) for bits in reasons) for bit, name in SLOWED.items()}
+        return {name: count / len(reasons) for name, count in shares.items() if count}
 
-    def processes(self, first: int = 0) -> int | None:
-        """Most processes that computed at once, this one included; None: unknown."""
-        return int(max((s.get("processes", 0) for s in self.samples[first:]), default=0)) or None
-
-    def state(self, first: int = 0) -> dict[str, Any]:
-        """All of the above, for files."""
-        found: dict[str, Any] = dict(self.found(first))
-        if found:
-            found |= {"slowed": self.slowed(first), "processes": self.processes(first)}
-        return found
-
-    def words(self, first: int = 0) -> str:
-        """The quantities in one line; "" without samples."""
-        words = [
-            f"{middle:.0f} {QUANTITIES[name]} ({least:.0f} to {most:.0f})"
-            for name, (least, middle, most) in self.found(first).items()
-        ]
-        words += [f"slowed by {name} in {share:.0%}" for name, share in self.slowed(first).items()]
-        if (self.processes(first) or 0) > 1:
-            words.append(f"up to {self.processes(first)} processes")
-        return ", ".join(words)
+    @property
+    def num_processes(self) -> int:
+        """Most processes that computed at once, this one included; 0: unknown."""
+        return int(max((s.get("processes", 0) for s in self.samples), default=0))
 
     def __str__(self) -> str:
-        """The state as a profile stores it."""
-        return self.words()
+        """The state as a profile stores it; "" without samples."""
+        words = [
+            f"{middle:.0f} {QUANTITIES[name]} ({least:.0f} to {greatest:.0f})"
+            for name, (least, middle, greatest) in self.quantities().items()
+        ]
+        words += [f"slowed by {name} in {share:.0%}" for name, share in self.slowed().items()]
+        if self.num_processes > 1:
+            words.append(f"up to {self.num_processes} processes")
+        return ", ".join(words)
 
     def doubts(self) -> list[str]:
         """Reasons why the device may not have run at its own speed, a line each."""
-        found = [
+        lines = [
             f"clocks: slowed by {name} in {share:.0%} of the samples, expected at most {SELDOM:.0%}"
             for name, share in self.slowed().items()
             if name != POWER_CAP and share > SELDOM
         ]
-        if (self.processes() or 0) > 1:
-            found.append(f"clocks: {self.processes()} processes computed on the device, expected this one alone")
-        return found
-
-
-class Blocks:
-    """The device's state during each block of samples, as lines of text."""
-
-    def __init__(self, clocks: Clocks) -> None:
-        self._clocks = clocks
-        self._first = len(clocks.samples)
-        self.lines: list[str] = []
-
-    def end(self, what: str) -> None:
-        """End a block of samples."""
-        state = self._clocks.words(self._first)
-        self._first = len(self._clocks.samples)
-        if state:
-            self.lines.append(f"{what}: {state}")
+        if self.num_processes > 1:
+            lines.append(f"clocks: {self.num_processes} processes computed on the device, expected this one alone")
+        return lines
 
 
 def clocks_of(uuid: str | None) -> Clocks:

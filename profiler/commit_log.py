@@ -7,7 +7,6 @@ import numpy.typing as npt
 
 from ..engine.errors import ProfileError
 from ..engine.journal import unpack
-from ..engine.state import MASKED
 from .samples import Bools, Ints
 
 
@@ -33,29 +32,6 @@ class CommitLog:
         return self[np.lexsort((np.arange(len(self)), self.block_start, self.request))]
 
 
-def from_steps(
-    block_length: int,
-    request: npt.ArrayLike,
-    block_start: npt.ArrayLike,
-    status: npt.NDArray[np.uint8],
-    window: Bools,
-    committed: Bools,
-) -> CommitLog:
-    """The log of plans' and outcomes' rows, in order of time."""
-    if status.shape[1] != block_length:
-        raise ProfileError(
-            f"the log's windows are {status.shape[1]} positions wide, expected the block's {block_length}: "
-            "log a policy whose window stays in its block"
-        )
-    masked = status == MASKED
-    requests, starts = np.asarray(request, np.int64), np.asarray(block_start, np.int64)
-    log = CommitLog(block_length, requests, starts, masked, window & masked, committed)
-    if (committed & ~log.window).any():
-        row = np.argmax((committed & ~log.window).any(axis=1))
-        raise ProfileError(f"request {log.request[row]} committed what is not a computed mask")
-    return log[np.asarray(log.window.any(axis=1), np.bool_)]
-
-
 def from_journal(
     block_length: int,
     input_length: Ints,
@@ -72,19 +48,22 @@ def from_journal(
         raise ProfileError("the journal's windows reach beyond the block: log a policy whose window stays in its block")
     computed = unpack(window.reshape(rows, -1), block_length)
     committed = unpack(commits.reshape(rows, -1), block_length)
-    status: npt.NDArray[np.uint8] = np.full((rows, block_length), 1 - MASKED, np.uint8)
+    masked = np.zeros((rows, block_length), np.bool_)
     start = np.zeros(rows, np.int64)
-    left: dict[int, tuple[int, Bools]] = {}  # by request: the current block's first position and masks
+    blocks: dict[int, tuple[int, Bools]] = {}  # by request: the current block's first position and masks
     for row in np.flatnonzero(committed.any(axis=1)):
         request = int(requests[row])
-        if request not in left:
+        if request not in blocks:
             # The prompt ends inside this block (block-diffusion.md 1.2).
             first = (max(1, int(input_length[request])) - 1) // block_length * block_length
-            left[request] = first, np.arange(block_length) >= input_length[request] - first
-        first, masks = left[request]
+            blocks[request] = first, np.arange(block_length) >= input_length[request] - first
+        first, masks = blocks[request]
         if not masks.any():
             first, masks = first + block_length, np.ones(block_length, np.bool_)
-        start[row] = first
-        status[row, masks] = MASKED
-        left[request] = first, masks & ~committed[row]
-    return from_steps(block_length, requests, start, status, computed, committed)
+        start[row], masked[row] = first, masks
+        blocks[request] = first, masks & ~committed[row]
+    log = CommitLog(block_length, np.asarray(requests, np.int64), start, masked, computed & masked, committed)
+    wrong = np.flatnonzero((committed & ~log.window).any(axis=1))
+    if len(wrong):
+        raise ProfileError(f"request {log.request[wrong[0]]} committed what is not a computed mask")
+    return log[np.asarray(log.window.any(axis=1), np.bool_)]

@@ -38,9 +38,9 @@ def fit_latency(
     if journal is None:
         every = points(taken)
         judge = split(every)
-        fitted, others = every[~judge], every[judge]
+        fitted, judges = every[~judge], every[judge]
     else:
-        fitted, others = joined(points(taken), points(journal[::2])), journal[1::2]
+        fitted, judges = joined(points(taken), points(journal[::2])), journal[1::2]
     if len(fitted) < MIN_POINTS:
         raise ProfileError(f"{len(fitted)} step shapes were measured to fit to, expected at least {MIN_POINTS}")
     timed = not np.isnan(fitted.device).any()
@@ -53,8 +53,8 @@ def fit_latency(
     host = {"host_step": 0.0, "host_request": 0.0} | ({"host_block": 0.0} if fitted.blocks.any() else {})
     missing = list(solution.unidentified)
     if timed:
-        found, host_errors = _host(fitted)
-        host |= found
+        host_times, host_errors = _host(fitted)
+        host |= host_times
         errors |= host_errors
         missing += [name for name in host if name not in host_errors]
     else:
@@ -62,11 +62,11 @@ def fit_latency(
         missing.append("host_step")
     model = solution.model(**host)
     residuals = predict(model, fitted.features, fitted.blocks) / fitted.latency - 1.0
-    judged, judged_by = _judged(model, others) if len(others) else (None, ())
+    judged, judged_by = _judged(model, judges) if len(judges) else (None, ())
     noise, (drift, drift_error) = _noise(taken), _drift(taken)
     num = solution.num_coefficients + sum(name in errors for name in host if timed)
     # A level has its own points; only linear terms need FEW_POINTS each.
-    wanted = FEW_POINTS * num - (FEW_POINTS - 1) * solution.num_levels
+    least_points = FEW_POINTS * num - (FEW_POINTS - 1) * solution.num_levels
     computed = padded(fitted.features, graph_tokens)[:, TOKENS]
     fit = Fit(
         domain=(float(computed.min()), float(computed.max())),
@@ -81,7 +81,7 @@ def fit_latency(
         unidentified=tuple(missing),
         host_or_device=not timed and host["host_request"] > 0,
     )
-    return model, replace(fit, doubts=tuple(_doubts(fit, num, wanted, drift_error)))
+    return model, replace(fit, doubts=tuple(_doubts(fit, num, least_points, drift_error)))
 
 
 def split(every: Points) -> Bools:
@@ -112,16 +112,16 @@ def _host(fitted: Points) -> tuple[dict[str, float], dict[str, float]]:
     return dict(zip(columns, values.tolist(), strict=True)), dict(zip(columns, errors.tolist(), strict=True))
 
 
-def _judged(model: LatencyModel, others: Points) -> tuple[HeldOut, tuple[KindError, ...]]:
+def _judged(model: LatencyModel, judges: Points) -> tuple[HeldOut, tuple[KindError, ...]]:
     """The errors of all, and of each kind with enough steps."""
-    predicted = predict(model, others.features, others.blocks)
-    off = predicted / others.latency - 1.0
-    kinds = kinds_of(others.column("prefill_tokens") > 0, others.column("tokens"), others.column("batch"))
+    predicted = predict(model, judges.features, judges.blocks)
+    off = predicted / judges.latency - 1.0
+    kinds = kinds_of(judges.column("prefill_tokens") > 0, judges.column("tokens"), judges.column("batch"))
     counts = np.bincount(kinds, minlength=len(KINDS_OF_STEPS))
     errors = []
     for kind in np.flatnonzero(counts >= FEWEST_JUDGED).tolist():
         rows = kinds == kind
-        by_time = predicted[rows].sum() / others.latency[rows].sum() - 1.0
+        by_time = predicted[rows].sum() / judges.latency[rows].sum() - 1.0
         low, middle, high = np.quantile(off[rows], (0.25, 0.5, 0.75))
         p95 = np.quantile(np.abs(off[rows]), 0.95)
         # A quarter of the steps beyond the bound on one side: the steps of the other side may hide it in a median.
@@ -130,7 +130,7 @@ def _judged(model: LatencyModel, others: Points) -> tuple[HeldOut, tuple[KindErr
         rounded = {name: digits(value, 4) for name, value in values.items()}
         errors.append(KindError(KINDS_OF_STEPS[kind], int(counts[kind]), **rounded, doubted=bool(doubted)))
     median, p95 = np.quantile(np.abs(off), (0.5, 0.95))
-    return HeldOut(len(others), digits(median, 4), digits(p95, 4)), tuple(errors)
+    return HeldOut(len(judges), digits(median, 4), digits(p95, 4)), tuple(errors)
 
 
 def _noise(taken: Samples) -> float | None:
@@ -164,10 +164,10 @@ def _drift(taken: Samples) -> tuple[float | None, float]:
     return max(-1.0, slope), error
 
 
-def _doubts(fit: Fit, num: int, wanted: int, drift_error: float) -> Iterator[str]:
-    """num: coefficients. wanted: points."""
-    if (fit.num_points or 0) < wanted:
-        yield f"too few points: {fit.num_points} step shapes for {num} coefficients, expected at least {wanted}"
+def _doubts(fit: Fit, num: int, least_points: int, drift_error: float) -> Iterator[str]:
+    """num: coefficients. least_points: expected."""
+    if (fit.num_points or 0) < least_points:
+        yield f"too few points: {fit.num_points} step shapes for {num} coefficients, expected at least {least_points}"
     if fit.noise is not None and fit.noise > NOISE:
         yield f"noise: repeats of a step spread by {fit.noise:.1%}, expected at most {NOISE:.0%}"
     if fit.drift is not None and abs(fit.drift) > max(DRIFT, 3 * drift_error):

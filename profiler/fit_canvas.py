@@ -31,15 +31,15 @@ def fit_canvas_law(
     steps = np.maximum(1, canvases.num_steps - (canvases.flushed if late else 0))
     _, who, counts = np.unique(canvases.request, return_inverse=True, return_counts=True)
     index = np.asarray(pd.Series(who).groupby(who).cumcount(), np.int64)  # within its request
-    said = f"{source}; {len(who)} canvases of {len(counts)} requests"
+    origin = f"{source}; {len(who)} canvases of {len(counts)} requests"
     if canvases.limit is not None and (ended := steps >= canvases.limit).any():
         steps = _unlimited(steps, ended)
-        said += f", {'all' if ended.all() else ended.sum()} ended by their requests' limits"
+        origin += f", {'all' if ended.all() else ended.sum()} ended by their requests' limits"
     enough = f"{COUNTED[0]} canvases and {COUNTED[1]} requests"
     if len(who) >= COUNTED[0] and len(counts) >= COUNTED[1] and steps.min() < steps.max():
         law = CanvasLaw(
             workload, canvas_length, digits(float(np.median(steps))), least=int(steps.min()), most=int(steps.max()),
-            source=f"{said}: at least {enough}, a histogram",
+            source=f"{origin}: at least {enough}, a histogram",
         )  # fmt: skip
         return _counted(law, steps, who, counts, index), []
     y = np.log(steps / steps[0])  # exactly 0 where all are alike
@@ -59,7 +59,7 @@ def fit_canvas_law(
     law = CanvasLaw(
         workload, canvas_length, digits(float(steps[0] * np.exp(center))), digits(between**0.5),
         digits(max(0.0, within - rounding) ** 0.5), digits(float(np.exp(drift))), int(steps.min()), int(steps.max()),
-        f"{said}: {why}, log-normal",
+        f"{origin}: {why}, log-normal",
     )  # fmt: skip
     return law, doubts
 
@@ -71,14 +71,14 @@ def _unlimited(steps: Ints, ended: Bools) -> Ints:
     limit estimator. An ended canvas draws from it, independently of its request's others. What no canvas tells of is
     the largest number in the log.
     """
-    most = int(steps.max())
-    stopped, limited = (np.bincount(steps[of], minlength=most + 1) for of in (~ended, ended))
+    greatest = int(steps.max())
+    stopped, limited = (np.bincount(steps[which], minlength=greatest + 1) for which in (~ended, ended))
     reached = np.cumsum((stopped + limited)[::-1])[::-1] - limited  # an ended canvas may have stopped at its limit
     goes_on = np.cumprod(1.0 - stopped / np.maximum(reached, 1))  # to more steps than these, from the first on
-    left = np.append(1.0, goes_on)[steps[ended]] * (1.0 - np.random.default_rng(0).random(int(ended.sum())))
-    found = steps.copy()
-    found[ended] = np.minimum(np.searchsorted(-goes_on, -left, side="right"), most)
-    return found
+    remaining = np.append(1.0, goes_on)[steps[ended]] * (1.0 - np.random.default_rng(0).random(int(ended.sum())))
+    unlimited = steps.copy()
+    unlimited[ended] = np.minimum(np.searchsorted(-goes_on, -remaining, side="right"), greatest)
+    return unlimited
 
 
 def _counted(law: CanvasLaw, steps: Ints, who: Ints, counts: Ints, index: Ints) -> CanvasLaw:
@@ -104,15 +104,15 @@ def _counted(law: CanvasLaw, steps: Ints, who: Ints, counts: Ints, index: Ints) 
 
 def _buckets(steps: Ints) -> tuple[tuple[int, float], ...]:
     """Largest count and share of each bucket; a common count has its own."""
-    found, held = [], 0
+    buckets, pending = [], 0
     num = np.bincount(steps)
     for count in range(int(steps.min()), len(num)):
-        held += int(num[count])
+        pending += int(num[count])
         last = count + 1 == len(num)
-        if last or held >= BUCKET or (held > 0 and num[count + 1] >= BUCKET):
-            found.append((count, digits(held / len(steps))))
-            held = 0
-    return tuple(found)
+        if last or pending >= BUCKET or (pending > 0 and num[count + 1] >= BUCKET):
+            buckets.append((count, digits(pending / len(steps))))
+            pending = 0
+    return tuple(buckets)
 
 
 def _variances(values: Floats, who: Ints, counts: Ints) -> tuple[float, float, float]:

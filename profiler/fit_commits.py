@@ -106,8 +106,8 @@ def at_fixed_length(model: CommitModel, fit: CommitFit) -> tuple[CommitModel, ..
 def split(log: CommitLog) -> tuple[CommitLog, CommitLog]:
     """Complete blocks of the fitted requests, and of the held-out quarter."""
     log = complete(log)
-    held = np.asarray(key(SEED, log.request) % np.uint64(SPLIT) == 0, np.bool_)
-    return log[~held], log[held]
+    held_out = np.asarray(key(SEED, log.request) % np.uint64(SPLIT) == 0, np.bool_)
+    return log[~held_out], log[held_out]
 
 
 def predict(model: CommitModel, judge: CommitLog) -> tuple[Prediction, ...]:
@@ -167,23 +167,23 @@ class _Shape:
 
 def _climb(shape: _Shape) -> Floats:
     start = np.concatenate([np.linspace(0.0, -3.0, len(shape.marks)), [0.0, 0.15, 0.1, 0.3]])
-    found = minimize(
+    optimum = minimize(
         shape.loss, start, jac=True, method="L-BFGS-B", bounds=shape.bounds, options={"maxiter": 100, "ftol": 1e-8}
     )
-    return np.asarray(found.x, np.float64)
+    return np.asarray(optimum.x, np.float64)
 
 
 def _match(model: CommitModel, log_odds: Floats, fitted: CommitLog) -> CommitModel:
     """Shift the log-odds until drawn blocks commit as many tokens a step as the fitted ones."""
-    found = blocks(fitted)
-    many = _many(found)
-    wanted = len(fitted) * len(many.request) / len(found.request)
+    whole = blocks(fitted)
+    many = _many(whole)
+    num_steps = len(fitted) * len(many.request) / len(whole.request)
 
     def moved(by: float) -> CommitModel:
         return replace(model, pass_probability=_table(log_odds + by))
 
     def off(by: float) -> float:
-        return float(np.log(len(draw(moved(by), many, SEED)) / wanted))
+        return float(np.log(len(draw(moved(by), many, SEED)) / num_steps))
 
     before, here = 0.0, off(0.0)
     by, there = here, off(here)  # too many steps: raise the chance
@@ -210,9 +210,9 @@ def _few(log: CommitLog) -> CommitLog:
     return log[log.request < log.request[MAX_ROWS]]
 
 
-def _many(found: Blocks) -> Blocks:
+def _many(whole: Blocks) -> Blocks:
     """The blocks, repeated until the scatter of draws is small."""
-    return repeated(found, -(-NUM_BLOCKS // len(found.request)))
+    return repeated(whole, -(-NUM_BLOCKS // len(whole.request)))
 
 
 def _scatter(judge: CommitLog) -> float:

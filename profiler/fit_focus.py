@@ -29,15 +29,17 @@ def deltas(row: Ints, column: Ints, delta: Floats, confidence: Floats, threshold
 
     Rows with fewer than three masks, whose standardised importances never vary, are left out.
     """
-    _, first, of, num = np.unique(row, return_index=True, return_inverse=True, return_counts=True)
+    _, first, sequence, num = np.unique(row, return_index=True, return_inverse=True, return_counts=True)
     wide = delta.astype(np.float64)
-    off = wide - (np.bincount(of, wide) / num)[of]
-    std = np.sqrt(np.bincount(of, off**2) / num)[of]
-    best = np.lexsort((column, -confidence, of))[np.cumsum(num) - num]  # ties go to the left, as in unmasking
+    off = wide - (np.bincount(sequence, wide) / num)[sequence]
+    std = np.sqrt(np.bincount(sequence, off**2) / num)[sequence]
+    best = np.lexsort((column, -confidence, sequence))[np.cumsum(num) - num]  # ties go to the left, as in unmasking
     decodable = confidence >= confidence.dtype.type(threshold)
     decodable[best] = True
-    kept = (num[of] > 2) & (std > 0)
-    return Deltas(off[kept] / std[kept], (column - column[first][of])[kept].astype(np.int64), decodable[kept])
+    varied = (num[sequence] > 2) & (std > 0)
+    return Deltas(
+        off[varied] / std[varied], (column - column[first][sequence])[varied].astype(np.int64), decodable[varied]
+    )
 
 
 def fit_focus(logs: Sequence[Deltas]) -> ImportanceDeltas | None:

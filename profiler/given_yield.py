@@ -4,8 +4,8 @@ docs/profiles.md lists the forms. Spreads are assumed (calibrate.py).
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,23 +14,18 @@ from ..engine.errors import ProfileError
 from ..engine.policy import Policy
 from ..files.read import cut, quoted, read_csv
 from ..files.samples import read_samples
-from .calibrate import calibrate_commits
+from .calibrate import calibrate_commits, per_denoise_step
 from .canvas_law import with_mean
 from .fit_commits import fit_commits
 from .placed import yield_files
 from .profile import Profile
-from .published import per_denoise_step
-from .request_effects import mixture, with_tail
 from .steplog import read_log
 
-FORMS = (
-    "tokens a denoise step (3.2), per-forward:X, processed-per-token:X, a .csv by threshold, a step log, or for "
-    "canvases a page of metrics"
-)
+FORMS = "tokens a denoise step (3.2), per-forward:X, a .csv by threshold, a step log, or for canvases a page of metrics"
 # Forwards of rows, with the commits, and delivered tokens.
 COUNTERS = ("vllm:diffusion_num_denoising_steps_total", "vllm:diffusion_num_committed_tokens_total")
 MOST_BLOCK = 256  # tokens of a block or canvas
-COLUMNS = ("threshold", "yield")  # optional: block_length, p90_over_p50, class, share
+COLUMNS = ("threshold", "yield")  # optional: block_length
 
 
 def with_yield(profile: Profile, text: str, policy: Policy) -> Profile:
@@ -51,28 +46,30 @@ def given_yield(
 
     ProfileError for a form not in FORMS and for an impossible yield.
     """
-    kind, colon, number = text.rpartition(":")
-    if colon and kind in _PER:
-        tokens = _PER[kind](_number(cut(text), number), block_length)
-    elif text.endswith(".csv"):
-        return _table(text, os.stat(text).st_mtime_ns if os.path.isfile(text) else 0, block_length, temperature)
-    elif os.path.isfile(text):
-        return _log(text, os.stat(text).st_mtime_ns)
-    else:
-        tokens = _number(text, text)
+    changed = os.stat(text).st_mtime_ns if os.path.isfile(text) else 0
+    if text.endswith(".csv"):
+        return _table(text, changed, block_length, temperature)
+    if os.path.isfile(text):
+        return _log(text, changed)
+    kind, _, number = text.rpartition(":")
+    if kind not in ("", "per-forward"):
+        raise ProfileError(f"yield is {cut(text)}, expected {FORMS}")
+    tokens = _number(text, number)
+    if kind:
+        tokens = per_denoise_step(tokens, block_length) if tokens < block_length else float("inf")
     return (_model(text, _mean(text, tokens, block_length), block_length, threshold, temperature),)
 
 
-def given_law(text: str, policy: Policy, held: Sequence[CanvasLaw]) -> CanvasLaw:
+def given_law(text: str, policy: Policy, laws: Sequence[CanvasLaw]) -> CanvasLaw:
     """The law of forwards per canvas or edited block whose mean gives these tokens a forward.
 
     A number counts denoising forwards, `per-forward:X` also the last, which writes a canvas's KV. Spreads and bounds
     are those of the profile's first law of that length. ProfileError for other forms.
     """
     length = policy.block_length
-    like = next((law for law in held if law.canvas_length == length), None)
+    like = next((law for law in laws if law.canvas_length == length), None)
     if like is None:
-        lengths = ", ".join(str(n) for n in sorted({law.canvas_length for law in held})) or "none"
+        lengths = ", ".join(str(n) for n in sorted({law.canvas_length for law in laws})) or "none"
         raise ProfileError(f"--yield is {cut(text)} and the profile holds laws of {lengths} tokens, expected {length}")
     if pages := yield_files(text):
         text = f"per-forward:{_counted(pages)!r}"
@@ -85,8 +82,8 @@ def given_law(text: str, policy: Policy, held: Sequence[CanvasLaw]) -> CanvasLaw
     forwards = length / _number(text, number)
     if kind and not policy.granularity.on_a_grid:
         forwards -= 1.0
-    most = like.most - 0.5
-    if not like.least <= forwards < most:
+    limit = like.most - 0.5
+    if not like.least <= forwards < limit:
         raise ProfileError(
             f"yield is {cut(text)}, {forwards:.3g} forwards for {length} tokens, expected {like.least} to {like.most}"
         )
@@ -112,18 +109,6 @@ def _counted(pages: Sequence[str]) -> float:
             f"{','.join(pages)}: {COUNTERS[0]} counts {steps:g} and {COUNTERS[1]} {tokens:g}, expected both above 0"
         )
     return tokens / steps
-
-
-def _processed(tokens: float, block_length: int) -> float:
-    """Tokens per denoise step if each forward computes a whole block and one more writes its KV."""
-    return block_length / (tokens - 1.0) if tokens > 1.0 else float("inf")
-
-
-def _forward(tokens: float, block_length: int) -> float:
-    return per_denoise_step(tokens, block_length) if 0 < tokens < block_length else float("inf")
-
-
-_PER = {"processed-per-token": _processed, "per-forward": _forward}
 
 
 def _number(text: str, number: str) -> float:
@@ -165,37 +150,19 @@ def _model(
 
 @lru_cache(maxsize=8)
 def _table(path: str, _changed: int, block_length: int, temperature: float | None) -> tuple[CommitModel, ...]:
-    rows: dict[tuple[float, int], list[_Row]] = {}
+    models: dict[tuple[float, int], CommitModel] = {}
     for where, row in read_csv(path, COLUMNS, kind=ProfileError):
-        found = _row(where, row, block_length)
-        rows.setdefault((found.threshold, found.block_length), []).append(found)
-    if not rows:
+        threshold = _number(where, row["threshold"])
+        if threshold > 1:
+            raise ProfileError(f"{where}: threshold is {threshold:g}, expected at most 1")
+        length = _block(where, row["block_length"]) if row.get("block_length") else block_length
+        if (threshold, length) in models:
+            raise ProfileError(f"{where}: threshold {threshold:g} is given a second time, expected each once")
+        mean = _mean(where, _number(where, row["yield"]), length)
+        models[threshold, length] = _model(f"{mean:.4g}", mean, length, threshold, temperature, path)
+    if not models:
         raise ProfileError(f"{path}: holds no rows, expected at least one of {', '.join(COLUMNS)}")
-    return tuple(_of_rows(own, temperature) for own in rows.values())
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A line of a table of yields."""
-
-    where: str
-    threshold: float
-    block_length: int
-    mean: float
-    tail: float | None  # p90 / p50 of requests' steps per token
-    share: float | None  # of requests; needed if a threshold has several classes
-
-
-def _row(where: str, row: Mapping[str, str], block_length: int) -> _Row:
-    threshold = _number(where, row["threshold"])
-    if threshold > 1:
-        raise ProfileError(f"{where}: threshold is {threshold:g}, expected at most 1")
-    own, tail, share = (row.get(name) for name in ("block_length", "p90_over_p50", "share"))
-    length = _block(where, own) if own else block_length
-    mean = _mean(where, _number(where, row["yield"]), length)
-    return _Row(
-        where, threshold, length, mean, _number(where, tail) if tail else None, _number(where, share) if share else None
-    )  # fmt: skip
+    return tuple(models.values())
 
 
 def _block(where: str, text: str) -> int:
@@ -205,36 +172,12 @@ def _block(where: str, text: str) -> int:
     return int(length)
 
 
-def _of_rows(rows: list[_Row], temperature: float | None) -> CommitModel:
-    """The commit model of a threshold, from a row or a mixture of classes."""
-    first = rows[0]
-    where = first.where.rpartition(":")[0]
-    if len(rows) == 1:
-        model = _model(f"{first.mean:.4g}", first.mean, first.block_length, first.threshold, temperature, where)
-        if first.tail is None:
-            return model
-        try:
-            return with_tail(model, first.tail)
-        except ProfileError as error:
-            raise ProfileError(f"{first.where}: {error}") from None
-    shares = [row.share for row in rows if row.share is not None]
-    if len(shares) < len(rows):
-        raise ProfileError(
-            f"{rows[1].where}: threshold {first.threshold:g} is given a second time, expected a share of each class"
-        )
-    # Over steps: a class with small yields takes more of them.
-    mean = sum(shares) / sum(s / row.mean for s, row in zip(shares, rows, strict=True))
-    model = _model(f"{mean:.4g}", mean, first.block_length, first.threshold, temperature, where)
-    model = mixture(model, [row.mean for row in rows], shares)
-    return replace(model, source=f"{where}: a mixture of {len(rows)} classes, {mean:.4g} tokens a denoise step")
-
-
 @lru_cache(maxsize=8)
 def _log(path: str, _changed: int) -> tuple[CommitModel, ...]:
     log = read_log(path)
     h = log.header
-    found, _ = fit_commits(
+    model, _ = fit_commits(
         log.commits, workload=h.workload, threshold=h.threshold, temperature=h.temperature,
         source=f"--yield {Path(path).name}, a step log of {h.engine} ({h.workload})",
     )  # fmt: skip
-    return (found,)
+    return (model,)

@@ -13,12 +13,12 @@ LLaDA-8B). Links: 0.7.
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, get_type_hints
 
 from ..engine.errors import ProfileError
 from ..engine.plain import Range
 from ..files.read import cut, read_csv, read_toml
-from ..files.schema import FileObject
+from ..files.schema import read_as
 
 ATTENTION_EFFICIENCY = 0.3  # of the peak, for short windows over paged keys
 # Beyond a key's first 64 queries (more than a block), as in a dense pass: FlashAttention-2 reaches 0.5 to 0.73 of an
@@ -49,31 +49,35 @@ _SHIPPED = [Gpu(**{name: kind(row[name]) for name, kind in _KINDS.items()}) for 
 GPUS: dict[str, Gpu] = {gpu.name: gpu for gpu in _SHIPPED}
 ALIASES = {"a100": "A100-80GB"}
 
-# Keys of a data sheet's TOML: field, and factor to its unit. Those in ASSUMED are optional.
-KEYS: dict[str, tuple[str, float]] = {
-    "bf16_tflops": ("peak", 1e12),
-    "bandwidth_gb_s": ("bandwidth", 1e9),
-    "memory_gb": ("memory_bytes", 1e9),
-    "link_gb_s": ("link", 1e9),
-    "link_latency_us": ("link_latency", 1e-6),
-    "matmul_efficiency": ("matmul_efficiency", 1.0),
-    "bandwidth_efficiency": ("bandwidth_efficiency", 1.0),
-}
 # Relative: an H200 has 141 GB by its data sheet, 150.8 by its driver; two kinds of GPU differ by 0.24.
 SAME = 0.1
-ASSUMED = {"link_gb_s": 31.5, "link_latency_us": 30.0, "matmul_efficiency": 0.65, "bandwidth_efficiency": 0.8}
+Figure = Annotated[float, Range(0, 1e9, above=True)]
+Efficiency = Annotated[float, Range(0, 1, above=True)]
 
 
-FIGURE, SHARE = Range(0, 1e9, above=True), Range(0, 1, above=True)
+@dataclass(frozen=True)
+class Sheet:
+    """A data sheet's TOML (docs/plan.md); defaults are assumed."""
+
+    name: str
+    source: str
+    bf16_tflops: Figure
+    bandwidth_gb_s: Figure
+    memory_gb: Figure
+    link_gb_s: Figure = 31.5
+    link_latency_us: Figure = 30.0
+    matmul_efficiency: Efficiency = 0.65
+    bandwidth_efficiency: Efficiency = 0.8
+    compute_capability: str | float = ""  # such as 9.0 or gfx942
 
 
 def gpu(name: str) -> Gpu:
     """A GPU by name, however spaced, or from a TOML data sheet; ProfileError lists the known names."""
     if name.endswith(".toml"):
         return read_gpu(name)
-    known = {_plain(spelling): row for row in GPUS.values() for spelling in (row.driver_name, row.name)}
-    if found := known.get(_plain(ALIASES.get(name.lower(), name))):
-        return found
+    by_name = {_plain(spelling): row for row in GPUS.values() for spelling in (row.driver_name, row.name)}
+    if match := by_name.get(_plain(ALIASES.get(name.lower(), name))):
+        return match
     # No hint: a similar name is another chip.
     raise ProfileError(
         f"no GPU is named {cut(name)}; the known ones are {', '.join(GPUS)}, and a data sheet's TOML (docs/plan.md)"
@@ -85,42 +89,33 @@ def _plain(name: str) -> str:
 
 
 def read_gpu(path: str | Path) -> Gpu:
-    """A GPU from a TOML file: `name`, `source` and KEYS; keys in ASSUMED are optional.
-
-    `compute_capability` defaults to that of a known GPU with about the same figures.
-    """
-    needed = ["name", "source", *(key for key in KEYS if key not in ASSUMED)]
-    optional = {"compute_capability": "", **ASSUMED}
-    given = FileObject(str(path), "", read_toml(path, kind=ProfileError), needed, optional=optional, error=ProfileError)
-    figures: dict[str, Any] = {
-        ours: given.number(key, SHARE if key.endswith("_efficiency") else FIGURE) * unit
-        for key, (ours, unit) in KEYS.items()
-    }
-    # It is used in messages and file names.
-    texts: dict[str, Any] = {"name": cut(given.text("name").strip()), "source": given.text("source").strip()}
-    for key, text in texts.items():
+    """A GPU from a TOML file. `compute_capability` defaults to that of a known GPU with about the same figures."""
+    sheet = read_as(Sheet, str(path), "", read_toml(path, kind=ProfileError), ProfileError)
+    # They are used in messages and file names.
+    name, source = cut(sheet.name.strip()), sheet.source.strip()
+    for key, text in (("name", name), ("source", source)):
         if not text:
-            raise given.error(key, text, "a text")
-    kind = given.values["compute_capability"]
-    if not isinstance(kind, str | float):
-        raise given.error("compute_capability", kind, "a text such as 9.0 or gfx942")
-    memory = round(figures.pop("memory_bytes"))
-    found = Gpu(**texts, memory_bytes=memory, compute_capability=str(kind).strip(), **figures)
-    return found if found.compute_capability else replace(found, compute_capability=_like(found))
+            raise ProfileError(f'{path}: {key} is "", expected a text')
+    gpu = Gpu(
+        name, 1e12 * sheet.bf16_tflops, 1e9 * sheet.bandwidth_gb_s, round(1e9 * sheet.memory_gb), 1e9 * sheet.link_gb_s,
+        1e-6 * sheet.link_latency_us, sheet.matmul_efficiency, sheet.bandwidth_efficiency, source,
+        str(sheet.compute_capability).strip(),
+    )  # fmt: skip
+    return gpu if gpu.compute_capability else replace(gpu, compute_capability=_like(gpu))
 
 
 def product_of(name: str) -> str:
     """The label that NVIDIA's operator gives a Kubernetes node with such GPUs; empty: unknown."""
-    known = GPUS.get(name)
-    return "" if known is None else known.driver_name.replace(" ", "-")
+    row = GPUS.get(name)
+    return "" if row is None else row.driver_name.replace(" ", "-")
 
 
 def _like(sheet: Gpu) -> str:
     """The compute capability of the known GPU with about these figures, or empty."""
-    for known in GPUS.values():
-        pairs = ((getattr(sheet, name), getattr(known, name)) for name in ("peak", "bandwidth", "memory_bytes"))
-        if all(abs(given / own - 1.0) <= SAME for given, own in pairs):
-            return known.compute_capability
+    for row in GPUS.values():
+        pairs = ((getattr(sheet, name), getattr(row, name)) for name in ("peak", "bandwidth", "memory_bytes"))
+        if all(abs(ours / theirs - 1.0) <= SAME for ours, theirs in pairs):
+            return row.compute_capability
     return ""
 
 
@@ -134,6 +129,6 @@ def capability_of_name(device: str) -> str:
     name = device.upper()
     if "A100" in name or "A800" in name:
         return "8.0"
-    if any(known in name for known in ("H100", "H800", "H20", "L20Y")):
+    if any(part in name for part in ("H100", "H800", "H20", "L20Y")):
         return "9.0"
     return next((gpu.compute_capability for gpu in GPUS.values() if device in (gpu.name, gpu.driver_name)), "")

@@ -17,8 +17,8 @@ class Under:
     threshold: float | None  # None: a law of forwards, or drafts
 
     def __str__(self) -> str:
-        at = "" if self.threshold is None else f", threshold {self.threshold:g}"
-        return f"{self.tokens:.3g} ({self.workload}{at})"
+        threshold = "" if self.threshold is None else f", threshold {self.threshold:g}"
+        return f"{self.tokens:.3g} ({self.workload}{threshold})"
 
 
 def calibrated_under(profile: Profile) -> Under | None:
@@ -34,10 +34,12 @@ def default_said(profile: Profile) -> str:
     """Describe the default workload and the one that step times were calibrated at."""
     if not profile.workloads:
         return "no workload"
-    own, under = profile.workloads[0], calibrated_under(profile)
+    default, under = profile.workloads[0], calibrated_under(profile)
     if under is not None:
-        return f"workload {own}, " + ("as its step times" if under.workload == own else f"step times under {under}")
-    return f"workload {own}, step times under " + ("unknown ones" if profile.is_estimate else "those measured")
+        return f"workload {default}, " + (
+            "as its step times" if under.workload == default else f"step times under {under}"
+        )
+    return f"workload {default}, step times under " + ("unknown ones" if profile.is_estimate else "those measured")
 
 
 def drafted(acceptances: Sequence[float]) -> str:

@@ -1,25 +1,87 @@
-"""A step log's requests: arrivals, emissions, and each canvas's steps."""
+"""The lines of a step log, and its requests: arrivals, emissions, commits, and each canvas's steps."""
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..engine.errors import ProfileError
 from ..engine.jit import plain
 from ..engine.latency import window_pairs
 from ..engine.plain import Choice, Range
-from ..files.schema import FileObject
+from ..files.read import shown
+from .commit_log import CommitLog
 from .samples import Bools, Floats, Ints
 
-TOKENS, ROW_TOKENS = Range(0, 10**12), Range(1, 10**12)  # per request and row, small enough for sums
-SINCE = Range(-1e9)  # s; negative if received before the log was opened
 PHASES = ("prefill", "decode", "denoise", "flush")
+ROW_LISTS = ("phases", "row_tokens", "row_keys", "emitted")  # of a step; one value is that of all rows
+FEW_CANVASES = 30  # with fewer, a spread is unreliable
+NO_LIMIT = np.iinfo(np.int64).max
+# Small enough for sums, and for a journal's columns.
+Tokens = Annotated[int, Range(0, 10**12)]
+RowTokens = Annotated[int, Range(1, 10**12)]
+NumRows = Annotated[int, Range(0, 2**31 - 1)]
+SomeRows = Annotated[int, Range(1, 2**31 - 1)]
+Pairs = Annotated[int, Range(0, 2**62)]  # query-key pairs and keys per step
+Time = Annotated[float, Range(-1e9)]  # s; negative if received before the log was opened
 _window_pairs = plain(window_pairs)
 
 
-FEW_CANVASES = 30  # with fewer, a spread is unreliable
-NO_LIMIT = np.iinfo(np.int64).max
+@dataclass(frozen=True)
+class StepLine:
+    """A step (docs/steplog.md); None: derived, or unknown."""
+
+    step: int
+    latency: Annotated[float, Range(0, 3600, above=True)]  # s: a longer step is a time in another unit
+    batch: SomeRows
+    tokens: SomeRows
+    sum_kv: Pairs
+    device: float | None = None  # s
+    sum_q_kv: Pairs | None = None
+    prefill_tokens: int = 0
+    head_rows: NumRows | None = None
+    sampled_rows: NumRows | None = None
+    num_forwards: SomeRows = 1
+    start: float | None = None  # s
+    requests: tuple[int, ...] | None = None  # of each row, like the next four
+    phases: tuple[Annotated[str, Choice(PHASES)], ...] | None = None
+    row_tokens: tuple[RowTokens, ...] | None = None
+    row_keys: tuple[RowTokens, ...] | None = None
+    emitted: tuple[Tokens, ...] | None = None
+    graph: bool | None = None
+    waiting: int | None = None
+    running: int | None = None
+    pages: int | None = None
+
+
+@dataclass(frozen=True)
+class RequestLine:
+    request: int
+    input_length: Tokens
+    id: Any = None
+    output_length: Tokens | None = None
+    received: Time | None = None
+    arrival: Time | None = None
+    hash_ids: Any = None
+    block_size: Any = None
+    diffusion_max_steps: RowTokens | None = None
+
+
+@dataclass(frozen=True)
+class SequenceLine:
+    request: int
+    step: int
+    block_start: int
+    committed: tuple[int, ...]  # positions in the block, as in `computed`
+    computed: tuple[int, ...] | None = None  # None: all
+
+
+@dataclass(frozen=True)
+class FinishLine:
+    request: int
+    time: float  # s
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +118,7 @@ def blocks_done(steps: LoggedSteps, num_lines: int, block_length: int) -> Floats
 
     A flush emits the block that its request's previous row completed. All 0 if blocks are emitted in parts.
     """
-    found = np.zeros(num_lines)
+    done = np.zeros(num_lines)
     row_step = np.repeat(np.arange(len(steps)), np.diff(steps.offsets))
     order = np.lexsort((row_step, steps.request))
     before = np.empty(len(order), np.int64)  # the request's previous row, or the row itself if it is the first
@@ -66,11 +128,11 @@ def blocks_done(steps: LoggedSteps, num_lines: int, block_length: int) -> Floats
     requests, emissions = np.unique(steps.request[emits], return_counts=True)
     tokens = np.bincount(np.searchsorted(requests, steps.request[emits]), steps.emitted[emits], len(requests))
     if block_length == 1 or (emissions > tokens // block_length + 2).any():
-        return found
+        return done
     flushed = steps.phase[emits] == PHASES.index("flush")
     rows = np.where(flushed, before[emits], emits)
-    np.add.at(found, steps.line[row_step[rows]], 1.0)
-    return found
+    np.add.at(done, steps.line[row_step[rows]], 1.0)
+    return done
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,104 +157,153 @@ class Logged:
         return len(self.request)
 
 
+@dataclass
+class _Request:
+    """A request so far, with the fields of Logged; NaN: not yet."""
+
+    request: int
+    input_length: int
+    requested_length: int | None  # output tokens
+    arrival: float
+    max_steps: int | None  # of a canvas
+    masks: Bools  # of its current block
+    block_start: int = -1
+    scheduled: float = math.nan
+    first_emission: float = math.nan
+    last_emission: float = math.nan
+    finish: float = math.nan
+    num_first: int = 0
+    num_tokens: int = 0
+    num_emissions: int = 0
+    num_denoised: int = 0  # steps of its current canvas
+
+    @property
+    def output_length(self) -> int:
+        return self.num_tokens if self.requested_length is None else self.requested_length
+
+
 class Requests:
     """Requests, updated line by line. window: of windowed layers, in tokens; 0: none."""
 
     def __init__(self, window: int, block_length: int) -> None:
-        self._window, self._one = window, block_length == 1
-        self._rows: dict[int, dict[str, float]] = {}
+        self._window, self._block = window, block_length
+        self._requests: dict[int, _Request] = {}
         self._gaps: list[float] = []
-        self._denoised: dict[int, int] = {}  # by request: its current canvas's steps so far
-        self._canvases: list[tuple[int, int, bool]] = []
-        self._limits: dict[int, int] = {}  # by request: steps that a canvas may take
+        self._canvases: list[tuple[int, int, bool, int]] = []
         self._starts: list[float] = []
         self._steps: list[tuple[int, ...]] = []
         self._step_rows: list[tuple[int, int, int, int]] = []
         self._ends = [0]
+        self._commits: list[tuple[int, int, int]] = []
+        self._marks: list[Bools] = []  # per row of `_commits`: masks, computed, committed
 
-    def open(self, s: FileObject, request: int, input_length: int) -> None:
-        row = {"input_length": float(input_length), "num_first": 0.0, "num_tokens": 0.0, "num_emissions": 0.0}
-        for name in ("received", "arrival"):
-            if not s.is_null(name):
-                row[name] = s.number(name, SINCE)
-        if not s.is_null("output_length"):
-            row["output_length"] = float(s.integer("output_length", TOKENS))
-        if not s.is_null("diffusion_max_steps"):
-            self._limits[request] = s.integer("diffusion_max_steps", ROW_TOKENS)
-        self._rows[request] = row
+    def open(self, where: str, line: RequestLine) -> None:
+        if line.request in self._requests:
+            raise ProfileError(f"{where}: request {line.request} is given twice, expected one line a request")
+        self._requests[line.request] = _Request(
+            request=line.request, input_length=line.input_length, requested_length=line.output_length,
+            arrival=math.nan if line.arrival is None else line.arrival, max_steps=line.diffusion_max_steps,
+            masks=np.zeros(self._block, np.bool_),
+        )  # fmt: skip
 
-    def step(self, s: FileObject, start: float, end: float, batch: int, line: int) -> tuple[int, int]:
+    def step(self, where: str, line: StepLine, index: int) -> tuple[int, int]:
         """Add a step's rows; returns its query-key pairs and keys in windowed layers."""
-        if self._starts and start < self._starts[-1]:
-            raise s.error("start", start, f"at least {self._starts[-1]:g}, that of the step before")
-        known = [0 if s.is_null(name) else s.integer(name) for name in ("waiting", "pages")]
-        self._starts.append(start)
-        self._steps.append((s.integer("step"), line, *known))
-        self._ends.append(self._ends[-1] + batch)
-        for name in ("row_tokens", "row_keys", "emitted", "phases"):
-            if not isinstance(s.values[name], list | None):  # one value for all rows
-                s.values[name] = [s.values[name]] * batch
-        for name in ("requests", "row_tokens", "row_keys", "emitted", "phases"):
-            s.items(name, batch)
-        phases = s.get("phases", list[str], Choice(PHASES))
-        requests, emissions = s.get("requests", list[int]), s.get("emitted", list[int], TOKENS)
-        row_tokens, row_keys = (s.get(name, list[int], ROW_TOKENS) for name in ("row_tokens", "row_keys"))
+        if line.start is None:
+            raise fault(where, "start", None, "a number")
+        if self._starts and line.start < self._starts[-1]:
+            raise fault(where, "start", line.start, f"at least {self._starts[-1]:g}, that of the step before")
+        self._starts.append(line.start)
+        self._steps.append((line.step, index, line.waiting or 0, line.pages or 0))
+        self._ends.append(self._ends[-1] + line.batch)
+        columns = [getattr(line, name) for name in ("requests", *ROW_LISTS)]
+        for name, column in zip(("requests", *ROW_LISTS), columns, strict=True):
+            if column is None or len(column) != line.batch:
+                num = "no" if column is None else len(column)
+                raise ProfileError(f"{where}: {name} has {num} values, expected {line.batch}")
         window_q_kv = window_kv = 0
-        rows = zip(phases, requests, row_tokens, row_keys, emissions, strict=True)
-        for i, (phase, request, tokens, keys, emitted) in enumerate(rows):
+        end = line.start + line.latency
+        for i, (number, phase, tokens, keys, emitted) in enumerate(zip(*columns, strict=True)):
             if keys < tokens:
-                raise s.error(f"row_keys[{i}]", keys, f"at least row_tokens[{i}], {tokens}")
+                raise fault(where, f"row_keys[{i}]", keys, f"at least row_tokens[{i}], {tokens}")
             if self._window:
-                window_q_kv += _window_pairs(tokens, keys, self._window, self._one or phase in ("prefill", "flush"))
+                causal = self._block == 1 or phase in ("prefill", "flush")
+                window_q_kv += _window_pairs(tokens, keys, self._window, causal)
                 window_kv += min(keys, self._window + tokens)
-            row = self._rows.get(request)
-            if row is None:
-                raise s.error(f"requests[{i}]", request, "one that a request line has named before")
-            row.setdefault("scheduled", start)
-            self._step_rows.append((request, PHASES.index(phase), tokens, emitted))
+            request = self._named(where, f"requests[{i}]", number)
+            if math.isnan(request.scheduled):
+                request.scheduled = line.start
+            self._step_rows.append((number, PHASES.index(phase), tokens, emitted))
             if phase in ("denoise", "flush"):
-                self._denoised[request] = self._denoised.get(request, 0) + 1
+                request.num_denoised += 1
             elif phase == "prefill":  # preempted: it restarts its canvas
-                self._denoised.pop(request, None)
-            if not emitted:
-                continue
-            if end < (since := row.get("last_emission", row.get("arrival", end))):
-                raise s.error("end", end, f"at least {since:g}, when request {request} came or emitted before")
-            if "last_emission" in row:
-                self._gaps.append(end - row["last_emission"])
-            else:
-                row["first_emission"], row["num_first"] = end, float(emitted)
-            if request in self._denoised:
-                self._canvases.append((request, self._denoised.pop(request), phase == "flush"))
-            row["last_emission"] = end
-            row["num_tokens"] += emitted
-            row["num_emissions"] += 1
+                request.num_denoised = 0
+            if emitted:
+                self._emit(where, request, end, emitted, phase)
         return window_q_kv, window_kv
 
-    def finish(self, s: FileObject) -> None:
-        request = s.integer("request")
-        if request not in self._rows:
-            raise s.error("request", request, "one that a request line has named before")
-        self._rows[request]["finish"] = s.number("time")
+    def _emit(self, where: str, request: _Request, end: float, tokens: int, phase: str) -> None:
+        before = request.last_emission if request.num_emissions else request.arrival
+        if end < before:
+            what = f"at least {before:g}, when request {request.request} came or emitted before"
+            raise fault(where, "end", end, what)
+        if request.num_emissions:
+            self._gaps.append(end - request.last_emission)
+        else:
+            request.first_emission, request.num_first = end, tokens
+        if request.num_denoised:
+            limit = NO_LIMIT if request.max_steps is None else request.max_steps
+            self._canvases.append((request.request, request.num_denoised, phase == "flush", limit))
+        request.num_denoised = 0
+        request.last_emission = end
+        request.num_tokens += tokens
+        request.num_emissions += 1
+
+    def sequence(self, where: str, line: SequenceLine) -> None:
+        """Apply a step's commits to a request's block."""
+        start, size = line.block_start, self._block
+        request = self._named(where, "request", line.request)
+        prompt = request.input_length
+        if start % size or start < prompt // size * size:
+            raise fault(where, "block_start", start, f"a multiple of {size} from {prompt // size * size} on")
+        if start != request.block_start:
+            before = request.block_start
+            if start < before:
+                raise fault(where, "block_start", start, f"at least {before}, the block of the line before")
+            if request.masks.any():
+                num = int(request.masks.sum())
+                raise fault(where, "block_start", start, f"{before}, whose block has {num} masks left")
+            request.block_start, request.masks = start, np.arange(start, start + size) >= prompt
+        masks, committed = request.masks, self._positions(where, "committed", line.committed)
+        computed = np.ones(size, np.bool_)
+        if line.computed is not None:
+            computed = self._positions(where, "computed", line.computed)
+        wrong = np.flatnonzero(committed & ~(computed & masks))
+        if len(wrong):
+            why = "a mask" if computed[wrong[0]] else "computed"
+            raise ProfileError(f"{where}: committed holds {wrong[0]}, expected a position that is {why}")
+        request.masks = masks & ~committed
+        if (computed & masks).any():
+            self._commits.append((line.request, start, line.step))
+            self._marks.append(np.stack([masks, computed & masks, committed]))
+
+    def finish(self, where: str, line: FinishLine) -> None:
+        self._named(where, "request", line.request).finish = line.time
 
     def read(self) -> Logged:
-        rows = sorted(self._rows.items(), key=lambda item: (item[1].get("arrival", 0.0), item[0]))
-        times = ("arrival", "scheduled", "first_emission", "last_emission", "finish")
-        counts = ("input_length", "output_length", "num_first", "num_tokens", "num_emissions")
-        columns: dict[str, Any] = {
-            name: np.array([row.get(name, np.nan) for _, row in rows], np.float64) for name in (*times, *counts)
-        }
-        asked = columns["output_length"]
-        columns["output_length"] = np.where(np.isnan(asked), columns["num_tokens"], asked)
-        columns |= {name: columns[name].astype(np.int64) for name in counts}
-        request, num_steps, flushed = np.array(self._canvases, np.int64).reshape(-1, 3).T
-        limit = np.array([self._limits.get(i, NO_LIMIT) for i in request.tolist()]) if self._limits else None
-        return Logged(
-            request=np.array([request for request, _ in rows], np.int64),
-            **columns,
-            gaps=np.array(self._gaps),
-            canvases=Canvases(request, num_steps, flushed.astype(np.bool_), limit),
+        requests = sorted(
+            self._requests.values(), key=lambda r: (0.0 if math.isnan(r.arrival) else r.arrival, r.request)
         )
+        times = ("arrival", "scheduled", "first_emission", "last_emission", "finish")
+        counts = ("request", "input_length", "output_length", "num_first", "num_tokens", "num_emissions")
+        columns: dict[str, Any] = {
+            name: np.array([getattr(request, name) for request in requests], kind)
+            for names, kind in ((times, np.float64), (counts, np.int64))
+            for name in names
+        }
+        number, num_steps, flushed, limit = np.array(self._canvases, np.int64).reshape(-1, 4).T
+        has_limits = any(request.max_steps is not None for request in requests)
+        canvases = Canvases(number, num_steps, flushed.astype(np.bool_), limit if has_limits else None)
+        return Logged(**columns, gaps=np.array(self._gaps), canvases=canvases)
 
     def steps(self) -> LoggedSteps:
         """Steps that named their rows."""
@@ -202,3 +313,27 @@ class Requests:
             number, line, np.array(self._starts), waiting, pages, np.array(self._ends), request,
             phase.astype(np.uint8), tokens, emitted,
         )  # fmt: skip
+
+    def commits(self) -> tuple[CommitLog, Ints]:
+        """The commits, and each row's step number."""
+        request, start, number = np.array(self._commits, np.int64).reshape(-1, 3).T
+        marks = np.array(self._marks, np.bool_).reshape(-1, 3, self._block)
+        return CommitLog(self._block, request, start, marks[:, 0], marks[:, 1], marks[:, 2]), number
+
+    def _named(self, where: str, key: str, number: int) -> _Request:
+        if number not in self._requests:
+            raise fault(where, key, number, "one that a request line has named before")
+        return self._requests[number]
+
+    def _positions(self, where: str, key: str, positions: tuple[int, ...]) -> Bools:
+        """Mask of the positions of the block, from 0."""
+        marks = np.zeros(self._block, np.bool_)
+        for i, position in enumerate(positions):
+            if position >= self._block:
+                raise fault(where, f"{key}[{i}]", position, f"0 to {self._block - 1}")
+            marks[position] = True
+        return marks
+
+
+def fault(where: str, key: str, value: object, expected: str) -> ProfileError:
+    return ProfileError(f"{where}: {key} is {'missing' if value is None else shown(value)}, expected {expected}")

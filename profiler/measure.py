@@ -6,10 +6,10 @@ import platform
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -34,8 +34,16 @@ from ..files.read import cut
 from ..files.write import tell
 from ..live import weights
 from ..live.cache import PagedCache
+from ..live.canvas_model import (
+    CanvasConfig,
+    CanvasModel,
+    canvas_config,
+    num_params,
+    random_canvas_model,
+    read_canvas_model,
+)
 from ..live.config import ModelConfig
-from ..live.config_file import AS_IT_SAYS, Given, decoder_config
+from ..live.config_file import AS_IT_SAYS, ConfigJson, Given, decoder_config
 from ..live.forward import Forward
 from ..live.graphs import GraphForward
 from ..live.kernel_cache import keep_private
@@ -44,7 +52,6 @@ from ..live.measure import (
     Measured,
     Shape,
     evicting_policy,
-    features_of,
     fill_with_text,
     level_shapes,
     measure_evicting,
@@ -57,20 +64,16 @@ from ..live.model import Decoder
 from ..live.padding import MAX_ROWS
 from ..live.prompts import WORKLOADS, Prompts, Vocabulary, prompts_from, random_prompts, read_tokens
 from ..live.session import Kept, LiveRun, Serving, run
-from .clocks import Blocks, Clocks, clocks_of
+from .clocks import Clocks, clocks_of
 from .commit_log import CommitLog, from_journal
-from .design import next_shapes
 from .fit import fit_latency
 from .fit_commits import at_fixed_length, fit_commits
 from .fit_focus import Deltas, deltas, fit_focus
 from .hardware import default_max_batch
 from .models import Experts, ModelShape
 from .profile import CommitFit, Device, Fit, MemoryModel, Profile, Provenance, digits
-from .samples import Samples, samples, step_features
+from .samples import Evidence, Samples, samples, step_features
 from .stairs import levels
-
-if TYPE_CHECKING:
-    from .canvas import Opened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +85,62 @@ class OnDevice(ABC):
     device: Device
     memory: MemoryModel
     trained: bool  # False: random weights
-    made: str = ""  # how the weights were derived; empty: as stored
+    derived: str = ""  # how the weights were derived; empty: as stored
     graphs: bool = False  # steps run as captured CUDA graphs
     captured: Kept = field(default_factory=Kept)  # the graphs, from run to run
     clocks: Clocks = field(default_factory=lambda: Clocks(None))  # sampled while steps run
     text: Prompts | None = None  # that steps are measured on; None: random tokens
+
+    @classmethod
+    def open(
+        cls, name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None,
+        settings: Given = AS_IT_SAYS,
+    ) -> Self:  # fmt: skip
+        """Load a model or make random weights on a device: bf16 on a GPU, fp32 on a CPU.
+
+        graphs: capture decode steps; None: on CUDA. ModelError for an unknown or wrong model, one that does not fit, or
+        a missing device.
+        """
+        device = check_device(device)
+        free = select(device)
+        dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+        config = cls.read_config(weights.source_of(name, settings), settings)
+        num_params, kv_elements, has_experts = cls.sizes(config)
+        size = dtype.itemsize * num_params
+        check_room(name, size, device, free)
+        try:
+            model = cls.read_model(name, device, dtype, seed, settings)
+        except torch.OutOfMemoryError as error:
+            raise ModelError(f"{name}: its {size / 1e9:.1f} GB do not fit on {device} ({error})") from None
+        trained = weights.is_trained(name, settings)
+        derived = weights.made(seed, trained=trained, has_experts=has_experts)
+        if derived:
+            tell(f"{name}: weights {derived}")
+        about = describe(device)
+        memory = MemoryModel(
+            capacity_bytes=free or about.memory_bytes,
+            weight_bytes=size,
+            kv_bytes_per_token=dtype.itemsize * kv_elements,
+            vocab=config.vocab,
+        )
+        loaded = cls(name=name, model=model, device=about, memory=memory, trained=trained, derived=derived,
+                     graphs=device.startswith("cuda") if graphs is None else graphs)  # fmt: skip
+        return replace(loaded, clocks=clocks_of(uuid_of(loaded.weight.device)))
+
+    @staticmethod
+    @abstractmethod
+    def read_config(source: ConfigJson, settings: Given) -> Any:
+        """The model's configuration; ModelError if it is wrong."""
+
+    @staticmethod
+    @abstractmethod
+    def sizes(config: Any) -> tuple[int, int, bool]:
+        """Parameters, numbers in a token's keys and values, and whether there are experts."""
+
+    @staticmethod
+    @abstractmethod
+    def read_model(name: str, device: str, dtype: torch.dtype, seed: int, settings: Given) -> Any:
+        """The model on the device."""
 
     @property
     @abstractmethod
@@ -112,14 +166,26 @@ class OnDevice(ABC):
     @property
     def settings(self) -> dict[str, Any]:
         """Settings next to the policy that results depend on."""
-        return settings_of(self.device, self.model.config.name, self.weight, self.graphs, self.made)
+        return settings_of(self.device, self.model.config.name, self.weight, self.graphs, self.derived)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded(OnDevice):
-    """A decoder; for canvas models, `LoadedCanvas`."""
+    """A decoder."""
 
     model: Decoder
+
+    @staticmethod
+    def read_config(source: ConfigJson, settings: Given) -> ModelConfig:
+        return decoder_config(source, settings)
+
+    @staticmethod
+    def sizes(config: ModelConfig) -> tuple[int, int, bool]:
+        return config.num_params, config.kv_elements, config.experts is not None
+
+    @staticmethod
+    def read_model(name: str, device: str, dtype: torch.dtype, seed: int, settings: Given) -> Decoder:
+        return weights.load(name, device, dtype, seed, settings)
 
     @property
     def weight(self) -> torch.Tensor:
@@ -138,59 +204,60 @@ class Loaded(OnDevice):
         return MAX_ROWS if self.graphs else 0
 
 
-def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool, made: str) -> dict[str, Any]:
-    """Settings of a run. weight: any of the model's; made: as in `OnDevice`."""
-    found: dict[str, Any] = {
+@dataclass(frozen=True, kw_only=True)
+class LoadedCanvas(OnDevice):
+    """A canvas model."""
+
+    model: CanvasModel
+
+    @staticmethod
+    def read_config(source: ConfigJson, settings: Given) -> CanvasConfig:
+        for value, option, expected in (
+            (settings.mask_token, "--mask-token-id", "none: it knows no mask"),
+            (settings.block_length, "--block-length", "the policy's canvas_length"),
+        ):
+            if value is not None:
+                raise ModelError(f"{source.name}: denoises canvases, and {option} is {value}: expected {expected}")
+        return canvas_config(source, settings)
+
+    @staticmethod
+    def sizes(config: CanvasConfig) -> tuple[int, int, bool]:
+        # A windowed layer gets as many pages as the others: it frees pages only later.
+        return num_params(config), config.kv_elements(True) + config.kv_elements(False), True
+
+    @staticmethod
+    def read_model(name: str, device: str, dtype: torch.dtype, seed: int, settings: Given) -> CanvasModel:
+        if weights.is_trained(name, settings):
+            return read_canvas_model(weights.folder_of(name), device, dtype)
+        return random_canvas_model(weights.source_of(name, settings), device, dtype, seed, settings)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.model.embedding
+
+
+Opened = Loaded | LoadedCanvas
+
+
+def open_any(
+    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, settings: Given = AS_IT_SAYS
+) -> Opened:
+    """Open a decoder or a canvas model, as `OnDevice.open` does."""
+    kind: type[Opened] = LoadedCanvas if weights.is_canvas(name, settings) else Loaded
+    return kind.open(name, device, seed, graphs, settings)
+
+
+def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool, derived: str) -> dict[str, Any]:
+    """Settings of a run. weight: any of the model's; derived: as in `OnDevice`."""
+    settings: dict[str, Any] = {
         "device": device.name, "model": model, "torch": torch.__version__,
         "dtype": str(weight.dtype).removeprefix("torch."), "threads": torch.get_num_threads(), "graphs": graphs,
     }  # fmt: skip
-    if made:
-        found["weights"] = made
+    if derived:
+        settings["weights"] = derived
     if weight.is_cuda:
-        found |= {"cuda": torch.version.cuda, "driver": driver()}
-    return found
-
-
-def open_model(
-    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS
-) -> Loaded:
-    """Load a model or make random weights on a device: bf16 on a GPU, fp32 on a CPU.
-
-    graphs: capture decode steps; None: on CUDA. ModelError for an unknown or wrong model, one that does not fit, or a
-    missing device.
-    """
-    device = check_device(device)
-    free = select(device)
-    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    source = weights.source_of(name, given)
-    config = decoder_config(source, given)
-    size = dtype.itemsize * config.num_params
-    check_room(name, size, device, free)
-    try:
-        model = weights.load(name, device, dtype, seed, given)
-    except torch.OutOfMemoryError as error:
-        raise ModelError(f"{name}: its {size / 1e9:.1f} GB do not fit on {device} ({error})") from None
-    trained = weights.is_trained(name, given)
-    made = weights.made(seed, trained=trained, has_experts=config.experts is not None)
-    tell_made(name, made)
-    found = describe(device)
-    memory = MemoryModel(
-        capacity_bytes=free or found.memory_bytes,
-        weight_bytes=size,
-        kv_bytes_per_token=dtype.itemsize * config.kv_elements,
-        vocab=config.vocab,
-    )
-    return Loaded(
-        name=name, model=model, device=found, memory=memory, trained=trained, made=made,
-        graphs=device.startswith("cuda") if graphs is None else graphs,
-        clocks=clocks_of(uuid_of(model.embedding.weight.device)),
-    )  # fmt: skip
-
-
-def tell_made(name: str, made: str) -> None:
-    """Print how weights differ from the stored ones, if they do."""
-    if made:
-        tell(f"{name}: weights {made}")
+        settings |= {"cuda": torch.version.cuda, "driver": driver()}
+    return settings
 
 
 def check_room(name: str, size: int, device: str, free: int | None) -> None:
@@ -293,7 +360,7 @@ def check_same_model(profile: Profile, ours: ModelShape) -> None:
 REPEATS = 7  # per shape; their median is its latency
 FEW_REPEATS, LARGE = 3, 2048  # for more than LARGE tokens: slower and steadier
 SMALL = 512  # tokens up to which every level is measured
-ROUND = 24  # shapes between two fits
+ROUND = 24  # shapes between two measurements of the reference
 FEWEST = 8  # shapes, even over budget: fewer cannot be fitted
 PAGE = 64
 MOST_TEXT = 4096  # tokens that fill a cache
@@ -301,23 +368,20 @@ MOST_TEXT = 4096  # tokens that fill a cache
 # 10 to 50 ms by 4 % over their first 0.15 s; after seconds of serving, decode steps take 6 to 16 % longer than short
 # measurements say. Whether 0.5 s is enough is untested on a GPU.
 LONG_SETTLE, SETTLED = 10, 0.5
-HEAT_SHARE = 0.1  # of the steps' budget on a GPU, at most
-STILL, STILL_FOR = 0.01, 4  # relative range of this many latencies at which the clock is steady
 MOST_TOKENS = 8192  # per step, as engines limit it
 
+Columns = Mapping[str, Any]
 OnProgress = Callable[[str, float], None]  # what is measured, and the share of the budget spent
 
 
 def measure_steps(
     loaded: Loaded, budget: float, *, max_batch: int | None = None, seed: int = 0,
-    on_progress: OnProgress | None = None, blocks: Blocks | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Samples:  # fmt: skip
-    """Measure steps of many shapes for about `budget` s: a spread of all, then the least certain.
+    """Measure steps of many shapes for about `budget` s, so that shapes of all sizes are measured at any time.
 
-    A reference shape in every round shows a device that slows as it warms up. blocks: receives the device's state in
-    each round.
+    A reference shape after every ROUND shapes shows a device that slows as it warms up.
     """
-    blocks = blocks or Blocks(loaded.clocks)
     config = loaded.model.config
     block = config.block_length
     batch = max_batch or loaded.usual_batch(32)
@@ -327,96 +391,60 @@ def measure_steps(
     pages = min(loaded.memory.num_pages(PAGE, batch, tokens), batch * pages_of(context, block, PAGE))
     offered = shapes(block, batch, tokens, context, PAGE, pages)
     longest = {max(block, n // block * block) for n in (context // 4, context)}  # where attention dominates
-    # A GPU's latency has stairs: measure these levels before the fit says what is uncertain.
-    on_levels = [] if not loaded.on_gpu else [
-        *_on_levels(loaded, batch, tokens, context), *wave_shapes(loaded.model, min(batch, tokens // block), longest),
-    ]  # fmt: skip
+    first = spread(offered)[: 2 * ROUND]
+    if loaded.on_gpu:  # its latency has stairs
+        on_levels = _on_levels(loaded, batch, tokens, context)
+        on_levels += wave_shapes(loaded.model, min(batch, tokens // block), longest)
+        first = spread({*first, *(s for s in on_levels if fits(s, block, pages))})
+    order = [*first, *(shape for shape in spread(offered) if shape not in first)]
     begin = time.monotonic()
     forward = _forward(loaded, pages, context + 3 * block, batch, seed)
     reference = compute_bound(offered)
     measure_shape(forward, offered[-1], block, 1, loaded.text)  # warm-up: allocations and compilation
-    if loaded.on_gpu:
-        took, change = heat(forward, offered[-1], reference, block, HEAT_SHARE * budget)
-        blocks.end(heated(took, change))
-    taken: list[Measured] = []
-    left = list(offered)
-    # As many shapes of every size as in a round: the first fit covers all of them.
-    first = np.linspace(0, len(left) - 1, 2 * ROUND).astype(int)
-    order = spread({*(left[i] for i in first.tolist()), *(s for s in on_levels if fits(s, block, pages))})
-    while order:
-        for shape in [*order, reference]:
+    measured_shapes: list[Measured] = []
+    for i, shape in enumerate(order, start=1):
+        for each in (shape, reference) if i % ROUND == 0 else (shape,):
             if on_progress is not None:
-                on_progress(_words(shape), min(1.0, (time.monotonic() - begin) / budget))
-            repeats = REPEATS if shape.tokens <= LARGE else FEW_REPEATS
-            hot = loaded.on_gpu and shape.tokens > SMALL / 2
-            settle = LONG_SETTLE if hot and shape.window == 0 and shape.tokens <= LARGE else SETTLE
+                on_progress(_words(each), min(1.0, (time.monotonic() - begin) / budget))
+            repeats = REPEATS if each.tokens <= LARGE else FEW_REPEATS
+            hot = loaded.on_gpu and each.tokens > SMALL / 2
+            settle = LONG_SETTLE if hot and each.window == 0 and each.tokens <= LARGE else SETTLE
             settled = SETTLED if hot else 0.0
-            taken.append(measure_shape(forward, shape, block, repeats, loaded.text, settle, context, settled))
-            if time.monotonic() - begin > budget and len(taken) >= FEWEST:
-                blocks.end(f"until shape {len(taken)}")
-                return _samples(taken, loaded.on_gpu)
-        blocks.end(f"until shape {len(taken)}, reference {1e3 * float(np.median(taken[-1].device)):.3g} ms")
-        left = [shape for shape in left if shape not in order]
-        expected = [features_of(shape, block) for shape in left]
-        wanted = next_shapes(expected, _samples(taken, loaded.on_gpu), ROUND, loaded.graph_tokens) if left else []
-        order = [left[i] for i in wanted]
-    return _samples(taken, loaded.on_gpu)
+            measured_shapes.append(
+                measure_shape(forward, each, block, repeats, loaded.text, settle, context, settled)
+            )  # fmt: skip
+        if time.monotonic() - begin > budget and len(measured_shapes) >= FEWEST:
+            break
+    return _samples(measured_shapes, loaded.on_gpu)
 
 
 def _on_levels(loaded: Loaded, batch: int, tokens: int, context: int) -> list[Shape]:
     """Prefills at every level of tokens, decode steps at every level or captured size; above SMALL 10 % apart."""
     every = levels(tokens).astype(int).tolist()
-    found = []
+    on_levels = []
     for is_decode in (False, True):
         apart = [1]
         for level in dict.fromkeys(map(bucket, every)) if is_decode and loaded.graphs else every:
             if level <= SMALL or level >= 1.1 * apart[-1]:
                 apart.append(level)
         on = level_shapes(loaded.model.config.block_length, batch, tokens, context, apart)
-        found += [s for s in on if (s.window > 0) == is_decode]
-    return found
+        on_levels += [s for s in on if (s.window > 0) == is_decode]
+    return on_levels
 
 
-def spread(found: Iterable[Shape]) -> list[Shape]:
-    """Shapes in bit-reversed order of size: every prefix covers all sizes."""
-    ordered = sorted(found, key=lambda s: (s.tokens, s))
-    bits = len(ordered).bit_length()
-    ranks = sorted(range(len(ordered)), key=lambda i: f"{i:0{bits}b}"[::-1])
-    return [ordered[i] for i in ranks]
-
-
-def heat(forward: Forward, heavy: Shape, reference: Shape, block: int, budget: float) -> tuple[float, float]:
-    """Run a heavy step until the reference's device time is steady, as in `until_still`."""
-
-    def device_time() -> float:
-        measure_shape(forward, heavy, block, 1)
-        return float(np.median(measure_shape(forward, reference, block, REPEATS).device))
-
-    return until_still(device_time, budget)
+def spread(chosen: Collection[Shape]) -> list[Shape]:
+    """Prefills and decode steps, each in bit-reversed order of size: every prefix covers all sizes of both."""
+    ranks: list[tuple[float, Shape]] = []
+    for prefills in (True, False):
+        ordered = sorted((s for s in chosen if (s.window == 0) == prefills), key=lambda s: (s.tokens, s))
+        bits = len(ordered).bit_length()
+        ranks += [(int(f"{i:0{bits}b}"[::-1], 2) / 2**bits, shape) for i, shape in enumerate(ordered)]
+    return [shape for _, shape in sorted(ranks)]
 
 
 def compute_bound(offered: Sequence[Shape]) -> Shape:
     """The shape of most tokens, up to LARGE, and fewest keys, a decode step if possible: it slows as the clock does."""
     return max((s for s in offered if s.tokens <= LARGE), key=lambda s: (s.tokens, s.window > 0, -s.context))
-
-
-def until_still(latency: Callable[[], float], budget: float) -> tuple[float, float]:
-    """Call `latency` until it is steady, at most `budget` s: a cold device's clock cannot last.
-
-    Returns the seconds spent, and the last latencies' relative range.
-    """
-    begin, seen = time.monotonic(), list[float]()
-    while True:
-        seen.append(latency())
-        last, took = seen[-STILL_FOR:], time.monotonic() - begin
-        change = max(last) / min(last) - 1.0
-        if took > budget or (len(last) == STILL_FOR and change < STILL):
-            return took, change
-
-
-def heated(took: float, change: float) -> str:
-    """Names the block of samples taken while heating."""
-    return f"heated {took:.0f} s until the reference moved by {change:.1%}"
 
 
 def fits(shape: Shape, block: int, pages: int) -> bool:
@@ -433,40 +461,34 @@ def serve_journal(loaded: Loaded, budget: float, *, max_batch: int | None = None
     config = loaded.model.config
     block = config.block_length
     chance = np.random.default_rng([seed, 1])
-    most = config.context_limit
+    limit = config.context_limit
     batch = max_batch or loaded.usual_batch(32)
     begin = time.monotonic()
     while batch > 1 and loaded.captured.seconds_to_capture(_journalled(block, batch), batch) > budget / 2:
         batch //= 2
     policies = _journalled(block, batch)
-    steps: list[Mapping[str, Any]] = []
+    parts: list[Columns] = []
     late = 0
     for i, policy in enumerate(policies, start=1):
         # Captures precede a policy's first step; it gets the rest of its share, at least some steps.
         stop = after(budget / len(policies) / 4, begin + budget * i / len(policies))
         requests = [
-            Request(i, 0.0, int(chance.integers(1, max(2, most // 2))), int(chance.integers(1, max(2, most // 4))))
+            Request(i, 0.0, int(chance.integers(1, max(2, limit // 2))), int(chance.integers(1, max(2, limit // 4))))
             for i in range(2 * batch)
         ]
         prompts, outputs = (np.array([getattr(r, n) for r in requests]) for n in ("input_length", "output_length"))
-        own = policy.block_length
-        ordinary = CommitModel("journal", own, 0.9, None, tuple(0.9 * 0.8**d for d in range(own)))
-        tokens = policy.batching.max_prefill_tokens
-        pages = loaded.memory.num_pages(policy.memory.page_size, batch, tokens)
-        draws = None if policy.commits_by == "acceptance" else CommitDraws(ordinary, seed, prompts, outputs, own)
+        length = policy.block_length
+        ordinary = CommitModel("journal", length, 0.9, None, tuple(0.9 * 0.8**d for d in range(length)))
+        pages = loaded.memory.num_pages(policy.memory.page_size, batch, policy.batching.max_prefill_tokens)
+        draws = None if policy.commits_by == "acceptance" else CommitDraws(ordinary, seed, prompts, outputs, length)
         limits = Limits(pages, config.context_limit, batch)
         serving = Serving(loaded.model, policy, limits, loaded.prompts(seed), draws, graphs=loaded.kept)
-        done = run(
-            serving, requests, append=lambda columns, lists: steps.append(columns),
-            stop=stop, sample=loaded.clocks.sample,
-        )  # fmt: skip
-        if done.failure is not None:
-            raise done.failure
-        late += done.num_made_ready
-    columns = {name: np.concatenate([part[name] for part in steps]) for name in steps[0]}
-    return samples(
-        step_features(columns, {}, mixed=False), columns["latency"], columns["device"] if loaded.on_gpu else None
-    ), late
+        columns, _, num_late = journal_of(serving, requests, stop, sample=loaded.clocks.sample)
+        parts.append(columns)
+        late += num_late
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    device = columns["device"] if loaded.on_gpu else None
+    return samples(step_features(columns, {}, mixed=False), columns["latency"], device), late
 
 
 def _journalled(block: int, batch: int) -> list[Policy]:
@@ -542,12 +564,12 @@ def log_commits(
     policy = replace(policy, unmasking=replace(policy.unmasking, threshold=threshold, temperature=temperature))
     tokens = read_tokens(prompts, loaded.name, config, tokenizer)
     chance = np.random.default_rng(seed)
-    most = min(256, config.context_limit // 2)
+    longest = min(256, config.context_limit // 2)
     requests = [
-        Request(i, 0.0, int(chance.integers(block, most)), int(chance.integers(block, min(4 * block, most))))
+        Request(i, 0.0, int(chance.integers(block, longest)), int(chance.integers(block, min(4 * block, longest))))
         for i in range(MOST_LOGGED)
     ]
-    limits = Limits(8 * -(-2 * most // PAGE), config.context_limit, 8)
+    limits = Limits(8 * -(-2 * longest // PAGE), config.context_limit, 8)
     serving = Serving(
         loaded.model, policy, limits, prompts_from(tokens, seed), graphs=loaded.kept, eos=config.eos if eos else (),
         watch=None if collected is None else lambda g: collected.append(
@@ -560,13 +582,10 @@ def log_commits(
         nonlocal completed
         completed = num
 
-    _, lists = _journal_of(
-        serving,
-        requests,
-        lambda: time.monotonic() > end and completed >= FEWEST_LOGGED,
-        ("requests", "window", "commits"),
-        count,
-    )
+    _, lists, _ = journal_of(
+        serving, requests, lambda: time.monotonic() > end and completed >= FEWEST_LOGGED,
+        ("requests", "window", "commits"), progress=count,
+    )  # fmt: skip
     length = np.array([r.input_length for r in requests])
     return from_journal(block, length, lists["requests"], lists["window"], lists["commits"])
 
@@ -622,7 +641,7 @@ def measure_eviction(
     for batch in batches:
         if not over or time.monotonic() - begin < budget:
             steps = measure_evicting(forward, batch, context, block, REPEATS, loaded.text)
-            over += [took - latency.step(planned, left) for planned, left, took in steps]
+            over += [took - latency.step(planned, retained) for planned, retained, took in steps]
     return max(0.0, float(np.median(over))) if over else 0.0
 
 
@@ -640,10 +659,10 @@ def measure_cache_overhead(
 
     Requests of three lengths are served alone; each phase's medians are fitted by a line in the length, at least 0.
     """
-    config, found = loaded.model.config, []
+    config, overhead = loaded.model.config, []
     block = config.block_length
-    most = min(512, config.context_limit) - 2 * block
-    prompts = sorted({length for length in (most // 8, most // 2, most) if length > 0})
+    longest = min(512, config.context_limit) - 2 * block
+    prompts = sorted({length for length in (longest // 8, longest // 2, longest) if length > 0})
     if not prompts:
         return ()
     for i, spec in enumerate(FULL_SEQUENCE):
@@ -655,21 +674,21 @@ def measure_cache_overhead(
         draws = ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
         serving = Serving(loaded.model, policy, limits, loaded.prompts(0), draws)
         stop = after(budget / len(FULL_SEQUENCE))
-        columns, lists = _journal_of(serving, requests, stop, ("requests", "phases"))
+        columns, lists, _ = journal_of(serving, requests, stop, ("requests", "phases"))
         length = np.array([requests[j].input_length + 2 * block for j in lists["requests"]])
         features = step_features(columns, {}, mixed=False)
-        said = [_said(latency, policy, f, n) for f, n in zip(features, length.tolist(), strict=True)]
-        over = columns["latency"] - said
+        predicted = [_said(latency, policy, f, n) for f, n in zip(features, length.tolist(), strict=True)]
+        over = columns["latency"] - predicted
         for phase in np.unique(lists["phases"]).tolist():
             rows = lists["phases"] == phase
-            seen = np.unique(length[rows])
-            medians = [float(np.median(over[rows & (length == n)])) for n in seen]
-            row, token = nnls(np.column_stack([np.ones(len(seen)), seen]), np.array(medians))[0]
+            lengths = np.unique(length[rows])
+            medians = [float(np.median(over[rows & (length == n)])) for n in lengths]
+            row, token = nnls(np.column_stack([np.ones(len(lengths)), lengths]), np.array(medians))[0]
             if row or token:
-                found.append(
+                overhead.append(
                     CacheOverhead(type(policy.cache).__name__, PHASES[phase], digits(row, 3), digits(token, 3))
                 )
-    return tuple(found)
+    return tuple(overhead)
 
 
 def _said(latency: LatencyModel, policy: Policy, features: Features, length: int) -> float:
@@ -680,23 +699,23 @@ def _said(latency: LatencyModel, policy: Policy, features: Features, length: int
     return latency.step(features, first=first)
 
 
-def _journal_of(
-    serving: Serving, requests: Sequence[Request], stop: Callable[[], bool], names: Sequence[str],
-    progress: Callable[[int, float], None] | None = None,
-) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
-    """Serve requests; returns the steps' columns, and the values of these lists."""
-    steps: list[Mapping[str, Any]] = []
-    rows: list[Mapping[str, Any]] = []
+def journal_of(
+    serving: Serving, requests: Sequence[Request], stop: Callable[[], bool], names: Sequence[str] = (), **how: Any
+) -> tuple[Columns, Columns, int]:
+    """Serve requests: the steps' columns, the values of these lists, and what was compiled or captured meanwhile."""
+    steps: list[Columns] = []
+    rows: list[Columns] = []
 
-    def append(columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
+    def append(columns: Columns, lists: Columns) -> None:
         steps.append(columns)
         rows.append({name: lists[name][0] for name in names})
 
-    check_whole(run(serving, requests, append=append, stop=stop, progress=progress))
+    done = run(serving, requests, append=append, stop=stop, **how)
+    check_whole(done)
     columns, lists = (
         {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} for parts in (steps, rows)
     )
-    return columns, lists
+    return columns, lists, done.num_made_ready
 
 
 # ---- compiling ------------------------------------------------------------------------------------------------
@@ -709,7 +728,7 @@ def seconds_to_compile(policies: Iterable[Policy]) -> float:
     """About how long compiling the steps takes that are not on disk."""
     limits, free = Limits(1 << 20, 1 << 30, 1), LatencyModel(((0.0, 0.0),), 0.0)
     cores = (Engine(policy, limits, RequestTable(0), latency=free).core for policy in policies)
-    return COMPILING * sum(own.is_young(name="schedule") for own in cores)
+    return COMPILING * sum(each.is_young(name="schedule") for each in cores)
 
 
 @contextmanager
@@ -729,13 +748,6 @@ JOURNAL_SHARE = 0.15  # of the steps' budget on a GPU, for the serving that judg
 STEPS_SHARE = 0.5  # of the budget; commit logs get the rest
 EVICTION_SHARE = 0.05  # of the budget on a GPU; a CPU evicts nearly for free
 OVERHEAD_SHARE = 0.25  # of the budget, for full-sequence models
-
-
-@dataclass(frozen=True)
-class Evidence:
-    steps: Samples
-    logs: dict[tuple[str, float], CommitLog]  # by workload and threshold
-    served: Samples | None = None  # served steps that judge the fit; None: held-out `steps` do
 
 
 def default_workloads(loaded: Loaded, prompts: str | None = None) -> dict[str, str]:
@@ -814,18 +826,16 @@ def profile_model(
     loaded: Loaded, *, name: str, budget: float, workloads: Mapping[str, str], thresholds: Sequence[float],
     temperature: float = 1.0, yields: Profile | None = None, max_batch: int | None = None, seed: int = 0,
     on_progress: OnProgress | None = None, both_ways: bool = False, tokenizer: str | None = None, eos: bool = False,
-    keep: Callable[[Profile], object] = lambda profile: None,
 ) -> tuple[Profile, Evidence]:  # fmt: skip
     """Measure a model for about `budget` s and fit its profile.
 
     workloads: prompts by workload, on which commits are logged at each threshold; none for random weights. yields:
     another profile, whose commit models and importance deltas are copied. both_ways: a full-sequence model; no commits
-    or evictions are measured. tokenizer, eos: as in log_commits. keep: receives the profile when its steps are fitted
-    and at each addition, so that a later failure loses nothing.
+    or evictions are measured. tokenizer, eos: as in log_commits.
     """
     begin = time.monotonic()
 
-    def told(what: str, _: float = 0.0) -> None:
+    def progress(what: str, _: float = 0.0) -> None:
         if on_progress is not None:
             on_progress(what, min(1.0, (time.monotonic() - begin) / budget))
 
@@ -846,73 +856,57 @@ def profile_model(
         text, settings["routing"], unknown = text_of(loaded.name, config, workloads, seed, tokenizer)
         loaded = replace(loaded, text=text)
     block = config.block_length
-    own = [*(Shape(1, window, block).policy(block) for window in {1, 2, block}), evicting_policy(block, 1, block)]
-    short = seconds_to_compile(own) > MOST_COMPILING * budget
+    policies = [Shape(1, window, block).policy(block) for window in {1, 2, block}]
+    short = seconds_to_compile([*policies, evicting_policy(block, 1, block)]) > MOST_COMPILING * budget
     if short:
         unknown.append(f"the steps were planned in plain Python, as compiling them takes most of {budget:.0f} s")
     with patience(sys.maxsize if short else core.STEPS_PATIENCE):
         for_overhead = budget * OVERHEAD_SHARE if both_ways else 0.0
         for_eviction = budget * EVICTION_SHARE if loaded.on_gpu and not both_ways else 0.0
         for_steps = budget * STEPS_SHARE if workloads else budget - for_overhead - for_eviction
-        blocks = Blocks(loaded.clocks)
         steps = measure_steps(
             loaded, for_steps * (1.0 - JOURNAL_SHARE * loaded.on_gpu), max_batch=max_batch, seed=seed,
-            on_progress=told, blocks=blocks,
+            on_progress=progress,
         )  # fmt: skip
         journal = None
         if loaded.on_gpu and not both_ways:
             journal, settings["made_ready"] = serve_journal(
                 loaded, JOURNAL_SHARE * for_steps, max_batch=max_batch, seed=seed
             )
-            blocks.end("serving")
-        borrowed, lent = ((), None) if yields is None else (yields.commits, yields.focus)
-        if yields is not None and lent is not None:
-            settings["importance"] = f"of {yields.name}"
-        if blocks.lines:
-            settings["blocks"] = "; ".join(blocks.lines)
         latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens, stairs=loaded.on_gpu, journal=journal)
         fit = doubted(fit, [*unknown, *loaded.clocks.doubts()])
         latency = replace(
             latency, early=digits(loaded.shape.early), layers=loaded.shape.layers, captured_evictions=loaded.graphs
         )
-        logs = {}
-        seen: list[Deltas] = []
-        models: list[CommitModel] = list(borrowed)
-        fits: list[CommitFit] = []
-
-        of_blocks = "block-diffusion" if config.block_length > 1 else "autoregressive"
-        family = "full-sequence" if both_ways else of_blocks
-
-        def so_far() -> Profile:
-            return measured(
-                loaded, loaded.shape, latency, fit, name=name, family=family, strategy="low_confidence_dynamic",
-                block_length=config.block_length, settings=settings, workloads=workloads, seed=seed,
-                sources=[m.source for m in borrowed], commits=tuple(models), commit_fits=tuple(fits),
-                focus=fit_focus(seen) or lent,
-            )  # fmt: skip
-
-        keep(so_far())
         if both_ways:
-            overhead = measure_cache_overhead(loaded, latency, for_overhead, told)
-            latency = replace(latency, cache_overhead=overhead)
+            latency = replace(latency, cache_overhead=measure_cache_overhead(loaded, latency, for_overhead, progress))
         else:
             latency = replace(latency, eviction=digits(measure_eviction(loaded, latency, max_batch, for_eviction), 3))
-        keep(so_far())
-        wanted = [(workload, threshold) for workload in workloads for threshold in thresholds]
-        for i, (workload, threshold) in enumerate(wanted):
-            told(f"commits on {workload} at threshold {threshold:g}")
-            share = max(0.0, (begin + budget - time.monotonic()) / (len(wanted) - i) - FITTING)
+        importance: list[Deltas] = []
+        models: list[CommitModel] = []
+        fits: list[CommitFit] = []
+        pairs = [(workload, threshold) for workload in workloads for threshold in thresholds]
+        for i, (workload, threshold) in enumerate(pairs):
+            progress(f"commits on {workload} at threshold {threshold:g}")
+            share = max(0.0, (begin + budget - time.monotonic()) / (len(pairs) - i) - FITTING)
             log = log_commits(
                 loaded, workloads[workload], threshold, temperature, share, seed,
-                seen if config.block_length > 1 and config.layers > 1 else None, tokenizer, eos,
+                importance if block > 1 and config.layers > 1 else None, tokenizer, eos,
             )  # fmt: skip
-            logs[workload, threshold] = log
             source = f"dsim profile: {config.name} at work on {workload}, {len(np.unique(log.request))} requests"
             model, commit_fit = fit_commits(
                 log, workload=workload, threshold=threshold, temperature=temperature, source=source
             )
             models += at_fixed_length(model, commit_fit)
             fits.append(commit_fit)
-            keep(so_far())
-        profile = so_far()
-        return profile, Evidence(steps, logs, journal)
+    lent = ((), None) if yields is None else (yields.commits, yields.focus)
+    if yields is not None and yields.focus is not None:
+        settings["importance"] = f"of {yields.name}"
+    family = "block-diffusion" if block > 1 else "autoregressive"
+    profile = measured(
+        loaded, loaded.shape, latency, fit, name=name, family="full-sequence" if both_ways else family,
+        strategy="low_confidence_dynamic", block_length=block, settings=settings, workloads=workloads, seed=seed,
+        sources=[m.source for m in lent[0]], commits=(*lent[0], *models), commit_fits=tuple(fits),
+        focus=fit_focus(importance) or lent[1],
+    )  # fmt: skip
+    return profile, Evidence(steps, journal)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,29 +20,24 @@ from ..files.read import cut_words
 from ..live.canvas_model import CanvasConfig
 from ..live.prompts import prompts_from, random_prompts, read_tokens
 from ..live.session import Kept, Serving, run
-from .canvas import LoadedCanvas
-from .clocks import Blocks
 from .fit import fit_latency
 from .fit_canvas import fit_canvas_law
 from .logged import Canvases
 from .measure import (
-    HEAT_SHARE,
     PAGE,
     STEPS_SHARE,
-    Evidence,
+    LoadedCanvas,
     OnProgress,
     after,
     check_prompts,
     check_whole,
     doubted,
-    heated,
     measured,
     text_of,
-    until_still,
 )
 from .models import Experts, ModelShape, Windowed
 from .profile import Profile
-from .samples import Samples, samples, step_features
+from .samples import Evidence, Samples, samples, step_features
 
 POLICY = "sglang-gemma"  # its rounds never mix prefill and denoising: a step is one forward
 STEPS = 4  # of a canvas, while steps are measured
@@ -75,88 +69,64 @@ def shape_of_canvas(config: CanvasConfig) -> ModelShape:
 def profile_canvas(
     loaded: LoadedCanvas, *, name: str, budget: float, workloads: Mapping[str, str], max_batch: int | None = None,
     max_context: int | None = None, seed: int = 0, tokenizer: str | None = None, on_progress: OnProgress | None = None,
-    keep: Callable[[Profile], object] = lambda profile: None, laws: Sequence[CanvasLaw] = (),
+    laws: Sequence[CanvasLaw] = (),
 ) -> tuple[Profile, Evidence]:  # fmt: skip
     """Measure a canvas model for about `budget` s and fit its profile.
 
     workloads: prompts by workload, on which denoising steps are counted; without any, random tokens; never with random
-    weights. keep: receives the profile after the first batch of steps and at each addition. laws: another profile's,
-    copied with their sources.
+    weights. laws: another profile's, copied with their sources.
     """
     config = loaded.model.config
     check_prompts(loaded, workloads, tokenizer, "steps counted")
-    settings, shape = loaded.settings, shape_of_canvas(config)
-    unknown: list[str] = []
+    settings, doubts = loaded.settings, list[str]()
     if loaded.trained:
-        text, settings["routing"], unknown = text_of(loaded.name, config, workloads, seed, tokenizer)
+        text, settings["routing"], doubts = text_of(loaded.name, config, workloads, seed, tokenizer)
         loaded = replace(loaded, text=text)
     batch = max_batch or loaded.usual_batch(LOGGED_BATCH)
     context = min(max_context or MOST_CONTEXT, config.context_limit)
     for_steps = (STEPS_SHARE if loaded.trained else 1.0) * budget
-    told = on_progress or (lambda what, share: None)
-
-    blocks = Blocks(loaded.clocks)
-
-    def profile_of(steps: Samples) -> Profile:
-        latency, fit = fit_latency(steps)
-        noted = {"blocks": "; ".join(blocks.lines)} if blocks.lines else {}
-        found = measured(
-            loaded, shape, latency, doubted(fit, [*unknown, *loaded.clocks.doubts()]), name=name, family="canvas",
-            strategy="law", block_length=config.canvas_length, settings=settings | noted, workloads=workloads,
-            seed=seed, sources=[law.source for law in laws],
-        )  # fmt: skip
-        return replace(found, canvas_laws=tuple(laws))
-
-    def keep_steps(steps: Samples) -> None:
-        with suppress(ProfileError):  # too few to fit
-            keep(profile_of(steps))
-
+    progress = on_progress or (lambda what, share: None)
     steps = measure_steps(
-        loaded, for_steps, batch, context, seed, lambda share: told("steps", share * for_steps / budget), keep_steps,
-        blocks,
-    )  # fmt: skip
-    profile = profile_of(steps)
-    keep(profile)
-    wanted: dict[str, str | None] = {**workloads} or {"random tokens": None}
+        loaded, for_steps, batch, context, seed, lambda share: progress("steps", share * for_steps / budget)
+    )
+    latency, fit = fit_latency(steps)
+    doubts += loaded.clocks.doubts()
+    counted = list(laws)
+    prompts: dict[str, str | None] = {**workloads} or {"random tokens": None}
     if not loaded.trained:
-        wanted = {}  # random weights: step counts mean nothing
-    for i, (workload, file) in enumerate(wanted.items()):
-        share = (budget - for_steps) / len(wanted)
-        told(f"canvases of {workload}", (for_steps + i * share) / budget)
-        ask = random_prompts(config, seed) if file is None else prompts_from(
-            read_tokens(file, loaded.name, config, tokenizer), seed
-        )  # fmt: skip
-
-        def keep_law(counted: Canvases, about: tuple[Profile, str, str | None] = (profile, workload, file)) -> None:
-            with suppress(ProfileError):  # too few to fit
-                keep(_with_law(counted, config, *about))
-
-        profile = _with_law(count_steps(loaded, ask, share, context, seed, keep_law), config, profile, workload, file)
-        keep(profile)
-    return profile, Evidence(steps, {})
-
-
-def _with_law(counted: Canvases, config: CanvasConfig, profile: Profile, workload: str, file: str | None) -> Profile:
-    """Add the law of the canvases counted on a workload; file: its prompts."""
-    law, why = fit_canvas_law(
-        counted, workload=workload, canvas_length=config.canvas_length, late=False,
-        source=f"dsim profile: {config.name} at work on {workload}, {len(counted.request)} canvases"
-        + ("; they drive canvases to their cap, which says nothing of text (--prompts)" if file is None else ""),
+        prompts = {}  # random weights: step counts mean nothing
+    for i, (workload, file) in enumerate(prompts.items()):
+        share = (budget - for_steps) / len(prompts)
+        progress(f"canvases of {workload}", (for_steps + i * share) / budget)
+        if file is None:
+            ask = random_prompts(config, seed)
+        else:
+            ask = prompts_from(read_tokens(file, loaded.name, config, tokenizer), seed)
+        canvases = count_steps(loaded, ask, share, context, seed)
+        source = f"dsim profile: {config.name} at work on {workload}, {len(canvases.request)} canvases"
+        if file is None:
+            source += "; they drive canvases to their cap, which says nothing of text (--prompts)"
+        law, why = fit_canvas_law(
+            canvases, workload=workload, canvas_length=config.canvas_length, late=False, source=source
+        )
+        counted.append(law)
+        doubts += [f"{workload}: {line}" for line in why]
+    profile = measured(
+        loaded, shape_of_canvas(config), latency, doubted(fit, doubts), name=name, family="canvas", strategy="law",
+        block_length=config.canvas_length, settings=settings, workloads=workloads, seed=seed,
+        sources=[law.source for law in laws],
     )  # fmt: skip
-    fit = doubted(profile.fit, [f"{workload}: {line}" for line in why])
-    return replace(profile, fit=fit, canvas_laws=(*profile.canvas_laws, law))
+    return replace(profile, canvas_laws=tuple(counted)), Evidence(steps)
 
 
 def measure_steps(
     loaded: LoadedCanvas, budget: float, most_batch: int, most_context: int, seed: int,
-    on_progress: Callable[[float], None], keep: Callable[[Samples], object], blocks: Blocks | None = None,
+    on_progress: Callable[[float], None],
 ) -> Samples:  # fmt: skip
     """Steps of serving requests of any length in batches of 1, 2, 4 ... most_batch, for about `budget` s.
 
-    Batches are limited to the KV that fits. keep: receives all steps after each larger batch and on a failure. blocks:
-    receives the device's state in each batch.
+    Batches are limited to the KV that fits.
     """
-    blocks = blocks or Blocks(loaded.clocks)
     config, chance = loaded.model.config, np.random.default_rng(seed)
     least = 3 * config.canvas_length + 1  # per request: a token, two canvases, and one behind them
     pages = int(KV_SHARE * free_bytes(loaded)) // (PAGE * loaded.memory.kv_bytes_per_token)
@@ -173,34 +143,29 @@ def measure_steps(
     none = LatencyModel(
         ((0.0, 0.0), (1.0, 0.0)), 0.0, layers=len(config.layers), window=windowed.window if windowed else 0
     )
+    since = time.monotonic()
     if loaded.kept is not None:
-        since = time.monotonic()
         batches = _captured(loaded, loaded.kept, batches, pages, most_context + 2 * config.canvas_length)
-        budget -= time.monotonic() - since
-    if loaded.on_gpu:
-        took, change = _heat(loaded, HEAT_SHARE * budget, law, none, seed)
-        budget -= took
-        blocks.end(heated(took, change))
-    found: list[tuple[list[Features], Any, Any]] = []
-    over, asked = after(budget), 0
+    budget -= time.monotonic() - since
+    features: list[Features] = []
+    latencies: list[Any] = []
+    devices: list[Any] = []
+    over, num_steps = after(budget), 0
     begin = time.monotonic()
 
     def stop() -> bool:
-        nonlocal asked
-        asked += 1
-        return over() and asked > FEWEST_STEPS
+        nonlocal num_steps
+        num_steps += 1
+        return over() and num_steps > FEWEST_STEPS
 
     def take(columns: Mapping[str, Any], lists: Lists) -> None:
-        found.append((step_features(columns, lists, mixed=True), columns["latency"], columns["device"]))
+        features.extend(step_features(columns, lists, mixed=True))
+        latencies.append(columns["latency"])
+        devices.append(columns["device"])
 
-    def so_far() -> Samples:
-        features = [row for part, *_ in found for row in part]
-        latency, device = (np.concatenate([part[i] for part in found]) for i in (1, 2))
-        return samples(features, latency, device if loaded.on_gpu else None)
-
-    done = 0
-    while done == 0 or not stop():
-        batch = spread(batches)[done % len(batches)]
+    num_done = 0
+    while num_done == 0 or not stop():
+        batch = spread(batches)[num_done % len(batches)]
         room = max(1, min(most_context - 2 * config.canvas_length, pages // batch * PAGE - least + 1))
         requests = [
             Request(i, 0.0, int(np.exp(chance.uniform(0.0, np.log(room)))), 2 * config.canvas_length)
@@ -213,32 +178,28 @@ def measure_steps(
             batches = [smaller for smaller in batches if smaller < batch]
             if not batches:
                 raise ModelError(f"{loaded.name}: out of memory at a batch of 1 ({cut_words(str(error))})") from None
-            done = 0
+            num_done = 0
             continue
-        except BaseException:
-            if found:
-                keep(so_far())
-            raise
         on_progress(min(1.0, (time.monotonic() - begin) / budget))
-        done += 1
-        blocks.end(f"batch {batch}")
-        if found and done <= len(batches):
-            keep(so_far())
-    return so_far()
+        num_done += 1
+    device = np.concatenate(devices) if loaded.on_gpu else None
+    return samples(features, np.concatenate(latencies), device)
 
 
 def spread(batches: Sequence[int]) -> list[int]:
     """Both extremes, then always the batch farthest from those before."""
-    left, found = [*batches], [batches[0]]
-    while len(found) < len(batches):
-        left = [batch for batch in left if batch not in found]
-        found.append(max(left, key=lambda batch: min(abs(batch.bit_length() - other.bit_length()) for other in found)))
-    return found
+    remaining, order = [*batches], [batches[0]]
+    while len(order) < len(batches):
+        remaining = [batch for batch in remaining if batch not in order]
+        order.append(
+            max(remaining, key=lambda batch: min(abs(batch.bit_length() - other.bit_length()) for other in order))
+        )
+    return order
 
 
-def _captured(loaded: LoadedCanvas, kept: Kept, batches: list[int], pages: int, longest: int) -> list[int]:
+def _captured(loaded: LoadedCanvas, graphs: Kept, batches: list[int], pages: int, longest: int) -> list[int]:
     """Batches whose steps could be captured, with room for all (a resize would drop graphs)."""
-    cache = kept.canvases(loaded.model, pages, PAGE, longest)
+    cache = graphs.canvases(loaded.model, pages, PAGE, longest)
     while True:
         try:
             cache.prepare(batches[-1])
@@ -249,22 +210,6 @@ def _captured(loaded: LoadedCanvas, kept: Kept, batches: list[int], pages: int, 
             batches = batches[:-1]
 
 
-def _heat(loaded: LoadedCanvas, budget: float, law: CanvasLaw, latency: LatencyModel, seed: int) -> tuple[float, float]:
-    """Serve one canvas repeatedly until its steps' device time is steady, as in `until_still`."""
-    config = loaded.model.config
-    requests = [Request(0, 0.0, config.canvas_length, 2 * config.canvas_length)]
-
-    def median() -> float:
-        seen: list[Any] = []
-        _served(
-            loaded, policy_of(config, 1), requests, loaded.prompts(seed), seed,
-            lambda columns, lists: seen.append(columns["device"]), lambda: False, LawDraws(law, seed, 1), latency,
-        )  # fmt: skip
-        return float(np.median(np.concatenate(seen)))
-
-    return until_still(median, budget)
-
-
 def free_bytes(loaded: LoadedCanvas) -> int:
     """Free bytes of the device, after the model's weights."""
     if loaded.on_gpu:
@@ -272,49 +217,33 @@ def free_bytes(loaded: LoadedCanvas) -> int:
     return free_memory()
 
 
-def count_steps(
-    loaded: LoadedCanvas, ask: Any, budget: float, most_context: int, seed: int,
-    keep: Callable[[Canvases], object] = lambda counted: None,
-) -> Canvases:  # fmt: skip
-    """Denoising steps per canvas under the checkpoint's stopping rule, in about `budget` s.
-
-    keep: receives the canvases counted before a failure.
-    """
+def count_steps(loaded: LoadedCanvas, ask: Any, budget: float, most_context: int, seed: int) -> Canvases:
+    """Denoising steps per canvas under the checkpoint's stopping rule, in about `budget` s."""
     config, chance = loaded.model.config, np.random.default_rng([seed, 1])
-    most = max(1, min(256, most_context - 4 * config.canvas_length))
+    longest = max(1, min(256, most_context - 4 * config.canvas_length))
     requests = [
-        Request(i, 0.0, int(chance.integers(1, most + 1)), int(chance.integers(1, 4)) * config.canvas_length)
+        Request(i, 0.0, int(chance.integers(1, longest + 1)), int(chance.integers(1, 4)) * config.canvas_length)
         for i in range(MOST_LOGGED)
     ]
-    over = after(budget)
     counts: dict[int, int] = {}
-    whose: list[int] = []
-    num: list[int] = []
+    finished: list[tuple[int, int]] = []  # request and steps
 
     def take(_: Mapping[str, Any], lists: Lists) -> None:
-        phases, who = lists["phases"][0], lists["requests"][0]
-        handed = lists["commits"][0].reshape(len(who), -1).any(axis=1)
+        phases, numbers = lists["phases"][0], lists["requests"][0]
+        emits = lists["commits"][0].reshape(len(numbers), -1).any(axis=1)
         for row in np.flatnonzero(phases == Phase.DENOISE).tolist():
-            request = int(who[row])
+            request = int(numbers[row])
             counts[request] = counts.get(request, 0) + 1
-            if handed[row]:
-                whose.append(request)
-                num.append(counts.pop(request))
+            if emits[row]:
+                finished.append((request, counts.pop(request)))
 
-    def counted() -> Canvases:
-        return Canvases(np.array(whose), np.array(num), np.zeros(len(num), np.bool_))
-
-    try:
-        _served(loaded, policy_of(config, LOGGED_BATCH), requests, ask, seed, take, over)
-    except BaseException:
-        if whose:
-            keep(counted())
-        raise
-    if not whose:
+    _served(loaded, policy_of(config, LOGGED_BATCH), requests, ask, seed, take, after(budget))
+    if not finished:
         raise ProfileError(
             f"{config.name}: no canvas was finished in {budget:.0f} s, expected some: give a longer --budget"
         )
-    return counted()
+    request, num_steps = np.array(finished).T
+    return Canvases(request, num_steps, np.zeros(len(num_steps), np.bool_))
 
 
 def policy_of(config: CanvasConfig, batch: int) -> Policy:
@@ -329,8 +258,8 @@ def _served(
     """Serve requests and pass the journal's steps to `take`."""
     config = loaded.model.config
     longest = max(r.input_length + r.limit for r in requests) + config.canvas_length
-    most = policy.batching.max_batch or 1
-    limits = Limits(most * -(-longest // PAGE), config.context_limit, most)
+    max_batch = policy.batching.max_batch or 1
+    limits = Limits(max_batch * -(-longest // PAGE), config.context_limit, max_batch)
 
     def between() -> bool:
         loaded.clocks.sample()

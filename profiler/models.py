@@ -167,7 +167,7 @@ def touched_experts(m: ModelShape, tokens: float) -> float:
 def known_model(name: str) -> ModelShape | None:
     """Of a checkpoint's name, owner and provider optional, as in an engine's or a gateway's log."""
     plain = _plain(name)
-    return next((s for known, s in _BY_NAME.items() if plain == known or plain.startswith(f"{known}-")), None)
+    return next((s for base, s in _BY_NAME.items() if plain == base or plain.startswith(f"{base}-")), None)
 
 
 def _plain(name: str) -> str:
@@ -194,34 +194,38 @@ def read_shape(path: str | Path) -> ModelShape:
 
     Its name is `_name_or_path` without the owner, or the folder's.
     """
-    path = Path(path, "config.json") if os.path.isdir(path) else Path(path)
-    given = FileObject(str(path), "", read_json(path, kind=ProfileError), error=ProfileError)
-    kind = _architecture(given.values)
-    text = given.values.get("text_config")
-    given.values |= text if isinstance(text, dict) else {}
-    found = given.values
-    if found.get("kv_lora_rank"):
-        raise given.error("kv_lora_rank", found["kv_lora_rank"], "keys and values of heads: latent ones are not priced")
-    values: dict[str, Any] = _dimensions(given, DIMENSIONS)
+    path = config_path(path)
+    config = FileObject(str(path), "", read_json(path, kind=ProfileError), error=ProfileError)
+    kind = _architecture(config.values)
+    text = config.values.get("text_config")
+    config.values |= text if isinstance(text, dict) else {}
+    keys = config.values
+    layers = keys.get("layer_types")
+    for layer in layers if isinstance(layers, list) else ():
+        if layer not in PRICED:
+            raise config.error("layer_types", layer, f"{' and '.join(PRICED)}: other layers are not priced")
+    if keys.get("kv_lora_rank"):
+        raise config.error("kv_lora_rank", keys["kv_lora_rank"], "keys and values of heads: latent ones are not priced")
+    values: dict[str, Any] = _dimensions(config, DIMENSIONS)
     heads = values["heads"]
-    named = found.get("_name_or_path") or found.get("name")
+    named = keys.get("_name_or_path") or keys.get("name")
     # It is used in messages and file names.
-    own = path.absolute().parent.name if path.name == "config.json" else path.stem
-    name = cut(Path(named).name if isinstance(named, str) and Path(named).name else own)
-    bias = any(bool(found.get(key)) for key in ("attention_bias", "qkv_bias", "use_qkv_bias", "include_qkv_bias"))
+    fallback = path.absolute().parent.name if path.name == "config.json" else path.stem
+    name = cut(Path(named).name if isinstance(named, str) and Path(named).name else fallback)
+    bias = any(bool(keys.get(key)) for key in ("attention_bias", "qkv_bias", "use_qkv_bias", "include_qkv_bias"))
     values["kv_heads"] = values["kv_heads"] or heads
     values["head_dim"] = values["head_dim"] or values["hidden"] // heads
-    windowed = _windowed(given, values)
+    windowed = _windowed(config, values)
     if windowed is not None:
-        values |= {ours: n for ours, n in _dimensions(given, OF_FULL_LAYERS).items() if n}
+        values |= {ours: n for ours, n in _dimensions(config, OF_FULL_LAYERS).items() if n}
     return ModelShape(
         name=name,
-        tied=bool(found.get("tie_word_embeddings", found.get("weight_tying", "Gemma" in kind))),
-        qk_norm=bool(found.get("use_qk_norm", any(part in kind for part in ("Qwen3", "SDAR", "Gemma")))),
+        tied=bool(keys.get("tie_word_embeddings", keys.get("weight_tying", "Gemma" in kind))),
+        qk_norm=bool(keys.get("use_qk_norm", any(part in kind for part in ("Qwen3", "SDAR", "Gemma")))),
         qkv_bias=bias or any(part in kind for part in ("Qwen2", "Dream")),
-        experts=_experts(given, values),
+        experts=_experts(config, values),
         windowed=windowed,
-        value_is_key=bool(found.get("attention_k_eq_v")),
+        value_is_key=bool(keys.get("attention_k_eq_v")),
         **values,
     )
 
@@ -239,15 +243,18 @@ def family(m: ModelShape, architecture: str = "") -> str:
 
 def architecture_of(name: str) -> str:
     """The config.json's architecture keys; empty for a known model's name."""
-    path = Path(name, "config.json") if Path(name).is_dir() else Path(name)
-    if not path.is_file():
-        return ""
-    return _architecture(FileObject(str(path), "", read_json(path, kind=ProfileError), error=ProfileError).values)
+    path = config_path(name)
+    return _architecture(read_json(path, kind=ProfileError)) if path.is_file() else ""
 
 
-def _architecture(found: Mapping[str, Any]) -> str:
-    named = found.get("architectures")
-    return str(named[0]) if isinstance(named, list) and named else str(found.get("model_type", ""))
+def config_path(name: str | Path) -> Path:
+    """The config.json of a folder, or the file itself; a known model's name is none."""
+    return Path(name, "config.json") if Path(name).is_dir() else Path(name)
+
+
+def _architecture(keys: Mapping[str, Any]) -> str:
+    named = keys.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else str(keys.get("model_type", ""))
 
 
 # Our dimensions and their keys: Transformers' names, then LLaDA's. Least value 0: optional.
@@ -273,49 +280,52 @@ OF_FULL_LAYERS: dict[str, tuple[tuple[str, ...], int]] = {
     "kv_heads": (("num_global_key_value_heads",), 0),
     "head_dim": (("global_head_dim",), 0),
 }
-MOST = 10_000_000  # of any dimension
+LARGEST = 10_000_000  # of any dimension
+PRICED = ("full_attention", "sliding_attention")  # layers
 
 
-def _dimensions(given: FileObject, of: Mapping[str, tuple[tuple[str, ...], int]]) -> dict[str, int]:
-    found = {}
-    for ours, (names, least) in of.items():
-        key = given.first(*names)
-        if given.values.get(key) is None and least:
-            raise ProfileError(f"{given.path}: has no {' or '.join(names)}, expected a model's dimensions")
-        found[ours] = 0 if given.values.get(key) is None else given.integer(key, Range(least, MOST))
-    return found
+def _dimensions(config: FileObject, dimensions: Mapping[str, tuple[tuple[str, ...], int]]) -> dict[str, int]:
+    values = {}
+    for ours, (names, least) in dimensions.items():
+        key = config.first(*names)
+        if config.values.get(key) is None and least:
+            raise ProfileError(f"{config.path}: has no {' or '.join(names)}, expected a model's dimensions")
+        values[ours] = 0 if config.values.get(key) is None else config.integer(key, Range(least, LARGEST))
+    return values
 
 
-def _experts(given: FileObject, values: Mapping[str, int]) -> Experts | None:
-    if not _dimensions(given, {"num": OF_EXPERTS["num"]})["num"]:
+def _experts(config: FileObject, values: Mapping[str, int]) -> Experts | None:
+    if not _dimensions(config, {"num": OF_EXPERTS["num"]})["num"]:
         return None
-    experts = Experts(**_dimensions(given, OF_EXPERTS))
+    experts = Experts(**_dimensions(config, OF_EXPERTS))
     if experts.top_k > experts.num:
-        raise given.error("num_experts_per_tok", experts.top_k, f"at most {experts.num} experts")
-    if given.values.get("enable_moe_block"):  # a dense feed-forward beside the routed ones
+        raise config.error("num_experts_per_tok", experts.top_k, f"at most {experts.num} experts")
+    if config.values.get("enable_moe_block"):  # a dense feed-forward beside the routed ones
         experts = replace(experts, shared=values["ffn"] // experts.ffn)
-    step = _dimensions(given, {"step": (("decoder_sparse_step",), 0)})["step"] or 1
-    named, each = given.values.get("mlp_only_layers") or [], given.values.get("moe_layer_freq")
+    step = _dimensions(config, {"step": (("decoder_sparse_step",), 0)})["step"] or 1
+    named, each = config.values.get("mlp_only_layers") or [], config.values.get("moe_layer_freq")
     dense = {i for i in range(values["layers"]) if (i + 1) % step or i in named or i < experts.dense_layers}
     dense |= {i for i, routed in enumerate(each) if not routed} if isinstance(each, list) else set()
     return replace(experts, dense_layers=len(dense))
 
 
-def _windowed(given: FileObject, values: Mapping[str, int]) -> Windowed | None:
+def _windowed(config: FileObject, values: Mapping[str, int]) -> Windowed | None:
     """The layers with a window, by their list of kinds or by the distance between the others; None: all see all."""
-    found = given.values
-    if found.get("sliding_window") is None or not found.get("use_sliding_window", True):
+    keys = config.values
+    if keys.get("sliding_window") is None or not keys.get("use_sliding_window", True):
         return None
-    of = _dimensions(given, {"window": (("sliding_window",), 1), "every": (("sliding_window_pattern",), 0)})
-    window, num, kinds = of["window"], values["layers"], found.get("layer_types")
+    sizes = _dimensions(config, {"window": (("sliding_window",), 1), "every": (("sliding_window_pattern",), 0)})
+    window, num, kinds = sizes["window"], values["layers"], keys.get("layer_types")
     if window >= values["context_limit"]:
         return None
     if isinstance(kinds, list):
         num = sum(kind == "sliding_attention" for kind in kinds)
-    elif of["every"]:
-        num -= num // of["every"]
+    elif sizes["every"]:
+        num -= num // sizes["every"]
     if num >= values["layers"]:
-        raise given.error("sliding_window", window, "layers without a window, too: layer_types or a pattern names them")
+        raise config.error(
+            "sliding_window", window, "layers without a window, too: layer_types or a pattern names them"
+        )
     return Windowed(num, values["kv_heads"], values["head_dim"], window) if num else None
 
 

@@ -39,8 +39,8 @@ class Padding:
     @property
     def _expected(self) -> Floats:
         more = self.by_luck / (1.0 - self.by_luck) if self.by_luck < 1.0 else 0.0
-        found: Floats = np.maximum(0.0, self.padding - more * (self.padding > 0))
-        return found
+        expected: Floats = np.maximum(0.0, self.padding - more * (self.padding > 0))
+        return expected
 
 
 def padding_of(log: CommitLog) -> Padding | None:
@@ -61,10 +61,10 @@ def padding_of(log: CommitLog) -> Padding | None:
     run = np.bincount(which, trailing).astype(np.int64)
     before = open_ & ~trailing
     # The last block before the padding never commits whole; it would be padding.
-    known = int(before.sum()) - int(np.count_nonzero(num > run))
-    by_luck = (int((whole & before).sum()) + 0.5) / (max(0, known) + 1.0)
-    ends, seen = int(np.count_nonzero(run)), int(np.count_nonzero(num))
-    chance = by_luck * seen
+    num_ordinary = int(before.sum()) - int(np.count_nonzero(num > run))
+    by_luck = (int((whole & before).sum()) + 0.5) / (max(0, num_ordinary) + 1.0)
+    ends, num_open = int(np.count_nonzero(run)), int(np.count_nonzero(num))
+    chance = by_luck * num_open
     if ends - chance < SURE * np.sqrt(max(chance * (1.0 - by_luck), 1.0)):
         return None
     return Padding(request, num, run, by_luck, np.asarray(trailing[block], np.bool_))

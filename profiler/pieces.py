@@ -44,7 +44,7 @@ class Problem:
         self.tokens = computed.column("tokens") / self.forwards
         self.weight = 1.0 / fitted.latency
         self.target = (fitted.latency if with_host else fitted.device) * self.weight
-        self.linear = {name: computed.column(of) for name, of in LINEAR.items()}
+        self.linear = {name: computed.column(feature) for name, feature in LINEAR.items()}
         short, dense = split_pairs(self.linear["attention"], self.linear["kv_read"], DENSE_FROM)
         if dense.any() and not dense.all():
             self.linear[SHORT] = short
@@ -66,9 +66,9 @@ class Problem:
         """`columns` without floor points; cached for the last bends."""
         key = bends.tobytes(), names
         if self._kept is None or self._kept[0] != key:
-            others = [self.linear[name] for name in names]
+            linear = [self.linear[name] for name in names]
             launch = np.zeros(len(self.forwards))
-            self._kept = key, np.column_stack([*self._layers(bends), *others, launch]) * self.weight[:, None]
+            self._kept = key, np.column_stack([*self._layers(bends), *linear, launch]) * self.weight[:, None]
         return self._kept[1]
 
     def _layers(self, bends: Floats) -> tuple[Floats, Floats]:
@@ -141,11 +141,11 @@ class Solution:
 
     def beside_layers(self) -> dict[str, Any]:
         """The model's coefficients but for layers and host."""
-        found = self.coefficients()
-        stated = {name: digits(found.get(name, 0.0)) for name in LINEAR}
-        if SHORT in found:
+        coefficients = self.coefficients()
+        stated = {name: digits(coefficients.get(name, 0.0)) for name in LINEAR}
+        if SHORT in coefficients:
             stated |= {"dense_from": DENSE_FROM, "dense_attention": stated["attention"]}
-            stated["attention"] = digits(found.get("attention", 0.0) + found[SHORT])
+            stated["attention"] = digits(coefficients.get("attention", 0.0) + coefficients[SHORT])
         launch = digits(self.values[-1]) if self.floored else 0.0
         return stated | {"launch": launch, "graph_tokens": self.problem.graph_tokens}
 
@@ -198,11 +198,11 @@ class Solution:
         height = unit[0].copy()
         for k in range(num):
             if k:
-                at = len(self.values) + k - 1  # this bend's index among the coefficients
-                height = height + unit[k] * (self.bends[k] - self.bends[k - 1]) + unit[at] * slopes[k - 1]
+                index = len(self.values) + k - 1  # this bend's index among the coefficients
+                height = height + unit[k] * (self.bends[k] - self.bends[k - 1]) + unit[index] * slopes[k - 1]
                 if k > 1:
-                    height = height - unit[at - 1] * slopes[k - 1]
-                stated[f"knots[{k}][0]"] = unit[at]
+                    height = height - unit[index - 1] * slopes[k - 1]
+                stated[f"knots[{k}][0]"] = unit[index]
             stated[f"knots[{k}][1]"] = height
         stated["slope"] = unit[num]
         return stated | self.stated_beside(1 + num, size)
@@ -221,9 +221,11 @@ def search(problem: Problem) -> Solution:
     for pieces in range(1, MAX_PIECES + 1):
         if len(levels) < 2 * pieces:  # a piece needs two levels
             break
-        found = [s for bends in combinations(grid, pieces - 1) for s in _settle(few, np.array([first, *bends]), names)]
+        candidates = [
+            s for bends in combinations(grid, pieces - 1) for s in _settle(few, np.array([first, *bends]), names)
+        ]
         for floored in (False, True):
-            kind = (s for s in found if s.floored == floored)
+            kind = (s for s in candidates if s.floored == floored)
             for candidate in sorted(kind, key=lambda s: s.squares)[:POLISHED]:
                 polished = _polish(candidate.on(problem))
                 if best is None or polished.bic < best.bic:
@@ -242,10 +244,10 @@ def _settle(problem: Problem, bends: Floats, names: tuple[str, ...]) -> list[Sol
     for share in STARTS if launched.any() else ():
         floor = launched & (device <= np.quantile(device[launched], share))
         for _ in range(ROUNDS):
-            found = Solution(problem, bends, names, _solve(problem, bends, names, floor))
-            again = found.floor
-            if again.any() and (best is None or found.squares < best.squares):
-                best = found
+            solution = Solution(problem, bends, names, _solve(problem, bends, names, floor))
+            again = solution.floor
+            if again.any() and (best is None or solution.squares < best.squares):
+                best = solution
             if (again == floor).all() or again.all():
                 break
             floor = again
@@ -277,11 +279,11 @@ def _polish(start: Solution) -> Solution:
         return at(x).jacobian()
 
     x = np.clip(np.append(start.values, bends[1:]), low, high)
-    found = least_squares(
+    optimum = least_squares(
         residuals, x, jacobian, bounds=(low, high), x_scale=_scale(start),
         xtol=1e-10, ftol=1e-10, gtol=1e-12, max_nfev=60,
     )  # fmt: skip
-    polished = at(found.x)
+    polished = at(optimum.x)
     return polished if polished.bic <= start.bic else start
 
 
@@ -292,25 +294,30 @@ def _scale(start: Solution) -> Floats:
     return np.asarray(1.0 / norms, np.float64)
 
 
-def _without_unidentified(solution: Solution, wanted: tuple[str, ...]) -> Solution:
+def _without_unidentified(solution: Solution, candidates: tuple[str, ...]) -> Solution:
     """Refit without coefficients that only floor points identify."""
     floor = solution.floor
     names = _identified(solution.problem, floor)
     if names != solution.names:
         values = _solve(solution.problem, solution.bends, names, floor)
         solution = _polish(Solution(solution.problem, solution.bends, names, values))
-    missing = [name for name in wanted if name not in (*names, SHORT)] + ([] if solution.floor.any() else ["launch"])
+    missing = [name for name in candidates if name not in (*names, SHORT)] + (
+        [] if solution.floor.any() else ["launch"]
+    )
     return replace(solution, unidentified=tuple(missing))
 
 
 def _identified(problem: Problem, floor: Bools) -> tuple[str, ...]:
     """Coefficients whose columns are no combinations of tokens and earlier ones."""
-    seen = ~floor
-    basis = np.column_stack([problem.forwards, problem.tokens * problem.forwards])[seen] * problem.weight[seen, None]
+    off_floor = ~floor
+    basis = (
+        np.column_stack([problem.forwards, problem.tokens * problem.forwards])[off_floor]
+        * problem.weight[off_floor, None]
+    )
     basis = np.linalg.qr(basis)[0]
     names = []
     for name, column in problem.linear.items():
-        values = (column * problem.weight)[seen]
+        values = (column * problem.weight)[off_floor]
         rest = values - basis @ (basis.T @ values)
         size = np.linalg.norm(rest)
         if size > COLLINEAR * np.linalg.norm(values):

@@ -5,9 +5,9 @@ import os
 
 def placed(policy: str) -> tuple[str, str | None]:
     """The SPEC or file, and the profile after its @, if any."""
-    spec, at, profile = policy.rpartition("@")
+    spec, separator, profile = policy.rpartition("@")
     # An @ in a path belongs to the path.
-    if not at or ".py:" in profile or os.path.exists(policy):
+    if not separator or ".py:" in profile or os.path.exists(policy):
         return policy, None
     return spec, profile
 

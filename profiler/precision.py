@@ -12,7 +12,7 @@ from typing import Any
 
 from ..engine.errors import ProfileError
 from ..files.read import cut, quoted, read_json
-from .models import BYTES, ModelShape, expert_params, layer_params
+from .models import BYTES, ModelShape, config_path, expert_params, layer_params
 
 # Bits of a weight, scales included.
 BITS = {"bf16": 16.0, "fp8": 8.0, "nvfp4": 4.5, "mxfp4": 4.25, "int4": 4.125}
@@ -37,9 +37,9 @@ class Precision:
     decodes: bool = False  # weights are decoded and multiplied in bf16
 
     def __post_init__(self) -> None:
-        for name, value, known in (("weights", self.weights, BITS), ("kv", self.keys, KEYS)):
-            if value not in known:
-                raise ProfileError(f"{name} is {cut(value)}, expected one of {', '.join(known)}")
+        for name, value, choices in (("weights", self.weights, BITS), ("kv", self.keys, KEYS)):
+            if value not in choices:
+                raise ProfileError(f"{name} is {cut(value)}, expected one of {', '.join(choices)}")
 
     @property
     def label(self) -> str:
@@ -102,7 +102,7 @@ def precision_of(name: str, config: Mapping[str, Any]) -> Precision:
 
 def precision(model: str, weights: str | None = None, keys: str | None = None) -> Precision:
     """A model's precision by name, folder or config.json; `weights` and `keys` override it."""
-    path = Path(model, "config.json") if Path(model).is_dir() else Path(model)
+    path = config_path(model)
     name = str(path.absolute().parent) if path.name == "config.json" else model
     stored = precision_of(name, read_json(path, kind=ProfileError) if path.is_file() else {})
     return replace(stored, weights=weights or stored.weights, keys=keys or stored.keys)

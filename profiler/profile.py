@@ -2,8 +2,8 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,7 @@ from ..engine.latency import LatencyModel
 from ..engine.plain import Choice, Positive, Range, Share
 from ..engine.policy import Policy
 from ..files.read import cut, cut_words, did_you_mean, read_text, shown, strict_json
-from ..files.schema import FileObject, names
+from ..files.schema import read_as, stored
 from ..files.write import check_file, json_text, write_whole
 from .hardware import default_max_batch
 from .models import ModelShape
@@ -26,7 +26,6 @@ SCHEMA = "dsim-profile"
 VERSION = 1
 ORIGINS = ("measured", "calibrated", "roofline")
 FAMILIES = ("block-diffusion", "autoregressive", "full-sequence", "canvas")
-BASES = ("measured", "calibrated", "estimated")
 SHIPPED = Path(__file__).parent / "profiles"
 DEFAULT = "a100-sdar-8b"
 # Former names of profiles that are now implementations, and a short name.
@@ -38,13 +37,12 @@ ALIASES = {
     "h100-sdar": "h100-sdar-8b",
 }
 MIN_PAGES = 16
-# Latency terms that an implementation may set.
-TERMS = ("launch", "host_step", "host_request", "host_block", "eviction")
 HOST_COSTS = ("host_step", "host_request", "host_block", "sequence", "overlap")  # an engine's, on any GPU
 COSTS_OF = "costs_of"  # setting: the profile whose host time an engine's data sheet takes
 
 Setting = str | int | float | bool | None
 RelativeError = Annotated[float, Range(-1)]  # predicted / measured - 1
+Fault = tuple[str, object, str]  # key, value, what is expected
 
 
 @dataclass(frozen=True)
@@ -222,28 +220,13 @@ class CommitFit:
 
 
 @dataclass(frozen=True)
-class CostTerm:
-    """A constant of an implementation's steps: `times` x `seconds`."""
-
-    name: Annotated[str, Choice(TERMS)]  # a latency field
-    seconds: float
-    times: Positive  # per pass: launches, or layers
-    basis: Annotated[str, Choice(BASES)]
-    source: str
-
-    def __str__(self) -> str:
-        each = f"{self.seconds * 1e3:.4g} ms"
-        return f"{self.name} of {each if self.times == 1 else f'{self.times} x {each}'}, {self.basis}: {self.source}"
-
-
-@dataclass(frozen=True)
 class Implementation:
-    """Other code for a profile's model and device, with the step costs that differ."""
+    """Other code for a profile's model and device, with what differs."""
 
     name: str  # as in policies
     implementation: str  # description
-    terms: tuple[CostTerm, ...] = ()
     replaces: dict[str, Any] = field(default_factory=dict)  # keys of the profile's file with other values
+    sources: tuple[str, ...] = ()  # of these values
 
 
 @dataclass(frozen=True)
@@ -299,8 +282,8 @@ class Profile:
 
     def commit_fit(self, model: CommitModel) -> CommitFit | None:
         """A commit model's fit; None if it was published."""
-        wanted = (model.workload, model.extrapolated_from or model.block_length, model.threshold, model.temperature)
-        fits = (f for f in self.commit_fits if (f.workload, f.block_length, f.threshold, f.temperature) == wanted)
+        key = (model.workload, model.extrapolated_from or model.block_length, model.threshold, model.temperature)
+        fits = (f for f in self.commit_fits if (f.workload, f.block_length, f.threshold, f.temperature) == key)
         return next(fits, None)
 
     def canvas_law(self, workload: str | None, canvas_length: int, cap: int | None = None) -> CanvasLaw:
@@ -314,24 +297,24 @@ class Profile:
                 f"profile {self.name} holds no law of steps a canvas (canvas_laws is empty): expected one that does, "
                 f"of a file or shipped: {', '.join(name for name, p in _named().items() if p.canvas_laws)}"
             )
-        wanted = workload or self.canvas_laws[0].workload
-        found = [law for law in self.canvas_laws if law.workload == wanted]
-        if not found:
-            held = ", ".join(dict.fromkeys(law.workload for law in self.canvas_laws))
-            hint = did_you_mean(wanted, (law.workload for law in self.canvas_laws), any_case=True)
+        chosen = workload or self.canvas_laws[0].workload
+        laws = [law for law in self.canvas_laws if law.workload == chosen]
+        if not laws:
+            names = ", ".join(dict.fromkeys(law.workload for law in self.canvas_laws))
+            hint = did_you_mean(chosen, (law.workload for law in self.canvas_laws), any_case=True)
             raise ProfileError(
-                f"profile {self.name} holds laws of steps a canvas for {held}; this run asks for {cut(wanted)}{hint}"
+                f"profile {self.name} holds laws of steps a canvas for {names}; this run asks for {cut(chosen)}{hint}"
             )
-        counted = self.counted_length(wanted, canvas_length)
-        found = [law for law in found if law.canvas_length == counted]
-        found = [law for law in found if law.engine and law.engine in self.implementation] or found
-        best = min(found, key=lambda law: 0 if cap is None else (law.most < cap) * 10**9 + abs(law.most - cap))
+        counted = self.counted_length(chosen, canvas_length)
+        laws = [law for law in laws if law.canvas_length == counted]
+        laws = [law for law in laws if law.engine and law.engine in self.implementation] or laws
+        best = min(laws, key=lambda law: 0 if cap is None else (law.most < cap) * 10**9 + abs(law.most - cap))
         return best.of_length(canvas_length)
 
     def counted_length(self, workload: str, canvas_length: int) -> int:
         """The nearest canvas length with a law of the workload, else this one."""
-        held = {law.canvas_length for law in self.canvas_laws if law.workload == workload} or {canvas_length}
-        return min(held, key=lambda length: (abs(math.log(length / canvas_length)), length))
+        lengths = {law.canvas_length for law in self.canvas_laws if law.workload == workload} or {canvas_length}
+        return min(lengths, key=lambda length: (abs(math.log(length / canvas_length)), length))
 
     @property
     def default_max_batch(self) -> int:
@@ -344,24 +327,15 @@ class Profile:
         return choose(self.commits, f"profile {self.name}", workload, block_length, threshold, temperature)
 
 
-# Optional keys of a file's latency, with defaults.
-OPTIONAL: dict[str, Any] = {
-    "larger": False, "prompt_attention": 0.0, "prompt_kv_read": 0.0, "sequence": 0.0, "graph_knots": [],
-    "walk": 0.0, "window_walk": 0.0, "walk_rows": 0, "window_walk_rows": 0, "host_block": 0.0,
-    "host_or_device": False, "judged_by": [],
-}  # fmt: skip
-OF_MODEL = ("layers", "window")  # of the latency, from the model's shape
-
-
 def load(name: str | Path) -> Profile:
     """A profile by file or shipped name; `NAME/IMPLEMENTATION` selects an implementation."""
     path, implementation = located(name)
     if path is None:
-        held = list(_named())
-        named, hint = cut_words(str(name)), did_you_mean(str(name), held, any_case=True)
-        raise ProfileError(f"no profile file or shipped profile is named {named}{hint}; shipped: {', '.join(held)}")
-    found = _parsed(str(path), read_text(path, kind=ProfileError))
-    return implemented(found, implementation) if implementation else found
+        names = list(_named())
+        named, hint = cut_words(str(name)), did_you_mean(str(name), names, any_case=True)
+        raise ProfileError(f"no profile file or shipped profile is named {named}{hint}; shipped: {', '.join(names)}")
+    profile = _parsed(str(path), read_text(path, kind=ProfileError))
+    return implemented(profile, implementation) if implementation else profile
 
 
 @lru_cache(maxsize=64)
@@ -384,12 +358,12 @@ def located(name: str | Path) -> tuple[Path | None, str]:
     return files.get(ALIASES.get(base, base)), implementation
 
 
-def with_file_of(name: str, found: Callable[[str], str]) -> str:
+def with_file_of(name: str, place: Callable[[str], str]) -> str:
     """The name with its file's path replaced, if it is a path."""
     path, implementation = located(name)
     if path is None or path.parent == SHIPPED:
         return name
-    return f"{found(str(path))}/{implementation}".removesuffix("/")
+    return f"{place(str(path))}/{implementation}".removesuffix("/")
 
 
 def implemented(profile: Profile, name: str) -> Profile:
@@ -397,20 +371,18 @@ def implemented(profile: Profile, name: str) -> Profile:
 
     A data sheet without the engine's costs takes those of the shipped profile `nearest` to it.
     """
-    found = _held(profile, name)
-    if found is None:
-        held = ", ".join(own.name for own in profile.implementations) or "none but its own"
-        raise ProfileError(f"profile {profile.name} holds implementations: {held}; this run asks for {cut(name)}")
+    implementation = _held(profile, name)
+    if implementation is None:
+        names = ", ".join(each.name for each in profile.implementations) or "none but its own"
+        raise ProfileError(f"profile {profile.name} holds implementations: {names}; this run asks for {cut(name)}")
     data: Any = to_json(replace(profile, implementations=()))
     where = f"{profile.model.name} on {profile.device.name}"
     described = {
-        "name": f"{profile.name}/{name}", "description": f"{where}, {found.implementation}",
-        "implementation": found.implementation,
+        "name": f"{profile.name}/{name}", "description": f"{where}, {implementation.implementation}",
+        "implementation": implementation.implementation,
     }  # fmt: skip
-    data = _merged(data, {**described, **found.replaces})
-    for term in found.terms:
-        data["latency"][term.name] = digits(term.times * term.seconds)
-    data["provenance"]["sources"] += [str(term) for term in found.terms]
+    data = _merged(data, {**described, **implementation.replaces})
+    data["provenance"]["sources"] += implementation.sources
     return from_json(data, f"implementation {name} of {profile.name}")
 
 
@@ -422,19 +394,19 @@ def as_run_by(profile: Profile, policy: Policy) -> Profile:
 
 def _held(profile: Profile, name: str) -> Implementation | None:
     """A profile's implementation; for a data sheet also one with the costs of the `nearest` profile."""
-    found = next((own for own in profile.implementations if own.name == name), None)
+    implementation = next((each for each in profile.implementations if each.name == name), None)
     # Named as an implementation, or this engine's already, as a scaled copy is.
     chosen = "/" in ALIASES.get(profile.name, profile.name) or _engine(profile).lower() == name
-    like = nearest(profile, name) if found is None and profile.origin == "roofline" and not chosen else None
+    like = nearest(profile, name) if implementation is None and profile.origin == "roofline" and not chosen else None
     if like is None:
-        return found
+        return implementation
     data: Any = to_json(like)
     if _runs_as(like) == _runs_as(profile):
-        keys = ("name", "description", "origin", "latency", "provenance")
-        return Implementation(name, like.implementation, (), {key: data[key] for key in keys})
+        keys = ("name", "description", "origin", "latency", "fit", "provenance")
+        return Implementation(name, like.implementation, {key: data[key] for key in keys})
     latency = {key: getattr(like.latency, key) for key in HOST_COSTS}
     how = f"{_engine(like)}, its host time as in {like.name}, the rest from data sheets"
-    return Implementation(name, how, (), {"latency": latency, "provenance": {"settings": {COSTS_OF: like.name}}})
+    return Implementation(name, how, {"latency": latency, "provenance": {"settings": {COSTS_OF: like.name}}})
 
 
 def nearest(profile: Profile, engine: str) -> Profile | None:
@@ -442,12 +414,14 @@ def nearest(profile: Profile, engine: str) -> Profile | None:
 
     It is of the same family and tells host time from device time: an engine costs a model the same on every GPU.
     """
-    told = (
+    candidates = (
         other for other in _shipped().values()
         if (_engine(other).lower(), other.family) == (engine, profile.family) and other.latency.host_step > 0
     )  # fmt: skip
     return max(
-        told, key=lambda other: [x == y for x, y in zip(_runs_as(other), _runs_as(profile), strict=True)], default=None
+        candidates,
+        key=lambda other: [x == y for x, y in zip(_runs_as(other), _runs_as(profile), strict=True)],
+        default=None,
     )
 
 
@@ -463,13 +437,13 @@ def _runs_as(profile: Profile) -> tuple[object, ...]:
 
 def _merged(data: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Values updated from `changes`: objects key by key, settings as a whole."""
-    found = dict(data)
+    merged = dict(data)
     for key, value in changes.items():
-        own = found.get(key)
-        if isinstance(own, dict) and isinstance(value, Mapping) and key != "settings":
-            value = _merged(own, value)
-        found[key] = value
-    return found
+        before = merged.get(key)
+        if isinstance(before, dict) and isinstance(value, Mapping) and key != "settings":
+            value = _merged(before, value)
+        merged[key] = value
+    return merged
 
 
 def save(profile: Profile, path: str | Path, force: bool = False) -> None:
@@ -485,54 +459,78 @@ def shipped() -> dict[str, str]:
     return {name: f"{profile.description} ({profile.verdict})" for name, profile in _shipped().items()}
 
 
-def to_json(profile: Profile) -> object:
+def to_json(profile: Profile) -> dict[str, Any]:
     """JSON types in reading order."""
-    data = {"schema": SCHEMA, "version": VERSION, **asdict(profile)}
-    for name in OF_MODEL:
-        del data["latency"][name]
-    latency = data["latency"] | data.pop("fit")
-    data["latency"] = {k: v for k, v in latency.items() if k not in OPTIONAL or _plain(v) != OPTIONAL[k]}
-    return _plain(data)
+    return {"schema": SCHEMA, "version": VERSION, **stored(profile)}
 
 
 def from_json(data: object, path: str) -> Profile:
     """A checked profile from plain values; `path` names it in errors."""
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        found = data.get("schema") if isinstance(data, dict) else None
-        raise ProfileError(f"{path}: schema is {cut(found)!r}, expected {SCHEMA!r}")
+        schema = data.get("schema") if isinstance(data, dict) else None
+        raise ProfileError(f"{path}: schema is {cut(schema)!r}, expected {SCHEMA!r}")
     if data.get("version") != VERSION or isinstance(data["version"], bool):
         raise ProfileError(f"{path}: version is {shown(data.get('version'))}, expected {VERSION}")
-    latency = data.get("latency")
-    if isinstance(latency, dict):
-        data = data | {"latency": OPTIONAL | latency}
-    top = _section(data, path, ("schema", "version", *(name for name in names(Profile) if name != "fit")))
-    _check_implementations(top)
-    terms = top.section("latency", (*(n for n in names(LatencyModel) if n not in OF_MODEL), *names(Fit)))
-    return top.read(
-        Profile,
-        model=model_shape(top),
-        latency=_latency(terms),
-        fit=_fit(terms),
-        commits=tuple(_commits(s) for s in top.sections("commits", names(CommitModel))),
-        canvas_laws=tuple(_canvas_law(s) for s in top.sections("canvas_laws", names(CanvasLaw))),
-    )
+    profile = read_as(Profile, path, "", data, ProfileError, ("schema", "version"))
+    for key, value, expected in _faults(profile):
+        raise ProfileError(f"{path}: {key} is {shown(value)}, expected {expected}")
+    return profile
 
 
-def _section(data: object, path: str, keys: tuple[str, ...] | None = None) -> FileObject:
-    return FileObject(path, "", data, keys, error=ProfileError)
+def _faults(profile: Profile) -> Iterator[Fault]:
+    """Values that do not fit others."""
+    latency, (low, high) = profile.latency, profile.fit.domain
+    yield from shape_faults(profile.model)
+    if not latency.knots:
+        yield "latency.knots", [], "at least one knot"
+    for name in ("knots", "graph_knots"):
+        for i, ((tokens, seconds), (x, y)) in enumerate(pairwise(getattr(latency, name)), 1):
+            if x <= tokens:
+                yield f"latency.{name}[{i}][0]", x, f"above the knot before, {tokens:g} tokens"
+            if y < seconds:
+                yield f"latency.{name}[{i}][1]", y, f"at least the knot before, {seconds:g} s"
+    if high < low:
+        yield "fit.domain[1]", high, f"at least domain[0], {low:g}"
+    phases: set[tuple[str, str]] = set()
+    for i, part in enumerate(latency.cache_overhead):
+        key = f"latency.cache_overhead[{i}]"
+        if part.cache not in CACHES:
+            yield f"{key}.cache", part.cache, Choice(tuple(CACHES)).wanted
+        if part.phase not in PHASES:
+            yield f"{key}.phase", part.phase, Choice(PHASES).wanted
+        if (part.cache, part.phase) in phases:
+            yield key, f"{part.cache}'s {part.phase} again", "each phase of a cache once"
+        phases.add((part.cache, part.phase))
+    for i, model in enumerate(profile.commits):
+        if len(model.pass_probability) != model.block_length:
+            yield f"commits[{i}].pass_probability", [*model.pass_probability], f"{model.block_length} values"
+        for k, (before, after) in enumerate(pairwise(model.request_quantiles), 1):
+            if after < before:
+                yield f"commits[{i}].request_quantiles[{k}]", after, f"at least the one before, {before:g}"
+    for i, law in enumerate(profile.canvas_laws):
+        least = law.least
+        for k, (last, share) in enumerate(law.histogram):
+            if last < least:
+                yield f"canvas_laws[{i}].histogram[{k}][0]", last, f"at least {least}"
+            if share < 1e-9:
+                yield f"canvas_laws[{i}].histogram[{k}][1]", share, "at least 1e-09"
+            least = last + 1
+        if law.histogram and least != law.most + 1:
+            yield f"canvas_laws[{i}].most", law.most, f"the most of the last bucket, {least - 1}"
+    names: set[str] = set()
+    for i, implementation in enumerate(profile.implementations):
+        if implementation.name in names:
+            yield f"implementations[{i}].name", f"{implementation.name} again", "each name once"
+        names.add(implementation.name)
 
 
-def model_shape(outer: FileObject) -> ModelShape:
-    """The checked `model`."""
-    s = outer.section("model", names(ModelShape))
-    shape = s.read(ModelShape)
-    if shape.experts is not None:
-        e = s.section("experts")
-        if shape.experts.top_k > shape.experts.num:
-            raise e.error("top_k", shape.experts.top_k, f"at most num, {shape.experts.num}")
-        if shape.experts.dense_layers > shape.layers:
-            raise e.error("dense_layers", shape.experts.dense_layers, f"at most layers, {shape.layers}")
-    return shape
+def shape_faults(shape: ModelShape) -> Iterator[Fault]:
+    """Values of a `model` that do not fit others."""
+    experts = shape.experts
+    if experts is not None and experts.top_k > experts.num:
+        yield "model.experts.top_k", experts.top_k, f"at most num, {experts.num}"
+    if experts is not None and experts.dense_layers > shape.layers:
+        yield "model.experts.dense_layers", experts.dense_layers, f"at most layers, {shape.layers}"
 
 
 def gb(num_bytes: float) -> str:
@@ -542,80 +540,6 @@ def gb(num_bytes: float) -> str:
 def digits(value: float, num: int = 6) -> float:
     """Round to `num` significant digits: a logarithm's last bit must not change a file."""
     return float(f"{value:.{num}g}")
-
-
-def _check_implementations(top: FileObject) -> None:
-    """Names are unique."""
-    seen: set[str] = set()
-    for i, own in enumerate(top.get("implementations", tuple[Implementation, ...])):
-        if own.name in seen:
-            raise top.error(f"implementations[{i}].name", f"{own.name} again", "each name once")
-        seen.add(own.name)
-
-
-def _latency(s: FileObject) -> LatencyModel:
-    found = s.read(LatencyModel, **dict.fromkeys(OF_MODEL, 0))
-    if not found.knots:
-        raise s.error("knots", [], "at least one knot")
-    for name in ("knots", "graph_knots"):
-        _check_knots(s, name, getattr(found, name))
-    seen: set[tuple[str, str]] = set()
-    for i, part in enumerate(found.cache_overhead):
-        for name, known in (("cache", tuple(CACHES)), ("phase", PHASES)):
-            if (word := getattr(part, name)) not in known:
-                raise s.error(f"cache_overhead[{i}].{name}", word, Choice(known).wanted)
-        if (part.cache, part.phase) in seen:
-            raise s.error(f"cache_overhead[{i}]", f"{part.cache}'s {part.phase} again", "each phase of a cache once")
-        seen.add((part.cache, part.phase))
-    return found
-
-
-def _check_knots(s: FileObject, name: str, knots: tuple[tuple[float, float], ...]) -> None:
-    """Tokens rise, and seconds never fall."""
-    for i, ((before, low), (x, y)) in enumerate(pairwise(knots), 1):
-        if x <= before:
-            raise s.error(f"{name}[{i}][0]", x, f"above the knot before, {before:g} tokens")
-        if y < low:
-            raise s.error(f"{name}[{i}][1]", y, f"at least the knot before, {low:g} s")
-
-
-def _fit(s: FileObject) -> Fit:
-    found = s.read(Fit)
-    low, high = found.domain
-    if high < low:
-        raise s.error("domain[1]", high, f"at least domain[0], {low:g}")
-    return found
-
-
-def _commits(s: FileObject) -> CommitModel:
-    found = s.read(CommitModel)
-    s.items("pass_probability", found.block_length)
-    for i, (before, after) in enumerate(pairwise(found.request_quantiles), 1):
-        if after < before:
-            raise s.error(f"request_quantiles[{i}]", after, f"at least the one before, {before:g}")
-    return found
-
-
-def _canvas_law(s: FileObject) -> CanvasLaw:
-    found = s.read(CanvasLaw)
-    low = found.least
-    for i, (last, share) in enumerate(found.histogram):
-        if last < low:
-            raise s.error(f"histogram[{i}][0]", last, f"at least {low}")
-        if share < 1e-9:
-            raise s.error(f"histogram[{i}][1]", share, "at least 1e-09")
-        low = last + 1
-    if found.histogram and found.histogram[-1][0] != found.most:
-        raise s.error("most", found.most, f"the most of the last bucket, {found.histogram[-1][0]}")
-    return found
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 def of_family(family: str) -> list[str]:
@@ -635,9 +559,9 @@ def shipped_for(model: str) -> list[str]:
 @cache
 def _shipped() -> dict[str, Profile]:
     """Shipped profiles by name, with NAME/IMPLEMENTATION, the default first."""
-    found = [load(path) for path in _shipped_files().values()]
-    found += [implemented(profile, own.name) for profile in found for own in profile.implementations]
-    return {p.name: p for p in sorted(found, key=lambda p: (p.name != DEFAULT, p.name))}
+    profiles = [load(path) for path in _shipped_files().values()]
+    profiles += [implemented(profile, each.name) for profile in profiles for each in profile.implementations]
+    return {p.name: p for p in sorted(profiles, key=lambda p: (p.name != DEFAULT, p.name))}
 
 
 @cache

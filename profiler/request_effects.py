@@ -11,7 +11,6 @@ import numpy as np
 from scipy.special import expit, logit, ndtr
 
 from ..engine.commits import CommitModel
-from ..engine.errors import ProfileError
 from .calibrate import bisected, simulate
 from .likelihood import STEP, Likelihood, Variances
 from .profile import digits
@@ -36,23 +35,25 @@ def fit_effects(
     """
     if model.request_spread == 0.0:
         return (), {}
-    seen = fitted.of_requests(log_odds, gain, variances)
+    likelihoods = fitted.of_requests(log_odds, gain, variances)
     prior = normal(fitted.grid, model.request_spread)
-    found = climbed(seen, prior)
+    weights = climbed(likelihoods, prior)
     other = judge.of_requests(log_odds, gain, variances)
-    if float(np.log(other @ found).sum() - np.log(other @ prior).sum()) < BETTER:
+    if float(np.log(other @ weights).sum() - np.log(other @ prior).sum()) < BETTER:
         return (), {}
     rng = np.random.Generator(np.random.PCG64(SEED))
-    again = [climbed(seen[rng.integers(len(seen), size=len(seen))], prior) for _ in range(RESAMPLES)]
+    again = [
+        climbed(likelihoods[rng.integers(len(likelihoods), size=len(likelihoods))], prior) for _ in range(RESAMPLES)
+    ]
     errors = {name: float(np.std([_quantiles(fitted.grid, w, np.array([q]))[0] for w in again])) for q, name in TAILS}
-    return tuple(digits(v, 4) for v in _quantiles(fitted.grid, found, EVENLY)), errors
+    return tuple(digits(v, 4) for v in _quantiles(fitted.grid, weights, EVENLY)), errors
 
 
-def climbed(seen: Floats, start: Floats) -> Floats:
+def climbed(likelihoods: Floats, start: Floats) -> Floats:
     """The grid's weights after ROUNDS; seen [requests, grid]: likelihoods."""
     weight = start
     for _ in range(ROUNDS):
-        of_request = seen * weight
+        of_request = likelihoods * weight
         weight = (of_request / np.maximum(of_request.sum(axis=1, keepdims=True), 1e-300)).mean(axis=0)
     return weight
 
@@ -62,36 +63,6 @@ def normal(grid: Floats, spread: float) -> Floats:
     edges = np.append(grid - STEP / 2, grid[-1] + STEP / 2)
     weight = np.diff(ndtr(edges / spread))
     return np.asarray(np.maximum(weight / weight.sum(), 1e-12), np.float64)
-
-
-def with_tail(model: CommitModel, p90_over_p50: float) -> CommitModel:
-    """Set the spread between requests that gives a published tail, at the same mean yield.
-
-    p90_over_p50: of steps per token, between requests of eight blocks. ProfileError if no spread gives it.
-    """
-
-    def tail(spread: float) -> float:
-        return _tail(same_mean(model, replace(model, request_spread=spread, request_quantiles=())))
-
-    low, high = 0.0, 4.0
-    if not tail(low) <= p90_over_p50 <= tail(high):
-        raise ProfileError(
-            f"p90 over p50 is {p90_over_p50:g}, expected {tail(low):.3g} (requests that are alike) to {tail(high):.3g}"
-        )
-    low, high = bisected(lambda spread: tail(spread) < p90_over_p50, low, high, 9)
-    return same_mean(model, replace(model, request_spread=digits((low + high) / 2, 3), request_quantiles=()))
-
-
-def mixture(model: CommitModel, means: list[float], shares: list[float]) -> CommitModel:
-    """A mixture of classes, each with a mean and a share, and `model`'s spread inside."""
-    total = sum(shares)
-    offsets = [_offset(model, mean) for mean in means]
-    low, high = min(offsets) - 8.0, max(offsets) + 8.0
-    x = np.linspace(low, high, 8001)
-    spread = max(model.request_spread, 1e-3)
-    below = sum(s / total * ndtr((x - o) / spread) for o, s in zip(offsets, shares, strict=True))
-    effects = np.interp(EVENLY, np.asarray(below), x)
-    return replace(model, request_quantiles=tuple(digits(v, 4) for v in effects))
 
 
 def scaled(model: CommitModel, spread: float) -> CommitModel:
@@ -123,34 +94,13 @@ def mean_yield(model: CommitModel) -> float:
 
 
 def same_mean(model: CommitModel, other: CommitModel) -> CommitModel:
-    """`other` at the model's mean yield."""
-    return shifted(other, _offset(other, mean_yield(model)))
+    """`other` at the model's mean yield, to about 1 %."""
+    mean = mean_yield(model)
+    return shifted(other, sum(bisected(lambda by: mean_yield(shifted(other, by)) < mean, -6.0, 6.0, 10)) / 2)
 
 
-def _offset(model: CommitModel, mean: float) -> float:
-    """The shift of the log-odds that gives this mean yield, to about 1 %."""
-    return sum(bisected(lambda by: mean_yield(shifted(model, by)) < mean, -6.0, 6.0, 10)) / 2
-
-
-@lru_cache(maxsize=256)
-def _tail(model: CommitModel) -> float:
-    """p90 / p50 of steps per token, between requests of eight blocks."""
-    from .yields import Blocks, block_of, draw
-
-    num, blocks, length = 400, 8, model.block_length
-    request = np.repeat(np.arange(num), blocks)
-    start = np.tile(np.arange(blocks) * length, num)
-    found = Blocks(
-        length, request, start, np.ones((len(request), length), np.bool_), np.full((len(request), 1), length)
-    )  # fmt: skip
-    log = draw(model, found, SEED)
-    steps = np.bincount(block_of(log)).reshape(num, blocks).sum(axis=1)
-    p50, p90 = np.quantile(steps, [0.5, 0.9])
-    return float(p90 / p50)
-
-
-def _quantiles(grid: Floats, weight: Floats, at: Floats) -> Floats:
+def _quantiles(grid: Floats, weight: Floats, shares: Floats) -> Floats:
     """Quantiles of weights on the grid, each spread evenly over its cell."""
     edges = np.append(grid - STEP / 2, grid[-1] + STEP / 2)
     below = np.concatenate([[0.0], np.cumsum(weight)]) / weight.sum()
-    return np.asarray(np.interp(at, below, edges), np.float64)
+    return np.asarray(np.interp(shares, below, edges), np.float64)

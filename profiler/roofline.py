@@ -4,7 +4,7 @@ Layers are memory-bound while reading weights takes longer than multiplying, the
 1.5 times the knee joins the two. All constants are assumptions.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from .. import __version__
 from ..engine.commits import CommitModel
@@ -56,6 +56,38 @@ GRAPH_HOST_REQUEST = 10e-6  # s per row
 SAMPLE_BYTES = 28  # per logit
 MAX_TOKENS = 65536
 UNCERTAINTY, MOE_UNCERTAINTY = 0.3, 0.5
+MAX_PREFILL_TOKENS = 4096  # LMDeploy's default
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What data sheets imply for serving."""
+
+    knee: int  # tokens at which reading and multiplying weights take equally long
+    floor: float  # s of a step of `floor_tokens`
+    floor_tokens: int
+    bound_by_launch: bool  # the floor
+    num_pages: int
+    max_batch: int
+    max_prefill_tokens: int
+
+
+def sheet_of(profile: Profile, gpu: Gpu, precision: Precision = BF16) -> Sheet:
+    """For a roofline's profile."""
+    latency, memory = profile.latency, profile.memory
+    rows = memory.usual_rows(profile.default_max_batch)
+    pages, prefill = memory.fit(PAGE, rows, MAX_PREFILL_TOKENS)
+    least = profile.canvas_laws[0].canvas_length if profile.canvas_laws else 1  # a canvas is computed whole
+    computed = latency.pieces(least) + least * (latency.head + latency.sample)
+    return Sheet(
+        knee=round(knee(gpu, profile.model, profile.device.count, precision)),
+        floor=max(latency.launch, computed) + latency.host_step,
+        floor_tokens=least,
+        bound_by_launch=latency.launch > computed,
+        num_pages=pages,
+        max_batch=rows,
+        max_prefill_tokens=prefill,
+    )
 
 
 def roofline(
@@ -166,8 +198,8 @@ def compute_slope(gpu: Gpu, model: ModelShape, tp: int, precision: Precision = B
 def knee(gpu: Gpu, model: ModelShape, tp: int, precision: Precision = BF16) -> float:
     """Tokens at which reading and multiplying weights take equally long."""
     slope = compute_slope(gpu, model, tp, precision)
-    most = weight_read(gpu, model, tp, 1e9, precision) / slope
-    return bisected(lambda tokens: slope * tokens < weight_read(gpu, model, tp, tokens, precision), 0.0, most, 60)[1]
+    highest = weight_read(gpu, model, tp, 1e9, precision) / slope
+    return bisected(lambda tokens: slope * tokens < weight_read(gpu, model, tp, tokens, precision), 0.0, highest, 60)[1]
 
 
 def all_reduce(gpu: Gpu, model: ModelShape, tp: int) -> tuple[float, float]:

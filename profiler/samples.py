@@ -48,6 +48,14 @@ class Samples(Points):
     group: Ints  # equal for repeats of a shape
 
 
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What a latency model was fitted to."""
+
+    steps: Samples
+    served: Samples | None = None  # served steps that judge the fit; None: held-out `steps` do
+
+
 def samples(
     features: Sequence[Features] | Floats, latency: npt.ArrayLike, device: npt.ArrayLike | None = None,
     blocks: npt.ArrayLike | None = None,
@@ -102,11 +110,11 @@ def captured(features: Floats, graph_tokens: int) -> Bools:
 def padded(features: Floats, graph_tokens: int) -> Floats:
     """Steps [steps, features] as computed: captured ones padded to buckets (engine.latency)."""
     out, rows = features.copy(), captured(features, graph_tokens)
-    given = features[rows]
-    more = buckets(given[:, TOKENS]) - given[:, TOKENS]
-    few = given[:, HEAD_ROWS] < given[:, TOKENS]  # a separate graph
+    steps = features[rows]
+    more = buckets(steps[:, TOKENS]) - steps[:, TOKENS]
+    few = steps[:, HEAD_ROWS] < steps[:, TOKENS]  # a separate graph
     for column in ROWS:
-        out[rows, column] = np.where(few, buckets(given[:, column]), given[:, column] + more)
+        out[rows, column] = np.where(few, buckets(steps[:, column]), steps[:, column] + more)
     out[rows, TOKENS] += more
     return out
 

@@ -3,10 +3,8 @@
 They launch kernels one by one: a short pass takes its launches' time, on any GPU, in proportion to layers.
 """
 
-from dataclasses import replace
-
 from .models import ModelShape
-from .profile import CostTerm, Implementation
+from .profile import Implementation, digits
 
 LAYERS = 32  # of LLaDA-8B, which all ran
 FAST_PASS, SPARSE_PASS = 0.046, 0.0256  # s per pass
@@ -15,27 +13,32 @@ SERVE_REQUEST = 0.005  # s
 
 _TABLE = "Sparse-dLLM, Table 1 (LLaDA-8B of 32 layers, RTX 4090, batch 1)"
 _FAST = f"{_TABLE}: Fast-dLLM's reuse passes take 45.4 to 47.0 ms whatever the length"
-_SPARSE = f"{_TABLE}: Sparse-dLLM's reuse passes take 25.7 to 26.4 ms whatever the length"
+SPARSE = f"{_TABLE}: Sparse-dLLM's reuse passes take 25.7 to 26.4 ms whatever the length"
 _SERVE = "dLLM-Serve's runs on an L40S: 10 ms a request and step, of which computing explains about half"
-# Calibrated to whole runs, with the bytes that caches move.
-_WHOLE = {"latency": {"host_step": 0.0, "host_request": 0.0, "cache_overhead": []}}
+# Their floors were calibrated to whole runs, with the bytes that caches move.
+_WHOLE = {"host_step": 0.0, "host_request": 0.0, "cache_overhead": list[object]()}
 
 
 def scripts(model: ModelShape) -> tuple[Implementation, ...]:
-    fast, sparse = CostTerm("launch", FAST_PASS / LAYERS, model.layers, "calibrated", _FAST), _as_sparse(model)
     return (
-        Implementation("fast-dllm", "the script of Fast-dLLM", (fast,), _WHOLE),
-        Implementation("sparse-dllm", "the script of Sparse-dLLM", (replace(sparse, basis="calibrated"),), _WHOLE),
-        Implementation(
-            "dllm-cache", "the script of dLLM-Cache",
-            (replace(fast, basis="estimated", source=f"as Fast-dLLM's; {_FAST}"),), _WHOLE,
+        script("fast-dllm", "the script of Fast-dLLM", model.layers, FAST_PASS, f"calibrated: {_FAST}"),
+        script("sparse-dllm", "the script of Sparse-dLLM", model.layers, SPARSE_PASS, f"calibrated: {SPARSE}"),
+        script(
+            "dllm-cache", "the script of dLLM-Cache", model.layers, FAST_PASS,
+            f"estimated: as Fast-dLLM's; {_FAST}",
         ),
-        Implementation(
-            "dllm-serve", "the server dLLM-Serve",
-            (sparse, CostTerm("host_request", SERVE_REQUEST, 1, "calibrated", _SERVE)), _WHOLE,
+        script(
+            "dllm-serve", "the server dLLM-Serve", model.layers, SPARSE_PASS, f"estimated: {SPARSE}", SERVE_REQUEST
         ),
     )  # fmt: skip
 
 
-def _as_sparse(model: ModelShape) -> CostTerm:
-    return CostTerm("launch", SPARSE_PASS / LAYERS, model.layers, "estimated", _SPARSE)
+def script(
+    name: str, words: str, layers: int, seconds: float, source: str, host_request: float = 0.0
+) -> Implementation:  # fmt: skip
+    """Code that takes `seconds` a pass of LLaDA-8B's layers, and host time a request."""
+    sources = [f"launch of {layers} x {seconds / LAYERS * 1e3:.4g} ms, {source}"]
+    if host_request:
+        sources.append(f"host_request of {host_request * 1e3:.4g} ms, calibrated: {_SERVE}")
+    latency = {**_WHOLE, "launch": digits(layers * (seconds / LAYERS)), "host_request": host_request}
+    return Implementation(name, words, {"latency": latency}, tuple(sources))

@@ -19,12 +19,12 @@ from .samples import Bools, Floats, Points, buckets, sequences
 GRID = 64  # tokens: the smallest tile of a large matrix product
 
 
-def levels(most: float) -> Floats:
+def levels(largest: float) -> Floats:
     """Tokens of the levels up to the one that holds `most`: powers of two to 64, then multiples of 64."""
     small = 2.0 ** np.arange(7)
-    large = GRID * np.arange(2, int(np.ceil(most / GRID)) + 1)
-    found = np.append(small, large)
-    return np.asarray(found[: int(np.searchsorted(found, most)) + 1], np.float64)
+    large = GRID * np.arange(2, int(np.ceil(largest / GRID)) + 1)
+    every = np.append(small, large)
+    return np.asarray(every[: int(np.searchsorted(every, largest)) + 1], np.float64)
 
 
 CAPTURED = 1e9  # offset of captured steps on the tables' common axis
@@ -80,19 +80,19 @@ class StairSolution(Solution):
     def sums(self, graphs: bool) -> tuple[Floats, Floats]:
         """A table's measured levels, and the coefficients that sum to each [levels, coefficients]."""
         of_table = np.append(~graphs, (self.bends >= CAPTURED) == graphs)
-        seen = np.unique(self.problem.tokens[self.problem.captured == graphs])
+        measured = np.unique(self.problem.tokens[self.problem.captured == graphs])
         behind = np.append(-1.0, self.bends - CAPTURED * (self.bends >= CAPTURED))
-        table = np.zeros((len(seen), len(self.values)))
-        table[:, : len(of_table)] = of_table & (behind < seen[:, None])
-        return seen, table
+        table = np.zeros((len(measured), len(self.values)))
+        table[:, : len(of_table)] = of_table & (behind < measured[:, None])
+        return measured, table
 
     def table(self, graphs: bool) -> tuple[Floats, Floats]:
         """All levels of a table up to the largest measured one, and their seconds."""
-        seen, sums = self.sums(graphs)
-        every = levels(float(seen.max()))
+        measured, sums = self.sums(graphs)
+        every = levels(float(measured.max()))
         if graphs:
             every = every[buckets(every) == every]
-        return every, np.interp(every, seen, sums @ self.values)
+        return every, np.interp(every, measured, sums @ self.values)
 
     def model(self, **host: float) -> LatencyModel:
         captured = self.problem.captured
@@ -141,8 +141,8 @@ def climb(problem: Stairs) -> StairSolution:
     nowhere = np.zeros(len(problem.points), np.bool_)
     names = _identified(problem, nowhere)
     settled = _settle(problem, problem.rises(), names)
-    found = [StairSolution(problem, s.bends, s.names, s.values, s.unidentified) for s in settled]
-    best = min(found, key=lambda s: s.bic)
+    solutions = [StairSolution(problem, s.bends, s.names, s.values, s.unidentified) for s in settled]
+    best = min(solutions, key=lambda s: s.bic)
     missing = [name for name in problem.linear if name not in names] + ([] if best.floored else ["launch"])
     return replace(best, unidentified=tuple(missing))
 
@@ -165,9 +165,9 @@ def _bound(problem: Stairs) -> Stairs:
             squares = float(((now.columns(bends, names, nowhere) @ values - now.target) ** 2).sum())
             if squares < least:
                 best, least = now, squares
-            found = dict(zip(names, values[1 + len(bends) : -1].tolist(), strict=True))
+            coefficients = dict(zip(names, values[1 + len(bends) : -1].tolist(), strict=True))
             a, k = (
-                np.where(problem.dense, found.get(f"prompt_{name}", 0.0), found.get(name, 0.0))
+                np.where(problem.dense, coefficients.get(f"prompt_{name}", 0.0), coefficients.get(name, 0.0))
                 for name in ("attention", "kv_read")
             )
             again = a * pairs >= k * keys

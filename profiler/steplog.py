@@ -15,64 +15,59 @@ from ..engine.plain import Positive, Range, Share
 from ..engine.policies.canvas import MAX_CANVAS
 from ..engine.policy import PRESETS
 from ..files.read import cut, json_of, parsing, read_lines, shown
-from ..files.schema import FileObject
+from ..files.schema import read_as, stored
 from .commit_log import CommitLog
 from .hardware import capability_of_name
-from .logged import FEW_CANVASES, TOKENS, Logged, LoggedSteps, Requests, blocks_done
+from .logged import (
+    FEW_CANVASES,
+    ROW_LISTS,
+    FinishLine,
+    Logged,
+    LoggedSteps,
+    RequestLine,
+    Requests,
+    SequenceLine,
+    StepLine,
+    blocks_done,
+    fault,
+)
 from .models import ModelShape, model
-from .profile import CommitFit, Device, MemoryModel, Profile, Provenance, Setting, digits, model_shape
+from .profile import CommitFit, Device, MemoryModel, Profile, Provenance, Setting, digits, shape_faults
 from .samples import Bools, Ints, Samples, samples
 
 SCHEMA, VERSION = "dsim-steplog", 1
 NEAREST = 9  # steps that a step's time is compared with
 KEYS, *LIKES = map(Features._fields.index, ("sum_kv", "tokens", "batch", "prefill_tokens"))
 AT_THE_CAP = 0.95  # share of canvases at the cap above which prompts cannot be text
-KINDS = ("step", "request", "sequence", "finish")
-# Optional keys of a line with defaults; None: derived, or unknown.
-HEADER: dict[str, Any] = {
-    "num_devices": 1, "weight_bytes": None, "kv_bytes_per_token": None, "num_pages": None, "page_size": 64,
-    "temperature": None, "strategy": "low_confidence_dynamic", "prompts": None, "date": "", "torch": None,
-    "driver": None, "clocks": None, "settings": {}, "preset": None, "started": None,
-}  # fmt: skip
-STEP: dict[str, Any] = {
-    "device": None, "sum_q_kv": None, "prefill_tokens": 0, "head_rows": None, "sampled_rows": None, "num_forwards": 1,
-    "start": None, "requests": None, "phases": None, "row_tokens": None, "row_keys": None, "emitted": None,
-    "graph": None, "waiting": None, "running": None, "pages": None,
-}  # fmt: skip
-REQUEST: dict[str, Any] = {
-    "id": None, "output_length": None, "received": None, "arrival": None, "hash_ids": None, "block_size": None,
-    "diffusion_max_steps": None,
-}  # fmt: skip
-SEQUENCE: dict[str, Any] = {"computed": None}
-ROWS, SOME_ROWS = Range(0, 2**31 - 1), Range(1, 2**31 - 1)  # per step, as in a journal's columns
-PAIRS = Range(0, 2**62)  # query-key pairs and keys per step
-LASTING = Range(0, 3600, above=True)  # s: a longer step is a time in another unit
+LINES: dict[str, Any] = {"step": StepLine, "request": RequestLine, "sequence": SequenceLine, "finish": FinishLine}
 
 
 @dataclass(frozen=True)
 class Header:
+    """The first line (docs/steplog.md); None: not stated."""
+
     synthetic: bool  # no device ran the steps
     engine: str
     device: str
-    num_devices: Positive
     memory_bytes: Positive  # of one device
     model: ModelShape
-    weight_bytes: int  # over all devices
-    kv_bytes_per_token: Positive
-    num_pages: Positive | None
-    page_size: Positive
     block_length: Annotated[int, Range(1, MAX_CANVAS)]
     threshold: Share
-    temperature: float | None
-    strategy: str
     workload: str
-    prompts: str | None
-    date: str
-    torch: str | None
-    driver: str | None
-    clocks: str | None
-    preset: str | None  # of the engine's scheduler
-    started: float | None  # s since 1970, when the log was opened
+    num_devices: Positive = 1
+    weight_bytes: int | None = None  # over all devices; None: from the shape, as the next
+    kv_bytes_per_token: Positive | None = None
+    num_pages: Positive | None = None
+    page_size: Positive = 64
+    temperature: float | None = None
+    strategy: str = "low_confidence_dynamic"
+    prompts: str | None = None
+    date: str = ""
+    torch: str | None = None
+    driver: str | None = None
+    clocks: str | None = None
+    preset: str | None = None  # of the engine's scheduler
+    started: float | None = None  # s since 1970, when the log was opened
     settings: dict[str, Setting] = field(default_factory=dict)
 
 
@@ -97,38 +92,36 @@ def log_of(path: str | Path, lines: Iterator[tuple[str, dict[str, Any]]]) -> Ste
     features: list[Features] = []
     times: list[tuple[float, float]] = []
     windowed = header.model.windowed
-    sequences = _Sequences(header.block_length)
     requests = Requests(windowed.window if windowed else 0, header.block_length)
     for where, values in lines:
-        if "kind" not in values:
-            raise ProfileError(f"{where}: kind is missing, expected one of {', '.join(KINDS)}")
-        kind = values["kind"]
-        if not isinstance(kind, str) or kind not in KINDS:
-            _section(where, values).text("kind", *KINDS)
+        kind = values.get("kind")
+        if not isinstance(kind, str) or kind not in LINES:
+            raise fault(where, "kind", kind, f"one of {', '.join(LINES)}")
+        rows = values.get("requests")
+        if isinstance(rows, list):
+            repeated = {name: values[name] for name in ROW_LISTS if not isinstance(values.get(name, []), list)}
+            values |= {name: [value] * len(rows) for name, value in repeated.items()}
+        line = read_as(LINES[kind], where, "", values, ProfileError, ("kind",))
         if kind == "step":
-            found, time, s = _step(where, values, header.block_length)
+            step, time = _step(where, line, header.block_length)
+            if line.requests is not None:
+                pairs, keys = requests.step(where, line, len(times))
+                step = step._replace(window_q_kv=pairs, window_kv=keys)
+            features.append(step)
             times.append(time)
-            if not s.is_null("requests"):
-                start = s.number("start")
-                pairs, keys = requests.step(s, start, start + time[0], found.batch, len(times) - 1)
-                found = found._replace(window_q_kv=pairs, window_kv=keys)
-            features.append(found)
         elif kind == "request":
-            s = _section(where, values, ("kind", "request", "input_length"), REQUEST)
-            request, input_length = s.integer("request"), s.integer("input_length", TOKENS)
-            sequences.open(s, request, input_length)
-            requests.open(s, request, input_length)
+            requests.open(where, line)
         elif kind == "finish":
-            requests.finish(_section(where, values, ("kind", "request", "time")))
+            requests.finish(where, line)
         else:
-            sequences.step(_section(where, values, ("kind", "request", "step", "block_start", "committed"), SEQUENCE))
+            requests.sequence(where, line)
     if not features:
         raise ProfileError(f"{path} holds no step lines")
     latency, device = np.array(times).T
-    commits, commit_steps = sequences.log()
+    commits, commit_steps = requests.commits()
     rows = requests.steps()
-    taken = samples(features, latency, device, blocks_done(rows, len(times), header.block_length))
-    return StepLog(header, taken, commits, commit_steps, requests.read(), rows)
+    steps = samples(features, latency, device, blocks_done(rows, len(times), header.block_length))
+    return StepLog(header, steps, commits, commit_steps, requests.read(), rows)
 
 
 def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) -> Profile:
@@ -154,10 +147,10 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
             laws = [replace(law, source="; ".join((law.source, *warned)))]
             fit = replace(fit, doubts=(*fit.doubts, *doubts))
         if len(log.commits):
-            found, judged = fit_commits(
+            model, judged = fit_commits(
                 log.commits, workload=h.workload, threshold=h.threshold, temperature=h.temperature, source=source
             )
-            commits, fits = list(at_fixed_length(found, judged)), [judged]
+            commits, fits = list(at_fixed_length(model, judged)), [judged]
     except ProfileError as error:
         raise ProfileError(f"{source}: {error}") from None
     # A fit to medians underestimates a long tail: scale it to the log's total time.
@@ -176,8 +169,8 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
         fit=fit,
         memory=MemoryModel(
             capacity_bytes=h.num_devices * h.memory_bytes,
-            weight_bytes=h.weight_bytes,
-            kv_bytes_per_token=h.kv_bytes_per_token,
+            weight_bytes=h.weight_bytes or h.model.weight_bytes,
+            kv_bytes_per_token=h.kv_bytes_per_token or h.model.kv_bytes_per_token,
             window_bytes_per_token=h.model.window_bytes_on(h.num_devices),
             vocab=h.model.vocab,
             fixed_num_pages=h.num_pages,
@@ -217,8 +210,8 @@ def whole(taken: Samples) -> Bools:
     for rows in np.split(order, np.flatnonzero(np.diff(likes[order], axis=0).any(1)) + 1):
         if len(rows) >= NEAREST:
             short[rows] = taken.latency[rows] < median_filter(taken.latency[rows], NEAREST, mode="nearest") / 3
-    kept: Bools = ~(short | np.append(short[1:], False))
-    return kept
+    keep: Bools = ~(short | np.append(short[1:], False))
+    return keep
 
 
 def of_random_tokens(log: StepLog) -> str:
@@ -240,10 +233,10 @@ def of_random_tokens(log: StepLog) -> str:
 
 def _late(header: Header) -> bool | None:
     """Whether the pass that writes a canvas's KV emits it; None for other policies."""
-    known = PRESETS.get(header.preset or "")
-    if known is None or known.policy.unmasking.strategy != "law":
+    preset = PRESETS.get(header.preset or "")
+    if preset is None or preset.policy.unmasking.strategy != "law":
         return None
-    return bool(getattr(known.policy.granularity, "late", False))
+    return bool(getattr(preset.policy.granularity, "late", False))
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -259,29 +252,17 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, value
 
 
-def _section(
-    where: str, values: dict[str, Any], keys: tuple[str, ...] | None = None, optional: dict[str, Any] | None = None
-) -> FileObject:
-    return FileObject(where, "", values, keys, optional=optional, error=ProfileError)
-
-
 def _header(where: str, values: dict[str, Any]) -> Header:
     if values.get("schema") != SCHEMA:
         raise ProfileError(f"{where}: schema is {cut(values.get('schema'))!r}, expected {SCHEMA!r} in the first line")
     if values.get("version") != VERSION:
         raise ProfileError(f"{where}: version is {cut(values.get('version'))}, expected {VERSION}")
-    needed = (
-        "schema", "version", "synthetic", "engine", "device", "memory_bytes", "model", "block_length", "threshold",
-        "workload",
-    )  # fmt: skip
-    s = _section(where, values, needed, HEADER)
-    if isinstance(s.values["model"], str):
-        shape = _named(where, s.text("model"))
-    else:
-        shape = model_shape(s)
-    derived = {"weight_bytes": shape.weight_bytes, "kv_bytes_per_token": shape.kv_bytes_per_token}
-    derived = {key: value for key, value in derived.items() if s.is_null(key)}
-    return s.read(Header, model=shape, **derived)
+    if isinstance(values.get("model"), str):
+        values = {**values, "model": stored(_named(where, values["model"]))}
+    header = read_as(Header, where, "", values, ProfileError, ("schema", "version"))
+    for key, value, expected in shape_faults(header.model):
+        raise fault(where, key, value, expected)
+    return header
 
 
 def _named(where: str, name: str) -> ModelShape:
@@ -291,85 +272,20 @@ def _named(where: str, name: str) -> ModelShape:
         raise ProfileError(f"{where}: {error}; or give its shape as an object") from None
 
 
-def _step(where: str, values: dict[str, Any], block_length: int) -> tuple[Features, tuple[float, float], FileObject]:
-    """A step's features, latency and device time, and its checked line."""
-    s = _section(where, values, ("kind", "step", "latency", "batch", "tokens", "sum_kv"), STEP)
-    s.integer("step")
-    batch, tokens = (s.integer(key, SOME_ROWS) for key in ("batch", "tokens"))
-    sum_kv = s.integer("sum_kv", PAIRS)
-    prefill = s.integer("prefill_tokens")
+def _step(where: str, line: StepLine, block_length: int) -> tuple[Features, tuple[float, float]]:
+    """A step's features, latency and device time."""
+    batch, tokens, prefill, device = line.batch, line.tokens, line.prefill_tokens, line.device
     if tokens < batch:
-        raise s.error("tokens", tokens, f"at least batch, {batch}")
+        raise fault(where, "tokens", tokens, f"at least batch, {batch}")
     if prefill > tokens:
-        raise s.error("prefill_tokens", prefill, f"at most tokens, {tokens}")
-    heads, sampled, pairs = (
-        s.get(name, int | None, bounds)
-        for name, bounds in (("head_rows", ROWS), ("sampled_rows", ROWS), ("sum_q_kv", PAIRS))
-    )
+        raise fault(where, "prefill_tokens", prefill, f"at most tokens, {tokens}")
+    if device is not None and not 0 < device <= line.latency:
+        raise fault(where, "device", device, f"more than 0 and at most latency, {line.latency:g}")
+    heads, pairs = line.head_rows, line.sum_q_kv
     if heads is None:
         heads = batch * block_length if prefill else tokens
     if pairs is None:  # assume equally many positions in all rows
-        pairs = min(round(sum_kv * tokens / batch), 2**62)
-    latency = s.number("latency", LASTING)
-    device = float("nan") if s.is_null("device") else s.number("device")
-    if device <= 0 or device > latency:
-        raise s.error("device", device, f"more than 0 and at most latency, {latency:g}")
-    features = Features(
-        tokens, pairs, sum_kv, heads, heads if sampled is None else sampled, batch, prefill,
-        num_forwards=s.integer("num_forwards", SOME_ROWS),
-    )  # fmt: skip
-    return features, (latency, device), s
-
-
-class _Sequences:
-    """Each request's remaining masks, updated line by line."""
-
-    def __init__(self, block_length: int) -> None:
-        self._block = block_length
-        self._left: dict[int, tuple[int, int, Bools]] = {}  # prompt, first position, masks
-        self._rows: list[tuple[int, int, int]] = []
-        self._marks: list[Bools] = []  # per row: masks, computed, committed
-
-    def open(self, s: FileObject, request: int, input_length: int) -> None:
-        if request in self._left:
-            raise ProfileError(f"{s.path}: request {request} is given twice, expected one line a request")
-        self._left[request] = (input_length, -1, np.zeros(self._block, np.bool_))
-
-    def step(self, s: FileObject) -> None:
-        """Apply a step's commits to a request's block."""
-        request, start, size = s.integer("request"), s.integer("block_start"), self._block
-        number = s.integer("step")
-        if request not in self._left:
-            raise ProfileError(f"{s.path}: request is {request}, expected one that a request line has named before")
-        prompt, before, masks = self._left[request]
-        if start % size or start < prompt // size * size:
-            raise s.error("block_start", start, f"a multiple of {size} from {prompt // size * size} on")
-        if start != before:
-            if start < before:
-                raise s.error("block_start", start, f"at least {before}, the block of the line before")
-            if masks.any():
-                raise s.error("block_start", start, f"{before}, whose block has {int(masks.sum())} masks left")
-            masks = np.arange(start, start + size) >= prompt
-        committed = self._positions(s, "committed")
-        computed = np.ones(size, np.bool_) if s.is_null("computed") else self._positions(s, "computed")
-        wrong = np.flatnonzero(committed & ~(computed & masks))
-        if len(wrong):
-            where = int(wrong[0])
-            why = "computed" if not computed[where] else "a mask"
-            raise ProfileError(f"{s.path}: committed holds {where}, expected a position that is {why}")
-        self._left[request] = (prompt, start, masks & ~committed)
-        if (computed & masks).any():
-            self._rows.append((request, start, number))
-            self._marks.append(np.stack([masks, computed & masks, committed]))
-
-    def log(self) -> tuple[CommitLog, Ints]:
-        """The commits, and each row's step number."""
-        request, start, number = np.array(self._rows, np.int64).reshape(-1, 3).T
-        marks = np.array(self._marks, np.bool_).reshape(-1, 3, self._block)
-        return CommitLog(self._block, request, start, marks[:, 0], marks[:, 1], marks[:, 2]), number
-
-    def _positions(self, s: FileObject, key: str) -> Bools:
-        """Mask of the listed positions of the block, from 0."""
-        marks = np.zeros(self._block, np.bool_)
-        marks[s.get(key, list[int], Range(0, self._block - 1))] = True
-        return marks
+        pairs = min(round(line.sum_kv * tokens / batch), 2**62)
+    sampled = heads if line.sampled_rows is None else line.sampled_rows
+    features = Features(tokens, pairs, line.sum_kv, heads, sampled, batch, prefill, num_forwards=line.num_forwards)
+    return features, (line.latency, float("nan") if device is None else device)

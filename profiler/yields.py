@@ -27,9 +27,9 @@ def complete(log: CommitLog) -> CommitLog:
     """Rows of completed blocks, by request and block."""
     log = log.sorted()
     block = block_of(log)
-    left = log.masked.sum(axis=1) - log.committed.sum(axis=1)
+    remaining = log.masked.sum(axis=1) - log.committed.sum(axis=1)
     last = np.append(np.flatnonzero(np.diff(block)), len(block) - 1)
-    return log[(left[last] == 0)[block]] if len(log) else log
+    return log[(remaining[last] == 0)[block]] if len(log) else log
 
 
 def block_of(log: CommitLog) -> Ints:
@@ -52,24 +52,24 @@ def blocks(log: CommitLog) -> Blocks:
     return Blocks(log.block_length, np.asarray(request, np.int64), log.block_start[first], log.masked[first], reach)
 
 
-def draw(model: CommitModel, found: Blocks, seed: int) -> CommitLog:
+def draw(model: CommitModel, whole: Blocks, seed: int) -> CommitLog:
     """The log of the model's keyed draws for the same blocks, as different requests."""
-    num, length = found.masked.shape
-    requests = int(found.request.max(initial=0)) + 1
+    num, length = whole.masked.shape
+    requests = int(whole.request.max(initial=0)) + 1
     none = np.zeros(requests, np.int64)
     draws = CommitDraws(model, seed, none, none, length).arrays
     # Without padding, which depends on a request's last block, maybe not in the log.
     draws.requests["last_block"], draws.requests["num_padding"] = 2**30, 0
-    status = np.where(found.masked, np.uint8(MASKED), np.uint8(PENDING))
+    status = np.where(whole.masked, np.uint8(MASKED), np.uint8(PENDING))
     evaluations = np.zeros((num, length), np.uint16)
-    start = found.block_start.astype(np.int32)
+    start = whole.block_start.astype(np.int32)
     alive, step = np.arange(num), 0
     rows: list[tuple[Ints, Bools, Bools, Bools]] = []
     while len(alive):
         masked = status[alive] == MASKED
-        reach = found.reach[alive, min(step, found.reach.shape[1] - 1)]
+        reach = whole.reach[alive, min(step, whole.reach.shape[1] - 1)]
         window = masked & (np.cumsum(masked, axis=1) <= reach[:, None])
-        who = found.request[alive]
+        who = whole.request[alive]
         arrays = status[alive], evaluations[alive], window, start[alive], who.astype(np.int32), draws
         committed = draw_plan(*arrays, np.zeros((len(alive), 0)))
         rows.append((alive, masked, window, committed))
@@ -78,18 +78,18 @@ def draw(model: CommitModel, found: Blocks, seed: int) -> CommitLog:
         alive, step = alive[(status[alive] == MASKED).any(axis=1)], step + 1
     block = np.concatenate([r[0] for r in rows])
     masked, window, committed = (np.concatenate([r[i] for r in rows]) for i in (1, 2, 3))
-    return CommitLog(length, found.request[block], found.block_start[block], masked, window, committed).sorted()
+    return CommitLog(length, whole.request[block], whole.block_start[block], masked, window, committed).sorted()
 
 
-def repeated(found: Blocks, times: int) -> Blocks:
+def repeated(whole: Blocks, times: int) -> Blocks:
     """The same blocks for `times` times as many requests."""
-    requests = int(found.request.max(initial=0)) + 1
+    requests = int(whole.request.max(initial=0)) + 1
     return Blocks(
-        found.block_length,
-        np.concatenate([found.request + i * requests for i in range(times)]),
-        np.tile(found.block_start, times),
-        np.tile(found.masked, (times, 1)),
-        np.tile(found.reach, (times, 1)),
+        whole.block_length,
+        np.concatenate([whole.request + i * requests for i in range(times)]),
+        np.tile(whole.block_start, times),
+        np.tile(whole.masked, (times, 1)),
+        np.tile(whole.reach, (times, 1)),
     )
 
 
@@ -99,18 +99,18 @@ def figures(log: CommitLog) -> dict[str, float]:
     steps = np.bincount(block_of(log))
     request = np.unique(log.request, return_inverse=True)[1]
     of_requests = np.bincount(request, commits) / np.bincount(request)
-    found: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     for name, values in (("tokens per step", commits), ("steps per block", steps)):
-        found[f"{name}, mean"] = float(values.mean())
+        by_name[f"{name}, mean"] = float(values.mean())
         for percent in (50, 90):
-            found[f"{name}, p{percent}"] = quantile(values, percent / 100)
+            by_name[f"{name}, p{percent}"] = quantile(values, percent / 100)
     for percent in (10, 90):
-        found[f"tokens per step of a request, p{percent}"] = float(np.quantile(of_requests, percent / 100))
+        by_name[f"tokens per step of a request, p{percent}"] = float(np.quantile(of_requests, percent / 100))
     curve = prefix_curve(log)
     for c in (2, 4, 8, 16, 32, 64):
         if c <= log.block_length and np.isfinite(curve[c]):
-            found[f"commits of the first {c} masks"] = float(curve[c])
-    return found
+            by_name[f"commits of the first {c} masks"] = float(curve[c])
+    return by_name
 
 
 def prefix_curve(log: CommitLog) -> Floats:

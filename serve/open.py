@@ -35,7 +35,7 @@ from .fleet import Fleet, Text
 from .words import Bytes, Filler, Tokenized, Words
 
 if TYPE_CHECKING:
-    from ..profiler.canvas import Opened
+    from ..profiler.measure import Opened
 
 MAX_REQUESTS = 250_000  # in a server's life: rows of the journal's table
 
@@ -146,7 +146,8 @@ def open_live(
     largest = [Request(0, 0.0, limits.context_limit - half, half)]
     executor = open_executor(replace(serving, prompts=fleet.prompt), largest, warm_up)
     words = _words(loaded)
-    about = f"{config.name} on {loaded.device}, {scenario.policy}" + (f", weights {loaded.made}" if loaded.made else "")
+    weights = f", weights {loaded.derived}" if loaded.derived else ""
+    about = f"{config.name} on {loaded.device}, {scenario.policy}{weights}"
     info = _info(scenario, limits, profile, drawing, commits, loaded.settings)
     return Behind(fleet, [executor], executor.text, words, scenario.policy, about, "live", info)
 

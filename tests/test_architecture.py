@@ -36,7 +36,7 @@ MAY_IMPORT = {folder: {*others} - {"-"} for folder, *others in map(str.split, AL
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
 # Modules with a licence of their own: the one that measures a device, and those that run and validate on it.
 EXCEPTIONS = {
-    "profiler.measure": {"live"}, "profiler.canvas": {"live"}, "profiler.measure_canvas": {"live"},
+    "profiler.measure": {"live"}, "profiler.measure_canvas": {"live"},
 }  # fmt: skip
 ONLY_IN = {
     "simpy": {"sim"},

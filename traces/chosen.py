@@ -44,53 +44,53 @@ def column_of(only: str) -> str:
     return column
 
 
-def chosen(found: Rows, form: Format, only: str | None) -> tuple[Rows, list[str]]:
+def chosen(rows: Rows, form: Format, only: str | None) -> tuple[Rows, list[str]]:
     """The rows to read, and warnings of those left out. only: `model=NAME` or `COLUMN=VALUE`."""
-    total = len(found.rows)
-    kept, warnings = np.ones(total, bool), []
-    columns = {ours: theirs for theirs, ours in form.extras.items() if found.has(theirs)}
+    total = len(rows.rows)
+    keep, warnings = np.ones(total, bool), []
+    columns = {ours: theirs for theirs, ours in form.extras.items() if rows.has(theirs)}
 
     def leave(out: Sequence[bool], what: str) -> None:
-        if num_out := int((kept & out).sum()):
+        if num_out := int((keep & out).sum()):
             warnings.append(f"{num_out} of {total} rows {what}, and left out")
-            kept[:] &= ~np.array(out)
+            keep[:] &= ~np.array(out)
 
-    for name, is_out, what in LEFT_OUT if form.own else ():
+    for name, is_out, what in LEFT_OUT if form.is_log else ():
         if name in columns:
-            leave([bool(is_out(text.lower())) for text in texts_of(found, columns[name])], what)
-    if form.own and "id" in columns:
-        ids, *others = (texts_of(found, key) for key in (columns["id"], form.time, form.output))
+            leave([bool(is_out(text.lower())) for text in texts_of(rows, columns[name])], what)
+    if form.is_log and "id" in columns:
+        ids, *rest = (texts_of(rows, key) for key in (columns["id"], form.time, form.output))
         first: dict[Any, int] = {}
-        again = [first.setdefault(key, i) < i and key[0] != "" for i, key in enumerate(zip(ids, *others, strict=True))]
+        again = [first.setdefault(key, i) < i and key[0] != "" for i, key in enumerate(zip(ids, *rest, strict=True))]
         leave(again, "repeat a request (id and time)")
     models = columns.get("model", "model")
     if only is not None:
-        column, wanted = column_of(only), only.partition("=")[2].strip()
+        column, value = column_of(only), only.partition("=")[2].strip()
         theirs = models if column == "model" else column
         if theirs not in columns.values():
-            check_column(found.head(), theirs, "--only", found.keys, found.first)
-        texts = np.array(texts_of(found, theirs), object)
-        counts = Counter(texts[kept])
-        if wanted not in counts:
-            hint = did_you_mean(wanted, [name for name in counts if name], any_case=True)
-            what = f"{column} {cut(wanted)}"
-            raise DsimError(f"{found.path}: no row is of {what}{hint}, expected one of {_shown(counts)}")
-        kept &= (texts == wanted) | [i in found.bad for i in range(total)]
-    elif form.own and "model" in columns:
-        counts = Counter(text for i, text in enumerate(texts_of(found, models)) if kept[i] and i not in found.bad)
+            check_column(rows.head(), theirs, "--only", rows.keys, rows.first)
+        texts = np.array(texts_of(rows, theirs), object)
+        counts = Counter(texts[keep])
+        if value not in counts:
+            hint = did_you_mean(value, [name for name in counts if name], any_case=True)
+            what = f"{column} {cut(value)}"
+            raise DsimError(f"{rows.path}: no row is of {what}{hint}, expected one of {_shown(counts)}")
+        keep &= (texts == value) | [i in rows.bad for i in range(total)]
+    elif form.is_log and "model" in columns:
+        counts = Counter(text for i, text in enumerate(texts_of(rows, models)) if keep[i] and i not in rows.bad)
         if len(counts) > 1:
             warnings.append(f"the log mixes {len(counts)} models ({_shown(counts)}): --only model=NAME takes one")
-    if not kept.any():
-        raise TraceError(f"{found.path}: none of {total} rows is a request for text, expected at least 1")
-    return found if kept.all() else found.take(np.flatnonzero(kept).tolist()), warnings
+    if not keep.any():
+        raise TraceError(f"{rows.path}: none of {total} rows is a request for text, expected at least 1")
+    return rows if keep.all() else rows.take(np.flatnonzero(keep).tolist()), warnings
 
 
-def failures(found: Rows, form: Format, warnings: list[str]) -> list[str]:
+def failures(rows: Rows, form: Format, warnings: list[str]) -> list[str]:
     """Why each request of a log failed, "" if it was answered; warns of unknown words."""
-    columns = {ours: theirs for theirs, ours in form.extras.items() if found.has(theirs)}
-    reasons = [""] * len(found.rows)
-    if form.own and "status" in columns:
-        texts = texts_of(found, columns["status"])
+    columns = {ours: theirs for theirs, ours in form.extras.items() if rows.has(theirs)}
+    reasons = [""] * len(rows.rows)
+    if form.is_log and "status" in columns:
+        texts = texts_of(rows, columns["status"])
         counts = Counter(texts)
         good = {text: is_good(text) for text in counts}
         reasons = [text if good[text] is False else "" for text in texts]
@@ -99,16 +99,16 @@ def failures(found: Rows, form: Format, warnings: list[str]) -> list[str]:
             what = f"status of unknown meaning ({_shown(unknown)})"
             warnings.append(f"{unknown.total()} requests have a {what}: taken as answered")
     if "error" in columns:
-        reasons = texts_of(found, columns["error"])
+        reasons = texts_of(rows, columns["error"])
     if "cancelled" in columns:
-        gone = texts_of(found, columns["cancelled"])
+        gone = texts_of(rows, columns["cancelled"])
         reasons = ["cancelled" if text.lower() in TRUE else why for text, why in zip(gone, reasons, strict=True)]
     return reasons
 
 
-def texts_of(found: Rows, names: str) -> list[str]:
+def texts_of(rows: Rows, names: str) -> list[str]:
     """A column's cells; "" if missing."""
-    return ["" if value is None else str(value).strip() for value in found.values(names)]
+    return ["" if value is None else str(value).strip() for value in rows.values(names)]
 
 
 def _shown(values: Counter[str]) -> str:

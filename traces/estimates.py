@@ -20,7 +20,7 @@ def with_estimates(trace: Trace, seed: int) -> Trace:
     normal = np.sqrt(-2.0 * np.log(u[0])) * np.cos(2.0 * np.pi * u[1])  # Box and Muller
     guess = np.maximum(1, np.rint(truth * np.exp(SPREAD * normal))).astype(np.int64)
     limit = trace.max_tokens
-    known = trace.numbers(ESTIMATE)
-    known = np.where((known > 0) & (limit > 0), np.minimum(known, limit), known)
-    estimates = np.where(known > 0, known, np.where(limit > 0, limit, guess)).tolist()
+    stated = trace.numbers(ESTIMATE)
+    stated = np.where((stated > 0) & (limit > 0), np.minimum(stated, limit), stated)
+    estimates = np.where(stated > 0, stated, np.where(limit > 0, limit, guess)).tolist()
     return replace(trace, extras={**trace.extras, ESTIMATE: estimates})

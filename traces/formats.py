@@ -12,7 +12,7 @@ TICKS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
 # Of the canonical file.
 OPTIONAL = (
-    "hash_ids", "block_size", "session_id", "delay", "model", "id", "slo_class", "status",
+    "hash_ids", "block_size", "session_id", "model", "id", "slo_class", "status",
     "gen_length", "block_length", "steps", "diffusion_max_steps", "diffusion_canvas_length", "diffusion_read_only",
     "max_tokens",
     "measured_ttft", "measured_e2el", "estimated_length",
@@ -38,7 +38,6 @@ class Format:
     output: str
     unit: str  # s, ms, us, ns or datetime
     extras: dict[str, str] = field(default_factory=dict)
-    text: str = ""  # a prompt, in place of the input length
     doubtful: bool = False  # tools disagree on the unit of `time`
     first: str = ""  # first token's time, in the unit of `time`
     end: str = ""  # last token's time
@@ -46,18 +45,18 @@ class Format:
     e2el: str = ""  # ... to the last one, instead of `end`
     decode: str = ""  # first to last token, instead of `e2el` if the file has it; an answer of one chunk has none
     wait_unit: str = "s"  # of these three
-    own: bool = False  # a team's log: several models, embeddings, failures, cached answers
+    is_log: bool = False  # a team's log: several models, embeddings, failures, cached answers
     report: bool = False  # a load generator's requests, which may lack counts
 
     @property
     def keys(self) -> str:
         """The required keys, for errors."""
-        return f"{self.time}, {self.input}{f' or {self.text}' if self.text else ''}, {self.output}"
+        return f"{self.time}, {self.input}, {self.output}"
 
     def matches(self, keys: Iterable[str]) -> bool:
         """Whether the keys include the required ones."""
         have = set(keys) - {""}
-        return all(have & {*name.split(" or ")} for name in (self.time, self.output, f"{self.input} or {self.text}"))
+        return all(have & {*name.split(" or ")} for name in (self.time, self.output, self.input))
 
     @property
     def ticks(self) -> float:
@@ -73,8 +72,7 @@ FORMATS = {
     f.name: f
     for f in (
         Format(
-            "mooncake", "timestamp", "input_length", "output_length", "ms", CANONICAL, "text_input", doubtful=True,
-            **MEASURED,
+            "mooncake", "timestamp", "input_length", "output_length", "ms", CANONICAL, doubtful=True, **MEASURED,
         ),
         Format("azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens", "datetime"),
         Format(
@@ -86,26 +84,23 @@ FORMATS = {
             {"session_id": "session_id", "request_id": "id"},
         ),
         Format("splitwise", "arrival_timestamp", "prompt_size", "token_size", "s", {"request_id": "id"}),
-        Format(
-            "llmservingsim", "arrival_time_ns", "input_toks", "output_toks", "ns",
-            {"session_id": "session_id", "delay": "delay"},
-        ),
+        Format("llmservingsim", "arrival_time_ns", "input_toks", "output_toks", "ns", {"session_id": "session_id"}),
         Format(
             "baseten", "timestamp_start_unix_ms", "input_tokens", "output_tokens", "ms",
             {"provided_session_id": "session_id", "total_hashes": "hash_ids", "block_size": "block_size",
              "request_canceled": "cancelled"},
-            first="timestamp_ttft_unix_ms", end="timestamp_end_unix_ms", own=True,
+            first="timestamp_ttft_unix_ms", end="timestamp_end_unix_ms", is_log=True,
         ),
         Format(
             "litellm", "startTime", "prompt_tokens", "completion_tokens", "datetime",
             {key: key for key in ("session_id", "model", "cache_hit")}
             | {"status or metadata.status": "status", "request_id": "id", "call_type": "kind"},
-            first="completionStartTime", end="endTime", own=True,
+            first="completionStartTime", end="endTime", is_log=True,
         ),
         Format(
             "sglang", "request_received_ts", "prompt_tokens", "completion_tokens", "s",
             {"id": "id", "finish_reason.type": "status"},
-            end="request_finished_ts", ttft="first_token_latency", own=True,
+            end="request_finished_ts", ttft="first_token_latency", is_log=True,
         ),
         Format(
             "otlp", "startTimeUnixNano", "gen_ai.usage.input_tokens or gen_ai.usage.prompt_tokens",
@@ -114,28 +109,15 @@ FORMATS = {
              "gen_ai.request.id or gen_ai.response.id": "id", "gen_ai.operation.name": "kind"},
             # From the span's start: by the client (conventions), by the server (vLLM).
             ttft="gen_ai.response.time_to_first_chunk or gen_ai.latency.time_to_first_token", end="endTimeUnixNano",
-            own=True,
+            is_log=True,
         ),
         Format(
             "openai", "created", "usage.prompt_tokens", "usage.completion_tokens", "s",
-            {"id": "id", "model": "model", "object": "kind", "choices.0.finish_reason": "status"}, own=True,
+            {"id": "id", "model": "model", "object": "kind", "choices.0.finish_reason": "status"}, is_log=True,
         ),
         Format("dsim", "arrival", "input_length", "output_length", "s", CANONICAL | {OF_RUN: OF_RUN}, **MEASURED),
     )
 }  # fmt: skip
-
-# Files of other tools by some of their keys: what they are, and what to take instead.
-UNREAD = {
-    ("aiperf_version",): "aiperf's summary, without its requests: take profile_export.jsonl next to it",
-    ("experiments",): "genai-perf's profile, which is not read: run aiperf, its successor",
-    ("scheduled_time", "start_time", "info.output_tokens"): "inference-perf's requests, which are not read: name "
-    "them by --columns arrival=start_time,end=end_time,input=info.input_tokens,output=info.output_tokens",
-    ("number_output_tokens", "ttft_s"): "LLMPerf's responses, which have no times: run vllm bench serve, guidellm or "
-    "aiperf",
-    ("hash_id_scope", "requests"): "Weka's session, which is not read: write each of its requests as a row",
-    ("context.span_id", "start_time"): "a console exporter's spans, which are not read: export OTLP's JSON",
-    ("RPS", "RPM"): "LMDeploy's summary, which has no requests: run vllm bench serve, guidellm or aiperf",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,39 +142,37 @@ def recognise(place: str, keys: Iterable[str]) -> Format:
     for candidate in FORMATS.values():
         if candidate.matches(have):
             return candidate
-    for some, what in UNREAD.items():
-        if set(some) <= set(have):
-            raise TraceError(f"{place}: is {what}")
-    known = "; ".join(f"{f.name} ({f.keys})" for f in FORMATS.values())
-    found = f"keys {shown_keys(have)} are of no known trace"
-    own = "or --columns arrival=COLUMN,input=COLUMN,output=COLUMN"
-    others = "`dsim import` reads a load generator's results"
-    raise TraceError(f"{place}: {found}, expected one of: {known}; {own}; {others}")
+    formats = "; ".join(f"{f.name} ({f.keys})" for f in FORMATS.values())
+    problem = f"keys {shown_keys(have)} are of no known trace"
+    columns = "or --columns arrival=COLUMN,input=COLUMN,output=COLUMN"
+    results = "`dsim import` reads a load generator's results"
+    raise TraceError(f"{place}: {problem}, expected one of: {formats}; {columns}; {results}")
 
 
 def own_format(place: str, text: str, keys: list[str], value_of: Callable[[str], object]) -> Format:
     """Of `--columns arrival=A,input=I,output=O`. value_of: a column's first value; a time that is no number is a
     date."""
-    given: dict[str, str] = {}
+    named: dict[str, str] = {}
     for part in text.split(","):
         ours, equals, theirs = (side.strip() for side in part.partition("="))
-        if ours not in OWN or not equals or not theirs or ours in given:
+        if ours not in OWN or not equals or not theirs or ours in named:
             expected = "arrival=COLUMN,input=COLUMN,output=COLUMN"
             raise TraceError(
                 f"--columns has {quoted(part)}, expected {expected} and, where there are, {', '.join(OWN[3:])}"
             )
-        given[ours] = theirs
+        named[ours] = theirs
     for ours in OWN[:3]:
-        if ours not in given:
+        if ours not in named:
             raise TraceError(f"--columns {cut(text)} lacks {ours}, expected arrival=COLUMN,input=COLUMN,output=COLUMN")
-    for ours, theirs in given.items():
+    for ours, theirs in named.items():
         check_column(place, theirs, f"--columns {ours}={cut(theirs)}", keys, value_of)
-    time, num_input, num_output = (given.pop(ours) for ours in OWN[:3])
-    first, end = (given.pop(ours, "") for ours in ("first", "end"))
+    time, num_input, num_output = (named.pop(ours) for ours in OWN[:3])
+    first, end = (named.pop(ours, "") for ours in ("first", "end"))
     unit = "s" if is_number(value_of(time)) else "datetime"
-    extras = {theirs: ours for ours, theirs in given.items()}
+    extras = {theirs: ours for ours, theirs in named.items()}
     return Format(
-        "own columns", time, num_input, num_output, unit, extras, doubtful=unit == "s", first=first, end=end, own=True
+        "own columns", time, num_input, num_output, unit, extras, doubtful=unit == "s", first=first, end=end,
+        is_log=True,
     )  # fmt: skip
 
 

@@ -65,8 +65,8 @@ def draw_lengths(
 
 def without_limit(text: str) -> tuple[str, int | None]:
     """Split `,max_tokens=N` off."""
-    head, found, limit = text.rpartition(LIMIT)
-    if not found:
+    head, separator, limit = text.rpartition(LIMIT)
+    if not separator:
         return text, None
     if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= MAX_LENGTH or len(limit) > 8:
         raise TraceError(f"lengths are {cut(text)}: max_tokens is {cut(limit)}, expected 1 to {MAX_LENGTH}")
@@ -104,8 +104,8 @@ def parse_lengths(text: str) -> tuple[str, Moments]:
         )
     for mean, std in (numbers[:2], numbers[2:]):
         if not 1 <= mean <= MAX_LENGTH or not 0 <= std <= MAX_LENGTH:
-            found = f"mean {mean:g} and std {std:g}"
-            raise TraceError(f"lengths are {cut(text)}: {found}, expected 1 to {MAX_LENGTH} and 0 to {MAX_LENGTH}")
+            problem = f"mean {mean:g} and std {std:g}"
+            raise TraceError(f"lengths are {cut(text)}: {problem}, expected 1 to {MAX_LENGTH} and 0 to {MAX_LENGTH}")
     if kind == "fixed" and any(mean % 1 for mean in numbers[::2]):
         raise TraceError(f"lengths are {cut(text)}, expected whole numbers of tokens")
     return kind, Moments(*numbers)

@@ -12,7 +12,6 @@ import numpy as np
 from ..engine.errors import TraceError
 from ..files.read import cut, cut_words, did_you_mean, printable
 from .formats import MEASURED, OF_RUN, TICKS_PER_SECOND, Asked, Format
-from .hashes import HASHED, implied_block
 from .otlp import OTLP, is_otlp, rows_of_spans
 from .parse import Columns, columns_of_rows
 from .rows import FRAME, Row, Rows, raw_rows, read_bytes
@@ -46,16 +45,16 @@ def load(
     """
     if time_unit is not None and time_unit not in TICKS_PER_SECOND:
         raise TraceError(f"time unit is {cut(time_unit)}, expected one of: {', '.join(TICKS_PER_SECOND)}")
-    asked = Asked(columns, only, skip_bad, time_unit)
+    options = Asked(columns, only, skip_bad, time_unit)
     if not isinstance(path_or_name, str | Path):
         from . import frames  # files need no pandas
 
-        return finish(*read_rows(frames.rows_of(path_or_name), asked), FRAME, "frame")
+        return finish(*read_rows(frames.rows_of(path_or_name), options), FRAME, "frame")
     file, name = locate(path_or_name)
-    found, form = read_data(str(file), read_bytes(file), asked)
+    table, form = read_data(str(file), read_bytes(file), options)
     if file.name in SHIPPED:
-        found.warnings.append(f"{name} is read from the file of this name, not from the shipped trace")
-    return finish(found, form, str(file), name)
+        table.warnings.append(f"{name} is read from the file of this name, not from the shipped trace")
+    return finish(table, form, str(file), name)
 
 
 def locate(path_or_name: str | Path) -> tuple[Path, str]:
@@ -70,28 +69,28 @@ def locate(path_or_name: str | Path) -> tuple[Path, str]:
     raise TraceError(f"no trace file {cut_words(name)}{hint}, expected a file or a shipped trace: {', '.join(SHIPPED)}")
 
 
-def read_data(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format]:
+def read_data(where: str, data: bytes, options: Asked) -> tuple[Columns, Format]:
     """Columns and format of a file. where: the name in errors."""
-    return read_rows(raw_rows(where, data), asked)
+    return read_rows(raw_rows(where, data), options)
 
 
-def read_rows(found: Rows, asked: Asked) -> tuple[Columns, Format]:
+def read_rows(rows: Rows, options: Asked) -> tuple[Columns, Format]:
     """Of any file."""
-    if not found.rows:
+    if not rows.rows:
         raise TraceError(
-            f"{found.path} holds {'no' if found.header is None else 'a header and no'} rows, expected a trace"
+            f"{rows.path} holds {'no' if rows.header is None else 'a header and no'} rows, expected a trace"
         )
-    first = next((row for row in found.rows if row), None)
-    if first is None and found.header is None:
-        raise TraceError(f"{found.place(0)}: {found.bad.get(0, 'row has no keys')}")
-    if asked.columns is None and (first or {}).get("schema") == "dsim-steplog":
-        return columns_of_rows(requests_of_log(found), STEP_LOG, asked)
-    if asked.columns is None and is_otlp(found.keys):
-        return columns_of_rows(rows_of_spans(found), OTLP, asked)
-    form = asked.format_of(found.head(), found.keys, found.first)
-    if form.name == "dsim" and "limited" in found.keys:
-        found = replace(found, rows=list(map(of_run, found.rows)))
-    return columns_of_rows(found, form, asked)
+    first = next((row for row in rows.rows if row), None)
+    if first is None and rows.header is None:
+        raise TraceError(f"{rows.place(0)}: {rows.bad.get(0, 'row has no keys')}")
+    if options.columns is None and (first or {}).get("schema") == "dsim-steplog":
+        return columns_of_rows(requests_of_log(rows), STEP_LOG, options)
+    if options.columns is None and is_otlp(rows.keys):
+        return columns_of_rows(rows_of_spans(rows), OTLP, options)
+    form = options.format_of(rows.head(), rows.keys, rows.first)
+    if form.name == "dsim" and "limited" in rows.keys:
+        rows = replace(rows, rows=list(map(of_run, rows.rows)))
+    return columns_of_rows(rows, form, options)
 
 
 def of_run(row: Row) -> Row:
@@ -103,17 +102,17 @@ def of_run(row: Row) -> Row:
     return {**row, **width, "max_tokens": limit, "status": None}
 
 
-def requests_of_log(found: Rows) -> Rows:
+def requests_of_log(log: Rows) -> Rows:
     """A step log's request lines (docs/steplog.md); finished ones get their actual output length.
 
     If one ended early, the requested lengths become limits.
     """
-    rows = found.take([i for i, row in enumerate(found.rows) if i in found.bad or row.get("kind") == "request"])
+    rows = log.take([i for i, row in enumerate(log.rows) if i in log.bad or row.get("kind") == "request"])
     if not rows.rows:
-        raise TraceError(f"{found.path} holds no request lines, expected a step log that names its requests")
+        raise TraceError(f"{log.path} holds no request lines, expected a step log that names its requests")
     emitted: Counter[str] = Counter()
-    finished = {str(row.get("request")) for row in found.rows if row.get("kind") == "finish"}
-    for row in found.rows:
+    finished = {str(row.get("request")) for row in log.rows if row.get("kind") == "finish"}
+    for row in log.rows:
         if isinstance(names := row.get("requests"), list):
             each = row.get("emitted")  # one value is for all rows
             for name, tokens in zip(names, each if isinstance(each, list) else repeat(each), strict=False):
@@ -134,29 +133,25 @@ def finish(columns: Columns, form: Format, path: str, name: str) -> Trace:
         policies = cut(", ".join(sorted(map(str, runs))))
         expected = f"expected those of one: --only {OF_RUN}=NAME"
         raise TraceError(f"{path} holds the requests of {len(runs)} policies ({policies}), {expected}")
-    kept = np.flatnonzero(columns.output_length > 0)
-    num_failed = len(columns.time) - len(kept)
-    if not len(kept):
+    keep = np.flatnonzero(columns.output_length > 0)
+    num_failed = len(columns.time) - len(keep)
+    if not len(keep):
         raise TraceError(
             f"{path}: none of {columns.num_rows} rows is a request ({columns.num_skipped} bad, "
             f"{num_failed} without output), expected at least 1"
         )
-    time = columns.time[kept]
+    time = columns.time[keep]
     # Out of order: an earlier row is later.
     num_unsorted = int((time < np.maximum.accumulate(time)).sum())
     if num_unsorted:
         columns.warnings.append(f"{num_unsorted} rows were out of order and have been sorted")
-        kept = kept[np.argsort(time, kind="stable")]
+        keep = keep[np.argsort(time, kind="stable")]
     if num_unsorted or num_failed:
-        columns = columns.take(kept.tolist())
+        columns = columns.take(keep.tolist())
     extras = dict(columns.extras)
     for metric, after in columns.waited.items():
         if not np.isnan(after).all():
             extras[MEASURED[metric]] = [None if wait != wait else wait for wait in after.tolist()]
-    ids = extras.get("hash_ids")
-    if ids and "block_size" not in extras and (block := implied_block(columns.input_length, ids)) != HASHED:
-        extras["block_size"] = [block] * len(ids)
-        columns.warnings.append(f"hash_ids are read as blocks of {block} tokens, by the prompts' lengths")
     notes = TraceNotes(
         path=path,
         format=form.name,

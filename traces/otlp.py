@@ -30,18 +30,18 @@ def is_otlp(keys: Iterable[str]) -> bool:
     return not set(RESOURCES).isdisjoint(keys)
 
 
-def rows_of_spans(found: Rows) -> Rows:
+def rows_of_spans(exports: Rows) -> Rows:
     """One row per request, numbered by export, with all attributes; warnings of spans left out."""
-    rows = Rows(found.path, [], [], form=found.form)
+    rows = Rows(exports.path, [], [], form=exports.form)
     spans: dict[Any, Row] = {}  # in order of the rows
     num_again = 0
-    for i, export in enumerate(found.rows):
-        for span in [found.bad[i]] if i in found.bad else _spans(export):
+    for i, export in enumerate(exports.rows):
+        for span in [exports.bad[i]] if i in exports.bad else _spans(export):
             key = len(spans) if isinstance(span, str) or span["spanId"] is None else _key(span, "spanId")
             if key in spans:
                 num_again += 1
                 continue
-            rows.add(found.numbers[i], span)
+            rows.add(exports.numbers[i], span)
             spans[key] = rows.rows[-1]
     counted = {key for key, span in spans.items() if not set(INPUT).isdisjoint(span)}
     outer = set()
@@ -51,13 +51,15 @@ def rows_of_spans(found: Rows) -> Rows:
             while above in spans and above not in outer:
                 outer.add(above)
                 above = _key(spans[above], "parentSpanId")
-    others = {
+    left_out = {
         "spans without token counts": len(spans) - len(counted) - len(rows.bad),
         "spans around the span of a request": len(counted & outer),
         "spans exported again": num_again,
     }
-    kept = rows.take([i for i, key in enumerate(spans) if i in rows.bad or (key in counted and key not in outer)])
-    return replace(kept, warnings=tuple(f"{count} {what} are left out" for what, count in others.items() if count))
+    requests = rows.take([i for i, key in enumerate(spans) if i in rows.bad or (key in counted and key not in outer)])
+    return replace(
+        requests, warnings=tuple(f"{count} {what} are left out" for what, count in left_out.items() if count)
+    )
 
 
 def _key(span: Row, name: str) -> tuple[str, str]:

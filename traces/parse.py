@@ -16,7 +16,7 @@ from ..engine.errors import TraceError
 from ..files.read import float_of, json_of, shown
 from .chosen import OF_LOG, chosen, failures
 from .formats import CLIENT, MEASURED, TICKS_PER_SECOND, Asked, Format, is_number
-from .rows import Row, Rows, is_missing
+from .rows import Rows, is_missing
 from .trace import MAX_LENGTH, Floats, Ints
 
 Ticks: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float64]
@@ -35,7 +35,6 @@ PLAUSIBLE_RATES = (0.01, 1000.0)  # req/s; others suggest another time unit
 DATES = (946_684_800.0, 4_102_444_800.0)  # s since 1970: 2000 to 2100
 ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)\s*$", re.ASCII)
 FRACTION = re.compile(r"\d[.,](\d+)", re.ASCII)
-BYTES_PER_TOKEN = 4  # rule of thumb for English
 
 
 @dataclass(slots=True)
@@ -72,7 +71,7 @@ class BadRowError(Exception):
 class Cells:
     """Reads columns, and holds the bad rows' complaints."""
 
-    found: Rows
+    rows: Rows
     bad: dict[int, str]
 
     def column(
@@ -81,7 +80,7 @@ class Cells:
     ) -> list[Any]:  # fmt: skip
         """Each value as read; `empty` in place of a bad one, or of a missing one that is optional."""
         if values is None:
-            values = self.found.values(key) if key else [None] * len(self.found.rows)
+            values = self.rows.values(key) if key else [None] * len(self.rows.rows)
         quick = quick_numbers(values, **read.keywords) if isinstance(read, partial) else None
         if quick is not None:
             return quick
@@ -99,20 +98,20 @@ class Cells:
             self.bad.setdefault(i, complaint(i))
 
 
-def columns_of_rows(found: Rows, form: Format, asked: Asked) -> tuple[Columns, Format]:
+def columns_of_rows(rows: Rows, form: Format, options: Asked) -> tuple[Columns, Format]:
     """A bad row raises TraceError, or is left out and counted. The format has the unit of the times."""
-    found, warnings = chosen(found, form, asked.only)
-    form = with_unit(found, form, asked, warnings)
-    reasons = failures(found, form, warnings)
+    rows, warnings = chosen(rows, form, options.only)
+    form = with_unit(rows, form, options, warnings)
+    reasons = failures(rows, form, warnings)
     answered = np.array([not why for why in reasons])
-    cells = Cells(found, dict(found.bad))
-    given = [input_lengths(found, form, warnings), found.values(form.output)]
+    cells = Cells(rows, dict(rows.bad))
+    counts = [rows.values(form.input), rows.values(form.output)]
     time = arrivals(cells, form, warnings)
     for i in np.flatnonzero(~answered).tolist():  # its counts may be missing
-        given[0][i], given[1][i] = (quick_numbers(given[0][i : i + 1], **COUNT.keywords) or [0])[0], 0
+        counts[0][i], counts[1][i] = (quick_numbers(counts[0][i : i + 1], **COUNT.keywords) or [0])[0], 0
     num_input, num_output = (
         np.array(cells.column(key, COUNT, form.report, values=values), np.int64)
-        for key, values in zip((form.input, form.output), given, strict=True)
+        for key, values in zip((form.input, form.output), counts, strict=True)
     )
     if not form.report:
         cells.complain(
@@ -121,38 +120,38 @@ def columns_of_rows(found: Rows, form: Format, asked: Asked) -> tuple[Columns, F
         answered &= num_output > 0
     extras = {}
     for theirs, ours in form.extras.items():
-        if found.has(theirs) and ours not in OF_LOG:
-            values = [None if is_missing(value) else value for value in found.values(theirs)]
+        if rows.has(theirs) and ours not in OF_LOG:
+            values = [None if is_missing(value) else value for value in rows.values(theirs)]
             if ours in CHECKED:
                 values = cells.column(theirs, CHECKED[ours], True, None, values)
             if values.count(None) < len(values):
                 extras[ours] = values
     waited = waits(cells, form, time, answered, num_output, extras.get("gaps"))
     bad = cells.bad
-    if bad and not asked.skip_bad:
+    if bad and not options.skip_bad:
         i = min(bad)
         line = " ".join(bad[i].split())  # a column name may hold a line break
-        raise TraceError(f"{found.place(i)}: {line} (--skip-bad leaves bad rows out)")
+        raise TraceError(f"{rows.place(i)}: {line} (--skip-bad leaves bad rows out)")
     ticks = np.array(time)
     doubt(ticks, form, warnings)
     columns = Columns(
-        ticks, num_input, num_output, extras, waited, reasons, len(time), len(bad), [*found.warnings, *warnings]
+        ticks, num_input, num_output, extras, waited, reasons, len(time), len(bad), [*rows.warnings, *warnings]
     )
     return columns.take([i for i in range(len(time)) if i not in bad]) if bad else columns, form
 
 
-def with_unit(found: Rows, form: Format, asked: Asked, warnings: list[str]) -> Format:
+def with_unit(table: Rows, form: Format, options: Asked, warnings: list[str]) -> Format:
     """The asked unit, or the one in which the first and the last time are dates from 2000 to 2100."""
-    if not is_number(date := found.first(form.time)):
+    if not is_number(date := table.first(form.time)):
         with suppress(ValueError):
             ns_of(date)
             form = replace(form, unit="datetime", doubtful=False)
-    if asked.time_unit is not None:
+    if options.time_unit is not None:
         if form.unit == "datetime":
-            what = f"{form.time} is a date and time, expected no --time-unit (it is {asked.time_unit})"
-            raise TraceError(f"{found.path}: {what}")
-        return replace(form, unit=asked.time_unit, doubtful=False)
-    ends = [float_of(str(rows.first(form.time))) for rows in (found, replace(found, rows=found.rows[::-1]))]
+            what = f"{form.time} is a date and time, expected no --time-unit (it is {options.time_unit})"
+            raise TraceError(f"{table.path}: {what}")
+        return replace(form, unit=options.time_unit, doubtful=False)
+    ends = [float_of(str(rows.first(form.time))) for rows in (table, replace(table, rows=table.rows[::-1]))]
     is_open = form.unit in ("s", "ms")
     for unit, ticks in TICKS_PER_SECOND.items() if is_open else ():
         if all(DATES[0] <= end / ticks <= DATES[1] for end in ends):
@@ -176,48 +175,14 @@ def doubt(time: Ticks, form: Format, warnings: list[str]) -> None:
 
 
 def arrivals(cells: Cells, form: Format, warnings: list[str]) -> list[Any]:
-    """Ticks; a row with a delay and no time follows its session's last turn."""
-    values = cells.found.values(form.time)
-    if form.unit == "datetime":
-        zoned = [ZONE.search(str(value)) is not None for value in values if not is_missing(value)]
-        if any(zoned) and not all(zoned):
-            warnings.append(f"{zoned.count(False)} of {len(zoned)} times have no time zone: read as UTC")
-        return cells.column(form.time, read_date, values=values)
-    if "delay" not in form.extras or not cells.found.has("delay") or not any(map(is_missing, values)):
+    """Ticks."""
+    values = cells.rows.values(form.time)
+    if form.unit != "datetime":
         return cells.column(form.time, TICK, values=values)
-    last: dict[Any, int | float] = {}  # session -> its latest turn
-    delayed = []
-
-    def read(key: str, row: Row) -> int | float:
-        time, session = row.get(key), row.get("session_id")
-        if not isinstance(session, str | int):
-            session = None
-        if is_missing(time) and row.get("delay") is not None and session in last:
-            time = last[session] + read_number("delay", row["delay"]) * form.ticks / 1e3
-            delayed.append(row)
-        tick = read_number(key, time)
-        if session is not None:
-            last[session] = tick
-        return tick
-
-    time = cells.column(form.time, read, values=cells.found.rows)
-    if delayed:
-        after = "they arrive that long after their session's last turn"
-        warnings.append(f"{len(delayed)} rows have a delay in place of a time: {after}")
-    return time
-
-
-def input_lengths(found: Rows, form: Format, warnings: list[str]) -> list[Any]:
-    """Tokens as given; estimated for a text."""
-    lengths = found.values(form.input)
-    if not form.text or not found.has(form.text):
-        return lengths
-    texts = enumerate(found.values(form.text))
-    estimated = {i: num_tokens(text) for i, text in texts if isinstance(text, str) and lengths[i] is None}
-    if estimated:
-        what = f"counted as {BYTES_PER_TOKEN} bytes a token"
-        warnings.append(f"{len(estimated)} rows have a text in place of an input length: {what}")
-    return [estimated.get(i, length) for i, length in enumerate(lengths)]
+    zoned = [ZONE.search(str(value)) is not None for value in values if not is_missing(value)]
+    if any(zoned) and not all(zoned):
+        warnings.append(f"{zoned.count(False)} of {len(zoned)} times have no time zone: read as UTC")
+    return cells.column(form.time, read_date, values=values)
 
 
 def waits(
@@ -229,13 +194,13 @@ def waits(
         return {}
     units = TICKS_PER_SECOND[form.wait_unit]
     read = read_date if form.unit == "datetime" else TICK
-    known = []
+    since = []
     for moment, wait in ((form.first, form.ttft), (form.end, form.e2el)):
         moments = cells.column(moment, read, True, math.nan)
-        after = np.array([at - begin for at, begin in zip(moments, time, strict=True)], np.float64) / form.ticks
+        after = np.array([tick - begin for tick, begin in zip(moments, time, strict=True)], np.float64) / form.ticks
         lasting = np.array(cells.column(wait, TICK, True, math.nan), np.float64) / units
-        known.append(np.where(answered, np.where(np.isnan(after), lasting, after), math.nan))
-    first, end = known
+        since.append(np.where(answered, np.where(np.isnan(after), lasting, after), math.nan))
+    first, end = since
     decode = np.array(cells.column(form.decode, TICK, True, math.nan), np.float64)
     if np.isfinite(decode).any():
         end = np.where(np.isnan(first), end, first + np.nan_to_num(decode) / units)
@@ -251,14 +216,9 @@ def waits(
         return f"{moments} after {form.time}, expected the first token from there on and the end after it"
 
     cells.complain(odd, complaint)
-    if form.own:  # the gateway did not see the first token
+    if form.is_log:  # the gateway did not see the first token
         first[(first == end) & (num_output > 1)] = math.nan
     return dict(zip(MEASURED, (first, end), strict=True))
-
-
-def num_tokens(text: str) -> int:
-    """Estimated, of a text."""
-    return max(1, math.ceil(len(text.encode("utf-8", "surrogatepass")) / BYTES_PER_TOKEN))
 
 
 def ns_of(stamp: Any) -> int:
@@ -283,7 +243,7 @@ def read_date(key: str, value: Any) -> int:
     return tick
 
 
-def read_number(key: str, value: Any, least: int = 0, most: int = MAX_TICK, whole: bool = False) -> int | float:
+def read_number(key: str, value: Any, least: int = 0, high: int = MAX_TICK, whole: bool = False) -> int | float:
     """From a number or text."""
     number = value
     if isinstance(value, str) and "_" not in value:
@@ -292,10 +252,10 @@ def read_number(key: str, value: Any, least: int = 0, most: int = MAX_TICK, whol
                 number = kind(value)
                 break
     if isinstance(number, bool) or not isinstance(number, int | float):
-        found = "missing" if is_missing(value) else shown(value)
-        raise BadRowError(f"{key} is {found}, expected a number of at least {least}")
-    if not least <= number <= most:
-        top = "a finite number" if number != number or number == math.inf else f"at most {most}"
+        text = "missing" if is_missing(value) else shown(value)
+        raise BadRowError(f"{key} is {text}, expected a number of at least {least}")
+    if not least <= number <= high:
+        top = "a finite number" if number != number or number == math.inf else f"at most {high}"
         limit = f"at least {least}" if number < least else top
         raise BadRowError(f"{key} is {shown(value)}, expected {limit}")
     if whole and number % 1 != 0:
@@ -304,7 +264,7 @@ def read_number(key: str, value: Any, least: int = 0, most: int = MAX_TICK, whol
 
 
 def quick_numbers(
-    values: list[Any], least: int = 0, most: int = MAX_TICK, whole: bool = False
+    values: list[Any], least: int = 0, high: int = MAX_TICK, whole: bool = False
 ) -> list[Any] | None:  # fmt: skip
     """All values as by `read_number`; None if one needs a closer look."""
     kinds = set(map(type, values))
@@ -318,7 +278,7 @@ def quick_numbers(
         return None
     with suppress(OverflowError):
         array = np.array(values, np.int64 if kinds == {int} else np.float64)
-        if array.min() >= least and array.max() <= most and not (whole and kinds != {int} and (array % 1).any()):
+        if array.min() >= least and array.max() <= high and not (whole and kinds != {int} and (array % 1).any()):
             return list(map(int, values)) if whole and kinds != {int} else values
     return None
 
@@ -332,30 +292,30 @@ def read_gaps(key: str, value: Any) -> tuple[float, ...]:
 
 def read_flag(key: str, value: Any) -> bool:
     """Also as text."""
-    found = {"true": True, "false": False}.get(str(value).lower())
-    if found is None:
+    flag = {"true": True, "false": False}.get(str(value).lower())
+    if flag is None:
         raise BadRowError(f"{key} is {shown(value)}, expected true or false")
-    return found
+    return flag
 
 
 def read_hash_ids(key: str, value: Any) -> list[Any]:
     """A prompt's block ids, also as JSON text."""
-    found = value
+    ids = value
     if isinstance(value, str):
         with suppress(ValueError):
-            found = json_of(value)
-    if not isinstance(found, list):
+            ids = json_of(value)
+    if not isinstance(ids, list):
         raise BadRowError(f"{key} is {shown(value)}, expected a list")
-    return found
+    return ids
 
 
 TICK = partial(read_number)
-COUNT = partial(read_number, most=MAX_LENGTH, whole=True)
+COUNT = partial(read_number, high=MAX_LENGTH, whole=True)
 # Readers of checked optional columns.
 CHECKED: dict[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(COUNTS, partial(read_number, least=1, most=MAX_LENGTH, whole=True)),
-    **dict.fromkeys(("delay", "deadline", "due", "chunks", *CLIENT.values()), TICK),
-    "priority": partial(read_number, least=-MAX_WHOLE, most=MAX_WHOLE, whole=True),
+    **dict.fromkeys(COUNTS, partial(read_number, least=1, high=MAX_LENGTH, whole=True)),
+    **dict.fromkeys(("deadline", "due", "chunks", *CLIENT.values()), TICK),
+    "priority": partial(read_number, least=-MAX_WHOLE, high=MAX_WHOLE, whole=True),
     "diffusion_read_only": read_flag,
     "hash_ids": read_hash_ids,
     "gaps": read_gaps,

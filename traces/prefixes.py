@@ -1,10 +1,8 @@
 """Shared prefixes of a trace's requests, from hash_ids or sessions."""
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 
 from ..engine.errors import TraceError
 from ..engine.prefix import Prefixes
@@ -57,40 +55,20 @@ def _by_hashes(trace: Trace, copies: list[int]) -> Prefixes:
             f"{trace.name}: request {i} has {counts[i]} hash_ids for {length} tokens, expected at most "
             f"{-(-length // block)} of blocks of {block} (a column block_size says another)"
         )
-    flat = None if any(copies) else _each_after_one(list(chain.from_iterable(lists)), counts)
-    names = list(chain.from_iterable(_names(lists, copies))) if flat is None else flat
-    return Prefixes.flat(block, names, counts, np.minimum(trace.input_length, counts * block))
-
-
-def _each_after_one(ids: list[object], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """`_names`, faster, if each id is an integer that always follows the same one; else None. counts: ids by
-    request."""
-    if not ids or set(map(type, ids)) != {int}:
-        return None
-    values = np.array(ids)
-    if values.dtype != np.int64:
-        return None
-    _, first, place = np.unique(values, return_index=True, return_inverse=True)
-    before = np.concatenate([[-1], place[:-1]])
-    before[(np.cumsum(counts) - counts)[counts > 0]] = -1
-    if not np.array_equal(before, before[first][place]):
-        return None
-    name = np.empty(len(first), np.int64)
-    name[np.argsort(first)] = np.arange(len(first))
-    named: npt.NDArray[np.int64] = name[place]
-    return named
+    named = np.minimum(trace.input_length, counts * block)
+    return Prefixes(block, _names(lists, copies), named.tolist())
 
 
 def _names(lists: Sequence[Sequence[object]], copies: list[int]) -> list[Names]:
-    known: dict[tuple[int, str], int] = {}
+    numbers: dict[tuple[int, str], int] = {}
     names: list[Names] = []
     for ids, copy in zip(lists, copies, strict=True):
         name = -1 - copy
-        own = []
+        prefix = []
         for value in ids:
-            name = known.setdefault((name, str(value)), len(known))
-            own.append(name)
-        names.append(own)
+            name = numbers.setdefault((name, str(value)), len(numbers))
+            prefix.append(name)
+        names.append(prefix)
     return names
 
 
@@ -108,15 +86,15 @@ def _by_sessions(trace: Trace) -> Prefixes:
     named = []
     lengths = zip(trace.input_length.tolist(), trace.output_length.tolist(), strict=True)
     for session, (prompt, answer) in zip(trace.extras["session_id"], lengths, strict=True):
-        own: Names = []
+        blocks: Names = []
         if session is not None:
             before, answered, theirs = last.get(str(session), (0, 0, []))
             common = before + answered if prompt >= before + answered else before if prompt >= before else 0
-            own = theirs[: common // block]
-            more = -(-(prompt + answer) // block) - len(own)
-            own = own + list(range(fresh, fresh + more))
+            blocks = theirs[: common // block]
+            more = -(-(prompt + answer) // block) - len(blocks)
+            blocks = blocks + list(range(fresh, fresh + more))
             fresh += more
-            last[str(session)] = prompt, answer, own
-        names.append(own)
+            last[str(session)] = prompt, answer, blocks
+        names.append(blocks)
         named.append(0 if session is None else prompt + answer)
     return Prefixes(block, names, named)

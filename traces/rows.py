@@ -22,11 +22,6 @@ BY_ROW = "{}: row {}"  # without lines
 LOOKED_AT = 1000  # rows, for the keys inside objects
 PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}  # by the first bytes
 WRAPPED = {"log", "stream", "time"}  # a line in docker's files
-# Servers' logs by their words: what to take instead.
-SERVER_LOGS = {
-    "obj=GenerateReqInput(": "SGLang's server log, expected its record of requests (--export-metrics-to-file)",
-    "Received request ": "vLLM's server log, expected its spans (--otlp-traces-endpoint) or a gateway's log",
-}
 
 Row: TypeAlias = dict[str, Any]
 
@@ -45,9 +40,9 @@ class Rows:
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, path: str, found: Iterable[tuple[int, Row | str]], form: str = "{}:{}") -> "Rows":
+    def of(cls, path: str, items: Iterable[tuple[int, Row | str]], form: str = "{}:{}") -> "Rows":
         rows = cls(path, [], [], form=form)
-        for number, item in found:
+        for number, item in items:
             for row in rows_in(item):
                 rows.add(number, row)
         return rows
@@ -68,17 +63,17 @@ class Rows:
         return self.top or (self.path if first is None else self.place(first))
 
     def take(self, index: list[int]) -> "Rows":
-        bad = {at: self.bad[i] for at, i in enumerate(index) if i in self.bad}
+        bad = {place: self.bad[i] for place, i in enumerate(index) if i in self.bad}
         return replace(self, numbers=[self.numbers[i] for i in index], rows=[self.rows[i] for i in index], bad=bad)
 
     @cached_property
     def keys(self) -> list[str]:
         """Of all rows, and `outer.inner` of the objects in the first LOOKED_AT."""
-        found = dict.fromkeys(self.header or ())
+        keys = dict.fromkeys(self.header or ())
         for i, row in enumerate(self.rows if self.header is None else self.rows[:LOOKED_AT]):
-            if i < LOOKED_AT or not row.keys() <= found.keys():
-                found |= dict.fromkeys(dotted(row))
-        return list(found)
+            if i < LOOKED_AT or not row.keys() <= keys.keys():
+                keys |= dict.fromkeys(dotted(row))
+        return list(keys)
 
     def has(self, names: str) -> bool:
         """Whether a row may have the column; `a or b`: one of them."""
@@ -150,9 +145,6 @@ def raw_rows(where: str, data: bytes) -> Rows:
     if kind == "parquet":
         return parquet_rows(where, data)
     text = decode(where, data)
-    log = next((what for words, what in SERVER_LOGS.items() if kind != "jsonl" and words in text[:65536]), None)
-    if log is not None:
-        raise TraceError(f"{where}: is {log}")
     if kind == "csv":
         return csv_rows(where, text)
     return json_rows(where, text, kind == "jsonl")
@@ -191,8 +183,8 @@ def decode(path: str, data: bytes) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        found = f"byte 0x{data[error.start]:02x}"
-        raise TraceError(f"{path}:{line}: {found} is no UTF-8, expected a text file (or Parquet)") from error
+        byte = f"byte 0x{data[error.start]:02x}"
+        raise TraceError(f"{path}:{line}: {byte} is no UTF-8, expected a text file (or Parquet)") from error
 
 
 def csv_rows(path: str, text: str) -> Rows:
@@ -203,20 +195,20 @@ def csv_rows(path: str, text: str) -> Rows:
         header = tuple(name.strip() for name in next(reader))
     except csv.Error as error:
         raise TraceError(f"{path}:1: malformed CSV ({error}), expected column names") from None
-    found = Rows(path, [], [], header=header, top=f"{path}:1")
+    rows = Rows(path, [], [], header=header, top=f"{path}:1")
     while True:
         try:
             for fields in reader:
                 if len(fields) == len(header):
-                    found.numbers.append(reader.line_num)
-                    found.rows.append(dict(zip(header, fields)))  # noqa: B905
+                    rows.numbers.append(reader.line_num)
+                    rows.rows.append(dict(zip(header, fields)))  # noqa: B905
                 elif fields:
                     what = f"row has {len(fields)} fields, expected {len(header)} ({cut(','.join(header))})"
-                    found.add(reader.line_num, what)
+                    rows.add(reader.line_num, what)
         except csv.Error as error:
-            found.add(reader.line_num, f"malformed CSV ({error}), expected {len(header)} fields")
+            rows.add(reader.line_num, f"malformed CSV ({error}), expected {len(header)} fields")
         else:
-            return found
+            return rows
 
 
 def jsonl_rows(path: str, text: str, form: str = "{}:{}") -> Rows:
@@ -256,11 +248,11 @@ def parquet_rows(path: str, data: bytes) -> Rows:
     with parsing(path, "Parquet", TraceError), pyarrow.parquet.ParquetFile(io.BytesIO(data)) as file:
         claims = file.metadata  # not those of its columns: Arrow aborts at damaged ones
         size = sum(claims.row_group(i).total_byte_size for i in range(claims.num_row_groups))
-        num_values, most, rows = claims.num_rows * claims.num_columns, max(MAX_PARQUET_VALUES, len(data)), list[Row]()
+        num_values, limit, rows = claims.num_rows * claims.num_columns, max(MAX_PARQUET_VALUES, len(data)), list[Row]()
 
         def check() -> None:
-            if num_values > most or not 0 <= size <= MOST:
-                many = f"{num_values} values of {size} bytes, expected at most {most} of {MOST}"
+            if num_values > limit or not 0 <= size <= MOST:
+                many = f"{num_values} values of {size} bytes, expected at most {limit} of {MOST}"
                 raise TraceError(f"{path}: holds {many}")
 
         check()
@@ -284,13 +276,13 @@ def parse_object(line: str) -> Row | str:
     return f"malformed JSON ({why}), expected one object per line"
 
 
-def object_or_complaint(found: Any) -> Row | str:
+def object_or_complaint(value: Any) -> Row | str:
     """The object, or why it is none."""
-    return found if isinstance(found, dict) else f"row is {json.dumps(found, default=str)[:40]}, expected an object"
+    return value if isinstance(value, dict) else f"row is {json.dumps(value, default=str)[:40]}, expected an object"
 
 
 def rows_in(row: Row | str) -> Iterator[Row | str]:
-    """The object, or the items of an API's answer (`data`), or a session's turns."""
+    """The object, or the items of an API's answer (`data`)."""
     if isinstance(row, str):
         yield row
     elif row.keys() == WRAPPED and isinstance(row["log"], str):
@@ -298,22 +290,5 @@ def rows_in(row: Row | str) -> Iterator[Row | str]:
     elif isinstance(row.get("data"), list):
         for item in map(object_or_complaint, row["data"]):
             yield from rows_in(item)
-    elif isinstance(row.get("sub_requests"), list):
-        yield from turns(row)
     else:
         yield row
-
-
-def turns(row: Row) -> Iterator[Row | str]:
-    """An LLMServingSim session's turns, each a tool's time after the previous one."""
-    start: Any = row.get("arrival_time_ns")
-    delay: Any = 0
-    pause: Any = 0
-    for turn in map(object_or_complaint, row["sub_requests"]):
-        if isinstance(turn, str):
-            yield turn
-            continue
-        with suppress(TypeError, OverflowError):  # the row reader names the bad value
-            start, delay = start + pause, pause / 1e6
-        yield {**turn, "arrival_time_ns": start, "delay": delay, "session_id": row.get("session_id")}
-        delay = pause = turn.get("tool_duration_ns", 0)

@@ -1,7 +1,6 @@
 """A trace's rate, burstiness and lengths."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from .trace import Floats, Ints, Trace
 
 MINUTE, HOUR = 60.0, 3600.0  # s
 MOST_LISTED = 1440  # rates: a day of minutes
+MOST_WINDOWS = 10_000_000
 EQUAL = 1e-4  # a smaller variation of the gaps is the rounding of times
 FANO_WINDOWS = (1.0, 10.0, 60.0)  # s
 
@@ -73,58 +73,28 @@ def fano(arrival: Floats, window: float) -> float | None:
 
     1 for Poisson arrivals, 0 for a constant rate.
     """
-    found = busiest(arrival, window)
-    if found is None or found.num_windows < 2:
-        return None
-    mean = float(found.counts.sum()) / found.num_windows
-    return float((found.counts.astype(np.float64) ** 2).sum() / found.num_windows - mean**2) / mean
+    counts = window * rates_of(arrival, window)
+    return float(counts.var() / counts.mean()) if len(counts) > 1 else None
 
 
-@dataclass(frozen=True)
-class Busiest:
-    """Whole windows from the first arrival on; req/s."""
-
-    num_windows: int
-    mean: float
-    peak: float
-    peak_at: int  # index
-    # Only windows with arrivals: a long trace may be almost empty.
-    windows: Ints
-    counts: Ints
-
-
-def busiest(arrival: Floats, window: float) -> Busiest | None:
-    """window: s; None if the trace is shorter."""
-    num_windows = math.floor(float(arrival[-1] - arrival[0]) / window) if len(arrival) else 0
-    if not num_windows:
-        return None
-    number = np.floor((arrival - arrival[0]) / window)
-    windows, counts = np.unique(number[number < num_windows].astype(np.int64), return_counts=True)
-    at = int(np.argmax(counts))
-    mean = float(counts.sum()) / (num_windows * window)
-    return Busiest(num_windows, mean, float(counts[at]) / window, int(windows[at]), windows, counts)
+def rates_of(arrival: Floats, window: float) -> Floats:
+    """req/s of whole windows of `window` s from the first arrival on; none of a trace too short, or almost empty."""
+    num = math.floor(float(arrival[-1] - arrival[0]) / window)
+    if not 0 < num < MOST_WINDOWS:
+        return np.zeros(0)
+    number = ((arrival - arrival[0]) / window).astype(np.int64)
+    return np.bincount(number, minlength=num)[:num] / window
 
 
 def rates(arrival: Floats, window: float) -> dict[str, Any] | None:
     """req/s by window (s); `rates` lists at most MOST_LISTED."""
-    found = busiest(arrival, window)
-    if found is None:
+    values = rates_of(arrival, window)
+    if not len(values):
         return None
-    empty = found.num_windows - len(found.counts)
-    ordered = np.sort(found.counts)
-
-    def quantile(share: float) -> float:
-        at = max(0, math.ceil(share * found.num_windows) - 1)  # nearest rank; empty windows come first
-        return 0.0 if at < empty else float(ordered[at - empty]) / window
-
-    listed = None
-    if found.num_windows <= MOST_LISTED:
-        every = np.zeros(found.num_windows)
-        every[found.windows] = found.counts / window
-        listed = every.tolist()
+    p50, p90 = np.quantile(values, (0.5, 0.9), method="inverted_cdf").tolist()
     return {
-        "num": found.num_windows, "mean": found.mean, "min": quantile(0), "p50": quantile(0.5), "p90": quantile(0.9),
-        "peak": found.peak, "peak_at": found.peak_at, "rates": listed,
+        "num": len(values), "mean": float(values.mean()), "p50": p50, "p90": p90, "peak": float(values.max()),
+        "peak_at": int(values.argmax()), "rates": values.tolist() if len(values) <= MOST_LISTED else None,
     }  # fmt: skip
 
 

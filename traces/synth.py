@@ -1,8 +1,6 @@
 """Make a synthetic trace, or change a trace's arrivals, rate or lengths."""
 
-import math
 import os
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +10,7 @@ from .arrivals import ARRIVALS, process_of, renewal, resolve_cv
 from .lengths import LENGTHS, Extras, draw_lengths, without_limit
 from .load import load
 from .shipped import SHIPPED
-from .trace import MAX_REQUESTS, Floats, Ints, Trace, TraceNotes, check_rate
+from .trace import MAX_REQUESTS, Ints, Trace, TraceNotes, check_rate
 
 MAX_SEED = 2**63
 MIN_SCALE, MAX_SCALE = 1e-9, 1e9  # others are mistakes
@@ -23,11 +21,10 @@ def synth(
     rate: float = 1.0,
     *,
     lengths: str | Trace = "sharegpt",
-    num_requests: int | None = None,
-    duration: float | None = None,
+    num_requests: int = 1000,
     seed: int = 0,
 ) -> Trace:
-    """A synthetic trace of `num_requests` or `duration` s, whichever ends first; by default 1000 requests.
+    """A synthetic trace.
 
     arrival: a process, as `poisson` or `gamma,cv=2`. rate: req/s. The same arguments give the same trace.
     """
@@ -36,12 +33,8 @@ def synth(
     if arrival == "trace":
         raise TraceError("arrival is trace, expected an arrival process: a synthetic trace has no times")
     check_rate(rate)
-    if duration is not None and not 0 < duration < math.inf:
-        raise TraceError(f"duration is {duration} s, expected above 0 and finite")
     cv = resolve_cv(arrival, cv)
-    if num_requests is None and duration is None:
-        num_requests = 1000
-    times = Process(arrival, rate, cv, seed).times(num_requests, duration)
+    times = renewal(arrival, num_requests, rate, cv, seed)
     shown = f"cv={cv:g}," if arrival in ("gamma", "weibull") else ""
     source = lengths.name if isinstance(lengths, Trace) else lengths
     name = f"{arrival}({rate:g}/s,{shown}{source},seed={seed})"
@@ -76,7 +69,7 @@ def prepare(
             raise TraceError(f"{trace.name} has no rate, expected a --rate for {arrival} arrivals")
         rate = trace.rate if rate is None else rate
         ready = first(trace, num_requests or len(trace))
-        ready = ready.take(np.arange(len(ready)), Process(arrival, rate, cv, seed).times(len(ready)))
+        ready = ready.take(np.arange(len(ready)), renewal(arrival, len(ready), rate, cv, seed))
     if lengths is None:
         return ready
     return Trace(ready.name, ready.arrival, *lengths_of(lengths, len(ready), seed), ready.notes)
@@ -92,31 +85,6 @@ def own_times(trace: Trace, num_requests: int | None, rate: float | None, time_s
             raise TraceError(f"time scale is {time_scale}, expected {MIN_SCALE:g} to {MAX_SCALE:g}")
         return ready.time_scaled(time_scale)
     return ready if rate is None else ready.scaled_to_rate(rate)
-
-
-@dataclass(frozen=True)
-class Process:
-    arrival: str
-    rate: float  # req/s
-    cv: float  # of the gaps
-    seed: int
-
-    def times(self, num_requests: int | None, duration: float | None = None) -> Floats:
-        """The first arrivals (s): `num_requests` or those below `duration` s, whichever are fewer."""
-        if duration is None:
-            assert num_requests is not None
-            return self._first(num_requests)
-        want = min(num_requests or MAX_REQUESTS, int(self.rate * duration * 1.1) + 100)
-        while True:
-            times = self._first(want)
-            if times[-1] >= duration or want == num_requests:
-                return times[times < duration]
-            want = min(num_requests or MAX_REQUESTS, want * 2)
-            if want >= MAX_REQUESTS:
-                raise TraceError(f"{self.rate} req/s for {duration} s is over {MAX_REQUESTS} requests, expected fewer")
-
-    def _first(self, num_requests: int) -> Floats:
-        return renewal(self.arrival, num_requests, self.rate, self.cv, self.seed)
 
 
 def first(trace: Trace, num_requests: int) -> Trace:

@@ -43,6 +43,16 @@ class TraceNotes:
     failed_in_trace: int = 0  # left out for an output length of 0
     warnings: tuple[str, ...] = ()
 
+    @property
+    def left_out(self) -> str:
+        """What loading left out or sorted."""
+        counts = {
+            "failed dropped": self.failed_in_trace,
+            "bad skipped": self.num_skipped,
+            "out of order sorted": self.num_unsorted,
+        }
+        return "".join(f", {count:,} {what}" for what, count in counts.items() if count)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace:
@@ -92,8 +102,8 @@ class Trace:
         limit, canvas, estimate, reads = ((column and column[i]) or 0 for column in counts)
         lengths = int(self.input_length[i]), int(self.output_length[i])
         request = Request(i, float(self.arrival[i]), *lengths, limit, canvas, estimate, read_only=bool(reads))
-        known = {name: kind(column[i]) for name, kind, column in wishes if column[i] is not None}
-        return replace(request, **known) if known else request
+        stated = {name: kind(column[i]) for name, kind, column in wishes if column[i] is not None}
+        return replace(request, **stated) if stated else request
 
     @cached_property
     def _optional(self) -> tuple[list[Any], list[tuple[str, type, list[Any]]]]:
@@ -104,13 +114,13 @@ class Trace:
     @property
     def wishes(self) -> dict[str, npt.NDArray[Any]]:
         """Priorities, deadlines and limits, by columns of a run's table (state.RequestRow)."""
-        found: dict[str, npt.NDArray[Any]] = {}
+        wishes: dict[str, npt.NDArray[Any]] = {}
         if "max_tokens" in self.extras:
-            found["limited"] = self.max_tokens > 0
+            wishes["limited"] = self.max_tokens > 0
         for name, empty in (("priority", 0), ("deadline", math.nan)):
             if name in self.extras:
-                found[name] = np.array([empty if value is None else value for value in self.extras[name]])
-        return found
+                wishes[name] = np.array([empty if value is None else value for value in self.extras[name]])
+        return wishes
 
     @property
     def max_tokens(self) -> Ints:
@@ -186,11 +196,11 @@ class Trace:
         taken = self.take(rows, np.cumsum(gaps[rows]))
         if not {"hash_ids", "session_id"} & taken.extras.keys():
             return taken
-        seen: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         copies = []
         for row in rows.tolist():
-            copies.append(seen[row])
-            seen[row] += 1
+            copies.append(counts[row])
+            counts[row] += 1
         extras = {**taken.extras, COPY: copies}
         if "session_id" in extras:
             ids = zip(extras["session_id"], copies, strict=True)

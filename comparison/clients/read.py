@@ -87,7 +87,7 @@ def read_client(
         if columns is not None and not any(part.partition("=")[0].strip() == ours for part in columns.split(",")):
             raise TraceError(f"--columns {cut(columns)} lacks {ours}, expected {EXAMPLE}")
     found, form = read_rows(rows, asked)
-    is_timed = form.own and any(np.isfinite(wait).any() for wait in found.waited.values())
+    is_timed = form.is_log and any(np.isfinite(wait).any() for wait in found.waited.values())
     if not is_timed and not (found.waited and all(found.reasons)):
         known = ", ".join(f.name for f in FORMATS.values() if f.end)
         what = "lacks the times at which answers began and ended"

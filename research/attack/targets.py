@@ -106,12 +106,7 @@ MOONCAKE = [
      "slo_class": "chat", "max_tokens": 20 + i, "id": f"r{i}"}
     for i in range(5)
 ]  # fmt: skip
-SESSIONS = [
-    {"arrival_time_ns": 10**9 * i, "session_id": f"s{i}",
-     "sub_requests": [{"input_toks": 9, "output_toks": 4, "tool_duration_ns": 10}, {"input_toks": 5, "output_toks": 2}]}
-    for i in range(3)
-]  # fmt: skip
-GUIDE = [{"timestamp": 0.5 * i, "input_length": 9, "output_length": 3, "gen_length": 8, "delay": 5} for i in range(4)]
+GUIDE = [{"timestamp": 0.5 * i, "input_length": 9, "output_length": 3, "gen_length": 8} for i in range(4)]
 AZURE = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 BURST = ["Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type"]
 VIDUR = ["arrived_at", "num_prefill_tokens", "num_decode_tokens", "session_id"]
@@ -151,7 +146,6 @@ RESPONSES = [
 OWN = ["created_at", "prompt_tokens", "completion_tokens", "tenant"]
 TRACES: dict[str, Callable[[Random], bytes]] = {
     "mooncake": lambda c: mutate.json_lines(MOONCAKE, c),
-    "sessions": lambda c: mutate.json_lines(SESSIONS, c),
     "guidellm": lambda c: mutate.json_lines(GUIDE, c),
     "json": lambda c: mutate.json_text(MOONCAKE, c),
     "azure": lambda c: mutate.table(AZURE, [[f"2023-11-16 18:15:4{i}.68", "374", "44"] for i in range(5)], c),

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from dsim.profiler.hardware import Gpu
 from dsim.profiler.models import ModelShape
 from dsim.profiler.profile import Profile, Provenance, digits
-from dsim.profiler.published import YIELDS
 from dsim.profiler.roofline import latency_model, memory_grid, roofline, weight_read
+
+from .publications import YIELDS
 
 # The twin's closed loops, with prefill and trimmed tails, then give FOCUS's Fig. 6 (SDAR-8B baseline, ShareGPT, 913,
 # 938, 979 tok/s at concurrency 64, 128, 256); the experiment `focus-throughput` of research/reproduce prints it.

@@ -17,8 +17,9 @@ from dsim.profiler.hardware import gpu
 from dsim.profiler.known import drafted
 from dsim.profiler.models import BYTES, model
 from dsim.profiler.profile import Fit, Profile, Provenance, digits
-from dsim.profiler.published import EDITING
 from dsim.profiler.roofline import roofline
+
+from .publications import EDITING
 
 CANVAS = 256
 FIXED_48 = "fixed-48", round(CANVAS / 48, 4)  # the law of SGLang's benchmark, and tokens a denoising forward

@@ -8,9 +8,9 @@ from typing import Any
 
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import ModelShape, model
-from dsim.profiler.profile import SHIPPED, CostTerm, Implementation, Profile, save, to_json
+from dsim.profiler.profile import SHIPPED, Implementation, Profile, save, to_json
 from dsim.profiler.roofline import eager_launch, roofline
-from dsim.profiler.scripts import SERVE_REQUEST, SPARSE_PASS, scripts
+from dsim.profiler.scripts import SERVE_REQUEST, SPARSE, SPARSE_PASS, script, scripts
 
 from .calibrated import (
     CALIBRATED_EVICTION,
@@ -36,12 +36,14 @@ _AHEAD = "1 ms a step and 10 us a row, assumed as in every roofline, pass while 
 SERVING = (
     Implementation(
         "sglang", "SGLang, captured graphs, from data sheets",
-        (CostTerm("host_step", 1.5e-3, 1, "estimated", _FDFO), CostTerm("host_request", 0.1e-3, 1, "estimated", _FDFO)),
+        {"latency": {"host_step": 1.5e-3, "host_request": 0.1e-3}},
+        (f"host_step of 1.5 ms, estimated: {_FDFO}", f"host_request of 0.1 ms, estimated: {_FDFO}"),
     ),
     *(
         Implementation(
             name, f"{words}, captured graphs, from data sheets",
-            (CostTerm("host_step", 1e-3, 1, "estimated", _AHEAD.format(why)),), {"latency": {"overlap": True}},
+            {"latency": {"host_step": 1e-3, "overlap": True}},
+            (f"host_step of 1 ms, estimated: {_AHEAD.format(why)}",),
         )
         for name, words, why in (
             ("vllm", "vLLM", "async scheduling"), ("lmdeploy", "LMDeploy", "inputs are sent a forward ahead"),
@@ -101,7 +103,7 @@ def with_others(profile: Profile, others: Mapping[str, Profile]) -> Profile:
     own: Any = to_json(replace(profile, implementations=()))
     found = tuple(
         Implementation(
-            name, other.implementation, (),
+            name, other.implementation,
             {"name": other.name, "description": other.description, **_changes(own, to_json(other))},
         )
         for name, other in others.items()
@@ -145,11 +147,12 @@ def _script(profile: Profile, host_request: float) -> Profile:
 
 def _scripts_beside_dllm_serve(shape: ModelShape) -> tuple[Implementation, ...]:
     """The scripts on dLLM-Serve's machines, all with Sparse-dLLM's time per pass."""
-    own = [script for script in scripts(shape) if script.name != "dllm-serve"]
-    [sparse] = next(script.terms for script in own if script.name == "sparse-dllm")
     there = "dLLM-Serve, Table 4 (L40S): 33 and 34 tok/s of dLLM-Cache and Sparse-dLLM are 30 ms a pass, not 46"
-    term = replace(sparse, basis="estimated", source=f"{there}; {sparse.source}")
-    return tuple(replace(script, terms=(term,)) for script in own)
+    return tuple(
+        script(own.name, own.implementation, shape.layers, SPARSE_PASS, f"estimated: {there}; {SPARSE}")
+        for own in scripts(shape)
+        if own.name != "dllm-serve"
+    )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from dsim.live.config import ModelConfig
 from dsim.live.sampling import Sampling
 from dsim.live.weights import random_model
 from dsim.planner.memo import Memo
-from dsim.profiler.measure import Loaded, open_model, shape_of
+from dsim.profiler.measure import Loaded, shape_of
 from dsim.profiler.profile import Profile, load, save
 from dsim.research.tiny.saved import save_model
 from dsim.results.scenario import Scenario
@@ -81,7 +81,7 @@ def world(tmp_path: Path) -> tuple[Scenario, Loaded]:
     save_model(random_model(SMALL, "cpu", torch.float32), tmp_path / "model", torch.float32)
     save(profile(), tmp_path / "p.json")
     scenario = Scenario("azure-conv", profile=str(tmp_path / "p.json"), lengths="fixed:12,8", num_requests=40, seed=1)
-    return scenario, open_model(str(tmp_path / "model"), "cpu")
+    return scenario, Loaded.open(str(tmp_path / "model"), "cpu")
 
 
 def run(world: tuple[Scenario, Loaded], out: Path, sampling: Sampling | None = None, **how: Any) -> Validated:

@@ -47,7 +47,7 @@ def test_a_dataclass_is_read_by_its_types_and_ranges() -> None:
         ({"load": float("inf")}, "load is Infinity, expected a finite number"),
         ({"wheels": [{"size": 0, "drift": 0}]}, "wheels[0].size is 0, expected at least 1"),
         ({"wheels": [{"size": 2**63, "drift": 0}]}, f"wheels[0].size is {2**63}, expected at most {2**63 - 1}"),
-        ({"wheels": [{"size": 1}]}, "wheels[0].drift is missing, expected keys size, drift"),
+        ({"wheels": [{"drift": 1}]}, "wheels[0].size is missing, expected keys size, drift"),
         ({"wheels": {}}, "wheels is an object of 0, expected a list"),
         ({"span": [1]}, "span has 1 values, expected 2"),
         ({"notes": {"a": []}}, "notes.a is a list of 0, expected a text, a whole number, true or false, null"),

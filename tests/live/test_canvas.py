@@ -29,11 +29,11 @@ from dsim.live.canvas_graphs import GraphCanvasCache, padded
 from dsim.live.canvas_model import CanvasModel, Renoise, canvas_config, read_canvas_model
 from dsim.live.weights import source_of
 from dsim.profiler import measure, measure_canvas
-from dsim.profiler.canvas import LoadedCanvas, open_any
-from dsim.profiler.measure import Evidence
+from dsim.profiler.measure import LoadedCanvas, open_any
 from dsim.profiler.measure_canvas import measure_steps, profile_canvas
 from dsim.profiler.models import Windowed
 from dsim.profiler.profile import Profile, load, save
+from dsim.profiler.samples import Evidence
 from dsim.results.scenario import Scenario
 from dsim.serve.open import open_live
 
@@ -391,41 +391,34 @@ def test_shapes_that_are_measured_fit_the_memory_that_is_free(
 
     monkeypatch.setattr(measure_canvas, "_served", served)
     with pytest.raises(ProfileError, match="enough"):
-        measure_steps(loaded, 1.0, 64, 100_000, 0, lambda share: None, lambda steps: None)
+        measure_steps(loaded, 1.0, 64, 100_000, 0, lambda share: None)
     assert {most for most, _ in pools} == {1, 2, 4}  # of eight rows each would need a page of its own
     assert max(pages for _, pages in pools) <= 5
     monkeypatch.setattr(measure_canvas, "free_bytes", lambda loaded: page)
     with pytest.raises(ProfileError, match=f"{loaded.name}: 0 tokens of keys and values fit .* expected at least 25"):
-        measure_steps(loaded, 1.0, 64, 100_000, 0, lambda share: None, lambda steps: None)
+        measure_steps(loaded, 1.0, 64, 100_000, 0, lambda share: None)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("device lost"), KeyboardInterrupt()], ids=["failure", "Ctrl-C"])
-def test_steps_measured_before_a_batch_that_fails_are_kept(
-    gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch, error: BaseException
+def test_a_batch_that_the_device_has_no_memory_for_ends_at_the_one_before(
+    gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = opened(gemma[1], EARLY)
-    kept: list[Any] = []
-    fitted: list[int] = []
-    run, fit = measure_canvas.run, measure_canvas.fit_latency
-    served: list[int] = []  # steps of each batch
+    batches: list[int] = []
 
-    def fails(*args: Any, append: Any, **kwargs: Any) -> Any:
-        served.append(0)
+    def served(loaded: Any, policy: Any, *_: Any) -> None:
+        batches.append(policy.batching.max_batch)
+        if batches[-1] > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        if len(batches) == 7:
+            raise ProfileError("enough")
 
-        def taken(columns: Any, lists: Any) -> None:
-            served[-1] += len(columns["latency"])
-            append(columns, lists)
-
-        done = run(*args, append=taken, **kwargs)
-        return done if len(served) < 3 else replace(done, failure=error)
-
-    monkeypatch.setattr(measure_canvas, "run", fails)
-    monkeypatch.setattr(measure_canvas, "fit_latency", lambda steps: (fitted.append(len(steps)), fit(steps))[1])
-    with pytest.raises(type(error)):
-        profile_canvas(loaded, name="g", budget=60.0, workloads={}, max_batch=2, max_context=64, keep=kept.append)
-    assert len(served) == 3
-    assert fitted == [served[0], sum(served[:2]), sum(served)]
-    assert kept[-1].canvas_laws == ()
+    monkeypatch.setattr(measure_canvas, "_served", served)
+    with pytest.raises(ProfileError, match="enough"):
+        measure_steps(loaded, 1.0, 8, 64, 0, lambda share: None)
+    assert batches == [1, 8, 1, 4, 1, 2, 1]
+    monkeypatch.setattr(measure_canvas, "_served", lambda *_: served(None, parse("sglang-gemma:4")))
+    with pytest.raises(ModelError, match="out of memory at a batch of 1"):
+        measure_steps(loaded, 1.0, 8, 64, 0, lambda share: None)
 
 
 @pytest.mark.parametrize("num", [1, 3, 5])

@@ -19,7 +19,7 @@ from dsim.live.random_weights import drawn_experts, of_rows
 from dsim.live.shipped_configs import CONFIGS
 from dsim.live.weights import source_of
 from dsim.profiler import measure, models
-from dsim.profiler.canvas import open_any
+from dsim.profiler.measure import open_any
 from dsim.profiler.profile import Device, load
 from dsim.results.scenario import Scenario
 from dsim.serve.open import open_live
@@ -129,7 +129,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_made(monkeypatch: pyt
 
 def test_what_cannot_be_made_is_one_line() -> None:
     with pytest.raises(ModelError, match=r"^--random-weights is nowhere, expected a config.json, its folder, or"):
-        open_any("nowhere", "cpu", given=RANDOM)
+        open_any("nowhere", "cpu", settings=RANDOM)
     with pytest.raises(ModelError, match=r"^--model is tiny and --random-weights is sdar-8b, expected one of them"):
         named("tiny", "sdar-8b")
     assert dsim("live", "azure-conv", "--model", "tiny", "--random-weights", "tiny").code == 2
@@ -163,7 +163,7 @@ def test_a_run_and_a_profile_say_that_the_weights_are_random(
 
 def test_a_server_of_random_weights_without_a_tokenizer_answers_in_filler(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**LLADA2, "vocab_size": 600, "max_position_embeddings": 512}))
-    loaded, scenario = open_any(str(tmp_path), "cpu", given=RANDOM), Scenario(trace="", policy="lmdeploy-bd32")
+    loaded, scenario = open_any(str(tmp_path), "cpu", settings=RANDOM), Scenario(trace="", policy="lmdeploy-bd32")
     profile = replace(load("a100-llada2-mini"), model=measure.shape_of(loaded.model.config))
     behind = open_live(loaded, scenario, profile=profile)
     assert isinstance(behind.words, Filler)

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pynvml
 import pytest
 
-from dsim.profiler.clocks import INTERVAL, Blocks, Clocks, clocks_of
+from dsim.profiler.clocks import INTERVAL, Clocks, clocks_of
 
 ANSWERS: dict[str, Any] = {
     "Init": None, "DeviceGetHandleByUUID": 1, "DeviceGetClockInfo": 1755, "DeviceGetPowerUsage": 612_300,
@@ -30,8 +30,7 @@ def test_the_driver_is_asked_for_the_device_of_this_process(driver: Mapping[str,
     clocks.sample()
     driver["nvmlDeviceGetHandleByUUID"].assert_called_with("GPU-a-b")
     driver["nvmlDeviceGetClockInfo"].assert_called_with(1, pynvml.NVML_CLOCK_SM)
-    assert clocks.state() == {"clock_mhz": [1755] * 3, "power_w": [612.3] * 3, "temperature_c": [61] * 3,
-                              "slowed": {"power cap": 1.0}, "processes": 2}  # fmt: skip
+    assert clocks.quantities() == {"clock_mhz": [1755] * 3, "power_w": [612.3] * 3, "temperature_c": [61] * 3}
     assert str(clocks) == (
         "1755 MHz (1755 to 1755), 612 W (612 to 612), 61 C (61 to 61), slowed by power cap in 100%, up to 2 processes"
     )
@@ -60,26 +59,18 @@ def test_samples_are_an_interval_apart_and_a_driver_that_fails_is_asked_no_more(
     for _ in range(5):
         clocks.sample()
     assert clocks.samples == [first, second]
-    assert clocks.found()["clock_mhz"] == [1410, 1695.0, 1980]
-    assert (clocks.found(1)["power_w"], clocks.slowed()) == ([700.0, 700.0, 700.0], {"power cap": 1.0})
+    assert clocks.quantities()["clock_mhz"] == [1410, 1695.0, 1980]
+    assert clocks.slowed() == {"power cap": 1.0}
 
 
-def test_each_block_of_samples_has_its_own_state_and_a_device_that_was_slowed_or_shared_is_doubted() -> None:
+def test_a_device_that_was_slowed_or_shared_is_doubted() -> None:
     answers = iter([
         {"clock_mhz": 1980, "reasons": 0x4, "processes": 1}, {"clock_mhz": 1200, "reasons": 0x40, "processes": 2},
     ])  # fmt: skip
     clocks = Clocks(lambda: next(answers), now=iter(range(9)).__next__)
-    blocks = Blocks(clocks)
-    blocks.end("before any sample")
     clocks.sample()
-    blocks.end("first")
     assert clocks.doubts() == []  # a power cap is how a healthy device computes large products
     clocks.sample()
-    blocks.end("second")
-    assert blocks.lines == [
-        "first: 1980 MHz (1980 to 1980), slowed by power cap in 100%",
-        "second: 1200 MHz (1200 to 1200), slowed by hardware thermal limit in 100%, up to 2 processes",
-    ]
     assert clocks.doubts() == [
         "clocks: slowed by hardware thermal limit in 50% of the samples, expected at most 5%",
         "clocks: 2 processes computed on the device, expected this one alone",

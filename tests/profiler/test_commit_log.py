@@ -13,7 +13,7 @@ from dsim.engine.policy import parse
 from dsim.engine.request import Request
 from dsim.engine.state import MASKED
 from dsim.engine.step import StepOutcome
-from dsim.profiler.commit_log import CommitLog, from_journal, from_steps
+from dsim.profiler.commit_log import from_journal
 from dsim.profiler.profile import load
 
 LENGTHS = ((5, 90), (64, 40), (130, 200), (1, 33), (31, 65))
@@ -46,11 +46,13 @@ def test_a_journal_tells_the_blocks_that_the_engine_had(policy: str, num_pages: 
     lists, rows, table = journal(policy, num_pages)
     assert (table["num_preemptions"].sum() > 0) == (num_pages == 7)
     found = from_journal(32, np.array(LENGTHS)[:, 0], **lists_of(lists))
-    expected = from_steps(32, *(np.concatenate(column) for column in zip(*rows, strict=True)))
-    assert found.request.tolist() == expected.request.tolist()
-    assert found.block_start.tolist() == expected.block_start.tolist()
-    for name in ("masked", "window", "committed"):
-        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+    request, start, status, window, committed = (np.concatenate(column) for column in zip(*rows, strict=True))
+    masked = status == MASKED
+    computes = (window & masked).any(axis=1)
+    expected = {"request": request, "block_start": start, "masked": masked, "window": window & masked,
+                "committed": committed}  # fmt: skip
+    for name, column in expected.items():
+        assert np.array_equal(getattr(found, name), column[computes]), name
     # Every output token was a mask once, and the last block's tail with them.
     whole = [-(-(p + n) // 32) * 32 - p for p, n in LENGTHS]
     assert np.bincount(found.request, found.committed.sum(axis=1)).tolist() == whole
@@ -61,17 +63,14 @@ def lists_of(lists: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_commit_of_what_was_not_computed_is_refused() -> None:
-    status = np.full((1, 4), MASKED, np.uint8)
-    window = np.array([[True, False, False, False]])
-    with pytest.raises(ProfileError, match="request 7 committed what is not a computed mask"):
-        from_steps(4, [7], [0], status, window, ~window)
-    with pytest.raises(ProfileError, match="the log's windows are 4 positions wide, expected the block's 2"):
-        from_steps(2, [7], [0], status, window, window)
+    words = np.array([[0b0001], [0b0010]], np.uint64)
+    with pytest.raises(ProfileError, match="request 0 committed what is not a computed mask"):
+        from_journal(4, np.array([0]), np.array([0], np.int32), words[:1], words[1:])
+    with pytest.raises(ProfileError, match="the journal's windows reach beyond the block"):
+        from_journal(65, np.array([0]), np.array([0], np.int32), words[:1], words[:1])
 
 
 def test_rows_that_compute_no_mask_are_left_out() -> None:
-    status = np.array([[1, 1], [0, 1]], np.uint8)
-    window = np.ones((2, 2), np.bool_)
-    log = from_steps(2, [3, 4], [0, 0], status, window, np.array([[False, False], [True, False]]))
-    assert isinstance(log, CommitLog)
-    assert (log.request.tolist(), log.window.tolist()) == ([4], [[True, False]])
+    windows, commits = np.array([[0b11], [0b11]], np.uint64), np.array([[0], [0b01]], np.uint64)
+    log = from_journal(2, np.array([0, 0]), np.array([0, 1], np.int32), windows, commits)
+    assert (log.request.tolist(), log.window.tolist()) == ([1], [[True, True]])

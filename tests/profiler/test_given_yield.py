@@ -25,7 +25,7 @@ LOG = Path(__file__).parents[2] / "examples" / "steplog.jsonl"
 @pytest.mark.parametrize(
     ("text", "mean"),
     # A block of 8 takes 8 / mean denoise steps, and one more forward that writes its KV.
-    [("3.2", 3.2), ("per-forward:2.2", 8 / (8 / 2.2 - 1)), ("processed-per-token:4.5", 8 / 3.5)],
+    [("3.2", 3.2), ("per-forward:2.2", 8 / (8 / 2.2 - 1))],
 )
 def test_each_form_gives_steps_that_commit_as_much(text: str, mean: float) -> None:
     [model] = given_yield(text, 8, 0.9)
@@ -65,7 +65,8 @@ def test_a_log_gives_the_model_that_fits_it() -> None:
     [
         ("0.5", "0.5 tokens a denoise step, expected at least 1 and fewer than the 32 of a block"),
         ("nan", "yield is nan, expected a number above 0"),
-        ("processed-per-token:1", "inf tokens a denoise step"),
+        ("per-forward:40", "inf tokens a denoise step"),
+        ("per-token:3", "yield is per-token:3, expected tokens a denoise step (3.2), per-forward:X"),
         ("nothing.csv", "nothing.csv: cannot be read: No such file"),
     ],
 )
@@ -79,6 +80,7 @@ def test_a_wrong_yield_is_one_line_with_what_was_given(text: str, said: str) -> 
         ("threshold,tokens\n0.9,2\n", "has columns threshold, tokens, expected threshold, yield"),
         ("threshold,yield\n", "holds no rows"),
         ("threshold,yield\n1.5,2\n", "yields.csv:2: threshold is 1.5, expected at most 1"),
+        ("threshold,yield\n0.9,2\n0.9,4\n", "yields.csv:3: threshold 0.9 is given a second time, expected each once"),
     ],
 )
 def test_a_wrong_table_names_its_line(tmp_path: Path, text: str, said: str) -> None:
@@ -105,7 +107,7 @@ def test_a_policy_that_commits_by_a_law_takes_the_forwards_of_the_yield(
     assert mean_forwards(law) == pytest.approx(forwards, rel=0.01)
     assert (law.workload, law.request_spread) == ("given", held.canvas_laws[0].request_spread)
     with pytest.raises(ProfileError, match="takes its number of forwards from a law: expected tokens a forward"):
-        with_yield(held, "processed-per-token:15", parse(spec))
+        with_yield(held, "per-token:15", parse(spec))
     with pytest.raises(ProfileError, match=r"yield is 300, .* forwards for \d+ tokens, expected 2 to"):
         with_yield(held, "300", parse(spec))
 

@@ -25,14 +25,12 @@ from dsim.live.weights import random_model
 from dsim.profiler import measure
 from dsim.profiler.clocks import Clocks
 from dsim.profiler.measure import (
-    FEWEST,
     REPEATS,
     Loaded,
     check_same_model,
     default_workloads,
     measure_cache_overhead,
     measure_steps,
-    open_model,
     profile_model,
     select,
     serve_journal,
@@ -56,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> Loaded:
-    return open_model(str(folder / "small"), "cpu")
+    return Loaded.open(str(folder / "small"), "cpu")
 
 
 @pytest.fixture
@@ -72,7 +70,7 @@ def test_steps_of_many_shapes_are_measured_and_one_of_them_in_every_round(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "ROUND", 8)
-    rounds = [2 * 8 + 1, 8 + 1, 8 + 1]  # with the reference
+    rounds = [8 + 1] * 4  # with the reference
     whats: list[str] = []
     told: list[float] = []
 
@@ -82,10 +80,10 @@ def test_steps_of_many_shapes_are_measured_and_one_of_them_in_every_round(
 
     taken = measure_steps(loaded, 2.0 * sum(rounds), max_batch=4, on_progress=tell)
     every = points(taken)
-    assert len(whats) == sum(rounds) + 1  # the shape in which the budget ends is measured
+    assert len(whats) >= sum(rounds)
     (reference, times), (_, others) = Counter(whats).most_common(2)
-    assert (times, others) == (3, 1)
-    assert [whats[end - 1] for end in np.cumsum(rounds)] == [reference] * 3
+    assert (times, others) == (4, 1)
+    assert [whats[end - 1] for end in np.cumsum(rounds)] == [reference] * 4
     assert len(every) >= 20
     assert {0, 1} == set((every.column("prefill_tokens") > 0).astype(int).tolist())
     assert set(every.column("batch").tolist()) <= {1, 2, 3, 4}
@@ -146,45 +144,12 @@ def test_the_reference_is_the_largest_step_that_is_still_quick_and_decodes_if_it
     assert found == [Shape(64, 32, 32), Shape(256, 0, 8)]
 
 
-def test_a_device_is_heated_until_the_reference_is_still_or_its_time_is_up(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cold = [2.0, 1.5, 1.2, 1.009, 1.0, 1.0, 1.005]
-    for wanted, budget in ((7, 1e9), (3, 2.5)):
-        latencies, measured = iter(cold), list[Any]()
-
-        def found(forward: Any, shape: Any, *_: Any, to: list[Any] = measured, of: Any = latencies) -> Any:
-            to.append(shape)
-            return SimpleNamespace(device=np.full(7, next(of) if shape == "reference" else 9.0))
-
-        monkeypatch.setattr(measure, "measure_shape", found)
-        monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=itertools.count().__next__))
-        took, change = measure.heat(None, "heavy", "reference", 4, budget)  # type: ignore[arg-type]
-        assert measured == wanted * ["heavy", "reference"]
-        assert (took, change < 0.011) == (wanted, wanted == 7)
-
-
-@pytest.mark.usefixtures("two_seconds_a_shape")
-def test_what_fails_after_the_steps_are_measured_does_not_cost_them(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object) -> float:
-        raise ModelError("the device is out of memory in a step of 64 tokens")
-
-    monkeypatch.setattr(measure, "measure_eviction", fails)
-    kept: list[Any] = []
-    with pytest.raises(ModelError, match="out of memory"):
-        profile_model(loaded, name="here", budget=60.0, workloads={}, thresholds=(), max_batch=2, keep=kept.append)
-    assert [profile.fit.num_points > FEWEST for profile in kept] == [True]
-    assert from_json(json.loads(json.dumps(to_json(kept[0]))), "here.json") == kept[0]
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_seconds_a_shape")
 def test_experts_of_a_checkpoint_are_measured_on_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = replace(SMALL, name="mixed", architecture="SDARMoeForCausalLM", experts=Experts(4, 2, 16))
     save_model(random_model(mixed, "cpu", torch.float32), folder / "mixed", torch.float32)
-    mixture = open_model(str(folder / "mixed"), "cpu")
+    mixture = Loaded.open(str(folder / "mixed"), "cpu")
 
     def none_is_random(config: Any, seed: int) -> Any:
         raise AssertionError("random tokens")
@@ -202,7 +167,7 @@ def test_experts_of_a_checkpoint_are_measured_on_text(folder: Path, monkeypatch:
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_seconds_a_shape")
 def test_a_profile_says_what_was_measured_on_what(loaded: Loaded, folder: Path) -> None:
-    profile, taken = profile_model(
+    profile, _ = profile_model(
         loaded, name="here", budget=240.0, workloads={"ids": str(folder / "ids.jsonl")}, thresholds=(0.5, 0.9),
         max_batch=4,
     )  # fmt: skip
@@ -212,11 +177,6 @@ def test_a_profile_says_what_was_measured_on_what(loaded: Loaded, folder: Path) 
     assert [(m.workload, m.block_length, m.threshold, m.temperature) for m in profile.commits] == [
         ("ids", 4, 0.5, 1.0), ("ids", 4, 0.9, 1.0),
     ]  # fmt: skip
-    assert set(taken.logs) == {("ids", 0.5), ("ids", 0.9)}
-    for log in taken.logs.values():  # of whole blocks, whose every step commits
-        assert len(np.unique(log.request)) > 10
-        assert log.committed.any(axis=1).all()
-        assert not (log.committed & ~log.window).any()
     assert profile.fit.held_out is not None
     assert profile.provenance.torch == torch.__version__
     assert profile.provenance.settings["dtype"] == "float32"
@@ -264,7 +224,7 @@ def test_a_full_sequence_profile_holds_the_cache_overhead_measured_in_a_quarter_
 
 
 def test_random_weights_are_not_asked_what_they_would_commit() -> None:
-    loaded = open_model("tiny", "cpu")
+    loaded = Loaded.open("tiny", "cpu")
     assert default_workloads(loaded) == {"source": "source", "records": "records"}
     assert default_workloads(loaded, "my/prompts.txt") == {"prompts": "my/prompts.txt"}
     guess = replace(loaded, name="sdar-8b", trained=False)
@@ -278,7 +238,7 @@ def test_a_profile_of_another_model_and_a_device_that_is_not_there_are_refused(l
         check_same_model(load("a100-sdar-8b"), loaded.shape)
     if not torch.cuda.is_available():
         with pytest.raises(ModelError, match=r"device is cuda, and PyTorch .* finds no CUDA device here: expected cpu"):
-            open_model("tiny", "cuda")
+            Loaded.open("tiny", "cuda")
 
 
 def test_a_gpu_is_known_by_its_uuid_where_pytorch_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,10 +291,10 @@ def test_a_device_is_chosen_by_its_number_and_its_pool_comes_from_what_is_free(m
             select(name)
     # All of the model's figures but the pool are those of the whole device.
     monkeypatch.setattr("dsim.profiler.measure.select", lambda device: 1_000_000_000)
-    opened = open_model("tiny", "cpu")
+    opened = Loaded.open("tiny", "cpu")
     assert opened.memory.capacity_bytes == 1_000_000_000 < opened.device.memory_bytes
     assert (opened.graphs, opened.kept) == (False, None)  # of a CPU's steps nothing is captured unless asked
-    asked = open_model("tiny", "cpu", graphs=True)
+    asked = Loaded.open("tiny", "cpu", graphs=True)
     assert asked.kept is asked.captured
     # On a GPU they are, in bf16, unless that is refused.
     told: list[Any] = []
@@ -343,5 +303,5 @@ def test_a_device_is_chosen_by_its_number_and_its_pool_comes_from_what_is_free(m
         ("describe", lambda device: opened.device),
     ):
         monkeypatch.setattr(f"dsim.profiler.measure.{name}", fake)
-    assert [open_model("tiny", "cuda:1", graphs=graphs).graphs for graphs in (None, False)] == [True, False]
+    assert [Loaded.open("tiny", "cuda:1", graphs=graphs).graphs for graphs in (None, False)] == [True, False]
     assert told == [("cuda:1", torch.bfloat16)] * 2

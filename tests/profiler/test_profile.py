@@ -152,8 +152,9 @@ BAD = [
     (KNOTS, [], "latency.knots is a list of 0, expected at least one knot"),
     ((*KNOTS, 1), [1, 1.0], "latency.knots[1][0] is 1.0, expected above the knot before, 1 tokens"),
     ((*KNOTS, 1), [9, 0.001], "latency.knots[1][1] is 0.001, expected at least the knot before, 0.00927956 s"),
-    (("latency", "domain"), [5, 1], "latency.domain[1] is 1.0, expected at least domain[0], 5"),
-    (("commits", 0, "pass_probability"), [0.5], "commits[0].pass_probability has 1 values, expected 32"),
+    (("fit", "domain"), [5, 1], "fit.domain[1] is 1.0, expected at least domain[0], 5"),
+    (("latency", "layers"), 36, "latency.layers is unknown"),
+    (("commits", 0, "pass_probability"), [0.5], "commits[0].pass_probability is a list of 1, expected 32 values"),
     (("commits", 0, "request_quantiles"), [101], "commits[0].request_quantiles[0] is 101, expected -100 to 100"),
     (("provenance", "settings"), {"p": []}, "provenance.settings.p is a list of 0, expected a text, a whole number"),
 ]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from dsim.engine.latency import CacheOverhead
-from dsim.profiler.profile import load
-from dsim.report.profile_words import fitted_lines
+from dsim.profiler.profile import Profile, load
+from dsim.report.profile import Profiled
 
 from ..cli.command import dsim, succeed
 
@@ -27,7 +27,7 @@ def test_models_that_engines_serve_have_a_roofline(tmp_path: Path, shape: str, r
     path = tmp_path / "sheet.json"
     found = succeed("profile", "--roofline", "h200", "--model", shape, "--tp", 2, "-o", path, "--json").json
     made = load(path)
-    assert (found["max_batch"], made.family) == (rows, family)
+    assert (found["sheet"]["max_batch"], made.family) == (rows, family)
     # Experts are read as tokens reach them: the floor of one token is far below that of hundreds.
     assert made.latency.pieces(256) > 2 * made.latency.pieces(1)
     assert (made.latency.window, made.latency.window_kv_read > 0) == (
@@ -39,14 +39,16 @@ def test_a_roofline_is_told_and_written(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     command = ("profile", "--roofline", "h200", "--model", "qwen3-8b", "-o", path)
     assert succeed(*command).out == (
-        "Qwen3-8B on H200, captured graphs, from data sheets: estimated, not measured\n"
-        "  knee      182 tokens a step: reading the weights takes as long as multiplying with them\n"
-        "  floor     4.9 ms a step of 1 token, set by reading the weights\n"
-        "  slope     22 us a token beyond the knee, before attention and LM head\n"
-        "  memory    weights take 16.4 GB of 151 GB\n"
-        "  KV pages  11231 of 64 tokens, at a batch of 1024 and prefills of 4096 tokens\n"
-        "  commits   none: it can run `ar` only\n"
-        "  trust     latencies to about ±30%\n"
+        "Qwen3-8B on H200, captured graphs, from data sheets: estimated, not measured.\n"
+        "knee: 182 tokens a step: reading the weights takes as long as multiplying with them\n"
+        "floor: 4.9 ms a step of 1 token, set by reading the weights\n"
+        "slope: 22 us a token beyond the knee, before attention and LM head\n"
+        "memory: weights take 16.4 GB of 151 GB\n"
+        "KV pages: 11231 of 64 tokens, at a batch of 1024 and prefills of 4096 tokens\n"
+        "commits: none: it can run `ar` only\n"
+        "trust: latencies to about ±30%\n"
+        "Note: Source: data sheet figures and efficiencies in profiler/hardware.py\n"
+        "Note: Source: dimensions in profiler/models.py\n"
         f"Wrote {path}\n"
     )
     assert load(path).name == "mine"
@@ -54,8 +56,10 @@ def test_a_roofline_is_told_and_written(tmp_path: Path) -> None:
 
 
 def test_json_is_one_object() -> None:
-    facts = succeed("profile", "--roofline", "a100", "--model", "SDAR-8B", "--eager", "--json").json
-    assert (facts["floor_s"], facts["floor_is_launch"], facts["written"]) == (0.041, True, None)
+    printed = succeed("profile", "--roofline", "a100", "--model", "SDAR-8B", "--eager", "--json").json
+    sheet = Profiled.from_json(printed).sheet
+    assert sheet is not None
+    assert (sheet.floor, sheet.bound_by_launch) == (0.041, True)
 
 
 @pytest.mark.slow
@@ -63,9 +67,9 @@ def test_a_log_is_fitted_and_shown(tmp_path: Path) -> None:
     path, page = (tmp_path / f"mine.{ending}" for ending in ("json", "html"))
     command = ("profile", "--from-log", EXAMPLE, "-o", path)
     shown = succeed(*command).out.splitlines()
-    assert shown[0].endswith("from a step log (synthetic log, no device ran it): estimated, not measured")
-    heads = [line.split()[0] for line in shown[1:-1]]
-    assert heads == ["points", "noise", "pieces", "judged", "judged", "floor", "unknown", "commits", "front"]
+    assert "from a step log (synthetic log, no device ran it): estimated, not measured. Valid: 119 step" in shown[0]
+    heads = [line.split()[0].removesuffix(":") for line in shown[1:-1]]
+    assert heads == ["noise", "pieces", "judged", "judged", "floor", "unknown", "commits", "front", "Note"]
     assert shown[-1] == f"Wrote {path}, {page}"
     assert not load(path).doubts
     assert page.read_text().startswith("<!DOCTYPE html>")
@@ -74,16 +78,16 @@ def test_a_log_is_fitted_and_shown(tmp_path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def facts(profile: Profile) -> list[tuple[str, str]]:
+    return list(Profiled(profile).page().facts)
+
+
 def test_captured_steps_are_told() -> None:
     known = load("a100-sdar-8b")
-
-    def line(graph_tokens: int) -> list[str]:
-        lines = fitted_lines(replace(known, latency=replace(known.latency, graph_tokens=graph_tokens)))
-        return [line for line in lines if line.startswith("graphs")]
-
     padded = "are padded to 1, 2, 4 ... 256, 512, 768 ... and wait for no launch"
-    assert line(512) == [f"graphs    decode steps of at most 512 tokens {padded}"]
-    assert line(0) == []
+    for graph_tokens, lines in ((512, [f"decode steps of at most 512 tokens {padded}"]), (0, [])):
+        profile = replace(known, latency=replace(known.latency, graph_tokens=graph_tokens))
+        assert [text for name, text in facts(profile) if name == "graphs"] == lines
 
 
 def test_a_fit_that_is_not_valid_is_written_told_and_exits_1(tmp_path: Path) -> None:
@@ -93,12 +97,11 @@ def test_a_fit_that_is_not_valid_is_written_told_and_exits_1(tmp_path: Path) -> 
     path = tmp_path / "p.json"
     ran = dsim("profile", "--from-log", log, "-o", path, "--json")
     assert ran.code == 1
-    facts = ran.json
-    assert (facts["origin"], facts["commits"]) == ("calibrated", [])
-    assert facts["doubts"][0].startswith("too few points: ")
-    assert facts["written"] == [str(path), str(tmp_path / "p.html")]
-    assert load(path).fit.doubts == tuple(facts["doubts"])
-    assert f"Not valid: {facts['latency']['num_points']} step shapes" in (tmp_path / "p.html").read_text()
+    profile = Profiled.from_json(ran.json).profile
+    assert (profile.origin, profile.commits) == ("calibrated", ())
+    assert profile.doubts[0].startswith("too few points: ")
+    assert load(path) == profile
+    assert f"Not valid: {profile.fit.num_points} step shapes" in (tmp_path / "p.html").read_text()
 
 
 def test_refusals_are_one_line() -> None:
@@ -110,12 +113,11 @@ def test_refusals_are_one_line() -> None:
         assert dsim("profile", *arguments).refusal.startswith(message)
 
 
-def test_a_measured_full_sequence_profile_says_its_cache_overhead_and_what_can_commit() -> None:
+def test_a_measured_full_sequence_profile_says_what_can_commit() -> None:
     base = load("l40s-llada-8b")
     cache_overhead = (CacheOverhead("FastCache", "reuse", 0.0015, 0.0), CacheOverhead("MaskKV", "full", 0.001, 2e-6))
-    lines = fitted_lines(replace(base, commits=(), latency=replace(base.latency, cache_overhead=cache_overhead)))
-    assert lines[-2:] == [
-        # 1 ms, and 2 us for each of 512 tokens
-        "overhead  of 2 phases of caches; the longest is MaskKV's full: 2.02 ms a request of 512 tokens",
-        "commits   none: policies commit fixed numbers (strategy=low_confidence_static)",
+    profile = replace(base, commits=(), latency=replace(base.latency, cache_overhead=cache_overhead))
+    assert facts(profile)[-2:] == [
+        ("commits", "none: policies commit fixed numbers (strategy=low_confidence_static)"),
+        ("front end", "not measured: 0"),
     ]

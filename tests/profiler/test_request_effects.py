@@ -1,7 +1,6 @@
 """How requests differ: logs drawn from a known distribution give it back, and published pairs and classes are met."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,9 +8,8 @@ import pytest
 from dsim.engine.commits import CommitDraws, CommitModel
 from dsim.engine.errors import ProfileError
 from dsim.profiler.fit_commits import fit_commits
-from dsim.profiler.given_yield import given_yield
 from dsim.profiler.profile import from_json, load, to_json
-from dsim.profiler.request_effects import climbed, mean_yield, mixture, normal, scaled, shifted, with_tail
+from dsim.profiler.request_effects import climbed, normal, scaled
 from dsim.profiler.yields import draw
 
 from .test_fit_commits import whole_blocks
@@ -73,43 +71,6 @@ def test_climbing_finds_weights_that_are_known() -> None:
     weight = climbed(seen, normal(grid, 0.7))
     assert weight.sum() == pytest.approx(1.0)
     assert weight[np.abs(np.abs(grid) - 1.0) < 0.3].sum() > 0.95
-
-
-def test_a_published_pair_gives_the_spread_and_keeps_the_mean() -> None:
-    for tail in (1.2, 1.5):
-        found = with_tail(PLAIN, tail)
-        assert mean_yield(found) == pytest.approx(mean_yield(PLAIN), rel=0.02)
-    assert with_tail(PLAIN, 1.5).request_spread > with_tail(PLAIN, 1.2).request_spread > 0.0
-    with pytest.raises(ProfileError, match=r"p90 over p50 is 1, expected 1\.\d+ \(requests that are alike\)"):
-        with_tail(PLAIN, 1.0)
-
-
-def test_classes_keep_their_own_yields_in_a_mixture() -> None:
-    found = mixture(replace(PLAIN, request_spread=0.0), [2.0, 5.0], [3.0, 1.0])
-    effects = np.array(found.request_quantiles)
-    middle = (effects[0] + effects[-1]) / 2
-    assert np.mean(effects > middle) == pytest.approx(0.25, abs=0.02)
-    for own, mean in ((effects[0], 2.0), (effects[-1], 5.0)):
-        alone = shifted(replace(PLAIN, request_spread=0.0), own)
-        assert mean_yield(alone) == pytest.approx(mean, rel=0.03)
-
-
-def test_a_table_of_yields_has_tails_and_classes(tmp_path: Path) -> None:
-    table = tmp_path / "yields.csv"
-    table.write_text("threshold,yield,p90_over_p50\n0.9,2.2,1.4\n")
-    [model] = given_yield(str(table), 8, 0.9)
-    assert model.request_spread != 0.35
-    assert mean_yield(model) == pytest.approx(2.2, rel=0.03)
-    table.write_text("threshold,yield,p90_over_p50\n0.9,2.2,9.4\n")
-    with pytest.raises(ProfileError, match=r"yields\.csv:2: p90 over p50 is 9\.4, expected 1"):
-        given_yield(str(table), 8, 0.9)
-    table.write_text("threshold,yield,class,share\n0.9,2.0,prose,0.5\n0.9,4.0,code,0.5\n")
-    [model] = given_yield(str(table), 8, 0.9)
-    # Over steps, of which prose has twice as many a token.
-    assert mean_yield(model) == pytest.approx(1 / (0.5 / 2 + 0.5 / 4), rel=0.04)
-    table.write_text("threshold,yield\n0.9,2.0\n0.9,4.0\n")
-    with pytest.raises(ProfileError, match=r":3: threshold 0\.9 is given a second time, expected a share"):
-        given_yield(str(table), 32, 0.9)
 
 
 def test_a_spread_that_is_moved_keeps_the_shape() -> None:

@@ -11,10 +11,10 @@ import pytest
 import dsim
 from dsim.engine.latency import CacheOverhead
 from dsim.profiler.profile import Profile
-from dsim.profiler.samples import points
+from dsim.profiler.samples import Evidence, points
 from dsim.profiler.steplog import StepLog, profile_of_log, read_log
 from dsim.report.html import to_html
-from dsim.report.profile_page import profile_page
+from dsim.report.profile import Profiled
 
 EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
 
@@ -30,7 +30,7 @@ def profile(log: StepLog) -> Profile:
 
 
 def drawn(profile: Profile, log: StepLog) -> str:
-    return to_html(profile_page(profile, log.steps, {(log.header.workload, log.header.threshold): log.commits}))
+    return to_html(Profiled(profile, evidence=Evidence(log.steps)).page())
 
 
 @pytest.fixture(scope="module")
@@ -40,28 +40,21 @@ def html(profile: Profile, log: StepLog) -> str:
 
 def test_a_page_shows_fit_residuals_and_yields(profile: Profile, log: StepLog, html: str) -> None:
     assert html == drawn(profile, log)
-    assert re.findall(r'class="plot" id="(\w+)"', html) == ["curve", "residuals", "shares", "tokens"]
+    assert re.findall(r'class="plot" id="(\w+)"', html) == ["curve", "residuals"]
     assert "Valid: 119 step shapes fitted; 30 held out are predicted to" in html
     assert "Estimated, not measured." in html
     assert "decode, held out" in html
     assert '"500","1,000","2,000"' in html  # an axis of decades spells its numbers out
-    assert '"0.01%","0.1%"' in html
     for p in profile.commit_fits[0].predictions:
         assert f'<th scope="row" class="words">{p.name}</th><td>{p.measured:.3g}</td><td>{p.predicted:.3g}</td>' in html
     assert 'src="http' not in html
-
-
-def test_a_page_of_steps_alone_has_no_yields(profile: Profile, log: StepLog) -> None:
-    html = to_html(profile_page(replace(profile, commits=(), commit_fits=()), log.steps, {}))
-    assert re.findall(r'class="plot" id="(\w+)"', html) == ["curve", "residuals"]
-    assert "What a step yields" not in html
 
 
 def test_a_page_shows_the_overhead_of_caches_where_there_is_one(profile: Profile, log: StepLog, html: str) -> None:
     cache_overhead = (CacheOverhead("MaskKV", "full", 0.00125, 2e-6),)
     own = drawn(replace(profile, latency=replace(profile.latency, cache_overhead=cache_overhead)), log)
     assert '<tr><th scope="row" class="words">MaskKV</th><td class="words">full</td><td>1.25</td><td>2</td></tr>' in own
-    assert "Overhead of" in own
+    assert "Overhead of full-sequence caches" in own
     assert "Overhead of" not in html
 
 
@@ -74,7 +67,7 @@ def traces(html: str) -> dict[str, tuple[list[float], list[float]]]:
 
 def test_steps_of_serving_are_drawn_as_those_that_judge(profile: Profile, log: StepLog) -> None:
     served = log.steps[np.arange(40)]
-    shown = traces(to_html(profile_page(profile, log.steps, {}, served=served)))
+    shown = traces(to_html(Profiled(profile, evidence=Evidence(log.steps, served)).page()))
     assert "decode, held out" not in shown
     hollow = sum(len(x) for name, (x, _) in shown.items() if name.endswith(", served"))
     assert hollow == len(points(served))
@@ -87,10 +80,7 @@ def test_captured_steps_are_drawn_as_a_staircase(profile: Profile, log: StepLog,
     latency = replace(level, knots=((1.0, 1e-3),), slope=1e-4, launch=0.2, graph_tokens=700)
     own = drawn(replace(profile, latency=latency), log)
     assert "decode steps of at most 700 tokens are padded to 1, 2, 4" in own
-    assert (
-        '<tr><th scope="row" class="words">graph_tokens</th><td class="words">tokens</td><td>700</td><td>given</td>'
-        in own
-    )
+    assert '<tr><th scope="row" class="words">graph_tokens</th><td class="words">tokens</td><td>700</td>' in own
     shown = traces(own)
     x, y = next(values for name, values in shown.items() if name.startswith("fit, "))
     curve = dict(zip(x, y, strict=True))
@@ -116,3 +106,10 @@ def test_a_fit_that_is_not_valid_says_so_first(profile: Profile, log: StepLog) -
     assert "<strong>DOUBTED</strong> noise: a &lt; b" in html
     assert "Not valid: 119 step shapes fitted" in html
     assert "Estimated, not measured." not in html
+
+
+def test_a_result_survives_json_without_its_evidence(profile: Profile, log: StepLog) -> None:
+    result = Profiled(profile, command="dsim profile", evidence=Evidence(log.steps))
+    again = Profiled.from_json(json.loads(json.dumps(result.to_json())))
+    assert again == replace(result, evidence=None)
+    assert (len(result.to_frame()), len(again.to_frame())) == (len(log.steps), 0)

@@ -16,7 +16,6 @@ from dsim.engine.errors import DsimError
 from dsim.files.samples import read_samples
 from dsim.following.sources.engines import sample_of
 from dsim.traces import describe, load
-from dsim.traces.prefixes import prefixes_of
 
 from .files import refusal, rows_of, save, span, spend
 
@@ -89,23 +88,6 @@ def test_a_file_of_another_tool_is_the_requests_that_it_holds(
     assert (rows_of(trace), trace.notes.failed_in_trace) == (rows, failed)
     assert (says in "; ".join(trace.notes.warnings)) if says else trace.notes.warnings == ()
     assert describe(trace)["cv"] in (0, None) or len(rows) > 3
-
-
-@pytest.mark.parametrize(
-    ("lengths", "counts", "block"),
-    [
-        ((40, 64, 9), (3, 4, 1), 16), ((640, 705), (10, 12), 64), ((47, 64), (2, 4), 16), ((513, 40), (2, 1), 512),
-        ((2048, 3000), (2, 3), 512),
-    ],
-)  # fmt: skip
-def test_a_hash_id_is_of_as_many_tokens_as_all_prompts_say(
-    tmp_path: Path, lengths: tuple[int, ...], counts: tuple[int, ...], block: int
-) -> None:
-    rows = [MOONCAKE | {"input_length": n, "hash_ids": [*range(m)]} for n, m in zip(lengths, counts, strict=True)]
-    trace = load(save(tmp_path, rows))
-    assert prefixes_of(trace).block == block
-    said = (f"hash_ids are read as blocks of {block} tokens, by the prompts' lengths",)
-    assert trace.notes.warnings == said * (block != 512)
 
 
 def test_a_page_of_one_engine_counts_its_ranks_once_and_one_of_two_models_is_refused(tmp_path: Path) -> None:
@@ -194,11 +176,6 @@ def test_a_load_generators_requests_have_the_times_that_the_file_has(
         ([BENCH | {"itls": [[0.1], [-0.25]]}], "request 1: itls[0] is -0.25, expected at least 0"),
         ([BENCH | {"start_times": [1.0, 1.0], "latencies": [0.1, 2.0]}],
          "request 0: ttfts is 0.2 s and latencies is 0.1 s after start_times, expected the first token from there on"),
-        ('{\n "context": {"span_id": ""},\n "start_time": 1\n}\n' * 2, "is a console exporter's spans, which are not"),
-        ([{"experiments": []}], "is genai-perf's profile, which is not read: run aiperf, its successor"),
-        ([{"number_output_tokens": 1, "ttft_s": 1}], "is LLMPerf's responses, which have no times"),
-        ("batch,num_prompts,RPS,RPM\n1,2,3,4\n", "is LMDeploy's summary, which has no requests"),
-        ("[2026-03-01 10:00:00] Receive: obj=GenerateReqInput(rid='a')\n", "is SGLang's server log, expected its"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_a_run_is_named(tmp_path: Path, data: Any, says: str) -> None:
