@@ -1,8 +1,6 @@
 """Read a sweep's configuration into checked cells."""
 
-import hashlib
 import itertools
-import json
 import math
 import os
 import types
@@ -12,7 +10,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
 from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.engine import EMIT
 from ..engine.errors import DsimError
@@ -26,7 +23,7 @@ from ..results.fleet_file import FleetWords
 from ..results.scenario import Scenario, on_fleet
 from ..results.slo import Slo
 from ..traces.lengths import without_limit
-from .contents import FILES, Json, contents_of, looked_at_once
+from .contents import Json, asked_of, digest
 from .fleet_space import with_parts
 from .space import spelt
 
@@ -42,6 +39,7 @@ OF_REQUESTS = (
     "trace", "arrival", "rate", "lengths", "concurrency", "num_requests", "time_scale",
     "time_unit", "skip_bad", "columns", "only", "slos",
 )  # fmt: skip
+FILES = ("trace", "profile", "yields", "lengths")  # may name a file
 FLEET = "fleet"  # a file that sets several fields
 TYPES: dict[str, Any] = {n: kind for n, kind in typing.get_type_hints(Scenario).items() if n not in NOT_VARIED}
 TYPES[FLEET] = str | None
@@ -97,14 +95,11 @@ def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = 
     combined = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())] if grid else []
     varied = tuple(dict.fromkeys([*grid, *(name for item in picked for name in item)]))
     every = [base | item for item in [*combined, *picked]]
-    with looked_at_once({}):
-        return _check(where, folder, whole.text("title"), varied, every, data, allow_code)
+    return _check(where, folder, whole.text("title"), varied, every, data, allow_code)
 
 
 def key_of(scenario: Scenario) -> str:
-    """By the scenario's fields and files' contents."""
-    text = json.dumps({"dsim": __version__, **scenario.question(), **contents_of(scenario)}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:24]
+    return digest(asked_of(scenario))[:24]
 
 
 def _flat(table: FileObject) -> Json:

@@ -13,7 +13,7 @@ from ..results.scenario import Scenario
 from ..sim.scalers import FIXED
 from .backend import Pool
 from .confirm import REPLICATIONS, chosen, confirm, verdict
-from .contents import Json, contents_of, digest
+from .contents import Json, asked_of, digest
 from .fleet_space import FleetSpace, fleet_space
 from .memo import KeptError, Memo
 from .objective import OBJECTIVES, Evaluate, Evaluator, Measure, Tried, traffic
@@ -76,7 +76,7 @@ def tune(
         evaluate = own = Evaluator(scenario, tuple(objectives), gpu_hour)
         asked = own.asked
         presets = dict.fromkeys([default.preset, *declared.dimensions])
-        files = [contents_of(scenario if scenario.pools else replace(scenario, policy=preset)) for preset in presets]
+        files = [asked_of(scenario if scenario.pools else replace(scenario, policy=preset)) for preset in presets]
         if len(objectives) == 1 and len(traffic(scenario, False)) >= PRUNE_FROM:
             share = PRUNE_SHARE
     else:
