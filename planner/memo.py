@@ -314,12 +314,16 @@ class StoreFolder:
             self.settle()
         return Finished(outcomes, num_reused, interrupted)
 
-    def put(self, files: Mapping[str, str | bytes]) -> None:
-        """Write results, if there is a folder. A full disk before their end puts a replaced folder back."""
+    def write_files(self, files: Mapping[str, str | bytes]) -> None:
+        """Write files, if there is a folder."""
         if self.folder is not None:
             for name, content in files.items():
                 write_whole(self.folder / name, content)
-            self.settle()
+
+    def put(self, files: Mapping[str, str | bytes]) -> None:
+        """Write results. A full disk before their end puts a replaced folder back."""
+        self.write_files(files)
+        self.settle()
 
     def settle(self) -> None:
         """Something finished: do not put a replaced folder back."""
