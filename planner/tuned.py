@@ -1,8 +1,8 @@
 """The result of a search."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, ClassVar
 
 from ..report.page import Page
 from ..report.result import NOT_STORED, Result
@@ -101,14 +101,7 @@ class Tuned(Result):
 
         rows = []
         for trial in self.trials:
-            row: dict[str, Any] = {
-                "trial": trial.trial,
-                "policy": trial.policy,
-                "replicas": trial.replicas,
-                "state": trial.state,
-            }
-            row |= {name: trial.values.get(name) for name in self.objectives}
-            for name in ("attainment", "violation", "reason", "quality"):
-                row[name] = getattr(trial, name)
-            rows.append({**row, **trial.fields})
+            row = {f.name: getattr(trial, f.name) for f in fields(trial) if f.name not in ("values", "fields")}
+            objectives = {name: trial.values.get(name) for name in self.objectives}
+            rows.append({**row, **objectives, **trial.fields})
         return pd.DataFrame(rows)

@@ -57,7 +57,8 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Scenario], str, 
     "policy's code": (code, lambda file: Scenario("azure-conv", policy=f"{file}:POLICY,calm=4"), "= 32\n", "= 16\n"),
     "policy's TOML": (settings, lambda file: Scenario("azure-conv", policy=str(file)), "= 4", "= 8"),
     "code of a policy's TOML": (
-        code_of_settings, lambda file: Scenario("azure-conv", policy=str(file.with_name("mine.toml"))), "= 32\n", "= 16\n"
+        code_of_settings,
+        lambda file: Scenario("azure-conv", policy=str(file.with_name("mine.toml"))), "= 32\n", "= 16\n",
     ),
     "router": (of_fleet("router"), lambda file: Scenario("azure-conv", router=f"{file}:ROUTER"), "def ", "def  "),
     "scaler": (of_fleet("scaler"), lambda file: Scenario("azure-conv", scaler=f"{file}:SCALER"), "def ", "def  "),
@@ -71,7 +72,10 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Scenario], str, 
         profile,
         lambda file: Scenario("azure-conv", pools=(POOL, f"1@{file},lmdeploy-bd32")), '"mine"', '"yours"',
     ),
-    "pool's code": (code, lambda file: Scenario("azure-conv", pools=(POOL, f"1@a100-sdar-8b,{file}:POLICY")), "= 32\n", "= 16\n"),
+    "pool's code": (
+        code,
+        lambda file: Scenario("azure-conv", pools=(POOL, f"1@a100-sdar-8b,{file}:POLICY")), "= 32\n", "= 16\n",
+    ),
 }  # fmt: skip
 
 
