@@ -38,14 +38,15 @@ class Outcome(Generic[R]):
     value: R | None = None
     error: str | None = None
     refused: bool = False  # a DsimError: a retry would fail too
+    is_stored: bool = False  # not run
     trace: str | None = None  # of other exceptions
 
 
 class Pool:
-    """Where cells run: this process, all cores or a Ray cluster. A `with` block leaves the cluster.
+    """Where cells run: this process, all cores or a Ray cluster, which a `with` block joins and leaves.
 
     `jobs`: cells at once, by default all cores or the cluster's CPUs. `ray`: HOST:PORT of a cluster, or auto. DsimError
-    at once for a wrong setting, and before the first cell for an unreachable cluster.
+    for a wrong setting, and on entering for an unreachable cluster.
     """
 
     def __init__(self, jobs: int | None = None, ray: str | None = None) -> None:
@@ -53,18 +54,18 @@ class Pool:
             raise DsimError(f"jobs is {jobs}, expected at least 1")
         self._jobs, self._ray = jobs, ray
         self._workers = 1  # local processes; never reduced, as a change costs seconds
-        self._leave: Callable[[], None] | None = None  # leaves the cluster
+        self._leave: Callable[[], None] = lambda: None  # leaves the cluster
         self._last: Generator[Any, None, None] | None = None
 
     def __enter__(self) -> "Pool":
+        if self._ray is not None:
+            self._leave = _join(self._ray)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._last is not None:
             self._last.close()
-        if self._leave is not None:
-            self._leave()
-        self._leave = None
+        self._leave()
 
     def run(self, function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
         """Yield outcomes as cells finish; a failed cell does not stop the others.
@@ -82,9 +83,7 @@ class Pool:
         return in_order(self.run(function, {str(i): cell for i, cell in enumerate(cells)}))
 
     def _begin(self, function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
-        if cells and self._ray is not None:
-            if self._leave is None:
-                self._leave = _join(self._ray)
+        if self._ray is not None:
             return _on_ray(function, cells, self._jobs)
         from joblib import cpu_count  # most commands run no cells in parallel
 
@@ -115,13 +114,11 @@ def _value(outcome: Outcome[R]) -> R:
     raise DsimError(outcome.error)
 
 
-def attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Outcome[R]:
+def attempt(function: Callable[[C], R], key: str, cell: C) -> Outcome[R]:
     try:
-        if version != __version__:
-            raise DsimError(f"the worker has dsim {__version__} and this machine {version}, expected the same")
         return Outcome(key, function(cell))
     except DsimError as error:
-        return Outcome(key, error=_line(error), refused=version == __version__)
+        return Outcome(key, error=_line(error), refused=True)
     except (Exception, SystemExit) as error:
         if line := fault_in_code(error):
             return Outcome(key, error=line, refused=True)
@@ -130,7 +127,7 @@ def attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Outc
 
 def _in_process(function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
     for key, cell in cells.items():
-        yield attempt(function, __version__, key, cell)
+        yield attempt(function, key, cell)
 
 
 @contextmanager
@@ -159,7 +156,7 @@ def _on_cores(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> 
     while waiting:
         with _deaf_to_interrupts():  # exit may raise an interrupt
             executor = get_reusable_executor(jobs, initializer=_silence)
-            futures = [executor.submit(attempt, function, __version__, key, cell) for key, cell in waiting.items()]
+            futures = [executor.submit(attempt, function, key, cell) for key, cell in waiting.items()]
         try:
             for future in as_completed(futures):
                 outcome = future.result()
@@ -260,8 +257,8 @@ def _attempt_pickled(work: bytes, cell: bytes, key: str, version: str) -> Outcom
     from ray import cloudpickle
 
     if version != __version__:  # its pickles may be unreadable
-        return attempt(str, version, key, "")
-    return attempt(cloudpickle.loads(work), version, key, cloudpickle.loads(cell))
+        return Outcome(key, error=f"the worker has dsim {__version__} and this machine {version}, expected the same")
+    return attempt(cloudpickle.loads(work), key, cloudpickle.loads(cell))
 
 
 def _line(error: BaseException) -> str:

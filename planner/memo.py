@@ -10,12 +10,11 @@ import os
 import sqlite3
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from .. import __version__
 from ..engine.errors import DsimError, MachineError
 from ..files.interrupt import uninterrupted
 from ..files.place import APPLICATION, FolderKind, OpenFolder, check_folder
@@ -97,43 +96,32 @@ class Memo:
     ) -> Generator[Outcome[R], None, None]:
         """Like `Pool.run`; function takes a memo. Stored cells come first."""
         waiting = dict(cells)
-        for outcome in self.stored(function, cells):
+        for outcome in self._stored(function, cells):
             del waiting[outcome.key]
             yield outcome
-        yield from self.rest(pool, function, waiting)
+        with closing(pool.run(partial(_with_memo, function, self), waiting)) as outcomes:
+            for answered in outcomes:
+                value = None
+                if answered.value is not None:
+                    value, memo = answered.value
+                    self._add(memo)
+                yield Outcome(answered.key, value, answered.error, answered.refused, trace=answered.trace)
 
-    def stored(self, function: Callable[["Memo", C], R], cells: Mapping[str, C]) -> Iterator[Outcome[R]]:
+    def _stored(self, function: Callable[["Memo", C], R], cells: Mapping[str, C]) -> Iterator[Outcome[R]]:
         """Cells whose replays are all stored."""
         if not self.holds_any:
             return
         for key, cell in cells.items():
             memo = self._copy(only_stored=True)
             try:
-                outcome = attempt(partial(function, memo), __version__, key, cell)
+                outcome = attempt(partial(function, memo), key, cell)
             except NotStored as missing:
                 if missing.__cause__ is not None:  # a damaged file
                     raise missing.__cause__ from None
                 continue
             if outcome.trace is None:
                 self._add(memo)
-                yield outcome
-
-    def rest(
-        self, pool: Pool, function: Callable[["Memo", C], R], cells: Mapping[str, C]
-    ) -> Generator[Outcome[R], None, None]:
-        """Like `Pool.run`, without looking for stored cells."""
-        return self._with_rows(pool.run(partial(_with_memo, function, self), cells))
-
-    def _with_rows(
-        self, outcomes: "Generator[Outcome[tuple[R, Memo]], None, None]"
-    ) -> Generator[Outcome[R], None, None]:
-        with closing(outcomes):
-            for outcome in outcomes:
-                value = None
-                if outcome.value is not None:
-                    value, memo = outcome.value
-                    self._add(memo)
-                yield Outcome(outcome.key, value, outcome.error, outcome.refused, outcome.trace)
+                yield replace(outcome, is_stored=True)
 
     def map(self, pool: Pool, function: Callable[["Memo", C], R], cells: Iterable[C]) -> Generator[R, None, None]:
         """Like `Pool.map`."""
@@ -281,24 +269,19 @@ class StoreFolder:
             self.memo.claim(what, asked)
 
     def finish(
-        self, pool: Pool, function: Callable[[Memo, C], R], cells: Mapping[str, C], *,
-        begin: Callable[[], object] = lambda: None, progress: Callable[[int, int, str], object] = lambda *_: None,
+        self, pool: Pool, function: Callable[[Memo, C], R], cells: Mapping[str, C],
+        progress: Callable[[int, int, str], object] = lambda *_: None,
     ) -> Finished[R]:  # fmt: skip
         """Run cells that the store lacks; Ctrl-C returns the finished ones.
 
-        begin: called once the folder exists. progress: finished and all cells, and the last finished (first: the next).
+        progress: finished and all cells, and the last finished (first: the next).
         """
-        outcomes = {outcome.key: outcome for outcome in self.memo.stored(function, cells)}
-        num_reused = len(outcomes)
-        waiting = {key: cell for key, cell in cells.items() if key not in outcomes}
+        outcomes: dict[str, Outcome[R]] = {}
         interrupted = False
-        rest = self.memo.rest(pool, function, waiting)
         try:
-            self.begin()  # not earlier: an unreachable cluster leaves the folder unchanged
-            begin()
-            progress(num_reused, len(cells), next(iter(waiting), ""))
-            with closing(rest):
-                for outcome in rest:
+            progress(0, len(cells), next(iter(cells), ""))
+            with closing(self.memo.run(pool, function, cells)) as running:
+                for outcome in running:
                     outcomes[outcome.key] = outcome
                     progress(len(outcomes), len(cells), outcome.key)
         except KeyboardInterrupt:
@@ -306,12 +289,13 @@ class StoreFolder:
         except DsimError as error:
             if self.folder is None or not outcomes:
                 raise
-            self.settle()
             kind = type(error) if isinstance(error, MachineError) else KeptError
             finished = f"{len(outcomes)} of {len(cells)} cells are finished and kept: the same command goes on"
             raise kind(f"{error}; {finished}") from None
-        if outcomes:
-            self.settle()
+        finally:
+            if outcomes:
+                self.settle()
+        num_reused = sum(outcome.is_stored for outcome in outcomes.values())
         return Finished(outcomes, num_reused, interrupted)
 
     def write_files(self, files: Mapping[str, str | bytes]) -> None:

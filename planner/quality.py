@@ -1,12 +1,9 @@
 """Quality of a policy's answers relative to the full cache: published scores and a user's own, no guesses."""
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from ..engine.errors import CodeError, DsimError, PolicyError
 from ..engine.hooks import decide, holds_back, pages_to_admit, placed, preempted, rows_updated, step_over
 from ..engine.jit import is_ours
 from ..engine.policy import AXES, PRESETS, Policy, name_of, parse, settings_of
-from ..files.read import cut, float_of, parsing, quoted, read_text, uncovered
+from ..files.read import cut, float_of, quoted, read_csv
 
 # Questions of scheduling: they change when and where tokens are computed, never the tokens.
 SCHEDULING = frozenset({decide, step_over, rows_updated, holds_back, pages_to_admit, placed, preempted})
@@ -76,12 +73,8 @@ class _Point:
 @cache
 def published() -> QualityTable:
     """Scores from papers."""
-    folder = files(__package__) / "published"
-    scores: list[Score] = []
-    for path in sorted(folder.iterdir(), key=lambda p: p.name):
-        if path.name.endswith(".csv"):
-            scores += _read(path.read_text(encoding="utf-8"), path.name)
-    return QualityTable(PUBLISHED, tuple(scores))
+    paths = sorted(Path(__file__).with_name("published").glob("*.csv"))
+    return QualityTable(PUBLISHED, tuple(score for path in paths for score in _read(path)))
 
 
 def load_table(path: str | Path | None, allow_code: AllowedCode = NO_CODE) -> QualityTable | None:
@@ -91,10 +84,7 @@ def load_table(path: str | Path | None, allow_code: AllowedCode = NO_CODE) -> Qu
     """
     if path is None:
         return None
-    path = Path(path)
-    text = read_text(path)
-    with parsing(path, "a quality table"):
-        scores = tuple(_read(text, str(path)))
+    scores = tuple(_read(path))
     if not scores:
         raise DsimError(f"{path} holds no scores, expected at least one row")
     factors = [factors_of_row(score, str(path), allow_code) for score in scores]
@@ -162,19 +152,9 @@ def factors_of_row(score: Score, where: str, allow_code: AllowedCode) -> dict[st
     return {name: value for name, value in factors.items() if score.parameters.get(name, "-")}
 
 
-def _read(text: str, where: str) -> Iterator[Score]:
-    reader = csv.DictReader(io.StringIO(text))
-    columns = reader.fieldnames or []
-    if "score" not in columns:
-        raise DsimError(f"{where}: its columns are {cut(', '.join(columns)) or 'none'}, expected one named score")
-    fields = [name for name in columns if name not in (*TEXT, *SCORES)]
-    for row in reader:
-        line = f"{where}:{reader.line_num}"
-        if None in row or None in row.values():
-            raise DsimError(
-                f"{line}: it has {len([v for v in row.values() if v is not None])} cells, expected {len(columns)}"
-            )
-        cells = {name: uncovered(row[name].strip()) for name in columns}
+def _read(path: str | Path) -> Iterator[Score]:
+    for line, cells in read_csv(path, ["score"]):
+        fields = [name for name in cells if name not in (*TEXT, *SCORES)]
         numbers = {name: _score(cells.get(name, ""), name, line) for name in SCORES}
         score = numbers["score"]
         if score is None:
@@ -187,7 +167,7 @@ def _read(text: str, where: str) -> Iterator[Score]:
             parameters={name: cells[name] for name in fields},
             score=score,
             baseline=numbers["baseline"],
-            source=cells.get("source") or where,
+            source=cells.get("source") or str(path),
         )
 
 

@@ -109,9 +109,10 @@ def sweep(
         StoreFolder(None if out is None else Path(out), SWEEP, force=force) as folder,
         Pool(jobs, ray) as pool,
     ):
+        folder.begin()
+        folder.write_files({"sweep.json": _json(begun)})
         finished = folder.finish(
             pool, _run, {cell.key: cell.scenario for cell in plan.cells},
-            begin=lambda: folder.write_files({"sweep.json": _json(begun)}),
             progress=lambda ended, of, _: progress and progress(ended, of),
         )  # fmt: skip
         outcomes = finished.outcomes

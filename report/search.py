@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -289,13 +288,6 @@ class Place:
     num: int
     stable: bool
 
-    def text(self, metric: Metric) -> str:
-        text = f"{number(self.value * metric.scale)} {metric.axis}"
-        if self.num > 1:
-            ends = f"{number(self.low * metric.scale)} to {number(self.high * metric.scale)}"
-            text += f" (mean of {self.num}, {ends})"
-        return text if self.stable else f"{text}, overloaded"
-
 
 def sweep_page(sweep: "Sweep") -> Page:
     rows, num_rows = sweep.results, len(sweep.results)
@@ -412,8 +404,6 @@ def _curve(
                 "line": {"width": 2, "color": shade},
             },
             error_y=_whiskers(list(along.values()), shown.scale),
-            customdata=[place.text(shown) for place in along.values()],
-            hovertemplate=f"{escape(name)}<br>{escape(x)} %{{x}}: %{{customdata}}<extra></extra>",
         )  # fmt: skip
     if not values:
         return None

@@ -154,6 +154,7 @@ def reproduce(
         for series, point in _points(e):
             points[point.key], names[point.key] = point, f"{e.name}: {series.name} at {point.run.at}"
     with StoreFolder(out, FOLDER, force=force) as folder, Pool(jobs, ray) as pool:
+        folder.begin()
         finished = folder.finish(
             pool, _values, points,
             progress=lambda ended, of, key: progress and progress(ended, of, names.get(key, "")),
