@@ -110,7 +110,7 @@ def fields_of(scenario: Scenario) -> dict[str, Any]:
 def changed_fields(spec: str, allow_code: AllowedCode = NO_CODE) -> dict[str, str]:
     """A SPEC's or TOML file's fields that are not the preset's own; of an invalid SPEC those written."""
     preset = name_of(spec)
-    own = settings_of(preset_of(preset, spec, allow_code).policy)
+    preset_values = settings_of(preset_of(preset, spec, allow_code).policy)
     try:
         values = settings_of(parse(spec, allow_code))
     except PolicyError:
@@ -118,7 +118,7 @@ def changed_fields(spec: str, allow_code: AllowedCode = NO_CODE) -> dict[str, st
             raise
         pairs = (item.partition("=") for item in spec.split(",")[1:])
         return {name: value for name, _, value in pairs}
-    return {name: spelt(value) for name, value in values.items() if value != own[name]}
+    return {name: spelt(value) for name, value in values.items() if value != preset_values[name]}
 
 
 def plain_spec(spec: str, allow_code: AllowedCode = NO_CODE) -> str:
@@ -154,7 +154,7 @@ def nearest_first(
     equals: Iterable[T], num_changes: Callable[[T], int], distance: Callable[[T], float] = lambda _: 0.0
 ) -> list[T]:
     """Of equally good ones, those with the fewest changes to the default first, then by distance; stable."""
-    return sorted(equals, key=lambda one: (num_changes(one), distance(one)))
+    return sorted(equals, key=lambda equal: (num_changes(equal), distance(equal)))
 
 
 @dataclass(frozen=True)

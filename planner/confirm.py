@@ -39,8 +39,8 @@ def confirm(search: Search, candidates: Sequence[Candidate], judge: Judge) -> di
         for c, outcome in zip(settings, replays, strict=True):
             outcomes[c].append(outcome)
     search.progress("confirming", REPLICATIONS, REPLICATIONS, search.best_text())
-    if search.default not in search.seen:
-        [search.seen[search.default]] = search.measure([(search.default, Part("search"))])
+    if search.default not in search.outcomes:
+        [search.outcomes[search.default]] = search.measure([(search.default, Part("search"))])
     return {c: _finalist(search, c, outcomes, judge(c)) for c in settings}
 
 
@@ -103,10 +103,10 @@ def _to_rerank(search: Search) -> list[Candidate]:
 
     A setting beyond the engine's tested range must be a tenth better.
     """
-    ranked = sorted(search.feasible(), key=lambda c: -search.worth(c, search.seen[c]))  # stable
-    best, *others = ranked
-    equal = nearest_first(search.equals(best, others), lambda c: c.num_changes(search.default))
-    return [best, *equal, *(c for c in others if c not in equal)][:NUM_RERANKED]
+    ranked = sorted(search.feasible(), key=lambda c: -search.worth(c, search.outcomes[c]))  # stable
+    best, *rest = ranked
+    equal = nearest_first(search.equals(best, rest), lambda c: c.num_changes(search.default))
+    return [best, *equal, *(c for c in rest if c not in equal)][:NUM_RERANKED]
 
 
 def _rerank(search: Search, few: list[Candidate]) -> list[Candidate]:
@@ -148,7 +148,7 @@ def _finalist(
         decider=scenario.decider,
         untested=candidate.untested,
         quality=quality,
-        searched=dict(zip(search.objectives, search.seen[candidate].values, strict=True)),
+        searched=dict(zip(search.objectives, search.outcomes[candidate].values, strict=True)),
         values=values,
         gains=gains,
         meets_run_slos=float(np.mean([outcome.violation <= 0 for outcome in replays])),

@@ -72,12 +72,12 @@ class Memo:
             self._database = _connect(path)
         self._continues = self.holds_any
 
-    def replay(self, asked: Callable[[], Json], compute: Callable[[], Any]) -> Any:
+    def replay(self, question: Callable[[], Json], compute: Callable[[], Any]) -> Any:
         """The answer (plain values) of `compute`, or its DsimError, computed once per question."""
         self.num_replays += 1
         if self.path is None:
             return compute()
-        key = digest(asked())
+        key = digest(question())
         answer = self._answer(key)
         if answer is None:
             if self.only_stored:
@@ -127,9 +127,9 @@ class Memo:
         """Like `Pool.map`."""
         return in_order(self.run(pool, function, {str(i): cell for i, cell in enumerate(cells)}))
 
-    def claim(self, what: str, asked: Json) -> None:
+    def claim(self, what: str, question: Json) -> None:
         """Reserve the store for a search; DsimError names the difference to the one it holds."""
-        new = json.loads(json.dumps(asked, default=repr))
+        new = json.loads(json.dumps(question, default=repr))
         with self._named():
             row = self._connection.execute("SELECT asked FROM searches").fetchone()
             if row is None:
@@ -251,8 +251,8 @@ class StoreFolder:
             if folder.is_dir() and not force:
                 self.begin()
 
-    def begin(self, what: str = "", asked: Json | None = None) -> None:
-        """Make the folder; asked: the only search it may hold."""
+    def begin(self, what: str = "", question: Json | None = None) -> None:
+        """Make the folder; question: the only search it may hold."""
         if self.folder is None:
             return
         if self._place is None:
@@ -265,8 +265,8 @@ class StoreFolder:
                 self.close()
                 raise
             self._new = None if extends else new
-        if asked is not None:
-            self.memo.claim(what, asked)
+        if question is not None:
+            self.memo.claim(what, question)
 
     def finish(
         self, pool: Pool, function: Callable[[Memo, C], R], cells: Mapping[str, C],

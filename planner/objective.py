@@ -49,15 +49,15 @@ class ReplayOutcome:
 
 
 Evaluate = Callable[[Candidate, Part], ReplayOutcome]
-Asked = Callable[[Candidate, Part], Json]  # an outcome's inputs
+Inputs = Callable[[Candidate, Part], Json]  # an outcome's inputs
 
 
 class Measure:
     """Measures settings in a pool; counts replays."""
 
-    def __init__(self, evaluate: Evaluate, pool: Pool, memo: Memo, asked: Asked | None) -> None:
+    def __init__(self, evaluate: Evaluate, pool: Pool, memo: Memo, inputs: Inputs | None) -> None:
         self.num_replays = 0
-        self._evaluate = partial(_evaluate, evaluate, asked)
+        self._evaluate = partial(_evaluate, evaluate, inputs)
         self._pool, self._memo = pool, memo
 
     def __call__(self, work: Sequence[tuple[Candidate, Part]]) -> list[ReplayOutcome]:
@@ -81,7 +81,7 @@ class Evaluator:
             requests = requests.head(max(1, round(part.share * len(requests))))
         return self.outcome(scenario, scenario.run(requests), requests.rate)
 
-    def asked(self, candidate: Candidate, part: Part) -> Json:
+    def inputs(self, candidate: Candidate, part: Part) -> Json:
         """The outcome's inputs."""
         return asked_of(
             _scenario(candidate, part), held_out=part.kind == "confirm", share=part.share, of=self.objectives,
@@ -142,10 +142,10 @@ def split(trace: Trace) -> tuple[Trace, Trace]:
     return parts[0], parts[1]
 
 
-def _evaluate(evaluate: Evaluate, asked: Asked | None, memo: Memo, work: tuple[Candidate, Part]) -> ReplayOutcome:
-    if asked is None:
+def _evaluate(evaluate: Evaluate, inputs: Inputs | None, memo: Memo, work: tuple[Candidate, Part]) -> ReplayOutcome:
+    if inputs is None:
         return evaluate(*work)
-    stored = memo.replay(lambda: asked(*work), lambda: asdict(evaluate(*work)))
+    stored = memo.replay(lambda: inputs(*work), lambda: asdict(evaluate(*work)))
     return ReplayOutcome(**{**stored, "values": tuple(stored["values"])})
 
 

@@ -88,7 +88,7 @@ def load_table(path: str | Path | None, allow_code: AllowedCode = NO_CODE) -> Qu
     if not scores:
         raise DsimError(f"{path} holds no scores, expected at least one row")
     factors = [factors_of_row(score, str(path), allow_code) for score in scores]
-    if not any(s.baseline is not None or _is_reference(own) for s, own in zip(scores, factors, strict=True)):
+    if not any(s.baseline is not None or _is_reference(factor) for s, factor in zip(scores, factors, strict=True)):
         raise DsimError(f"{path} has neither a baseline nor a row of the full cache (threshold 0.9, nothing evicted)")
     return QualityTable(str(path), scores, allow_code=allow_code)
 
@@ -135,8 +135,8 @@ def parse_share(text: str | float | None) -> float | None:
     """98% or 0.98; None: not asked for."""
     if text is None:
         return None
-    said = str(text).strip()
-    share = float_of(said.removesuffix("%")) / (100 if said.endswith("%") else 1)
+    text_of_share = str(text).strip()
+    share = float_of(text_of_share.removesuffix("%")) / (100 if text_of_share.endswith("%") else 1)
     if not 0 < share <= 1.5:
         raise DsimError(f"quality {cut(text)} is not a share of the full cache's, expected such as 98% or 0.98")
     return share
@@ -185,10 +185,12 @@ def _preset_with(fields: list[str], line: str) -> str:
     for name in sorted(PRESETS, key=lambda name: not PRESETS[name].reference):
         if set(fields) <= set(settings_of(PRESETS[name].policy)):
             return name
-    known = dict.fromkeys(f for p in PRESETS.values() for f in settings_of(p.policy))
-    strange = [f for f in fields if f not in known]
+    fields_of_presets = dict.fromkeys(f for p in PRESETS.values() for f in settings_of(p.policy))
+    strange = [f for f in fields if f not in fields_of_presets]
     if strange:
-        raise DsimError(f"{line}: there is no policy field {quoted(strange[0])}; the fields are {', '.join(known)}")
+        raise DsimError(
+            f"{line}: there is no policy field {quoted(strange[0])}; the fields are {', '.join(fields_of_presets)}"
+        )
     raise DsimError(f"{line}: no policy has all of {', '.join(fields)}, expected a column `policy` that says which")
 
 
@@ -204,9 +206,9 @@ def _points(table: QualityTable, model: str) -> tuple[_Point, ...]:
     full = {s.benchmark: s.score for key, g in groups.items() if _is_reference(dict(key)) for s in g if s.score}
     points = []
     for key, scores in groups.items():
-        known = [(s, s.baseline or full.get(s.benchmark)) for s in scores]
-        pairs = [(s, b) for s, b in known if b is not None]
-        if len(pairs) < len(known):
+        based = [(s, s.baseline or full.get(s.benchmark)) for s in scores]
+        pairs = [(s, b) for s, b in based if b is not None]
+        if len(pairs) < len(based):
             continue
         relative = sum(s.score for s, _ in pairs) / sum(b for _, b in pairs)
         share, worst = min((s.score / b, s.benchmark) for s, b in pairs)
@@ -220,8 +222,8 @@ def _between(line: list[_Point], name: str, value: float, where: str) -> Quality
     line = sorted(line, key=lambda p: float(p.factors[name]))
     values = [float(p.factors[name]) for p in line]
     if not values[0] < value < values[-1]:
-        held = ", ".join(f"{v:g}" for v in values)
-        return Quality(None, "", (f"{name} is {value:g}, and scores are {where} at {held}: none is extrapolated",))
+        scored = ", ".join(f"{v:g}" for v in values)
+        return Quality(None, "", (f"{name} is {value:g}, and scores are {where} at {scored}: none is extrapolated",))
     i = next(i for i, v in enumerate(values) if v > value)
     low, high = line[i - 1], line[i]
     share = (value - values[i - 1]) / (values[i] - values[i - 1])

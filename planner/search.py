@@ -55,7 +55,7 @@ class Search:
         self.objectives, self.space, self.default = objectives, space, default
         self.measure, self.progress = measure, progress
         self.signs = tuple(1.0 if name in HIGHER else -1.0 for name in objectives)
-        self.seen: dict[Candidate, ReplayOutcome] = {}
+        self.outcomes: dict[Candidate, ReplayOutcome] = {}
         self.attempts: list[Attempt] = []
         self._jobs, self._seed = jobs, seed
         self._pruned: set[Candidate] = set()
@@ -85,7 +85,7 @@ class Search:
     def ranked(self) -> list[tuple[Candidate, ReplayOutcome]]:
         """Settings replayed whole, by the first objective, then latency, then trial."""
         tried = dict.fromkeys(a.candidate for a in self.attempts if a.state == "complete")
-        outcomes = [(candidate, self.seen[candidate]) for candidate in tried]
+        outcomes = [(candidate, self.outcomes[candidate]) for candidate in tried]
         return sorted(outcomes, key=lambda item: (-self.signs[0] * item[1].values[0], item[1].latency))
 
     def feasible(self) -> list[Candidate]:
@@ -99,19 +99,19 @@ class Search:
 
     def equals(self, best: Candidate, others: Sequence[Candidate]) -> list[Candidate]:
         """The settings that are as good in the search, within NEAR."""
-        least = self.worth(best, self.seen[best])
+        least = self.worth(best, self.outcomes[best])
         least -= (NEAR - 1) * abs(least)
-        return [c for c in others if self.worth(c, self.seen[c]) >= least]
+        return [c for c in others if self.worth(c, self.outcomes[c]) >= least]
 
     def best_text(self) -> str:
         """For a progress line."""
         for candidate in self.feasible()[:1]:
-            return f"{candidate} {self.seen[candidate].values[0]:.4g} {OBJECTIVES[self.objectives[0]]}"
+            return f"{candidate} {self.outcomes[candidate].values[0]:.4g} {OBJECTIVES[self.objectives[0]]}"
         return ""
 
     def front(self) -> list[Candidate]:
         """The feasible settings' Pareto front, by the first objective."""
-        points = {c: tuple(np.array(self.signs) * self.seen[c].values) for c in self.feasible()}
+        points = {c: tuple(np.array(self.signs) * self.outcomes[c].values) for c in self.feasible()}
         front: dict[tuple[float, ...], Candidate] = {}
         for candidate, point in points.items():
             beaten = any(q != point and all(b >= a for a, b in zip(point, q, strict=True)) for q in points.values())
@@ -150,19 +150,19 @@ class Search:
             attempt.reason = refuse(attempt.candidate)
             if attempt.reason:
                 self._tell(attempt, "refused", [0.0 if sign > 0 else 1e9 for sign in self.signs])
-            elif attempt.candidate not in {*self.seen, *self._pruned, *(a.candidate for a in new)}:
+            elif attempt.candidate not in {*self.outcomes, *self._pruned, *(a.candidate for a in new)}:
                 new.append(attempt)
         if prune is not None:
             firsts = self.measure([(a.candidate, Part("search", share=prune)) for a in new])
             new = [a for a, first in zip(new, firsts, strict=True) if self._is_promising(a, first)]
         whole = self.measure([(a.candidate, Part("search")) for a in new])
         for attempt, outcome in zip(new, whole, strict=True):
-            self.seen[attempt.candidate] = attempt.outcome = outcome
+            self.outcomes[attempt.candidate] = attempt.outcome = outcome
             attempt.reason = outcome.missed
             self._tell(attempt, "complete", list(outcome.values))
         for attempt in batch:
             if not attempt.state:  # proposed before
-                attempt.outcome = self.seen.get(attempt.candidate)
+                attempt.outcome = self.outcomes.get(attempt.candidate)
                 values = None if attempt.outcome is None else list(attempt.outcome.values)
                 self._tell(attempt, "repeated", values)
 

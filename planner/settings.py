@@ -96,9 +96,9 @@ def changing_answers(
     """Flags that change answers, with values: fitted blocks and thresholds, narrower canvases. Fields of the SPEC
     stay."""
     preset = preset_of(name_of(spec), spec, allow_code)
-    found = {**fitted_at(profile, workload), **(CANVASES if profile.family == "canvas" else {})}
+    choices = {**fitted_at(profile, workload), **(CANVASES if profile.family == "canvas" else {})}
     free = preset.flags.keys() - named_fields(spec, allow_code) if preset.engine else ()
-    return {name: values for name, values in found.items() if name in free}
+    return {name: values for name, values in choices.items() if name in free}
 
 
 # Yields settings, a rung, and the first rate (None: the plan's); receives each setting's rate; returns the best
@@ -114,18 +114,18 @@ def halve(settings: Sequence[int], untested: Collection[int] = ()) -> Halving:
     for rung in range(len(RUNGS)):
         first = yield running[:1], rung, start
         start = first[0] or start
-        others = yield running[1:], rung, start
-        rates = dict(zip(running, [*first, *others], strict=True))
+        rest = yield running[1:], rung, start
+        rates = dict(zip(running, [*first, *rest], strict=True))
         worth = {i: rate / (UNTESTED if i in untested else 1.0) for i, rate in rates.items()}
         order = sorted(running[1:], key=lambda i: -worth[i])  # stable
         running = [running[0], *order[: max(1, round(GOES_ON * len(order)))]]
         start = max(rates.values()) or start
-    given = running[0]
-    highest = max((worth[i] for i in rates if i != given), default=0.0)
-    equals = [i for i in rates if i != given and worth[i] * NEAR >= highest]
-    best = nearest_first(equals, list(settings).index)[0] if equals else given
-    if worth[best] <= GAIN * worth[given]:
-        best = given
+    as_given = running[0]
+    highest = max((worth[i] for i in rates if i != as_given), default=0.0)
+    equals = [i for i in rates if i != as_given and worth[i] * NEAR >= highest]
+    best = nearest_first(equals, list(settings).index)[0] if equals else as_given
+    if worth[best] <= GAIN * worth[as_given]:
+        best = as_given
     return best, rates, sum(i != best and rate * NEAR >= worth[best] for i, rate in worth.items())
 
 

@@ -206,18 +206,15 @@ def space_of(
         return _of_pools(scenario, content, where, gpus, by_cost)
     if gpus is not None:
         raise DsimError(f"gpus is {gpus} and no pool is given, expected --pool, or replicas in a space file")
-    profile = scenario.loaded_profile()
-    check = searchable(profile, scenario.workload)
-    if content is None:
-        return _default(scenario, profile, check, also)
-    return _of_presets(scenario, content, where, check)
+    return _of_presets(scenario, content, where, also)
 
 
-def _default(scenario: Scenario, profile: Profile, check: Check, also: Sequence[str]) -> Space:
+def _default_table(scenario: Scenario, check: Check, also: Sequence[str]) -> dict[str, Any]:
     """Presets of released engines, and of `also`, with their own spaces.
 
     An engine's preset is included if the step times are that engine's, or no engine's. Without one: all presets.
     """
+    profile = scenario.loaded_profile()
     fitted = fitted_at(profile, scenario.workload)
     names = [name for name, p in PRESETS.items() if p.policy.family == profile.family and not times_another(profile, p)]
     if any(PRESETS[name].engine for name in names):
@@ -226,15 +223,11 @@ def _default(scenario: Scenario, profile: Profile, check: Check, also: Sequence[
     # The latest full-sequence system first. A stored search's inputs contain the order.
     full = [name for name in names if PRESETS[name].policy.family == "full-sequence"]
     names = [name for name in names if name not in full] + full[::-1] + [name for name in also if name not in PRESETS]
-    parts = [_Part(name, name, check, scenario.allow_code) for name in names]
-    parts = [part for part in parts if _refusal(check, part.policy) is None]
-    if not parts:
+    presets = {name: preset_of(name, allow_code=scenario.allow_code) for name in names}
+    able = {name: preset for name, preset in presets.items() if _can_run(check, preset.policy)}
+    if not able:
         check(PRESETS[BASELINES[profile.family]].policy)
-    dimensions: dict[str, Dimension] = {POLICY: Choice(tuple(part.name for part in parts))}
-    for part in parts:
-        fields = _own_space(preset_of(part.spec, allow_code=part.code), fitted) or {}
-        dimensions |= part.vary(fields, "the default space", {})
-    return Space(scenario, dimensions)
+    return {POLICY: list(able), **{name: _own_space(preset, fitted) or {} for name, preset in able.items()}}
 
 
 def fitted_at(profile: Profile, workload: str | None) -> dict[str, list[Any]]:
@@ -248,7 +241,10 @@ def fitted_at(profile: Profile, workload: str | None) -> dict[str, list[Any]]:
     return {name: values for name, values in fitted.items() if len(values) > 1}
 
 
-def _of_presets(scenario: Scenario, table: Mapping[str, Any], where: str, check: Check) -> Space:
+def _of_presets(scenario: Scenario, table: Mapping[str, Any] | None, where: str, also: Sequence[str]) -> Space:
+    check = searchable(scenario.loaded_profile(), scenario.workload)
+    is_default = table is None
+    table = _default_table(scenario, check, also) if table is None else table
     names = _presets(table, where, check)
     tables = {name: value for name, value in table.items() if _is_preset_table(name, value)}
     shared = {name: value for name, value in table.items() if name not in tables and name != POLICY}
@@ -257,7 +253,7 @@ def _of_presets(scenario: Scenario, table: Mapping[str, Any], where: str, check:
             raise DsimError(f"{where}: [{name}] is given, and policy is {', '.join(names)}: expected it among them")
     dimensions: dict[str, Dimension] = {POLICY: Choice(tuple(names))}
     refusals: Refusals = {}
-    fields: dict[str, None] = {}
+    known_fields: dict[str, None] = {}
     for name in names:
         part = _Part(name, name, check, scenario.allow_code)
         try:
@@ -266,16 +262,16 @@ def _of_presets(scenario: Scenario, table: Mapping[str, Any], where: str, check:
             raise CodeError(f"{where}: {error}") from None
         except DsimError as error:
             raise type(error)(f"{where}: {name}: {error}") from None
-        own = tables.get(name)
-        if own is None and name not in PRESETS:  # it declares its values
-            own = _own_space(preset_of(name, allow_code=part.code), {})
-        own = own or {}
-        dimensions |= part.vary({n: v for n, v in shared.items() if n not in own}, where, refusals)
-        dimensions |= part.vary(own, where)
-        fields |= dict.fromkeys(part.fields)
+        fields = tables.get(name)
+        if fields is None and name not in PRESETS:  # it declares its values
+            fields = _own_space(preset_of(name, allow_code=part.code), {})
+        fields = fields or {}
+        dimensions |= part.vary({n: v for n, v in shared.items() if n not in fields}, where, refusals)
+        dimensions |= part.vary(fields, where, {} if is_default else None)
+        known_fields |= dict.fromkeys(part.fields)
     for name in shared:
-        if name not in fields:
-            raise _no_field(f"{where}: there is no field", name, list(fields))
+        if name not in known_fields:
+            raise _no_field(f"{where}: there is no field", name, list(known_fields))
     for refusal in refusals.values():
         if refusal is not None:
             raise DsimError(f"{where}: {refusal}")
@@ -286,7 +282,7 @@ def _presets(table: Mapping[str, Any], where: str, check: Check) -> list[str]:
     """Those that a table names; without names those that declare a space and can run."""
     if POLICY not in table:
         spaced = [name for name, preset in PRESETS.items() if preset.space is not None]
-        return [name for name in spaced if _refusal(check, PRESETS[name].policy) is None] or spaced
+        return [name for name in spaced if _can_run(check, PRESETS[name].policy)] or spaced
     names = table[POLICY]
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list) or not names:
@@ -323,15 +319,13 @@ def _of_pools(
             raise DsimError(f"pool {spec.name} has the name of a part of the space, expected another one")
         check = searchable(setting.profile, scenario.workload)
         part = _Part(spec.name, name_of(spec.policy), check, scenario.allow_code)
-        gpus_of_replicas.append(setting.profile.device.count)
-        fields = {} if table is None else _section(table, spec.name, where)
+        fields = _worth_moving(scenario, part, setting) if table is None else _section(table, spec.name, where)
         counts.append(_counts(fields.pop(REPLICAS), f"{where}: {spec.name}") if REPLICAS in fields else ())
-        if table is None:
-            dimensions |= part.vary(_worth_moving(scenario, part, setting), where, {})
-        else:
-            dimensions |= part.vary(fields, f"{where}: pool {spec.name}")
+        gpus_of_replicas.append(setting.profile.device.count)
+        dimensions |= part.vary(fields, f"{where}: pool {spec.name}", {} if table is None else None)
     if scenario.links:
-        dimensions |= _of_links(scenario, table, where)
+        deciders = list(dict.fromkeys([scenario.decider, *DECIDERS]))
+        dimensions |= _of_links(scenario, {DECIDER: deciders} if table is None else table, where)
     named = any(counts)
     if table is None or gpus is not None or named:
         budget = gpus if gpus is not None or named else own_gpus
@@ -356,9 +350,7 @@ def _worth_moving(scenario: Scenario, part: _Part, setting: Setting) -> dict[str
     return {name: values for name, values in fields.items() if name in of_prefills}
 
 
-def _of_links(scenario: Scenario, table: Mapping[str, Any] | None, where: str) -> dict[str, Dimension]:
-    if table is None:
-        return {DECIDER: Choice(tuple(dict.fromkeys([scenario.decider, *DECIDERS])))}
+def _of_links(scenario: Scenario, table: Mapping[str, Any], where: str) -> dict[str, Dimension]:
     dimensions: dict[str, Dimension] = {}
     if DECIDER in table:
         dimensions[DECIDER] = dimension_of(DECIDER, table[DECIDER], where)
@@ -523,12 +515,12 @@ def _declared(part: Part, policy: Policy) -> dict[str, Any]:
     return table
 
 
-def _refusal(check: Check, policy: Policy) -> DsimError | None:
+def _can_run(check: Check, policy: Policy) -> bool:
     try:
         check(policy)
-    except DsimError as error:
-        return error
-    return None
+    except DsimError:
+        return False
+    return True
 
 
 def _no_field(problem: str, name: str, fields: Sequence[str]) -> DsimError:

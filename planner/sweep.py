@@ -113,7 +113,7 @@ def sweep(
         folder.write_files({"sweep.json": _json(begun)})
         finished = folder.finish(
             pool, _run, {cell.key: cell.scenario for cell in plan.cells},
-            progress=lambda ended, of, _: progress and progress(ended, of),
+            progress=lambda ended, total, _: progress and progress(ended, total),
         )  # fmt: skip
         outcomes = finished.outcomes
         first = _first_of_each(plan, outcomes)
@@ -141,9 +141,9 @@ def _first_of_each(plan: Plan, outcomes: Mapping[str, Outcome[Json]]) -> dict[st
     """The first finished cell by policy, trace, profile and yield."""
     first: dict[str, Scenario] = {}
     for cell in plan.cells:
-        others = (str(cell.varied[name]) for name in ("trace", "profile", "workload", "yields") if name in cell.varied)
+        fields = (str(cell.varied[name]) for name in ("trace", "profile", "workload", "yields") if name in cell.varied)
         if cell.key in outcomes and outcomes[cell.key].error is None:
-            first.setdefault(", ".join([cell.scenario.label, *others]), cell.scenario)
+            first.setdefault(", ".join([cell.scenario.label, *fields]), cell.scenario)
     return first
 
 

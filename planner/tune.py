@@ -83,7 +83,7 @@ def tune(
     def judge(candidate: Candidate) -> Quality:
         qualities = [quality_of(policy, model, table) for policy in candidate.policies]
         worst = min(qualities, key=lambda quality: -1.0 if quality.relative is None else quality.relative)
-        answers, answers_today = ([quality_factors(p) for p in one.policies] for one in (candidate, default))
+        answers, answers_today = ([quality_factors(p) for p in c.policies] for c in (candidate, default))
         return replace(worst, same=answers == answers_today)
 
     question = asked_of(
@@ -93,17 +93,17 @@ def tune(
     )  # fmt: skip
     if least is not None and varied.presets:
         varied = guarded(varied, lambda policy: quality_of(policy, model, table), least)
-    share, asked = None, None
+    share, inputs = None, None
     if evaluate is None:
         evaluate = replays = Evaluator(tuple(objectives), gpu_hour)
-        asked = replays.asked
+        inputs = replays.inputs
         if len(objectives) == 1 and len(traffic(scenario, False)) >= PRUNE_FROM:
             share = PRUNE_SHARE
     with ExitStack() as stack:
         pool = stack.enter_context(Pool(jobs, ray))
         stack.enter_context(quiet())
         search = Search(
-            tuple(objectives), varied, default, Measure(evaluate, pool, folder.memo, asked), jobs=jobs,
+            tuple(objectives), varied, default, Measure(evaluate, pool, folder.memo, inputs), jobs=jobs,
             seed=scenario.seed, progress=progress,
         )  # fmt: skip
         folder.begin("search", question)
@@ -114,19 +114,19 @@ def tune(
         winner = best[0]
         confirmed, notes = verdict(objectives[0], finalists[winner], finalists[default], winner == default, least)
         recommended = winner if confirmed else default
-        compared = [one.scenario for one in dict.fromkeys((recommended, winner, default))]
+        compared = [candidate.scenario for candidate in dict.fromkeys((recommended, winner, default))]
         requests = scenario.requests()
         uncertain = None
         if num_draws is not None:
             uncertain = ensemble(
                 compared, requests, num_draws, recommended=True, pool=pool, memo=folder.memo,
                 judged=of_objective(objectives[0]),
-                progress=lambda done, of: progress("asking drawn profiles", done, of, ""),
+                progress=lambda done, total: progress("asking drawn profiles", done, total, ""),
             )  # fmt: skip
-    pools = [alone for one in compared for alone in one.of_each_pool()]
+    pools = [alone for fleet in compared for alone in fleet.of_each_pool()]
     setup = setup_of(scenario, command, gpu_hour, currency)
     front = [] if len(objectives) == 1 else best
-    value, value_today = (search.seen[candidate].values[0] for candidate in (winner, default))
+    value, value_today = (search.outcomes[candidate].values[0] for candidate in (winner, default))
     files = [recommended.file(), *((f"front-{i}.toml", c.file()[1]) for i, c in enumerate(front, 1))]
     tuned = Tuned(
         objectives={name: OBJECTIVES[name] for name in objectives},

@@ -189,13 +189,13 @@ def _numbers_of(tuned: "Tuned", name: str, best: "Finalist") -> tuple[Number, ..
 
 def _figures(tuned: "Tuned") -> list[Figure]:
     """The answer's first."""
-    first, *others = tuned.objectives
+    first, *rest = tuned.objectives
     whole = [trial for trial in tuned.trials if trial.state == "complete"]
     about = f"In {first}, on held-out traffic, with 95 % intervals. {GAIN}"
     figures = [Figure("gains", "Confirmed gain", about, _gains(tuned, first))]
-    if others:
+    if rest:
         about = "Each point is a setting; those on the line are not beaten in both objectives by any other."
-        figures.insert(0, Figure("front", "The front", about, _front(tuned, whole, first, others[0])))
+        figures.insert(0, Figure("front", "The front", about, _front(tuned, whole, first, rest[0])))
     grouped = "replicas of each pool" if tuned.default.pools else "policy"
     about = (
         f"{first} of each setting, in the colour of its {grouped}: ● meets every SLO with a statistic, ✕ misses one. "
@@ -251,11 +251,11 @@ def _front(tuned: "Tuned", whole: "Sequence[Trial]", x: str, y: str) -> Chart:
 def _gains(tuned: "Tuned", name: str) -> Chart:
     chart = Chart("gain over the default", "", legend=True, from_zero=False)
     shown = [(role, f, f.gains[name]) for role, f in _finalists(tuned) if "default" not in role]
-    known = [(role, f, gain) for role, f, gain in shown if gain is not None]
+    with_gains = [(role, f, gain) for role, f, gain in shown if gain is not None]
     chart.add(
-        "scatter", x=[gain.value for _, _, gain in known], y=[role for role, _, _ in known], mode="markers",
-        showlegend=False, text=[str(f) for _, f, _ in known], marker={"color": COLOURS[0], "size": 9},
-        error_x={"type": "data", "array": [gain.high - gain.value for _, _, gain in known]},
+        "scatter", x=[gain.value for _, _, gain in with_gains], y=[role for role, _, _ in with_gains], mode="markers",
+        showlegend=False, text=[str(f) for _, f, _ in with_gains], marker={"color": COLOURS[0], "size": 9},
+        error_x={"type": "data", "array": [gain.high - gain.value for _, _, gain in with_gains]},
     )  # fmt: skip
     chart.vline(0.0, dash="solid")
     chart.x["tickformat"] = "+.1~%"
@@ -303,21 +303,21 @@ def sweep_page(sweep: "Sweep") -> Page:
             f"OVERLOADED {sweep.num_unstable} of {num_rows} cells, marked ✕: their queue grows without bound, and "
             "their latencies measure the length of the trace."
         )
-    known = {name: metric for name, metric in DRAWN.items() if any(row.get(name) is not None for row in rows)}
+    metrics = {name: metric for name, metric in DRAWN.items() if any(row.get(name) is not None for row in rows)}
     names = [name for name in sweep.varied if name != "seed"]
-    judge = next((name for name in ("goodput", "output_throughput") if name in known), None)
+    judge = next((name for name in ("goodput", "output_throughput") if name in metrics), None)
     best, answer = None, ""
     if judge is not None:
-        places = {at: p for at, p in _places(rows, names, judge).items() if p.stable and not math.isnan(p.value)}
-        best = max(places, key=lambda at: places[at].value, default=None)
+        places = {place: p for place, p in _places(rows, names, judge).items() if p.stable and not math.isnan(p.value)}
+        best = max(places, key=lambda place: places[place].value, default=None)
         answer = "No cell is stable: every one is overloaded or failed."
         if best is not None:
             where = ", ".join(f"{name} = {_label(value)}" for name, value in zip(names, best, strict=True))
-            value = f"{number(places[best].value)} {known[judge].axis}"
+            value = f"{number(places[best].value)} {metrics[judge].axis}"
             where += priced_apart(sweep.implementations)
-            answer = f"Highest stable {known[judge].title.lower()}: {value} at {where}."
+            answer = f"Highest stable {metrics[judge].title.lower()}: {value} at {where}."
     numbers = []
-    for name, metric in known.items() if best is not None else ():
+    for name, metric in metrics.items() if best is not None else ():
         mean = _places(rows, names, name)[best or ()].value
         if not math.isnan(mean):
             shown = f"{number(mean * metric.scale)} {metric.axis}"
@@ -325,7 +325,7 @@ def sweep_page(sweep: "Sweep") -> Page:
     failed = f"{sweep.num_unstable} overloaded, {sweep.num_failed} failed"
     about = failed if sweep.num_unstable or sweep.num_failed else "finished, none overloaded"
     numbers = [*numbers[:3], Number("cells", ((None, f"{num_rows} of {sweep.num_cells}"),), about)]
-    title, figures = _curves(sweep, known)
+    title, figures = _curves(sweep, metrics)
     ranges = [(name, _range(_values(rows, name))) for name in sweep.varied]
     ensemble = {"ensemble": None if sweep.ensemble is None else sweep.ensemble.to_json()}
     return Page(
@@ -339,7 +339,7 @@ def sweep_page(sweep: "Sweep") -> Page:
         facts=(("title", sweep.title), *_shared(sweep), *ranges, ("cells", str(num_rows))),
         sections=(
             *((Section(title, tuple(figures[1:])),) if figures[1:] else ()),
-            Section("Cells", (_cells(sweep, known),)),
+            Section("Cells", (_cells(sweep, metrics),)),
             *of_ensemble(ensemble),
         ),
         notes=(
@@ -361,7 +361,7 @@ def _shared(sweep: "Sweep") -> list[tuple[str, str]]:
     return shared
 
 
-def _curves(sweep: "Sweep", known: Mapping[str, Metric]) -> tuple[str, list[Figure]]:
+def _curves(sweep: "Sweep", metrics: Mapping[str, Metric]) -> tuple[str, list[Figure]]:
     """With their section's title; over the first field if none is numeric. The load first, then most values."""
     rows = sweep.results
     values = {name: _values(rows, name) for name in sweep.varied if name != "seed"}
@@ -371,15 +371,15 @@ def _curves(sweep: "Sweep", known: Mapping[str, Metric]) -> tuple[str, list[Figu
     if not names:
         return "", []
     x = (axes or names)[0]
-    curves = [_curve(rows, metric, known[metric], x, [n for n in names if n != x], values[x]) for metric in known]
+    curves = [_curve(rows, metric, metrics[metric], x, [n for n in names if n != x], values[x]) for metric in metrics]
     return f"Curves over {x}" if axes else f"Cells by {x}", [curve for curve in curves if curve is not None]
 
 
 def _curve(
-    rows: Sequence[Json], metric: str, shown: Metric, x: str, others: Sequence[str], xs: Sequence[Any]
+    rows: Sequence[Json], metric: str, shown: Metric, x: str, fields: Sequence[str], xs: Sequence[Any]
 ) -> Figure | None:
     """One line per setting of the other fields; None if too many."""
-    places = _places(rows, [*others, x], metric)
+    places = _places(rows, [*fields, x], metric)
     settings = list(dict.fromkeys(place[:-1] for place in places))
     if len(settings) > MAX_CURVES:
         return None
@@ -387,15 +387,15 @@ def _curve(
     numeric = all(map(_is_number, xs))
     values: list[float] = []
     for i, setting in enumerate(settings):
-        along = {at: places[*setting, at] for at in xs if (*setting, at) in places}
-        along = {at: place for at, place in along.items() if not math.isnan(place.value)}
+        along = {value: places[*setting, value] for value in xs if (*setting, value) in places}
+        along = {value: place for value, place in along.items() if not math.isnan(place.value)}
         y = [place.value * shown.scale for place in along.values()]
         values += y
-        pairs = zip(others, setting, strict=True)
-        name = ", ".join(_label(v) if isinstance(v, str) else f"{other} {_label(v)}" for other, v in pairs)
+        pairs = zip(fields, setting, strict=True)
+        name = ", ".join(_label(v) if isinstance(v, str) else f"{field} {_label(v)}" for field, v in pairs)
         shade = colour(i)
         chart.add(
-            "scatter", x=[at if numeric else _label(at) for at in along], y=y, name=name or shown.title,
+            "scatter", x=[value if numeric else _label(value) for value in along], y=y, name=name or shown.title,
             mode="lines+markers" if numeric else "markers", legendgroup=name,
             line={"color": shade, "width": 2, "dash": LINES[i // len(COLOURS)]},
             marker={
@@ -428,11 +428,11 @@ def _places(rows: Sequence[Json], names: Sequence[str], metric: str) -> dict[tup
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
     places = {}
-    for at, cells in groups.items():
+    for place, cells in groups.items():
         values = [float(row[metric]) for row in cells if row.get(metric) is not None] or [math.nan]
         num = 0 if math.isnan(values[0]) else len(values)
         stable = not any(row.get("stable") is False for row in cells)
-        places[at] = Place(float(np.mean(values)), min(values), max(values), num, stable)
+        places[place] = Place(float(np.mean(values)), min(values), max(values), num, stable)
     return places
 
 
@@ -444,16 +444,16 @@ def _whiskers(places: Sequence[Place], scale: float) -> dict[str, Any] | None:
     return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 3}
 
 
-def _cells(sweep: "Sweep", known: Mapping[str, Metric]) -> Table:
+def _cells(sweep: "Sweep", metrics: Mapping[str, Metric]) -> Table:
     marks = [""] if sweep.num_unstable else []
-    head = [*sweep.varied, *(f"{metric.title} ({metric.axis})" for metric in known.values()), *marks]
+    head = [*sweep.varied, *(f"{metric.title} ({metric.axis})" for metric in metrics.values()), *marks]
     rows = []
     for row in sweep.results[:MAX_ROWS]:
         cells = [_label(row[name]) for name in sweep.varied]
         if row["error"] is not None:
             rows.append(Row((*cells, row["error"]), failed=True))
             continue
-        for name, metric in known.items():
+        for name, metric in metrics.items():
             value = row.get(name)
             cells.append(number(None if value is None else value * metric.scale))
         cells += ["✕ overloaded" if row.get("stable") is False else "" for _ in marks]

@@ -19,7 +19,6 @@ from dsim.results.metrics import Summary
 from dsim.results.scenario import Scenario, on_fleet
 from dsim.traces import Trace
 
-from ..held_up import SWEEP, kill, start, wait_until
 from ..stored import rows
 
 BASE = {"trace": "azure-conv", "num_requests": 40, "policy": "chunk"}
@@ -272,25 +271,6 @@ def test_an_interrupt_ends_a_sweep_with_what_is_done(tmp_path: Path) -> None:
     rest = sweep(config, tmp_path / "out", jobs=1)
     assert (rest.num_run, rest.num_reused, rest.interrupted) == (1, 2, False)
     assert not json.loads((tmp_path / "out" / "sweep.json").read_text())["interrupted"]
-
-
-@pytest.mark.slow
-def test_a_sweep_killed_in_the_middle_loses_and_repeats_no_finished_cell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = '[base]\ntrace = "azure-conv"\npolicy = "chunk"\nnum_requests = 40\n[grid]\nrate = [1, 2, 3, 4, 5, 6]\n'
-    config, out = write(tmp_path / "c.toml", text), tmp_path / "out"
-    running = start(SWEEP, "sweep", config, "-o", out, "--jobs", 2, folder=tmp_path / "gate", num_passes=3)
-    wait_until(lambda: len(rows(out / "replays.db")) == 3, running)
-    kill(running)
-    # What was finished is not run again.
-    ran, command = spy(monkeypatch), f"dsim sweep {config}"
-    sweep(config, out, jobs=1, command=command)
-    assert len(ran) == 3
-    assert len(summaries(out)) == 6
-    sweep(config, tmp_path / "whole", jobs=1, command=command)
-    for name in ("results.csv", "results.parquet", "report.html"):
-        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def spy(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
