@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from .. import __version__
-from ..engine.errors import DsimError
+from ..engine.errors import DsimError, MachineError
 from ..engine.outside import fault_in_code
 from ..files.interrupt import uninterrupted
 from ..files.read import cut
@@ -166,7 +166,7 @@ def _on_cores(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> 
         except TerminatedWorkerError:
             crashes += 1
             if crashes == MAX_CRASHES:
-                raise DsimError(
+                raise MachineError(
                     f"a worker was killed {crashes} times in a row, probably for want of memory; {len(waiting)} of "
                     f"{len(cells)} cells are left: fewer jobs than {jobs} need less"
                 ) from None

@@ -35,12 +35,12 @@ def confirm(search: Search, candidates: Sequence[Candidate], judge: Judge) -> di
     outcomes: dict[Candidate, list[ReplayOutcome]] = {c: [] for c in settings}
     for index in range(REPLICATIONS):
         search.progress("confirming", index, REPLICATIONS, search.best_text())
-        replays = search.measure([(c, Part("confirm", index)) for c in settings])
+        replays = search.measure(settings, Part("confirm", index))
         for c, outcome in zip(settings, replays, strict=True):
             outcomes[c].append(outcome)
     search.progress("confirming", REPLICATIONS, REPLICATIONS, search.best_text())
     if search.default not in search.outcomes:
-        [search.outcomes[search.default]] = search.measure([(search.default, Part("search"))])
+        [search.outcomes[search.default]] = search.measure([search.default], Part("search"))
     return {c: _finalist(search, c, outcomes, judge(c)) for c in settings}
 
 
@@ -117,7 +117,7 @@ def _rerank(search: Search, few: list[Candidate]) -> list[Candidate]:
     missed: dict[Candidate, int] = dict.fromkeys(few, 0)
     for index in range(NUM_RERANKS):
         search.progress("ranking", index, NUM_RERANKS, search.best_text())
-        outcomes = search.measure([(c, Part("rerank", index)) for c in few])
+        outcomes = search.measure(few, Part("rerank", index))
         for c, outcome in zip(few, outcomes, strict=True):
             costs[c].append(-search.worth(c, outcome))
             missed[c] += outcome.violation > 0

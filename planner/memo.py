@@ -277,21 +277,14 @@ class StoreFolder:
         progress: finished and all cells, and the last finished (first: the next).
         """
         outcomes: dict[str, Outcome[R]] = {}
-        interrupted = False
+        interrupted = True
         try:
-            progress(0, len(cells), next(iter(cells), ""))
-            with closing(self.memo.run(pool, function, cells)) as running:
+            with suppress(KeyboardInterrupt), closing(self.memo.run(pool, function, cells)) as running:
+                progress(0, len(cells), next(iter(cells), ""))
                 for outcome in running:
                     outcomes[outcome.key] = outcome
                     progress(len(outcomes), len(cells), outcome.key)
-        except KeyboardInterrupt:
-            interrupted = True
-        except DsimError as error:
-            if self.folder is None or not outcomes:
-                raise
-            kind = type(error) if isinstance(error, MachineError) else KeptError
-            finished = f"{len(outcomes)} of {len(cells)} cells are finished and kept: the same command goes on"
-            raise kind(f"{error}; {finished}") from None
+                interrupted = False
         finally:
             if outcomes:
                 self.settle()

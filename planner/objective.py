@@ -52,20 +52,16 @@ Evaluate = Callable[[Candidate, Part], ReplayOutcome]
 Inputs = Callable[[Candidate, Part], Json]  # an outcome's inputs
 
 
-class Measure:
-    """Measures settings in a pool; counts replays."""
+Measure = Callable[[Sequence[tuple[Candidate, Part]]], list[ReplayOutcome]]  # in the same order
 
-    def __init__(self, evaluate: Evaluate, pool: Pool, memo: Memo, inputs: Inputs | None) -> None:
-        self.num_replays = 0
-        self._evaluate = partial(_evaluate, evaluate, inputs)
-        self._pool, self._memo = pool, memo
 
-    def __call__(self, work: Sequence[tuple[Candidate, Part]]) -> list[ReplayOutcome]:
-        """In the work's order."""
-        self.num_replays += len(work)
-        # Workers may have another current folder.
-        located = [(replace(candidate, scenario=candidate.scenario.located()), part) for candidate, part in work]
-        return list(self._memo.map(self._pool, self._evaluate, located))
+def measure(
+    pool: Pool, memo: Memo, evaluate: Evaluate, inputs: Inputs | None, work: Sequence[tuple[Candidate, Part]]
+) -> list[ReplayOutcome]:
+    """Replay candidates in a pool, unless the memo has their outcomes."""
+    # Workers may have another current folder.
+    located = [(replace(candidate, scenario=candidate.scenario.located()), part) for candidate, part in work]
+    return list(memo.map(pool, partial(_evaluate, evaluate, inputs), located))
 
 
 class Evaluator:

@@ -53,11 +53,12 @@ class Search:
         progress: Progress,
     ) -> None:  # fmt: skip
         self.objectives, self.space, self.default = objectives, space, default
-        self.measure, self.progress = measure, progress
+        self.progress = progress
+        self.num_replays = 0
         self.signs = tuple(1.0 if name in HIGHER else -1.0 for name in objectives)
         self.outcomes: dict[Candidate, ReplayOutcome] = {}
         self.attempts: list[Attempt] = []
-        self._jobs, self._seed = jobs, seed
+        self._measure, self._jobs, self._seed = measure, jobs, seed
         self._pruned: set[Candidate] = set()
         directions = [StudyDirection.MAXIMIZE if sign > 0 else StudyDirection.MINIMIZE for sign in self.signs]
         pruner = optuna.pruners.MedianPruner(n_startup_trials=8)
@@ -81,6 +82,10 @@ class Search:
             self._try(batch, refuse, prune)
             idle = 0 if self._num_tried() > done else idle + 1
         self.progress("searching", trials, trials, self.best_text())
+
+    def measure(self, candidates: Sequence[Candidate], part: Part) -> list[ReplayOutcome]:
+        self.num_replays += len(candidates)
+        return self._measure([(candidate, part) for candidate in candidates])
 
     def ranked(self) -> list[tuple[Candidate, ReplayOutcome]]:
         """Settings replayed whole, by the first objective, then latency, then trial."""
@@ -153,9 +158,9 @@ class Search:
             elif attempt.candidate not in {*self.outcomes, *self._pruned, *(a.candidate for a in new)}:
                 new.append(attempt)
         if prune is not None:
-            firsts = self.measure([(a.candidate, Part("search", share=prune)) for a in new])
+            firsts = self.measure([a.candidate for a in new], Part("search", share=prune))
             new = [a for a, first in zip(new, firsts, strict=True) if self._is_promising(a, first)]
-        whole = self.measure([(a.candidate, Part("search")) for a in new])
+        whole = self.measure([a.candidate for a in new], Part("search"))
         for attempt, outcome in zip(new, whole, strict=True):
             self.outcomes[attempt.candidate] = attempt.outcome = outcome
             attempt.reason = outcome.missed

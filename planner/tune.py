@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from .contents import asked_of, digest
 from .ensemble import check_num, ensemble, of_objective
 from .memo import FILES as STORE_FILES
 from .memo import STORE, KeptError, StoreFolder
-from .objective import OBJECTIVES, Evaluate, Evaluator, Measure, traffic
+from .objective import OBJECTIVES, Evaluate, Evaluator, measure, traffic
 from .quality import Quality, load_table, parse_share, quality_factors, quality_of
 from .record import profile_notes
 from .search import Judge, Progress, Refuse, Search, quiet
@@ -103,7 +104,7 @@ def tune(
         pool = stack.enter_context(Pool(jobs, ray))
         stack.enter_context(quiet())
         search = Search(
-            tuple(objectives), varied, default, Measure(evaluate, pool, folder.memo, inputs), jobs=jobs,
+            tuple(objectives), varied, default, partial(measure, pool, folder.memo, evaluate, inputs), jobs=jobs,
             seed=scenario.seed, progress=progress,
         )  # fmt: skip
         folder.begin("search", question)
@@ -137,7 +138,7 @@ def tune(
         front=tuple(finalists[candidate] for candidate in front),
         search_gain=search.signs[0] * (value - value_today) / abs(value_today) if value_today else None,
         equal=len(search.equals(winner, search.feasible())) - 1,
-        num_replays=search.measure.num_replays,
+        num_replays=search.num_replays,
         replications=REPLICATIONS,
         space=varied.dimensions,
         trials=search.trials(judge),

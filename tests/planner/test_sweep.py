@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dsim.engine.errors import DsimError
+from dsim.engine.errors import DsimError, MachineError
 from dsim.planner.backend import Pool
 from dsim.planner.grid import TYPES, read_plan
 from dsim.planner.sweep import sweep
@@ -245,13 +245,11 @@ def test_a_backend_that_gives_up_loses_nothing(tmp_path: Path, monkeypatch: pyte
 
     def gives_up(*arguments: Any) -> Iterator[Any]:
         yield next(plain(*arguments))
-        raise DsimError("the cluster is gone")
+        raise MachineError("the memory is full")
 
     monkeypatch.setattr(Pool, "run", gives_up)
-    with pytest.raises(DsimError) as error:
+    with pytest.raises(MachineError):
         sweep(config, tmp_path / "out", jobs=1)
-    told = "the cluster is gone; 1 of 3 cells are finished and kept: the same command goes on"
-    assert str(error.value) == told
     monkeypatch.undo()
     assert sweep(config, tmp_path / "out", jobs=1).num_reused == 1
 
