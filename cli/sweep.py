@@ -56,8 +56,8 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
         watch.warn(f"cell {row['key']}: {row['error']}" for row in failed[:3])
         if len(failed) > 3:
             watch.warn([f"{len(failed) - 3} more cells failed: column error"])
-        warn(watch, *done.first.values())
-        warn_of_yields(watch, *done.first.values())
+        warn(watch, *done.services)
+        warn_of_yields(watch, *done.services)
         drawn = None if done.ensemble is None else done.ensemble.to_json()
         failure = None
         if len(failed) == done.num_cells:

@@ -28,7 +28,7 @@ MOST_CELLS = 100_000  # all are checked, stored and drawn
 POLICY = "policy."  # of `policy.chunk`, a field of the SPEC
 NOT_VARIED = ("allow_code", "check_rules", "pools", "links", "decider")
 FILES = ("trace", "profile", "yields", "lengths")  # may name a file
-# Which requests, apart from the seed, and their SLOs' classes; the other fields are how requests are served.
+# Which requests, apart from the seed, and their SLOs' classes.
 OF_REQUESTS = (
     "trace", "arrival", "rate", "lengths", "concurrency", "num_requests", "time_scale",
     "time_unit", "skip_bad", "columns", "only", "slos",
@@ -53,8 +53,7 @@ class Plan:
     varied: tuple[str, ...]
     cells: tuple[Cell, ...]
     config: Json  # as given
-    estimated: tuple[str, ...]  # profiles not measured
-    implementations: tuple[str, ...]  # that price the cells
+    services: tuple[Scenario, ...]  # the first cell of each trace, policy and fleet
 
 
 def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = NO_CODE) -> Plan:
@@ -142,22 +141,17 @@ def _check(
 ) -> Plan:  # fmt: skip
     """Check every cell before any runs."""
     cells: dict[str, Cell] = {}
-    settings: dict[Any, Json] = {}  # the policy's fields, by how requests are served
+    services: dict[Any, Scenario] = {}
     ready: set[Any] = set()  # by OF_REQUESTS
-    estimated: dict[str, None] = {}
-    implementations: dict[str, None] = {}
-    served = [name for name in Scenario.__dataclass_fields__ if name not in (*OF_REQUESTS, "seed")]
+    of_service = [name for name in Scenario.__dataclass_fields__ if name not in (*OF_REQUESTS[1:], "seed")]
     for i, point in enumerate(points, 1):
         try:
             scenario = scenario_of(folder, point, allow_code)
-            how, which = (tuple(getattr(scenario, name) for name in names) for names in (served, OF_REQUESTS))
-            if how not in settings:
-                profile, settings[how] = scenario.loaded_profile(), settings_of(scenario.parsed_policy())
+            how, which = (tuple(getattr(scenario, name) for name in names) for names in (of_service, OF_REQUESTS))
+            if how not in services:
                 for _, setting in scenario.each_pool():
                     setting.check()
-                implementations[profile.implementation] = None
-                if profile.is_estimate:
-                    estimated[profile.name] = None
+                services[how] = scenario
             check_values(scenario)
             if which not in ready:
                 scenario.requests()
@@ -167,11 +161,12 @@ def _check(
             values = ", ".join(f"{name}={cut(_shown(point[name]))}" for name in varied if name in point)
             raise type(error)(f"{where}: cell {i} ({values}): {error}") from None
         shown = {}
+        settings = settings_of(services[how].parsed_policy())
         for name in varied:
             value = point.get(name, getattr(scenario, name, None))
-            shown[name] = _shown(settings[how].get(name.removeprefix(POLICY)) if name.startswith(POLICY) else value)
+            shown[name] = _shown(settings.get(name.removeprefix(POLICY)) if name.startswith(POLICY) else value)
         cells.setdefault(key, Cell(key, shown, scenario))  # equal cells run once
-    return Plan(title, varied, tuple(cells.values()), config, tuple(estimated), tuple(implementations))
+    return Plan(title, varied, tuple(cells.values()), config, tuple(services.values()))
 
 
 def scenario_of(folder: Path, values: Point, allow_code: AllowedCode = NO_CODE) -> Scenario:

@@ -54,8 +54,7 @@ class Sweep(Result):
     ensemble: Uncertain | None = None  # of the best cells
     num_run: int = field(default=0, metadata=NOT_STORED)
     num_reused: int = field(default=0, metadata=NOT_STORED)  # by an earlier run into the folder
-    # First finished cell by policy, profile and yield.
-    first: Mapping[str, Scenario] = field(default_factory=dict, metadata=NOT_STORED)
+    services: tuple[Scenario, ...] = field(default=(), metadata=NOT_STORED)  # see Plan
 
     @property
     def num_failed(self) -> int:
@@ -101,9 +100,12 @@ def sweep(
     """
     plan = read_plan(config, allowed(allow_code))
     check_num(ensemble, (cell.scenario for cell in plan.cells))
+    profiles = [scenario.loaded_profile() for scenario in plan.services]
     begun = Sweep(
-        title=plan.title, varied=plan.varied, num_cells=len(plan.cells), interrupted=True, estimated=plan.estimated,
-        implementations=plan.implementations, config=plan.config, command=command,
+        title=plan.title, varied=plan.varied, num_cells=len(plan.cells), interrupted=True,
+        estimated=tuple(dict.fromkeys(profile.name for profile in profiles if profile.is_estimate)),
+        implementations=tuple(dict.fromkeys(profile.implementation for profile in profiles)), config=plan.config,
+        command=command, notes=tuple(profile_notes(plan.services)), services=plan.services,
     )  # fmt: skip
     with (
         StoreFolder(None if out is None else Path(out), SWEEP, force=force) as folder,
@@ -116,16 +118,13 @@ def sweep(
             progress=lambda ended, total, _: progress and progress(ended, total),
         )  # fmt: skip
         outcomes = finished.outcomes
-        first = _first_of_each(plan, outcomes)
-        profiles = {(scenario.profile, scenario.workload, scenario.yields): scenario for scenario in first.values()}
         uncertain = None
         if ensemble is not None and not finished.interrupted:
             with suppress(KeyboardInterrupt):
                 uncertain = _under_drawn_profiles(plan, outcomes, ensemble, pool, asking, folder.memo)
         done = replace(
             begun, interrupted=finished.interrupted, results=_rows(plan, outcomes, quality), ensemble=uncertain,
-            notes=tuple(profile_notes(list(profiles.values()))), first=first, num_reused=finished.num_reused,
-            num_run=len(outcomes) - finished.num_reused,
+            num_reused=finished.num_reused, num_run=len(outcomes) - finished.num_reused,
         )  # fmt: skip
         if folder.is_settled:  # not stopped before any cell finished
             _write(folder, done)
@@ -135,16 +134,6 @@ def sweep(
 def _run(memo: Memo, scenario: Scenario) -> Json:
     summary: Json = memo.replay(lambda: asked_of(scenario, of="summary"), lambda: scenario.run().to_json())
     return summary
-
-
-def _first_of_each(plan: Plan, outcomes: Mapping[str, Outcome[Json]]) -> dict[str, Scenario]:
-    """The first finished cell by policy, trace, profile and yield."""
-    first: dict[str, Scenario] = {}
-    for cell in plan.cells:
-        fields = (str(cell.varied[name]) for name in ("trace", "profile", "workload", "yields") if name in cell.varied)
-        if cell.key in outcomes and outcomes[cell.key].error is None:
-            first.setdefault(", ".join([cell.scenario.label, *fields]), cell.scenario)
-    return first
 
 
 def _under_drawn_profiles(
