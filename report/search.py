@@ -1,7 +1,7 @@
 """The pages of `dsim tune` and `dsim sweep`: the best settings of a search, the best cell of a sweep."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Json = Mapping[str, Any]  # of --json
 GAIN = "A gain above zero is better: more goodput or throughput, less cost or latency."
+STAIRS = {"color": INK, "width": 1.5, "shape": "hv"}
 UNITS = {"rate": "req/s", "concurrency": "requests"}  # on the x axis
 MAX_ROWS = 500  # of the table
 MAX_CURVES = len(COLOURS) * len(LINES)
@@ -210,22 +211,34 @@ def _axis(tuned: "Tuned", name: str) -> str:
 
 def _history(tuned: "Tuned", whole: "Sequence[Trial]", name: str) -> Chart:
     chart = Chart("trial", _axis(tuned, name), legend=True, from_zero=False)
-    for group, trials, shade in _groups(tuned, whole):
-        symbols = ["circle" if _meets(trial) else "x-thin-open" for trial in trials]
-        chart.add(
-            "scatter", x=[trial.trial for trial in trials], y=[trial.values[name] for trial in trials], mode="markers",
-            name=group, text=[trial.policy for trial in trials], marker={"color": shade, "symbol": symbols, "size": 7},
-        )  # fmt: skip
+    _add_trials(chart, tuned, whole, lambda trial: trial.trial, name)
     better = max if name in ("goodput", "throughput") else min
     best: list[float | None] = []
     for trial in whole:
         reached = [value for value in (*best[-1:], trial.values[name] if _meets(trial) else None) if value is not None]
         best.append(better(reached, default=None))
-    chart.add(
-        "scatter", x=[trial.trial for trial in whole], y=best, mode="lines", name="best so far",
-        line={"color": INK, "width": 1.5, "shape": "hv"},
-    )  # fmt: skip
+    chart.add("scatter", x=[trial.trial for trial in whole], y=best, mode="lines", name="best so far", line=STAIRS)
     return chart
+
+
+def _add_trials(
+    chart: Chart, tuned: "Tuned", whole: "Sequence[Trial]", x: "Callable[[Trial], float]", objective: str
+) -> None:
+    """Points in the colour of their preset, or of a fleet's replicas."""
+    groups: dict[str, list[Trial]] = {}
+    for trial in whole:
+        name = str(trial.replicas) if tuned.default.pools else trial.policy.split(",")[0]
+        groups.setdefault(name, []).append(trial)
+    presets = getattr(tuned.space.get("policy"), "values", ())
+    names = list(map(str, presets)) if presets else sorted(groups)
+    shades = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+    for name, trials in groups.items():
+        symbols = ["circle" if _meets(trial) else "x-thin-open" for trial in trials]
+        chart.add(
+            "scatter", x=list(map(x, trials)), y=[trial.values[objective] for trial in trials], mode="markers",
+            name=name, text=[trial.policy for trial in trials],
+            marker={"color": shades.get(name, INK), "symbol": symbols, "size": 7},
+        )  # fmt: skip
 
 
 def _meets(trial: "Trial") -> bool:
@@ -234,16 +247,12 @@ def _meets(trial: "Trial") -> bool:
 
 def _front(tuned: "Tuned", whole: "Sequence[Trial]", x: str, y: str) -> Chart:
     chart = Chart(_axis(tuned, x), _axis(tuned, y), legend=True, from_zero=False)
-    for group, trials, shade in _groups(tuned, whole):
-        chart.add(
-            "scatter", x=[trial.values[x] for trial in trials], y=[trial.values[y] for trial in trials],
-            mode="markers", name=group, text=[trial.policy for trial in trials], marker={"color": shade, "size": 7},
-        )  # fmt: skip
+    _add_trials(chart, tuned, whole, lambda trial: trial.values[x], y)
     points = sorted((f.searched[x], f.searched[y], str(f)) for f in tuned.front)
     xs, ys, names = (list(column) for column in zip(*points, strict=True))
     chart.add(
-        "scatter", x=xs, y=ys, text=names, mode="lines+markers", name="front",
-        line={"color": INK, "width": 1.5, "shape": "hv"}, marker={"size": 10, "symbol": "circle-open", "color": INK},
+        "scatter", x=xs, y=ys, text=names, mode="lines+markers", name="front", line=STAIRS,
+        marker={"size": 10, "symbol": "circle-open", "color": INK},
     )  # fmt: skip
     return chart
 
@@ -261,18 +270,6 @@ def _gains(tuned: "Tuned", name: str) -> Chart:
     chart.x["tickformat"] = "+.1~%"
     chart.y["autorange"] = "reversed"
     return chart
-
-
-def _groups(tuned: "Tuned", whole: "Sequence[Trial]") -> "list[tuple[str, list[Trial], str]]":
-    """By preset, or by a fleet's replicas: name, trials, colour."""
-    groups: dict[str, list[Trial]] = {}
-    for trial in whole:
-        name = str(trial.replicas) if tuned.default.pools else trial.policy.split(",")[0]
-        groups.setdefault(name, []).append(trial)
-    presets = getattr(tuned.space.get("policy"), "values", ())
-    names = list(map(str, presets)) if presets else sorted(groups)
-    shades = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
-    return [(name, trials, shades.get(name, INK)) for name, trials in groups.items()]
 
 
 # Sweeps
