@@ -25,6 +25,7 @@ R = TypeVar("R")
 # A terminal signals all processes; only the parent handles these.
 DEAF_TO = {getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name)}
 MAX_CRASHES = 3  # in a row without a finished cell
+IDLE = 300  # s until a worker without cells ends
 MAX_RETRIES = 5  # of a cell whose Ray worker was lost
 CONNECT_TIMEOUT = 5.0  # s, for any answer
 JOIN_TIMEOUT = 30.0  # s, for a Ray cluster's answer
@@ -155,7 +156,7 @@ def _on_cores(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> 
     crashes = 0
     while waiting:
         with _deaf_to_interrupts():  # exit may raise an interrupt
-            executor = get_reusable_executor(jobs, initializer=_silence)
+            executor = get_reusable_executor(jobs, timeout=IDLE, initializer=_silence)
             futures = [executor.submit(attempt, function, key, cell) for key, cell in waiting.items()]
         try:
             for future in as_completed(futures):

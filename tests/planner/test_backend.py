@@ -23,7 +23,7 @@ from dsim.research.reproduce.run import reproduce
 from dsim.results.scenario import Scenario
 from dsim.traces import synth, write
 
-from ..held_up import PATIENCE, SWEEP, kill, start, wait_until
+from ..held_up import PATIENCE
 from ..ray_cluster import TwoWorkers, cluster, shared_cluster
 from ..stored import rows
 
@@ -210,28 +210,6 @@ def test_ensembles_and_published_experiments_give_on_a_cluster_what_one_core_giv
     assert found.num_run == 2
     assert all(row.predicted for row in found.rows)
     assert (tmp_path / "ray" / "results.csv").read_bytes() == (tmp_path / "local" / "results.csv").read_bytes()
-
-
-@pytest.mark.slow
-def test_a_sweep_on_a_cluster_goes_on_where_its_process_was_killed(cluster: TwoWorkers, tmp_path: Path) -> None:
-    (tmp_path / "sweep.toml").write_text(
-        '[base]\ntrace = "azure-conv"\nnum_requests = 2000\npolicy = "chunk"\n'
-        "[grid]\nrate = [1.0, 2.0]\nseed = [0, 1, 2, 3, 4]\n"
-    )
-    out, store = tmp_path / "ray", tmp_path / "ray" / "replays.db"
-    where = ["--ray", cluster.address, "-o", str(out)]
-    config = str(tmp_path / "sweep.toml")
-    driver = start(SWEEP, "sweep", config, *where, folder=tmp_path / "gate", num_passes=3)
-    wait_until(lambda: store.is_file() and len(rows(store)) > 0, driver)
-    kill(driver)
-    finished = len(rows(store))
-    assert finished <= 3
-    done = sweep(tmp_path / "sweep.toml", out, ray=cluster.address)
-    assert 1 <= done.num_reused <= finished
-    assert (done.num_reused + done.num_run, done.num_cells) == (10, 10)
-    sweep(tmp_path / "sweep.toml", tmp_path / "local", jobs=1)
-    for name in ("results.csv", "results.parquet", "sweep.json"):
-        assert (out / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
 
 
 @pytest.mark.slow

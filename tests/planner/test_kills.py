@@ -33,16 +33,16 @@ COMMANDS = {
 }  # fmt: skip
 
 
-def start(command: str, out: str) -> "subprocess.Popen[bytes]":
-    """The command, in a session of its own: a signal to its group reaches its workers too."""
+def run(command: str, out: str, seconds: float = PATIENCE) -> dict[str, bytes]:
+    """The files of the command's folder, without the store; killed with its workers after `seconds`."""
     words = [sys.executable, "-c", PROGRAM, command, *COMMANDS[command], "-o", out]
-    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
-
-
-def finish(command: str, out: str) -> dict[str, bytes]:
-    """Run to the end; the folder's files, without the store."""
-    running = start(command, out)
-    _, err = running.communicate(timeout=PATIENCE)
+    running = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        _, err = running.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(running.pid, signal.SIGKILL)
+        running.communicate(timeout=PATIENCE)
+        return {}
     assert running.returncode == 0, err.decode()
     return {path.name: path.read_bytes() for path in Path(out).iterdir() if path.suffix != ".db"}
 
@@ -56,18 +56,14 @@ def test_a_search_killed_at_any_moment_and_run_again_gives_the_same_bytes(
     Path("trace.jsonl").write_text(rows(120))
     Path("space.toml").write_text('policy = "chunk"\nchunk = [4, 8, 16]\nmax_batch = ["none", 32]\n')
     Path("sweep.toml").write_text(SWEEP)
-    finish(command, "warm")  # compiles policies
+    run(command, "warm")  # compiles policies
     began = time.monotonic()
-    whole = finish(command, "whole")
+    whole = run(command, "whole")
     duration = time.monotonic() - began
-    chance, resumed = Random(command), 0
+    chance, num_resumed = Random(command), 0
     for i in range(KILLS):
-        out = f"killed-{i}"
-        running = start(command, out)
-        time.sleep(chance.random() * duration)
-        os.killpg(running.pid, signal.SIGKILL)
-        running.communicate(timeout=PATIENCE)
-        resumed += Path(out, "replays.db").is_file()
-        assert finish(command, out) == whole
-        assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
-    assert resumed > 0
+        run(command, f"killed-{i}", chance.random() * duration)
+        num_resumed += Path(f"killed-{i}", "replays.db").is_file()
+        assert run(command, f"killed-{i}") == whole
+    assert num_resumed > 0
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]

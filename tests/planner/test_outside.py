@@ -17,7 +17,6 @@ from dsim.engine.policies.lmdeploy import Continuous
 from dsim.engine.policies.whole_block import FixedBlock
 from dsim.engine.policy import PRESETS, parse
 from dsim.planner.candidate import Candidate
-from dsim.planner.grid import key_of
 from dsim.planner.quality import quality_of
 from dsim.planner.space import Choice, Range, space_of
 from dsim.report.page import Table
@@ -71,16 +70,6 @@ def test_a_part_from_outside_says_by_its_ranges_what_may_be_moved() -> None:
 def test_a_space_with_a_file_that_is_not_there_is_one_line() -> None:
     with pytest.raises(PolicyError, match=r"none\.py cannot be read"):
         space_of(replace(SCENARIO, allow_code=allowed(["none.py"])), {"policy": ["./none.py:POLICY"]})
-
-
-def test_a_sweeps_cell_is_another_when_its_policy_file_is(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.py"
-    shutil.copy(COMPILED.removesuffix(":POLICY"), mine)
-    scenario = Scenario("azure-conv", f"{mine}:POLICY:4")
-    before = key_of(scenario)
-    assert before == key_of(scenario)
-    mine.write_text(mine.read_text().replace("= 32\n", "= 16\n"))
-    assert before != key_of(scenario)
 
 
 def test_a_scenario_takes_its_policy_file_along_to_another_folder(
