@@ -10,10 +10,10 @@ import os
 import sqlite3
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from ..engine.errors import DsimError, MachineError
 from ..files.interrupt import uninterrupted
@@ -223,15 +223,6 @@ class Memo:
         return {**self.__dict__, "_database": None}
 
 
-@dataclass(frozen=True)
-class Finished(Generic[R]):
-    """Finished cells, by key."""
-
-    outcomes: dict[str, Outcome[R]]
-    num_reused: int  # from an earlier run
-    interrupted: bool
-
-
 class StoreFolder:
     """An output folder with a store, extended by one run at a time; without a folder there is no store.
 
@@ -271,8 +262,8 @@ class StoreFolder:
     def finish(
         self, pool: Pool, function: Callable[[Memo, C], R], cells: Mapping[str, C],
         progress: Callable[[int, int, str], object] = lambda *_: None,
-    ) -> Finished[R]:  # fmt: skip
-        """Run cells that the store lacks; Ctrl-C returns the finished ones.
+    ) -> tuple[dict[str, Outcome[R]], bool]:  # fmt: skip
+        """Run cells that the store lacks; returns outcomes by key, and whether Ctrl-C ended it early.
 
         progress: finished and all cells, and the last finished (first: the next).
         """
@@ -288,8 +279,7 @@ class StoreFolder:
         finally:
             if outcomes:
                 self.settle()
-        num_reused = sum(outcome.is_stored for outcome in outcomes.values())
-        return Finished(outcomes, num_reused, interrupted)
+        return outcomes, interrupted
 
     def write_files(self, files: Mapping[str, str | bytes]) -> None:
         """Write files, if there is a folder."""

@@ -52,9 +52,12 @@ class Sweep(Result):
     notes: tuple[str, ...] = ()  # on profiles
     results: tuple[Json, ...] = ()  # varied fields, metrics, error and key of the finished cells, in the plan's order
     ensemble: Uncertain | None = None  # of the best cells
-    num_run: int = field(default=0, metadata=NOT_STORED)
     num_reused: int = field(default=0, metadata=NOT_STORED)  # by an earlier run into the folder
     services: tuple[Scenario, ...] = field(default=(), metadata=NOT_STORED)  # see Plan
+
+    @property
+    def num_run(self) -> int:
+        return len(self.results) - self.num_reused
 
     @property
     def num_failed(self) -> int:
@@ -113,18 +116,17 @@ def sweep(
     ):
         folder.begin()
         folder.write_files({"sweep.json": _json(begun)})
-        finished = folder.finish(
+        outcomes, interrupted = folder.finish(
             pool, _run, {cell.key: cell.scenario for cell in plan.cells},
             progress=lambda ended, total, _: progress and progress(ended, total),
         )  # fmt: skip
-        outcomes = finished.outcomes
         uncertain = None
-        if ensemble is not None and not finished.interrupted:
+        if ensemble is not None and not interrupted:
             with suppress(KeyboardInterrupt):
                 uncertain = _under_drawn_profiles(plan, outcomes, ensemble, pool, asking, folder.memo)
         done = replace(
-            begun, interrupted=finished.interrupted, results=_rows(plan, outcomes, quality), ensemble=uncertain,
-            num_reused=finished.num_reused, num_run=len(outcomes) - finished.num_reused,
+            begun, interrupted=interrupted, results=_rows(plan, outcomes, quality), ensemble=uncertain,
+            num_reused=sum(outcome.is_stored for outcome in outcomes.values()),
         )  # fmt: skip
         if folder.is_settled:  # not stopped before any cell finished
             _write(folder, done)

@@ -3,7 +3,6 @@
 No test sleeps and hopes: what is finished when a signal is sent is known, however busy the machine is.
 """
 
-import os
 import subprocess
 import sys
 import time
