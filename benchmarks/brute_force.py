@@ -18,6 +18,7 @@ import numpy.typing as npt
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import parse, settings_of
 from dsim.following.outlook import advice, headroom, what_ifs
+from dsim.planner.candidate import beyond_tested, plain_spec, spelt
 from dsim.planner.capacity import CapacitySearch, search_of
 from dsim.planner.contents import Json
 from dsim.planner.crossing import find
@@ -29,7 +30,6 @@ from dsim.planner.pool_counts import severity_of
 from dsim.planner.race import LIMIT
 from dsim.planner.replicate import measure, to_judge
 from dsim.planner.settings import GAIN, NEAR, UNTESTED
-from dsim.planner.space import beyond_tested, candidate_of, runs_on, space_of, spelt
 from dsim.planner.tune import tune
 from dsim.profiler.profile import load
 from dsim.results.scenario import Scenario
@@ -167,11 +167,8 @@ class Bench:
 
         def answer() -> Json:
             own, preset = replace(self.scenario, rate=self.problem.rate, replicas=replicas), self.problem.policy
-            space = space_of(
-                {"policy": [preset], preset: fields_of(specs)}, "the plan's settings",
-                runs_on(own.loaded_profile(), None),
-            )  # fmt: skip
-            return tune(own, space=space, trials=len(specs), default=candidate_of(specs[0], replicas)).to_json()
+            space = {"policy": [preset], preset: fields_of(specs)}
+            return tune(own, space=space, trials=len(specs), policy=specs[0]).to_json()
 
         asked: Json = self.kept(f"tune {replicas}", answer)
         return asked
@@ -342,9 +339,11 @@ def of_settings(bench: Bench, spec: str, specs: Sequence[str], replicas: int, ra
 def row(bench: Bench) -> str:
     problem, planned = bench.problem, bench.planned()["recommended"]
     [candidate] = bench.candidates()
-    specs = list(dict.fromkeys(candidate_of(one).spec for one in candidate.settings))
-    spec, k, room = candidate_of(planned["policy"]).spec, planned["replicas"], planned["headroom"]
-    tuned = candidate_of(bench.tuned(k, specs)["recommended"]["policy"]).spec
+    specs = list(dict.fromkeys(plain_spec(one) for one in candidate.settings))
+    spec, k, room = plain_spec(planned["policy"]), planned["replicas"], planned["headroom"]
+    search = bench.tuned(k, specs)
+    recommended = search["winner" if search["confirmed"] else "default"]
+    tuned = plain_spec(recommended["policy"])
     at = bench.severities(spec, k, problem.rate)
     less = np.ones(NUM) if k == 1 else bench.severities(spec, k - 1, problem.rate)
     enough = "right" if at.mean() <= 0 else "TOO SMALL" if sure(at) else "UNSURE"

@@ -15,7 +15,7 @@ import typer
 from .. import __version__
 from ..engine.errors import DsimError, MachineError
 from ..engine.outside import fault_in_code
-from ..files.interrupt import INTERRUPTED, LostError, as_ctrl_c, end_interrupted
+from ..files.interrupt import INTERRUPTED, as_ctrl_c, end_interrupted
 from ..files.read import cut, cut_words, fault, printable
 from . import (
     capacity,
@@ -156,12 +156,6 @@ def main() -> None:
             sys.stdout.flush()
         if code == INTERRUPTED:  # finished work is kept and reported
             _print_error("Interrupted.", INTERRUPTED, "interrupted")
-    except LostError as error:
-        with suppress(SystemExit):
-            _fail(str(error), 1, "machine")
-        with suppress(OSError):
-            sys.stdout.flush()
-        os._exit(1)  # exit would crash in the cluster's client
     except MachineError as error:
         _fail(str(error), 1, "machine")
     except DsimError as error:

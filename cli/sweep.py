@@ -52,17 +52,17 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
                 command=watch.command(), allow_code=self.allow_code, ensemble=self.ensemble, quality=self.quality,
                 asking=lambda done, of: bar.update(done, of, "asking drawn profiles", unit="replays"),
             )  # fmt: skip
-        failed = done.table[done.table["error"].notna()]
-        watch.warn(f"cell {c}: {error}" for c, error in zip(failed["key"][:3], failed["error"][:3], strict=True))
+        failed = [row for row in done.results if row["error"] is not None]
+        watch.warn(f"cell {row['key']}: {row['error']}" for row in failed[:3])
         if len(failed) > 3:
             watch.warn([f"{len(failed) - 3} more cells failed: column error"])
-        warn(watch, *done.first.values())
-        warn_of_yields(watch, *done.first.values())
+        warn(watch, *done.services)
+        warn_of_yields(watch, *done.services)
         drawn = None if done.ensemble is None else done.ensemble.to_json()
         failure = None
         if len(failed) == done.num_cells:
-            failure = DsimError(f"every cell failed; the first: {failed['error'].iloc[0]}")
-        kept = f"{len(done.table)} of {done.num_cells} cells are finished and kept; to go on: {watch.command()}"
+            failure = DsimError(f"every cell failed; the first: {failed[0]['error']}")
+        kept = f"{len(done.results)} of {done.num_cells} cells are finished and kept; to go on: {watch.command()}"
         return Answer(
             value=done, json=done.to_json(),
             lines=[decided(_account(done), {"ensemble": drawn}), *(sentences(drawn) if drawn else [])],
@@ -74,11 +74,9 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
 def _account(done: "Sweep") -> str:
     from ..report.page import priced_apart
 
-    facts = done.to_json()
     parts = [f"{done.num_cells} cells", f"{done.num_run} run"]
-    if done.num_reused:
-        parts.append(f"{done.num_reused} there already")
-    parts += [f"{facts[f'num_{what}']} {what}" for what in ("failed", "unstable") if facts[f"num_{what}"]]
-    if done.plan.estimated:
-        parts.append(f"estimated, not measured ({', '.join(done.plan.estimated)})")
-    return "; ".join(parts) + priced_apart(done.plan.implementations)
+    counts = {"there already": done.num_reused, "failed": done.num_failed, "unstable": done.num_unstable}
+    parts += [f"{count} {what}" for what, count in counts.items() if count]
+    if done.estimated:
+        parts.append(f"estimated, not measured ({', '.join(done.estimated)})")
+    return "; ".join(parts) + priced_apart(done.implementations)

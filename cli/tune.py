@@ -66,13 +66,11 @@ class TuneQuestion(q.OnFleet, q.Paced, q.Somewhere, q.Priced, q.Forced, Question
     out: A[str | Path | None, q.out("Write policy.toml or fleet.toml, the trials and report.html.")] = None
 
     def answer(self, watch: Watch) -> "Answer[Tuned]":
-        from ..planner.tune_folder import TUNE, TuneFolder
-        from ..planner.tune_run import Options, question_of, write_tune
+        from ..planner.memo import StoreFolder
+        from ..planner.tune import FILES, TUNE, tune
         from ..results.scenario import Scenario, on_fleet, replicas_of
 
         policy = None if self.policy is None else q.spec(self.policy)
-        own = {field.name: getattr(self, field.name) for field in fields(Options)}
-        options = Options(**{**own, "policy": policy, "objectives": self.objectives or ("goodput",)})
         named = [] if policy is None else [policy]
         words = self.fleet_words(named or None)
         replicas = replicas_of([policy or ""], self.replicas)
@@ -80,24 +78,28 @@ class TuneQuestion(q.OnFleet, q.Paced, q.Somewhere, q.Priced, q.Forced, Question
             self, named, self.slos, policy=Scenario.policy, profile=self.profile, replicas=replicas
         )
         [scenario] = on_fleet([scenario], words, named=self.fleet is None, searched=True)
-        question = question_of(scenario, options)
-        folder = TuneFolder(self.folder, TUNE, force=self.force)
-        warn(watch, scenario)
-        left_out = (*SEARCHED, "router") if words.pools else SEARCHED
-        traffic = [field.name for field in fields(Scenario) if field.name not in left_out]
+        folder = StoreFolder(self.folder, TUNE, force=self.force)
+        dropped = (*SEARCHED, "router") if words.pools else SEARCHED
+        traffic = [field.name for field in fields(Scenario) if field.name not in dropped]
         named_profile = replace(self, profile=q.profile_file(self.profile))
         try:
             with folder, watch.bar("searching", note="starting") as bar:
-                tuned, compared, info, page, written = write_tune(
-                    question, folder, watch.command("--ray"), currency=self.currency,
-                    run=words_of(named_profile, [*traffic, "missing_fails"]), ray=self.ray,
+                warn(watch, scenario)
+                tuned = tune(
+                    scenario, objectives=self.objectives or ("goodput",), policy=policy, space=self.space,
+                    trials=self.trials, min_quality=self.min_quality, quality_table=self.quality_table,
+                    gpu_hour=self.gpu_hour, currency=self.currency, gpus=self.gpus, num_draws=self.ensemble,
+                    jobs=self.jobs, ray=self.ray, folder=folder, command=watch.command("--ray"),
+                    traffic_words=words_of(named_profile, [*traffic, "missing_fails"]),
                     progress=lambda doing, done, of, best: bar.update(done, of, doing, best),
                 )  # fmt: skip
         except KeyboardInterrupt:
             store = folder.memo.path
             where = f"the replays are kept in {store}: the same command continues" if store else "nothing was kept"
             raise Stopped(f"Interrupted: {where}") from None
-        warn_of_yields(watch, *compared)
+        warn_of_yields(watch, *tuned.compared)
+        first, *fronts = tuned.files
         return Answer(
-            value=tuned, json=info, page=lambda: page, explained=folder.memo.sentence(), out=self.folder, files=written
-        )
+            value=tuned, json=tuned.to_json(), page=tuned.page, explained=folder.memo.sentence(), out=self.folder,
+            files=[first, *FILES, *fronts],
+        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How Ctrl-C, SIGTERM, SIGHUP and a lost cluster end a command."""
+"""How Ctrl-C, SIGTERM and SIGHUP end a command."""
 
 import _thread
 import signal
@@ -9,15 +9,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-from ..engine.errors import MachineError
-
 INTERRUPTED = 130  # as in a shell
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 Handler = Callable[[int, FrameType | None], Any]
-
-
-class LostError(MachineError):
-    """A silent cluster, whose client may crash the process at exit."""
 
 
 def end_interrupted() -> NoReturn:

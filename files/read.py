@@ -124,7 +124,10 @@ def read_csv(
     if not set(wanted) <= set(head):
         raise kind(f"{path}: has columns {cut(', '.join(head))}, expected {', '.join(wanted)}")
     for line, row in rows:
-        yield f"{path}:{line}", {name: uncovered(row[name] or "") for name in head}
+        cells = [cell for cell in row.values() if cell is not None]
+        if len(cells) != len(head) or None in row:
+            raise kind(f"{path}:{line}: it has {len(cells)} cells, expected {len(head)}")
+        yield f"{path}:{line}", {name: uncovered(row[name].strip()) for name in head}
 
 
 # Beginnings of a spreadsheet's formula, and what makes such a cell text.

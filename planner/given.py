@@ -29,11 +29,11 @@ READING = ("time_unit", "skip_bad", "columns", "only")  # options of load
 
 def read_of(trace: pd.DataFrame | Trace, options: Mapping[str, Any]) -> Trace:
     """A frame, read with options of READING, or the object."""
-    asked = {name: options[name] for name in READING if options.get(name)}
+    options_given = {name: options[name] for name in READING if options.get(name)}
     if isinstance(trace, pd.DataFrame):
-        return load(trace, **asked)
-    if asked:
-        name, value = next(iter(asked.items()))
+        return load(trace, **options_given)
+    if options_given:
+        name, value = next(iter(options_given.items()))
         raise DsimError(f"{name} is {quoted(value)} and the trace was read before: give it to load_trace")
     return trace
 

@@ -1,8 +1,5 @@
 """Read a sweep's configuration into checked cells."""
 
-import hashlib
-import itertools
-import json
 import math
 import os
 import types
@@ -12,7 +9,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
 from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.engine import EMIT
 from ..engine.errors import DsimError
@@ -21,23 +17,18 @@ from ..engine.policy import PRESETS, settings_of, with_file
 from ..files.read import cut, did_you_mean, quoted, read_toml
 from ..files.schema import FileObject
 from ..profiler.placed import placed
-from ..profiler.profile import Profile
 from ..results.fleet_file import FleetWords
 from ..results.scenario import Scenario, on_fleet
 from ..results.slo import Slo
 from ..traces.lengths import without_limit
-from .contents import FILES, Json, contents_of, looked_at_once
-from .fleet_space import with_parts
-from .space import spelt
+from .candidate import Point, grid, scenario_at
+from .contents import Json, asked_of, digest
 
 MOST_CELLS = 100_000  # all are checked, stored and drawn
 POLICY = "policy."  # of `policy.chunk`, a field of the SPEC
 NOT_VARIED = ("allow_code", "check_rules", "pools", "links", "decider")
-# How requests are served; which requests, apart from the seed, and their SLOs' classes.
-OF_SERVICE = (
-    "policy", "profile", "workload", "yields", "frontend", "replicas", "router", "pools", "links",
-    "decider", "scaler", "startup",
-)  # fmt: skip
+FILES = ("trace", "profile", "yields", "lengths")  # may name a file
+# Which requests, apart from the seed, and their SLOs' classes.
 OF_REQUESTS = (
     "trace", "arrival", "rate", "lengths", "concurrency", "num_requests", "time_scale",
     "time_unit", "skip_bad", "columns", "only", "slos",
@@ -49,7 +40,7 @@ TYPES[FLEET] = str | None
 
 @dataclass(frozen=True)
 class Cell:
-    key: str  # of scenario, trace, profile, policy file, dsim's version
+    key: str  # digest of its question
     varied: Mapping[str, Any]  # in the table's order
     scenario: Scenario
 
@@ -62,49 +53,41 @@ class Plan:
     varied: tuple[str, ...]
     cells: tuple[Cell, ...]
     config: Json  # as given
-    estimated: tuple[str, ...]  # profiles not measured
-    implementations: tuple[str, ...]  # that price the cells
+    services: tuple[Scenario, ...]  # the first cell of each trace, policy and fleet
 
 
 def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = NO_CODE) -> Plan:
     """The cells; DsimError names the first invalid field or value. allow_code: files that policies may name."""
     if isinstance(config, Mapping):
-        where, folder, data = "config", Path.cwd(), dict(config)
+        title, where, folder, content = "sweep", "config", Path.cwd(), dict(config)
     else:
-        where, folder, data = str(config), Path(config).absolute().parent, read_toml(config)
-    title = "sweep" if isinstance(config, Mapping) else Path(config).stem
-    whole = FileObject(where, "", data, (), optional={"title": title, "base": {}, "grid": {}, "list": []})
-    base = {
-        name: value_of(f"{where}: base.{name}", name, value) for name, value in _flat(whole.section("base")).items()
-    }
-    grid: dict[str, list[Any]] = {}
+        title, where, folder = Path(config).stem, str(config), Path(config).absolute().parent
+        content = read_toml(config)
+    whole = FileObject(where, "", content, (), optional={"title": title, "base": {}, "grid": {}, "list": []})
+    base = _values(whole.section("base"), f"{where}: base.")
+    choices: dict[str, list[Any]] = {}
     for name, values in _flat(whole.section("grid")).items():
         place = f"{where}: grid.{name}"
-        if not isinstance(values, list):
+        if not isinstance(values, list) or not values:
             raise DsimError(f"{place} is {quoted(values)}, expected a list of values; a single one belongs in [base]")
-        if not values:
-            raise DsimError(f"{place} is an empty list, expected at least one value")
-        grid[name] = [value_of(place, name, value) for value in values]
-    picked = [
-        {name: value_of(f"{where}: list {i}, {name}", name, value) for name, value in _flat(item).items()}
-        for i, item in enumerate(whole.sections("list"), 1)
-    ]
-    if not grid and not picked:
+        choices[name] = [value_of(place, name, value) for value in values]
+    listed = [_values(cell, f"{where}: list {i}, ") for i, cell in enumerate(whole.sections("list"), 1)]
+    if not choices and not listed:
         raise DsimError(f"{where}: there is nothing to vary, expected fields in [grid] or cells in [[list]]")
-    num_cells = math.prod(map(len, grid.values())) + len(picked)
+    num_cells = math.prod(map(len, choices.values())) + len(listed)
     if num_cells > MOST_CELLS:
         raise DsimError(f"{where}: asks for {num_cells} cells, expected at most {MOST_CELLS}")
-    combined = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())] if grid else []
-    varied = tuple(dict.fromkeys([*grid, *(name for item in picked for name in item)]))
-    every = [base | item for item in [*combined, *picked]]
-    with looked_at_once({}):
-        return _check(where, folder, whole.text("title"), varied, every, data, allow_code)
+    points = [*(grid(choices) if choices else ()), *listed]
+    varied = tuple(dict.fromkeys([*choices, *(name for point in listed for name in point)]))
+    return _check(where, folder, whole.text("title"), varied, [base | point for point in points], content, allow_code)
 
 
 def key_of(scenario: Scenario) -> str:
-    """By the scenario's fields and files' contents."""
-    text = json.dumps({"dsim": __version__, **scenario.question(), **contents_of(scenario)}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:24]
+    return digest(asked_of(scenario))[:24]
+
+
+def _values(table: FileObject, place: str) -> Json:
+    return {name: value_of(f"{place}{name}", name, value) for name, value in _flat(table).items()}
 
 
 def _flat(table: FileObject) -> Json:
@@ -120,7 +103,7 @@ def _flat(table: FileObject) -> Json:
 
 def value_of(place: str, name: str, value: Any) -> Any:
     """In the field's type."""
-    if name.startswith(POLICY) or _of_a_pool(name):
+    if "." in name:
         return _policy_value(place, value)
     if name not in TYPES:
         settings = {field for preset in PRESETS.values() for field in settings_of(preset.policy)}
@@ -132,16 +115,14 @@ def value_of(place: str, name: str, value: Any) -> Any:
             return None
         kinds = [k for k in typing.get_args(kind) if k is not type(None)]
         kind = str if str in kinds and isinstance(value, str) else kinds[0]
-    kind = typing.get_origin(kind) or kind
-    if kind is tuple and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-        try:
-            return tuple(str(Slo.parse(item)) for item in value)
-        except DsimError as error:
-            raise DsimError(f"{place}: {error}") from None
     try:
-        if kind is tuple:
+        if typing.get_origin(kind) is not tuple:
+            return plain(value, kind)
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
             raise ValueError("a list of SLOs")
-        return plain(value, kind)
+        return tuple(str(Slo.parse(item)) for item in value)
+    except DsimError as error:
+        raise DsimError(f"{place}: {error}") from None
     except ValueError as error:
         raise DsimError(f"{place} is {quoted(value)}, expected {error}") from None
 
@@ -155,89 +136,63 @@ def _policy_value(place: str, value: Any) -> Any:
 
 
 def _check(
-    where: str, folder: Path, title: str, varied: tuple[str, ...], combined: Sequence[Json], config: Json,
+    where: str, folder: Path, title: str, varied: tuple[str, ...], points: Sequence[Point], config: Json,
     allow_code: AllowedCode,
 ) -> Plan:  # fmt: skip
     """Check every cell before any runs."""
     cells: dict[str, Cell] = {}
-    known: dict[Any, tuple[Profile, Json]] = {}  # by OF_SERVICE: profile, policy's settings
-    prepared: set[Any] = set()  # checked values of OF_REQUESTS
-    estimated: dict[str, None] = {}
-    implementations: dict[str, None] = {}
-    for i, given in enumerate(combined, 1):
+    services: dict[Any, Scenario] = {}
+    ready: set[Any] = set()  # by OF_REQUESTS
+    of_service = [name for name in Scenario.__dataclass_fields__ if name not in (*OF_REQUESTS[1:], "seed")]
+    for i, point in enumerate(points, 1):
         try:
-            scenario = scenario_of(folder, given, allow_code)
-            served = tuple(getattr(scenario, name) for name in OF_SERVICE)
-            if served not in known:
-                policy = scenario.parsed_policy()
-                known[served] = scenario.loaded_profile(), settings_of(policy)
+            scenario = scenario_of(folder, point, allow_code)
+            how, which = (tuple(getattr(scenario, name) for name in names) for names in (of_service, OF_REQUESTS))
+            if how not in services:
                 for _, setting in scenario.each_pool():
                     setting.check()
-            profile, settings = known[served]
+                services[how] = scenario
             check_values(scenario)
-            asked = tuple(getattr(scenario, name) for name in OF_REQUESTS)
-            if asked not in prepared:
+            if which not in ready:
                 scenario.requests()
-                prepared.add(asked)
-            shown = {
-                name: _shown(settings.get(name.removeprefix(POLICY)))
-                if name.startswith(POLICY)
-                else _shown(given.get(name, getattr(scenario, name, None)))
-                for name in varied
-            }
+                ready.add(which)
             key = key_of(scenario)
         except DsimError as error:
-            said = ", ".join(f"{name}={cut(_shown(given[name]))}" for name in varied if name in given)
-            raise type(error)(f"{where}: cell {i} ({said}): {error}") from None
-        if profile.is_estimate:
-            estimated[profile.name] = None
-        implementations[profile.implementation] = None
+            values = ", ".join(f"{name}={cut(_shown(point[name]))}" for name in varied if name in point)
+            raise type(error)(f"{where}: cell {i} ({values}): {error}") from None
+        shown = {}
+        settings = settings_of(services[how].parsed_policy())
+        for name in varied:
+            value = point.get(name, getattr(scenario, name, None))
+            shown[name] = _shown(settings.get(name.removeprefix(POLICY)) if name.startswith(POLICY) else value)
         cells.setdefault(key, Cell(key, shown, scenario))  # equal cells run once
-    return Plan(title, varied, tuple(cells.values()), config, tuple(estimated), tuple(implementations))
+    return Plan(title, varied, tuple(cells.values()), config, tuple(services.values()))
 
 
-def scenario_of(folder: Path, given: Json, allow_code: AllowedCode = NO_CODE) -> Scenario:
-    """`policy.*` join the SPEC; files get absolute paths."""
-    plain = {name: value for name, value in given.items() if "." not in name and name != FLEET}
-    if "trace" not in plain:
+def scenario_of(folder: Path, values: Point, allow_code: AllowedCode = NO_CODE) -> Scenario:
+    """The scenario at a point of a configuration; files get absolute paths."""
+    if "trace" not in values:
         raise DsimError("there is no trace, expected one in [base], [grid] or [[list]]")
-    settings = [f"{n.removeprefix(POLICY)}={spelt(v)}" for n, v in given.items() if n.startswith(POLICY)]
-    policy, profile = placed(plain.get("policy", Scenario.policy))
+    point = {name: _near(folder, value) if name in FILES and value else value for name, value in values.items()}
+    scenario = Scenario(point.pop("trace"), allow_code=allow_code)
+    if (fleet := point.pop(FLEET, None)) is not None:
+        of_fleet = {"policy", "profile", "workload", "replicas", *(field.name for field in fields(FleetWords))}
+        for name, value in point.items():
+            if name in of_fleet or name.startswith(POLICY):
+                raise DsimError(f"fleet is {cut(fleet)} and {name} is {cut(_shown(value))}, expected the file alone")
+        [scenario] = on_fleet([scenario], FleetWords.read(_near(folder, fleet)), named=False)
+        return scenario_at(scenario, point)
+    policy, profile = placed(point.get("policy", Scenario.policy))
     if profile is not None:
-        plain["profile"] = profile
+        point["profile"] = profile
     if policy.endswith(".toml"):
-        if settings:
-            raise DsimError(f"policy is the file {policy} and policy.{settings[0]} is given, expected one of them")
-        plain["policy"] = _found(folder, policy)
+        for name in point:
+            if name.startswith(POLICY):
+                raise DsimError(f"policy is the file {policy} and {name}={point[name]} is given, expected one of them")
+        point["policy"] = _near(folder, policy)
     else:
-        plain["policy"] = ",".join([with_file(policy, lambda path: _found(folder, path)), *settings])
-    for name in FILES:
-        if plain.get(name) is not None:
-            plain[name] = _found(folder, plain[name])
-    scenario = Scenario(**plain, allow_code=allow_code)
-    if given.get(FLEET) is not None:
-        return _on_fleet(scenario, folder, given)
-    for name in filter(_of_a_pool, given):
-        raise DsimError(f"{name} is {cut(_shown(given[name]))} and there is no fleet, expected a file with its pools")
-    return scenario
-
-
-def _on_fleet(scenario: Scenario, folder: Path, given: Json) -> Scenario:
-    """DsimError if another field describes the fleet too."""
-    own = {"policy", "profile", "workload", "replicas", *(field.name for field in fields(FleetWords))}
-    for name, value in given.items():
-        if name in own or name.startswith(POLICY):
-            raise DsimError(f"fleet is {cut(given[FLEET])} and {name} is {cut(_shown(value))}, expected the file alone")
-    words = FleetWords.read(_found(folder, given[FLEET]))
-    values = {name: value for name, value in given.items() if _of_a_pool(name)}
-    if values:
-        words = with_parts(words, values, scenario.allow_code)
-    return on_fleet([scenario], words, named=False)[0]
-
-
-def _of_a_pool(name: str) -> bool:
-    """Such as decode.max_batch."""
-    return "." in name and not name.startswith(POLICY)
+        point["policy"] = with_file(policy, lambda path: _near(folder, path))
+    return scenario_at(scenario, point)
 
 
 def check_values(scenario: Scenario) -> None:
@@ -261,11 +216,13 @@ def check_together(scenario: Scenario) -> None:
         raise DsimError(f"concurrency is {scenario.concurrency} and sessions is true, expected one of them")
 
 
-def _found(folder: Path, name: str) -> str:
+def _near(folder: Path, name: str) -> str:
     """The file next to the configuration or in the current folder, else the name."""
     path, _ = without_limit(name)  # lengths may end in a limit
-    near = [found for found in (folder / path, Path(path).absolute()) if os.path.isfile(found)]
-    return str(near[0]) + name[len(path) :] if near else name
+    for place in (folder / path, Path(path).absolute()):
+        if os.path.isfile(place):
+            return str(place) + name[len(path) :]
+    return name
 
 
 def _shown(value: Any) -> Any:

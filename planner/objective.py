@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -14,11 +14,10 @@ from ..results.scenario import Scenario
 from ..results.slo import Slo
 from ..traces import Trace
 from .backend import Pool
+from .candidate import Candidate
 from .contents import Json, asked_of
-from .fleet_space import FleetCandidate
 from .memo import Memo
 from .replicate import resample
-from .space import Candidate
 
 OBJECTIVES = {"goodput": "req/s", "throughput": "tok/s", "cost": "$ per 1000 good requests", "latency": "ms"}
 HIGHER = ("goodput", "throughput")
@@ -49,61 +48,48 @@ class ReplayOutcome:
     latency: float = 0.0  # ms, p90 of norm_latency: breaks ties
 
 
-Tried = Candidate | FleetCandidate
-Evaluate = Callable[[Tried, Part], ReplayOutcome]
-Asked = Callable[[Tried, Part], Json]  # an outcome's inputs
+Evaluate = Callable[[Candidate, Part], ReplayOutcome]
+Inputs = Callable[[Candidate, Part], Json]  # an outcome's inputs
 
 
-class Measure:
-    """Measures settings in a pool; counts replays."""
+Measure = Callable[[Sequence[tuple[Candidate, Part]]], list[ReplayOutcome]]  # in the same order
 
-    def __init__(self, evaluate: Evaluate, pool: Pool, memo: Memo, asked: Asked | None) -> None:
-        self.num_replays = 0
-        self._evaluate = partial(_evaluate, evaluate, asked)
-        self._pool, self._memo = pool, memo
 
-    def __call__(self, work: Sequence[tuple[Tried, Part]]) -> list[ReplayOutcome]:
-        """In the work's order."""
-        self.num_replays += len(work)
-        return list(self._memo.map(self._pool, self._evaluate, work))
+def measure(
+    pool: Pool, memo: Memo, evaluate: Evaluate, inputs: Inputs | None, work: Sequence[tuple[Candidate, Part]]
+) -> list[ReplayOutcome]:
+    """Replay candidates in a pool, unless the memo has their outcomes."""
+    # Workers may have another current folder.
+    located = [(replace(candidate, scenario=candidate.scenario.located()), part) for candidate, part in work]
+    return list(memo.map(pool, partial(_evaluate, evaluate, inputs), located))
 
 
 class Evaluator:
     """Replays a candidate on the search's part of the trace, or the held-out part."""
 
-    def __init__(self, scenario: Scenario, objectives: tuple[str, ...], gpu_hour: float | None) -> None:
-        self.scenario = scenario.located()
-        self.objectives = objectives
-        self.gpu_hour = gpu_hour
-        self.slos = [Slo.parse(text) for text in scenario.slos]
+    def __init__(self, objectives: tuple[str, ...], gpu_hour: float | None) -> None:
+        self.objectives, self.gpu_hour = objectives, gpu_hour
 
-    def __call__(self, candidate: Tried, part: Part) -> ReplayOutcome:
-        own = self._posed(candidate, part)
-        requests = traffic(own, part.kind == "confirm")
+    def __call__(self, candidate: Candidate, part: Part) -> ReplayOutcome:
+        scenario = _scenario(candidate, part)
+        requests = traffic(scenario, part.kind == "confirm")
         if part.share < 1:
             requests = requests.head(max(1, round(part.share * len(requests))))
-        summary = own.run(requests)
-        return self.outcome(own.num_gpus, summary, requests.rate)
+        return self.outcome(scenario, scenario.run(requests), requests.rate)
 
-    def asked(self, candidate: Tried, part: Part) -> Json:
+    def inputs(self, candidate: Candidate, part: Part) -> Json:
         """The outcome's inputs."""
         return asked_of(
-            self._posed(candidate, part), held_out=part.kind == "confirm", share=part.share, of=self.objectives,
+            _scenario(candidate, part), held_out=part.kind == "confirm", share=part.share, of=self.objectives,
             gpu_hour=self.gpu_hour,
         )  # fmt: skip
 
-    def _posed(self, candidate: Tried, part: Part) -> Scenario:
-        own = candidate.posed(self.scenario)
-        if part.kind == "search":
-            return own
-        purpose = RERANK if part.kind == "rerank" else CONFIRM  # other luck than the search
-        return replace(own, seed=int(chance.key(own.seed, purpose, part.index)[0] >> np.uint64(2)))
-
-    def outcome(self, gpus: int, summary: Summary, offered: float) -> ReplayOutcome:
+    def outcome(self, scenario: Scenario, summary: Summary, offered: float) -> ReplayOutcome:
         """Objectives and missed SLOs of a run; offered: req/s."""
-        misses = [(_miss(slo, verdict), str(slo)) for slo, verdict in zip(self.slos, summary.slos, strict=True)]
+        slos = map(Slo.parse, scenario.slos)
+        misses = [(_miss(slo, verdict), str(slo)) for slo, verdict in zip(slos, summary.slos, strict=True)]
         violation, missed = max(misses, default=(0.0, ""))
-        values = tuple(self._value(name, gpus, summary, offered) for name in self.objectives)
+        values = tuple(self._value(name, scenario.num_gpus, summary, offered) for name in self.objectives)
         latency = _number(summary.norm_latency_ms.p90, 1e9)
         attained = _number(summary.slo_attainment, math.nan)
         return ReplayOutcome(values, violation, missed if violation > 0 else "", attained, latency)
@@ -127,6 +113,15 @@ class Evaluator:
         return _number(summary.norm_latency_ms.p90, 1e9)
 
 
+def _scenario(candidate: Candidate, part: Part) -> Scenario:
+    """Confirmations and rankings have other luck than the search."""
+    scenario = candidate.scenario
+    if part.kind == "search":
+        return scenario
+    purpose = RERANK if part.kind == "rerank" else CONFIRM
+    return replace(scenario, seed=int(chance.key(scenario.seed, purpose, part.index)[0] >> np.uint64(2)))
+
+
 def traffic(scenario: Scenario, held_out: bool) -> Trace:
     """Unchanged for the search; held out, redrawn by the seed."""
     return _traffic(replace(scenario, policy="", replicas=1, pools=(), links=(), decider="always"), held_out)
@@ -138,17 +133,17 @@ def split(trace: Trace) -> tuple[Trace, Trace]:
     parts = trace.take(np.arange(cut)), trace.take(np.arange(cut, len(trace))) if cut < len(trace) else None
     for part, what in zip(parts, ("the search", "confirmation"), strict=True):
         if part is None or len(part) < MIN_REQUESTS:
-            found = 0 if part is None else len(part)
-            raise TraceError(f"{trace.name} leaves {found} requests for {what}, expected at least {MIN_REQUESTS}")
+            num = 0 if part is None else len(part)
+            raise TraceError(f"{trace.name} leaves {num} requests for {what}, expected at least {MIN_REQUESTS}")
     assert parts[1] is not None
     return parts[0], parts[1]
 
 
-def _evaluate(evaluate: Evaluate, asked: Asked | None, memo: Memo, work: tuple[Tried, Part]) -> ReplayOutcome:
-    if asked is None:
+def _evaluate(evaluate: Evaluate, inputs: Inputs | None, memo: Memo, work: tuple[Candidate, Part]) -> ReplayOutcome:
+    if inputs is None:
         return evaluate(*work)
-    values, *others = memo.replay(lambda: asked(*work), lambda: list(vars(evaluate(*work)).values()))
-    return ReplayOutcome(tuple(values), *others)
+    stored = memo.replay(lambda: inputs(*work), lambda: asdict(evaluate(*work)))
+    return ReplayOutcome(**{**stored, "values": tuple(stored["values"])})
 
 
 def _miss(slo: Slo, verdict: SloVerdict) -> float:

@@ -30,6 +30,7 @@ from ..report.table import counted, percent
 from ..results.scenario import MAX_REPLICAS, Scenario
 from ..traces.prefixes import num_named
 from .backend import Pool
+from .candidate import beyond_tested, changed_fields, nearest_first, plain_spec, policy_toml
 from .capacity import MANY, PARTS, STABILITY, WHOLE, CapacitySearch, check_rate, search_of
 from .contents import Json
 from .deploy import UNROUTED, deployment_of, engine_of_preset, engine_of_profile, not_served, times_another
@@ -38,10 +39,10 @@ from .plan_replays import Posed, Replays, Task
 from .planned import MEETS, MISSES, UNSURE, Due, Fleet, PlanCandidate, Planned, Risk, Variant
 from .purchase import Horizon, growth_of, peak_of
 from .quality import Quality, QualityTable, quality_of
-from .race import CONFIDENCE, FIRST, LIMIT, MOST, Entry, Lane, best_of, nearest, race, verdict
+from .race import CONFIDENCE, FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
 from .replicate import Criterion, Interval, interval, judged, student, to_judge
 from .settings import Tried, changing_answers, halve, settings_to_try
-from .space import beyond_tested, candidate_of, searchable
+from .space import searchable
 
 BETTER = "jsq"  # the router that is tried in its place
 DOUBT = 1.25  # possible error factor of a pilot
@@ -83,7 +84,7 @@ def candidates_of(
             preset = preset_of(name_of(given), given, scenario.allow_code)
             if not (policies or research or preset.engine):
                 continue
-            spec = candidate_of(given, allow_code=scenario.allow_code).spec if given.endswith(".toml") else given
+            spec = plain_spec(given, scenario.allow_code) if given.endswith(".toml") else given
             policy = replace(scenario, policy=given).parsed_policy()
             profile = heaviest_law_first(as_run_by(held, policy))
             check = searchable(profile, scenario.workload, longest)
@@ -254,7 +255,7 @@ def plan(
         bounds={c.text: c.bound for c in criteria},
         share_criteria=tuple(c.text for c in criteria if c.share is not None),
         plan_toml=(f"# The SLOs are met without the spare: {spare} of the replicas.\n" if spare else "")
-        + candidate_of(best.policy, bought, scenario.allow_code).toml()
+        + policy_toml(best.policy, bought, scenario.allow_code)
         + ("" if deployment is None else deployment.toml()),
         priced=all(c.price is not None for c in candidates),
         num_replays=run.replays.num_replays,
@@ -322,7 +323,7 @@ def _of_answers(candidates: Sequence[PlanCandidate], best: PlanCandidate, allow_
     """Notes on settings that change answers: recommended, or not searched."""
     notes = [
         f"{name}={value} changes the model's answers, and replays do not judge their quality: compare answers first"
-        for name, value in candidate_of(best.policy, allow_code=allow_code).settings
+        for name, value in changed_fields(best.policy, allow_code).items()
         if name in best.changing
     ]
     policies: dict[tuple[str, ...], list[str]] = {}
@@ -392,7 +393,7 @@ class _Run:
         self.whole: set[int] = set()  # candidates that replay the whole trace now
         self._groups = groups
         code = searches[0].scenario.allow_code
-        self._num_changes = [len(candidate_of(one.policy, allow_code=code).settings) for one in candidates]
+        self._num_changes = [len(changed_fields(one.policy, code)) for one in candidates]
         self.untested = {i for i, one in enumerate(candidates) if beyond_tested(one.policy, code)}
         self.chosen = [group[0] for group in groups]  # each policy's setting
         self.tried: dict[int, Tried] = {}  # by the chosen setting
@@ -533,7 +534,10 @@ class _Run:
             tasks = [self._replay(lane.candidate, self.rate, lane.high or 0, 1.0, n) for lane in short]
             for lane, found in zip(short, self.replays(tasks), strict=True):
                 lane.settled.append(float(found["severity"]))
-        best = left[nearest([lane.settled for lane in left], [self._num_changes[lane.candidate] for lane in left])]
+        equals = [left[i] for i in best_of([lane.settled for lane in left])]
+        best = nearest_first(
+            equals, lambda lane: self._num_changes[lane.candidate], lambda lane: float(np.mean(lane.settled))
+        )[0]
         order = sorted(
             lanes,
             key=lambda lane: (self._cost(lane), lane is not best, lane not in left, float(np.mean(lane.settled))),

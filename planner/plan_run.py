@@ -87,8 +87,8 @@ class Question:
     def asked(self) -> Json:
         """Inputs of the plan's replays."""
         own, traffic = self.options, asked_of(replace(self.scenario, policy=Scenario.policy))
-        files = [asked_of(posed(self.scenario, c))["files"] for c in self.candidates]
-        candidates = [(str(c), c.price, c.settings, f) for c, f in zip(self.candidates, files, strict=True)]
+        each = [(c, asked_of(posed(self.scenario, c))) for c in self.candidates]
+        candidates = [(str(c), c.price, c.settings, asks["policy"], asks["profile"]) for c, asks in each]
         asked = {name: value for name, value in traffic.items() if name not in ("policy", "rate")}
         return {
             **asked, "candidates": digest(candidates), "rate": self.rate, "attainment": own.attainment,

@@ -1,12 +1,9 @@
 """Quality of a policy's answers relative to the full cache: published scores and a user's own, no guesses."""
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from ..engine.errors import CodeError, DsimError, PolicyError
 from ..engine.hooks import decide, holds_back, pages_to_admit, placed, preempted, rows_updated, step_over
 from ..engine.jit import is_ours
 from ..engine.policy import AXES, PRESETS, Policy, name_of, parse, settings_of
-from ..files.read import cut, float_of, parsing, quoted, read_text, uncovered
+from ..files.read import cut, float_of, quoted, read_csv
 
 # Questions of scheduling: they change when and where tokens are computed, never the tokens.
 SCHEDULING = frozenset({decide, step_over, rows_updated, holds_back, pages_to_admit, placed, preempted})
@@ -76,12 +73,8 @@ class _Point:
 @cache
 def published() -> QualityTable:
     """Scores from papers."""
-    folder = files(__package__) / "published"
-    scores: list[Score] = []
-    for path in sorted(folder.iterdir(), key=lambda p: p.name):
-        if path.name.endswith(".csv"):
-            scores += _read(path.read_text(encoding="utf-8"), path.name)
-    return QualityTable(PUBLISHED, tuple(scores))
+    paths = sorted(Path(__file__).with_name("published").glob("*.csv"))
+    return QualityTable(PUBLISHED, tuple(score for path in paths for score in _read(path)))
 
 
 def load_table(path: str | Path | None, allow_code: AllowedCode = NO_CODE) -> QualityTable | None:
@@ -91,14 +84,11 @@ def load_table(path: str | Path | None, allow_code: AllowedCode = NO_CODE) -> Qu
     """
     if path is None:
         return None
-    path = Path(path)
-    text = read_text(path)
-    with parsing(path, "a quality table"):
-        scores = tuple(_read(text, str(path)))
+    scores = tuple(_read(path))
     if not scores:
         raise DsimError(f"{path} holds no scores, expected at least one row")
     factors = [factors_of_row(score, str(path), allow_code) for score in scores]
-    if not any(s.baseline is not None or _is_reference(own) for s, own in zip(scores, factors, strict=True)):
+    if not any(s.baseline is not None or _is_reference(factor) for s, factor in zip(scores, factors, strict=True)):
         raise DsimError(f"{path} has neither a baseline nor a row of the full cache (threshold 0.9, nothing evicted)")
     return QualityTable(str(path), scores, allow_code=allow_code)
 
@@ -145,8 +135,8 @@ def parse_share(text: str | float | None) -> float | None:
     """98% or 0.98; None: not asked for."""
     if text is None:
         return None
-    said = str(text).strip()
-    share = float_of(said.removesuffix("%")) / (100 if said.endswith("%") else 1)
+    text_of_share = str(text).strip()
+    share = float_of(text_of_share.removesuffix("%")) / (100 if text_of_share.endswith("%") else 1)
     if not 0 < share <= 1.5:
         raise DsimError(f"quality {cut(text)} is not a share of the full cache's, expected such as 98% or 0.98")
     return share
@@ -162,19 +152,9 @@ def factors_of_row(score: Score, where: str, allow_code: AllowedCode) -> dict[st
     return {name: value for name, value in factors.items() if score.parameters.get(name, "-")}
 
 
-def _read(text: str, where: str) -> Iterator[Score]:
-    reader = csv.DictReader(io.StringIO(text))
-    columns = reader.fieldnames or []
-    if "score" not in columns:
-        raise DsimError(f"{where}: its columns are {cut(', '.join(columns)) or 'none'}, expected one named score")
-    fields = [name for name in columns if name not in (*TEXT, *SCORES)]
-    for row in reader:
-        line = f"{where}:{reader.line_num}"
-        if None in row or None in row.values():
-            raise DsimError(
-                f"{line}: it has {len([v for v in row.values() if v is not None])} cells, expected {len(columns)}"
-            )
-        cells = {name: uncovered(row[name].strip()) for name in columns}
+def _read(path: str | Path) -> Iterator[Score]:
+    for line, cells in read_csv(path, ["score"]):
+        fields = [name for name in cells if name not in (*TEXT, *SCORES)]
         numbers = {name: _score(cells.get(name, ""), name, line) for name in SCORES}
         score = numbers["score"]
         if score is None:
@@ -187,7 +167,7 @@ def _read(text: str, where: str) -> Iterator[Score]:
             parameters={name: cells[name] for name in fields},
             score=score,
             baseline=numbers["baseline"],
-            source=cells.get("source") or where,
+            source=cells.get("source") or str(path),
         )
 
 
@@ -205,10 +185,12 @@ def _preset_with(fields: list[str], line: str) -> str:
     for name in sorted(PRESETS, key=lambda name: not PRESETS[name].reference):
         if set(fields) <= set(settings_of(PRESETS[name].policy)):
             return name
-    known = dict.fromkeys(f for p in PRESETS.values() for f in settings_of(p.policy))
-    strange = [f for f in fields if f not in known]
+    fields_of_presets = dict.fromkeys(f for p in PRESETS.values() for f in settings_of(p.policy))
+    strange = [f for f in fields if f not in fields_of_presets]
     if strange:
-        raise DsimError(f"{line}: there is no policy field {quoted(strange[0])}; the fields are {', '.join(known)}")
+        raise DsimError(
+            f"{line}: there is no policy field {quoted(strange[0])}; the fields are {', '.join(fields_of_presets)}"
+        )
     raise DsimError(f"{line}: no policy has all of {', '.join(fields)}, expected a column `policy` that says which")
 
 
@@ -224,9 +206,9 @@ def _points(table: QualityTable, model: str) -> tuple[_Point, ...]:
     full = {s.benchmark: s.score for key, g in groups.items() if _is_reference(dict(key)) for s in g if s.score}
     points = []
     for key, scores in groups.items():
-        known = [(s, s.baseline or full.get(s.benchmark)) for s in scores]
-        pairs = [(s, b) for s, b in known if b is not None]
-        if len(pairs) < len(known):
+        based = [(s, s.baseline or full.get(s.benchmark)) for s in scores]
+        pairs = [(s, b) for s, b in based if b is not None]
+        if len(pairs) < len(based):
             continue
         relative = sum(s.score for s, _ in pairs) / sum(b for _, b in pairs)
         share, worst = min((s.score / b, s.benchmark) for s, b in pairs)
@@ -240,8 +222,8 @@ def _between(line: list[_Point], name: str, value: float, where: str) -> Quality
     line = sorted(line, key=lambda p: float(p.factors[name]))
     values = [float(p.factors[name]) for p in line]
     if not values[0] < value < values[-1]:
-        held = ", ".join(f"{v:g}" for v in values)
-        return Quality(None, "", (f"{name} is {value:g}, and scores are {where} at {held}: none is extrapolated",))
+        scored = ", ".join(f"{v:g}" for v in values)
+        return Quality(None, "", (f"{name} is {value:g}, and scores are {where} at {scored}: none is extrapolated",))
     i = next(i for i, v in enumerate(values) if v > value)
     low, high = line[i - 1], line[i]
     share = (value - values[i - 1]) / (values[i] - values[i - 1])

@@ -127,11 +127,6 @@ def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
     return [i for i, gap in enumerate(behind) if i == leader or gap.mean() - student(gap, CONFIDENCE) <= 0]
 
 
-def nearest(severities: Sequence[Sequence[float]], changes: Sequence[int]) -> int:
-    """Of the best and those it does not surely beat, the one of fewest changes to the engine's default."""
-    return min(best_of(severities), key=lambda i: (changes[i], float(np.mean(severities[i]))))
-
-
 def _second_price(lanes: Sequence[Lane]) -> float:
     """The second cheapest cost known to be enough; infinite if there is none."""
     known = sorted(lane.cost(lane.high) for lane in lanes if lane.high is not None)

@@ -4,256 +4,213 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import optuna
-import pandas as pd
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from ..engine import chance
-from .fleet_space import FleetSpace
-from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Measure, Part, ReplayOutcome, Tried
+from .candidate import Candidate
+from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Measure, Part, ReplayOutcome
 from .quality import Quality
 from .settings import NEAR, UNTESTED
 from .space import Choice, Dimension, Space
+from .tuned import Trial
 
 EXPLORE, EXHAUSTED = 3, 100  # batches without a new setting: then random proposals, then the end
-FAR = 100  # fields by which another policy counts
 SAMPLER = 234  # purpose of draws
 
 Progress = Callable[[str, int, int, str], None]  # phase, done, total, best setting
-Judge = Callable[[Tried], Quality]
-Refuse = Callable[[Tried], str]  # why not to replay; empty: replay
+Judge = Callable[[Candidate], Quality]
+Refuse = Callable[[Candidate], str]  # why not to replay; empty: replay
+
+
+@dataclass
+class Attempt:
+    """A proposal of the study."""
+
+    trial: optuna.Trial
+    candidate: Candidate
+    state: str = ""  # once finished: complete, pruned, refused or repeated
+    reason: str = ""  # why it was refused, or the SLO that it missed
+    outcome: ReplayOutcome | None = None
+
+    @property
+    def violation(self) -> float:
+        if self.state == "refused":
+            return INFEASIBLE
+        return 0.0 if self.outcome is None else self.outcome.violation
 
 
 class Search:
     """A study and the settings that it has seen."""
 
     def __init__(
-        self,
-        objectives: tuple[str, ...],
-        space: Space | FleetSpace,
-        default: Tried,
-        measure: Measure,
-        *,
-        jobs: int,
-        seed: int,
-        replicas: int,
+        self, objectives: tuple[str, ...], space: Space, default: Candidate, measure: Measure, *, jobs: int, seed: int,
         progress: Progress,
-    ) -> None:
-        self.objectives = objectives
-        self.space: Any = space  # its candidates are of one type
-        self.default = default
-        self.measure = measure
+    ) -> None:  # fmt: skip
+        self.objectives, self.space, self.default = objectives, space, default
         self.progress = progress
+        self.num_replays = 0
         self.signs = tuple(1.0 if name in HIGHER else -1.0 for name in objectives)
-        self.seen: dict[Tried, ReplayOutcome] = {}
-        self._jobs, self._seed, self._replicas = jobs, seed, replicas
-        self._pruned: set[Tried] = set()
+        self.outcomes: dict[Candidate, ReplayOutcome] = {}
+        self.attempts: list[Attempt] = []
+        self._measure, self._jobs, self._seed = measure, jobs, seed
+        self._pruned: set[Candidate] = set()
         directions = [StudyDirection.MAXIMIZE if sign > 0 else StudyDirection.MINIMIZE for sign in self.signs]
         pruner = optuna.pruners.MedianPruner(n_startup_trials=8)
         self.study = optuna.create_study(directions=directions, pruner=pruner)
-        for preset in space.dimensions:
-            start = default if default.preset == preset else self.space.candidate(preset, {}, default.replicas)
-            self.study.enqueue_trial(self._params(start))
+        for preset in space.presets or ("",):
+            start = default if default.preset == preset else space.candidate(preset, {})
+            named = {"policy": preset} if len(space.presets) > 1 else {}
+            self.study.enqueue_trial(named | space.values_of(start))
 
     def run(self, trials: int, refuse: Refuse, prune: float | None) -> None:
         """Try `trials` settings, or all of a smaller space."""
         idle = 0  # batches in a row without a new setting
-        while (done := len(self._counted())) < trials and idle < EXHAUSTED:
+        while (done := self._num_tried()) < trials and idle < EXHAUSTED:
             self.progress("searching", done, trials, self.best_text())
-            self.study.sampler = self._sampler(len(self._finished()), idle)
-            asked: list[tuple[optuna.Trial, Tried]] = []
+            self.study.sampler = self._sampler(idle)
+            batch = []
             for _ in range(min(self._jobs, trials - done)):
                 trial = self.study.ask()
-                asked.append((trial, self._suggest(trial)))
-            self._try(asked, refuse, prune)
-            idle = 0 if len(self._counted()) > done else idle + 1
+                batch.append(Attempt(trial, self._suggest(trial)))
+            self.attempts += batch
+            self._try(batch, refuse, prune)
+            idle = 0 if self._num_tried() > done else idle + 1
         self.progress("searching", trials, trials, self.best_text())
 
-    def ranked(self) -> list[tuple[Tried, ReplayOutcome]]:
+    def measure(self, candidates: Sequence[Candidate], part: Part) -> list[ReplayOutcome]:
+        self.num_replays += len(candidates)
+        return self._measure([(candidate, part) for candidate in candidates])
+
+    def ranked(self) -> list[tuple[Candidate, ReplayOutcome]]:
         """Settings replayed whole, by the first objective, then latency, then trial."""
-        tried = dict.fromkeys(self._candidate_of(t) for t in self._counted() if t.state == TrialState.COMPLETE)
-        return sorted(((c, self.seen[c]) for c in tried), key=lambda item: self.order(item[1]))
+        tried = dict.fromkeys(a.candidate for a in self.attempts if a.state == "complete")
+        outcomes = [(candidate, self.outcomes[candidate]) for candidate in tried]
+        return sorted(outcomes, key=lambda item: (-self.signs[0] * item[1].values[0], item[1].latency))
 
-    def order(self, outcome: ReplayOutcome) -> tuple[float, float]:
-        """Sorts outcomes, best first."""
-        return -self.signs[0] * outcome.values[0], outcome.latency
+    def feasible(self) -> list[Candidate]:
+        """Those that meet every SLO on the run, in the same order."""
+        return [candidate for candidate, outcome in self.ranked() if outcome.violation <= 0]
 
-    def worth(self, candidate: Tried, outcome: ReplayOutcome) -> float:
+    def worth(self, candidate: Candidate, outcome: ReplayOutcome) -> float:
         """By the first objective, more is better; beyond the engine's tested range a tenth less."""
         value = self.signs[0] * outcome.values[0]
         return value - (UNTESTED - 1) * abs(value) if candidate.untested else value
 
-    def equals(self, best: Tried, others: Sequence[Tried]) -> list[Tried]:
+    def equals(self, best: Candidate, others: Sequence[Candidate]) -> list[Candidate]:
         """The settings that are as good in the search, within NEAR."""
-        least = self.worth(best, self.seen[best])
+        least = self.worth(best, self.outcomes[best])
         least -= (NEAR - 1) * abs(least)
-        return [c for c in others if self.worth(c, self.seen[c]) >= least]
-
-    def changes(self, candidate: Tried) -> int:
-        """How many fields differ from the engine's default, or from the fleet as given; another policy is farther."""
-        plain = self.space.candidate(candidate.preset, {}, candidate.replicas).columns
-        return len(candidate.columns.items() - plain.items()) + FAR * (candidate.preset != self.default.preset)
+        return [c for c in others if self.worth(c, self.outcomes[c]) >= least]
 
     def best_text(self) -> str:
         """For a progress line."""
-        best = [(c, o) for c, o in self.ranked() if o.violation <= 0][:1]
-        return "" if not best else f"{best[0][0]} {best[0][1].values[0]:.4g} {OBJECTIVES[self.objectives[0]]}"
+        for candidate in self.feasible()[:1]:
+            return f"{candidate} {self.outcomes[candidate].values[0]:.4g} {OBJECTIVES[self.objectives[0]]}"
+        return ""
 
-    def front(self) -> list[Tried]:
+    def front(self) -> list[Candidate]:
         """The feasible settings' Pareto front, by the first objective."""
-        feasible = {c: o for c, o in self.ranked() if o.violation <= 0}
-        points = {c: tuple(s * v for s, v in zip(self.signs, o.values, strict=True)) for c, o in feasible.items()}
-        front = [
-            c
-            for c, p in points.items()
-            if not any(q != p and all(b >= a for a, b in zip(p, q, strict=True)) for q in points.values())
-        ]
-        return list({points[c]: c for c in reversed(front)}.values())[::-1]
+        points = {c: tuple(np.array(self.signs) * self.outcomes[c].values) for c in self.feasible()}
+        front: dict[tuple[float, ...], Candidate] = {}
+        for candidate, point in points.items():
+            beaten = any(q != point and all(b >= a for a, b in zip(point, q, strict=True)) for q in points.values())
+            if not beaten:
+                front.setdefault(point, candidate)
+        return list(front.values())
 
-    def frame(self, judge: Judge) -> pd.DataFrame:
-        """One row per trial."""
-        rows = []
-        for i, trial in enumerate(self._finished()):
-            if "repeated" in trial.user_attrs:
-                continue
-            candidate = self._candidate_of(trial)
-            whole = trial.state == TrialState.COMPLETE and "refused" not in trial.user_attrs
-            row: dict[str, Any] = {
-                "trial": i,  # Optuna counts a killed and repeated trial twice
-                "policy": candidate.spec,
-                "replicas": candidate.to_json()["replicas"],
-                "state": "refused" if "refused" in trial.user_attrs else trial.state.name.lower(),
-            }
-            row |= dict(zip(self.objectives, trial.values if whole else [None] * len(self.objectives), strict=True))
-            row["attainment"] = trial.user_attrs.get("attainment") if whole else None
-            row["violation"] = trial.user_attrs.get("violation")
-            row["reason"] = trial.user_attrs.get("refused") or trial.user_attrs.get("missed") or ""
-            row["quality"] = None if "refused" in trial.user_attrs else judge(candidate).relative
-            row |= candidate.columns
-            rows.append(row)
-        return pd.DataFrame(rows)
+    def trials(self, judge: Judge) -> tuple[Trial, ...]:
+        """Without repeated ones."""
+        return tuple(self._row(i, a, judge) for i, a in enumerate(self.attempts) if a.state != "repeated")
 
-    def _finished(self) -> list[FrozenTrial]:
-        """Without interrupted trials."""
-        return self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
-
-    def _counted(self) -> list[FrozenTrial]:
-        """Finished trials with a replay."""
-        return [t for t in self._finished() if not {"refused", "repeated"} & t.user_attrs.keys()]
-
-    def _try(self, asked: Sequence[tuple[optuna.Trial, Tried]], refuse: Refuse, prune: float | None) -> None:
-        """Replay proposed settings and tell the study."""
-        new = self._unseen(asked, refuse)
-        if prune is not None:
-            first = self.measure([(c, Part("search", share=prune)) for _, c in new])
-            new = self._promising(new, first)
-        whole = self.measure([(c, Part("search")) for _, c in new])
-        for (trial, candidate), outcome in zip(new, whole, strict=True):
-            self.seen[candidate] = outcome
-            self._tell(trial, outcome)
-        for trial, candidate in asked:  # proposed before
-            if self.study.trials[trial.number].state == TrialState.RUNNING:
-                trial.set_user_attr("repeated", True)
-                if candidate in self.seen:
-                    self._tell(trial, self.seen[candidate])
-                else:
-                    self.study.tell(trial, state=TrialState.PRUNED)
-
-    def _unseen(self, asked: Sequence[tuple[optuna.Trial, Tried]], refuse: Refuse) -> list[tuple[optuna.Trial, Tried]]:
-        """The settings to replay."""
-        new: list[tuple[optuna.Trial, Tried]] = []
-        for trial, candidate in asked:
-            trial.set_user_attr("policy", candidate.spec)
-            reason = refuse(candidate)
-            if reason:
-                trial.set_user_attr("refused", reason)
-                trial.set_user_attr("violation", INFEASIBLE)
-                self.study.tell(trial, [0.0 if sign > 0 else 1e9 for sign in self.signs])
-            elif not (
-                candidate in self._pruned
-                or any(candidate == c for _, c in new)
-                or (candidate in self.seen and any(t.user_attrs["policy"] == candidate.spec for t in self._counted()))
-            ):
-                new.append((trial, candidate))
-        return new
-
-    def _promising(
-        self, new: Sequence[tuple[optuna.Trial, Tried]], first: Sequence[ReplayOutcome]
-    ) -> list[tuple[optuna.Trial, Tried]]:
-        """The settings kept by the pruner after their first requests."""
-        left = []
-        for (trial, candidate), outcome in zip(new, first, strict=True):
-            trial.report(outcome.values[0], 0)
-            if trial.should_prune():
-                self._pruned.add(candidate)
-                self.study.tell(trial, state=TrialState.PRUNED)
-            else:
-                left.append((trial, candidate))
-        return left
-
-    def _tell(self, trial: optuna.Trial, outcome: ReplayOutcome) -> None:
-        trial.set_user_attr("violation", outcome.violation)
-        trial.set_user_attr("missed", outcome.missed)
-        trial.set_user_attr("attainment", -1.0 if math.isnan(outcome.attainment) else outcome.attainment)
-        trial.set_user_attr("latency", outcome.latency)
-        self.study.tell(trial, list(outcome.values))
-
-    def _sampler(self, done: int, idle: int) -> optuna.samplers.BaseSampler:
-        """Seeded by the number of finished trials."""
-        seed = int(chance.key(self._seed, SAMPLER, done)[0] >> np.uint64(33))
-        if idle > EXPLORE:  # TPE repeats known settings
-            return optuna.samplers.RandomSampler(seed=seed)
-        return optuna.samplers.TPESampler(
-            seed=seed, multivariate=True, group=True, constant_liar=self._jobs > 1, constraints_func=_violation
+    def _row(self, index: int, attempt: Attempt, judge: Judge) -> Trial:
+        candidate, outcome = attempt.candidate, attempt.outcome
+        refused = attempt.state == "refused"
+        return Trial(
+            trial=index,
+            policy=candidate.spec,
+            replicas=candidate.replicas,
+            state=attempt.state,
+            values={} if outcome is None else dict(zip(self.objectives, outcome.values, strict=True)),
+            attainment=None if outcome is None or math.isnan(outcome.attainment) else outcome.attainment,
+            violation=None if attempt.state == "pruned" else attempt.violation,
+            reason=attempt.reason,
+            quality=None if refused else judge(candidate).relative,
+            fields=dict(candidate.columns),
         )
 
-    def _suggest(self, trial: optuna.Trial) -> Tried:
-        presets = list(self.space.dimensions)
+    def _num_tried(self) -> int:
+        """Finished attempts with a replay."""
+        return sum(a.state in ("complete", "pruned") for a in self.attempts)
+
+    def _try(self, batch: Sequence[Attempt], refuse: Refuse, prune: float | None) -> None:
+        """Replay proposed settings and tell the study."""
+        new: list[Attempt] = []
+        for attempt in batch:
+            attempt.reason = refuse(attempt.candidate)
+            if attempt.reason:
+                self._tell(attempt, "refused", [0.0 if sign > 0 else 1e9 for sign in self.signs])
+            elif attempt.candidate not in {*self.outcomes, *self._pruned, *(a.candidate for a in new)}:
+                new.append(attempt)
+        if prune is not None:
+            firsts = self.measure([a.candidate for a in new], Part("search", share=prune))
+            new = [a for a, first in zip(new, firsts, strict=True) if self._is_promising(a, first)]
+        whole = self.measure([a.candidate for a in new], Part("search"))
+        for attempt, outcome in zip(new, whole, strict=True):
+            self.outcomes[attempt.candidate] = attempt.outcome = outcome
+            attempt.reason = outcome.missed
+            self._tell(attempt, "complete", list(outcome.values))
+        for attempt in batch:
+            if not attempt.state:  # proposed before
+                attempt.outcome = self.outcomes.get(attempt.candidate)
+                values = None if attempt.outcome is None else list(attempt.outcome.values)
+                self._tell(attempt, "repeated", values)
+
+    def _is_promising(self, attempt: Attempt, first: ReplayOutcome) -> bool:
+        """Whether the pruner keeps a setting after its first requests."""
+        attempt.trial.report(first.values[0], 0)
+        if not attempt.trial.should_prune():
+            return True
+        self._pruned.add(attempt.candidate)
+        self._tell(attempt, "pruned", None)
+        return False
+
+    def _tell(self, attempt: Attempt, state: str, values: list[float] | None) -> None:
+        attempt.state = state
+        self.study.tell(attempt.trial, values, state=TrialState.PRUNED if values is None else None)
+
+    def _sampler(self, idle: int) -> optuna.samplers.BaseSampler:
+        """Seeded by the number of finished trials."""
+        seed = int(chance.key(self._seed, SAMPLER, len(self.attempts))[0] >> np.uint64(33))
+        if idle > EXPLORE:  # TPE repeats known settings
+            return optuna.samplers.RandomSampler(seed=seed)
+
+        def constraints(trial: FrozenTrial) -> tuple[float, ...]:
+            return (self.attempts[trial.number].violation,)
+
+        return optuna.samplers.TPESampler(
+            seed=seed, multivariate=True, group=True, constant_liar=self._jobs > 1, constraints_func=constraints
+        )
+
+    def _suggest(self, trial: optuna.Trial) -> Candidate:
+        presets = self.space.presets or ("",)
         preset = presets[0] if len(presets) == 1 else str(trial.suggest_categorical("policy", presets))
-        values = {
-            name: _suggest(trial, _param(preset, name), dimension)
-            for name, dimension in self.space.dimensions[preset].items()
-        }
-        found: Tried = self.space.candidate(preset, values, self._replicas)
-        return found
-
-    def _params(self, candidate: Tried) -> dict[str, Any]:
-        """A candidate's values as a trial's parameters."""
-        preset = candidate.preset
-        params: dict[str, Any] = {"policy": preset} if len(self.space.dimensions) > 1 else {}
-        return params | {_param(preset, n): v for n, v in self.space.values_of(candidate).items()}
-
-    def _candidate_of(self, trial: FrozenTrial) -> Tried:
-        params = trial.params
-        preset = params.get("policy") or next(iter(self.space.dimensions))
-        values = {name.removeprefix(_param(preset, "")): value for name, value in params.items() if name != "policy"}
-        for name, dimension in self.space.dimensions[preset].items():
-            if isinstance(dimension, Choice) and len(dimension.values) == 1:
-                values[name] = dimension.values[0]
-        found: Tried = self.space.candidate(preset, values, self._replicas)
-        return found
-
-
-def _param(preset: str, name: str) -> str:
-    """A dimension's name in the study; a fleet's names its pool already."""
-    return f"{preset}.{name}" if preset else name
+        values = {name: _suggest(trial, name, dimension) for name, dimension in self.space.of(preset).items()}
+        return self.space.candidate(preset, values)
 
 
 def _suggest(trial: optuna.Trial, name: str, dimension: Dimension) -> Any:
     if isinstance(dimension, Choice):
         return dimension.values[0] if len(dimension.values) == 1 else trial.suggest_categorical(name, dimension.values)
     if dimension.whole:
-        step = 1 if dimension.step is None else int(dimension.step)
+        step = int(dimension.step or 1)
         return trial.suggest_int(name, int(dimension.low), int(dimension.high), step=step, log=dimension.log)
     return trial.suggest_float(name, dimension.low, dimension.high, step=dimension.step, log=dimension.log)
-
-
-def _violation(trial: FrozenTrial) -> tuple[float, ...]:
-    return (float(trial.user_attrs.get("violation", 0.0)),)
 
 
 @contextmanager

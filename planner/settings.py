@@ -4,7 +4,6 @@ All are tried on short replays, the best share on longer ones, with the same req
 to which one replica meets the SLOs.
 """
 
-import itertools
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,13 +12,14 @@ import numpy as np
 
 from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import DsimError
-from ..engine.policy import Policy, name_of, named_fields, preset_of, settings_of
+from ..engine.policy import Policy, name_of, named_fields, parse, preset_of, settings_of
 from ..profiler.profile import Profile
+from .candidate import changed_fields, grid, nearest_first, plain_spec, spelt, with_fields
 from .capacity import PILOT, CapacitySearch
 from .crossing import find
 from .memo import Memo
 from .replicate import Reading
-from .space import candidate_of, fitted_at, spelt
+from .space import fitted_at
 
 RUNGS = (400, 1600)  # requests of a replay, by rung
 GOES_ON = 0.25  # share that reaches the next rung
@@ -60,34 +60,34 @@ def settings_to_try(
     """
     answers = answers or {}
     preset = preset_of(name_of(spec), spec, allow_code)
-    base = candidate_of(spec, allow_code=allow_code)
+    base = plain_spec(spec, allow_code)
+    policy = parse(base, allow_code)
     fixed = named_fields(spec, allow_code)
-    values = settings_of(base.policy)
+    values = settings_of(policy)
     space = {**(preset.space or {}), **(PREFIX_CACHING if shared_prefixes else {}), **answers}
     free = {
-        name: [v for v in choices if spelt(v) != spelt(values[name])]
+        name: [values[name], *(v for v in choices if spelt(v) != spelt(values[name]))]
         for name, choices in space.items()
         if preset.engine and name in preset.flags and name in (preset.policy.neutral | answers.keys()) - fixed
     }
-    named = dict(base.settings)
-    found = [base.spec]
-    for chosen in itertools.product(*([None, *others] for others in free.values())):
-        own = named | {name: spelt(v) for name, v in zip(free, chosen, strict=True) if v is not None}
-        found.append(",".join([base.preset, *(f"{name}={value}" for name, value in own.items())]))
-    hides = base.policy.batching.hides_host
+    changed = changed_fields(spec, allow_code)
+    specs = [base]
+    for point in grid(free):
+        moved = {name: spelt(value) for name, value in point.items() if value != values[name]}
+        specs.append(with_fields(name_of(spec), changed | moved))
 
-    def can(one: str) -> bool:
+    def can(setting: str) -> bool:
         try:
-            policy = candidate_of(one, allow_code=allow_code).policy
-            check(policy)
+            tried = parse(setting, allow_code)
+            check(tried)
         except DsimError:
             return False
-        return profile.latency.host_step > 0 or policy.batching.hides_host == hides
+        return profile.latency.host_step > 0 or tried.batching.hides_host == policy.batching.hides_host
 
-    unique = [one for one in dict.fromkeys(found) if can(one)]
+    unique = [setting for setting in dict.fromkeys(specs) if can(setting)]
     if len(unique) > MOST:  # evenly over the grid, the SPEC first
         unique = [unique[i] for i in np.linspace(0, len(unique) - 1, MOST).round().astype(int)]
-    return sorted(unique, key=lambda one: one.count(","))  # fewest changes first
+    return sorted(unique, key=lambda setting: setting.count(","))  # fewest changes first
 
 
 def changing_answers(
@@ -96,9 +96,9 @@ def changing_answers(
     """Flags that change answers, with values: fitted blocks and thresholds, narrower canvases. Fields of the SPEC
     stay."""
     preset = preset_of(name_of(spec), spec, allow_code)
-    found = {**fitted_at(profile, workload), **(CANVASES if profile.family == "canvas" else {})}
+    choices = {**fitted_at(profile, workload), **(CANVASES if profile.family == "canvas" else {})}
     free = preset.flags.keys() - named_fields(spec, allow_code) if preset.engine else ()
-    return {name: values for name, values in found.items() if name in free}
+    return {name: values for name, values in choices.items() if name in free}
 
 
 # Yields settings, a rung, and the first rate (None: the plan's); receives each setting's rate; returns the best
@@ -108,24 +108,25 @@ Halving = Generator[tuple[Sequence[int], int, float | None], Sequence[float], tu
 
 def halve(settings: Sequence[int], untested: Collection[int] = ()) -> Halving:
     """The best setting; the first one is the policy as given. untested: beyond the engine's tested range."""
-    left = list(settings)
+    running = list(settings)
     start: float | None = None
-    found: dict[int, float] = {}
+    rates: dict[int, float] = {}
     for rung in range(len(RUNGS)):
-        first = yield left[:1], rung, start
+        first = yield running[:1], rung, start
         start = first[0] or start
-        others = yield left[1:], rung, start
-        found = dict(zip(left, [*first, *others], strict=True))
-        worth = {i: rate / (UNTESTED if i in untested else 1.0) for i, rate in found.items()}
-        order = sorted(left[1:], key=lambda i: -worth[i])  # stable
-        left = [left[0], *order[: max(1, round(GOES_ON * len(order)))]]
-        start = max(found.values()) or start
-    given = left[0]
-    most = max((worth[i] for i in found if i != given), default=0.0)
-    best = min((i for i in found if i != given and worth[i] * NEAR >= most), default=given)
-    if worth[best] <= GAIN * worth[given]:
-        best = given
-    return best, found, sum(i != best and rate * NEAR >= worth[best] for i, rate in worth.items())
+        rest = yield running[1:], rung, start
+        rates = dict(zip(running, [*first, *rest], strict=True))
+        worth = {i: rate / (UNTESTED if i in untested else 1.0) for i, rate in rates.items()}
+        order = sorted(running[1:], key=lambda i: -worth[i])  # stable
+        running = [running[0], *order[: max(1, round(GOES_ON * len(order)))]]
+        start = max(rates.values()) or start
+    as_given = running[0]
+    highest = max((worth[i] for i in rates if i != as_given), default=0.0)
+    equals = [i for i in rates if i != as_given and worth[i] * NEAR >= highest]
+    best = nearest_first(equals, list(settings).index)[0] if equals else as_given
+    if worth[best] <= GAIN * worth[as_given]:
+        best = as_given
+    return best, rates, sum(i != best and rate * NEAR >= worth[best] for i, rate in worth.items())
 
 
 def score(search: CapacitySearch, rung: int, start: float, memo: Memo) -> tuple[float, int]:

@@ -1,14 +1,16 @@
-"""The settings that a search may choose: the values of each field, by preset."""
+"""The fields that a search may vary, and the values of each."""
 
 import dataclasses
+import itertools
 import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from ..engine.allowed_code import NO_CODE, AllowedCode
+from ..engine.allowed_code import AllowedCode
 from ..engine.errors import CodeError, DsimError, PolicyError
 from ..engine.jit import is_ours
 from ..engine.outside import is_file
@@ -16,24 +18,36 @@ from ..engine.part import FITTED, Part, Preset
 from ..engine.part import Choice as Words
 from ..engine.part import Range as Bounds
 from ..engine.policies import BASELINES
-from ..engine.policy import PRESETS, Policy, name_of, parse, preset_of, settings_of, to_toml
+from ..engine.policy import PRESETS, Policy, name_of, parse, preset_of, settings_of
 from ..files.read import did_you_mean, quoted, read_toml
 from ..profiler.profile import Profile
 from ..results.scenario import Scenario
+from ..sim.fleet import MAX_REPLICAS, PoolSpec
+from ..sim.link import Link
 from ..sim.memory import check_fits
 from ..sim.setting import Setting
 from ..traces import Trace
+from .candidate import (
+    DECIDER,
+    LINK,
+    LINK_FIELDS,
+    POLICY,
+    REPLICAS,
+    Candidate,
+    decoding_pools,
+    fields_of,
+    scenario_at,
+    spelt,
+    with_fields,
+)
 from .deploy import times_another
 from .quality import Quality
 
-REPLICAS = "replicas"  # the only dimension that is no field
-# Tried by default.
-DEFAULT_PRESETS = tuple(
-    name for name, p in PRESETS.items() if p.space is not None and p.policy.family == "block-diffusion"
-)
-
+DECIDERS = ("always", "uncached,tokens=512", "uncached,tokens=2048")
+MOST_FLEETS = 1024  # numbers of replicas to choose from
 Check = Callable[[Policy], object]  # DsimError if the policy cannot run
 Judge = Callable[[Policy], Quality]
+Refusals = dict[tuple[str, str], DsimError | None]  # of a field's value, as spelt; None: some part can run it
 
 
 @dataclass(frozen=True)
@@ -64,389 +78,417 @@ Dimension = Choice | Range
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A preset, the fields in which it differs, and the replicas."""
+class Space:
+    """What varies of a scenario, by dotted name.
 
-    preset: str
-    settings: tuple[tuple[str, str], ...] = ()
-    replicas: int = 1
-    allow_code: AllowedCode = field(default=NO_CODE, repr=False, compare=False)
-    file: ClassVar[str] = "policy.toml"  # holds `toml`
+    Without pools: `policy`, and `PRESET.FIELD` (`PRESET.replicas`) of each preset. With pools: `POOL.FIELD`, `replicas`
+    of all pools (1+3), `decider`, `link.FIELD`.
+    """
 
-    @property
-    def spec(self) -> str:
-        return ",".join([self.preset, *(f"{name}={value}" for name, value in self.settings)])
+    scenario: Scenario
+    dimensions: Mapping[str, Dimension]
+    notes: tuple[str, ...] = ()
 
     @property
-    def policy(self) -> Policy:
-        """PolicyError for contradictory fields."""
-        return parse(self.spec, self.allow_code)
+    def presets(self) -> tuple[str, ...]:
+        """Empty for pools."""
+        dimension = self.dimensions.get(POLICY)
+        return dimension.values if isinstance(dimension, Choice) else ()
 
-    @property
-    def policies(self) -> tuple[Policy, ...]:
-        """Those that decide the answers."""
-        return (self.policy,)
+    def of(self, preset: str) -> dict[str, Dimension]:
+        """The dimensions beside `policy` under a preset."""
+        prefix = f"{preset}." if preset else ""
+        return {name: d for name, d in self.dimensions.items() if name != POLICY and name.startswith(prefix)}
 
-    @property
-    def untested(self) -> tuple[str, ...]:
-        """See `beyond_tested`."""
-        return beyond_tested(self.spec, self.allow_code)
+    def candidate(self, preset: str, values: Mapping[str, Any]) -> Candidate:
+        """values: by the space's names; others are the preset's, or as given."""
+        point = {self._field(preset, name): value for name, value in values.items()}
+        if preset:
+            point = {POLICY: preset, **point}
+        return Candidate.at(self.scenario, point, {name: spelt(value) for name, value in values.items()})
 
-    @property
-    def columns(self) -> dict[str, str]:
-        """Chosen values, by name."""
-        return {f"{self.preset}.{name}": value for name, value in self.settings}
+    def values_of(self, candidate: Candidate) -> dict[str, Any]:
+        """The candidate's values that the dimensions hold, by the space's names."""
+        fields = fields_of(candidate.scenario)
+        values: dict[str, Any] = {}
+        for name, dimension in self.of(candidate.preset).items():
+            text = spelt(fields[self._field(candidate.preset, name)])
+            if isinstance(dimension, Choice):
+                values.update((name, value) for value in dimension.values if spelt(value) == text)
+            elif text.replace(".", "").isdigit() and dimension.low <= float(text) <= dimension.high:
+                values[name] = int(text) if dimension.whole else float(text)
+        return values
 
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Options of `dsim replay`."""
-        return ("--policy", self.spec, *(("--replicas", str(self.replicas)) if self.replicas > 1 else ()))
-
-    def posed(self, scenario: Scenario) -> Scenario:
-        return replace(scenario, policy=self.spec, replicas=self.replicas)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"policy": self.spec, "replicas": self.replicas}
-
-    def toml(self) -> str:
-        """A policy file."""
-        return f"{to_toml(self.policy, self.preset, self.allow_code)}replicas = {self.replicas}\n"
-
-    def __str__(self) -> str:
-        return self.spec if self.replicas == 1 else f"{self.spec} on {self.replicas} replicas"
+    def _field(self, preset: str, name: str) -> str:
+        """A dimension's field of the scenario."""
+        if not preset:
+            return name
+        of_preset = name.removeprefix(f"{preset}.")
+        return of_preset if of_preset == REPLICAS else f"{POLICY}.{of_preset}"
 
 
 @dataclass(frozen=True)
-class Space:
-    """The values that each preset's fields may take."""
+class _Part:
+    """A preset or a pool, whose fields vary."""
 
-    dimensions: Mapping[str, Mapping[str, Dimension]]  # by preset, by field
-    notes: tuple[str, ...] = ()
-    allow_code: AllowedCode = field(default=NO_CODE, repr=False)
+    name: str
+    spec: str  # the preset
+    check: Check
+    code: AllowedCode
 
-    def candidate(self, preset: str, values: Mapping[str, Any], replicas: int = 1) -> Candidate:
-        given = {name: spelt(value) for name, value in values.items() if name != REPLICAS}
-        spec = ",".join([preset, *(f"{n}={v}" for n, v in given.items())])
-        return candidate_of(spec, values.get(REPLICAS, replicas), self.allow_code)
+    @cached_property
+    def policy(self) -> Policy:
+        return preset_of(self.spec, allow_code=self.code).policy
 
-    def values_of(self, candidate: Candidate) -> dict[str, Any]:
-        """The candidate's values, where the dimensions hold them."""
-        fields = {
-            **settings_of(preset_of(candidate.preset, allow_code=self.allow_code).policy),
-            **dict(candidate.settings),
-            REPLICAS: candidate.replicas,
-        }
-        return held(self.dimensions[candidate.preset], fields)
+    @cached_property
+    def fields(self) -> list[str]:
+        """Those with an effect, and `replicas`."""
+        unmasking = dataclasses.fields(self.policy.unmasking) if self.policy.commits_by == "acceptance" else ()
+        idle = {f.name for f in unmasking}
+        return [*(name for name in settings_of(self.policy) if name not in idle), REPLICAS]
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            preset: {name: dataclasses.asdict(dimension) for name, dimension in fields.items()}
-            for preset, fields in self.dimensions.items()
-        }
+    def refusal(self, name: str, value: Any) -> DsimError | None:
+        """Why the part cannot run with a field's value."""
+        if name == REPLICAS:
+            is_count = isinstance(value, int) and value > 0
+            return (
+                None if is_count else DsimError(f"replicas is {quoted(value)}, expected a whole number of at least 1")
+            )
+        try:
+            self.check(parse(with_fields(self.spec, {name: value}), self.code))
+        except DsimError as error:
+            return error
+        return None
 
+    def vary(self, fields: Mapping[str, Any], where: str, refusals: "Refusals | None" = None) -> dict[str, Dimension]:
+        """Dimensions by dotted name, without values that the part cannot run.
 
-def held(dimensions: Mapping[str, Dimension], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """By name, the fields' values that dimensions hold."""
-    values: dict[str, Any] = {}
-    for name, dimension in dimensions.items():
-        text = spelt(fields[name])
-        if isinstance(dimension, Choice):
-            values.update((name, v) for v in dimension.values if spelt(v) == text)
-        elif text.replace(".", "").isdigit() and dimension.low <= float(text) <= dimension.high:
-            values[name] = int(text) if dimension.whole else float(text)
-    return values
-
-
-def candidate_of(spec: str, replicas: int = 1, allow_code: AllowedCode = NO_CODE) -> Candidate:
-    """Of a SPEC or TOML file; an invalid one keeps its fields as written."""
-    preset = name_of(spec)
-    base = settings_of(preset_of(preset, spec, allow_code).policy)
-    try:
-        policy = parse(spec, allow_code)
-    except PolicyError:
-        if spec.split(",")[0] != preset:  # a TOML file, or an invalid main field
-            raise
-        pairs = (item.partition("=") for item in spec.split(",")[1:])
-        return Candidate(preset, tuple((name, value) for name, _, value in pairs), replicas, allow_code)
-    changed = tuple((n, spelt(v)) for n, v in settings_of(policy).items() if v != base[n])
-    return Candidate(preset, changed, replicas, allow_code)
-
-
-def beyond_tested(spec: str, allow_code: AllowedCode = NO_CODE) -> tuple[str, ...]:
-    """The fields of a SPEC above what its engine's makers tested, in words."""
-    preset = preset_of(name_of(spec), spec, allow_code)
-    values = settings_of(parse(spec, allow_code)) if preset.tested else {}
-    return tuple(
-        f"{name}={values[name]} is beyond {largest}, the most that its engine is tested with ({source})"
-        for name, (largest, source) in preset.tested.items()
-        if values[name] is None or values[name] > largest
-    )
+        refusals: collects the fate of each value; without it a refused value or an unknown field raises DsimError.
+        """
+        dimensions: dict[str, Dimension] = {}
+        for name, values in fields.items():
+            if name not in self.fields:
+                if refusals is None:
+                    raise _no_field(f"{where}: [{self.spec}] has no field", name, self.fields)
+                continue
+            dimension = dimension_of(name, values, where)
+            fitting = []
+            for value in dimension.probes():
+                refusal = self.refusal(name, value)
+                if refusal is None:
+                    fitting.append(value)
+                elif refusals is None:
+                    raise DsimError(f"{where}: {refusal}")
+                place = name, spelt(value)
+                if refusals is not None and (refusal is None or place not in refusals):
+                    refusals[place] = refusal
+            if isinstance(dimension, Choice) and fitting:
+                dimensions[f"{self.name}.{name}"] = Choice(tuple(fitting))
+            elif len(fitting) == len(dimension.probes()):
+                dimensions[f"{self.name}.{name}"] = dimension
+        return dimensions
 
 
-def default_space(
-    profile: Profile, workload: str | None, also: Sequence[str] = (), allow_code: AllowedCode = NO_CODE
-) -> Space:
-    """Settings worth trying on any traffic that the profile can run, of presets of released engines and of `also`.
+def space_of(
+    scenario: Scenario, table: Mapping[str, Any] | str | Path | None = None, *, also: Sequence[str] = (),
+    gpus: int | None = None, by_cost: bool = False,
+) -> Space:  # fmt: skip
+    """The space of a table or TOML file; without one, values worth trying on any traffic (docs/tune.md).
+
+    Without pools: `policy = [presets]`, fields for all of them, tables for single presets. With pools: a table for each
+    pool, `decider`, `[link]`. also: presets that a default space includes. gpus: the pools' budget, by default their
+    own. by_cost: include fleets that leave GPUs free. DsimError for unknown fields, for values that every preset
+    refuses, and for a budget below the pools'.
+    """
+    where = "space" if isinstance(table, Mapping) else str(table or "the default space")
+    content = table if table is None or isinstance(table, Mapping) else read_toml(table)
+    if scenario.pools:
+        return _of_pools(scenario, content, where, gpus, by_cost)
+    if gpus is not None:
+        raise DsimError(f"gpus is {gpus} and no pool is given, expected --pool, or replicas in a space file")
+    return _of_presets(scenario, content, where, also)
+
+
+def _default_table(scenario: Scenario, check: Check, also: Sequence[str]) -> dict[str, Any]:
+    """Presets of released engines, and of `also`, with their own spaces.
 
     An engine's preset is included if the step times are that engine's, or no engine's. Without one: all presets.
     """
-    moved = fitted_at(profile, workload)
-    ours = [name for name, p in PRESETS.items() if p.policy.family == profile.family and not times_another(profile, p)]
-    if any(PRESETS[name].engine for name in ours):
-        ours = [name for name in ours if PRESETS[name].engine or name in also]
-    spaces = {name: space for name in ours if (space := _own_space(PRESETS[name], moved)) is not None}
+    profile = scenario.loaded_profile()
+    fitted = fitted_at(profile, scenario.workload)
+    names = [name for name, p in PRESETS.items() if p.policy.family == profile.family and not times_another(profile, p)]
+    if any(PRESETS[name].engine for name in names):
+        names = [name for name in names if PRESETS[name].engine or name in also]
+    names = [name for name in names if _own_space(PRESETS[name], fitted) is not None]
     # The latest full-sequence system first. A stored search's inputs contain the order.
-    full = [preset for preset in spaces if PRESETS[preset].policy.family == "full-sequence"]
-    table = {p: spaces[p] for p in (*(p for p in spaces if p not in full), *reversed(full))}
-    outside = {name: preset_of(name, allow_code=allow_code) for name in also if name not in PRESETS}
-    table |= {name: _own_space(preset, moved) or {} for name, preset in outside.items()}
-    check, found = searchable(profile, workload), PRESETS | outside
-    able = {
-        preset: _fitting_fields(preset, fields, check, allow_code)
-        for preset, fields in table.items()
-        if _refusal(check, found[preset].policy) is None
-    }
+    full = [name for name in names if PRESETS[name].policy.family == "full-sequence"]
+    names = [name for name in names if name not in full] + full[::-1] + [name for name in also if name not in PRESETS]
+    presets = {name: preset_of(name, allow_code=scenario.allow_code) for name in names}
+    able = {name: preset for name, preset in presets.items() if _can_run(check, preset.policy)}
     if not able:
         check(PRESETS[BASELINES[profile.family]].policy)
-    return space_of({"policy": list(able), **able}, "the default space", check, allow_code)
+    return {POLICY: list(able), **{name: _own_space(preset, fitted) or {} for name, preset in able.items()}}
 
 
 def fitted_at(profile: Profile, workload: str | None) -> dict[str, list[Any]]:
     """Block lengths and thresholds of the profile's yields, if there are several."""
     name = workload or (profile.commits[0].workload if profile.commits else "")
-    held = [m for m in profile.commits if m.workload == name]
+    models = [model for model in profile.commits if model.workload == name]
     fitted: dict[str, list[Any]] = {
-        "block_length": sorted({m.block_length for m in held if m.extrapolated_from is None}),
-        "threshold": sorted({m.threshold for m in held}),
+        "block_length": sorted({model.block_length for model in models if model.extrapolated_from is None}),
+        "threshold": sorted({model.threshold for model in models}),
     }
     return {name: values for name, values in fitted.items() if len(values) > 1}
 
 
-def fields_to_move(
-    preset: str, profile: Profile, workload: str | None, check: Check, allow_code: AllowedCode = NO_CODE
-) -> dict[str, Any]:
-    """A preset's fields worth trying that the profile can run."""
-    own = _own_space(preset_of(preset, allow_code=allow_code), fitted_at(profile, workload)) or {}
-    return _fitting_fields(preset, own, check, allow_code)
+def _of_presets(scenario: Scenario, table: Mapping[str, Any] | None, where: str, also: Sequence[str]) -> Space:
+    check = searchable(scenario.loaded_profile(), scenario.workload)
+    is_default = table is None
+    table = _default_table(scenario, check, also) if table is None else table
+    names = _presets(table, where, check)
+    tables = {name: value for name, value in table.items() if _is_preset_table(name, value)}
+    shared = {name: value for name, value in table.items() if name not in tables and name != POLICY}
+    for name in tables:
+        if name not in names:
+            raise DsimError(f"{where}: [{name}] is given, and policy is {', '.join(names)}: expected it among them")
+    dimensions: dict[str, Dimension] = {POLICY: Choice(tuple(names))}
+    refusals: Refusals = {}
+    known_fields: dict[str, None] = {}
+    for name in names:
+        part = _Part(name, name, check, scenario.allow_code)
+        try:
+            check(part.policy)
+        except CodeError as error:
+            raise CodeError(f"{where}: {error}") from None
+        except DsimError as error:
+            raise type(error)(f"{where}: {name}: {error}") from None
+        fields = tables.get(name)
+        if fields is None and name not in PRESETS:  # it declares its values
+            fields = _own_space(preset_of(name, allow_code=part.code), {})
+        fields = fields or {}
+        dimensions |= part.vary({n: v for n, v in shared.items() if n not in fields}, where, refusals)
+        dimensions |= part.vary(fields, where, {} if is_default else None)
+        known_fields |= dict.fromkeys(part.fields)
+    for name in shared:
+        if name not in known_fields:
+            raise _no_field(f"{where}: there is no field", name, list(known_fields))
+    for refusal in refusals.values():
+        if refusal is not None:
+            raise DsimError(f"{where}: {refusal}")
+    return Space(scenario, dimensions)
 
 
-def _fitting_fields(preset: str, fields: Mapping[str, Any], check: Check, allow_code: AllowedCode) -> dict[str, Any]:
-    return {name: _fitting(preset, name, value, check, allow_code) for name, value in fields.items()}
-
-
-def _fitting(preset: str, name: str, value: Any, check: Check, allow_code: AllowedCode) -> Any:
-    """The values that the profile can run."""
-    if not isinstance(value, list):
-        return value
-    refused = _refused(preset, name, Choice(tuple(value)), check, allow_code)
-    return [v for v in value if v not in refused] or value
-
-
-def load_space(path: str | Path, check: Check, allow_code: AllowedCode = NO_CODE) -> Space:
-    """From a TOML file: `policy = [presets]`, fields for all of them, tables for single presets.
-
-    allow_code: files that presets may come from.
-    """
-    return space_of(read_toml(path), str(path), check, allow_code)
-
-
-def space_of(table: Mapping[str, Any], where: str, check: Check, allow_code: AllowedCode = NO_CODE) -> Space:
-    """DsimError for unknown fields, and for values that every preset refuses."""
-    if "policy" in table:
-        presets = table["policy"]
-    else:
+def _presets(table: Mapping[str, Any], where: str, check: Check) -> list[str]:
+    """Those that a table names; without names those that declare a space and can run."""
+    if POLICY not in table:
         spaced = [name for name, preset in PRESETS.items() if preset.space is not None]
-        presets = [name for name in spaced if _refusal(check, PRESETS[name].policy) is None] or spaced
-    presets = [presets] if isinstance(presets, str) else presets
-    if not isinstance(presets, list) or not presets:
-        raise DsimError(
-            f"{where}: policy is {quoted(presets)}, expected a list of presets such as {list(DEFAULT_PRESETS)}"
-        )
-    for name in presets:
+        return [name for name in spaced if _can_run(check, PRESETS[name].policy)] or spaced
+    names = table[POLICY]
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, list) or not names:
+        raise DsimError(f"{where}: policy is {quoted(names)}, expected a list of presets")
+    for name in names:
         if not isinstance(name, str) or (name not in PRESETS and not is_file(name)):
             hint = did_you_mean(str(name), PRESETS)
             raise DsimError(f"{where}: no preset is named {quoted(name)}{hint}; there are {', '.join(PRESETS)}")
-    try:
-        found = {name: preset_of(name, allow_code=allow_code) for name in presets}
-    except CodeError as error:
-        raise CodeError(f"{where}: {error}") from None
-    # `[chunk]` is the preset, `chunk = ...` the field.
-    own = {
-        name: v
-        for name, v in table.items()
-        if (name in PRESETS or is_file(name)) and isinstance(v, dict) and not {"low", "high"} & set(v)
-    }
-    shared = {name: value for name, value in table.items() if name not in own and name != "policy"}
-    for name in presets:
-        if name not in PRESETS and name not in own:  # it declares its values
-            own[name] = _own_space(found[name], {}) or {}
-    unused = [name for name in own if name not in presets]
-    if unused:
-        raise DsimError(f"{where}: [{unused[0]}] is given, and policy is {', '.join(presets)}: expected it among them")
-    dimensions: dict[str, dict[str, Dimension]] = {}
-    refusals: dict[tuple[str, Any], DsimError] = {}
-    accepted: set[tuple[str, Any]] = set()
-    for preset in presets:
-        try:
-            check(found[preset].policy)
-        except DsimError as error:
-            raise type(error)(f"{where}: {preset}: {error}") from None
-        fields = _fields(found[preset].policy)
-        for name in own.get(preset, {}):
-            if name not in fields and name != REPLICAS:
-                said = f"{quoted(name)}{did_you_mean(name, fields)}; {_listed(fields)}"
-                raise DsimError(f"{where}: [{preset}] has no field {said}")
-        mine: dict[str, Dimension] = {}
-        for name, value in {**shared, **own.get(preset, {})}.items():
-            if name not in fields and name != REPLICAS:
-                continue
-            dimension = dimension_of(name, value, where)
-            refused = _refused(preset, name, dimension, check, allow_code)
-            # Some presets may refuse a shared value; a value in a preset's table must fit.
-            whose = preset if name in own.get(preset, {}) else ""
-            refusals |= {(whose + name, value): error for value, error in refused.items()}
-            accepted |= {(whose + name, value) for value in dimension.probes() if value not in refused}
-            if isinstance(dimension, Choice):
-                left = tuple(v for v in dimension.values if v not in refused)
-                if left:
-                    mine[name] = Choice(left)
-            elif not refused:
-                mine[name] = dimension
-        dimensions[preset] = mine
-    fields = dict.fromkeys(f for preset in presets for f in _fields(found[preset].policy))
-    for name in shared:
-        if name not in fields and name != REPLICAS:
-            raise DsimError(f"{where}: there is no field {quoted(name)}{did_you_mean(name, fields)}; {_listed(fields)}")
-    for asked, refusal in refusals.items():
-        if asked not in accepted:
-            raise DsimError(f"{where}: {refusal}")
-    return Space(dimensions, allow_code=allow_code)
+    return names
 
 
-def runs_on(profile: Profile, workload: str | None) -> Check:
-    """Whether a profile can price a policy and has the memory."""
+def _is_preset_table(name: str, value: Any) -> bool:
+    """`[chunk]` is the preset, `chunk = ...` the field."""
+    return (name in PRESETS or is_file(name)) and isinstance(value, Mapping) and not {"low", "high"} & set(value)
 
-    def check(policy: Policy) -> None:
-        _ = Setting(policy, profile, workload).check().limits
 
-    return check
+def _of_pools(
+    scenario: Scenario, table: Mapping[str, Any] | None, where: str, gpus: int | None, by_cost: bool
+) -> Space:
+    own_gpus = scenario.num_gpus
+    if gpus is not None and gpus < own_gpus:
+        raise DsimError(f"gpus is {gpus} and the pools as given have {own_gpus}, expected at least as many")
+    specs = PoolSpec.parse_all(scenario.pools)
+    names = [spec.name for spec in specs] + ([DECIDER, LINK] if scenario.links else [])
+    for name in table or ():
+        if name not in names:
+            hint = did_you_mean(name, names)
+            raise DsimError(f"{where}: there is no {quoted(name)}{hint}, expected {', '.join(names)}")
+    dimensions: dict[str, Dimension] = {}
+    counts: list[Sequence[int]] = []
+    gpus_of_replicas: list[int] = []
+    for spec, setting in scenario.each_pool():
+        if spec.name in (DECIDER, LINK, REPLICAS):
+            raise DsimError(f"pool {spec.name} has the name of a part of the space, expected another one")
+        check = searchable(setting.profile, scenario.workload)
+        part = _Part(spec.name, name_of(spec.policy), check, scenario.allow_code)
+        fields = _worth_moving(scenario, part, setting) if table is None else _section(table, spec.name, where)
+        counts.append(_counts(fields.pop(REPLICAS), f"{where}: {spec.name}") if REPLICAS in fields else ())
+        gpus_of_replicas.append(setting.profile.device.count)
+        dimensions |= part.vary(fields, f"{where}: pool {spec.name}", {} if table is None else None)
+    if scenario.links:
+        deciders = list(dict.fromkeys([scenario.decider, *DECIDERS]))
+        dimensions |= _of_links(scenario, {DECIDER: deciders} if table is None else table, where)
+    named = any(counts)
+    if table is None or gpus is not None or named:
+        budget = gpus if gpus is not None or named else own_gpus
+        if named:
+            counts = [few or [spec.count] for spec, few in zip(specs, counts, strict=True)]
+        else:
+            counts = [range(1, max(2, (budget or 0) // each + 1)) for each in gpus_of_replicas]
+        dimensions[REPLICAS] = Choice(_fleets(counts, gpus_of_replicas, budget, by_cost or named))
+    scenario.fleet().check()
+    return Space(scenario, dimensions)
+
+
+def _worth_moving(scenario: Scenario, part: _Part, setting: Setting) -> dict[str, Any]:
+    """A pool's fields worth trying: linked pools share a block length, and only batching matters to a prefill."""
+    fields = _own_space(preset_of(part.spec, allow_code=part.code), fitted_at(setting.profile, scenario.workload)) or {}
+    if scenario.links:
+        fields.pop("block_length", None)
+    if part.name in [pool.name for pool in decoding_pools(scenario)]:
+        return fields
+    parts: tuple[Any, ...] = (setting.policy.batching, setting.policy.memory)
+    of_prefills = {f.name for axis in parts for f in dataclasses.fields(axis)}
+    return {name: values for name, values in fields.items() if name in of_prefills}
+
+
+def _of_links(scenario: Scenario, table: Mapping[str, Any], where: str) -> dict[str, Dimension]:
+    dimensions: dict[str, Dimension] = {}
+    if DECIDER in table:
+        dimensions[DECIDER] = dimension_of(DECIDER, table[DECIDER], where)
+    for name, value in _section(table, LINK, where).items():
+        if name not in LINK_FIELDS:
+            raise _no_field(f"{where}: [{LINK}] has no field", name, LINK_FIELDS)
+        dimensions[f"{LINK}.{name}"] = dimension = dimension_of(name, value, where)
+        for probe in dimension.probes():
+            try:
+                Link.parse(scenario_at(scenario, {f"{LINK}.{name}": probe}).links[0])
+            except PolicyError as error:
+                raise PolicyError(f"{where}: {error}") from None
+    return dimensions
+
+
+def _section(table: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+    section = table.get(name, {})
+    if not isinstance(section, Mapping):
+        raise DsimError(f"{where}: {name} is {quoted(section)}, expected a table of fields")
+    return dict(section)
+
+
+def _counts(values: Any, where: str) -> Sequence[int]:
+    dimension = dimension_of(REPLICAS, values, where)
+    counts: Sequence[Any] = dimension.probes()
+    if isinstance(dimension, Range) and dimension.whole:
+        counts = range(int(dimension.low), min(int(dimension.high), MAX_REPLICAS) + 1)
+    if any(type(n) is not int or not 1 <= n <= MAX_REPLICAS for n in counts):
+        raise DsimError(f"{where}.{REPLICAS} is {quoted(values)}, expected whole numbers of at least 1")
+    return counts
+
+
+def _fleets(counts: Sequence[Sequence[int]], gpus: Sequence[int], budget: int | None, small: bool) -> tuple[str, ...]:
+    """Numbers of replicas (1+3) within the budget; small: also those that leave GPUs for another replica."""
+    if budget is not None and budget > MAX_REPLICAS:
+        raise DsimError(f"gpus is {budget}, expected at most {MAX_REPLICAS}")
+    fleets: list[str] = []
+    for fleet in itertools.product(*counts):
+        used = sum(n * each for n, each in zip(fleet, gpus, strict=True))
+        if budget is not None and (used > budget or (not small and used + min(gpus) <= budget)):
+            continue
+        fleets.append("+".join(map(str, fleet)))
+        if len(fleets) > MOST_FLEETS:
+            raise DsimError(
+                f"gpus is {budget} and allows more than {MOST_FLEETS} numbers of replicas, expected fewer: name them "
+                "in a space file"
+            )
+    if not fleets:
+        raise DsimError(f"no numbers of replicas of the space fit {budget} GPUs, expected some that do")
+    return tuple(fleets)
 
 
 def searchable(profile: Profile, workload: str | None, requests: Trace | None = None) -> Check:
-    """`runs_on`, the same family of checkpoints, and room for the largest forward of these requests."""
-    runs = runs_on(profile, workload)
+    """Whether a profile can price a policy, has the memory, also for the largest forward of these requests, and is of
+    the same family of checkpoints."""
 
     def check(policy: Policy) -> None:
-        runs(policy)
+        setting = Setting(policy, profile, workload)
+        _ = setting.check().limits
         if policy.family != profile.family:
             raise PolicyError(
                 f"{policy.name} serves {policy.family} checkpoints, and profile {profile.name} is of a "
                 f"{profile.family} one: expected a policy for the same checkpoint (dsim replay compares others)"
             )
         if requests is not None:
-            check_fits(Setting(policy, profile, workload), requests)
+            check_fits(setting, requests)
 
     return check
 
 
 def guarded(space: Space, judge: Judge, minimum: float) -> Space:
-    """Without settings below the minimum quality, or of unknown quality."""
+    """Without presets and values below the minimum quality, or of unknown quality."""
 
-    def excluded(policy: Policy) -> str | None:
+    def excluded(policy: Policy) -> str:
         quality = judge(policy)
         if quality.relative is None:
             return f"its quality is unknown: {quality.notes[0]}"
-        below = quality.relative < minimum
-        return f"its quality is {quality}, expected at least {100 * minimum:g} %" if below else None
+        return f"its quality is {quality}, expected at least {100 * minimum:g} %" if quality.relative < minimum else ""
 
+    code = space.scenario.allow_code
     notes: list[str] = []
-    dimensions: dict[str, dict[str, Dimension]] = {}
-    for preset, fields in space.dimensions.items():
-        base = preset_of(preset, allow_code=space.allow_code).policy
+    presets: list[str] = []
+    dimensions: dict[str, Dimension] = {}
+    for preset in space.presets:
+        base = preset_of(preset, allow_code=code).policy
         if reason := excluded(base):
             notes.append(f"{preset} is left out: {reason}")
             continue
-        dimensions[preset] = {}
-        for name, dimension in fields.items():
+        presets.append(preset)
+        for dotted, dimension in space.of(preset).items():
+            name = dotted.removeprefix(f"{preset}.")
             if name in base.neutral or name == REPLICAS:
-                dimensions[preset][name] = dimension
+                dimensions[dotted] = dimension
                 continue
-            reasons = {value: excluded(space.candidate(preset, {name: value}).policy) for value in dimension.probes()}
+            reasons = {v: excluded(parse(with_fields(preset, {name: v}), code)) for v in dimension.probes()}
             bad = {value: reason for value, reason in reasons.items() if reason}
             if isinstance(dimension, Choice) and len(bad) < len(reasons):
-                dimensions[preset][name] = Choice(tuple(v for v in dimension.values if v not in bad))
+                dimensions[dotted] = Choice(tuple(v for v in dimension.values if v not in bad))
             elif isinstance(dimension, Range) and not any("unknown" in reason for reason in bad.values()):
-                dimensions[preset][name] = dimension  # lower qualities are refused one by one
-            if bad and preset in dimensions:
-                reason = next(iter(bad.values()))
-                notes.append(f"{preset}: {name} does not move to {', '.join(spelt(v) for v in bad)}: {reason}")
-    if not dimensions:
+                dimensions[dotted] = dimension  # lower qualities are refused one by one
+            if bad:
+                values, reason = ", ".join(map(spelt, bad)), next(iter(bad.values()))
+                notes.append(f"{preset}: {name} does not move to {values}: {reason}")
+    if not presets:
         raise DsimError(
             f"no policy of the space is known to keep {100 * minimum:g} % of the quality: {notes[0]}; "
             "add a preset, or a --quality-table"
         )
-    return Space(dimensions, tuple(notes), space.allow_code)
-
-
-def _fields(policy: Policy) -> dict[str, Any]:
-    """The fields with an effect."""
-    idle = {f.name for f in dataclasses.fields(policy.unmasking)} if policy.commits_by == "acceptance" else set()
-    return {name: value for name, value in settings_of(policy).items() if name not in idle}
-
-
-def _refused(
-    preset: str, name: str, dimension: Dimension, check: Check, allow_code: AllowedCode
-) -> dict[Any, DsimError]:
-    """The probed values that the preset refuses, with errors."""
-    refused: dict[Any, DsimError] = {}
-    for value in dimension.probes():
-        if name == REPLICAS:
-            if not isinstance(value, int) or value < 1:
-                refused[value] = DsimError(f"replicas is {quoted(value)}, expected a whole number of at least 1")
-            continue
-        try:
-            check(parse(f"{preset},{name}={spelt(value)}", allow_code))
-        except DsimError as error:
-            refused[value] = error
-    return refused
+    return Space(space.scenario, {POLICY: Choice(tuple(presets)), **dimensions}, tuple(notes))
 
 
 def dimension_of(name: str, value: Any, where: str) -> Dimension:
     """From plain values; DsimError if they are invalid."""
-    if isinstance(value, list):
-        values = tuple("/".join(map(str, v)) if isinstance(v, list) else v for v in value)
-        if not values or not all(isinstance(v, str | int | float) for v in values):
-            raise DsimError(f"{where}: {name} is {quoted(value)}, expected a list of values")
-        return Choice(tuple({spelt(v): v for v in values}.values()))
-    if isinstance(value, dict):
-        strange = set(value) - {"low", "high", "step", "log"}
-        if strange or not {"low", "high"} <= set(value):
-            raise DsimError(
-                f"{where}: {name} has {', '.join(sorted(value)) or 'nothing'}, expected low, high, and step or log"
-            )
-        numbers = [value[k] for k in ("low", "high", "step") if k in value]
-        good = all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in numbers)
-        log = value.get("log", False)
-        if not good or not isinstance(log, bool) or value.get("step", 1) <= 0 or not value["low"] < value["high"]:
-            raise DsimError(
-                f"{where}: {name} is {quoted(value)}, expected numbers with low below high and a step above 0"
-            )
-        if log and ("step" in value or value["low"] <= 0):
-            raise DsimError(f"{where}: {name} is {quoted(value)}: expected a low above 0 and no step with log")
-        return Range(value["low"], value["high"], value.get("step"), log)
-    if isinstance(value, str | int | float):
-        return Choice((value,))
-    raise DsimError(f"{where}: {name} is {quoted(value)}, expected a list, or low and high")
+    values = [value] if isinstance(value, str | int | float) else value
+    if isinstance(values, list) and values:
+        words = ["/".join(map(str, v)) if isinstance(v, list) else v for v in values]
+        if all(isinstance(word, str | int | float) for word in words):
+            return Choice(tuple({spelt(word): word for word in words}.values()))
+    if isinstance(values, Mapping) and {"low", "high"} <= set(values) <= {"low", "high", "step", "log"}:
+        numbers = [values[key] for key in ("low", "high", "step") if key in values]
+        log = values.get("log", False)
+        if all(type(v) in (int, float) and math.isfinite(v) for v in numbers) and isinstance(log, bool):
+            is_scale = not log or ("step" not in values and values["low"] > 0)
+            if values["low"] < values["high"] and values.get("step", 1) > 0 and is_scale:
+                return Range(values["low"], values["high"], values.get("step"), log)
+    raise DsimError(
+        f"{where}: {name} is {quoted(value)}, expected values, or numbers low and high, with a step above 0 or, from a "
+        "low above 0, log = true"
+    )
 
 
 def _own_space(preset: Preset, fitted: Mapping[str, Any]) -> dict[str, Any] | None:
     """None if neither the preset nor its parts from outside declare values."""
-    if preset.space is None:
-        declared: dict[str, Any] = {}
-        for part in preset.policy.parts():
-            declared |= _declared(part, preset.policy)
-        return declared or None
     table: dict[str, Any] = {}
+    if preset.space is None:
+        for part in preset.policy.parts():
+            table |= _declared(part, preset.policy)
+        return table or None
     for name, value in preset.space.items():
         table |= fitted if name == FITTED else {name: value}
     return table
@@ -462,10 +504,9 @@ def _declared(part: Part, policy: Policy) -> dict[str, Any]:
         kind, *notes = typing.get_args(hints[f.name]) or (hints[f.name],)
         for note in notes:
             if isinstance(note, Bounds) and note.low is not None and note.high is not None:
-                most = min(note.high, policy.block_length) if f.name == policy.granularity.sized_by_block else note.high
-                table[f.name] = (
-                    {"low": float(note.low), "high": float(most)} if kind is float else {"low": note.low, "high": most}
-                )
+                high = min(note.high, policy.block_length) if f.name == policy.granularity.sized_by_block else note.high
+                ends = {"low": note.low, "high": high}
+                table[f.name] = {name: float(end) for name, end in ends.items()} if kind is float else ends
             elif isinstance(note, Words):
                 table[f.name] = list(note.words)
         if kind is bool:
@@ -474,22 +515,13 @@ def _declared(part: Part, policy: Policy) -> dict[str, Any]:
     return table
 
 
-def _refusal(check: Check, policy: Policy) -> DsimError | None:
+def _can_run(check: Check, policy: Policy) -> bool:
     try:
         check(policy)
-    except DsimError as error:
-        return error
-    return None
+    except DsimError:
+        return False
+    return True
 
 
-def spelt(value: Any) -> str:
-    """As in a SPEC."""
-    if value is None:
-        return "none"
-    if isinstance(value, tuple):
-        return "/".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _listed(fields: Mapping[str, Any]) -> str:
-    return f"its fields are {', '.join(fields)} and {REPLICAS}"
+def _no_field(problem: str, name: str, fields: Sequence[str]) -> DsimError:
+    return DsimError(f"{problem} {quoted(name)}{did_you_mean(name, fields)}; its fields are {', '.join(fields)}")

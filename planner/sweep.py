@@ -1,20 +1,19 @@
 """A sweep: scenarios that differ in a few fields, each run once, and their table."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import __version__
 from ..engine.allowed_code import allowed
 from ..files.place import FolderKind, has_schema
 from ..files.read import cut
-from ..files.write import csv_of, write_whole
-from ..report.page import Figure, Page, Section, table
-from ..report.result import Result
-from ..report.table import number
+from ..files.write import csv_of
+from ..report.page import Page
+from ..report.result import NOT_STORED, Result
 from ..results.metrics import flat, no_nan
 from ..results.scenario import Scenario
 from .backend import Outcome, Pool
@@ -29,69 +28,56 @@ from .record import profile_notes
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ..report.sweep import Swept
-
 Quality = Callable[[Scenario], float | None]
 
-SCHEMA, VERSION = "dsim-sweep", 1
 FILES = ("sweep.json", STORE, "results.parquet", "results.csv", "report.html")
 MOST_ASKED = 3  # cells under drawn profiles
-SWEEP = FolderKind("a sweep", (*FILES, *STORE_FILES), "sweep.json", has_schema(SCHEMA), kept=STORE)
-# Shown by default.
-BRIEF = (
-    "goodput", "slo_attainment", "output_throughput", "ttft_ms_p50", "ttft_ms_p99", "e2el_ms_p99", "stable", "error"
-)  # fmt: skip
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Sweep(Result):
     """A sweep's finished cells."""
 
-    plan: Plan
-    table: "pd.DataFrame"  # one row per finished cell, in the plan's order
-    num_run: int
-    num_reused: int  # by an earlier run into the folder
-    interrupted: bool
-    ensemble: Uncertain | None  # of the best cells; None: not asked for
-    first: Mapping[str, Scenario]  # first finished cell by policy, profile and yield
+    schema: ClassVar[str] = "dsim-sweep"
+
+    title: str
+    varied: tuple[str, ...]
+    num_cells: int  # of the whole sweep
+    interrupted: bool  # cells are missing
+    estimated: tuple[str, ...]  # profiles not measured
+    implementations: tuple[str, ...]  # that price the cells
+    config: Json  # as given
+    command: str
+    dsim: str = __version__
+    notes: tuple[str, ...] = ()  # on profiles
+    results: tuple[Json, ...] = ()  # varied fields, metrics, error and key of the finished cells, in the plan's order
+    ensemble: Uncertain | None = None  # of the best cells
+    num_reused: int = field(default=0, metadata=NOT_STORED)  # by an earlier run into the folder
+    services: tuple[Scenario, ...] = field(default=(), metadata=NOT_STORED)  # see Plan
 
     @property
-    def num_cells(self) -> int:
-        """Of the whole sweep."""
-        return len(self.plan.cells)
+    def num_run(self) -> int:
+        return len(self.results) - self.num_reused
+
+    @property
+    def num_failed(self) -> int:
+        return sum(row["error"] is not None for row in self.results)
+
+    @property
+    def num_unstable(self) -> int:
+        return sum(row.get("stable") is False for row in self.results)
 
     def page(self) -> Page:
-        head = [n for n in (*self.plan.varied, *BRIEF) if n in self.table and self.table[n].notna().any()]
-        rows = [[_cell(row[name]) for name in head] for row in self.to_json()["results"]]
-        ended = ": interrupted" if self.interrupted else ""
-        said = f"{self.plan.title}: {len(rows)} of {self.num_cells} cells{ended}"
-        return Page(self.plan.title, said, said, sections=(Section("Cells", (table(head, rows),)),))
+        from ..report.search import sweep_page
 
-    def figures(self) -> list[Figure]:
-        from ..report.sweep import sweep_page
-
-        rows = no_nan(self.table.to_dict("list"))
-        return sweep_page(_swept(self.plan, rows, self.interrupted)).figures
+        return sweep_page(self)
 
     def to_frame(self) -> "pd.DataFrame":
         """results.parquet: one row per finished cell."""
-        return self.table
+        return _arrow(self.results).to_pandas()  # type: ignore[no-any-return]
 
-    def to_json(self) -> Json:
-        """The object of `--json`."""
-        rows: list[Json] = no_nan(self.table.to_dict("records"))
-        told: Json = {} if self.ensemble is None else {"ensemble": self.ensemble.to_json()}
-        return told | {
-            "title": self.plan.title,
-            "num_cells": self.num_cells,
-            "num_run": self.num_run,
-            "num_reused": self.num_reused,
-            "num_failed": int(self.table["error"].notna().sum()),
-            "num_unstable": sum(row.get("stable") is False for row in rows),
-            "estimated": list(self.plan.estimated),
-            "interrupted": self.interrupted,
-            "results": rows,
-        }
+
+SWEEP = FolderKind("a sweep", (*FILES, *STORE_FILES), "sweep.json", has_schema(Sweep.schema), kept=STORE)
 
 
 def sweep(
@@ -117,137 +103,111 @@ def sweep(
     """
     plan = read_plan(config, allowed(allow_code))
     check_num(ensemble, (cell.scenario for cell in plan.cells))
+    profiles = [scenario.loaded_profile() for scenario in plan.services]
+    begun = Sweep(
+        title=plan.title, varied=plan.varied, num_cells=len(plan.cells), interrupted=True,
+        estimated=tuple(dict.fromkeys(profile.name for profile in profiles if profile.is_estimate)),
+        implementations=tuple(dict.fromkeys(profile.implementation for profile in profiles)), config=plan.config,
+        command=command, notes=tuple(profile_notes(plan.services)), services=plan.services,
+    )  # fmt: skip
     with (
         StoreFolder(None if out is None else Path(out), SWEEP, force=force) as folder,
         Pool(jobs, ray) as pool,
     ):
-        memo = folder.memo
-
-        def begin() -> None:
-            if folder.folder is not None:
-                write_whole(folder.folder / "sweep.json", _manifest(plan, False))
-
-        finished = folder.finish(
-            pool, _run, {cell.key: cell.scenario for cell in plan.cells}, begin=begin,
-            progress=lambda ended, of, _: progress and progress(ended, of),
+        folder.begin()
+        folder.write_files({"sweep.json": _json(begun)})
+        outcomes, interrupted = folder.finish(
+            pool, _run, {cell.key: cell.scenario for cell in plan.cells},
+            progress=lambda ended, total, _: progress and progress(ended, total),
         )  # fmt: skip
-        done = finished.outcomes
-        interrupted = finished.interrupted
-        columns = _columns(plan, done, quality)
-        uncertain, first = None, _of_each_policy(plan, done)
+        uncertain = None
         if ensemble is not None and not interrupted:
             with suppress(KeyboardInterrupt):
-                uncertain = _under_drawn_profiles(plan, done, ensemble, pool, asking, memo)
-        told = {(own.profile, own.workload, own.yields): own for own in first.values()}
-        swept = _swept(plan, columns, interrupted, command, profile_notes(list(told.values())), uncertain)
-        _write(folder, plan, columns, interrupted, swept)
-    reused = finished.num_reused
-    return Sweep(plan, _arrow(columns).to_pandas(), len(done) - reused, reused, interrupted, uncertain, first)
+                uncertain = _under_drawn_profiles(plan, outcomes, ensemble, pool, asking, folder.memo)
+        done = replace(
+            begun, interrupted=interrupted, results=_rows(plan, outcomes, quality), ensemble=uncertain,
+            num_reused=sum(outcome.is_stored for outcome in outcomes.values()),
+        )  # fmt: skip
+        if folder.is_settled:  # not stopped before any cell finished
+            _write(folder, done)
+    return done
 
 
 def _run(memo: Memo, scenario: Scenario) -> Json:
-    found: Json = memo.replay(lambda: asked_of(scenario, of="summary"), lambda: scenario.run().to_json())
-    return found
-
-
-def _of_each_policy(plan: Plan, done: Mapping[str, Outcome[Json]]) -> dict[str, Scenario]:
-    """The first finished cell by policy, trace, profile and yield."""
-    first: dict[str, Scenario] = {}
-    for cell in plan.cells:
-        others = (str(cell.varied[name]) for name in ("trace", "profile", "workload", "yields") if name in cell.varied)
-        if cell.key in done and done[cell.key].error is None:
-            first.setdefault(", ".join([cell.scenario.label, *others]), cell.scenario)
-    return first
+    summary: Json = memo.replay(lambda: asked_of(scenario, of="summary"), lambda: scenario.run().to_json())
+    return summary
 
 
 def _under_drawn_profiles(
-    plan: Plan, done: Mapping[str, Outcome[Json]], num: int, pool: Pool, progress: Callable[[int, int], None] | None,
-    memo: Memo,
+    plan: Plan, outcomes: Mapping[str, Outcome[Json]], num: int, pool: Pool,
+    progress: Callable[[int, int], None] | None, memo: Memo,
 ) -> Uncertain | None:  # fmt: skip
     """The best stable cells; of cells that differ in seed alone, one. None without any."""
-    summaries = {key: outcome.value or {} for key, outcome in done.items()}
+    summaries = {key: outcome.value or {} for key, outcome in outcomes.items()}
     metric = "goodput" if any(summary.get("goodput") for summary in summaries.values()) else "output_throughput"
-    scored: dict[str, tuple[float, Scenario]] = {}
+    values: dict[str, float] = {}
+    scenarios: dict[str, Scenario] = {}
     for cell in plan.cells:
         summary = summaries.get(cell.key, {})
-        value = summary.get(metric)
-        if summary.get("stable") and value is not None:
-            name = ", ".join(f"{field}={cut(at, 40)}" for field, at in cell.varied.items() if field != "seed")
-            scored.setdefault(name or plan.title, (float(value), cell.scenario))
-    best = sorted(scored, key=lambda name: -scored[name][0])[:MOST_ASKED]
+        name = ", ".join(f"{n}={cut(v, 40)}" for n, v in cell.varied.items() if n != "seed") or plan.title
+        if summary.get("stable") and summary.get(metric) is not None and name not in values:
+            values[name], scenarios[name] = float(summary[metric]), cell.scenario
+    best = sorted(values, key=lambda name: -values[name])[:MOST_ASKED]
     if not best:
         return None
-    cells = {name: scored[name][1] for name in best}
+    cells = {name: scenarios[name] for name in best}
     return run_ensemble(cells, None, num, judged=(metric, True), pool=pool, progress=progress, memo=memo)
 
 
-def _write(
-    folder: StoreFolder, plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, swept: "Swept"
-) -> None:
+def _write(folder: StoreFolder, done: Sweep) -> None:
     """Each file whole or not at all; the same cells give the same bytes."""
-    if folder.folder is None or not folder.is_settled:
-        return  # stopped before any cell finished
-    # A sweep without a folder draws nothing.
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     from ..report.html import to_html
-    from ..report.sweep import sweep_page
 
-    write_whole(folder.folder / "results.csv", _csv(columns))
-    write_whole(folder.folder / "results.parquet", _parquet(columns))
-    write_whole(folder.folder / "report.html", to_html(sweep_page(swept)))
-    write_whole(folder.folder / "sweep.json", _manifest(plan, not interrupted))
-
-
-def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """The fields that all cells share, as configured, without folders."""
-    base = plan.config.get("base", {})
-    return tuple(
-        (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
-        for name, value in base.items()
-        if name not in plan.varied and not isinstance(value, Mapping)
-    )
+    parquet = pa.BufferOutputStream()
+    pq.write_table(_arrow(done.results), parquet, compression="zstd")
+    columns = list(done.results[0])
+    rows = [
+        [_text(row[name]) if isinstance(row[name], bool) else row[name] for name in columns] for row in done.results
+    ]
+    folder.put({
+        "results.csv": csv_of([columns, *rows]),
+        "results.parquet": parquet.getvalue().to_pybytes(),
+        "report.html": to_html(done.page()),
+        "sweep.json": _json(done),
+    })  # fmt: skip
 
 
-def _swept(
-    plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, command: str = "",
-    notes: Sequence[str] = (), ensemble: Uncertain | None = None,
-) -> "Swept":  # fmt: skip
-    from ..report.sweep import Swept
-
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return Swept(
-        plan.title, plan.varied, rows, len(plan.cells), plan.estimated, plan.implementations, interrupted,
-        _facts(plan), command, __version__, tuple(notes), None if ensemble is None else ensemble.to_json(),
-    )  # fmt: skip
-
-
-def _manifest(plan: Plan, complete: bool) -> bytes:
-    info = {
-        "schema": SCHEMA, "version": VERSION, "dsim": __version__, "title": plan.title, "varied": plan.varied,
-        "cells": [cell.key for cell in plan.cells], "estimated": plan.estimated, "complete": complete,
-        "config": plan.config,
-    }  # fmt: skip
-    return (json.dumps(info, indent=2, ensure_ascii=False, default=str) + "\n").encode()
+def _json(done: Sweep) -> str:
+    return json.dumps(done.to_json(), indent=2, ensure_ascii=False) + "\n"
 
 
 # The table
 
 
-def _columns(plan: Plan, done: Mapping[str, Outcome[Json]], quality: Quality | None) -> dict[str, list[Any]]:
-    """By column: varied fields, metrics, error; None if missing."""
-    cells = [cell for cell in plan.cells if cell.key in done]
-    metrics = [flat(done[cell.key].value or {}) for cell in cells]
-    out: dict[str, list[Any]] = {name: [cell.varied.get(name) for cell in cells] for name in plan.varied}
-    if any(name.startswith("policy.") for name in plan.varied):
-        out["spec"] = [cell.scenario.policy for cell in cells]
-    for name in dict.fromkeys(name for own in metrics for name in own):
-        values = [own.get(name) for own in metrics]
-        if "=" not in name or any(value is not None for value in values):  # an SLO has one kind of verdict
-            out[name] = values
-    if quality is not None:
-        out["quality"] = [quality(cell.scenario) for cell in cells]
-    out["error"] = [done[cell.key].error for cell in cells]
-    out["key"] = [cell.key for cell in cells]
-    return {name: _alike(values) for name, values in out.items()}
+def _rows(plan: Plan, outcomes: Mapping[str, Outcome[Json]], quality: Quality | None) -> tuple[Json, ...]:
+    """Varied fields, metrics, error and key; None if missing."""
+    cells = [cell for cell in plan.cells if cell.key in outcomes]
+    rows: list[Json] = []
+    for cell in cells:
+        outcome = outcomes[cell.key]
+        row = dict(cell.varied)
+        if any(name.startswith("policy.") for name in plan.varied):
+            row["spec"] = cell.scenario.policy
+        row |= no_nan(flat(outcome.value or {}))
+        if quality is not None:
+            row["quality"] = quality(cell.scenario)
+        rows.append(row | {"error": outcome.error, "key": cell.key})
+    names = [name for name in dict.fromkeys(n for row in rows for n in row) if name not in ("quality", "error", "key")]
+    columns = {name: [row.get(name) for row in rows] for name in [*names, "quality", "error", "key"]}
+    # An SLO has one kind of verdict.
+    unused = {name for name, values in columns.items() if "=" in name and all(value is None for value in values)}
+    if quality is None:
+        unused.add("quality")
+    columns = {name: _alike(values) for name, values in columns.items() if name not in unused}
+    return tuple(dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
 
 
 def _alike(values: list[Any]) -> list[Any]:
@@ -259,37 +219,17 @@ def _alike(values: list[Any]) -> list[Any]:
     return [None if value is None else to(value) for value in values]
 
 
-def _cell(value: Any) -> str:
-    """As shown."""
-    return number(value) if isinstance(value, float) else _text(value)
-
-
 def _text(value: Any) -> str:
-    if value is None:
-        return ""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _csv(columns: Mapping[str, list[Any]]) -> bytes:
-    written = ([_text(v) for v in values] if bool in map(type, values) else values for values in columns.values())
-    return csv_of([columns, *zip(*written, strict=True)]).encode()
-
-
-def _parquet(columns: Mapping[str, list[Any]]) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    sink = pa.BufferOutputStream()
-    pq.write_table(_arrow(columns), sink, compression="zstd")
-    return bytes(sink.getvalue().to_pybytes())
-
-
-def _arrow(columns: Mapping[str, list[Any]]) -> Any:
+def _arrow(rows: tuple[Json, ...]) -> Any:
     import pyarrow as pa
 
     kinds = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
     arrays = {}
-    for name, values in columns.items():
-        kind = next((type(value) for value in values if value is not None), str if name == "error" else float)
-        arrays[name] = pa.array(values, kinds[kind])
+    for name in rows[0] if rows else ():
+        values = [row[name] for row in rows]
+        default = str if name == "error" else float
+        arrays[name] = pa.array(values, kinds[next((type(value) for value in values if value is not None), default)])
     return pa.table(arrays)

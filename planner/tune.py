@@ -1,179 +1,220 @@
-"""The best settings for a trace: a search over policies, confirmed on held-out traffic."""
+"""The best settings for a trace: a search over policies or fleets, confirmed on held-out traffic."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..engine.errors import DsimError
 from ..engine.policies import BASELINES
+from ..files.place import FolderKind, has_schema
 from ..files.read import cut
-from ..results.scenario import Scenario
+from ..files.write import csv_of
+from ..profiler.placed import placed
+from ..report.html import json_and_page
+from ..results.metrics import no_nan
+from ..results.scenario import Scenario, setup_of
 from ..sim.scalers import FIXED
 from .backend import Pool
+from .candidate import Candidate
 from .confirm import REPLICATIONS, chosen, confirm, verdict
-from .contents import Json, contents_of, digest
-from .fleet_space import FleetSpace, fleet_space
-from .memo import KeptError, Memo
-from .objective import OBJECTIVES, Evaluate, Evaluator, Measure, Tried, traffic
-from .quality import Quality, QualityTable, quality_factors, quality_of
+from .contents import asked_of, digest
+from .ensemble import check_num, ensemble, of_objective
+from .memo import FILES as STORE_FILES
+from .memo import STORE, KeptError, StoreFolder
+from .objective import OBJECTIVES, Evaluate, Evaluator, measure, traffic
+from .quality import Quality, load_table, parse_share, quality_factors, quality_of
+from .record import profile_notes
 from .search import Judge, Progress, Refuse, Search, quiet
-from .space import Candidate, Space, default_space, guarded, searchable
-from .tuned import Finalist, Tuned
+from .space import guarded, searchable, space_of
+from .tuned import Tuned
 
 PRUNE_SHARE, PRUNE_FROM = 0.3, 1000  # share of a trial's requests replayed first; fewest requests
+FILES = ("tune.json", "trials.csv", "report.html")
+TUNE = FolderKind(
+    "a search", (*FILES, "policy.toml", "fleet.toml", "front-*.toml", *STORE_FILES), "tune.json",
+    has_schema(Tuned.schema), kept=STORE,
+)  # fmt: skip
 
 
 def tune(
     scenario: Scenario,
     *,
     objectives: Sequence[str] = ("goodput",),
-    space: Space | FleetSpace | None = None,
+    policy: str | None = None,
+    space: Mapping[str, Any] | str | Path | None = None,
     trials: int = 60,
-    default: Tried | None = None,
-    memo: Memo | None = None,
-    min_quality: float | None = None,
-    quality_table: QualityTable | None = None,
+    min_quality: float | str | None = None,
+    quality_table: str | Path | None = None,
     gpu_hour: float | None = None,
+    currency: str = "USD",
+    gpus: int | None = None,
+    num_draws: int | None = None,
     jobs: int = 1,
     ray: str | None = None,
     evaluate: Evaluate | None = None,
+    folder: StoreFolder | None = None,
+    command: str = "",
+    traffic_words: Sequence[str] = (),
     progress: Progress | None = None,
-    begin: Callable[[Json], object] | None = None,
 ) -> Tuned:
     """Search for the best policy on a scenario's traffic, or for the best fleet of its pools.
 
-    default: the policy to beat. min_quality: relative to the full cache. jobs: settings replayed at once. ray: see
-    `Pool`. evaluate: replaces the replay. begin: called with the question before anything is stored. The
-    same seed and jobs give the same result anywhere, interrupted or not.
+    policy: to beat. space: see `space_of`. min_quality: relative to the full cache. gpus: budget of the pools.
+    num_draws: of the profile, for an ensemble of the compared settings. jobs: settings replayed at once. ray: see
+    `Pool`. evaluate: replaces the replay. folder: gets the replays and the results. command, traffic_words: for the
+    page, the latter words of `dsim replay` for the traffic. The same seed and jobs give the same result anywhere,
+    interrupted or not.
     """
-    _check(scenario, objectives, trials, gpu_hour)
-    profile = scenario.loaded_profile()
-    if scenario.pools:
-        if not isinstance(space, FleetSpace):
-            space = fleet_space(scenario, by_cost="cost" in objectives)
-        default = space.candidate("", {})
-    else:
-        if space is None:
-            also = () if default is None else (default.preset,)
-            space = default_space(profile, scenario.workload, also, scenario.allow_code)
-        default = default or Candidate(BASELINES[profile.family], (), scenario.replicas)
-        searchable(profile, scenario.workload)(*default.policies)
-    default.posed(scenario).check_fits()
-    declared = space
+    progress = progress or (lambda *_: None)
+    folder = folder or StoreFolder(None, TUNE)
+    _check(scenario, objectives, trials, gpu_hour, policy)
+    check_num(num_draws, [scenario])
+    default = _default(scenario, policy)
+    also = [default.preset] if policy is not None else []
+    varied = space_of(scenario, space, also=also, gpus=gpus, by_cost="cost" in objectives)
+    least = parse_share(min_quality)
+    table = load_table(quality_table, scenario.allow_code)
+    model = scenario.loaded_profile().model.name
 
-    def judge(candidate: Tried) -> Quality:
-        found = [quality_of(policy, profile.model.name, quality_table) for policy in candidate.policies]
-        least = min(found, key=lambda quality: -1.0 if quality.relative is None else quality.relative)
-        answers = [list(map(quality_factors, one.policies)) for one in (candidate, default)]
-        return replace(least, same=answers[0] == answers[1])
+    def judge(candidate: Candidate) -> Quality:
+        qualities = [quality_of(policy, model, table) for policy in candidate.policies]
+        worst = min(qualities, key=lambda quality: -1.0 if quality.relative is None else quality.relative)
+        answers, answers_today = ([quality_factors(p) for p in c.policies] for c in (candidate, default))
+        return replace(worst, same=answers == answers_today)
 
-    if min_quality is not None and isinstance(space, Space):
-        space = guarded(space, lambda p: quality_of(p, profile.model.name, quality_table), min_quality)
-    share, asked = None, None
+    question = asked_of(
+        default.scenario, presets=digest([asked_of(replace(scenario, policy=p))["policy"] for p in varied.presets]),
+        objectives=list(objectives), space=no_nan(varied.dimensions), min_quality=least,
+        quality_table=None if table is None else digest(repr(table.scores)), gpu_hour=gpu_hour,
+    )  # fmt: skip
+    if least is not None and varied.presets:
+        varied = guarded(varied, lambda policy: quality_of(policy, model, table), least)
+    share, inputs = None, None
     if evaluate is None:
-        evaluate = own = Evaluator(scenario, tuple(objectives), gpu_hour)
-        asked = own.asked
-        presets = dict.fromkeys([default.preset, *declared.dimensions])
-        files = [contents_of(scenario if scenario.pools else replace(scenario, policy=preset)) for preset in presets]
+        evaluate = replays = Evaluator(tuple(objectives), gpu_hour)
+        inputs = replays.inputs
         if len(objectives) == 1 and len(traffic(scenario, False)) >= PRUNE_FROM:
             share = PRUNE_SHARE
-    else:
-        files = []
-    memo = memo or Memo()
-    question = {
-        **{name: value for name, value in scenario.question().items() if name not in ("policy", "slos")},
-        "slos": list(scenario.slos),
-        "files": digest(files),
-        "profile_content": digest(repr(profile)),
-        "objectives": list(objectives),
-        "space": declared.to_json(),
-        "default": str(default),
-        "min_quality": min_quality,
-        "quality_table": None if quality_table is None else digest(repr(quality_table)),
-        "gpu_hour": gpu_hour,
-    }
     with ExitStack() as stack:
         pool = stack.enter_context(Pool(jobs, ray))
         stack.enter_context(quiet())
         search = Search(
-            tuple(objectives), space, default, Measure(evaluate, pool, memo, asked), jobs=jobs,
-            seed=scenario.seed, replicas=scenario.replicas, progress=progress or (lambda *_: None),
+            tuple(objectives), varied, default, partial(measure, pool, folder.memo, evaluate, inputs), jobs=jobs,
+            seed=scenario.seed, progress=progress,
         )  # fmt: skip
-        if begin is not None:
-            begin(question)
-        search.run(trials, _refusal(scenario, judge, min_quality), share)
-        _check_feasible(search, trials, memo.path)
+        folder.begin("search", question)
+        search.run(trials, _refusal(judge, least), share)
+        _check_feasible(search, trials, folder.memo.path)
         best = chosen(search)
         finalists = confirm(search, best, judge)
-        return _result(search, best, finalists, judge, min_quality)
-
-
-def _result(
-    search: Search,
-    best: Sequence[Tried],
-    finalists: Mapping[Tried, Finalist],
-    judge: Judge,
-    min_quality: float | None,
-) -> Tuned:
-    winner, default = finalists[best[0]], finalists[search.default]
-    ok, notes = verdict(search.objectives[0], winner, default, min_quality)
-    found, base = winner.search[0], default.search[0]
-    return Tuned(
-        objectives=search.objectives,
-        recommended=winner.candidate if ok else search.default,
-        confirmed=ok,
-        winner=winner,
+        winner = best[0]
+        confirmed, notes = verdict(objectives[0], finalists[winner], finalists[default], winner == default, least)
+        recommended = winner if confirmed else default
+        compared = [candidate.scenario for candidate in dict.fromkeys((recommended, winner, default))]
+        requests = scenario.requests()
+        uncertain = None
+        if num_draws is not None:
+            uncertain = ensemble(
+                compared, requests, num_draws, recommended=True, pool=pool, memo=folder.memo,
+                judged=of_objective(objectives[0]),
+                progress=lambda done, total: progress("asking drawn profiles", done, total, ""),
+            )  # fmt: skip
+    pools = [alone for fleet in compared for alone in fleet.of_each_pool()]
+    setup = setup_of(scenario, command, gpu_hour, currency)
+    front = [] if len(objectives) == 1 else best
+    value, value_today = (search.outcomes[candidate].values[0] for candidate in (winner, default))
+    files = [recommended.file(), *((f"front-{i}.toml", c.file()[1]) for i, c in enumerate(front, 1))]
+    tuned = Tuned(
+        objectives={name: OBJECTIVES[name] for name in objectives},
+        confirmed=confirmed,
+        winner=finalists[winner],
         runner_up=finalists[best[1]] if len(best) > 1 else None,
-        default=default,
-        front=() if len(search.objectives) == 1 else tuple(finalists[c] for c in best),
-        search_gain=search.signs[0] * (found - base) / abs(base) if base else math.nan,
-        trials=search.frame(judge),
-        space=search.space,
-        equal=len(search.equals(winner.candidate, [c for c, o in search.ranked() if o.violation <= 0])) - 1,
-        notes=(*search.space.notes, *notes),
-        num_replays=search.measure.num_replays,
+        default=finalists[default],
+        front=tuple(finalists[candidate] for candidate in front),
+        search_gain=search.signs[0] * (value - value_today) / abs(value_today) if value_today else None,
+        equal=len(search.equals(winner, search.feasible())) - 1,
+        num_replays=search.num_replays,
         replications=REPLICATIONS,
+        space=varied.dimensions,
+        trials=search.trials(judge),
+        notes=(*varied.notes, *notes, *profile_notes(pools)),
+        setup=replace(setup, traffic=f"{setup.traffic}; used: {len(requests):,}, at {requests.rate:.3g} req/s"),
+        implementations=tuple(alone.base_profile().implementation for alone in pools),
+        run=shlex.join(["dsim", "replay", scenario.trace, *recommended.arguments, *traffic_words]),
+        ensemble=uncertain,
+        compared=tuple(compared),
+        files=dict(files),
     )
+    _write(folder, tuned)
+    return tuned
+
+
+def _write(folder: StoreFolder, tuned: Tuned) -> None:
+    if folder.folder is None:
+        return
+    frame = tuned.to_frame()
+    frame = frame.astype(object).where(frame.notna(), None)
+    json_text, page = json_and_page(tuned.to_json(), tuned.page())
+    trials = csv_of([frame.columns, *frame.itertuples(index=False, name=None)])
+    folder.put({**tuned.files, "tune.json": json_text, "trials.csv": trials, "report.html": page})
+    for path in folder.folder.glob("front-*.toml"):
+        if path.name not in tuned.files:  # of a longer front
+            path.unlink()
+
+
+def _default(scenario: Scenario, policy: str | None) -> Candidate:
+    """What to beat: the fleet as given, or a policy."""
+    if scenario.pools:
+        default = Candidate.at(scenario, {})
+    else:
+        profile = scenario.loaded_profile()
+        default = Candidate.at(scenario, {"policy": policy or BASELINES[profile.family]})
+        searchable(profile, scenario.workload)(*default.policies)
+    default.scenario.check_fits()
+    return default
 
 
 def _check_feasible(search: Search, trials: int, store: Path | None) -> None:
     where = "" if store is None else f"; the replays are kept in {store}"
-    tried = [(o.violation, c, o.missed) for c, o in search.ranked()]
-    if not tried:
+    outcomes = search.ranked()
+    if not outcomes:
         raise KeptError(f"none of {trials} trials could run{where}")
-    excess, candidate, missed = min(tried, key=lambda t: t[0])
-    if excess > 0:
+    candidate, outcome = min(outcomes, key=lambda pair: pair[1].violation)
+    if outcome.violation > 0:
         raise KeptError(
-            f"no setting of {trials} trials meets {missed}; the closest, {candidate}, "
-            f"misses it by {100 * excess:.0f} %{where}"
+            f"no setting of {trials} trials meets {outcome.missed}; the closest, {candidate}, "
+            f"misses it by {100 * outcome.violation:.0f} %{where}"
         )
 
 
-def _refusal(scenario: Scenario, judge: Judge, min_quality: float | None) -> Refuse:
+def _refusal(judge: Judge, least: float | None) -> Refuse:
     """Refuses settings that cannot run, or whose quality is too low or unknown."""
 
-    def refuse(candidate: Tried) -> str:
+    def refuse(candidate: Candidate) -> str:
         try:
             quality = judge(candidate)
-            if scenario.pools:
-                candidate.posed(scenario).fleet().check()
-            candidate.posed(scenario).check_fits()
+            if candidate.scenario.pools:
+                candidate.scenario.fleet().check()
+            candidate.scenario.check_fits()
         except DsimError as error:  # contradictory fields
             return str(error)
-        if min_quality is None:
+        if least is None or (quality.relative or 0.0) >= least:
             return ""
         if quality.relative is None:
             return f"quality unknown: {quality.notes[0]}"
-        return (
-            "" if quality.relative >= min_quality else f"quality {quality}, expected at least {100 * min_quality:g} %"
-        )
+        return f"quality {quality}, expected at least {100 * least:g} %"
 
     return refuse
 
 
-def _check(scenario: Scenario, objectives: Sequence[str], trials: int, gpu_hour: float | None) -> None:
+def _check(
+    scenario: Scenario, objectives: Sequence[str], trials: int, gpu_hour: float | None, policy: str | None
+) -> None:
     for name in objectives:
         if name not in OBJECTIVES:
             raise DsimError(f"no objective is named {cut(name)}, expected one of {', '.join(OBJECTIVES)}")
@@ -191,3 +232,10 @@ def _check(scenario: Scenario, objectives: Sequence[str], trials: int, gpu_hour:
         )
     if scenario.concurrency is not None:
         raise DsimError("a closed loop has no held-out traffic, expected arrivals")
+    if policy is not None and scenario.pools:
+        raise DsimError(f"policy {policy} is given and the fleet has pools, expected pools alone")
+    spec, profile = placed(policy or "")
+    if profile is not None:
+        raise DsimError(
+            f"--policy is {policy}, and a search has one profile: expected --policy {spec} --profile {profile}"
+        )

@@ -1,102 +1,107 @@
 """The result of a search."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, ClassVar
 
-import pandas as pd
-
-from ..report.page import Figure, Page
-from ..report.result import Result
-from ..results.metrics import no_nan
-from .fleet_space import FleetSpace
-from .objective import OBJECTIVES, Tried
+from ..report.page import Page
+from ..report.result import NOT_STORED, Result
+from ..results.scenario import Scenario, Setup
+from .ensemble import Uncertain
 from .quality import Quality
 from .replicate import Interval
-from .space import Space
+from .space import Dimension
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finalist:
     """A setting confirmed on fresh luck and held-out traffic, paired with the default."""
 
-    candidate: Tried
+    policy: str  # SPEC, or the pools with links and decider
+    replicas: int | str  # of pools: 1+3
+    pools: tuple[str, ...]
+    links: tuple[str, ...]
+    decider: str
+    untested: tuple[str, ...]  # fields beyond the engine's tested range, in words
     quality: Quality
-    search: tuple[float, ...]  # objectives in the search: biased upward
-    values: tuple[Interval, ...]
-    gains: tuple[Interval, ...]  # over the default, relative; above 0 is better
-    meets: float  # share of confirming replays that met every SLO on the run
-    attainment: float  # mean share of good arrivals
+    searched: Mapping[str, float]  # objectives in the search: biased upward
+    values: Mapping[str, Interval]  # by objective
+    gains: Mapping[str, Interval | None]  # over the default, relative; above 0 is better; None: the default's is 0
+    meets_run_slos: float  # share of confirming replays that met every SLO on the run
+    attainment: float | None  # mean share of good arrivals
+
+    def __str__(self) -> str:
+        alone = bool(self.pools) or self.replicas == 1
+        return self.policy if alone else f"{self.policy} on {self.replicas} replicas"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A row of trials.csv."""
+
+    trial: int
+    policy: str
+    replicas: int | str
+    state: str  # complete, pruned or refused
+    values: Mapping[str, float]  # by objective; empty unless complete
+    attainment: float | None
+    violation: float | None  # relative to the bound of the worst SLO
+    reason: str  # of a refusal, or the missed SLO
+    quality: float | None
+    fields: Mapping[str, str]  # the point of the space
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Tuned(Result):
     """A search's finding, and how sure it is."""
 
-    objectives: tuple[str, ...]
-    recommended: Tried  # the winner if its gain is confirmed, else the default
-    confirmed: bool
+    schema: ClassVar[str] = "dsim-tune"
+
+    objectives: Mapping[str, str]  # with units
+    confirmed: bool  # the winner's gain
     winner: Finalist
     runner_up: Finalist | None
     default: Finalist
     front: tuple[Finalist, ...]  # Pareto front, with several objectives
-    search_gain: float  # the winner's, relative: biased upward
-    trials: pd.DataFrame
-    space: Space | FleetSpace
+    search_gain: float | None  # the winner's, relative: biased upward
     equal: int  # other settings as good in the search, within 1 %
-    notes: tuple[str, ...]
     num_replays: int
     replications: int
+    space: Mapping[str, Dimension]
+    trials: tuple[Trial, ...]
+    notes: tuple[str, ...]
+    setup: Setup
+    implementations: tuple[str, ...]  # that price the compared settings
+    run: str  # the command that replays the recommendation
+    ensemble: Uncertain | None = None
+    compared: tuple[Scenario, ...] = field(default=(), metadata=NOT_STORED)  # recommended, winner, default
+    files: Mapping[str, str] = field(default_factory=dict, metadata=NOT_STORED)  # for `--policy` or `--fleet`, by name
+
+    @property
+    def recommended(self) -> Finalist:
+        """The winner if its gain is confirmed, else the default."""
+        return self.winner if self.confirmed else self.default
 
     @property
     def policy_toml(self) -> str:
-        """A file for `--policy` or `--fleet`."""
-        return self.recommended.toml()
+        """The recommendation's file for `--policy` or `--fleet`."""
+        return next(iter(self.files.values()))
 
     def page(self) -> Page:
-        from ..report.tune import words
+        from ..report.search import tune_page
 
-        return words(self.to_json())
+        return tune_page(self)
 
-    def figures(self) -> list[Figure]:
-        from ..report.tune import figures
-
-        return figures(self.to_json(), self.trials)
-
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self) -> "pd.DataFrame":
         """trials.csv: one row per trial."""
-        return self.trials
+        import pandas as pd
 
-    def to_json(self) -> dict[str, Any]:
-        """The object of `--json` and tune.json."""
-        found: dict[str, Any] = no_nan(
-            {
-                "schema": 1,
-                "objectives": {name: OBJECTIVES[name] for name in self.objectives},
-                "recommended": self.recommended.to_json(),
-                "confirmed": self.confirmed,
-                "winner": self._plain(self.winner),
-                "runner_up": None if self.runner_up is None else self._plain(self.runner_up),
-                "default": self._plain(self.default),
-                "front": [self._plain(f) for f in self.front],
-                "search_gain": self.search_gain,
-                "space": self.space.to_json(),
-                "equal": self.equal,
-                "notes": list(self.notes),
-                "num_trials": len(self.trials),
-                "num_replays": self.num_replays,
-                "replications": self.replications,
-            }
-        )
-        return found
-
-    def _plain(self, f: Finalist) -> dict[str, Any]:
-        return {
-            **f.candidate.to_json(),
-            "quality": {**asdict(f.quality), "notes": list(f.quality.notes)},
-            "values": {name: asdict(v) for name, v in zip(self.objectives, f.values, strict=True)},
-            "gains": {name: asdict(v) for name, v in zip(self.objectives, f.gains, strict=True)},
-            "searched": dict(zip(self.objectives, f.search, strict=True)),
-            "meets_run_slos": f.meets,
-            "attainment": f.attainment,
-            "untested": list(f.candidate.untested),
-        }
+        rows = []
+        for trial in self.trials:
+            row = {f.name: getattr(trial, f.name) for f in fields(trial) if f.name not in ("values", "fields")}
+            objectives = {name: trial.values.get(name) for name in self.objectives}
+            rows.append({**row, **objectives, **trial.fields})
+        return pd.DataFrame(rows)

@@ -1,12 +1,489 @@
-"""Shared by the pages of plan, capacity and tune."""
+"""The pages of `dsim tune` and `dsim sweep`: the best settings of a search, the best cell of a sweep."""
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from .page import Number, estimate
+import numpy as np
+
+from ..results.metrics import METRICS, Metric, led_by, path
+from .chart import COLOURS, INK, LINES, Chart, colour, logarithmic
+from .ensemble import decided, of_ensemble
+from .page import Figure, Number, Page, Row, Section, Table, Words, estimate, priced_apart, table
 from .run import front_end
+from .table import counted, number, percent, plus_minus
+
+if TYPE_CHECKING:
+    from ..planner.replicate import Interval
+    from ..planner.sweep import Sweep
+    from ..planner.tuned import Finalist, Trial, Tuned
 
 Json = Mapping[str, Any]  # of --json
+GAIN = "A gain above zero is better: more goodput or throughput, less cost or latency."
+STAIRS = {"color": INK, "width": 1.5, "shape": "hv"}
+UNITS = {"rate": "req/s", "concurrency": "requests"}  # on the x axis
+MAX_ROWS = 500  # of the table
+MAX_CURVES = len(COLOURS) * len(LINES)
+# By column of a sweep. ttft and norm_latency show what e2el would.
+DRAWN = {
+    name if metric.of is None else f"{path(name)}_p90": replace(
+        metric, title=metric.title if metric.of is None else f"{metric.title}, p90"
+    )
+    for name in led_by("goodput")
+    if (metric := METRICS[name]).title and name != "e2el"
+} | {"quality": Metric("score", "", better="high", title="Quality", axis="score")}
+
+
+def tune_page(tuned: "Tuned") -> Page:
+    setup, first = tuned.setup, next(iter(tuned.objectives))
+    recommended = tuned.recommended
+    cautions = [estimate(setup.profile)] if setup.estimated else []
+    quality = tuned.winner.quality
+    if quality.relative is None and not quality.same:
+        why = f"There is no published score for the answers of {tuned.winner.policy}: {' '.join(quality.notes)}."
+        cautions.append(("Quality unknown.", why))
+    ensemble = {"ensemble": None if tuned.ensemble is None else tuned.ensemble.to_json()}
+    roles = Words(tuple(f"  {role}: {finalist}" for role, finalist in _finalists(tuned)), loud=True)
+    chart, *rest = _figures(tuned)
+    facts = {
+        "Trace": setup.traffic,
+        "Profile": setup.profile + (": estimated, not measured" if setup.estimated else ""),
+        "Workload": setup.workload,
+        "Front end": front_end(setup.frontend),
+        "Router": setup.router,
+        "SLOs": ", ".join(setup.slos) or "none",
+        "Price": "" if setup.gpu_hour is None else f"{setup.gpu_hour:g} {setup.currency} for a GPU's hour",
+        "Search": f"{len(tuned.trials)} settings tried, {tuned.num_replays} replays, seed {setup.seed}",
+        "Confirmed on": f"{tuned.replications} replications of the held-out part, paired",
+    }
+    return Page(
+        name=f"dsim tune: {setup.trace}",
+        question="Which settings serve this traffic best?",
+        answer=decided(_found(tuned, first), ensemble),
+        cautions=tuple(cautions),
+        numbers=_numbers_of(tuned, first, recommended),
+        chart=chart,
+        facts=tuple((name, value) for name, value in facts.items() if value),
+        sections=(
+            Section("Confirmed", (roles, _confirmed(tuned), Words((f"Run it: {tuned.run}",)))),
+            *of_ensemble(ensemble),
+            Section("The search", tuple(rest)),
+        ),
+        notes=tuned.notes,
+        command=setup.command,
+        version=setup.dsim,
+    )
+
+
+def _found(tuned: "Tuned", name: str) -> str:
+    """The answer: what to run, its gain, and what the policy to beat misses."""
+    winner, default, recommended = tuned.winner, tuned.default, tuned.recommended
+    is_fleet = bool(default.pools)  # its name takes lines
+    today = "the fleet as given" if is_fleet else str(default)
+    gain = winner.gains[name]
+    if _same(winner, default):
+        subject = "The fleet as given" if is_fleet else today
+        text = f"{subject}, the default, is the best of the {len(tuned.trials)} settings tried."
+    else:
+        gained = f"a gain in {name} of {gain_text(gain)} over {today}"
+        if gain is None:  # the default's value is zero
+            had, has = (f"{finalist.values[name].value:.4g}" for finalist in (default, winner))
+            gained = f"{name} {has} {_unit(tuned, name)} against {had} of {today}"
+        gained += ", on traffic that the search never saw" + priced_apart(tuned.implementations)
+        text = f"{winner}: {gained}."
+        if not tuned.confirmed:
+            best = "the best found" if is_fleet else f"the best found, {winner},"
+            text = f"Keep {today}: {best} has {gained}."
+    text += "".join(f" {untested}." for untested in recommended.untested)
+    if tuned.equal:
+        does = "does" if tuned.equal == 1 else "do"
+        text += (
+            f" {counted(tuned.equal, 'other setting')} {does} as well within 1 %; this one changes the fewest of the "
+            "engine's own settings."
+        )
+    best_of_others = None if _same(winner, default) else winner
+    if default.meets_run_slos < 0.5:
+        text += f" The policy to beat misses an SLO on the run in {1 - default.meets_run_slos:.0%} of replays"
+        if best_of_others is not None and winner.meets_run_slos >= 0.5:
+            verb = "costs" if name == "cost" else "has"
+            text += f"; the best that meets them {verb} {winner.values[name].value:.4g} {_unit(tuned, name)}"
+        text += "."
+    if default.attainment is not None:
+        text += f" The policy to beat meets the SLOs for {_share(default.attainment)} of requests"
+        text += "." if best_of_others is None else f", the best for {_share(winner.attainment)}."
+    return text
+
+
+def gain_text(gain: "Interval | None") -> str:
+    """Positive is better."""
+    if gain is None:
+        return "unknown"
+    return f"{100 * gain.value:+.1f} % (95 %: {100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
+
+
+def _unit(tuned: "Tuned", name: str) -> str:
+    return tuned.objectives[name].replace("$", tuned.setup.currency)
+
+
+def _share(value: float | None) -> str:
+    return "an unknown share" if value is None else f"{percent(value)} %"
+
+
+def _quality(finalist: "Finalist") -> str:
+    """In percent of the full cache's."""
+    if finalist.quality.relative is not None:
+        return f"{100 * finalist.quality.relative:.1f} %"
+    return "the default's" if finalist.quality.same else "unknown"
+
+
+def _same(finalist: "Finalist", other: "Finalist") -> bool:
+    return (finalist.policy, finalist.replicas) == (other.policy, other.replicas)
+
+
+def _finalists(tuned: "Tuned") -> "list[tuple[str, Finalist]]":
+    """With their roles."""
+    rows = [(f"front {i}", finalist) for i, finalist in enumerate(tuned.front, 1)]
+    if not rows:
+        rows = [("winner", tuned.winner)]
+        if tuned.runner_up is not None:
+            rows.append(("runner-up", tuned.runner_up))
+    named = [(f"{role}, default" if _same(f, tuned.default) else role, f) for role, f in rows]
+    return named if named != rows else [*rows, ("default", tuned.default)]
+
+
+def _confirmed(tuned: "Tuned") -> Table:
+    heads = ["", "quality"]
+    for name in tuned.objectives:
+        heads += [f"{name} ({_unit(tuned, name)})", "gain over the default"]
+    heads += ["requests that meet the SLOs"]
+    rows = []
+    for role, finalist in _finalists(tuned):
+        cells = [role, _quality(finalist)]
+        for name, value in finalist.values.items():
+            cells.append(plus_minus(value.value, (value.high - value.low) / 2))
+            cells.append("" if _same(finalist, tuned.default) else gain_text(finalist.gains[name]))
+        rows.append([*cells, "" if finalist.attainment is None else _share(finalist.attainment)])
+    filled = [i for i in range(len(heads)) if i == 0 or any(row[i] for row in rows)]
+    caption = (
+        "Means over new random draws on the part of the trace that the search did not use, with 95 % intervals. Gains "
+        f"compare with the default on the same requests. {GAIN}"
+    )
+    return table([heads[i] for i in filled], [[row[i] for i in filled] for row in rows], caption=caption)
+
+
+def _numbers_of(tuned: "Tuned", name: str, best: "Finalist") -> tuple[Number, ...]:
+    gain = None if _same(tuned.winner, tuned.default) else tuned.winner.gains[name]
+    shown = "none" if gain is None else f"{100 * gain.value:+.1f} %"
+    rows = [
+        (f"gain in {name}", shown, "over the default, on traffic that the search never saw"),
+        (name, f"{best.values[name].value:.4g}", f"{_unit(tuned, name)}, of the recommended setting"),
+    ]
+    if best.attainment is not None:
+        about = f"the default: {_share(tuned.default.attainment)}"
+        rows.append(("requests that meet the SLOs", _share(best.attainment), about))
+    rows.append(("replicas", f"{best.replicas}", "of each pool" if best.pools else "of the recommended setting"))
+    rows.append(("quality", _quality(best), "of answers, compared with the full cache"))
+    return tuple(Number(label, ((None, value),), about) for label, value, about in rows[:4])
+
+
+def _figures(tuned: "Tuned") -> list[Figure]:
+    """The answer's first."""
+    first, *rest = tuned.objectives
+    whole = [trial for trial in tuned.trials if trial.state == "complete"]
+    about = f"In {first}, on held-out traffic, with 95 % intervals. {GAIN}"
+    figures = [Figure("gains", "Confirmed gain", about, _gains(tuned, first))]
+    if rest:
+        about = "Each point is a setting; those on the line are not beaten in both objectives by any other."
+        figures.insert(0, Figure("front", "The front", about, _front(tuned, whole, first, rest[0])))
+    grouped = "replicas of each pool" if tuned.default.pools else "policy"
+    about = (
+        f"{first} of each setting, in the colour of its {grouped}: ● meets every SLO with a statistic, ✕ misses one. "
+        "The line shows the best so far that meets them."
+    )
+    return [*figures, Figure("history", "Trials", about, _history(tuned, whole, first))]
+
+
+def _axis(tuned: "Tuned", name: str) -> str:
+    return f"{name} ({_unit(tuned, name)})"
+
+
+def _history(tuned: "Tuned", whole: "Sequence[Trial]", name: str) -> Chart:
+    chart = Chart("trial", _axis(tuned, name), legend=True, from_zero=False)
+    _add_trials(chart, tuned, whole, lambda trial: trial.trial, name)
+    better = max if name in ("goodput", "throughput") else min
+    best: list[float | None] = []
+    for trial in whole:
+        reached = [value for value in (*best[-1:], trial.values[name] if _meets(trial) else None) if value is not None]
+        best.append(better(reached, default=None))
+    chart.add("scatter", x=[trial.trial for trial in whole], y=best, mode="lines", name="best so far", line=STAIRS)
+    return chart
+
+
+def _add_trials(
+    chart: Chart, tuned: "Tuned", whole: "Sequence[Trial]", x: "Callable[[Trial], float]", objective: str
+) -> None:
+    """Points in the colour of their preset, or of a fleet's replicas."""
+    groups: dict[str, list[Trial]] = {}
+    for trial in whole:
+        name = str(trial.replicas) if tuned.default.pools else trial.policy.split(",")[0]
+        groups.setdefault(name, []).append(trial)
+    presets = getattr(tuned.space.get("policy"), "values", ())
+    names = list(map(str, presets)) if presets else sorted(groups)
+    shades = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+    for name, trials in groups.items():
+        symbols = ["circle" if _meets(trial) else "x-thin-open" for trial in trials]
+        chart.add(
+            "scatter", x=list(map(x, trials)), y=[trial.values[objective] for trial in trials], mode="markers",
+            name=name, text=[trial.policy for trial in trials],
+            marker={"color": shades.get(name, INK), "symbol": symbols, "size": 7},
+        )  # fmt: skip
+
+
+def _meets(trial: "Trial") -> bool:
+    return (trial.violation or 0.0) <= 0
+
+
+def _front(tuned: "Tuned", whole: "Sequence[Trial]", x: str, y: str) -> Chart:
+    chart = Chart(_axis(tuned, x), _axis(tuned, y), legend=True, from_zero=False)
+    _add_trials(chart, tuned, whole, lambda trial: trial.values[x], y)
+    points = sorted((f.searched[x], f.searched[y], str(f)) for f in tuned.front)
+    xs, ys, names = (list(column) for column in zip(*points, strict=True))
+    chart.add(
+        "scatter", x=xs, y=ys, text=names, mode="lines+markers", name="front", line=STAIRS,
+        marker={"size": 10, "symbol": "circle-open", "color": INK},
+    )  # fmt: skip
+    return chart
+
+
+def _gains(tuned: "Tuned", name: str) -> Chart:
+    chart = Chart("gain over the default", "", legend=True, from_zero=False)
+    shown = [(role, f, f.gains[name]) for role, f in _finalists(tuned) if "default" not in role]
+    with_gains = [(role, f, gain) for role, f, gain in shown if gain is not None]
+    chart.add(
+        "scatter", x=[gain.value for _, _, gain in with_gains], y=[role for role, _, _ in with_gains], mode="markers",
+        showlegend=False, text=[str(f) for _, f, _ in with_gains], marker={"color": COLOURS[0], "size": 9},
+        error_x={"type": "data", "array": [gain.high - gain.value for _, _, gain in with_gains]},
+    )  # fmt: skip
+    chart.vline(0.0, dash="solid")
+    chart.x["tickformat"] = "+.1~%"
+    chart.y["autorange"] = "reversed"
+    return chart
+
+
+# Sweeps
+
+
+@dataclass(frozen=True)
+class Place:
+    """Cells that differ only in their seed, averaged."""
+
+    value: float  # NaN: every cell failed
+    low: float
+    high: float
+    num: int
+    stable: bool
+
+
+def sweep_page(sweep: "Sweep") -> Page:
+    rows, num_rows = sweep.results, len(sweep.results)
+    alarms = []
+    if sweep.interrupted:
+        alarms.append(
+            f"INTERRUPTED {num_rows} of {sweep.num_cells} cells are finished and shown; the same command continues."
+        )
+    if sweep.num_failed:
+        alarms.append(f"FAILED {sweep.num_failed} of {num_rows} cells: see the table.")
+    if sweep.num_unstable:
+        alarms.append(
+            f"OVERLOADED {sweep.num_unstable} of {num_rows} cells, marked ✕: their queue grows without bound, and "
+            "their latencies measure the length of the trace."
+        )
+    metrics = {name: metric for name, metric in DRAWN.items() if any(row.get(name) is not None for row in rows)}
+    names = [name for name in sweep.varied if name != "seed"]
+    judge = next((name for name in ("goodput", "output_throughput") if name in metrics), None)
+    best, answer = None, ""
+    if judge is not None:
+        places = {place: p for place, p in _places(rows, names, judge).items() if p.stable and not math.isnan(p.value)}
+        best = max(places, key=lambda place: places[place].value, default=None)
+        answer = "No cell is stable: every one is overloaded or failed."
+        if best is not None:
+            where = ", ".join(f"{name} = {_label(value)}" for name, value in zip(names, best, strict=True))
+            value = f"{number(places[best].value)} {metrics[judge].axis}"
+            where += priced_apart(sweep.implementations)
+            answer = f"Highest stable {metrics[judge].title.lower()}: {value} at {where}."
+    numbers = []
+    for name, metric in metrics.items() if best is not None else ():
+        mean = _places(rows, names, name)[best or ()].value
+        if not math.isnan(mean):
+            shown = f"{number(mean * metric.scale)} {metric.axis}"
+            numbers.append(Number(metric.title, ((None, shown),), "of the best cell"))
+    failed = f"{sweep.num_unstable} overloaded, {sweep.num_failed} failed"
+    about = failed if sweep.num_unstable or sweep.num_failed else "finished, none overloaded"
+    numbers = [*numbers[:3], Number("cells", ((None, f"{num_rows} of {sweep.num_cells}"),), about)]
+    title, figures = _curves(sweep, metrics)
+    ranges = [(name, _range(_values(rows, name))) for name in sweep.varied]
+    ensemble = {"ensemble": None if sweep.ensemble is None else sweep.ensemble.to_json()}
+    return Page(
+        name=f"dsim: {sweep.title}",
+        question="Which of these scenarios serves best?",
+        answer=decided(answer, ensemble),
+        alarms=tuple(alarms),
+        cautions=(estimate(", ".join(sweep.estimated), "cells"),) if sweep.estimated else (),
+        numbers=tuple(numbers),
+        chart=figures[0] if figures else None,
+        facts=(("title", sweep.title), *_shared(sweep), *ranges, ("cells", str(num_rows))),
+        sections=(
+            *((Section(title, tuple(figures[1:])),) if figures[1:] else ()),
+            Section("Cells", (_cells(sweep, metrics),)),
+            *of_ensemble(ensemble),
+        ),
+        notes=(
+            "Cells with the same seed have the same requests and random draws, so that they compare like with like.",
+            "Latencies cover completed requests.",
+            *sweep.notes,
+        ),
+        command=sweep.command,
+        version=sweep.dsim,
+    )
+
+
+def _shared(sweep: "Sweep") -> list[tuple[str, str]]:
+    """The fields that all cells share, as configured, without folders."""
+    shared = []
+    for name, value in sweep.config.get("base", {}).items():
+        if name not in sweep.varied and not isinstance(value, Mapping):
+            shared.append((name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
+    return shared
+
+
+def _curves(sweep: "Sweep", metrics: Mapping[str, Metric]) -> tuple[str, list[Figure]]:
+    """With their section's title; over the first field if none is numeric. The load first, then most values."""
+    rows = sweep.results
+    values = {name: _values(rows, name) for name in sweep.varied if name != "seed"}
+    names = [name for name, all_values in values.items() if len(all_values) > 1]
+    axes = [name for name in names if all(map(_is_number, values[name]))]
+    axes.sort(key=lambda name: (name not in UNITS, -len(values[name])))
+    if not names:
+        return "", []
+    x = (axes or names)[0]
+    curves = [_curve(rows, metric, metrics[metric], x, [n for n in names if n != x], values[x]) for metric in metrics]
+    return f"Curves over {x}" if axes else f"Cells by {x}", [curve for curve in curves if curve is not None]
+
+
+def _curve(
+    rows: Sequence[Json], metric: str, shown: Metric, x: str, fields: Sequence[str], xs: Sequence[Any]
+) -> Figure | None:
+    """One line per setting of the other fields; None if too many."""
+    places = _places(rows, [*fields, x], metric)
+    settings = list(dict.fromkeys(place[:-1] for place in places))
+    if len(settings) > MAX_CURVES:
+        return None
+    chart = Chart(f"{x} ({UNITS[x]})" if x in UNITS else x, shown.axis)
+    numeric = all(map(_is_number, xs))
+    values: list[float] = []
+    for i, setting in enumerate(settings):
+        along = {value: places[*setting, value] for value in xs if (*setting, value) in places}
+        along = {value: place for value, place in along.items() if not math.isnan(place.value)}
+        y = [place.value * shown.scale for place in along.values()]
+        values += y
+        pairs = zip(fields, setting, strict=True)
+        name = ", ".join(_label(v) if isinstance(v, str) else f"{field} {_label(v)}" for field, v in pairs)
+        shade = colour(i)
+        chart.add(
+            "scatter", x=[value if numeric else _label(value) for value in along], y=y, name=name or shown.title,
+            mode="lines+markers" if numeric else "markers", legendgroup=name,
+            line={"color": shade, "width": 2, "dash": LINES[i // len(COLOURS)]},
+            marker={
+                "color": shade, "size": [7 if place.stable else 10 for place in along.values()],
+                "symbol": ["circle" if place.stable else "x-thin" for place in along.values()],
+                "line": {"width": 2, "color": shade},
+            },
+            error_y=_whiskers(list(along.values()), shown.scale),
+        )  # fmt: skip
+    if not values:
+        return None
+    legend_rows = -(-len(settings) // 3) if len(settings) > 1 else 0
+    if legend_rows:
+        chart.layout |= {"showlegend": True, "legend": {"orientation": "h", "y": -0.28, "font": {"size": 11}}}
+    chart.layout["height"] = 300 + 18 * legend_rows
+    chart.layout["margin"]["b"] = 50 + 18 * legend_rows
+    if shown.better != "high" and min(values) > 0 and max(values) > 30 * min(values):
+        logarithmic(chart.y)
+        del chart.y["rangemode"]
+    better = "" if metric == "busy_share" else f"{'Higher' if shown.better == 'high' else 'Lower'} is better; "
+    caption = f"{better}✕ is overloaded."
+    if any(place.num > 1 for place in places.values()):
+        caption += " Means over seeds, with the range."
+    return Figure(f"curve-{metric}", shown.title, caption, chart)
+
+
+def _places(rows: Sequence[Json], names: Sequence[str], metric: str) -> dict[tuple[Any, ...], Place]:
+    """By these fields' values, averaged over the others."""
+    groups: dict[tuple[Any, ...], list[Json]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    places = {}
+    for place, cells in groups.items():
+        values = [float(row[metric]) for row in cells if row.get(metric) is not None] or [math.nan]
+        num = 0 if math.isnan(values[0]) else len(values)
+        stable = not any(row.get("stable") is False for row in cells)
+        places[place] = Place(float(np.mean(values)), min(values), max(values), num, stable)
+    return places
+
+
+def _whiskers(places: Sequence[Place], scale: float) -> dict[str, Any] | None:
+    if all(place.num < 2 for place in places):
+        return None
+    up = [(place.high - place.value) * scale for place in places]
+    down = [(place.value - place.low) * scale for place in places]
+    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 3}
+
+
+def _cells(sweep: "Sweep", metrics: Mapping[str, Metric]) -> Table:
+    marks = [""] if sweep.num_unstable else []
+    head = [*sweep.varied, *(f"{metric.title} ({metric.axis})" for metric in metrics.values()), *marks]
+    rows = []
+    for row in sweep.results[:MAX_ROWS]:
+        cells = [_label(row[name]) for name in sweep.varied]
+        if row["error"] is not None:
+            rows.append(Row((*cells, row["error"]), failed=True))
+            continue
+        for name, metric in metrics.items():
+            value = row.get(name)
+            cells.append(number(None if value is None else value * metric.scale))
+        cells += ["✕ overloaded" if row.get("stable") is False else "" for _ in marks]
+        rows.append(Row(tuple(cells)))
+    caption = "All metrics are in results.csv and results.parquet; dsim metrics prints every formula."
+    if len(sweep.results) > MAX_ROWS:
+        caption = f"The first {MAX_ROWS} of {len(sweep.results)} cells. {caption}"
+    return Table(tuple(head), tuple(rows), caption=caption, left=frozenset())
+
+
+def _values(rows: Sequence[Json], name: str) -> list[Any]:
+    """Numbers sorted, others by appearance."""
+    values = list(dict.fromkeys(row[name] for row in rows))
+    return sorted(values) if all(map(_is_number, values)) else values
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _range(values: Sequence[Any]) -> str:
+    shown = [_label(value) for value in values]
+    return ", ".join(shown) if len(shown) <= 8 else f"{shown[0]} to {shown[-1]} ({len(shown)} values)"
+
+
+def _label(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# Of the pages of plan and capacity
 
 
 def cautions(info: Json, best: Json, ranked: str) -> tuple[tuple[str, str], ...]:

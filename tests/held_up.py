@@ -3,9 +3,6 @@
 No test sleeps and hopes: what is finished when a signal is sent is known, however busy the machine is.
 """
 
-import contextlib
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -81,12 +78,3 @@ def wait_until(true: Callable[[], bool], running: "subprocess.Popen[str]") -> No
         assert running.poll() is None, running.communicate()
         assert time.monotonic() < until
         time.sleep(0.02)
-
-
-def kill(running: "subprocess.Popen[str]") -> None:
-    """Kill a command, and once it is dead what it leaves: a worker without work would hold its pipes for minutes."""
-    os.kill(running.pid, signal.SIGKILL)
-    running.wait(PATIENCE)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(running.pid, signal.SIGKILL)
-    running.communicate(timeout=PATIENCE)

@@ -13,7 +13,7 @@ from unittest import mock
 
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import PRESETS, parse, settings_of
-from dsim.planner.space import runs_on
+from dsim.planner.space import searchable
 from dsim.profiler.profile import load
 
 from ...tests.stored import change, rows
@@ -37,7 +37,7 @@ def _able() -> tuple[tuple[str, str], ...]:
     """Profiles, and the presets that each runs."""
     found = []
     for profile in PROFILES:
-        check = runs_on(load(profile), None)
+        check = searchable(load(profile), None)
         for name, preset in PRESETS.items():
             try:
                 check(preset.policy)

@@ -20,7 +20,7 @@ from dsim.planner.capacity_run import CAPACITY
 from dsim.planner.memo import STORE, Memo
 from dsim.planner.plan_folder import PLAN
 from dsim.planner.sweep import SWEEP
-from dsim.planner.tune_folder import TUNE
+from dsim.planner.tune import TUNE
 from dsim.profiler import given_yield, hardware, models, profile
 from dsim.profiler.roofline import roofline
 from dsim.results.run_folder import RUN
@@ -163,7 +163,7 @@ MANIFESTS: tuple[tuple[FolderKind, dict[str, Any]], ...] = (
     (RUN, {"schema": "dsim-run", "version": 1}), (SWEEP, {"schema": "dsim-sweep", "version": 1}),
     (CAPACITY, {"rate": 1, "replicas": 1, "binding_slo": "x", "curve": []}),
     (COMPARISON, {"definitions": {}, "pairs": [], "cells": [], "overall": {}}),
-    (TUNE, {"objectives": {}, "winner": {}, "num_trials": 3}), (PLAN, {"schema": "dsim-plan"}),
+    (TUNE, {"schema": "dsim-tune"}), (PLAN, {"schema": "dsim-plan"}),
 )  # fmt: skip
 
 

@@ -332,8 +332,7 @@ def _grid(work: Path, chance: Random, folder: Path) -> None:
 
 
 def _space(chance: Random, folder: Path) -> None:
-    check = space.runs_on(profile.load(profile.DEFAULT), None)
-    space.load_space(_write(folder / "s.toml", mutate.toml_text(SPACE_FILE, chance)), check)
+    space.space_of(Scenario("azure-conv"), _write(folder / "s.toml", mutate.toml_text(SPACE_FILE, chance)))
 
 
 def _quality(chance: Random, folder: Path) -> None:

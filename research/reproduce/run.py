@@ -154,19 +154,21 @@ def reproduce(
         for series, point in _points(e):
             points[point.key], names[point.key] = point, f"{e.name}: {series.name} at {point.run.at}"
     with StoreFolder(out, FOLDER, force=force) as folder, Pool(jobs, ray) as pool:
-        finished = folder.finish(
+        folder.begin()
+        outcomes, interrupted = folder.finish(
             pool, _values, points,
             progress=lambda ended, of, key: progress and progress(ended, of, names.get(key, "")),
         )  # fmt: skip
-        done = {key: _entry(outcome) for key, outcome in finished.outcomes.items()}
+        done = {key: _entry(outcome) for key, outcome in outcomes.items()}
+        num_reused = sum(outcome.is_stored for outcome in outcomes.values())
         rows = tuple(_rows(experiments, done, published or {}))
         found = Reproduced(
             tuple(experiments),
             rows,
-            len(done) - finished.num_reused,
-            finished.num_reused,
+            len(done) - num_reused,
+            num_reused,
             len(points),
-            finished.interrupted,
+            interrupted,
             date.today().isoformat(),
             commit(),
         )

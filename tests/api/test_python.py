@@ -133,7 +133,7 @@ def test_a_sweeps_figures_are_its_reports(requests: pd.DataFrame) -> None:
     swept = dsim.sweep({"base": {"trace": requests, "policy": "ar"}, "grid": {"rate": [1, 2]}}, ensemble=2)
     assert swept.to_json()["ensemble"]["num"] == 2
     assert swept.plot("curve-output_throughput").data[0]["x"] == (1, 2)
-    assert swept.to_frame() is swept.table
+    assert swept.to_frame()["rate"].tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

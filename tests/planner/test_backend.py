@@ -6,7 +6,6 @@ import socket
 import sys
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from joblib.externals.loky import get_reusable_executor
 
 from dsim.engine.errors import DsimError
-from dsim.planner.backend import Pool, attempt, uninterrupted
+from dsim.planner.backend import Pool, _attempt_pickled, uninterrupted
 from dsim.planner.capacity import capacity
 from dsim.planner.ensemble import ensemble
 from dsim.planner.sweep import sweep
@@ -24,7 +23,7 @@ from dsim.research.reproduce.run import reproduce
 from dsim.results.scenario import Scenario
 from dsim.traces import synth, write
 
-from ..held_up import PATIENCE, SWEEP, kill, start, wait_until
+from ..held_up import PATIENCE
 from ..ray_cluster import TwoWorkers, cluster, shared_cluster
 from ..stored import rows
 
@@ -130,19 +129,12 @@ def test_a_map_ends_with_the_first_failure(jobs: int) -> None:
     assert given == [0, 1, 0]
 
 
-def test_a_worker_of_another_dsim_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What travels is this machine's version; here the worker is this process, and finds its own to differ.
-    monkeypatch.setattr("dsim.planner.backend.attempt", partial(_as_of_another, attempt))
-    with Pool(jobs=1) as pool:
-        [outcome] = pool.run(abs, {"x": -1})
+def test_a_worker_of_another_dsim_is_told() -> None:
+    outcome = _attempt_pickled(b"", b"", "x", "0.0.0")
     assert outcome.error is not None
     assert outcome.error.startswith("the worker has dsim ")
     assert outcome.error.endswith(" and this machine 0.0.0, expected the same")
     assert not outcome.refused  # with the same dsim it may run
-
-
-def _as_of_another(attempt: Any, function: Any, _version: str, key: str, cell: int) -> Any:
-    return attempt(function, "0.0.0", key, cell)
 
 
 def test_workers_that_are_in_another_folder_find_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,18 +174,18 @@ def test_what_answers_and_is_no_cluster_is_told_after_a_while(monkeypatch: pytes
         address = f"{LOOPBACK}:{deaf.getsockname()[1]}"
         with (
             pytest.raises(DsimError, match="answers, but not as a Ray cluster within 3 s"),
-            Pool(ray=address) as pool,
+            Pool(ray=address),
         ):
-            pool.run(abs, CELLS)
+            pass
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
         pytest.raises(DsimError, match=r"Ray is not installed: pip install '\.\[cluster\]' in a clone"),
-        Pool(ray="127.0.0.1:6379") as pool,
+        Pool(ray="127.0.0.1:6379"),
     ):
-        pool.run(abs, CELLS)
+        pass
 
 
 @pytest.mark.slow
@@ -218,28 +210,6 @@ def test_ensembles_and_published_experiments_give_on_a_cluster_what_one_core_giv
     assert found.num_run == 2
     assert all(row.predicted for row in found.rows)
     assert (tmp_path / "ray" / "results.csv").read_bytes() == (tmp_path / "local" / "results.csv").read_bytes()
-
-
-@pytest.mark.slow
-def test_a_sweep_on_a_cluster_goes_on_where_its_process_was_killed(cluster: TwoWorkers, tmp_path: Path) -> None:
-    (tmp_path / "sweep.toml").write_text(
-        '[base]\ntrace = "azure-conv"\nnum_requests = 2000\npolicy = "chunk"\n'
-        "[grid]\nrate = [1.0, 2.0]\nseed = [0, 1, 2, 3, 4]\n"
-    )
-    out, store = tmp_path / "ray", tmp_path / "ray" / "replays.db"
-    where = ["--ray", cluster.address, "-o", str(out)]
-    config = str(tmp_path / "sweep.toml")
-    driver = start(SWEEP, "sweep", config, *where, folder=tmp_path / "gate", num_passes=3)
-    wait_until(lambda: store.is_file() and len(rows(store)) > 0, driver)
-    kill(driver)
-    finished = len(rows(store))
-    assert finished <= 3
-    done = sweep(tmp_path / "sweep.toml", out, ray=cluster.address)
-    assert 1 <= done.num_reused <= finished
-    assert (done.num_reused + done.num_run, done.num_cells) == (10, 10)
-    sweep(tmp_path / "sweep.toml", tmp_path / "local", jobs=1)
-    for name in ("results.csv", "results.parquet", "sweep.json"):
-        assert (out / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
 
 
 @pytest.mark.slow

@@ -1,32 +1,109 @@
-"""A kept replay answers only for the files that it was made from."""
+"""A stored replay answers only for the question that it was made for: another content is another key."""
 
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from dsim.planner.contents import contents_of
+import pytest
+
+from dsim.planner.contents import asked_of, digest
+from dsim.profiler.profile import load, save
 from dsim.results.scenario import Scenario
 
-COMPILED = Path(__file__).parents[2] / "examples" / "policies" / "compiled_rule.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ROW = '{"timestamp": 0, "input_length": 9, "output_length": 8}\n'
 
 
-def edited(path: Path, before: str, after: str) -> None:
-    text = path.read_text()
+def trace(folder: Path) -> Path:
+    (folder / "trace.jsonl").write_text(ROW)
+    return folder / "trace.jsonl"
+
+
+def profile(folder: Path) -> Path:
+    save(replace(load("a100-sdar-8b"), name="mine"), folder / "mine.json")
+    return folder / "mine.json"
+
+
+def code(folder: Path) -> Path:
+    return Path(shutil.copy(EXAMPLES / "policies" / "compiled_rule.py", folder / "mine.py"))
+
+
+def of_fleet(name: str) -> Callable[[Path], Path]:
+    return lambda folder: Path(shutil.copy(EXAMPLES / "fleet" / f"{name}.py", folder / f"{name}.py"))
+
+
+def page(folder: Path) -> Path:
+    (folder / "yields").write_text("vllm:num_drafts 9\n")
+    return folder / "yields"
+
+
+def settings(folder: Path) -> Path:
+    (folder / "mine.toml").write_text(f'policy = "{code(folder)}:POLICY"\ncalm = 4\n')
+    return folder / "mine.toml"
+
+
+def code_of_settings(folder: Path) -> Path:
+    settings(folder)
+    return folder / "mine.py"
+
+
+POOL = "1@h100-sdar-8b,lmdeploy-bd32"
+KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Scenario], str, str]] = {
+    "trace": (trace, lambda file: Scenario(str(file)), "9", "10"),
+    "lengths": (trace, lambda file: Scenario("azure-conv", lengths=f"{file},max_tokens=9"), "9", "10"),
+    "profile": (profile, lambda file: Scenario("azure-conv", profile=str(file)), '"mine"', '"yours"'),
+    "policy@profile": (profile, lambda file: Scenario("azure-conv", policy=f"ar@{file}"), '"mine"', '"yours"'),
+    "policy's code": (code, lambda file: Scenario("azure-conv", policy=f"{file}:POLICY,calm=4"), "= 32\n", "= 16\n"),
+    "policy's TOML": (settings, lambda file: Scenario("azure-conv", policy=str(file)), "= 4", "= 8"),
+    "code of a policy's TOML": (
+        code_of_settings,
+        lambda file: Scenario("azure-conv", policy=str(file.with_name("mine.toml"))), "= 32\n", "= 16\n",
+    ),
+    "router": (of_fleet("router"), lambda file: Scenario("azure-conv", router=f"{file}:ROUTER"), "def ", "def  "),
+    "scaler": (of_fleet("scaler"), lambda file: Scenario("azure-conv", scaler=f"{file}:SCALER"), "def ", "def  "),
+    "decider": (
+        of_fleet("decider"),
+        lambda file: Scenario("azure-conv", pools=(POOL, POOL), links=("1GB/s",), decider=f"{file}:DECIDER"),
+        "def ", "def  ",
+    ),
+    "yields": (page, lambda file: Scenario("azure-conv", yields=str(file)), "9", "10"),
+    "pool's profile": (
+        profile,
+        lambda file: Scenario("azure-conv", pools=(POOL, f"1@{file},lmdeploy-bd32")), '"mine"', '"yours"',
+    ),
+    "pool's code": (
+        code,
+        lambda file: Scenario("azure-conv", pools=(POOL, f"1@a100-sdar-8b,{file}:POLICY")), "= 32\n", "= 16\n",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_edited_file_is_another_question_and_the_same_content_elsewhere_the_same(kind: str, tmp_path: Path) -> None:
+    write, scenario_of, before, after = KINDS[kind]
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    file = write(here)
+    key = digest(asked_of(scenario_of(file)))
+    shutil.copytree(here, there)
+    for copy in there.iterdir():
+        copy.write_text(copy.read_text().replace(str(here), str(there)))
+    if kind not in ("policy's TOML", "code of a policy's TOML"):  # such a file holds its code's path
+        assert digest(asked_of(scenario_of(there / file.name))) == key
+    text = file.read_text()
     assert before in text
-    path.write_text(text.replace(before, after))
+    file.write_text(text.replace(before, after))
+    assert digest(asked_of(scenario_of(file))) != key
 
 
-def test_every_file_that_a_scenario_names_counts_by_what_it_holds(tmp_path: Path) -> None:
-    code, settings, lengths = tmp_path / "mine.py", tmp_path / "mine.toml", tmp_path / "lengths.jsonl"
-    shutil.copy(COMPILED, code)
-    settings.write_text(f'policy = "{code}:POLICY"\ncalm = 4\n')
-    lengths.write_text('{"arrival": 0.0, "input_length": 10, "output_length": 32}\n')
-    policy = f"{settings}@h100-sdar-8b"
-    scenario = Scenario("azure-conv", policy, lengths=f"{lengths},max_tokens=8192")
-    assert set(contents_of(scenario)) == {"trace", "profile", "lengths", "policy", "policy file"}
-    for path, before, after in ((code, "= 32\n", "= 16\n"), (settings, "calm = 4", "calm = 8"), (lengths, "10", "20")):
-        held = contents_of(scenario)
-        edited(path, before, after)
-        now = contents_of(scenario)
-        assert [name for name in held if held[name] != now[name]] == [
-            {code: "policy file", settings: "policy", lengths: "lengths"}[path]
-        ]
+def test_every_field_of_a_question_counts() -> None:
+    plain = Scenario("azure-conv", lengths="sharegpt")
+    others = [
+        replace(plain, seed=1), replace(plain, policy="ar"), replace(plain, slos=("ttft=2s",)),
+        replace(plain, replicas=2), replace(plain, lengths="sharegpt,max_tokens=8"),
+        replace(plain, profile="h100-sdar-8b"), replace(plain, profile="h100-sdar-8b/vllm"),
+        replace(plain, variation=(("x", 1.0),)), replace(plain, trace="mooncake-conv"),
+    ]  # fmt: skip
+    assert len({digest(asked_of(scenario)) for scenario in (plain, *others)}) == 1 + len(others)
+    assert digest(asked_of(plain)) != digest(asked_of(plain, of="summary"))

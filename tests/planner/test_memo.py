@@ -1,11 +1,8 @@
 """The memo of replays: what is asked twice is done once, in any process, and a file that is not dsim's is refused."""
 
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +10,7 @@ import pytest
 
 from dsim.engine.errors import DsimError, MachineError
 from dsim.planner.backend import Pool
-from dsim.planner.contents import asked_of
 from dsim.planner.memo import Memo
-from dsim.results.scenario import Scenario
 
 from ..stored import change, rows
 
@@ -56,17 +51,6 @@ def test_what_was_done_is_answered_by_the_store_whatever_the_jobs(store: Path, j
         memo.close()
     assert memo.sentence() == "8 replays, 6 of them from the store"
     assert [path.name for path in store.parent.iterdir()] == ["replays.db"]
-
-
-def test_a_second_memo_of_a_process_leaves_the_firsts_lock(store: Path) -> None:
-    first = opened(store)
-    double(first, 1)
-    opened(store).close()
-    other = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT 1 FROM replays').close()"
-    subprocess.run([sys.executable, "-c", other, store], check=True)
-    # Without the lock the other process, which would be the last one, removes the log.
-    assert store.with_name("replays.db-wal").exists()
-    first.close()
 
 
 def test_without_a_file_nothing_is_kept() -> None:
@@ -168,20 +152,3 @@ def test_a_foreign_or_damaged_store_is_refused_in_one_line(
         ask()
     assert says in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_replay_is_known_by_its_fields_and_by_what_its_files_hold(tmp_path: Path) -> None:
-    a, b = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    for path in (a, b):
-        path.write_text('{"timestamp": 0, "input_length": 9, "output_length": 8}\n')
-    one = Scenario(str(a), lengths=f"{a},max_tokens=9")
-    assert asked_of(one) == asked_of(replace(one, trace=str(b), lengths=f"{b},max_tokens=9"))
-    others = [
-        replace(one, seed=1), replace(one, policy="ar"), replace(one, slos=("ttft=2s",)), replace(one, replicas=2),
-        replace(one, lengths=f"{a},max_tokens=8"), replace(one, profile="h100-sdar-8b"),
-        replace(one, variation=(("x", 1.0),)),
-    ]  # fmt: skip
-    asked = [repr(asked_of(own)) for own in (one, *others)]
-    assert len(set(asked)) == len(asked)
-    a.write_text(a.read_text().replace("9", "10"))
-    assert repr(asked_of(one)) != asked[0]

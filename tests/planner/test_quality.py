@@ -121,7 +121,7 @@ def test_a_users_table_tells_the_quality_of_any_field(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("threshold\n0.9\n", "its columns are threshold, expected one named score"),
+        ("threshold\n0.9\n", "has columns threshold, expected score"),
         ("treshold,score\n0.9,1\n", "there is no policy field 'treshold'"),
         ("policy,score,baseline\noptimos,1,1\n", "no preset is named 'optimos' (did you mean optimus?)"),
     ],

@@ -7,9 +7,10 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import PRESETS, parse
+from dsim.planner.candidate import beyond_tested
 from dsim.planner.plan import candidates_of
 from dsim.planner.settings import GAIN, changing_answers, halve, settings_to_try
-from dsim.planner.space import beyond_tested, searchable
+from dsim.planner.space import searchable
 from dsim.profiler.profile import load
 from dsim.results.scenario import Scenario
 

@@ -15,31 +15,27 @@ from dsim.engine import chance
 from dsim.engine.errors import DsimError
 from dsim.engine.policies import BASELINES
 from dsim.engine.policy import PRESETS, parse, settings_of
+from dsim.planner.candidate import Candidate
 from dsim.planner.confirm import estimate, gain
 from dsim.planner.objective import Evaluate, Evaluator, Part, ReplayOutcome, split
 from dsim.planner.plan import candidates_of
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.replicate import Interval, resample
-from dsim.planner.space import Candidate, Choice, Space, candidate_of, default_space, guarded, load_space
-from dsim.report.tune import answer
-from dsim.results.scenario import Scenario
-
-from dsim.planner.space import runs_on, searchable, space_of  # isort: skip
+from dsim.planner.space import Choice, Space, guarded, space_of
 from dsim.planner.tune import tune
+from dsim.planner.tuned import Tuned
 from dsim.profiler.profile import load
+from dsim.results.scenario import Scenario
 from dsim.traces import synth
 
 SCENARIO = Scenario("azure-conv", slos=("ttft=2s",))
 PROFILE, GEMMA = load(SCENARIO.profile), "h200x2-diffusiongemma-vllm"
-CHECK = runs_on(PROFILE, None)
-SPACE = space_of(
-    {"policy": "chunk", "chunk": {"low": 2, "high": 32, "step": 2}, "max_batch": [16, 64, 128]}, "x", CHECK
-)
-DEFAULT = Candidate("chunk")  # chunk=8
+SPACE = {"policy": "chunk", "chunk": {"low": 2, "high": 32, "step": 2}, "max_batch": [16, 64, 128]}
+DEFAULT = Candidate.at(SCENARIO, {"policy": "chunk"})  # chunk=8
 
 
-def fields(candidate: Candidate) -> dict[str, Any]:
-    return settings_of(candidate.policy)
+def fields(candidate: Candidate | str) -> dict[str, Any]:
+    return settings_of(parse(candidate if isinstance(candidate, str) else candidate.scenario.policy))
 
 
 def noise(candidate: Candidate, part: Part, seed: int) -> float:
@@ -50,7 +46,7 @@ def noise(candidate: Candidate, part: Part, seed: int) -> float:
     return float(norm.ppf(u[0]))
 
 
-def smooth(candidate: Candidate) -> float:
+def smooth(candidate: Candidate | str) -> float:
     """Best at a chunk of 20 and a batch of 64."""
     f = fields(candidate)
     batch = {16: 8.0, 64: 0.0, 128: 3.0}.get(f["max_batch"], 3.0)
@@ -58,30 +54,30 @@ def smooth(candidate: Candidate) -> float:
 
 
 def found_by(evaluate: Evaluate, **more: Any) -> Any:
-    options = {"space": SPACE, "default": DEFAULT, "evaluate": evaluate, "trials": 30, **more}
+    options = {"space": SPACE, "policy": "chunk", "evaluate": evaluate, "trials": 30, **more}
     return tune(replace(options.pop("scenario", SCENARIO), seed=options.pop("seed", 0)), **options)
 
 
 def test_the_optimum_of_a_smooth_landscape_is_found() -> None:
     best = found_by(lambda c, _: ReplayOutcome((smooth(c),)), trials=40)
-    assert best.recommended.spec == "chunk,max_batch=64,chunk=20"
+    assert best.recommended.policy == "chunk,max_batch=64,chunk=20"
     assert best.confirmed
     assert len(best.trials) == 40  # of 48 settings: none is tried twice
-    assert best.trials["policy"].is_unique
+    assert best.to_frame()["policy"].is_unique
     # 100 over 100 - 0.2 * 144 - 3.
-    assert best.winner.gains[0] == Interval(*[pytest.approx(100 / 68.2 - 1)] * 3)
+    assert best.winner.gains["goodput"] == Interval(*[pytest.approx(100 / 68.2 - 1)] * 3)
 
 
 def test_a_space_that_is_used_up_ends_the_search_and_an_unknown_quality_is_said() -> None:
-    few = space_of({"policy": "chunk", "chunk": [8, 16], "max_batch": [16, 64]}, "x", CHECK)
+    few = {"policy": "chunk", "chunk": [8, 16], "max_batch": [16, 64]}
     best = found_by(lambda c, _: ReplayOutcome((smooth(c),)), space=few, trials=100)
     assert len(best.trials) == 4
-    assert best.recommended.spec == "chunk,max_batch=64,chunk=16"
+    assert best.recommended.policy == "chunk,max_batch=64,chunk=16"
     assert best.winner.quality.relative is None
     assert best.notes == (
         "the quality of the recommended policy is unknown: no score is published for chunk on SDAR-8B",
     )
-    rows = space_of({"policy": "chunk", "max_batch": [16, 64]}, "x", CHECK)
+    rows = {"policy": "chunk", "max_batch": [16, 64]}
     assert found_by(lambda c, _: ReplayOutcome((1.0 + ("=64" in str(c)),)), space=rows).notes == ()  # answers stay
 
 
@@ -89,24 +85,25 @@ def test_of_equals_the_nearest_to_the_default_wins_and_they_are_counted() -> Non
     def level(candidate: Candidate, _: Part) -> ReplayOutcome:
         return ReplayOutcome((100.0 if fields(candidate)["chunk"] > 8 else 50.0,))
 
-    few = space_of({"policy": "chunk", "chunk": [16, 8, 24, 32], "max_batch": [16, 64, "none"]}, "x", CHECK)
+    few = {"policy": "chunk", "chunk": [16, 8, 24, 32], "max_batch": [16, 64, "none"]}
     best = found_by(level, space=few, trials=12)
-    assert [name for name, _ in best.recommended.settings] == ["chunk"]  # the batch stays
+    assert best.recommended.policy.startswith("chunk,chunk=")  # the batch stays
     assert best.equal == 8
-    assert "8 other settings do as well" in answer(best.to_json())
-    assert found_by(lambda c, p: ReplayOutcome((1.0,)), space=few).recommended == DEFAULT
+    assert "8 other settings do as well" in best.page().answer
+    assert Tuned.from_json(json.loads(json.dumps(best.to_json()))) == replace(best, files={}, compared=())
+    assert found_by(lambda c, p: ReplayOutcome((1.0,)), space=few).recommended.policy == "chunk"
 
 
 def test_a_setting_beyond_what_the_engine_is_tested_with_must_gain_a_tenth() -> None:
-    rows = space_of({"policy": "vllm-diffusion", "max_num_seqs": [4, 6, 12]}, "x", runs_on(load(GEMMA), None))
+    rows = {"policy": "vllm-diffusion", "max_num_seqs": [4, 6, 12]}
     for rate, best in ((1.08, 6), (1.2, 12)):
         worth = {4: 1.0, 6: 1.02, 8: 1.0, 12: rate}
         found = found_by(
             lambda c, _, worth=worth: ReplayOutcome((worth[fields(c)["max_num_seqs"]],)), space=rows,
-            default=Candidate("vllm-diffusion"), scenario=replace(SCENARIO, profile=GEMMA),
+            policy="vllm-diffusion", scenario=replace(SCENARIO, profile=GEMMA),
         )  # fmt: skip
-        assert fields(found.recommended)["max_num_seqs"] == best
-        assert ("max_num_seqs=12 is beyond 8" in answer(found.to_json())) == (best == 12)
+        assert fields(found.recommended.policy)["max_num_seqs"] == best
+        assert ("max_num_seqs=12 is beyond 8" in found.page().answer) == (best == 12)
 
 
 @pytest.mark.slow
@@ -115,7 +112,7 @@ def test_the_confirmed_gain_of_pure_luck_is_none() -> None:
     for seed in range(40):
         best = found_by(lambda c, p, s=seed: ReplayOutcome((100 + noise(c, p, s),)), seed=seed, trials=12)
         searched.append(best.search_gain)
-        confirmed.append(best.winner.gains[0].value)
+        confirmed.append(best.winner.gains["goodput"].value)
         recommended += best.confirmed
     error = float(np.std(confirmed, ddof=1)) / math.sqrt(len(confirmed))
     # The search's own figure flatters itself by more than one standard deviation of its noise, 1 %.
@@ -132,11 +129,11 @@ def test_the_confirmed_gain_of_a_true_one_is_covered() -> None:
     covered = 0
     for seed in range(15):
         best = found_by(landscape(seed), seed=seed, trials=20)
-        found = best.winner.gains[0]
-        truth = smooth(best.winner.candidate) / smooth(DEFAULT) - 1
+        found = best.winner.gains["goodput"]
+        truth = smooth(best.winner.policy) / smooth(DEFAULT) - 1
         covered += found.low <= truth <= found.high
         assert best.confirmed
-        assert smooth(best.recommended) > 95
+        assert smooth(best.recommended.policy) > 95
     assert covered >= 12
 
 
@@ -147,12 +144,12 @@ def test_a_front_is_what_nothing_beats() -> None:
         return ReplayOutcome((f["chunk"] - slow, float(f["chunk"]) ** 2 / 10 + slow))
 
     best = found_by(landscape, objectives=("throughput", "latency"), trials=40)
-    front = [fields(f.candidate) for f in best.front]
+    front = [fields(f.policy) for f in best.front]
     assert {f["max_batch"] for f in front} == {64}
     chunks = [f["chunk"] for f in front]
     assert chunks == sorted(chunks, reverse=True)
     assert (chunks[0], chunks[-1], len(chunks)) == (32, 2, 8)
-    assert best.recommended.spec == "chunk,max_batch=64,chunk=32"
+    assert best.recommended.policy == "chunk,max_batch=64,chunk=32"
     json.dumps(best.to_json(), allow_nan=False)
 
 
@@ -161,7 +158,7 @@ def test_what_misses_an_slo_is_not_recommended() -> None:
         over = fields(candidate)["chunk"] > 12
         return ReplayOutcome((smooth(candidate),), 0.5 if over else 0.0, "p90:ttft=2s" if over else "")
 
-    assert found_by(landscape, trials=32).recommended.spec == "chunk,max_batch=64,chunk=12"
+    assert found_by(landscape, trials=32).recommended.policy == "chunk,max_batch=64,chunk=12"
     with pytest.raises(DsimError, match=r"no setting of 10 trials meets p90:ttft=1s; the closest, chunk.* by 40 %"):
         found_by(lambda c, _: ReplayOutcome((smooth(c),), 0.4 + smooth(c) % 1e-9, "p90:ttft=1s"), trials=10)
 
@@ -173,7 +170,7 @@ def test_a_winner_that_fails_on_held_out_traffic_gives_way_to_the_default() -> N
         )
 
     best = found_by(landscape)
-    assert (best.recommended, best.confirmed) == (DEFAULT, False)
+    assert (best.recommended.policy, best.confirmed) == ("chunk", False)
     assert "misses an SLO in 100% of held-out replays" in best.notes[0]
 
 
@@ -184,9 +181,10 @@ def test_a_winner_that_fails_on_held_out_traffic_gives_way_to_the_default() -> N
         ('policy = ["optimos"]', "no preset is named 'optimos' (did you mean optimus?)"),
         ("threshold = [0.9, 0.5]", "thresholds 0.80, 0.90; this run asks for 0.50"),
         ("chunk = {low = 2, high = 40}", "chunk is 40, expected at most the block length 32"),
-        ("chunk = {low = 8}", "chunk has low, expected low, high, and step or log"),
+        ("chunk = {low = 8}", "chunk is {'low': 8}, expected values, or numbers low and high"),
         ("replicas = [0]", "replicas is 0, expected a whole number of at least 1"),
-        ('policy = ["ar"]\nthreshold = [0.9]', "there is no field 'threshold'"),
+        ('policy = ["lmdeploy-bd32"]\nchunk = [4]', "there is no field 'chunk'"),
+        ('policy = ["ar"]', "ar: ar serves autoregressive checkpoints"),
         ("= 3", "cannot be read as TOML"),
     ],
 )
@@ -194,36 +192,37 @@ def test_a_bad_space_is_one_line(tmp_path: Path, text: str, message: str) -> Non
     path = tmp_path / "space.toml"
     path.write_text(text)
     with pytest.raises(DsimError) as caught:
-        load_space(path, CHECK)
+        space_of(SCENARIO, path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_field_goes_to_the_presets_that_have_it(tmp_path: Path) -> None:
     path = tmp_path / "space.toml"
-    path.write_text('policy = ["ar", "chunk"]\nnum_loops = [1, 4]\nchunk = [4, 8]\n[ar]\nmax_batch = [8, "none"]\n')
-    space = load_space(path, CHECK)
+    path.write_text('policy = ["lmdeploy-bd32", "chunk"]\nchunk = [4, 8]\n[lmdeploy-bd32]\nmax_batch = [8, "none"]\n')
+    space = space_of(SCENARIO, path)
     assert space.dimensions == {
-        "ar": {"num_loops": Choice((1,)), "max_batch": Choice((8, "none"))},  # ar refuses 4 loops
-        "chunk": {"num_loops": Choice((1, 4)), "chunk": Choice((4, 8))},
-    }
+        "policy": Choice(("lmdeploy-bd32", "chunk")),
+        "lmdeploy-bd32.max_batch": Choice((8, "none")),
+        "chunk.chunk": Choice((4, 8)),
+    }  # fmt: skip
 
 
 def test_the_shipped_example_is_a_space() -> None:
     example = Path(__file__).parents[2] / "examples" / "space.toml"
-    assert set(load_space(example, CHECK).dimensions) == {"chunk", "optimus"}
+    assert set(space_of(SCENARIO, example).presets) == {"chunk", "optimus"}
 
 
 def test_the_default_space_moves_only_what_the_profile_was_fitted_for() -> None:
-    space = default_space(PROFILE, None, ("chunk",))  # no released engine's: the policy to beat is
-    assert list(space.dimensions) == ["lmdeploy-bd32", "lmdeploy-0.18", "chunk"]
+    space = space_of(SCENARIO, also=("chunk",))  # no released engine's: the policy to beat is
+    assert space.presets == ("lmdeploy-bd32", "lmdeploy-0.18", "chunk")
     thresholds = tuple(sorted({m.threshold for m in PROFILE.commits if m.workload == "sharegpt-focus"}))
     assert thresholds == (0.8, 0.9)
-    moved = [fields for preset, fields in space.dimensions.items() if preset != "lmdeploy-0.18"]
-    assert all(fields["threshold"] == Choice(thresholds) for fields in moved)
-    assert all("block_length" not in fields for fields in space.dimensions.values())
-    under_one = default_space(PROFILE, "sharegpt").dimensions.values()
-    assert all("threshold" not in fields and "block_length" not in fields for fields in under_one)
+    varied = {name: dimension for name, dimension in space.dimensions.items() if name.endswith("threshold")}
+    assert varied == {f"{preset}.threshold": Choice(thresholds) for preset in ("lmdeploy-bd32", "chunk")}
+    assert not [name for name in space.dimensions if "block_length" in name]
+    under_one = space_of(replace(SCENARIO, workload="sharegpt")).dimensions
+    assert not [name for name in under_one if "threshold" in name or "block_length" in name]
 
 
 @pytest.mark.parametrize(
@@ -236,16 +235,16 @@ def test_the_default_space_moves_only_what_the_profile_was_fitted_for() -> None:
 )
 def test_a_search_stays_with_the_checkpoint(profile: str, presets: list[str], tmp_path: Path) -> None:
     loaded = load(profile)
-    check = searchable(loaded, None)
-    assert list(default_space(loaded, None).dimensions) == presets
-    assert set(presets) <= set(space_of({"num_pages": ["none"]}, "x", check).dimensions)
+    scenario = replace(SCENARIO, profile=profile)
+    assert list(space_of(scenario).presets) == presets
+    assert set(presets) <= set(space_of(scenario, {"num_pages": ["none"]}).presets)
     assert BASELINES[loaded.family] in {*presets, "lmdeploy-bd32"}
     path = tmp_path / "policy.toml"
     path.write_text(f'policy = "{"chunk" if loaded.family == "autoregressive" else "ar"}"\n')
     with pytest.raises(DsimError):
-        candidates_of(replace(SCENARIO, profile=profile), [str(path)], [loaded], lambda profile: None)
-    found, _ = candidates_of(replace(SCENARIO, profile=profile), [], [loaded], lambda profile: None)
-    assert {candidate_of(c.policy).policy.family for c in found} == {loaded.family}
+        candidates_of(scenario, [str(path)], [loaded], lambda profile: None)
+    found, _ = candidates_of(scenario, [], [loaded], lambda profile: None)
+    assert {parse(candidate.policy).family for candidate in found} == {loaded.family}
 
 
 def test_an_autoregressive_policy_is_refused_by_both_searches_for_a_canvas_model() -> None:
@@ -257,39 +256,38 @@ def test_an_autoregressive_policy_is_refused_by_both_searches_for_a_canvas_model
     asked = replace(SCENARIO, profile=profile.name)
     for search in (
         lambda: candidates_of(asked, ["ar"], [profile], lambda profile: None),
-        lambda: tune(asked, default=Candidate("ar")),
-        lambda: space_of({"policy": ["ar"]}, "x", searchable(profile, None)),
+        lambda: tune(asked, policy="ar"),
+        lambda: space_of(asked, {"policy": ["ar"]}),
     ):
         with pytest.raises(DsimError) as caught:
             search()
-        assert str(caught.value).removeprefix("x: ").removeprefix("ar: ") == said
+        assert str(caught.value).removeprefix("space: ").removeprefix("ar: ") == said
 
 
 def test_a_full_sequence_model_has_a_space_and_a_default_of_its_own() -> None:
-    profile = load("l40s-llada-8b")
-    assert list(default_space(profile, None).dimensions) == ["dllm-serve", "sparse-dllm", "fast-dllm"]
     scenario = Scenario(
         "azure-conv", profile="l40s-llada-8b", arrival="poisson", rate=0.3, lengths="fixed:50,32", num_requests=88,
         slos=("e2el=20s",),
     )  # fmt: skip
-    assert tune(scenario, trials=1).default.candidate == Candidate("dllm-serve")
+    assert space_of(scenario).presets == ("dllm-serve", "sparse-dllm", "fast-dllm")
+    assert tune(scenario, trials=1).default.policy == "dllm-serve"
 
 
 def test_the_same_setting_has_one_name() -> None:
-    space = Space({})
-    plain = space.candidate("optimus", {"max_chunk": 32, "obs": False, "hysteresis": 0.0, "max_batch": "none"})
-    assert plain == candidate_of("optimus") == Candidate("optimus")
-    assert candidate_of("chunk:16,max_batch=8").spec == "chunk,max_batch=8,chunk=16"
+    values = {"max_chunk": 32, "obs": False, "hysteresis": 0.0, "max_batch": "none"}
+    plain = Space(SCENARIO, {}).candidate("optimus", {f"optimus.{name}": value for name, value in values.items()})
+    assert plain == Candidate.at(SCENARIO, {"policy": "optimus"})
+    assert Candidate.at(SCENARIO, {"policy": "chunk:16", "policy.max_batch": 8}).spec == "chunk,max_batch=8,chunk=16"
 
 
 def test_min_quality_leaves_out_what_is_below_and_what_is_unknown(tmp_path: Path) -> None:
     table: dict[str, Any] = {
-        "policy": ["ar", "lmdeploy-bd32", "delayed-cache", "delayed-cache-plus", "optimus"], "max_batch": [16, 64],
+        "policy": ["lmdeploy-bd32", "delayed-cache", "delayed-cache-plus", "optimus"], "max_batch": [16, 64],
     }  # fmt: skip
-    space = space_of(table, "x", CHECK)
+    space = space_of(SCENARIO, table)
 
     def kept(minimum: float) -> list[str]:
-        return list(guarded(space, lambda p: quality_of(p, "SDAR-8B"), minimum).dimensions)
+        return list(guarded(space, lambda p: quality_of(p, "SDAR-8B"), minimum).presets)
 
     assert kept(0.98) == ["lmdeploy-bd32"]
     assert kept(0.97) == ["lmdeploy-bd32", "delayed-cache-plus"]
@@ -297,15 +295,17 @@ def test_min_quality_leaves_out_what_is_below_and_what_is_unknown(tmp_path: Path
     path = tmp_path / "mine.csv"
     path.write_text("policy,obs,score,baseline\noptimus,false,99,100\noptimus,true,90,100\n")
     mine = load_table(path)
-    both = space_of({"policy": "optimus", "obs": [False, True], "hysteresis": [0.0, 0.1]}, "x", CHECK)
+    both = space_of(SCENARIO, {"policy": "optimus", "obs": [False, True], "hysteresis": [0.0, 0.1]})
     safe = guarded(both, lambda p: quality_of(p, "SDAR-8B", mine), 0.98)
-    assert safe.dimensions == {"optimus": {"obs": Choice((False,)), "hysteresis": Choice((0.0,))}}
+    assert safe.dimensions == {
+        "policy": Choice(("optimus",)), "optimus.obs": Choice((False,)), "optimus.hysteresis": Choice((0.0,))
+    }  # fmt: skip
     assert safe.notes == (
         "optimus: obs does not move to true: its quality is 90.0 %, expected at least 98 %",
         "optimus: hysteresis does not move to 0.1: its quality is unknown: "
         f"hysteresis is 0.1, and no score is in {path} for that on SDAR-8B",
     )
-    nothing = space_of({"policy": "optimus"}, "x", CHECK)
+    nothing = space_of(SCENARIO, {"policy": "optimus"})
     with pytest.raises(DsimError, match="no policy of the space is known to keep 98 % of the quality"):
         guarded(nothing, lambda p: quality_of(p, "SDAR-8B"), 0.98)
 
@@ -324,13 +324,12 @@ def test_a_setting_below_the_quality_is_never_replayed(tmp_path: Path) -> None:
         f = fields(candidate)
         return ReplayOutcome((10.0 - f["chunk"] + 5.0 * f["obs"],))
 
-    space = space_of({"policy": "chunk", "chunk": [4, 8], "obs": [False, True]}, "x", CHECK)
-    best = found_by(landscape, space=space, min_quality=0.98, quality_table=load_table(path))
+    space = {"policy": "chunk", "chunk": [4, 8], "obs": [False, True]}
+    best = found_by(landscape, space=space, min_quality=0.98, quality_table=path)
     assert replayed == {"chunk", "chunk,chunk=4", "chunk,obs=true"}
-    assert best.recommended.spec == "chunk,obs=true"
-    refused = best.trials[best.trials["state"] == "refused"]
-    assert set(refused["policy"]) == {"chunk,chunk=4,obs=true"}
-    assert set(refused["reason"]) == {"quality 90.0 %, expected at least 98 %"}
+    assert best.recommended.policy == "chunk,obs=true"
+    refused = {(trial.policy, trial.reason) for trial in best.trials if trial.state == "refused"}
+    assert refused == {("chunk,chunk=4,obs=true", "quality 90.0 %, expected at least 98 %")}
 
 
 def test_an_estimate_is_students() -> None:
@@ -373,8 +372,8 @@ SMALL = Scenario(
 
 def test_an_overloaded_policy_scores_by_what_it_served_well() -> None:
     busy = replace(SMALL, rate=40.0, slos=("norm_latency=40ms", "p90:ttft=100ms"))
-    replays = Evaluator(busy, ("goodput", "throughput", "latency"), None)
-    outcome = replays(Candidate("ar"), Part("search"))
+    replays = Evaluator(("goodput", "throughput", "latency"), None)
+    outcome = replays(Candidate.at(busy, {"policy": "ar"}), Part("search"))
     assert 0 <= outcome.values[0] < 20
     assert outcome.values[1] > 100
     assert outcome.violation > 0
@@ -382,16 +381,17 @@ def test_an_overloaded_policy_scores_by_what_it_served_well() -> None:
 
 
 def test_cost_is_the_price_of_good_requests() -> None:
-    replays = Evaluator(SMALL, ("cost", "goodput"), 3.6)
+    replays = Evaluator(("cost", "goodput"), 3.6)
     for replicas in (1, 2):
-        cost, goodput = replays(Candidate("optimus", (), replicas), Part("search")).values
+        cost, goodput = replays(Candidate(replace(SMALL, replicas=replicas)), Part("search")).values
         # 1000 requests at `goodput` a second, at 0.001 $ a second and GPU.
         assert cost == pytest.approx(1000 / goodput * 0.001 * replicas)
 
 
 def test_goodput_does_not_reward_a_shorter_tail() -> None:
-    replays = Evaluator(replace(SMALL, rate=0.5, slos=("norm_latency=400ms",)), ("goodput",), None)
-    values = {replays(Candidate(preset), Part("search")).values for preset in ("optimus", "chunk")}
+    idle = replace(SMALL, rate=0.5, slos=("norm_latency=400ms",))
+    replays = Evaluator(("goodput",), None)
+    values = {replays(Candidate(replace(idle, policy=p)), Part("search")).values for p in ("optimus", "chunk")}
     assert len(values) == 1
 
 
@@ -415,7 +415,7 @@ def test_the_space_and_the_table_in_the_docs_are_read(tmp_path: Path) -> None:
     docs = Path(__file__).parents[2] / "docs"
     space = tmp_path / "space.toml"
     space.write_text((docs / "tune.md").read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0])
-    assert "replicas" in load_space(space, CHECK).dimensions["optimus"]
+    assert "optimus.replicas" in space_of(SCENARIO, space).dimensions
     scores = tmp_path / "scores.csv"
     scores.write_text((docs / "quality.md").read_text(encoding="utf-8").split("```csv\n")[1].split("```")[0])
     mine = load_table(scores)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from dsim.engine.errors import DsimError
-from dsim.planner.fleet_space import FleetCandidate, FleetSpace, fleet_space
+from dsim.planner.candidate import Candidate, fields_of, scenario_at, spelt
 from dsim.planner.objective import Part, ReplayOutcome
-from dsim.planner.space import Choice
+from dsim.planner.space import Choice, space_of
 from dsim.planner.tune import tune
 from dsim.results.scenario import Scenario
 from dsim.sim.deciders import DECIDERS
@@ -29,13 +29,9 @@ SPACE = {
 }
 
 
-def chosen(candidate: FleetCandidate) -> dict[str, str]:
-    return dict(candidate.columns)
-
-
-def known(candidate: Any, part: Part) -> ReplayOutcome:
+def known(candidate: Candidate, part: Part) -> ReplayOutcome:
     """Best of all: 2+2 replicas, 64 rows, long prompts moved, pages reserved early."""
-    of = chosen(candidate)
+    of = {name: spelt(value) for name, value in fields_of(candidate.scenario).items()}
     points = {"2+2": 4.0, "1+3": 2.0}.get(of["replicas"], 0.0) + {"64": 2.0}.get(of["decode.max_batch"], 0.0)
     points += (
         (of["decider"] != "always") + (of["link.reserve"] == "early") + (of["prefill.max_prefill_tokens"] == "2048")
@@ -45,21 +41,19 @@ def known(candidate: Any, part: Part) -> ReplayOutcome:
 
 @pytest.mark.slow
 def test_the_best_fleet_of_a_known_landscape_is_found_within_the_budget_and_beats_the_fleet_as_given() -> None:
-    space = fleet_space(SCENARIO, SPACE, gpus=4)
-    found = tune(SCENARIO, space=space, evaluate=known, trials=60)
+    found = tune(SCENARIO, space=SPACE, gpus=4, evaluate=known, trials=60)
     best = found.recommended
-    assert isinstance(best, FleetCandidate)
-    assert best.words.pools == (
+    assert best.pools == (
         "prefill:2@h100-sdar-8b,lmdeploy-0.18,max_prefill_tokens=2048",
         "decode:2@h100-sdar-8b,lmdeploy-0.18,max_batch=64",
     )
-    assert (best.words.decider, best.words.links) == ("uncached,tokens=9000", ("450GB/s,10us,reserve=early",))
+    assert (best.decider, best.links) == ("uncached,tokens=9000", ("450GB/s,10us,reserve=early",))
     assert found.confirmed
-    assert found.default.candidate.spec == (
+    assert found.default.policy == (
         "prefill:1@h100-sdar-8b,lmdeploy-0.18 + decode:3@h100-sdar-8b,lmdeploy-0.18, link 450GB/s,10us, decider always"
     )
-    assert set(found.trials["replicas"]) <= {"1+1", "1+2", "1+3", "2+1", "2+2", "3+1"}
-    assert found.trials["policy"].is_unique
+    assert {trial.replicas for trial in found.trials} <= {"1+1", "1+2", "1+3", "2+1", "2+2", "3+1"}
+    assert found.to_frame()["policy"].is_unique
 
 
 @pytest.mark.parametrize(
@@ -73,34 +67,34 @@ def test_the_best_fleet_of_a_known_landscape_is_found_within_the_budget_and_beat
 def test_by_default_every_split_of_the_budget_is_tried_and_with_a_price_smaller_fleets_too(
     gpus: int | None, by_cost: bool, expected: tuple[str, ...]
 ) -> None:
-    space = fleet_space(SCENARIO, gpus=gpus, by_cost=by_cost)
-    assert space.fields["replicas"] == Choice(expected)
+    space = space_of(SCENARIO, gpus=gpus, by_cost=by_cost)
+    assert space.dimensions["replicas"] == Choice(expected)
     # What only those that decode do is moved there alone, and blocks stay as long as the other pool's.
-    assert {name for name in space.fields if name.startswith("prefill.")} == {
+    assert {name for name in space.dimensions if name.startswith("prefill.")} == {
         "prefill.max_batch", "prefill.max_prefill_tokens"
     }  # fmt: skip
-    assert "decode.max_batch" in space.fields
-    assert not [name for name in space.fields if "block_length" in name]
+    assert "decode.max_batch" in space.dimensions
+    assert not [name for name in space.dimensions if "block_length" in name]
 
 
 def test_replicas_of_more_gpus_count_for_all_of_them() -> None:
     pools = ("prefill:1@h200x2-diffusiongemma,sglang-gemma", "decode:1@h200x2-diffusiongemma,sglang-gemma")
     scenario = replace(SCENARIO, pools=pools)
     assert scenario.num_gpus == 4
-    assert fleet_space(scenario, gpus=5).fields["replicas"] == Choice(("1+1",))
-    assert fleet_space(scenario, gpus=6).fields["replicas"] == Choice(("1+2", "2+1"))
+    assert space_of(scenario, gpus=5).dimensions["replicas"] == Choice(("1+1",))
+    assert space_of(scenario, gpus=6).dimensions["replicas"] == Choice(("1+2", "2+1"))
 
 
 def test_a_candidate_is_the_fleet_that_its_values_say_and_says_them_again() -> None:
-    space = fleet_space(SCENARIO, SPACE, gpus=4)
+    space = space_of(SCENARIO, SPACE, gpus=4)
     values = {
         "replicas": "3+1", "prefill.max_prefill_tokens": 4096, "decode.max_batch": 16, "decider": "always",
         "link.reserve": "early",
     }  # fmt: skip
     candidate = space.candidate("", values)
     assert space.values_of(candidate) == values
-    assert (candidate.counts, candidate.replicas) == ((3, 1), 4)
-    fleet = candidate.posed(SCENARIO).fleet().check()
+    assert candidate.replicas == "3+1"
+    fleet = candidate.scenario.fleet().check()
     assert [pool.count for pool in fleet.pools] == [3, 1]
     assert fleet.pools[1].setting.policy.batching.max_batch == 16
     assert fleet.links[0].reserve == "early"
@@ -108,15 +102,14 @@ def test_a_candidate_is_the_fleet_that_its_values_say_and_says_them_again() -> N
 
 def test_a_fields_own_value_in_a_pool_is_kept_where_nothing_moves_it() -> None:
     scenario = replace(SCENARIO, pools=(POOLS[0], f"{POOLS[1]},max_batch=24"))
-    space = fleet_space(scenario, {"decider": ["always", "uncached"]})
-    assert space.fields.keys() == {"decider"}
-    assert space.candidate("", {"decider": "uncached"}).words.pools[1].endswith("lmdeploy-0.18,max_batch=24")
+    space = space_of(scenario, {"decider": ["always", "uncached"]})
+    assert space.dimensions.keys() == {"decider"}
+    assert scenario_at(scenario, {"decider": "uncached"}).pools[1].endswith("lmdeploy-0.18,max_batch=24")
 
 
 def test_pools_without_a_link_have_no_decider() -> None:
-    space = fleet_space(replace(SCENARIO, links=()), gpus=5)
-    assert not {"decider"} & space.fields.keys()
-    assert isinstance(space, FleetSpace)
+    space = space_of(replace(SCENARIO, links=()), gpus=5)
+    assert "decider" not in space.dimensions
     assert "decider" not in space.candidate("", {}).spec
 
 
@@ -188,14 +181,14 @@ def test_what_a_search_over_pools_cannot_be_asked_is_refused(given: list[object]
         ({"decode": {"replicas": [0, 1]}}, "space: decode.replicas is [0, 1], expected whole numbers of at least 1"),
         ({"decode": {"replicas": "2"}}, "space: decode.replicas is '2', expected whole numbers of at least 1"),
         ({"decode": 3}, "space: decode is 3, expected a table of fields"),
-        ({"link": {"bandwidth": ["1GB/s"]}}, "space: [link] has no field 'bandwidth', expected sharing, overlap"),
+        ({"link": {"bandwidth": ["1GB/s"]}}, "space: [link] has no field 'bandwidth'; its fields are sharing, overlap"),
         ({"link": {"reserve": ["soon"]}}, "space: link reserve is 'soon', expected one of late, early"),
         ({"decode": {"replicas": [9]}}, "no numbers of replicas of the space fit 4 GPUs, expected some that do"),
     ],
 )
 def test_a_space_that_no_pool_has_is_refused_with_both_values(table: dict[str, Any], message: str) -> None:
     with pytest.raises(DsimError) as refused:
-        fleet_space(SCENARIO, table, gpus=4)
+        space_of(SCENARIO, table, gpus=4)
     assert str(refused.value).startswith(message)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from dsim.engine.errors import DsimError, ProfileError
 from dsim.engine.policy import parse
-from dsim.planner.contents import contents_of
+from dsim.planner.contents import asked_of
 from dsim.planner.record import profile_notes
 from dsim.profiler.canvas_law import mean_forwards
 from dsim.profiler.given_yield import COUNTERS, given_yield, with_yield
@@ -127,11 +127,11 @@ def test_a_servers_counters_are_a_yield_of_canvases(tmp_path: Path) -> None:
     assert f"{before},{after}" in law.source
     [one] = with_yield(gemma, page("one", 4000, 64000), policy).canvas_laws
     assert mean_forwards(one) == pytest.approx(15.0, rel=0.01)
-    asked = Scenario("azure-conv", policy="vllm-diffusion", profile=gemma.name, yields=f"{before},{after}")
-    known = contents_of(asked)
-    assert asked.with_files(lambda path: Path(path).name).yields == "before,after"
+    scenario = Scenario("azure-conv", policy="vllm-diffusion", profile=gemma.name, yields=f"{before},{after}")
+    before_edit = asked_of(scenario)
+    assert scenario.with_files(lambda path: Path(path).name).yields == "before,after"
     page("before", 101, 256)
-    assert contents_of(asked) != known
+    assert asked_of(scenario) != before_edit
     with pytest.raises(ProfileError, match=f"{COUNTERS[0]} counts 0 and .* 0, expected both above 0"):
         with_yield(gemma, f"{after},{after}", policy)
     (tmp_path / "odd").write_text("{{")

@@ -1,47 +1,53 @@
-"""A search's page and text: the default's failings first, one sign for a gain, and no column without a number."""
+"""A search's page: the default's failings first, one sign for a gain, and no column without a number."""
 
-import io
+from dataclasses import replace
 from typing import Any
 
-import pandas as pd
-import pytest
-from rich.console import Console
+from dsim.planner.quality import Quality
+from dsim.planner.replicate import Interval
+from dsim.planner.space import Choice
+from dsim.planner.tuned import Finalist, Trial, Tuned
+from dsim.report.page import Table
+from dsim.report.search import gain_text, tune_page
+from dsim.results.scenario import Scenario, setup_of
 
-from dsim.report.text import render
-from dsim.report.tune import answer, gain_text, tune_page
-
-
-def interval(value: float | None, half: float = 0.01) -> dict[str, Any]:
-    ends = (None, None) if value is None else (value - half, value + half)
-    return {"value": value, "low": ends[0], "high": ends[1], "confidence": 0.95}
+GAIN = Interval(0.2, 0.19, 0.21)
 
 
-def finalist(policy: str, cost: float, gain: float | None, **more: Any) -> dict[str, Any]:
-    return {
-        "policy": policy, "replicas": 2, "quality": {"relative": 1.0, "notes": []},
-        "values": {"cost": interval(cost)}, "gains": {"cost": interval(gain)}, "searched": {"cost": cost},
-        "meets_run_slos": 1.0, "attainment": 0.99, "untested": [], **more,
+def finalist(policy: str, cost: float, **more: Any) -> Finalist:
+    values: dict[str, Any] = {
+        "policy": policy, "replicas": 2, "pools": (), "links": (), "decider": "always", "untested": (),
+        "quality": Quality(1.0, ""), "searched": {"cost": cost},
+        "values": {"cost": Interval(cost, cost - 0.01, cost + 0.01)}, "gains": {"cost": GAIN}, "meets_run_slos": 1.0,
+        "attainment": 0.99,
     }  # fmt: skip
+    return Finalist(**{**values, **more})
 
 
-def info(**more: Any) -> dict[str, Any]:
-    return {
-        "objectives": {"cost": "$ per 1000 good requests"}, "confirmed": True, "winner": finalist("optimus", 2.0, 0.2),
-        "runner_up": None, "default": finalist("lmdeploy-bd32", 2.5, 0.0), "front": [],
-        "space": {"optimus": {}}, "notes": [], "num_trials": 3, "num_replays": 9, "replications": 2, "profile": "p",
-        "estimated": True, "slos": ["ttft=2s"], "seed": 0, "currency": "EUR", "gpu_hour": 2.0, "equal": 0, **more,
-    }  # fmt: skip
+def trial(index: int, cost: float, violation: float) -> Trial:
+    return Trial(
+        trial=index, policy="optimus", replicas=2, state="complete", values={"cost": cost}, attainment=0.9,
+        violation=violation, reason="", quality=1.0, fields={"optimus.max_batch": "none"},
+    )  # fmt: skip
 
 
-TRIALS = pd.DataFrame(
-    {"trial": [0, 1], "policy": ["optimus", "optimus"], "replicas": [2, 2], "state": ["complete"] * 2,
-     "cost": [2.0, 3.0], "violation": [0.0, 0.5]}
+TUNED = Tuned(
+    objectives={"cost": "$ per 1000 good requests"}, confirmed=True, winner=finalist("optimus", 2.0), runner_up=None,
+    default=finalist("lmdeploy-bd32", 2.5), front=(), search_gain=0.3, equal=0, num_replays=9, replications=2,
+    space={"policy": Choice(("optimus",))}, trials=(trial(0, 2.0, 0.0), trial(1, 3.0, 0.5)), notes=("a note",),
+    setup=setup_of(Scenario("azure-conv", slos=("ttft=2s",)), "dsim tune", 2.0, "EUR"), implementations=("dsim",),
+    run="dsim replay azure-conv",
 )  # fmt: skip
 
 
+def confirmed(tuned: Tuned) -> Table:
+    [rows] = [block for block in tune_page(tuned).sections[0].blocks if isinstance(block, Table)]
+    return rows
+
+
 def test_a_default_that_misses_the_slos_is_in_the_headline_with_what_the_best_costs() -> None:
-    default = finalist("lmdeploy-bd32", 9.0, 0.0, meets_run_slos=0.0, attainment=0.712)
-    assert answer(info(default=default)) == (
+    default = finalist("lmdeploy-bd32", 9.0, meets_run_slos=0.0, attainment=0.712)
+    assert tune_page(replace(TUNED, default=default)).answer == (
         "optimus on 2 replicas: a gain in cost of +20.0 % (95 %: +19.0 to +21.0) over lmdeploy-bd32 on 2 replicas, on "
         "traffic that the search never saw. The policy to beat misses an SLO on the run in 100% of replays; the best "
         "that meets them costs 2 EUR per 1000 good requests. The policy to beat meets the SLOs for 71.2 % of requests, "
@@ -50,37 +56,28 @@ def test_a_default_that_misses_the_slos_is_in_the_headline_with_what_the_best_co
 
 
 def test_less_cost_is_a_gain_above_zero_in_text_table_and_plot() -> None:
-    page = tune_page(info(), TRIALS)
-    assert gain_text(interval(0.2)) == "+20.0 % (95 %: +19.0 to +21.0)"
-    [confirmed] = [b for b in page.sections[0].blocks if b.kind == "table"]
-    assert [row.cells[3] for row in confirmed.rows] == ["+20.0 % (95 %: +19.0 to +21.0)", ""]
+    page = tune_page(TUNED)
+    assert gain_text(GAIN) == "+20.0 % (95 %: +19.0 to +21.0)"
+    assert [row.cells[3] for row in confirmed(TUNED).rows] == ["+20.0 % (95 %: +19.0 to +21.0)", ""]
     assert page.chart is not None
     assert page.chart.chart.data[0]["x"] == [0.2]
-    assert "+20.0 %" in page.answer
+    [history] = [figure for figure in page.figures if figure.name == "history"]
+    assert history.chart.data[0]["marker"]["symbol"] == ["circle", "x-thin-open"]
+    assert history.chart.data[1]["y"] == [2.0, 2.0]  # the best so far
 
 
-@pytest.mark.parametrize("attainment", [0.99, None])
-def test_a_column_in_which_nobody_has_a_number_is_left_out(attainment: float | None) -> None:
-    found = info(
-        winner=finalist("optimus", 2.0, 0.2, attainment=attainment),
-        default=finalist("lmdeploy-bd32", 2.5, 0.0, attainment=attainment),
+def test_a_column_in_which_nobody_has_a_number_is_left_out() -> None:
+    without = replace(
+        TUNED, winner=finalist("optimus", 2.0, attainment=None), default=finalist("ar", 2.5, attainment=None)
     )
-    page = tune_page(found, TRIALS)
-    [confirmed] = [b for b in page.sections[0].blocks if b.kind == "table"]
-    assert ("requests that meet the SLOs" in confirmed.head) == (attainment is not None)
-    for column in range(1, len(confirmed.head)):
-        assert any(row.cells[column] for row in confirmed.rows)
+    for tuned in (TUNED, without):
+        rows = confirmed(tuned)
+        assert ("requests that meet the SLOs" in rows.head) == (tuned is TUNED)
+        for column in range(1, len(rows.head)):
+            assert any(row.cells[column] for row in rows.rows)
 
 
 def test_the_text_says_price_trace_and_slos() -> None:
-    out = io.StringIO()
-    render(tune_page(info(traffic="azure-conv, 10 requests"), TRIALS), Console(file=out))
-    for line in ("Trace: azure-conv, 10 requests", "SLOs: ttft=2s", "Price: 2 EUR for a GPU's hour"):
-        assert line in out.getvalue().splitlines()
-
-
-def test_markers_are_explained_where_they_are() -> None:
-    page = tune_page(info(), TRIALS)
-    [history] = [f for f in page.figures if f.name == "history"]
-    assert history.chart.data[0]["marker"]["symbol"] == ["circle", "x-thin-open"]
-    assert "● meets every SLO with a statistic, ✕ misses one" in history.caption
+    text = str(TUNED)
+    for line in ("Trace: azure-conv, ", "SLOs: ttft=2s", "Price: 2 EUR for a GPU's hour", "Note: a note"):
+        assert line in text

@@ -1,0 +1,69 @@
+"""Searches killed with -9 at random moments: run again, each gives the bytes of one that was never stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from ..cli.command import rows
+from ..held_up import PATIENCE
+
+KILLS = 10
+PROGRAM = """
+from dsim.cli import main
+from dsim.planner import confirm, tune
+
+confirm.REPLICATIONS = tune.REPLICATIONS = 2
+main()
+"""
+SWEEP = '[base]\ntrace = "azure-conv"\nnum_requests = 40\n[grid]\npolicy = ["ar", "chunk"]\nrate = [1, 2, 3, 4]\n'
+COMMANDS = {
+    "plan": ["trace.jsonl", "--policy", "chunk", "--policy", "ar", "--slo", "ttft=2s", "--rate", "8", "--num-requests",
+             "120", "--jobs", "2"],
+    "tune": ["trace.jsonl", "--policy", "chunk", "--space", "space.toml", "--slo", "norm_latency=20ms", "--trials", "6",
+             "--jobs", "2"],
+    "sweep": ["sweep.toml", "--jobs", "2"],
+    "capacity": ["trace.jsonl", "--policy", "chunk", "--slo", "ttft=2s", "--num-requests", "120", "--precision", "0.2",
+                 "--jobs", "1"],
+}  # fmt: skip
+
+
+def run(command: str, out: str, seconds: float = PATIENCE) -> dict[str, bytes]:
+    """The files of the command's folder, without the store; killed with its workers after `seconds`."""
+    words = [sys.executable, "-c", PROGRAM, command, *COMMANDS[command], "-o", out]
+    running = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        _, err = running.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(running.pid, signal.SIGKILL)
+        running.communicate(timeout=PATIENCE)
+        return {}
+    assert running.returncode == 0, err.decode()
+    return {path.name: path.read_bytes() for path in Path(out).iterdir() if path.suffix != ".db"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_search_killed_at_any_moment_and_run_again_gives_the_same_bytes(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("trace.jsonl").write_text(rows(120))
+    Path("space.toml").write_text('policy = "chunk"\nchunk = [4, 8, 16]\nmax_batch = ["none", 32]\n')
+    Path("sweep.toml").write_text(SWEEP)
+    run(command, "warm")  # compiles policies
+    began = time.monotonic()
+    whole = run(command, "whole")
+    duration = time.monotonic() - began
+    chance, num_resumed = Random(command), 0
+    for i in range(KILLS):
+        run(command, f"killed-{i}", chance.random() * duration)
+        num_resumed += Path(f"killed-{i}", "replays.db").is_file()
+        assert run(command, f"killed-{i}") == whole
+    assert num_resumed > 0
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
