@@ -14,7 +14,10 @@ INTERRUPTED, MISSED = 130, 1  # exit codes
 
 @dataclass(frozen=True, kw_only=True)
 class Answer(Generic[R]):
-    """value: for Python. page, lines: for a terminal, of the findings. json: what `--json` prints."""
+    """value: for Python. lines: for a terminal, after the page.
+
+    json, page: of a value that is no Result.
+    """
 
     value: "R | Callable[[], R]"
     json: Any = None
@@ -27,6 +30,17 @@ class Answer(Generic[R]):
     interrupted: str = ""  # or with INTERRUPTED
     code: int = 0
     failure: Exception | None = None  # raised at the end
+
+    def to_json(self) -> Any:
+        """What `--json` prints."""
+        return self.value.to_json() if self.json is None and hasattr(self.value, "to_json") else self.json
+
+    def to_page(self) -> "Page | None":
+        """What a terminal shows."""
+        page = self.page
+        if page is None and self.json is None:
+            page = getattr(self.value, "page", None)
+        return None if page is None else page()
 
     def to_python(self) -> R:
         if self.failure is not None:

@@ -1,7 +1,7 @@
 """dsim compare: predicted runs against measured ones."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import chain
@@ -18,7 +18,7 @@ from .declared import Opt, Question, Watch
 if TYPE_CHECKING:
     from ..comparison.clients.match import Requested
     from ..comparison.clients.read import ClientLog
-    from ..comparison.compared import Compared
+    from ..comparison.comparison import Comparison
     from ..engine.allowed_code import AllowedCode
     from ..planner.given import ProfileLike, TraceLike
     from ..planner.recorded import RunLike
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CompareQuestion(q.Forced, q.Coded, Question["Compared"]):
+class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
     """Compare predictions with measurements, and split the error into its parts.
 
     dsim compare runs/twin runs/live --bound e2el=3% -o runs/compared
@@ -67,43 +67,23 @@ class CompareQuestion(q.Forced, q.Coded, Question["Compared"]):
     fail_on_slo: A[bool, q.FAIL_ON_SLO] = False
     out: A[str | Path | None, q.out("Write compare.json and report.html.")] = None
 
-    def answer(self, watch: Watch) -> "Answer[Compared]":
-        from ..comparison import files
+    def answer(self, watch: Watch) -> "Answer[Comparison]":
         from ..comparison.bounds import Bound
-        from ..comparison.cells import check_machines, compare_runs
-        from ..comparison.clients.read import read_client
-        from ..comparison.compared import Compared
-        from ..engine.allowed_code import allowed
+        from ..comparison.comparison import COMPARISON, FILES, compare_runs
+        from ..comparison.pairs import check_machines
         from ..files.place import check_folder
-        from ..profiler.profile import Profile, from_json, load
+        from ..report.html import write_result
 
         predicted, measured = self._sides()
         if not 0 <= self.seeds <= 100:
             raise DsimError(f"seeds is {cut(self.seeds)}, expected 0 to 100")
         bounds = [Bound.parse(text) for text in self.bounds]
         if self.folder is not None:
-            check_folder(self.folder, files.COMPARISON, force=self.force)
-        log_columns = self.columns if self.trace is None else None
-        traffic = None if self.trace is None else requested(self.trace, None, self.columns)
+            check_folder(self.folder, COMPARISON, force=self.force)
         if self.only is not None and not any(map(_client_file, chain(predicted, measured))):
             raise DsimError(f"only is {cut(self.only)} and the runs are imported already, expected a gateway's log")
-        doubts: list[str] = []
-
-        def read(file: Path) -> "ClientLog":
-            log = read_client(file, log_columns, self.only)
-            doubts.extend(log.warnings)
-            return log
-
-        code = allowed(self.allow_code)
-        pairs = [_pair(p, m, read, traffic, self.policy, code) for p, m in zip(predicted, measured, strict=True)]
-        watch.warn(doubts)
-        fitted = [
-            from_json(run.info["fitted_profile"], f"{run.folder}/run.json: fitted_profile")  # of a replay as logged
-            for run in chain(*pairs)
-            if "fitted_profile" in run.info
-        ]
-        given = [profile if isinstance(profile, Profile) else load(profile) for profile in self.profiles]
-        profiles = {profile.name: profile for profile in [*fitted, *given]}
+        pairs = self._pairs(predicted, measured, watch)
+        profiles = self._profiles(pairs)
         check_machines(pairs)
         with watch.bar("reading", "steps") as bar:
             comparison = compare_runs(
@@ -111,15 +91,52 @@ class CompareQuestion(q.Forced, q.Coded, Question["Compared"]):
                 progress=lambda policy, done, total: bar.update(done, total, policy),
             )  # fmt: skip
         if self.folder is not None:
-            files.write(self.folder, comparison, pairs, force=self.force, command=watch.command())
-        compared = Compared(comparison, pairs)
-        missed = [str(judged) for judged in comparison.bounds if not judged.met]
+            write_result(self.folder, COMPARISON, comparison, force=self.force, command=watch.command())
+        missed = comparison.missed
         if self.fail_on_slo:
             missed += missed_slos([s for _, run in pairs if os.path.isdir(run.folder) for s in run.info["policies"]])
-        return Answer(
-            value=compared, json=comparison.to_json(), page=compared.page, out=self.folder, files=files.FILES,
-            missed=missed,
-        )  # fmt: skip
+        return Answer(value=comparison, out=self.folder, files=FILES, missed=missed)
+
+    def _pairs(
+        self, predicted: "Sequence[RunLike]", measured: "Sequence[RunLike]", watch: Watch
+    ) -> "list[tuple[Run, Run]]":
+        """A load generator's file is matched to the other run, or to its trace."""
+        from ..comparison.clients.measured import measured_beside, measured_run
+        from ..comparison.clients.read import read_client
+        from ..engine.allowed_code import allowed
+
+        code = allowed(self.allow_code)
+        trace = None if self.trace is None else requested(self.trace, None, self.columns)
+        pairs: list[tuple[Run, Run]] = []
+        doubts: list[str] = []
+
+        def read(file: Path) -> "ClientLog":
+            log = read_client(file, self.columns if self.trace is None else None, self.only)
+            doubts.extend(log.warnings)
+            return log
+
+        for first, second in zip(predicted, measured, strict=True):
+            if (file := _client_file(first)) is not None:
+                p: Run = measured_run(read(file), trace, policy=self.policy or "server")
+            else:
+                p = _run(first, code)
+            if (file := _client_file(second)) is not None:
+                pairs.append((p, measured_beside(p, read(file), trace, self.policy)))
+            else:
+                pairs.append((p, _run(second, code)))
+        watch.warn(doubts)
+        return pairs
+
+    def _profiles(self, pairs: "Sequence[tuple[Run, Run]]") -> "dict[str, Profile]":
+        """By name: of runs that hold theirs (a replay as logged), and the given ones."""
+        from ..profiler.profile import Profile, from_json, load
+
+        profiles = []
+        for run in chain(*pairs):
+            if "fitted_profile" in run.info:
+                profiles.append(from_json(run.info["fitted_profile"], f"{run.folder}/run.json: fitted_profile"))
+        profiles += [profile if isinstance(profile, Profile) else load(profile) for profile in self.profiles]
+        return {profile.name: profile for profile in profiles}
 
     def _sides(self) -> "tuple[Sequence[RunLike], Sequence[RunLike]]":
         predicted, measured = cast("Sequence[RunLike]", self.predicted), cast("Sequence[RunLike]", self.measured)
@@ -137,23 +154,9 @@ def requested(trace: "TraceLike", time_unit: str | None, columns: str | None) ->
     from ..comparison.clients.match import Requested
     from ..traces import Trace, load
 
-    known = trace if isinstance(trace, Trace) else load(trace, time_unit=time_unit, columns=columns)
-    return Requested(known.name, known.arrival, known.input_length, known.output_length)
-
-
-def _pair(
-    predicted: "RunLike", measured: "RunLike", read: "Callable[[Path], ClientLog]", trace: "Requested | None",
-    policy: str | None, allow_code: "AllowedCode",
-) -> "tuple[Run, Run]":  # fmt: skip
-    """A load generator's file is matched to the other run, or to its trace."""
-    from ..comparison.clients.measured import measured_beside, measured_run
-
-    file = _client_file(predicted)
-    first: Run = (
-        _run(predicted, allow_code) if file is None else measured_run(read(file), trace, policy=policy or "server")
-    )
-    file = _client_file(measured)
-    return first, _run(measured, allow_code) if file is None else measured_beside(first, read(file), trace, policy)
+    if not isinstance(trace, Trace):
+        trace = load(trace, time_unit=time_unit, columns=columns)
+    return Requested(trace.name, trace.arrival, trace.input_length, trace.output_length)
 
 
 def _client_file(run: "RunLike") -> Path | None:

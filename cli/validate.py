@@ -1,6 +1,5 @@
 """dsim validate: profile, replay, serve and compare over policies and loads, in one run."""
 
-import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -98,8 +97,8 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
     ] = ()
 
     def answer(self, watch: Watch) -> "Answer[Validated]":
-        from ..comparison import files as compare_files
         from ..comparison.bounds import Bound
+        from ..comparison.comparison import COMPARISON
         from ..device.on_device import LiveSetting, check_eos
         from ..device.validate import FEWEST_OF_TTFT, LOADS, POLICIES, canvas_policies, load_of
         from ..device.validate import validate as validate_cells
@@ -108,7 +107,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         from ..files.write import write_whole
         from ..planner.given import name_of_profile
         from ..planner.memo import STORE, Memo
-        from ..results.metrics import no_nan
+        from ..report.html import json_of, write_result
         from ..results.scenario import named_code
 
         begin = time.monotonic()
@@ -181,20 +180,16 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
                 within=CELLS_SHARE * max(0.0, self.budget - elapsed() - compiling),
                 more=lambda expected: elapsed() + expected / CELLS_SHARE < self.budget, watch=watch_cell, memo=memo,
             )  # fmt: skip
-        text = json.dumps(no_nan(validated.to_json()), indent=1, allow_nan=False)
-        write_whole(out / "validation.json", text + "\n")
+        write_whole(out / "validation.json", json_of(validated))
         comparison = validated.comparison
-        compare_files.write(out / "comparison", comparison, validated.pairs, force=True, command=watch.command())
+        write_result(out / "comparison", COMPARISON, comparison, force=True, command=watch.command())
         memo.close()
         lock.close()
         if "ttft" in str(self.bounds):
             watch.say(f"At least {FEWEST_OF_TTFT} requests a cell, as ttft is bounded")
-        if validated.left:
-            watch.say(f"Left out for the budget: {', '.join(validated.left)}")
-        return Answer(
-            value=validated, json=validated.to_json(), page=validated.page, lines=validated.noise_lines(), out=out,
-            files=FILES, missed=[str(judged) for judged in comparison.bounds if not judged.met],
-        )  # fmt: skip
+        if validated.unmeasured:
+            watch.say(f"Left out for the budget: {', '.join(validated.unmeasured)}")
+        return Answer(value=validated, out=out, files=FILES, missed=comparison.missed)
 
     def _base(self, trace: str, policy: str, file: Path, code: Any) -> "Scenario":
         from ..results.scenario import Scenario

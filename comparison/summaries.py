@@ -1,6 +1,7 @@
 """A run's summary, checked against its requests and steps."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,17 +9,19 @@ import numpy as np
 from ..engine.errors import DsimError
 from ..engine.journal import STATUSES, StepTotals
 from ..files.read import cut
-from ..results.metrics import METRICS, path, summarize
+from ..report.table import value
+from ..results.metrics import METRICS, STATS, path, summarize
 from ..results.run import Run
 from ..results.slo import Slo
 
 TOLERANCE = 1e-6  # relative, for sums in another order
-# What requests.parquet determines.
+# Of the summary, what requests.parquet and steps.parquet determine.
 OF_REQUESTS = (
     "num_requests", *STATUSES, "duration_s", "request_throughput", "output_throughput", "total_token_throughput",
     "tokens_per_emission", "goodput", "slo_attainment",
-    *(path(name) for name, metric in METRICS.items() if metric.of and name != "itl"),
+    *(path(name, stat) for name, metric in METRICS.items() if metric.of and name != "itl" for stat in STATS),
 )  # fmt: skip
+OF_STEPS = ("num_prefill_steps", "num_decode_steps")
 
 
 def summary(run: Run, policy: str) -> dict[str, Any]:
@@ -26,52 +29,44 @@ def summary(run: Run, policy: str) -> dict[str, Any]:
 
     What a run lacks is computed, or null.
     """
-    stored = next(held for held in run.info["policies"] if held["policy"] == policy)
-    found = _again(run, policy)
-    for name in OF_REQUESTS:
-        if name in stored and name in found:
-            _check(run, policy, name, stored[name], found[name])
+    [stored] = [summary for summary in run.info["policies"] if summary["policy"] == policy]
+    computed = _of_requests(run, policy)
+    _check(run, stored, computed, OF_REQUESTS, "requests.parquet")
     if not is_client(run):
-        for name, value in _steps(run, policy).items():
-            if name in stored:
-                _check(run, policy, name, stored[name], value, "steps.parquet")
-    return {**found, **stored}
+        prefill = run.steps(policy, ["prefill"])["prefill"]
+        counts = {"num_prefill_steps": prefill.sum(), "num_decode_steps": (~prefill).sum()}
+        _check(run, stored, counts, OF_STEPS, "steps.parquet")
+    return {**computed, **stored}
 
 
 def is_client(run: Run) -> bool:
     return run.info.get("driver") == "client"
 
 
-def _again(run: Run, policy: str) -> dict[str, Any]:
+def _of_requests(run: Run, policy: str) -> dict[str, Any]:
     info = run.info
     slos = [Slo.parse(text) for text in info.get("slos", [])]
-    judged = not any(slo.slo_class is not None for slo in slos)  # the file holds no classes
-    found = summarize(
-        policy,
-        run.requests(policy),
-        StepTotals(),
-        slos if judged else [],
-        missing_passes=info.get("missing_passes", True),
-        replicas=info.get("replicas", 1),
+    has_classes = any(slo.slo_class is not None for slo in slos)  # the file holds no classes
+    computed = summarize(
+        policy, run.requests(policy), StepTotals(), [] if has_classes else slos,
+        missing_passes=info.get("missing_passes", True), replicas=info.get("replicas", 1),
         closed_loop=info.get("closed_loop", False),
-    ).to_json()
-    return found if judged else {k: v for k, v in found.items() if k not in ("goodput", "slo_attainment")}
+    ).to_json()  # fmt: skip
+    if has_classes:
+        del computed["goodput"], computed["slo_attainment"]
+    return computed
 
 
-def _steps(run: Run, policy: str) -> dict[str, int]:
-    prefill = run.steps(policy, ["prefill"])["prefill"]
-    return {"num_prefill_steps": int(prefill.sum()), "num_decode_steps": int((~prefill).sum())}
-
-
-def _check(run: Run, policy: str, name: str, stored: Any, found: Any, source: str = "requests.parquet") -> None:
-    if isinstance(stored, dict):
-        for stat, value in stored.items():
-            if isinstance(found, dict) and stat in found:
-                _check(run, policy, f"{name}.{stat}", value, found[stat], source)
-        return
-    a, b = (math.nan if x is None else x for x in (stored, found))
-    if not isinstance(a, int | float) or not np.isclose(a, b, rtol=TOLERANCE, atol=0, equal_nan=True):
-        raise DsimError(
-            f"{run.folder}/run.json: {name} of {cut(policy)} is {cut(stored)}, {source} next to it gives "
-            f"{found}: the summary was edited or is another run's"
-        )
+def _check(
+    run: Run, stored: Mapping[str, Any], computed: Mapping[str, Any], names: tuple[str, ...], source: str
+) -> None:
+    for name in names:
+        first = name.partition(".")[0]
+        if first not in stored or first not in computed:
+            continue
+        a, b = (math.nan if x is None else x for x in (value(stored, name), value(computed, name)))
+        if not np.isclose(a, b, rtol=TOLERANCE, atol=0, equal_nan=True):
+            raise DsimError(
+                f"{run.folder}/run.json: {name} of {cut(stored['policy'])} is {a:.9g}, {source} next to it "
+                f"gives {b:.9g}: the summary was edited or is another run's"
+            )

@@ -11,18 +11,18 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from ..comparison.bounds import Bound
-from ..comparison.cells import Comparison, compare_runs
-from ..comparison.compared import Compared
+from ..comparison.comparison import Comparison, compare_runs
+from ..comparison.page import signed
 from ..engine.allowed_code import AllowedCode
 from ..engine.errors import DsimError
 from ..engine.plain import Positive
@@ -36,11 +36,16 @@ from ..planner.backend import Pool
 from ..planner.contents import asked_of
 from ..planner.memo import Memo
 from ..planner.record import in_twin, record
+from ..report.page import Page
+from ..report.result import Result
 from ..results.run import Run, read_run
 from ..results.scenario import Scenario
 from ..sim.twin import Progress
 from ..traces import Trace
 from .on_device import LiveSetting
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FULL = "full"  # as many requests in flight as the largest batch has
 LOADS = ("64", FULL, "0.6", "16", "0.8", "0.3")  # most telling first
@@ -79,27 +84,30 @@ Watch = Callable[[Cell, float, float, str], AbstractContextManager[Progress | No
 
 
 @dataclass(frozen=True, repr=False)
-class Validated(Compared):
+class Validated(Result):
     """All measured cells, compared."""
 
-    capacities: dict[str, float]  # predicted, req/s, by policy
-    cells: list[Cell]
+    schema: ClassVar[str] = "dsim-validation"
+
+    capacities: Mapping[str, float]  # predicted, req/s, by policy
+    cells: tuple[Cell, ...]
+    unmeasured: tuple[str, ...]  # runs
+    comparison: Comparison
     noise: Comparison | None  # repeated measurements: no twin can do better
-    left: list[str]  # runs that were not measured
 
-    def to_json(self) -> dict[str, Any]:
-        """The object of `--json`."""
-        noise = None if self.noise is None else self.noise.to_json()
-        return {
-            "capacities": self.capacities, "cells": [asdict(cell) for cell in self.cells], "left": self.left,
-            "comparison": self.comparison.to_json(), "noise": noise,
-        }  # fmt: skip
+    def page(self) -> Page:
+        page = self.comparison.page()
+        return replace(page, notes=(*page.notes, *self._noise_lines()))
 
-    def noise_lines(self) -> list[str]:
+    def to_frame(self) -> pd.DataFrame:
+        """As of a comparison."""
+        return self.comparison.to_frame()
+
+    def _noise_lines(self) -> list[str]:
         """How much two runs of a cell differ."""
         lines = []
         for cell in self.noise.cells if self.noise else ():
-            means = [f"{name} {100 * cell.metrics[name].error['mean']:+.1f} %" for name in ("e2el", "tpot", "ttft")]
+            means = [f"{name} {signed(cell.metrics[name].error['mean'])}" for name in ("e2el", "tpot", "ttft")]
             lines.append(f"Noise floor, {cell.policy}: means of two runs on the device differ by {', '.join(means)}")
         return lines
 
@@ -245,7 +253,7 @@ def validate(
     about = live.about()
     waiting = [(cell, name) for cell, name in runs_of(cells) if not _is_whole(out / cell.name / name)]
     chosen = affordable(waiting, within)[0] or waiting[:1]
-    left = [f"{cell.name}/{name}" for cell, name in waiting if (cell, name) not in chosen]
+    unmeasured = [f"{cell.name}/{name}" for cell, name in waiting if (cell, name) not in chosen]
     done = [cell for cell in cells if (out / cell.name / "measured").is_dir()]
     work = {cell: _work(out, base, cell) for cell in [*done, *(cell for cell, _ in chosen)]}
     if not base.ends_at_eos:
@@ -254,7 +262,7 @@ def validate(
     for i, (cell, name) in enumerate(chosen):
         folder, scenario, requests = out / cell.name / name, *work[cell][1:]
         if (done or i > 0) and not more(expected[i]):
-            left.append(f"{cell.name}/{folder.name}")
+            unmeasured.append(f"{cell.name}/{folder.name}")
             continue
         watched = partial(watch, cell, expected[i], sum(expected[i + 1 :]))
         recorded = record([scenario], requests, live.serve, out=folder, about=about, watch=watched)
@@ -269,7 +277,7 @@ def validate(
     repeated = _pairs(out, [cell for cell in cells if cell.again], "measured", "again", base.allow_code)
     comparison = compare_runs(measured, lambda _: profile, bounds)
     noise = compare_runs(repeated, lambda _: profile) if repeated else None
-    return Validated(comparison, measured, capacities, cells, noise, left)
+    return Validated(capacities, tuple(cells), tuple(unmeasured), comparison, noise)
 
 
 def _predict(work: Sequence[Work]) -> None:

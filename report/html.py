@@ -4,14 +4,17 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from ..files.place import FolderKind, write_folder
 from .chart import colour, dashed, script_json
 from .described import described
 from .page import Page
+from .result import Result
 
 
 def to_html(page: Page) -> str:
@@ -38,6 +41,14 @@ def to_html(page: Page) -> str:
     )
 
 
+def write_result(
+    folder: str | Path, kind: FolderKind, result: Result, *, force: bool = False, command: str = ""
+) -> None:
+    """Write a result's JSON and its page, the two files of its kind; the same result gives the same bytes."""
+    page = replace(result.page(), command=command, version=__version__)
+    write_findings(folder, kind, result.to_json(), page, force=force)
+
+
 def write_findings(
     folder: str | Path, kind: FolderKind, found: Mapping[str, Any], page: Page, *, force: bool = False
 ) -> None:
@@ -46,7 +57,16 @@ def write_findings(
 
 
 def json_and_page(found: Mapping[str, Any], page: Page) -> tuple[str, str]:
-    return json.dumps(found, indent=2, allow_nan=False, ensure_ascii=False) + "\n", to_html(page)
+    return _json(found), to_html(page)
+
+
+def json_of(result: Result) -> str:
+    """The text of a result's file."""
+    return _json(result.to_json())
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def _loud(line: str) -> tuple[str, str]:

@@ -45,7 +45,7 @@ def test_a_log_with_failures_is_compared_with_its_own_replay(tmp_path: Path) -> 
     shares = [log["summary"]["slo_attainment"], measured.run.info["policies"][0]["slo_attainment"]]
     assert (log["failed"], shares) == (2, pytest.approx([0.4, 0.4]))
     for beside, rows_of in ((measured, None), (path, one)):
-        (cell,) = dsim.compare(twin, beside, only=rows_of, policy="chunk:4").comparison.cells
+        (cell,) = dsim.compare(twin, beside, only=rows_of, policy="chunk:4").cells
         assert cell.left_out == {"not completed in both": 0, "not arrived in both": 2}
         assert (cell.num_both, cell.metrics["ttft"].measured["p50"]) == (3, pytest.approx(300.0))
 

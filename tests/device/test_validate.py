@@ -95,27 +95,27 @@ def test_every_cell_is_predicted_measured_compared_and_kept(world: tuple[Scenari
     watched = []
     both = {"loads": ["3", "0.3"]}
     found = run(world, tmp_path / "v", **both, watch=lambda *told: watched.append(told) or nullcontext())
-    lasts = [float(pair[0].requests(pair[0].policies[0])["finish"].max()) for pair in found.pairs]
+    lasts = [float(pair[0].requests(pair[0].policies[0])["finish"].max()) for pair in found.comparison.runs]
     lasts = lasts[:2] * 2 + lasts[2:]
     assert [told[1:3] for told in watched] == [(lasts[i], sum(lasts[i + 1 :])) for i in range(6)]
     assert set(found.capacities) == set(POLICIES)
     assert [cell.policy for cell in found.cells] == [cell.policy for cell in found.comparison.cells] == POLICIES * 2
-    assert found.left == []
+    assert found.unmeasured == ()
     for cell, compared in zip(found.cells, found.comparison.cells, strict=True):
         assert (compared.unpaired, compared.num_both) == ("", cell.num_requests)
         assert (compared.parts is None) == (cell.load == "3")
     # Policies of a closed loop served the same requests.
-    assert [ranking.cells for ranking in found.comparison.rankings] == [[POLICIES[0], f"{POLICIES[1]} (pair 2)"]]
+    assert [ranking.cells for ranking in found.comparison.rankings] == [(POLICIES[0], f"{POLICIES[1]} (pair 2)")]
     assert found.noise is not None
-    assert len(found.noise_lines()) == 2
-    json.dumps(found.to_json(), allow_nan=False)
+    assert len([note for note in found.page().notes if note.startswith("Noise floor")]) == 2
+    assert Validated.from_json(json.loads(json.dumps(found.to_json(), allow_nan=False))) == found
 
     # A second call measures nothing again.
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "v").rglob("*.parquet")}
     assert len(written) == 2 * (4 + 4 + 2)
     again = run(world, tmp_path / "v", **both, more=lambda seconds: False)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "v").rglob("*.parquet")} == written
-    assert again.left == []
+    assert again.unmeasured == ()
     assert again.to_json() == found.to_json()
     with pytest.raises(DsimError, match=r"holds cells of \d+ requests, expected 100 or more for a bound of ttft"):
         run(world, tmp_path / "v", bounds=[Bound.parse("p95:ttft=10%")])
@@ -130,7 +130,7 @@ def test_of_requests_that_end_at_an_eos_the_twin_is_told_where(world: tuple[Scen
     how: dict[str, Any] = {"commits": "model", "prompts": str(tmp_path / "ids.jsonl"), "policies": POLICIES[:1]}
     # Likeliest tokens of a model that learned nothing are the same token for ever.
     found = run((replace(world[0], eos=True), loaded), tmp_path / "v", Sampling(2.0), **how)
-    [(predicted, measured)] = found.pairs
+    [(predicted, measured)] = found.comparison.runs
     p, m = (side.requests(POLICIES[0]) for side in (predicted, measured))
     assert p["output_length"].tolist() == p["num_tokens"].tolist() == m["num_tokens"].tolist()
     assert p["max_tokens"].tolist() == m["output_length"].tolist() == [8] * len(p["request"])
@@ -146,8 +146,8 @@ def test_however_short_the_budget_one_cell_is_measured_and_the_next_call_does_wh
     found = run(world, tmp_path / "v", within=0.0)
     assert [cell.policy for cell in found.comparison.cells] == POLICIES[:1]
     one, two = (cell.name for cell in found.cells)
-    assert (found.noise, set(found.left)) == (None, {f"{one}/again", f"{two}/measured", f"{two}/again"})
-    assert run(world, tmp_path / "v").left == []
+    assert (found.noise, set(found.unmeasured)) == (None, {f"{one}/again", f"{two}/measured", f"{two}/again"})
+    assert run(world, tmp_path / "v").unmeasured == ()
     with pytest.raises(DsimError, match=r"at load 0\.3 takes about .* s, and the budget leaves 0 s for any cell: "):
         run(world, tmp_path / "w", seconds=None, within=0.0)
 
