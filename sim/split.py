@@ -24,7 +24,7 @@ from .link import Link, Wire
 from .moves import Moves
 from .pool_watch import PoolWatch
 from .replica import Replica
-from .routers.router import Asked, Router
+from .routers.router import RequestLooks, Router
 from .seats import Move, Seat, leaves
 
 # Free tokens per request of a decoding replica when pages are reserved for a new one, so that the others can grow
@@ -119,8 +119,8 @@ class Split:
 
     def _splits(self, request: Request) -> bool:
         with running_code_of(f"decider {self._decider_spec}, asked for request {request.index}"):
-            asked: Any = request if self._shipped else Asked(request)
-            return bool(self._decider.splits(asked, self._sources, self._destinations))
+            view: Any = request if self._shipped else RequestLooks(request)
+            return bool(self._decider.splits(view, self._sources, self._destinations))
 
     def _can(self, pool: Pool, request: Request) -> bool:
         """Whether a pool can prefill a request for a decoder; prompts below a block never travel."""

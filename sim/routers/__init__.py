@@ -11,12 +11,9 @@ from ...engine.errors import PolicyError, quoted
 from ...engine.outside import running_code_of
 from ...engine.prefix import Prefixes
 from ..by_name import kind_of, values
-from .least_tokens import LeastTokens
 from .longest_prefix import LongestPrefix
-from .random import Random
-from .round_robin import RoundRobin
-from .router import FIGURES, Asked, ReplicaView, RequestView, Router
-from .shortest_queue import ShortestQueue
+from .router import FIGURES, ReplicaView, RequestLooks, RequestView, Router
+from .simple import LeastTokens, Random, RoundRobin, ShortestQueue
 
 ROUTERS: dict[str, type[Router]] = {
     "round-robin": RoundRobin,
@@ -54,12 +51,12 @@ class Routing:
 
 
 def routing(spec: str, allow_code: AllowedCode = NO_CODE) -> Routing:
-    """The router of a SPEC; errors as in by_name.made."""
+    """The router of a SPEC; errors as in by_name.new_part."""
     kind, items, asker = kind_of("router", spec, ROUTERS, Router, allow_code)
-    made = Routing(spec, kind, values(items, kind.settings, asker))
-    if made.settings:
-        made.new()  # checks the fields
-    return made
+    routing = Routing(spec, kind, values(items, kind.settings, asker))
+    if routing.settings:
+        routing.new()  # checks the fields
+    return routing
 
 
 class _View:
@@ -85,9 +82,9 @@ class _Checked(Router):
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
         views = [self._views.setdefault(replica.replica, _View(replica)) for replica in replicas]
-        asked: Any = Asked(request)
+        view: Any = RequestLooks(request)
         with running_code_of(f"router {self._name}, asked for request {request.index}"):
-            chosen = self._router.route(views, asked)
+            chosen = self._router.route(views, view)
         if not isinstance(chosen, int | np.integer) or isinstance(chosen, bool) or not 0 <= chosen < len(views):
             raise PolicyError(
                 f"router {self._name} returned {quoted(chosen)} for request {request.index}, expected a whole number "

@@ -81,7 +81,7 @@ class RequestView(Protocol):
         """Empty: none."""
 
 
-class Asked:
+class RequestLooks:
     """A request with RequestView's attributes alone."""
 
     __slots__ = ("arrival", "deadline", "expected", "index", "input_length", "priority", "slo_class")
@@ -95,8 +95,8 @@ def figures(replicas: Sequence[ReplicaView], name: str) -> Sequence[int] | npt.N
     """A figure of each replica, as one array if they share one."""
     column = getattr(replicas, "column", None)
     if column is not None:
-        found: Sequence[int] | npt.NDArray[np.int64] = column(name)
-        return found
+        values: Sequence[int] | npt.NDArray[np.int64] = column(name)
+        return values
     return [getattr(replica, name) for replica in replicas]
 
 
