@@ -166,9 +166,9 @@ class Split:
         for index in engine.take_done():
             move = self._moving[index]
             assert status[index] == COMPLETED, "a prefill ends"
-            move.prefilled, move.kept = True, engine.pages_of(move.tokens)
-            engine.keep(move.kept)
-            self._moves.note(index, pages_kept=move.kept)
+            move.prefilled, move.pages_kept = True, engine.pages_of(move.tokens)
+            engine.keep(move.pages_kept)
+            self._moves.note(index, pages_kept=move.pages_kept)
             if move.reserved:
                 self._transfer(move)
                 continue
@@ -195,7 +195,7 @@ class Split:
             if not engine.reserve(index, prompt, move.tokens, spare):
                 return
             to.asking.popleft()
-            move.reserved, move.found = (int(self._table[name][index]) for name in ("reserved", "found"))
+            move.reserved, move.cached = (int(self._table[name][index]) for name in ("reserved", "found"))
             self._moves.note(
                 index, reserved=self._env.now, pages_reserved=move.reserved, reserved_step=engine.num_steps
             )
@@ -209,7 +209,7 @@ class Split:
         profile, table = move.source.pool.setting.profile, self._moves.table
         took = float(table["finish"][index] - table["scheduled"][index])
         self._moves.note(index, transfer_start=env.now)
-        size = link.left(profile, link.size(profile, move.tokens - move.found), took)
+        size = link.left(profile, link.size(profile, move.tokens - move.cached), took)
         self._wire(move).send(size, lambda: self._received(move))
 
     def _wire(self, move: Move) -> Wire:
@@ -221,7 +221,7 @@ class Split:
         """A request's KV has reached its decoder."""
         self._moves.note(move.request.index, arrived=move.tokens)
         if self._shares:
-            self._moves.note(move.request.index, sent=move.tokens - move.found)
+            self._moves.note(move.request.index, sent=move.tokens - move.cached)
         self._end(move, replace(move.request, arrived=move.tokens))
 
     def _expire(self, move: Move, lease: int) -> None:
@@ -239,7 +239,7 @@ class Split:
         """Free the prefill replica's pages."""
         source = move.source
         source.leaving -= 1
-        source.engine.keep(-move.kept)
+        source.engine.keep(-move.pages_kept)
         self._moves.note(move.request.index, released=self._env.now, released_step=source.engine.num_steps)
         source.server.wake()
 
