@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 PROFILE_SHARE = 0.4  # of the budget, without a profile
 CELLS_SHARE = 0.75  # of the rest: serving outlasts arrivals
-FINISHING = 5.0  # s, to compare and write: 6 measured
 FILES = ("profile.json", "cells/", "comparison/", "validation.json")
 
 
@@ -117,8 +116,9 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         specs = [q.spec(policy) for policy in self.policies] or list(POLICIES)
         loads = list(map(load_of, self.loads or LOADS))
         code = named_code(specs, self.allow_code)
-        both_ways, *others = {parse(spec, code).family == "full-sequence" for spec in specs}
-        if others:
+        families = {parse(spec, code).family == "full-sequence" for spec in specs}
+        both_ways = True in families
+        if len(families) > 1:
             raise DsimError(f"{' and '.join(specs)}: expected policies of full-sequence models, or none of these")
         from ..live.config_file import named  # loads PyTorch, as the next
         from ..live.sampling import Sampling
@@ -151,26 +151,20 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
             def elapsed() -> float:
                 return time.monotonic() - begin
 
-            def report(phase: str, rest: float) -> None:
-                bar.update(min(round(elapsed()), round(self.budget)), note=phase, rest=rest)
+            def report(phase: str) -> None:
+                bar.update(min(round(elapsed()), round(self.budget)), note=phase)
 
             @contextmanager
-            def watch_cell(cell: "Cell", seconds: float, later: float, _policy: str) -> "Iterator[Progress]":
+            def watch_cell(cell: "Cell") -> "Iterator[Progress]":
                 what = f"{cell.policy} at load {cell.load}"
-                later += FINISHING + seconds_to_compile(policy for policy in parsed if policy.name != cell.policy)
-                compile_first = seconds_to_compile([parse(cell.policy, code)])
-                report(f"{what}: warming up", compile_first + seconds + later)
-                yield lambda ended, now: report(
-                    f"{what}: {ended} requests, {now:,.1f} s", max(0.0, seconds - now) + later
-                )
+                report(f"{what}: warming up")
+                yield lambda ended, now: report(f"{what}: {ended} requests, {now:,.1f} s")
 
             lock = hold_folder(out)  # earlier errors leave no folder
             memo = Memo()
             memo.open(out / STORE)
             if not is_profiled:
-                profile = self._measured(
-                    loaded, parsed, both_ways, lambda phase, _: report(f"profile: {phase}", self.budget - elapsed())
-                )
+                profile = self._measured(loaded, parsed, both_ways, lambda phase, _: report(f"profile: {phase}"))
                 save(profile, file)
             sampling = Sampling(self.temperature, self.seed) if self.temperature else None
             live = LiveSetting(loaded, load(str(file)), self.commits, self.prompts, self.tokenizer, sampling)

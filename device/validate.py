@@ -79,8 +79,7 @@ class Cell:
         return self.num_requests / self.rate
 
 
-# A cell's run on the device, its expected s, those of the runs after it, and the policy.
-Watch = Callable[[Cell, float, float, str], AbstractContextManager[Progress | None]]
+Watch = Callable[[Cell], AbstractContextManager[Progress | None]]  # of a cell's run on the device
 
 
 @dataclass(frozen=True, repr=False)
@@ -140,13 +139,13 @@ def load_of(text: str | float) -> str:
 def predicted_throughput(scenario: Scenario) -> float:
     """req/s of the twin under constant demand: with the scenario's requests in flight, or half of all."""
     requests = scenario.requests()
-    most = max(1, len(requests) // 2)
-    result = replace(scenario, concurrency=min(scenario.concurrency or most, most)).simulate_whole(requests)
+    half = max(1, len(requests) // 2)
+    result = replace(scenario, concurrency=min(scenario.concurrency or half, half)).simulate_whole(requests)
     return float((result.table["status"] == 0).sum()) / result.end
 
 
-def _throughput(memo: Memo, own: Scenario) -> float:
-    return float(memo.replay(partial(asked_of, own, of="throughput"), partial(predicted_throughput, own)))
+def _throughput(memo: Memo, scenario: Scenario) -> float:
+    return float(memo.replay(partial(asked_of, scenario, of="throughput"), partial(predicted_throughput, scenario)))
 
 
 def plan_cells(
@@ -206,7 +205,7 @@ def validate(
     within: float = math.inf,
     bounds: Sequence[Bound] = (),
     more: Callable[[float], bool] = lambda seconds: True,
-    watch: Watch = lambda cell, seconds, later, policy: nullcontext(),
+    watch: Watch = lambda cell: nullcontext(),
     memo: Memo | None = None,
 ) -> Validated:
     """Measure every cell and compare; `base` has trace, profile file, workload and seed.
@@ -221,13 +220,13 @@ def validate(
     for policy in policies:
         live.check(replace(base, policy=policy))
     memo = memo or Memo()
-    asked = {
+    inputs = {
         "trace": base.trace, "lengths": base.lengths, "seed": base.seed, "commits": live.commits,
         "eos": base.ends_at_eos, "policies": ", ".join(sorted(policies)),
     }  # fmt: skip
-    held = _plan(out)
+    plan = _plan(out)
     fewest = FEWEST_OF_TTFT if any(bound.metric == "ttft" for bound in bounds) else FEWEST
-    if held is None:
+    if plan is None:
         capacities, cells = plan_cells(base, policies, loads, fewest, memo)
         if seconds is None:
             chosen, spare = affordable(runs_of(cells), within)
@@ -238,16 +237,14 @@ def validate(
                 )
             seconds = spare / len(chosen)
         cells = lengthen(cells, seconds)
-        found = {"profile": base.profile, "capacities": capacities, "cells": [asdict(cell) for cell in cells]}
+        planned = {"profile": base.profile, "capacities": capacities, "cells": [asdict(cell) for cell in cells]}
         hold_folder(out).close()
-        write_whole(out / PLAN, json.dumps(asked | found, indent=2) + "\n")
+        write_whole(out / PLAN, json.dumps(inputs | planned, indent=2) + "\n")
     else:
-        capacities, cells = held.get("capacities", dict[str, float]), held.get("cells", list[Cell])
-        for key, wanted in asked.items():
-            if held.values[key] != wanted:
-                raise DsimError(
-                    f"{out}: holds a validation with {key} {shown(held.values[key])}, this one has {wanted}"
-                )
+        capacities, cells = plan.get("capacities", dict[str, float]), plan.get("cells", list[Cell])
+        for key, value in inputs.items():
+            if plan.values[key] != value:
+                raise DsimError(f"{out}: holds a validation with {key} {shown(plan.values[key])}, this one has {value}")
         if (num := min(cell.num_requests for cell in cells)) < fewest:
             raise DsimError(f"{out}: holds cells of {num} requests, expected {fewest} or more for a bound of ttft")
     about = live.about()
@@ -258,14 +255,14 @@ def validate(
     work = {cell: _work(out, base, cell) for cell in [*done, *(cell for cell, _ in chosen)]}
     if not base.ends_at_eos:
         _predict(list(work.values()))
-    expected = [_expected(cell, out / cell.name / "predicted") for cell, _ in chosen]
     for i, (cell, name) in enumerate(chosen):
         folder, scenario, requests = out / cell.name / name, *work[cell][1:]
-        if (done or i > 0) and not more(expected[i]):
+        if (done or i > 0) and not more(_expected(cell, out / cell.name / "predicted")):
             unmeasured.append(f"{cell.name}/{folder.name}")
             continue
-        watched = partial(watch, cell, expected[i], sum(expected[i + 1 :]))
-        recorded = record([scenario], requests, live.serve, out=folder, about=about, watch=watched)
+        recorded = record(
+            [scenario], requests, live.serve, out=folder, about=about, watch=partial(_watch_policy, watch, cell)
+        )
         if recorded.failure is not None:
             raise recorded.failure
         if recorded.interrupted:  # half a cell
@@ -278,6 +275,10 @@ def validate(
     comparison = compare_runs(measured, lambda _: profile, bounds)
     noise = compare_runs(repeated, lambda _: profile) if repeated else None
     return Validated(capacities, tuple(cells), tuple(unmeasured), comparison, noise)
+
+
+def _watch_policy(watch: Watch, cell: Cell, _policy: str) -> AbstractContextManager[Progress | None]:
+    return watch(cell)
 
 
 def _predict(work: Sequence[Work]) -> None:
@@ -294,10 +295,10 @@ def _ended(folder: Path, scenario: Scenario, requests: Trace) -> Work:
 
     Schedulers keep the original limit.
     """
-    found = read_run(folder / "measured").requests(scenario.policy)
-    done = found["status"] == COMPLETED
+    measured = read_run(folder / "measured").requests(scenario.policy)
+    done = measured["status"] == COMPLETED
     answers = requests.output_length.copy()
-    answers[found["request"][done]] = found["num_tokens"][done]
+    answers[measured["request"][done]] = measured["num_tokens"][done]
     extras = {**requests.extras, "max_tokens": requests.limit.tolist()}
     return folder, scenario, replace(requests, output_length=answers, extras=extras)
 

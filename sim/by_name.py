@@ -12,13 +12,11 @@ from ..files.read import did_you_mean
 TYPES = {int: "a whole number", bool: "true or false", float: "a number"}
 
 
-def new_part(
-    what: str, spec: str, shipped: Mapping[str, type | None], base: type, allow_code: AllowedCode
-) -> Any:
+def new_part(what: str, spec: str, shipped: Mapping[str, type | None], base: type, allow_code: AllowedCode) -> Any:
     """Make the part that a SPEC names: a dataclass, shipped or of a user's file, whose fields are its settings.
 
-    what: its kind, such as scaler. shipped: None for a name that takes no part. PolicyError for an unknown name, field or value; CodeError for a file not in
-    `allow_code`.
+    what: its kind, such as scaler. shipped: None for a name that takes no part. PolicyError for an unknown name, field
+    or value; CodeError for a file not in `allow_code`.
     """
     kind, settings, asker = kind_of(what, spec, shipped, base, allow_code)
     try:

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 from ..engine.errors import PolicyError, cut, quoted
 from ..engine.prefix import caches_prefixes
@@ -128,7 +128,7 @@ def _check_pair(source: Pool, to: Pool) -> None:
                 "expected a policy that decodes against a prompt's keys and values"
             )
     memories = [pool.setting.profile.memory for pool in (source, to)]
-    compared = {
+    compared: dict[str, list[Any]] = {
         "block_length": [policy.block_length for policy in policies],
         "family": [policy.family for policy in policies],
         "bytes of KV a token": [m.kv_bytes_per_token + m.window_bytes_per_token for m in memories],

@@ -114,7 +114,9 @@ class Wire:
         if self._ends:
             remaining = max(0.0, self._ends[0][0] - self._served)
             version = self._version
-            self._env.call(self._env.now + remaining * len(self._ends) / self._link.bandwidth, lambda: self._end(version))
+            self._env.call(
+                self._env.now + remaining * len(self._ends) / self._link.bandwidth, lambda: self._end(version)
+            )
 
     def _end(self, version: int) -> None:
         if version != self._version:
