@@ -1,6 +1,5 @@
 """dsim compare: predicted runs against measured ones."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -12,7 +11,6 @@ from typing import Annotated as A
 from ..engine.errors import DsimError, cut
 from . import questions as q
 from .answer import Answer
-from .cautions import missed_slos
 from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
@@ -59,12 +57,9 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
         "TraceLike | None",
         Opt("The trace that a load generator replayed; the predicted run's by default.", "T", "Traffic"),
     ] = None
-    columns: A[str | None, q.COLUMNS] = None
-    only: A[str | None, q.ONLY] = None
     policy: A[
         str | None, Opt("The policy of the predicted run that a load generator measured.", "P", "Policy and profile")
     ] = None
-    fail_on_slo: A[bool, q.FAIL_ON_SLO] = False
     out: A[str | Path | None, q.out("Write compare.json and report.html.")] = None
 
     def answer(self, watch: Watch) -> "Answer[Comparison]":
@@ -80,8 +75,6 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
         bounds = [Bound.parse(text) for text in self.bounds]
         if self.folder is not None:
             check_folder(self.folder, COMPARISON, force=self.force)
-        if self.only is not None and not any(map(_client_file, chain(predicted, measured))):
-            raise DsimError(f"only is {cut(self.only)} and the runs are imported already, expected a gateway's log")
         pairs = self._pairs(predicted, measured, watch)
         profiles = self._profiles(pairs)
         check_machines(pairs)
@@ -92,10 +85,7 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
             )  # fmt: skip
         if self.folder is not None:
             write_result(self.folder, COMPARISON, comparison, force=self.force, command=watch.command())
-        missed = comparison.missed
-        if self.fail_on_slo:
-            missed += missed_slos([s for _, run in pairs if os.path.isdir(run.folder) for s in run.info["policies"]])
-        return Answer(value=comparison, out=self.folder, files=FILES, missed=missed)
+        return Answer(value=comparison, out=self.folder, files=FILES, missed=comparison.missed)
 
     def _pairs(
         self, predicted: "Sequence[RunLike]", measured: "Sequence[RunLike]", watch: Watch
@@ -106,12 +96,12 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
         from ..engine.allowed_code import allowed
 
         code = allowed(self.allow_code)
-        trace = None if self.trace is None else requested(self.trace, None, self.columns)
+        trace = None if self.trace is None else requested(self.trace)
         pairs: list[tuple[Run, Run]] = []
         doubts: list[str] = []
 
         def read(file: Path) -> "ClientLog":
-            log = read_client(file, self.columns if self.trace is None else None, self.only)
+            log = read_client(file)
             doubts.extend(log.warnings)
             return log
 
@@ -149,7 +139,7 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
         return predicted, measured
 
 
-def requested(trace: "TraceLike", time_unit: str | None, columns: str | None) -> "Requested":
+def requested(trace: "TraceLike", time_unit: str | None = None, columns: str | None = None) -> "Requested":
     """A trace's arrivals and lengths, which a client replayed."""
     from ..comparison.clients.match import Requested
     from ..traces import Trace, load

@@ -55,13 +55,10 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         float, Opt("About how long it may take: 90s, 20m, 1h.", "T", "Measurement", read=seconds_of, text="20m")
     ] = 1200.0
     model: A[str | None, Opt("tiny (the default), or a Hugging Face directory.", "M", "Model and device")] = None
-    temperature: A[float, q.TEMPERATURE] = 0.0
-    eos: A[bool, q.ENDS_AT_EOS] = False
     profile: A[
         "ProfileLike | None",
         Opt("A measured profile of the model; by default it is measured now.", "P", "Policy and profile"),
     ] = None
-    yields: A[str | Path | None, q.COMMIT_MODELS] = None
     policies: A[
         "Sequence[PolicyLike]",
         Opt(
@@ -98,7 +95,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
     def answer(self, watch: Watch) -> "Answer[Validated]":
         from ..comparison.bounds import Bound
         from ..comparison.comparison import COMPARISON
-        from ..device.on_device import LiveSetting, check_eos
+        from ..device.on_device import LiveSetting
         from ..device.validate import FEWEST_OF_TTFT, LOADS, POLICIES, canvas_policies, load_of
         from ..device.validate import validate as validate_cells
         from ..engine.policy import parse
@@ -121,22 +118,15 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         if len(families) > 1:
             raise DsimError(f"{' and '.join(specs)}: expected policies of full-sequence models, or none of these")
         from ..live.config_file import named  # loads PyTorch, as the next
-        from ..live.sampling import Sampling
         from ..profiler.canvas import LoadedCanvas, open_any
         from ..profiler.measure import seconds_to_compile
         from ..profiler.profile import load, save
 
         name, settings = named(self.model, self.random_weights, self.mask_token_id, self.block_length)
         loaded = open_any(name, self.device, 0, self.graphs, settings)
-        if isinstance(loaded, LoadedCanvas):
-            if self.temperature or self.yields:
-                option = f"--yields is {self.yields}" if self.yields else f"--temperature is {self.temperature:g}"
-                raise DsimError(f"{name}: {option}, expected none: the checkpoint's own rule decides canvases")
-            if not self.policies:
-                specs = canvas_policies(loaded.model.config.canvas_length)
+        if isinstance(loaded, LoadedCanvas) and not self.policies:
+            specs = canvas_policies(loaded.model.config.canvas_length)
         parsed = [parse(spec, code) for spec in specs]
-        for policy in parsed if self.eos else ():
-            check_eos(policy, loaded.model.config, self.commits)
         file = out / "profile.json" if self.profile is None else Path(name_of_profile(self.profile))
         is_profiled = self.profile is not None or file.is_file()
         compiling = seconds_to_compile(parsed)
@@ -166,8 +156,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
             if not is_profiled:
                 profile = self._measured(loaded, parsed, both_ways, lambda phase, _: report(f"profile: {phase}"))
                 save(profile, file)
-            sampling = Sampling(self.temperature, self.seed) if self.temperature else None
-            live = LiveSetting(loaded, load(str(file)), self.commits, self.prompts, self.tokenizer, sampling)
+            live = LiveSetting(loaded, load(str(file)), self.commits, self.prompts, self.tokenizer)
             validated = validate_cells(
                 out / "cells", self._base(trace, specs[0], file, code), live, policies=specs, loads=loads,
                 seconds=self.seconds, bounds=bounds,
@@ -191,14 +180,13 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         return Scenario(
             trace=trace, policy=policy, profile=str(file), workload=self.workload, lengths=self.lengths,
             num_requests=200, columns=self.columns if isinstance(self.trace, str | Path) else None, seed=self.seed,
-            eos=self.eos, allow_code=code,
+            allow_code=code,
         )  # fmt: skip
 
     def _measured(self, loaded: "Opened", policies: "Sequence[Policy]", both_ways: bool, on_progress: Any) -> "Profile":
         from ..profiler.canvas import LoadedCanvas
         from ..profiler.measure import default_workloads, profile_model
         from ..profiler.measure_canvas import profile_canvas
-        from ..profiler.profile import load
 
         how: Any = {
             "name": f"{Path(self.out).name}-profile", "budget": PROFILE_SHARE * self.budget,
@@ -210,8 +198,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         thresholds = {policy.unmasking.threshold for policy in policies if _goes_by_threshold(policy)}
         return profile_model(
             loaded, workloads={} if both_ways else default_workloads(loaded, self.prompts),
-            thresholds=sorted(thresholds) or [0.9], yields=load(self.yields) if self.yields else None,
-            both_ways=both_ways, eos=self.eos, **how,
+            thresholds=sorted(thresholds) or [0.9], both_ways=both_ways, **how,
         )[0]  # fmt: skip
 
 

@@ -27,7 +27,6 @@ from ..engine.allowed_code import AllowedCode
 from ..engine.errors import DsimError
 from ..engine.plain import Positive
 from ..engine.policy import PRESETS
-from ..engine.state import COMPLETED
 from ..files.place import hold_folder
 from ..files.read import quoted, read_json, shown
 from ..files.schema import FileObject
@@ -153,10 +152,9 @@ def plan_cells(
 ) -> tuple[dict[str, float], list[Cell]]:
     """Predicted capacities (req/s), and every cell with the fewest requests; the first load's are measured twice.
 
-    A closed loop has no more requests in flight than the policy's largest batch. EOS is left out: ends are not known
-    before.
+    A closed loop has no more requests in flight than the policy's largest batch.
     """
-    whole = [replace(base, arrival="trace", eos=False, policy=policy) for policy in policies]
+    whole = [replace(base, arrival="trace", policy=policy) for policy in policies]
     capacities = dict(zip(policies, memo.map(Pool(jobs=1), _throughput, whole), strict=True))
     cells: dict[tuple[str, str | int], Cell] = {}
     for load in loads:
@@ -210,7 +208,7 @@ def validate(
 ) -> Validated:
     """Measure every cell and compare; `base` has trace, profile file, workload and seed.
 
-    If an EOS ends requests, a cell is measured first and the twin gets their ends. Cells with folders in `out` are not
+    Cells with folders in `out` are not
     measured again. within: s of all runs; those that do not fit are left. seconds: of a cell, in addition to its
     fewest requests'; None: as `within` allows. more: gets the expected s of each run but the first; False leaves it
     out. DsimError before measuring if settings cannot run.
@@ -222,7 +220,7 @@ def validate(
     memo = memo or Memo()
     inputs = {
         "trace": base.trace, "lengths": base.lengths, "seed": base.seed, "commits": live.commits,
-        "eos": base.ends_at_eos, "policies": ", ".join(sorted(policies)),
+        "policies": ", ".join(sorted(policies)),
     }  # fmt: skip
     plan = _plan(out)
     fewest = FEWEST_OF_TTFT if any(bound.metric == "ttft" for bound in bounds) else FEWEST
@@ -253,8 +251,7 @@ def validate(
     unmeasured = [f"{cell.name}/{name}" for cell, name in waiting if (cell, name) not in chosen]
     done = [cell for cell in cells if (out / cell.name / "measured").is_dir()]
     work = {cell: _work(out, base, cell) for cell in [*done, *(cell for cell, _ in chosen)]}
-    if not base.ends_at_eos:
-        _predict(list(work.values()))
+    _predict(list(work.values()))
     for i, (cell, name) in enumerate(chosen):
         folder, scenario, requests = out / cell.name / name, *work[cell][1:]
         if (done or i > 0) and not more(_expected(cell, out / cell.name / "predicted")):
@@ -268,8 +265,6 @@ def validate(
         if recorded.interrupted:  # half a cell
             shutil.rmtree(folder)
             raise KeyboardInterrupt
-    if base.ends_at_eos:
-        _predict([_ended(*cell) for cell in work.values() if _is_whole(cell[0] / "measured")])
     measured = _pairs(out, cells, "predicted", "measured", base.allow_code)
     repeated = _pairs(out, [cell for cell in cells if cell.again], "measured", "again", base.allow_code)
     comparison = compare_runs(measured, lambda _: profile, bounds)
@@ -290,19 +285,6 @@ def _predict(work: Sequence[Work]) -> None:
             raise KeyboardInterrupt
 
 
-def _ended(folder: Path, scenario: Scenario, requests: Trace) -> Work:
-    """A cell whose requests have their measured answers: only the weights know where an EOS is.
-
-    Schedulers keep the original limit.
-    """
-    measured = read_run(folder / "measured").requests(scenario.policy)
-    done = measured["status"] == COMPLETED
-    answers = requests.output_length.copy()
-    answers[measured["request"][done]] = measured["num_tokens"][done]
-    extras = {**requests.extras, "max_tokens": requests.limit.tolist()}
-    return folder, scenario, replace(requests, output_length=answers, extras=extras)
-
-
 def _work(out: Path, base: Scenario, cell: Cell) -> Work:
     """A closed loop ignores times of arrival."""
     scenario = replace(
@@ -313,9 +295,7 @@ def _work(out: Path, base: Scenario, cell: Cell) -> Work:
 
 
 def _expected(cell: Cell, predicted: Path) -> float:
-    """s that a run takes by its prediction, if there is one."""
-    if not predicted.is_dir():
-        return cell.seconds
+    """s that a run takes by its prediction."""
     run = read_run(predicted)
     return float(np.nanmax(run.requests(run.policies[0], ["finish"])["finish"]))
 
@@ -335,7 +315,7 @@ def _plan(out: Path) -> FileObject | None:
         if out.is_dir() and any(out.iterdir()):
             raise DsimError(f"{out}: holds files and no {PLAN}: choose another folder")
         return None
-    keys = ("trace", "lengths", "profile", "seed", "commits", "eos", "policies", "capacities", "cells")
+    keys = ("trace", "lengths", "profile", "seed", "commits", "policies", "capacities", "cells")
     return FileObject(str(path), "", read_json(path), keys)
 
 

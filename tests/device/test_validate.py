@@ -25,7 +25,6 @@ from dsim.engine.commits import CommitModel
 from dsim.engine.errors import DsimError
 from dsim.engine.latency import LatencyModel
 from dsim.live.config import ModelConfig
-from dsim.live.sampling import Sampling
 from dsim.live.weights import random_model
 from dsim.planner.memo import Memo
 from dsim.profiler.measure import Loaded, open_model, shape_of
@@ -84,9 +83,9 @@ def world(tmp_path: Path) -> tuple[Scenario, Loaded]:
     return scenario, open_model(str(tmp_path / "model"), "cpu")
 
 
-def run(world: tuple[Scenario, Loaded], out: Path, sampling: Sampling | None = None, **how: Any) -> Validated:
+def run(world: tuple[Scenario, Loaded], out: Path, **how: Any) -> Validated:
     base, loaded = world
-    live = LiveSetting(loaded, profile(), how.pop("commits", "twin"), how.pop("prompts", None), sampling=sampling)
+    live = LiveSetting(loaded, profile(), "twin")
     return validate(out, base, live, **{"policies": POLICIES, "loads": ["0.3"], "seconds": 0.4} | how)
 
 
@@ -119,22 +118,6 @@ def test_every_cell_is_predicted_measured_compared_and_kept(world: tuple[Scenari
         run(world, tmp_path / "v", bounds=[Bound.parse("p95:ttft=10%")])
     with pytest.raises(DsimError, match=r"holds a validation with seed 1, this one has 2"):
         run((replace(world[0], seed=2), world[1]), tmp_path / "v")
-
-
-def test_of_requests_that_end_at_an_eos_the_twin_is_told_where(world: tuple[Scenario, Loaded], tmp_path: Path) -> None:
-    loaded: Any = world[1]
-    loaded.model.config = replace(loaded.model.config, eos=tuple(range(0, 97, 4)))
-    (tmp_path / "ids.jsonl").write_text(json.dumps(list(range(90))))
-    how: dict[str, Any] = {"commits": "model", "prompts": str(tmp_path / "ids.jsonl"), "policies": POLICIES[:1]}
-    # Likeliest tokens of a model that learned nothing are the same token for ever.
-    found = run((replace(world[0], eos=True), loaded), tmp_path / "v", Sampling(2.0), **how)
-    [(predicted, measured)] = found.comparison.runs
-    p, m = (side.requests(POLICIES[0]) for side in (predicted, measured))
-    assert p["output_length"].tolist() == p["num_tokens"].tolist() == m["num_tokens"].tolist()
-    assert p["max_tokens"].tolist() == m["output_length"].tolist() == [8] * len(p["request"])
-    assert 0 < p["output_length"].min() < 8
-    assert m["limited"].all()  # the limit is what the requests ask for, and schedulers know it
-    assert found.comparison.cells[0].num_both == len(p["request"])
 
 
 @pytest.mark.slow
