@@ -14,11 +14,9 @@ from .answer import Answer
 from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
-    from ..comparison.clients.match import Requested
-    from ..comparison.clients.read import ClientLog
     from ..comparison.comparison import Comparison
     from ..engine.allowed_code import AllowedCode
-    from ..planner.given import ProfileLike, TraceLike
+    from ..planner.given import ProfileLike
     from ..planner.recorded import RunLike
     from ..profiler.profile import Profile
     from ..results.run import Run
@@ -29,14 +27,14 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
     """Compare predictions with measurements, and split the error into its parts.
 
     dsim compare runs/twin runs/live --bound e2el=3% -o runs/compared
-    dsim compare runs/twin bench.json --trace mine.jsonl --policy optimus --json
+    dsim compare runs/twin runs/server --json
     """
 
     predicted: A[
         "RunLike | Sequence[RunLike]",
         Opt(
-            "Run folders, in pairs of the same requests: the twin's first, then the device's, or a load "
-            "generator's file or a gateway's log (dsim import).", "PREDICTED MEASURED [PREDICTED MEASURED ...]",
+            "Run folders, in pairs of the same requests: the twin's first, then the device's, or a server's (dsim "
+            "import).", "PREDICTED MEASURED [PREDICTED MEASURED ...]",
         ),
     ]  # fmt: skip
     measured: "RunLike | Sequence[RunLike]" = ()  # of as many predicted runs; else `predicted` holds pairs
@@ -53,19 +51,13 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
         ),
     ] = ()  # fmt: skip
     seeds: A[int, Opt("Re-run with N other seeds: how far one moves a mean.", "N", "Execution")] = 0
-    trace: A[
-        "TraceLike | None",
-        Opt("The trace that a load generator replayed; the predicted run's by default.", "T", "Traffic"),
-    ] = None
-    policy: A[
-        str | None, Opt("The policy of the predicted run that a load generator measured.", "P", "Policy and profile")
-    ] = None
     out: A[str | Path | None, q.out("Write compare.json and report.html.")] = None
 
     def answer(self, watch: Watch) -> "Answer[Comparison]":
         from ..comparison.bounds import Bound
         from ..comparison.comparison import COMPARISON, FILES, compare_runs
         from ..comparison.pairs import check_machines
+        from ..engine.allowed_code import allowed
         from ..files.place import check_folder
         from ..report.html import write_result
 
@@ -75,7 +67,8 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
         bounds = [Bound.parse(text) for text in self.bounds]
         if self.folder is not None:
             check_folder(self.folder, COMPARISON, force=self.force)
-        pairs = self._pairs(predicted, measured, watch)
+        code = allowed(self.allow_code)
+        pairs = [(_run(p, code), _run(m, code)) for p, m in zip(predicted, measured, strict=True)]
         profiles = self._profiles(pairs)
         check_machines(pairs)
         with watch.bar("reading", "steps") as bar:
@@ -86,36 +79,6 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
         if self.folder is not None:
             write_result(self.folder, COMPARISON, comparison, force=self.force, command=watch.command())
         return Answer(value=comparison, out=self.folder, files=FILES, missed=comparison.missed)
-
-    def _pairs(
-        self, predicted: "Sequence[RunLike]", measured: "Sequence[RunLike]", watch: Watch
-    ) -> "list[tuple[Run, Run]]":
-        """A load generator's file is matched to the other run, or to its trace."""
-        from ..comparison.clients.measured import measured_beside, measured_run
-        from ..comparison.clients.read import read_client
-        from ..engine.allowed_code import allowed
-
-        code = allowed(self.allow_code)
-        trace = None if self.trace is None else requested(self.trace)
-        pairs: list[tuple[Run, Run]] = []
-        doubts: list[str] = []
-
-        def read(file: Path) -> "ClientLog":
-            log = read_client(file)
-            doubts.extend(log.warnings)
-            return log
-
-        for first, second in zip(predicted, measured, strict=True):
-            if (file := _client_file(first)) is not None:
-                p: Run = measured_run(read(file), trace, policy=self.policy or "server")
-            else:
-                p = _run(first, code)
-            if (file := _client_file(second)) is not None:
-                pairs.append((p, measured_beside(p, read(file), trace, self.policy)))
-            else:
-                pairs.append((p, _run(second, code)))
-        watch.warn(doubts)
-        return pairs
 
     def _profiles(self, pairs: "Sequence[tuple[Run, Run]]") -> "dict[str, Profile]":
         """By name: of runs that hold theirs (a replay as logged), and the given ones."""
@@ -139,28 +102,17 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
         return predicted, measured
 
 
-def requested(trace: "TraceLike", time_unit: str | None = None, columns: str | None = None) -> "Requested":
-    """A trace's arrivals and lengths, which a client replayed."""
-    from ..comparison.clients.match import Requested
-    from ..traces import Trace, load
-
-    if not isinstance(trace, Trace):
-        trace = load(trace, time_unit=time_unit, columns=columns)
-    return Requested(trace.name, trace.arrival, trace.input_length, trace.output_length)
-
-
-def _client_file(run: "RunLike") -> Path | None:
-    """A load generator's file; None for a run's folder or object."""
-    return Path(run) if isinstance(run, str | Path) and Path(run).is_file() else None
-
-
 def _run(run: "RunLike", allow_code: "AllowedCode") -> "Run":
     from ..planner.recorded import OfRun
     from ..results.run import Run, read_run
 
     if isinstance(run, OfRun):
         return run.run
-    return run if isinstance(run, Run) else read_run(run, allow_code)
+    if isinstance(run, Run):
+        return run
+    if Path(run).is_file():
+        raise DsimError(f"{run}: is a file, expected a run's folder: make it one with dsim import {run} -o DIR")
+    return read_run(run, allow_code)
 
 
 def _profile(profiles: "Mapping[str, Profile]", name: str) -> "Profile":

@@ -9,10 +9,10 @@ from typing import Annotated as A
 from ..engine.errors import DsimError, cut
 from . import questions as q
 from .answer import Answer
-from .compare import requested
 from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
+    from ..comparison.clients.match import Requested
     from ..planner.given import TraceLike
     from ..planner.recorded import Imported
 
@@ -95,3 +95,13 @@ class ImportQuestion(q.OfFile, q.Forced, Question["Imported"]):
             value=imported, json={key: run.info.get(key) for key in ("client", "trace", "policies")},
             page=imported.page, lines=client_lines(run.info), out=self.folder, files=FILES,
         )  # fmt: skip
+
+
+def requested(trace: "TraceLike", time_unit: str | None, columns: str | None) -> "Requested":
+    """A trace's arrivals and lengths, which a client replayed."""
+    from ..comparison.clients.match import Requested
+    from ..traces import Trace, load
+
+    if not isinstance(trace, Trace):
+        trace = load(trace, time_unit=time_unit, columns=columns)
+    return Requested(trace.name, trace.arrival, trace.input_length, trace.output_length)

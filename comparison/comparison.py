@@ -125,7 +125,7 @@ class Comparison(Result):
         """One row per policy and metric: both runs' statistics in the metric's unit, and relative errors."""
         rows = []
         for cell in self.to_json()["cells"]:
-            rows += [{"policy": cell["policy"], "metric": name, **of} for name, of in cell["metrics"].items()]
+            rows += [{"policy": cell["policy"], "metric": name, **metric} for name, metric in cell["metrics"].items()]
         return frame_of(rows)
 
     @property
@@ -190,7 +190,7 @@ def _rankings(
         values = values_by_metric(*zip(*(runs[i].summaries for i in group), strict=True))
         if len(group) > 1 and values:
             names = tuple(cells[i].name for i in group)
-            rankings.append(Ranking(names, {metric: rank(names, of, metric) for metric, of in values.items()}))
+            rankings.append(Ranking(names, {name: rank(names, numbers, name) for name, numbers in values.items()}))
             groups.append(values)
     common = [name for name in groups[0] if all(name in values for values in groups)] if groups else []
     return tuple(rankings), {name: kendall_tau([values[name] for values in groups]) for name in common}

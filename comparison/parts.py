@@ -28,7 +28,8 @@ from .summaries import is_client
 
 Progress = Callable[[int, int], None]  # steps re-run, approximate total
 COMMIT_COUNTS = ("commit_rows", "commit_forced", "commit_masks", "commit_unknown")  # as in Commits.counts
-ENGINE_TIMES = ("scheduled", "first_emission", "last_emission")  # in an engine's log, as columns `engine_...`
+# In an engine's log, s after arrival at the engine, as columns `engine_...`.
+ENGINE_TIMES = ("scheduled", "first_emission", "last_emission")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ A draining replica gets no new requests, sends what it prefilled, and decodes wh
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ..engine.engine import Engine
 from ..engine.journal import RequestTable
@@ -24,7 +23,7 @@ from .link import Link, Wire
 from .moves import Moves
 from .pool_watch import PoolWatch
 from .replica import Replica
-from .routers.router import RequestLooks, Router
+from .routers.router import Router, restricted
 from .seats import Move, Seat, leaves
 
 # Free tokens per request of a decoding replica when pages are reserved for a new one, so that the others can grow
@@ -119,7 +118,7 @@ class Split:
 
     def _splits(self, request: Request) -> bool:
         with running_code_of(f"decider {self._decider_spec}, asked for request {request.index}"):
-            view: Any = request if self._shipped else RequestLooks(request)
+            view = request if self._shipped else restricted(request)
             return bool(self._decider.splits(view, self._sources, self._destinations))
 
     def _can(self, pool: Pool, request: Request) -> bool:

@@ -34,11 +34,11 @@ def match(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
     if len(requests) < len(trace.arrival) and not np.isnan(requests.due).any():
         rows = _by_time(log, trace)
     # [requests, 2]
-    lengths, wanted = _lengths(requests), _lengths(trace)[rows]
+    lengths, in_trace = _lengths(requests), _lengths(trace)[rows]
     new_group = np.diff(trace.arrival[rows]) > NEIGHBOURS
     for members in np.split(np.arange(len(requests)), np.flatnonzero(new_group) + 1):
-        if len(members) > 1 and (wanted[members] != lengths[members]).any():
-            rows[members] = rows[members][_assign(wanted[members], lengths[members], requests.error[members] == "")]
+        if len(members) > 1 and (in_trace[members] != lengths[members]).any():
+            rows[members] = rows[members][_assign(in_trace[members], lengths[members], requests.error[members] == "")]
     return rows
 
 
@@ -66,13 +66,13 @@ def _by_time(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
 
 
 def _assign(
-    wanted: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], completed: npt.NDArray[np.bool_]
+    in_trace: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], completed: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int64]:
     """Assign requests by the least sum of length differences; failed ones have no token counts."""
     # SciPy loads slowly.
     from scipy.optimize import linear_sum_assignment
 
-    cost = np.abs(wanted[None] - lengths[:, None]).sum(axis=2).astype(np.float64)
+    cost = np.abs(in_trace[None] - lengths[:, None]).sum(axis=2).astype(np.float64)
     cost[~completed] = 0.0
     order = np.arange(len(lengths))
     cost += 1e-6 * np.abs(order[:, None] - order)  # ties keep the order

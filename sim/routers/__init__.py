@@ -12,7 +12,7 @@ from ...engine.outside import running_code_of
 from ...engine.prefix import Prefixes
 from ..by_name import kind_of, values
 from .longest_prefix import LongestPrefix
-from .router import FIGURES, ReplicaView, RequestLooks, RequestView, Router
+from .router import FIGURES, ReplicaView, RequestView, Restricted, Router, restricted
 from .simple import LeastTokens, Random, RoundRobin, ShortestQueue
 
 ROUTERS: dict[str, type[Router]] = {
@@ -59,18 +59,6 @@ def routing(spec: str, allow_code: AllowedCode = NO_CODE) -> Routing:
     return routing
 
 
-class _View:
-    """A replica with ReplicaView's attributes alone."""
-
-    def __init__(self, engine: ReplicaView) -> None:
-        self.__engine = engine
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in FIGURES:
-            raise AttributeError(f"a router sees no {name} of a replica, expected one of {', '.join(FIGURES)}")
-        return getattr(self.__engine, name)
-
-
 class _Checked(Router):
     """Shows an outside router views alone, and checks its answer."""
 
@@ -81,10 +69,11 @@ class _Checked(Router):
         self._views: dict[int, Any] = {}  # by replica
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
-        views = [self._views.setdefault(replica.replica, _View(replica)) for replica in replicas]
-        view: Any = RequestLooks(request)
+        views = [
+            self._views.setdefault(replica.replica, Restricted(replica, "replica", FIGURES)) for replica in replicas
+        ]
         with running_code_of(f"router {self._name}, asked for request {request.index}"):
-            chosen = self._router.route(views, view)
+            chosen = self._router.route(views, restricted(request))
         if not isinstance(chosen, int | np.integer) or isinstance(chosen, bool) or not 0 <= chosen < len(views):
             raise PolicyError(
                 f"router {self._name} returned {quoted(chosen)} for request {request.index}, expected a whole number "

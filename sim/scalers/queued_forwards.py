@@ -30,7 +30,6 @@ class QueuedForwards(Scaler):
     drain: float = 60.0  # s in which to admit waiting requests: a shorter queue is gone before a start
     load: float = 0.8  # planned share of a full replica's rate
     window: float = 60.0  # s to average arrivals over
-    rows: int = 0  # sequences of a full replica; 0: its most
     least: int = 1  # replicas of a pool
     most: int = 64  # replicas of a pool
     down_window: float = 900.0  # s before a lower wish counts
@@ -52,7 +51,7 @@ class QueuedForwards(Scaler):
         ticks = max(1, round(self.window / self.every))
         history = self._pools.setdefault(pool.name, _History(deque(maxlen=ticks), Wishes(self.down_window)))
         history.observe(pool)
-        rate = history.rate(self.rows or pool.max_batch) * self.load
+        rate = history.rate(pool.max_batch) * self.load
         has, forwards = pool.ready + pool.starting, pool.forwards_per_block
         if not rate > 0 or forwards != forwards:
             return max(has, self.least)
