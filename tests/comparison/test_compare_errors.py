@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dsim.comparison.bounds import Bound
-from dsim.comparison.errors import errors, ks_distance, relative_error
+from dsim.comparison.errors import errors, ks_distance
 from dsim.comparison.page import share
 from dsim.comparison.ranking import kendall_tau, rank, values_by_metric
 from dsim.engine.errors import DsimError
@@ -30,12 +30,6 @@ def test_a_missing_value_and_a_measured_zero_are_left_out_and_counted() -> None:
     none = errors(np.array([1.0]), np.array([0.0]))
     assert none.num == 0
     assert none.mape is None
-
-
-def test_relative_error_has_the_measured_value_below_the_line() -> None:
-    assert relative_error(3.0, 2.0) == 0.5
-    assert relative_error(2.0, 3.0) == -1 / 3
-    assert relative_error(1.0, 0.0) is relative_error(None, 1.0) is None
 
 
 def test_ks_is_what_scipy_says() -> None:
