@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Annotated as A
@@ -9,10 +10,10 @@ from typing import Annotated as A
 from ..engine.errors import DsimError, cut
 from . import questions as q
 from .answer import Answer
-from .compare import requested
 from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
+    from ..comparison.clients.match import Requested
     from ..planner.given import TraceLike
     from ..report.run import RunResult
 
@@ -65,6 +66,7 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
         from ..profiler.as_logged import policy_of
         from ..profiler.steplog import read_log
         from ..report.run import RunResult
+        from ..results.run import read_run
         from ..results.run_info import FILES
         from ..results.scenario import MAX_REPLICAS
         from ..results.slo import Slo
@@ -89,11 +91,22 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
         assert about is not None
         run = replace(run, info=replace(run.info, command=watch.command()))
         watch.warn([*client.warnings, *about.warnings])
-        if self.folder is not None:
-            write_measured(run, self.folder, force=self.force)
-            run = replace(run, folder=self.folder)
-        columns = {run.policies[0]: run.columns}
-        return Answer(
-            value=RunResult.from_info(run.info, open=lambda: run, columns=columns), lines=client_lines(about),
-            out=self.folder, files=FILES,
-        )  # fmt: skip
+        temporary, folder = q.kept_folder(self.folder, watch)
+        opened = None
+        if folder is not None:
+            write_measured(run, folder, force=self.force)
+            opened = partial(read_run, folder)
+        result = RunResult.from_info(
+            run.info, open=opened, columns={run.info.policies[0].policy: run.columns}, temporary=temporary
+        )
+        return Answer(value=result, lines=client_lines(about), out=self.folder, files=FILES)
+
+
+def requested(trace: "TraceLike", time_unit: str | None, columns: str | None) -> "Requested":
+    """A trace's arrivals and lengths, which a client replayed."""
+    from ..comparison.clients.match import Requested
+    from ..traces import Trace, load
+
+    if not isinstance(trace, Trace):
+        trace = load(trace, time_unit=time_unit, columns=columns)
+    return Requested(trace.name, trace.arrival, trace.input_length, trace.output_length)

@@ -1,6 +1,5 @@
 """dsim validate: profile, replay, serve and compare over policies and loads, in one run."""
 
-import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 PROFILE_SHARE = 0.4  # of the budget, without a profile
 CELLS_SHARE = 0.75  # of the rest: serving outlasts arrivals
-FINISHING = 5.0  # s, to compare and write: 6 measured
 FILES = ("profile.json", "cells/", "comparison/", "validation.json")
 
 
@@ -57,13 +55,10 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         float, Opt("About how long it may take: 90s, 20m, 1h.", "T", "Measurement", read=seconds_of, text="20m")
     ] = 1200.0
     model: A[str | None, Opt("tiny (the default), or a Hugging Face directory.", "M", "Model and device")] = None
-    temperature: A[float, q.TEMPERATURE] = 0.0
-    eos: A[bool, q.ENDS_AT_EOS] = False
     profile: A[
         "ProfileLike | None",
         Opt("A measured profile of the model; by default it is measured now.", "P", "Policy and profile"),
     ] = None
-    yields: A[str | Path | None, q.COMMIT_MODELS] = None
     policies: A[
         "Sequence[PolicyLike]",
         Opt(
@@ -98,9 +93,9 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
     ] = ()
 
     def answer(self, watch: Watch) -> "Answer[Validated]":
-        from ..comparison import files as compare_files
         from ..comparison.bounds import Bound
-        from ..device.on_device import LiveSetting, check_eos
+        from ..comparison.comparison import COMPARISON
+        from ..device.on_device import LiveSetting
         from ..device.validate import FEWEST_OF_TTFT, LOADS, POLICIES, canvas_policies, load_of
         from ..device.validate import validate as validate_cells
         from ..engine.policy import parse
@@ -108,7 +103,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         from ..files.write import write_whole
         from ..planner.given import name_of_profile
         from ..planner.memo import STORE, Memo
-        from ..results.metrics import no_nan
+        from ..report.html import json_of, write_result
         from ..results.scenario import named_code
 
         begin = time.monotonic()
@@ -118,25 +113,19 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         specs = [q.spec(policy) for policy in self.policies] or list(POLICIES)
         loads = list(map(load_of, self.loads or LOADS))
         code = named_code(specs, self.allow_code)
-        both_ways, *others = {parse(spec, code).family == "full-sequence" for spec in specs}
-        if others:
+        families = {parse(spec, code).family == "full-sequence" for spec in specs}
+        both_ways = True in families
+        if len(families) > 1:
             raise DsimError(f"{' and '.join(specs)}: expected policies of full-sequence models, or none of these")
         from ..live.config_file import named  # loads PyTorch, as the next
-        from ..live.sampling import Sampling
         from ..profiler.measure import LoadedCanvas, open_any, seconds_to_compile
         from ..profiler.profile import load, save
 
         name, settings = named(self.model, self.random_weights, self.mask_token_id, self.block_length)
         loaded = open_any(name, self.device, 0, self.graphs, settings)
-        if isinstance(loaded, LoadedCanvas):
-            if self.temperature or self.yields:
-                option = f"--yields is {self.yields}" if self.yields else f"--temperature is {self.temperature:g}"
-                raise DsimError(f"{name}: {option}, expected none: the checkpoint's own rule decides canvases")
-            if not self.policies:
-                specs = canvas_policies(loaded.model.config.canvas_length)
+        if isinstance(loaded, LoadedCanvas) and not self.policies:
+            specs = canvas_policies(loaded.model.config.canvas_length)
         parsed = [parse(spec, code) for spec in specs]
-        for policy in parsed if self.eos else ():
-            check_eos(policy, loaded.model.config, self.commits)
         file = out / "profile.json" if self.profile is None else Path(name_of_profile(self.profile))
         is_profiled = self.profile is not None or file.is_file()
         compiling = seconds_to_compile(parsed)
@@ -151,49 +140,38 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
             def elapsed() -> float:
                 return time.monotonic() - begin
 
-            def report(phase: str, rest: float) -> None:
-                bar.update(min(round(elapsed()), round(self.budget)), note=phase, rest=rest)
+            def report(phase: str) -> None:
+                bar.update(min(round(elapsed()), round(self.budget)), note=phase)
 
             @contextmanager
-            def watch_cell(cell: "Cell", seconds: float, later: float, _policy: str) -> "Iterator[Progress]":
+            def watch_cell(cell: "Cell") -> "Iterator[Progress]":
                 what = f"{cell.policy} at load {cell.load}"
-                later += FINISHING + seconds_to_compile(policy for policy in parsed if policy.name != cell.policy)
-                compile_first = seconds_to_compile([parse(cell.policy, code)])
-                report(f"{what}: warming up", compile_first + seconds + later)
-                yield lambda ended, now: report(
-                    f"{what}: {ended} requests, {now:,.1f} s", max(0.0, seconds - now) + later
-                )
+                report(f"{what}: warming up")
+                yield lambda ended, now: report(f"{what}: {ended} requests, {now:,.1f} s")
 
             lock = hold_folder(out)  # earlier errors leave no folder
             memo = Memo()
             memo.open(out / STORE)
             if not is_profiled:
-                profile = self._measured(
-                    loaded, parsed, both_ways, lambda phase, _: report(f"profile: {phase}", self.budget - elapsed())
-                )
+                profile = self._measured(loaded, parsed, both_ways, lambda phase, _: report(f"profile: {phase}"))
                 save(profile, file)
-            sampling = Sampling(self.temperature, self.seed) if self.temperature else None
-            live = LiveSetting(loaded, load(str(file)), self.commits, self.prompts, self.tokenizer, sampling)
+            live = LiveSetting(loaded, load(str(file)), self.commits, self.prompts, self.tokenizer)
             validated = validate_cells(
                 out / "cells", self._base(trace, specs[0], file, code), live, policies=specs, loads=loads,
                 seconds=self.seconds, bounds=bounds,
                 within=CELLS_SHARE * max(0.0, self.budget - elapsed() - compiling),
                 more=lambda expected: elapsed() + expected / CELLS_SHARE < self.budget, watch=watch_cell, memo=memo,
             )  # fmt: skip
-        text = json.dumps(no_nan(validated.to_json()), indent=1, allow_nan=False)
-        write_whole(out / "validation.json", text + "\n")
+        write_whole(out / "validation.json", json_of(validated.to_json()))
         comparison = validated.comparison
-        compare_files.write(out / "comparison", comparison, validated.pairs, force=True, command=watch.command())
+        write_result(out / "comparison", COMPARISON, comparison, force=True, command=watch.command())
         memo.close()
         lock.close()
         if "ttft" in str(self.bounds):
             watch.say(f"At least {FEWEST_OF_TTFT} requests a cell, as ttft is bounded")
-        if validated.left:
-            watch.say(f"Left out for the budget: {', '.join(validated.left)}")
-        return Answer(
-            value=validated, json=validated.to_json(), page=validated.page, lines=validated.noise_lines(), out=out,
-            files=FILES, missed=[str(judged) for judged in comparison.bounds if not judged.met],
-        )  # fmt: skip
+        if validated.unmeasured:
+            watch.say(f"Left out for the budget: {', '.join(validated.unmeasured)}")
+        return Answer(value=validated, out=out, files=FILES, missed=comparison.missed)
 
     def _base(self, trace: str, policy: str, file: Path, code: Any) -> "Scenario":
         from ..results.scenario import Scenario
@@ -201,13 +179,12 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         return Scenario(
             trace=trace, policy=policy, profile=str(file), workload=self.workload, lengths=self.lengths,
             num_requests=200, columns=self.columns if isinstance(self.trace, str | Path) else None, seed=self.seed,
-            eos=self.eos, allow_code=code,
+            allow_code=code,
         )  # fmt: skip
 
     def _measured(self, loaded: "Opened", policies: "Sequence[Policy]", both_ways: bool, on_progress: Any) -> "Profile":
         from ..profiler.measure import LoadedCanvas, default_workloads, profile_model
         from ..profiler.measure_canvas import profile_canvas
-        from ..profiler.profile import load
 
         how: Any = {
             "name": f"{Path(self.out).name}-profile", "budget": PROFILE_SHARE * self.budget,
@@ -219,8 +196,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         thresholds = {policy.unmasking.threshold for policy in policies if _goes_by_threshold(policy)}
         return profile_model(
             loaded, workloads={} if both_ways else default_workloads(loaded, self.prompts),
-            thresholds=sorted(thresholds) or [0.9], yields=load(self.yields) if self.yields else None,
-            both_ways=both_ways, eos=self.eos, **how,
+            thresholds=sorted(thresholds) or [0.9], both_ways=both_ways, **how,
         )[0]  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 A masked position commits, or is evicted, at the same count of its evaluations.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -11,12 +13,21 @@ from ..engine.part import Policy
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
 from ..results.run import Columns
-from .steps import Ints, Lists
+from .steps import Ints, Journal
 
 UNKNOWN = -1
-MOST = 64  # evaluations in which a mask may be evicted, a bit each
+MAX_EVALUATIONS = 64  # in which a mask may be evicted, a bit each
 
 Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class _Canvas:
+    """A request's block or canvas in an engine's log."""
+
+    begin: int  # position
+    masks: Bools
+    evaluations: npt.NDArray[np.int32]
 
 
 class Commits:
@@ -44,87 +55,90 @@ class Commits:
         # Rows with masks, of these without a due commit, masks, of these without a record.
         self.counts = np.zeros(4, np.int64)
 
-    def see(self, plan: StepPlan, outcome: StepOutcome) -> None:
+    def record(self, plan: StepPlan, outcome: StepOutcome) -> None:
         if self._commits_tokens:
             return
         committed = outcome.committed
-        self._due[self._at(plan)[committed]] = plan.evaluations[committed]
+        self._due[self._indices(plan)[committed]] = plan.evaluations[committed]
         if outcome.retained is not None:
             if self._evicted is None:
                 self._evicted = np.zeros(len(self._due), np.uint64)
-            evicted = plan.window & ~outcome.retained & (plan.evaluations < MOST)
-            self._evicted[self._at(plan)[evicted]] |= np.uint64(1) << plan.evaluations[evicted].astype(np.uint64)
+            evicted = plan.window & ~outcome.retained & (plan.evaluations < MAX_EVALUATIONS)
+            bits = np.uint64(1) << plan.evaluations[evicted].astype(np.uint64)
+            self._evicted[self._indices(plan)[evicted]] |= bits
 
-    def learn(self, requests: Columns, lists: Lists, block_length: int) -> Ints:
+    def record_log(self, journal: Journal, block_length: int) -> Ints:
         """Record an engine's log, which has no plans and no evictions.
 
         Returns the blocks completed by each step, [steps].
         """
-        offsets = lists["requests"][1]
+        lists, offsets = journal.lists, journal.lists["requests"][1]
         if self._commits_tokens:
             return np.zeros(len(offsets) - 1, np.int64)
         phases, rows, tokens = (lists[name][0] for name in ("phases", "requests", "num_tokens"))
-        window, commits = (
-            unpack(lists[name][0].reshape(len(rows), -1), block_length) for name in ("window", "commits")
-        )
-        prompt = dict(zip(requests["request"].tolist(), requests["input_length"].tolist(), strict=True))
-        left: dict[int, tuple[int, Bools, npt.NDArray[np.int32]]] = {}  # block's start, masks, their evaluations
+        marks = [unpack(lists[name][0].reshape(len(rows), -1), block_length) for name in ("window", "commits")]
+        requests = journal.requests
+        prompts = dict(zip(requests["request"].tolist(), requests["input_length"].tolist(), strict=True))
+        canvases: dict[int, _Canvas] = {}
         widths: dict[int, int] = {}  # of the last committed canvas
         ended = np.zeros(len(rows) + 1, np.int64)  # after each row
-        for row in range(len(rows)):
-            request = int(rows[row])
-            if not self._on_a_grid and phases[row] == Phase.FLUSH:  # the step's budget may cut the canvas
+        for row, (request, window, commits) in enumerate(zip(rows.tolist(), *marks, strict=True)):
+            canvas, phase = canvases.get(request), phases[row]
+            if not self._on_a_grid and phase == Phase.FLUSH:  # the step's budget may cut the canvas
                 widths[request] = int(tokens[row])
-            elif not self._on_a_grid and phases[row] == Phase.PREFILL and request in left:
-                left[request][2][:] = 0  # preempted: the canvas restarts
-            if phases[row] != Phase.DENOISE:
+            elif not self._on_a_grid and phase == Phase.PREFILL and canvas is not None:
+                canvas.evaluations[:] = 0  # preempted: the canvas restarts
+            if phase != Phase.DENOISE:
                 continue
-            if request not in left or not left[request][1].any():
-                if request in left:
-                    begin = left[request][0] + widths.get(request, block_length)
-                else:
-                    begin = prompt[request] // block_length * block_length if self._on_a_grid else prompt[request]
-                masks = np.arange(begin, begin + block_length) >= prompt[request]
-                left[request] = begin, masks, np.zeros(block_length, np.int32)
-            begin, masks, seen = left[request]
-            done = commits[row] & masks
-            self._due[self._base[request] + begin + np.flatnonzero(done)] = seen[done]
-            seen[window[row] & masks] += 1
-            left[request] = begin, masks & ~done, seen
-            ended[row + 1] = masks.any() and not left[request][1].any()
+            if canvas is None or not canvas.masks.any():
+                begin = prompts[request]
+                if canvas is not None:
+                    begin = canvas.begin + widths.get(request, block_length)
+                elif self._on_a_grid:
+                    begin = begin // block_length * block_length
+                masks = np.arange(begin, begin + block_length) >= prompts[request]
+                canvas = canvases[request] = _Canvas(begin, masks, np.zeros(block_length, np.int32))
+            done = np.flatnonzero(commits & canvas.masks)
+            self._due[self._base[request] + canvas.begin + done] = canvas.evaluations[done]
+            canvas.evaluations[window & canvas.masks] += 1
+            had_masks = canvas.masks.any()
+            canvas.masks[done] = False
+            ended[row + 1] = had_masks and not canvas.masks.any()
         return np.diff(np.cumsum(ended)[offsets])
 
     def of(self, plan: StepPlan) -> tuple[Bools, Bools | None]:
         """Committed positions, [rows, width]; retained ones if the plan may evict."""
         if self._commits_tokens:
             return plan.window.copy(), None
-        committed = self._commits(plan)
+        committed = self._committed(plan)
         if plan.evicting is None:
             return committed, None
         retained = plan.window.copy()
         if self._evicted is not None:
-            times = np.minimum(plan.evaluations, MOST - 1).astype(np.uint64)
-            evicted = (self._evicted[self._at(plan)] >> times) & np.uint64(1) == 1
-            retained &= ~(evicted & (plan.status == MASKED) & (plan.evaluations < MOST)) | committed
+            bits = np.minimum(plan.evaluations, MAX_EVALUATIONS - 1).astype(np.uint64)
+            evicted = (self._evicted[self._indices(plan)] >> bits) & np.uint64(1) == 1
+            evicted &= (plan.status == MASKED) & (plan.evaluations < MAX_EVALUATIONS)
+            retained &= ~evicted | committed
         return committed, retained
 
-    def _commits(self, plan: StepPlan) -> Bools:
+    def _committed(self, plan: StepPlan) -> Bools:
         if self._typical is None:
-            known = self._due[self._due != UNKNOWN]
-            self._typical = int(np.median(known)) if len(known) else 0
+            recorded = self._due[self._due != UNKNOWN]
+            self._typical = int(np.median(recorded)) if len(recorded) else 0
         masks = plan.window & (plan.status == MASKED)
-        due = self._due[self._at(plan)]
+        due = self._due[self._indices(plan)]
         unknown = masks & (due == UNKNOWN)
         wait = np.where(unknown, self._typical, due) - plan.evaluations.astype(np.int64)
         committed: Bools = masks & (wait <= 0)
-        some = masks.any(axis=1)
-        forced = np.flatnonzero(some & ~committed.any(axis=1) & (not self._may_wait))
+        has_masks = masks.any(axis=1)
+        forced = np.flatnonzero(has_masks & ~committed.any(axis=1) & (not self._may_wait))
         if len(forced):
             soonest = np.where(masks[forced], wait[forced], np.iinfo(np.int64).max).argmin(axis=1)
             committed[forced, soonest] = True
-        self.counts += (some.sum(), len(forced), masks.sum(), unknown.sum())
+        self.counts += (has_masks.sum(), len(forced), masks.sum(), unknown.sum())
         return committed
 
-    def _at(self, plan: StepPlan) -> npt.NDArray[np.int64]:
-        at: npt.NDArray[np.int64] = (self._base[plan.requests] + plan.block_start)[:, None] + self._columns
-        return at
+    def _indices(self, plan: StepPlan) -> npt.NDArray[np.int64]:
+        """[rows, width] places in `_due`."""
+        begins: npt.NDArray[np.int64] = self._base[plan.requests] + plan.block_start
+        return begins[:, None] + self._columns

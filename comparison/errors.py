@@ -22,42 +22,48 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class Errors:
-    """Relative errors; NaN without pairs."""
+    """Relative errors; None without pairs."""
 
     num: int  # pairs
-    mape: float
-    median: float
-    p95: float
-    bias: float
     num_missing: int  # pairs left out for a missing value
     num_zero: int  # ... for a measured zero
+    mape: float | None = None
+    median: float | None = None
+    p95: float | None = None
+    bias: float | None = None
 
 
 def errors(predicted: Floats, measured: Floats) -> Errors:
     """Relative errors of pairs; NaN marks a missing value."""
-    known = ~(np.isnan(predicted) | np.isnan(measured))
-    some = known & (measured > LEAST)
-    relative = (predicted[some] - measured[some]) / measured[some]
-    num_missing, num_zero = int((~known).sum()), int((known & ~some).sum())
+    missing = np.isnan(predicted) | np.isnan(measured)
+    zero = ~missing & (measured <= LEAST)
+    pairs = ~missing & ~zero
+    relative = (predicted[pairs] - measured[pairs]) / measured[pairs]
+    counts = {"num": len(relative), "num_missing": int(missing.sum()), "num_zero": int(zero.sum())}
     if not len(relative):
-        return Errors(0, math.nan, math.nan, math.nan, math.nan, num_missing, num_zero)
+        return Errors(**counts)
     size = np.abs(relative)
-    median, p95 = (float(q) for q in np.percentile(size, [50, 95]))
-    return Errors(len(size), float(size.mean()), median, p95, float(relative.mean()), num_missing, num_zero)
+    median, p95 = np.percentile(size, [50, 95]).tolist()
+    return Errors(**counts, mape=float(size.mean()), median=median, p95=p95, bias=float(relative.mean()))
 
 
-def relative_error(predicted: float | None, measured: float | None) -> float:
-    """(predicted - measured) / measured; NaN if a value is missing or the measured one is zero."""
+def relative_error(predicted: float | None, measured: float | None) -> float | None:
+    """(predicted - measured) / measured; None if a value is missing or the measured one is zero."""
     if predicted is None or measured is None or abs(measured) <= LEAST:
-        return math.nan
+        return None
     return (predicted - measured) / measured
 
 
-def ks_distance(a: Floats, b: Floats) -> float:
-    """Kolmogorov-Smirnov distance of two samples, without NaN."""
+def ks_distance(a: Floats, b: Floats) -> float | None:
+    """Kolmogorov-Smirnov distance of two samples, without NaN; None if one is empty."""
     a, b = np.sort(a[~np.isnan(a)]), np.sort(b[~np.isnan(b)])
     if not len(a) or not len(b):
-        return math.nan
-    at = np.concatenate([a, b])
-    gaps = np.searchsorted(a, at, side="right") / len(a) - np.searchsorted(b, at, side="right") / len(b)
+        return None
+    values = np.concatenate([a, b])
+    gaps = np.searchsorted(a, values, side="right") / len(a) - np.searchsorted(b, values, side="right") / len(b)
     return float(np.abs(gaps).max())
+
+
+def finite(value: float) -> float | None:
+    """None for NaN, as a result stores it."""
+    return None if math.isnan(value) else float(value)

@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,25 @@ from ..engine.latency import Features, LatencyModel
 from ..engine.policy import Policy
 from ..engine.step import StepPlan
 from ..profiler.samples import step_features
-from ..results.run import Columns
-from .steps import Ints, Lists, left_of, prices
+from .steps import Ints, Journal, prices, retained_features
 
 NEAREST = 8  # recorded steps that correct a price
 
 
-class Latencies:
+class Prices:
+    """A model's prices of steps."""
+
+    def __init__(self, model: LatencyModel, policy: Policy) -> None:
+        self.model = model
+        self._cache_overhead = cache_overhead.table_of(model, policy.cache)
+
+    def __call__(self, plan: StepPlan, retained: Features | None = None, blocks: int = 0) -> float:
+        """s. retained: features after an eviction. blocks: completed ones."""
+        price = cache_overhead.price(self.model, self._cache_overhead, plan, retained)
+        return price + self.model.host_block * blocks
+
+
+class Latencies(Prices):
     """The recorded latency of the same step, else a model's price corrected by the nearest recorded steps.
 
     Steps are the same if requests and features (also after an eviction) are equal and, where blocks cost, the blocks
@@ -28,68 +41,68 @@ class Latencies:
     """
 
     def __init__(
-        self, model: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy,
-        ended: Ints | None = None, logged: bool = False,
-    ) -> None:  # fmt: skip
+        self, model: LatencyModel, journal: Journal, policy: Policy, ended: Ints | None = None, logged: bool = False
+    ) -> None:
         """ended: blocks that each step completed; None: blocks cost nothing. logged: the steps are an engine's log."""
-        self._model, self._logged = model, logged
-        blocks = [0] * len(steps["latency"]) if ended is None or model.host_block == 0 else ended.tolist()
-        self._cache_overhead = cache_overhead.table_of(model, policy.cache)
+        super().__init__(model, policy)
+        self._logged = logged
         # By the visible keys of each.
         self._same: dict[object, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._used: dict[object, int] = defaultdict(int)
         self.num_steps = 0  # priced, in all re-runs
         self.num_nearest = 0  # of these, by the nearest steps
+        steps, lists = journal.steps, journal.lists
         features = step_features(steps, lists, policy.batching.pieces)
-        left, latency = left_of(steps), steps["latency"]
+        self._latency = steps["latency"]
+        blocks = [0] * len(journal) if ended is None or model.host_block == 0 else ended.tolist()
         ends = lists["requests"][1][1:-1]
         rows = (np.split(lists[name][0], ends) for name in ("requests", "num_tokens"))
-        keys = map(self._key, *rows, features, left, blocks)
-        for key, f, seconds in zip(keys, features, latency.tolist(), strict=True):
-            self._same[key][f.sum_kv].append(seconds)
-        self._priced = prices(model, steps, lists, requests, policy, ended)
-        self._latency = latency
-        self._rows = {kind: np.flatnonzero(steps["prefill"] == kind) for kind in (False, True)}
+        keys = map(self._key, *rows, features, retained_features(steps), blocks)
+        for key, step, seconds in zip(keys, features, self._latency.tolist(), strict=True):
+            self._same[key][step.sum_kv].append(seconds)
+        self._priced = prices(model, journal, policy, ended)
         # SciPy loads slowly.
         from scipy.spatial import KDTree
 
-        points = np.array([_place(f) for f in features]).reshape(-1, 4)
-        self._trees = {kind: KDTree(points[rows]) for kind, rows in self._rows.items() if len(rows)}
+        points = np.array(list(map(_point, features))).reshape(-1, 4)
+        self._rows, self._trees = {}, {}
+        for prefill in (False, True):
+            of_kind = np.flatnonzero(steps["prefill"] == prefill)
+            if len(of_kind):
+                self._rows[prefill], self._trees[prefill] = of_kind, KDTree(points[of_kind])
 
     def restart(self) -> None:
         """Take each step's first recorded latency again."""
         self._used.clear()
 
-    def __call__(self, plan: StepPlan, left: Features | None = None, blocks: int = 0) -> float:
+    def __call__(self, plan: StepPlan, retained: Features | None = None, blocks: int = 0) -> float:
         self.num_steps += 1
-        features = plan.features
-        key = self._key(plan.requests, plan.num_tokens, features, left, blocks)
-        by_keys = self._same.get(key, {})
-        keys = min(by_keys, key=lambda recorded: abs(recorded - features.sum_kv), default=math.inf)
-        if abs(keys - features.sum_kv) > features.tokens:
+        key = self._key(plan.requests, plan.num_tokens, plan.features, retained, blocks)
+        recorded, sum_kv = self._same.get(key, {}), plan.features.sum_kv
+        nearest = min(recorded, key=lambda keys: abs(keys - sum_kv), default=math.inf)
+        if abs(nearest - sum_kv) > plan.features.tokens:
             self.num_nearest += 1
-            price = cache_overhead.price(self._model, self._cache_overhead, plan, left)
-            return (price + self._model.host_block * blocks) * self._correction(plan)
-        recorded, used = by_keys[keys], self._used[key, keys]
-        self._used[key, keys] = used + 1
-        return recorded[used] if used < len(recorded) else float(np.mean(recorded))
+            return super().__call__(plan, retained, blocks) * self._correction(plan)
+        latencies, used = recorded[nearest], self._used[key, nearest]
+        self._used[key, nearest] = used + 1
+        return latencies[used] if used < len(latencies) else float(np.mean(latencies))
 
-    def _key(self, requests: Any, num_tokens: Any, f: Features, left: Features | None, blocks: int) -> object:
+    def _key(self, requests: Any, num_tokens: Any, f: Features, retained: Features | None, blocks: int) -> object:
         """What is equal in the same steps. requests, num_tokens: by row."""
         # Logs leave idle rows out.
         rows = sorted(row for row in zip(requests.tolist(), num_tokens.tolist(), strict=True) if row[1])
-        counted = (f.prefill_tokens, left and left.tokens) if self._logged else (f, left)
+        counted = (f.prefill_tokens, retained and retained.tokens) if self._logged else (f, retained)
         return tuple(rows), counted, blocks
 
     def _correction(self, plan: StepPlan) -> float:
         """Recorded over predicted time, nearest steps."""
         kind = plan.prefill if plan.prefill in self._trees else not plan.prefill
         rows = self._rows[kind]
-        _, near = self._trees[kind].query(_place(plan.features), k=min(NEAREST, len(rows)))
-        found = rows[np.atleast_1d(near)]
-        priced = float(self._priced[found].sum())
-        return float(self._latency[found].sum()) / priced if priced > 0 else 1.0
+        _, near = self._trees[kind].query(_point(plan.features), k=min(NEAREST, len(rows)))
+        nearest = rows[np.atleast_1d(near)]
+        priced = float(self._priced[nearest].sum())
+        return float(self._latency[nearest].sum()) / priced if priced > 0 else 1.0
 
 
-def _place(f: Features) -> list[float]:
+def _point(f: Features) -> Sequence[float]:
     return [math.log1p(x) for x in (f.tokens, f.sum_q_kv, f.sum_kv, f.batch)]

@@ -45,10 +45,10 @@ def measured_log(scenario: Scenario, predicted: Mapping[str, Columns] | None = N
 
 def is_as_logged(scenario: Scenario) -> bool:
     """Whether the replay has the trace's requests, times and lengths."""
-    asked = (scenario.rate, scenario.time_scale, scenario.lengths, scenario.concurrency)
+    changes = (scenario.rate, scenario.time_scale, scenario.lengths, scenario.concurrency)
     plain = scenario.arrival == "trace" and not scenario.sessions
     longer = (scenario.num_requests or 0) > len(scenario.source())
-    return plain and all(value is None for value in asked) and not longer
+    return plain and all(value is None for value in changes) and not longer
 
 
 def _waited(trace: Trace) -> dict[str, Floats] | None:
@@ -56,8 +56,8 @@ def _waited(trace: Trace) -> dict[str, Floats] | None:
     if MEASURED["e2el"] not in trace.extras:
         return None
     nothing = [None] * len(trace)
-    found = {name: np.array(trace.extras.get(ours, nothing), np.float64) for name, ours in MEASURED.items()}
-    return None if np.isnan(found["e2el"]).all() else found
+    waited = {name: np.array(trace.extras.get(ours, nothing), np.float64) for name, ours in MEASURED.items()}
+    return None if np.isnan(waited["e2el"]).all() else waited
 
 
 def _summary(scenario: Scenario, trace: Trace, waited: dict[str, Floats]) -> Summary:

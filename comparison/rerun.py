@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
 from ..engine.engine import Engine, Limits
 from ..engine.errors import DsimError
 from ..engine.journal import RequestTable
-from ..engine.latency import Features
 from ..engine.loop import serve
 from ..engine.policy import Policy
 from ..engine.prefix import caches_prefixes
@@ -17,21 +15,15 @@ from ..engine.replay import Ends, replay
 from ..engine.request import requests_of
 from ..engine.step import StepOutcome, StepPlan, features_left
 from ..profiler.profile import Profile
-from ..results.metrics import Floats, rows_of
+from ..results.metrics import rows_of
 from ..results.run import Columns, Run
 from ..sim.setting import Setting
 from ..traces import Trace
 from .commits import Bools, Commits
-from .steps import Ints, Lists, blocks_ended
+from .latencies import Prices
+from .steps import Ints, Journal, blocks_ended
 
-Tick = Callable[[], None]
 CommitsOf = Callable[[StepPlan], tuple[Bools, Bools | None]]  # committed; retained if the plan may evict
-
-
-class Price(Protocol):
-    """Latency, s. blocks: completed ones, if they cost."""
-
-    def __call__(self, plan: StepPlan, left: Features | None = None, blocks: int = 0) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -55,6 +47,9 @@ class World:
     def width(self) -> int:
         return self.policy.block_length * (2 if self.policy.obs else 1)
 
+    def engine(self, table: RequestTable, replica: int) -> Engine:
+        return self.setting.engine(table, replica=replica, emit=self.emit, eos=self.eos, limits=self.limits)
+
 
 def world_of(run: Run, name: str, profile: Profile) -> World:
     """The world of a recorded run; without recorded limits, with its setting's."""
@@ -68,21 +63,22 @@ def world_of(run: Run, name: str, profile: Profile) -> World:
     return World(setting, info.limits.get(name, setting.limits), info.emit.split(" ")[0], info.eos)
 
 
-def witness(world: World, run: Run, requests: Columns, steps: Columns, lists: Lists, commits: Commits) -> Ints:
+def witness(world: World, run: Run, journal: Journal, commits: Commits) -> Ints:
     """Replay a journal and record its commits; DsimError if a plan differs.
 
     Returns the blocks completed by each step, [steps].
     """
-    ended = np.zeros(len(steps["step"]), np.int64)
-    table = RequestTable(int(requests["request"].max(initial=-1)) + 1)
-    for replica in np.unique(steps["replica"]).tolist():
-        engine, rows = _engine(world, table, replica), iter(np.flatnonzero(steps["replica"] == replica).tolist())
+    ended = np.zeros(len(journal), np.int64)
+    table = _table(journal.requests)
+    for replica in np.unique(journal.steps["replica"]).tolist():
+        rows = iter(np.flatnonzero(journal.steps["replica"] == replica).tolist())
 
-        def see(plan: StepPlan, outcome: StepOutcome, rows: Iterator[int] = rows) -> None:
-            commits.see(plan, outcome)
+        def record(plan: StepPlan, outcome: StepOutcome, rows: Iterator[int] = rows) -> None:
+            commits.record(plan, outcome)
             ended[next(rows)] = blocks_ended(plan.status, outcome.committed, world.policy.block_length)
 
-        for line in replay(engine, replica, requests, steps, lists, see):
+        engine = world.engine(table, replica)
+        for line in replay(engine, replica, journal.requests, journal.steps, journal.lists, record):
             raise DsimError(
                 f"{run.folder}: {world.policy.name} does not replay plan for plan with profile {world.profile.name}: "
                 f"{line}"
@@ -92,11 +88,11 @@ def witness(world: World, run: Run, requests: Columns, steps: Columns, lists: Li
 
 def drawn(world: World, requests: Columns, seed: int) -> CommitsOf:
     """Commits that the profile draws with another seed."""
-    lengths = np.ones((3, int(requests["request"].max(initial=-1)) + 1), np.int64)
-    asked = np.where(requests["limited"], requests["max_tokens"], 0)
-    lengths[:, requests["request"]] = requests["input_length"], requests["output_length"], asked
-    limits = [limit or None for limit in lengths[2].tolist()]
-    trace = Trace("rerun", np.zeros(len(limits)), lengths[0], lengths[1], {"max_tokens": limits})
+    lengths = np.ones((3, len(_table(requests).rows)), np.int64)
+    limits = np.where(requests["limited"], requests["max_tokens"], 0)
+    lengths[:, requests["request"]] = requests["input_length"], requests["output_length"], limits
+    extras = {"max_tokens": [limit or None for limit in lengths[2].tolist()]}
+    trace = Trace("rerun", np.zeros(lengths.shape[1]), lengths[0], lengths[1], extras)
     model = world.setting.step_model(world.setting.draws(seed, trace))
 
     def commits(plan: StepPlan) -> tuple[Bools, Bools | None]:
@@ -106,25 +102,25 @@ def drawn(world: World, requests: Columns, seed: int) -> CommitsOf:
     return commits
 
 
-def rerun(world: World, requests: Columns, price: Price, commits: CommitsOf, tick: Tick = lambda: None) -> Columns:
-    """Serve in simulated time, on the recorded replicas. `tick` is called once a step."""
-    table = RequestTable(int(requests["request"].max(initial=-1)) + 1)
-    reach = requests["arrival"] + world.profile.frontend
+def rerun(
+    world: World, requests: Columns, price: Prices, commits: CommitsOf, on_step: Callable[[], None] = lambda: None
+) -> Columns:
+    """Serve in simulated time, on the recorded replicas. `on_step` is called once a step."""
+    table = _table(requests)
     for replica in np.unique(requests["replica"][requests["replica"] >= 0]).tolist():
-        own = requests["replica"] == replica
-        mine = rows_of(requests, own)
-        of_blocks = world.profile.latency.host_block > 0
-        _serve(_engine(world, table, replica), mine, reach[own], price, commits, tick, of_blocks)
+        rows = rows_of(requests, requests["replica"] == replica)
+        _serve(world, world.engine(table, replica), rows, price, commits, on_step)
     return table.columns
 
 
 def _serve(
-    engine: Engine, requests: Columns, reach: Floats, price: Price, commits: CommitsOf, tick: Tick, of_blocks: bool
+    world: World, engine: Engine, requests: Columns, price: Prices, commits: CommitsOf, on_step: Callable[[], None]
 ) -> None:
-    """reach: s, at the engine. of_blocks: whether blocks cost."""
-    early = Ends(engine.policy, requests)
+    ends = Ends(engine.policy, requests)
     order = np.lexsort((requests["request"], requests["arrival"]))
-    coming, due = list(requests_of(requests, order)), reach[order].tolist()
+    coming = list(requests_of(requests, order))
+    due = (requests["arrival"] + world.profile.frontend)[order].tolist()  # s, at the engine
+    blocks_cost = world.profile.latency.host_block > 0
     taken = 0
 
     def deliver(now: float) -> bool:
@@ -139,12 +135,13 @@ def _serve(
 
     def step(plan: StepPlan) -> StepOutcome:
         committed, retained = commits(plan)
-        left = None if retained is None else features_left(plan, retained)
-        blocks = blocks_ended(plan.status, committed, engine.policy.block_length) if of_blocks else 0
-        return StepOutcome(price(plan, left, blocks), committed, retained=retained, ends=early.of(plan, committed))
+        features = None if retained is None else features_left(plan, retained)
+        blocks = blocks_ended(plan.status, committed, engine.policy.block_length) if blocks_cost else 0
+        latency = price(plan, features, blocks)
+        return StepOutcome(latency, committed, retained=retained, ends=ends.of(plan, committed))
 
-    serve(engine, step, deliver=deliver, wait=wait, told=lambda *_: tick())
+    serve(engine, step, deliver=deliver, wait=wait, told=lambda *_: on_step())
 
 
-def _engine(world: World, table: RequestTable, replica: int) -> Engine:
-    return world.setting.engine(table, replica=replica, emit=world.emit, eos=world.eos, limits=world.limits)
+def _table(requests: Columns) -> RequestTable:
+    return RequestTable(int(requests["request"].max(initial=-1)) + 1)

@@ -11,23 +11,22 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from ..comparison.bounds import Bound
-from ..comparison.cells import Comparison, compare_runs
-from ..comparison.compared import Compared
+from ..comparison.comparison import Comparison, compare_runs
+from ..comparison.page import signed
 from ..engine.allowed_code import AllowedCode
 from ..engine.errors import DsimError
 from ..engine.plain import Positive
 from ..engine.policy import PRESETS
-from ..engine.state import COMPLETED
 from ..files.place import hold_folder
 from ..files.read import quoted, read_json, shown
 from ..files.schema import FileObject
@@ -36,11 +35,16 @@ from ..planner.backend import Pool
 from ..planner.contents import asked_of
 from ..planner.memo import Memo
 from ..planner.record import in_twin, record
+from ..report.page import Page
+from ..report.result import Result
 from ..results.run import Run, read_run
 from ..results.scenario import Scenario
 from ..sim.twin import Progress
 from ..traces import Trace
 from .on_device import LiveSetting
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FULL = "full"  # as many requests in flight as the largest batch has
 LOADS = ("64", FULL, "0.6", "16", "0.8", "0.3")  # most telling first
@@ -74,32 +78,34 @@ class Cell:
         return self.num_requests / self.rate
 
 
-# A cell's run on the device, its expected s, those of the runs after it, and the policy.
-Watch = Callable[[Cell, float, float, str], AbstractContextManager[Progress | None]]
+Watch = Callable[[Cell], AbstractContextManager[Progress | None]]  # of a cell's run on the device
 
 
 @dataclass(frozen=True, repr=False)
-class Validated(Compared):
+class Validated(Result):
     """All measured cells, compared."""
 
-    capacities: dict[str, float]  # predicted, req/s, by policy
-    cells: list[Cell]
+    schema: ClassVar[str] = "dsim-validation"
+
+    capacities: Mapping[str, float]  # predicted, req/s, by policy
+    cells: tuple[Cell, ...]
+    unmeasured: tuple[str, ...]  # runs
+    comparison: Comparison
     noise: Comparison | None  # repeated measurements: no twin can do better
-    left: list[str]  # runs that were not measured
 
-    def to_json(self) -> dict[str, Any]:
-        """The object of `--json`."""
-        noise = None if self.noise is None else self.noise.to_json()
-        return {
-            "capacities": self.capacities, "cells": [asdict(cell) for cell in self.cells], "left": self.left,
-            "comparison": self.comparison.to_json(), "noise": noise,
-        }  # fmt: skip
+    def page(self) -> Page:
+        page = self.comparison.page()
+        return replace(page, notes=(*page.notes, *self._noise_lines()))
 
-    def noise_lines(self) -> list[str]:
+    def to_frame(self) -> pd.DataFrame:
+        """As of a comparison."""
+        return self.comparison.to_frame()
+
+    def _noise_lines(self) -> list[str]:
         """How much two runs of a cell differ."""
         lines = []
         for cell in self.noise.cells if self.noise else ():
-            means = [f"{name} {100 * cell.metrics[name].error['mean']:+.1f} %" for name in ("e2el", "tpot", "ttft")]
+            means = [f"{name} {signed(cell.metrics[name].error['mean'])}" for name in ("e2el", "tpot", "ttft")]
             lines.append(f"Noise floor, {cell.policy}: means of two runs on the device differ by {', '.join(means)}")
         return lines
 
@@ -132,13 +138,13 @@ def load_of(text: str | float) -> str:
 def predicted_throughput(scenario: Scenario) -> float:
     """req/s of the twin under constant demand: with the scenario's requests in flight, or half of all."""
     requests = scenario.requests()
-    most = max(1, len(requests) // 2)
-    result = replace(scenario, concurrency=min(scenario.concurrency or most, most)).simulate_whole(requests)
+    half = max(1, len(requests) // 2)
+    result = replace(scenario, concurrency=min(scenario.concurrency or half, half)).simulate_whole(requests)
     return float((result.table["status"] == 0).sum()) / result.end
 
 
-def _throughput(memo: Memo, own: Scenario) -> float:
-    return float(memo.replay(partial(asked_of, own, of="throughput"), partial(predicted_throughput, own)))
+def _throughput(memo: Memo, scenario: Scenario) -> float:
+    return float(memo.replay(partial(asked_of, scenario, of="throughput"), partial(predicted_throughput, scenario)))
 
 
 def plan_cells(
@@ -146,10 +152,9 @@ def plan_cells(
 ) -> tuple[dict[str, float], list[Cell]]:
     """Predicted capacities (req/s), and every cell with the fewest requests; the first load's are measured twice.
 
-    A closed loop has no more requests in flight than the policy's largest batch. EOS is left out: ends are not known
-    before.
+    A closed loop has no more requests in flight than the policy's largest batch.
     """
-    whole = [replace(base, arrival="trace", eos=False, policy=policy) for policy in policies]
+    whole = [replace(base, arrival="trace", policy=policy) for policy in policies]
     capacities = dict(zip(policies, memo.map(Pool(jobs=1), _throughput, whole), strict=True))
     cells: dict[tuple[str, str | int], Cell] = {}
     for load in loads:
@@ -198,12 +203,12 @@ def validate(
     within: float = math.inf,
     bounds: Sequence[Bound] = (),
     more: Callable[[float], bool] = lambda seconds: True,
-    watch: Watch = lambda cell, seconds, later, policy: nullcontext(),
+    watch: Watch = lambda cell: nullcontext(),
     memo: Memo | None = None,
 ) -> Validated:
     """Measure every cell and compare; `base` has trace, profile file, workload and seed.
 
-    If an EOS ends requests, a cell is measured first and the twin gets their ends. Cells with folders in `out` are not
+    Cells with folders in `out` are not
     measured again. within: s of all runs; those that do not fit are left. seconds: of a cell, in addition to its
     fewest requests'; None: as `within` allows. more: gets the expected s of each run but the first; False leaves it
     out. DsimError before measuring if settings cannot run.
@@ -213,13 +218,13 @@ def validate(
     for policy in policies:
         live.check(replace(base, policy=policy))
     memo = memo or Memo()
-    asked = {
+    inputs = {
         "trace": base.trace, "lengths": base.lengths, "seed": base.seed, "commits": live.commits,
-        "eos": base.ends_at_eos, "policies": ", ".join(sorted(policies)),
+        "policies": ", ".join(sorted(policies)),
     }  # fmt: skip
-    held = _plan(out)
+    plan = _plan(out)
     fewest = FEWEST_OF_TTFT if any(bound.metric == "ttft" for bound in bounds) else FEWEST
-    if held is None:
+    if plan is None:
         capacities, cells = plan_cells(base, policies, loads, fewest, memo)
         if seconds is None:
             chosen, spare = affordable(runs_of(cells), within)
@@ -230,46 +235,45 @@ def validate(
                 )
             seconds = spare / len(chosen)
         cells = lengthen(cells, seconds)
-        found = {"profile": base.profile, "capacities": capacities, "cells": [asdict(cell) for cell in cells]}
+        planned = {"profile": base.profile, "capacities": capacities, "cells": [asdict(cell) for cell in cells]}
         hold_folder(out).close()
-        write_whole(out / PLAN, json.dumps(asked | found, indent=2) + "\n")
+        write_whole(out / PLAN, json.dumps(inputs | planned, indent=2) + "\n")
     else:
-        capacities, cells = held.get("capacities", dict[str, float]), held.get("cells", list[Cell])
-        for key, wanted in asked.items():
-            if held.values[key] != wanted:
-                raise DsimError(
-                    f"{out}: holds a validation with {key} {shown(held.values[key])}, this one has {wanted}"
-                )
+        capacities, cells = plan.get("capacities", dict[str, float]), plan.get("cells", list[Cell])
+        for key, value in inputs.items():
+            if plan.values[key] != value:
+                raise DsimError(f"{out}: holds a validation with {key} {shown(plan.values[key])}, this one has {value}")
         if (num := min(cell.num_requests for cell in cells)) < fewest:
             raise DsimError(f"{out}: holds cells of {num} requests, expected {fewest} or more for a bound of ttft")
     about = live.about()
     waiting = [(cell, name) for cell, name in runs_of(cells) if not _is_whole(out / cell.name / name)]
     chosen = affordable(waiting, within)[0] or waiting[:1]
-    left = [f"{cell.name}/{name}" for cell, name in waiting if (cell, name) not in chosen]
+    unmeasured = [f"{cell.name}/{name}" for cell, name in waiting if (cell, name) not in chosen]
     done = [cell for cell in cells if (out / cell.name / "measured").is_dir()]
     work = {cell: _work(out, base, cell) for cell in [*done, *(cell for cell, _ in chosen)]}
-    if not base.ends_at_eos:
-        _predict(list(work.values()))
-    expected = [_expected(cell, out / cell.name / "predicted") for cell, _ in chosen]
+    _predict(list(work.values()))
     for i, (cell, name) in enumerate(chosen):
         folder, scenario, requests = out / cell.name / name, *work[cell][1:]
-        if (done or i > 0) and not more(expected[i]):
-            left.append(f"{cell.name}/{folder.name}")
+        if (done or i > 0) and not more(_expected(cell, out / cell.name / "predicted")):
+            unmeasured.append(f"{cell.name}/{folder.name}")
             continue
-        watched = partial(watch, cell, expected[i], sum(expected[i + 1 :]))
-        recorded = record([scenario], requests, live.serve, out=folder, about=about, watch=watched)
+        recorded = record(
+            [scenario], requests, live.serve, out=folder, about=about, watch=partial(_watch_policy, watch, cell)
+        )
         if recorded.failure is not None:
             raise recorded.failure
         if recorded.interrupted:  # half a cell
             shutil.rmtree(folder)
             raise KeyboardInterrupt
-    if base.ends_at_eos:
-        _predict([_ended(*cell) for cell in work.values() if _is_whole(cell[0] / "measured")])
     measured = _pairs(out, cells, "predicted", "measured", base.allow_code)
     repeated = _pairs(out, [cell for cell in cells if cell.again], "measured", "again", base.allow_code)
     comparison = compare_runs(measured, lambda _: profile, bounds)
     noise = compare_runs(repeated, lambda _: profile) if repeated else None
-    return Validated(comparison, measured, capacities, cells, noise, left)
+    return Validated(capacities, tuple(cells), tuple(unmeasured), comparison, noise)
+
+
+def _watch_policy(watch: Watch, cell: Cell, _policy: str) -> AbstractContextManager[Progress | None]:
+    return watch(cell)
 
 
 def _predict(work: Sequence[Work]) -> None:
@@ -279,19 +283,6 @@ def _predict(work: Sequence[Work]) -> None:
             continue
         if record([scenario], requests, in_twin, out=folder / "predicted").interrupted:
             raise KeyboardInterrupt
-
-
-def _ended(folder: Path, scenario: Scenario, requests: Trace) -> Work:
-    """A cell whose requests have their measured answers: only the weights know where an EOS is.
-
-    Schedulers keep the original limit.
-    """
-    found = read_run(folder / "measured").requests(scenario.policy)
-    done = found["status"] == COMPLETED
-    answers = requests.output_length.copy()
-    answers[found["request"][done]] = found["num_tokens"][done]
-    extras = {**requests.extras, "max_tokens": requests.limit.tolist()}
-    return folder, scenario, replace(requests, output_length=answers, extras=extras)
 
 
 def _work(out: Path, base: Scenario, cell: Cell) -> Work:
@@ -304,9 +295,7 @@ def _work(out: Path, base: Scenario, cell: Cell) -> Work:
 
 
 def _expected(cell: Cell, predicted: Path) -> float:
-    """s that a run takes by its prediction, if there is one."""
-    if not predicted.is_dir():
-        return cell.seconds
+    """s that a run takes by its prediction."""
     run = read_run(predicted)
     return float(np.nanmax(run.requests(run.policies[0], ["finish"])["finish"]))
 
@@ -326,7 +315,7 @@ def _plan(out: Path) -> FileObject | None:
         if out.is_dir() and any(out.iterdir()):
             raise DsimError(f"{out}: holds files and no {PLAN}: choose another folder")
         return None
-    keys = ("trace", "lengths", "profile", "seed", "commits", "eos", "policies", "capacities", "cells")
+    keys = ("trace", "lengths", "profile", "seed", "commits", "policies", "capacities", "cells")
     return FileObject(str(path), "", read_json(path), keys)
 
 

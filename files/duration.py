@@ -11,8 +11,8 @@ UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 def seconds_of(name: str, text: str) -> float:
     """The s of an option: `90`, `90s`, `5m` or `1.5h`; else DsimError."""
-    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([smh]?)\s*", text)
-    seconds = float(found[1]) * UNITS[found[2]] if found else math.nan
+    shape = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([smh]?)\s*", text)
+    seconds = float(shape[1]) * UNITS[shape[2]] if shape else math.nan
     if not 0 < seconds < math.inf:
         raise DsimError(f"{name} is {quoted(text)}, expected more than 0 and finite, as in 90s, 5m or 1h")
     return seconds

@@ -5,7 +5,7 @@ def free_memory() -> int:
     """Bytes before the system swaps or kills; very large if unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
-            found = dict(line.split(":", 1) for line in file)
-        return 1024 * int(found["MemAvailable"].split()[0])
+            lines = dict(line.split(":", 1) for line in file)
+        return 1024 * int(lines["MemAvailable"].split()[0])
     except (OSError, KeyError, ValueError):
         return 1 << 62

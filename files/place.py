@@ -67,22 +67,24 @@ def check_folder(folder: str | Path, kind: FolderKind, *, force: bool, add: bool
             raise DsimError(f"{folder}: is {described(mode)}, expected a folder to write to")
         if is_held(place):
             raise DsimError(f"{folder}: another dsim is writing there: wait for it, or choose another folder")
-        held = sorted(entry.name for entry in place.iterdir())
-        for part in [place / name for name in held if _is_part(place / name)]:
-            part.unlink()
-            tell(f"Removed {part}, left by a killed run")
-            held.remove(part.name)
-        foreign = [name for name in held if not _may_hold(place / name, kind)]
+        names = []
+        for entry in sorted(place.iterdir()):
+            if _is_part(entry):
+                entry.unlink()
+                tell(f"Removed {entry}, left by a killed run")
+            else:
+                names.append(entry.name)
+        foreign = [name for name in names if not _may_hold(place / name, kind)]
     except (OSError, ValueError) as error:
         raise fault(folder, error) if isinstance(error, OSError) else DsimError(f"{folder}: {error}") from None
     if foreign:
         raise DsimError(f"{folder}: holds {foreign[0]}, which is not of {kind.what}: choose another folder")
-    if held and not (force or add):
-        raise DsimError(f"{folder}: exists and holds {', '.join(held)}: choose another folder or pass --force")
-    if held and not kind.is_ours(place):
-        if kind.manifest in held:
+    if names and not (force or add):
+        raise DsimError(f"{folder}: exists and holds {', '.join(names)}: choose another folder or pass --force")
+    if names and not kind.is_ours(place):
+        if kind.manifest in names:
             raise DsimError(f"{folder}/{kind.manifest}: does not say that dsim wrote it: choose another folder")
-        raise DsimError(f"{folder}: holds {held[0]} and no {kind.manifest}: choose another folder")
+        raise DsimError(f"{folder}: holds {names[0]} and no {kind.manifest}: choose another folder")
     return place
 
 
@@ -173,13 +175,13 @@ class Staged:
         """Something is there, perhaps since; DsimError unless it may be replaced."""
         if not os.path.lexists(self.folder):
             return False
-        held = sorted(os.listdir(self.folder)) if self.folder.is_dir() and not self.folder.is_symlink() else ["a file"]
-        if held and not self._force:
+        names = sorted(os.listdir(self.folder)) if _is_folder(self.folder) else ["a file"]
+        if names and not self._force:
             raise DsimError(
-                f"{self._shown}: exists and holds {held[0]}, which was not there when this run began: choose another "
+                f"{self._shown}: exists and holds {names[0]}, which was not there when this run began: choose another "
                 "folder or pass --force"
             )
-        if any(not _may_hold(self.folder / name, self._kind) for name in held) or is_held(self.folder):
+        if any(not _may_hold(self.folder / name, self._kind) for name in names) or is_held(self.folder):
             raise DsimError(f"{self._shown}: is in use by now: choose another folder")
         return True
 

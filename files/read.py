@@ -37,24 +37,24 @@ STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # a shell's pipes
 ErrorType = type[DsimError]
 
 
-def read_bytes(path: str | Path, *, most: int = MOST, kind: ErrorType = DsimError) -> bytes:
-    """Of a file or a shell's pipe; DsimError for other things and above `most` bytes."""
+def read_bytes(path: str | Path, *, max_size: int = MOST, kind: ErrorType = DsimError) -> bytes:
+    """Of a file or a shell's pipe; DsimError for other things and above `max_size` bytes."""
     try:
         with open(_checked(path, kind), "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            data = b"" if size > most else file.read(most + 1)
+            data = b"" if size > max_size else file.read(max_size + 1)
     except OSError as error:
         raise fault(path, error, "read", kind) from None
     except MemoryError:
         raise MachineError(f"{path}: does not fit into memory") from None
-    if max(size, len(data)) > most:
-        raise kind(f"{path}: holds {max(size, len(data))} bytes, expected at most {most}")
+    if max(size, len(data)) > max_size:
+        raise kind(f"{path}: holds {max(size, len(data))} bytes, expected at most {max_size}")
     return data
 
 
 def read_text(path: str | Path, *, kind: ErrorType = DsimError) -> str:
     """Without byte-order mark."""
-    data = read_bytes(path, most=MOST_OF_SETTINGS, kind=kind)
+    data = read_bytes(path, max_size=MOST_OF_SETTINGS, kind=kind)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -76,10 +76,10 @@ def json_of(text: str | bytes | bytearray, **how: Any) -> Any:
 def _check_depth(value: Any) -> None:
     level: list[Any] = [value]
     for _ in range(DEEPEST + 1):
-        level = [held for held in level if isinstance(held, dict | list)]
+        level = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
         if not level:
             return
-        level = list(chain.from_iterable(held.values() if isinstance(held, dict) else held for held in level))
+        level = list(chain.from_iterable(level))
     raise ValueError(TOO_DEEP)
 
 
@@ -114,15 +114,15 @@ def read_toml(path: str | Path, *, kind: ErrorType = DsimError) -> dict[str, Any
 
 
 def read_csv(
-    path: str | Path, wanted: Iterable[str], *, kind: ErrorType = DsimError
+    path: str | Path, columns: Iterable[str], *, kind: ErrorType = DsimError
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Rows as FILE:LINE and cells by column; DsimError if a column is missing."""
     text = read_text(path, kind=kind)
     with parsing(path, "CSV", kind):
         reader = csv.DictReader(io.StringIO(text))
         head, rows = list(map(str, reader.fieldnames or [])), list(enumerate(reader, 2))
-    if not set(wanted) <= set(head):
-        raise kind(f"{path}: has columns {cut(', '.join(head))}, expected {', '.join(wanted)}")
+    if not set(columns) <= set(head):
+        raise kind(f"{path}: has columns {cut(', '.join(head))}, expected {', '.join(columns)}")
     for line, row in rows:
         cells = [cell for cell in row.values() if cell is not None]
         if len(cells) != len(head) or None in row:
@@ -191,11 +191,11 @@ def shown(value: object) -> str:
     return cut(json.dumps(value, ensure_ascii=True, default=str))
 
 
-def did_you_mean(name: str, known: Iterable[str], *, any_case: bool = False) -> str:
+def did_you_mean(name: str, names: Iterable[str], *, any_case: bool = False) -> str:
     """A hint at the nearest name, or ""."""
-    names = {(one.lower() if any_case else one): one for one in known}
-    close = difflib.get_close_matches(name.lower() if any_case else name, names, n=1)
-    return f" (did you mean {names[close[0]]}?)" if close else ""
+    by_case = {candidate.lower() if any_case else candidate: candidate for candidate in names}
+    close = difflib.get_close_matches(name.lower() if any_case else name, by_case, n=1)
+    return f" (did you mean {by_case[close[0]]}?)" if close else ""
 
 
 def printable(name: str) -> str:
@@ -204,7 +204,7 @@ def printable(name: str) -> str:
         text = os.fsencode(name).decode("utf-8", "backslashreplace")
     except UnicodeEncodeError:
         text = name.encode("utf-8", "backslashreplace").decode()
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def without_secrets(text: str) -> str:
@@ -232,7 +232,7 @@ def described(mode: int) -> str:
         stat.S_ISDIR: "a directory", stat.S_ISLNK: "a symbolic link", stat.S_ISFIFO: "a pipe",
         stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device",
     }  # fmt: skip
-    return next((said for is_kind, said in kinds.items() if is_kind(mode)), "a file")
+    return next((words for is_kind, words in kinds.items() if is_kind(mode)), "a file")
 
 
 def _checked(path: str | Path, kind: ErrorType) -> str | Path:

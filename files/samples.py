@@ -20,7 +20,7 @@ def read_samples(path: str | Path) -> dict[str, float]:
         raise DsimError(
             f"{path}: holds the metrics of {len(models)} models ({cut(', '.join(sorted(models)))}), expected one"
         )
-    found: dict[str, float] = defaultdict(float)
+    samples: dict[str, float] = defaultdict(float)
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -31,7 +31,7 @@ def read_samples(path: str | Path) -> dict[str, float]:
             value, sample = math.nan, None
         if sample is None:
             raise DsimError(f"{path}:{number}: is {quoted(line)}, expected a Prometheus sample: name{{labels}} value")
-        found[sample[1]] += value
-    if not any(":" in name for name in found):
+        samples[sample[1]] += value
+    if not any(":" in name for name in samples):
         raise DsimError(f"{path}: holds no metrics of an engine, expected vllm:*, sglang:* or lmdeploy:*")
-    return dict(found)
+    return dict(samples)

@@ -4,15 +4,18 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .. import __version__
 from ..files.place import FolderKind, write_folder
 from .chart import colour, dashed, script_json
 from .page import Figure, Page
+from .result import Result
 from .table import number
 
 
@@ -40,6 +43,14 @@ def to_html(page: Page) -> str:
     )
 
 
+def write_result(
+    folder: str | Path, kind: FolderKind, result: Result, *, force: bool = False, command: str = ""
+) -> None:
+    """Write a result's JSON and its page, the two files of its kind; the same result gives the same bytes."""
+    page = replace(result.page(), command=command, version=__version__)
+    write_findings(folder, kind, result.to_json(), page, force=force)
+
+
 def write_findings(
     folder: str | Path, kind: FolderKind, findings: Mapping[str, Any], page: Page, *, force: bool = False
 ) -> None:
@@ -48,7 +59,11 @@ def write_findings(
 
 
 def json_and_page(findings: Mapping[str, Any], page: Page) -> tuple[str, str]:
-    return json.dumps(findings, indent=2, allow_nan=False, ensure_ascii=False) + "\n", to_html(page)
+    return json_of(findings), to_html(page)
+
+
+def json_of(findings: Mapping[str, Any]) -> str:
+    return json.dumps(findings, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def described(figure: Figure) -> str:

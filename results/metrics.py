@@ -539,7 +539,8 @@ def flat(summary: Mapping[str, Any]) -> dict[str, Any]:
 def no_nan(value: Any) -> Any:
     """As JSON: NaN and infinity become null, NumPy numbers Python's, dataclasses objects."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: no_nan(getattr(value, field.name)) for field in fields(value)}
+        stored = [field.name for field in fields(value) if field.metadata.get("stored", True)]
+        return {name: no_nan(getattr(value, name)) for name in stored}
     if isinstance(value, Mapping):
         return {str(key): no_nan(v) for key, v in value.items()}
     if isinstance(value, list | tuple):

@@ -33,7 +33,7 @@ def run_apart(
             # Beyond the horizon a step may never end.
             while going and len(due) < AT_ONCE and (going[0][0] < horizon or going[0][0] <= env.now):
                 due.append(heapq.heappop(going))
-            ends = run_all(lambda one: replicas[one[1]].advance(one[0], horizon), due)
+            ends = run_all(lambda start: replicas[start[1]].advance(start[0], horizon), due)
             for (_, i), end in zip(due, list(ends), strict=True):
                 replicas[i].report()
                 if not replicas[i].engine.idle:

@@ -74,10 +74,10 @@ class OpenLoop:
 
     def _inbox(self, engine: Engine, rows: npt.NDArray[np.int32]) -> Inbox:
         trace = self._trace
-        asked = {name: column[rows] for name, column in trace.wishes.items()}
+        columns = {name: column[rows] for name, column in trace.wishes.items()}
         if engine.narrows and not trace.extras.keys().isdisjoint((CANVAS, READ_ONLY)):
-            asked["canvas_length"] = np.array([engine.canvas_of(trace.request(i)) for i in rows.tolist()])
-        for name, column in asked.items():
+            columns["canvas_length"] = np.array([engine.canvas_of(trace.request(i)) for i in rows.tolist()])
+        for name, column in columns.items():
             engine.table[name][rows] = column
         return Inbox(rows, self._reach[rows], _fitting(engine, trace, rows))
 
@@ -117,23 +117,46 @@ def _fitting(engine: Engine, trace: Trace, rows: npt.NDArray[np.int32]) -> npt.N
     return np.array([engine.fits(trace.request(i)) for i in rows.tolist()], np.bool_)
 
 
+class Underway:
+    """Requests between their clients and the fleet; they arrive in the order of their sending."""
+
+    def __init__(self, env: Clock, frontend: float, arrive: Callable[[Request], None]) -> None:
+        self._env, self._frontend, self._arrive = env, frontend, arrive
+        self._requests: deque[tuple[float, Request]] = deque()  # arrival at the fleet, request
+
+    def delays(self, request: Request) -> bool:
+        """Hold a request back until it arrives; False if it is there at once."""
+        reach = request.arrival + self._frontend
+        if reach <= self._env.now:
+            return False
+        self._requests.append((reach, request))
+        self._env.call(reach, lambda: self._arrive(self._requests.popleft()[1]))
+        return True
+
+    @property
+    def next_time(self) -> float:
+        return self._requests[0][0] if self._requests else math.inf
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+
 class Sessions:
     """Submits a session's turn at its time, or when the turn before it has ended."""
 
     foresees = False
 
     def __init__(
-        self, env: Clock, trace: Trace, table: RequestTable, submit: Submit, drain: bool,
-        frontend: float = 0.0,
-    ) -> None:  # fmt: skip
+        self, env: Clock, trace: Trace, table: RequestTable, submit: Submit, drain: bool, frontend: float = 0.0
+    ) -> None:
         sessions = trace.extras.get("session_id")
         if sessions is None:
             raise TraceError(f"{trace.name}: none of its {len(trace)} requests has a session_id, expected some")
-        self._env, self._table, self._submit, self._frontend = env, table, submit, frontend
+        self._table, self._submit = table, submit
         self._due = OpenLoop(env, trace, self._come, drain, frontend)
+        self._underway = Underway(env, frontend, self._arrive)
+        self._waiting: list[Request] = []  # due, but the turn before has not ended
         self._before: list[int] = []  # [requests] the index of the turn before, or -1
-        self._held: list[Request] = []  # due, but the turn before has not ended
-        self._underway: deque[tuple[float, Request]] = deque()  # arrival at the fleet, request
         last: dict[str, int] = {}
         for i, session in enumerate(sessions):
             self._before.append(-1 if session is None else last.get(str(session), -1))
@@ -144,26 +167,25 @@ class Sessions:
         return self._due.start()
 
     def next_time(self, turn: int = 0, every: int = 1) -> float:
-        underway = self._underway[0][0] if self._underway else math.inf
-        return min(self._due.next_time(turn, every), underway)
+        return min(self._due.next_time(turn, every), self._underway.next_time)
 
     def ended(self, count: int) -> None:
         self._send_due()
 
     @property
     def exhausted(self) -> bool:
-        return self._due.exhausted and not self._held and not self._underway
+        return self._due.exhausted and not self._waiting and not self._underway
 
     def _come(self, request: Request) -> bool:
         """Take a request at its time; True if it was sent at once."""
-        self._held.append(request)
+        self._waiting.append(request)
         self._send_due()
-        return request not in self._held
+        return request not in self._waiting
 
     def _send_due(self) -> None:
         """Send the turns that wait for no other."""
-        while ready := [request for request in self._held if self._is_over(self._before[request.index])]:
-            self._held.remove(ready[0])  # a rejected turn is over, too
+        while ready := [request for request in self._waiting if self._is_over(self._before[request.index])]:
+            self._waiting.remove(ready[0])  # a rejected turn is over, too
             self._send(ready[0])
 
     def _is_over(self, before: int) -> bool:
@@ -174,16 +196,11 @@ class Sessions:
         if before >= 0:  # a rejected turn ended as it was sent
             end = float(np.fmax(table["finish"][before], table["arrival"][before]))
             request = replace(request, arrival=max(request.arrival, end))
-        if (reach := request.arrival + self._frontend) > self._env.now:
-            self._underway.append((reach, request))
-            self._env.process(self._arrive(reach))
-        else:
+        if not self._underway.delays(request):
             self._submit(request)
 
-    def _arrive(self, reach: float) -> Generator[simpy.Event, Any, None]:
-        """Submit the turn longest underway when it arrives."""
-        yield self._env.at(reach, ARRIVAL)
-        self._submit(self._underway.popleft()[1])
+    def _arrive(self, request: Request) -> None:
+        self._submit(request)
         self._send_due()
 
 
@@ -193,12 +210,8 @@ class ClosedLoop:
     foresees = False
 
     def __init__(self, env: Clock, trace: Trace, submit: Submit, workers: int, frontend: float = 0.0) -> None:
-        self._env = env
-        self._trace = trace
-        self._submit = submit
-        self._workers = workers
-        self._frontend = frontend  # s
-        self._underway: deque[tuple[float, Request]] = deque()  # arrival at the fleet, request
+        self._env, self._trace, self._submit, self._workers = env, trace, submit, workers
+        self._underway = Underway(env, frontend, self._arrive)
         self._taken = 0
 
     def start(self) -> None:
@@ -206,25 +219,19 @@ class ClosedLoop:
 
     def next_time(self, turn: int = 0, every: int = 1) -> float:
         """The next arrival of a request underway (s)."""
-        return self._underway[0][0] if self._underway else math.inf
+        return self._underway.next_time
 
     def ended(self, count: int) -> None:
         while count and self._taken < len(self._trace):
             request = replace(self._trace.request(self._taken), arrival=self._env.now)
             self._taken += 1
-            if (reach := request.arrival + self._frontend) > self._env.now:
-                self._underway.append((reach, request))
-                self._env.process(self._arrive(reach))
-                count -= 1
-            elif self._submit(request):  # a rejected request ends at once
+            if self._underway.delays(request) or self._submit(request):  # a rejected request ends at once
                 count -= 1
 
     @property
     def exhausted(self) -> bool:
         return self._taken == len(self._trace) and not self._underway
 
-    def _arrive(self, reach: float) -> Generator[simpy.Event, Any, None]:
-        """Submit the request longest underway when it arrives."""
-        yield self._env.at(reach, ARRIVAL)
-        if not self._submit(self._underway.popleft()[1]):
+    def _arrive(self, request: Request) -> None:
+        if not self._submit(request):
             self.ended(1)

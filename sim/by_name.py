@@ -1,6 +1,5 @@
 """A part of a fleet by its SPEC, `name[,field=value...]` or `path/to/file.py:NAME[,field=value...]`."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, get_type_hints
@@ -8,19 +7,18 @@ from typing import Any, get_type_hints
 from ..engine.allowed_code import AllowedCode
 from ..engine.errors import PolicyError, quoted
 from ..engine.outside import check_names_object, from_file, is_file, running_code_of
+from ..files.read import did_you_mean
 
-WANTED = {int: "a whole number", bool: "true or false", float: "a number"}
+TYPES = {int: "a whole number", bool: "true or false", float: "a number"}
 
 
-def made(
-    what: str, spec: str, shipped: Mapping[str, type], base: type, allow_code: AllowedCode, others: Sequence[str] = ()
-) -> Any:
+def new_part(what: str, spec: str, shipped: Mapping[str, type | None], base: type, allow_code: AllowedCode) -> Any:
     """Make the part that a SPEC names: a dataclass, shipped or of a user's file, whose fields are its settings.
 
-    what: its kind, such as scaler. others: more names for an error. PolicyError for an unknown name, field or value;
-    CodeError for a file not in `allow_code`.
+    what: its kind, such as scaler. shipped: None for a name that takes no part. PolicyError for an unknown name, field
+    or value; CodeError for a file not in `allow_code`.
     """
-    kind, settings, asker = kind_of(what, spec, shipped, base, allow_code, others)
+    kind, settings, asker = kind_of(what, spec, shipped, base, allow_code)
     try:
         with running_code_of(asker):
             hints = get_type_hints(kind)
@@ -31,12 +29,12 @@ def made(
 
 
 def kind_of(
-    what: str, spec: str, shipped: Mapping[str, type], base: type, allow_code: AllowedCode, others: Sequence[str] = ()
+    what: str, spec: str, shipped: Mapping[str, type | None], base: type, allow_code: AllowedCode
 ) -> tuple[Any, list[str], str]:
-    """A SPEC's class, the items of its settings, and the beginning of an error; see `made`."""
+    """A SPEC's class, the items of its settings, and the beginning of an error; see `new_part`."""
     name, *settings = spec.split(",")
     asker = f"{what} {quoted(spec)}"
-    if name in shipped:
+    if shipped.get(name):
         return shipped[name], settings, asker
     if is_file(name):
         kind = from_file(name, base, f"{what}s", asker, allow_code)
@@ -46,24 +44,22 @@ def kind_of(
             )
         return kind, settings, asker
     check_names_object(name, asker, what, what.upper())
-    known = [*others, *shipped]
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
-    raise PolicyError(f"{what} is {quoted(name)}{hint}, expected one of {', '.join(known)}")
+    raise PolicyError(f"{what} is {quoted(name)}{did_you_mean(name, shipped)}, expected one of {', '.join(shipped)}")
 
 
 def values(settings: Sequence[str], types: Mapping[str, Any], asker: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for item in settings:
         name, equals, text = item.partition("=")
         if not equals or name not in types:
             expected = f"one of {', '.join(types)}" if types else "none"
             raise PolicyError(f"{asker}: there is no field {quoted(name)}, expected {expected}")
-        if name in found:
-            raise PolicyError(f"{asker}: {name} is given twice, as {quoted(found[name])} and {quoted(text)}")
+        if name in by_name:
+            raise PolicyError(f"{asker}: {name} is given twice, as {quoted(by_name[name])} and {quoted(text)}")
+        kind = types[name]
         try:
-            found[name] = {"true": True, "false": False}[text] if types[name] is bool else types[name](text)
+            by_name[name] = {"true": True, "false": False}[text] if kind is bool else kind(text)
         except (ValueError, KeyError):
-            wanted = WANTED.get(types[name], "a number")
-            raise PolicyError(f"{asker}: {name} is {quoted(text)}, expected {wanted}") from None
-    return found
+            expected = TYPES.get(kind, "a number")
+            raise PolicyError(f"{asker}: {name} is {quoted(text)}, expected {expected}") from None
+    return by_name

@@ -1,9 +1,10 @@
 """A fleet: pools of replicas, their router, and the scaler that changes their number."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 from ..engine.errors import PolicyError, cut, quoted
 from ..engine.prefix import caches_prefixes
@@ -31,11 +32,11 @@ class PoolSpec:
     @classmethod
     def parse(cls, text: str, index: int) -> "PoolSpec":
         """Read a pool, or raise PolicyError; index: for a default name."""
-        found = re.fullmatch(r"(?:([\w-]+):)?(\d{1,9})@([^,]+),(.+)", text)
-        if found is None:
+        shape = re.fullmatch(r"(?:([\w-]+):)?(\d{1,9})@([^,]+),(.+)", text)
+        if shape is None:
             example = "2@a100-sdar-8b,ar"
             raise PolicyError(f"pool is {quoted(text)}, expected [NAME:]COUNT@PROFILE,POLICY, such as {example}")
-        return cls(found[1] or f"pool{index}", int(found[2]), found[3], found[4])
+        return cls(name=shape[1] or f"pool{index}", count=int(shape[2]), profile=shape[3], policy=shape[4])
 
     @classmethod
     def parse_all(cls, texts: Iterable[str]) -> "list[PoolSpec]":
@@ -72,29 +73,21 @@ class Fleet:
                 limit = "at least 1" if pool.count < 1 else f"at most {MAX_REPLICAS}"
                 raise PolicyError(f"replicas is {pool.count}, expected {limit}")
             pool.setting.check()
-        names = [pool.name for pool in self.pools]
-        for name in names:
-            if names.count(name) > 1:
-                raise PolicyError(f"pool {name} is given {names.count(name)} times, expected once")
-        self._check_links()
-        return self
-
-    def _check_links(self) -> None:
-        if not self.links:
-            return
         pools = {pool.name: pool for pool in self.pools}
+        if len(pools) < len(self.pools):
+            name, count = Counter(pool.name for pool in self.pools).most_common(1)[0]
+            raise PolicyError(f"pool {name} is given {count} times, expected once")
         for link in self.links:
             for name in (link.source, link.to):
                 if name not in pools:
                     raise PolicyError(f"link names the pool {quoted(name)}, expected one of {', '.join(pools)}")
-        for name in dict.fromkeys(link.source for link in self.links):
-            if any(link.to == name for link in self.links):
-                raise PolicyError(f"pool {name} is at both ends of links, expected to prefill or to decode")
-            ends = [link.to for link in self.links if link.source == name]
-            for to in ends:
-                if ends.count(to) > 1:
-                    raise PolicyError(f"{ends.count(to)} links join {name} and {to}, expected one")
-                _check_pair(pools[name], pools[to])
+            if any(end.to == link.source for end in self.links):
+                raise PolicyError(f"pool {link.source} is at both ends of links, expected to prefill or to decode")
+            _check_pair(pools[link.source], pools[link.to])
+        for (source, to), count in Counter((link.source, link.to) for link in self.links).items():
+            if count > 1:
+                raise PolicyError(f"{count} links join {source} and {to}, expected one")
+        return self
 
     def prefills(self, pool: Pool) -> bool:
         return any(link.source == pool.name for link in self.links)
@@ -135,12 +128,11 @@ def _check_pair(source: Pool, to: Pool) -> None:
                 "expected a policy that decodes against a prompt's keys and values"
             )
     memories = [pool.setting.profile.memory for pool in (source, to)]
-    for what, values in (
-        ("block_length", [policy.block_length for policy in policies]),
-        ("family", [policy.family for policy in policies]),
-        ("bytes of KV a token", [m.kv_bytes_per_token + m.window_bytes_per_token for m in memories]),
-    ):
-        if values[0] != values[1]:
-            raise PolicyError(
-                f"pool {source.name} has {what} {values[0]} and pool {to.name} {values[1]}: expected the same"
-            )
+    compared: dict[str, list[Any]] = {
+        "block_length": [policy.block_length for policy in policies],
+        "family": [policy.family for policy in policies],
+        "bytes of KV a token": [m.kv_bytes_per_token + m.window_bytes_per_token for m in memories],
+    }
+    for what, (x, y) in compared.items():
+        if x != y:
+            raise PolicyError(f"pool {source.name} has {what} {x} and pool {to.name} {y}: expected the same")

@@ -4,10 +4,10 @@ import heapq
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from decimal import Decimal
 from itertools import count
-from typing import Any, Self
+from typing import Self
 
 from ..engine.errors import PolicyError, quoted
 from ..profiler.profile import Profile
@@ -18,6 +18,7 @@ SHARING = ("sender", "pool", "none")  # what shares the bandwidth: a replica's t
 RESERVE = ("late", "early")  # decoding pages are reserved at the prefill's end, or at arrival
 _BANDWIDTH = {"TB/s": "1e12", "GB/s": "1e9", "MB/s": "1e6", "Gb/s": "125e6"}  # bytes/s
 _LATENCY = {"us": "1e-6", "ms": "1e-3", "s": "1"}
+_TYPES = {"from": str, "to": str, "sharing": str, "overlap": bool, "reserve": str, "lease": float}
 _EXAMPLE = "450GB/s,10us"
 
 
@@ -50,22 +51,18 @@ class Link:
         """Read `BANDWIDTH[,LATENCY][,field=value...]`, or raise PolicyError."""
         asker = f"link {quoted(text)}"
         first, *rest = text.split(",")
-        found: dict[str, Any] = {"bandwidth": _quantity(first, _BANDWIDTH, asker, "a bandwidth")}
+        bandwidth = _quantity(first, _BANDWIDTH, asker, "a bandwidth")
+        latency = 0.0
         if rest and "=" not in rest[0]:
-            found["latency"] = _quantity(rest.pop(0), _LATENCY, asker, "a latency")
-        types = {"from": str} | {field.name: field.type for field in fields(cls)}
-        for name in ("bandwidth", "latency", "source"):
-            del types[name]
-        given = values(rest, types, asker)
-        if "from" in given:
-            given["source"] = given.pop("from")
-        return cls(**found, **given)
+            latency = _quantity(rest.pop(0), _LATENCY, asker, "a latency")
+        settings = values(rest, _TYPES, asker)
+        return cls(bandwidth, latency, settings.pop("from", ""), **settings)
 
     def size(self, profile: Profile, tokens: int) -> int:
         """Bytes of a sequence's KV; layers with a window keep its last tokens."""
         memory, windowed = profile.memory, profile.model.windowed
-        seen = tokens if windowed is None else min(tokens, windowed.window - 1)
-        return tokens * memory.kv_bytes_per_token + seen * memory.window_bytes_per_token
+        in_window = tokens if windowed is None else min(tokens, windowed.window - 1)
+        return tokens * memory.kv_bytes_per_token + in_window * memory.window_bytes_per_token
 
     def left(self, profile: Profile, size: float, prefill: float) -> float:
         """Bytes to send after a prefill of `prefill` seconds.
@@ -115,9 +112,11 @@ class Wire:
         """Schedule the next transfer's end; any begin or end reschedules it."""
         self._version += 1
         if self._ends:
-            left = max(0.0, self._ends[0][0] - self._served)
+            remaining = max(0.0, self._ends[0][0] - self._served)
             version = self._version
-            self._env.call(self._env.now + left * len(self._ends) / self._link.bandwidth, lambda: self._end(version))
+            self._env.call(
+                self._env.now + remaining * len(self._ends) / self._link.bandwidth, lambda: self._end(version)
+            )
 
     def _end(self, version: int) -> None:
         if version != self._version:
@@ -135,7 +134,7 @@ def _quantity(text: str, units: dict[str, str], asker: str, what: str) -> float:
     """A number with a unit; infinity for `inf`."""
     if text == "inf" and "GB/s" in units:
         return math.inf
-    found = re.fullmatch(r"(\d+(?:\.\d+)?(?:e-?\d+)?)(\D+)", text)
-    if found is None or found[2] not in units:
+    shape = re.fullmatch(r"(\d+(?:\.\d+)?(?:e-?\d+)?)(\D+)", text)
+    if shape is None or shape[2] not in units:
         raise PolicyError(f"{asker}: {quoted(text)} is not {what} in {', '.join(units)}, such as {_EXAMPLE}")
-    return float(Decimal(found[1]) * Decimal(units[found[2]]))  # 10us is 1e-5 s exactly
+    return float(Decimal(shape[1]) * Decimal(units[shape[2]]))  # 10us is 1e-5 s exactly

@@ -43,8 +43,8 @@ class StepMemory:
         memory = self.setting.memory
         pages = (self.setting.limits.num_pages + 1) * self.setting.policy.memory.page_size * memory.kv_bytes_per_token
         rows = self.setting.limits.max_batch * memory.workspace_bytes
-        held = {"weights": memory.weight_bytes, "KV pages": pages, "rows": rows}
-        return {name: size for name, size in held.items() if size}
+        sizes = {"weights": memory.weight_bytes, "KV pages": pages, "rows": rows}
+        return {name: size for name, size in sizes.items() if size}
 
     def of(self, forward: Forward) -> dict[str, int]:
         """Bytes of a forward's tensors: each GPU holds the whole residual stream and logits."""
@@ -56,31 +56,31 @@ class StepMemory:
 
     def largest(self, requests: Trace) -> Forward:
         """The largest forward of these requests."""
-        found = _forwards(self.setting.policy, self.setting.limits, requests)
-        return max(found, key=lambda forward: sum(self.of(forward).values()))
+        forwards = _forwards(self.setting.policy, self.setting.limits, requests)
+        return max(forwards, key=lambda forward: sum(self.of(forward).values()))
 
     def shortage(self, forward: Forward) -> str | None:
         """The tensor of a forward that exceeds the memory, and by how much; None if it fits."""
-        own = self.of(forward)
-        more = sum(self.standing.values()) + sum(own.values()) - self.capacity
+        tensors = self.of(forward)
+        more = sum(self.standing.values()) + sum(tensors.values()) - self.capacity
         if more <= 0:
             return None
-        tensor = max(own, key=lambda name: own[name])
-        held = ", ".join(f"{name} {gb(size)}" for name, size in self.standing.items())
+        tensor = max(tensors, key=tensors.__getitem__)
+        standing = ", ".join(f"{name} {gb(size)}" for name, size in self.standing.items())
         return (
             f"out of memory by {gb(more)} of {gb(self.capacity)}: {tensor} of a forward of {forward.tokens} tokens and "
-            f"{forward.head_rows} rows of logits take {gb(own[tensor])} in addition to {held}"
+            f"{forward.head_rows} rows of logits take {gb(tensors[tensor])} in addition to {standing}"
         )
 
     def to_json(self, requests: Trace) -> dict[str, Any]:
         """For run.json: GB by name, at the largest forward."""
         forward = self.largest(requests)
-        held = {**self.standing, **self.of(forward)}
+        sizes = {**self.standing, **self.of(forward)}
         return {
             "policy": self.setting.policy.name,
             "tokens": forward.tokens,
             "head_rows": forward.head_rows,
-            "gb": {name: round(size / 1e9, 3) for name, size in held.items()},
+            "gb": {name: round(size / 1e9, 3) for name, size in sizes.items()},
             "capacity_gb": round(self.capacity / 1e9, 3),
             "shortage": self.shortage(forward),
         }
@@ -110,18 +110,17 @@ def _forwards(policy: Policy, limits: Limits, requests: Trace) -> list[Forward]:
         length = prompt + canvas
         cache: Any = policy.cache  # an ApproximateCache
         head = cache.head_rows(RowPosition(prompt, length, prompt, 0 * prompt, 0 * prompt, block), length)
-        most = int(np.sort(length)[-rows:].sum())
+        tokens = int(np.sort(length)[-rows:].sum())
         if batching.most_tokens is not None:
-            most = min(most, batching.most_tokens)
-        return [Forward(most, min(most, int(np.sort(head)[-rows:].sum())))]
+            tokens = min(tokens, batching.most_tokens)
+        return [Forward(tokens, min(tokens, int(np.sort(head)[-rows:].sum())))]
     decode = rows * policy.width
     if batching.pieces:  # prompts and blocks in one forward
-        most = decode if batching.most_tokens is None else batching.most_tokens
+        tokens = decode if batching.most_tokens is None else batching.most_tokens
         if not policy.granularity.on_a_grid:
-            most = max(most, budget)
-        return [Forward(most, min(most, decode))]
-    prompts = (
-        -(-np.maximum(1, requests.limit + requests.input_length) // block) * block
-    )  # a preempted request prefills its answer too
+            tokens = max(tokens, budget)
+        return [Forward(tokens, min(tokens, decode))]
+    # A preempted request prefills its answer too.
+    prompts = -(-np.maximum(1, requests.limit + requests.input_length) // block) * block
     first = min(budget, int(np.sort(prompts)[-rows:].sum()))
     return [Forward(decode, decode), Forward(first, min(rows, max(1, first // block)) * block)]

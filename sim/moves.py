@@ -50,6 +50,5 @@ class Moves:
 
 
 def _first_value(name: str) -> float:
-    if _KINDS[name] == "float64":
-        return np.nan
-    return 0 if name in _ZERO_AT_FIRST else -1
+    unknown = np.nan if _KINDS[name] == "float64" else -1
+    return 0 if name in _ZERO_AT_FIRST else unknown

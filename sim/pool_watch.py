@@ -49,52 +49,63 @@ class PoolWatch:
         counters = np.frombuffer(b"".join(engine.counters.tobytes() for engine in every), COUNTERS)
         steps = self._steps(counters, [engine.replica for engine in every])
         counters = counters[: len(engines)]
-        found = self._requests(now)
-        loads = self._loads(steps[: len(engines)], counters, engines, found.pop("queues"))
+        requests, queues = self._requests(now)
         self._last = now
         return PoolView(
-            pool.name, len(engines), starting, len(draining), int(counters["num_waiting"].sum()),
-            int(counters["num_running"].sum()), int(counters["expected_tokens"].sum()),
-            int(counters["pages_held"].sum()), len(engines) * limits.num_pages,
+            name=pool.name,
+            ready=len(engines),
+            starting=starting,
+            draining=len(draining),
+            waiting=int(counters["num_waiting"].sum()),
+            running=int(counters["num_running"].sum()),
+            tokens=int(counters["expected_tokens"].sum()),
+            pages_held=int(counters["pages_held"].sum()),
+            num_pages=len(engines) * limits.num_pages,
             tokens_per_forward=self._committed / self._forwards if self._forwards and self._committed else nan,
-            block_length=policy.block_length, page_size=policy.memory.page_size, max_batch=limits.max_batch,
+            block_length=policy.block_length,
+            page_size=policy.memory.page_size,
+            max_batch=limits.max_batch,
             max_prefill=limits.max_prefill_tokens or policy.batching.max_prefill_tokens,
-            context_limit=limits.context_limit, gpus=pool.setting.profile.device.count, role=self._role, loads=loads,
-            **found,
-        )  # fmt: skip
+            context_limit=limits.context_limit,
+            gpus=pool.setting.profile.device.count,
+            role=self._role,
+            loads=self._loads(steps[: len(engines)], counters, engines, *queues),
+            **requests,
+        )
 
-    def _requests(self, now: float) -> dict[str, Any]:
-        """PoolView's fields on requests."""
-        table, asked = self._table, self._table.asked
+    def _requests(self, now: float) -> tuple[dict[str, Any], tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        """PoolView's fields on requests; the replica and prompt tokens of each queued request."""
+        table, asks, block = self._table, self._table.asked, self._pool.setting.policy.block_length
         new = np.array(self._new, np.int64)
         mine = np.concatenate([self._open, new])
         rows, arrival = table.rows[mine], table.arrival[mine]
-        expected = -(-np.maximum(asked.estimate[new], 1) // self._pool.setting.policy.block_length)
-        going, waits = rows["status"] == UNFINISHED, np.isnan(rows["scheduled"])
-        done = rows["status"] == COMPLETED
+        going, waits, done = rows["status"] == UNFINISHED, np.isnan(rows["scheduled"]), rows["status"] == COMPLETED
         first, last = rows["first_emission"], rows["last_emission"]
         emitted = (first > self._last) & (first <= now)
         more = done & (rows["num_tokens"] > rows["num_first"])
-        left = np.maximum(asked.estimate[mine] - rows["num_tokens"], 1)
-        blocks = -(-left // self._pool.setting.policy.block_length)
+        blocks = -(-np.maximum(asks.estimate[mine] - rows["num_tokens"], 1) // block)
         queued = going & waits & (rows["replica"] >= 0)  # without those that left and return for their next block
-        looked_up = ~waits & (rows["scheduled"] > self._last) & (rows["arrived"] == 0)
-        prompts = asked.input_length[mine] - rows["arrived"]
-        found = {
-            "submitted": len(new), "completed": int(done.sum()),
-            "queued_tokens": int(prompts[queued].sum()), "submitted_blocks": int(expected.sum()),
+        prompts = asks.input_length[mine] - rows["arrived"]
+        fields = {
+            "submitted": len(new),
+            "completed": int(done.sum()),
+            "queued_tokens": int(prompts[queued].sum()),
+            "submitted_blocks": int((-(-np.maximum(asks.estimate[new], 1) // block)).sum()),
             "waiting_blocks": int(blocks[queued].sum()),
             "running_blocks": int(blocks[going & ~waits].sum()),
-            "input_length": _mean(asked.input_length[new]), "expected_length": _mean(asked.estimate[new]),
-            "output_length": _mean(rows["num_tokens"][done]), "ttft": _mean((first - arrival)[emitted]),
+            "input_length": _mean(asks.input_length[new]),
+            "expected_length": _mean(asks.estimate[new]),
+            "output_length": _mean(rows["num_tokens"][done]),
+            "ttft": _mean((first - arrival)[emitted]),
             "itl": _mean(((last - first) / (rows["num_tokens"] - rows["num_first"]).clip(min=1))[more]),
             "e2el": _mean((rows["finish"] - arrival)[done]),
-            "queues": (rows["replica"][queued], prompts[queued]),
-        }  # fmt: skip
-        if self._cached is not None and (total := prompts[looked_up].sum()):
-            found["hit_rate"] = float(self._cached[mine][looked_up].sum() / total)
+        }
+        if self._cached is not None:
+            looked_up = ~waits & (rows["scheduled"] > self._last) & (rows["arrived"] == 0)
+            if total := prompts[looked_up].sum():
+                fields["hit_rate"] = float(self._cached[mine][looked_up].sum() / total)
         self._new, self._open = [], mine[going]
-        return found
+        return fields, (rows["replica"][queued], prompts[queued])
 
     def _steps(self, counters: Any, replicas: Sequence[int]) -> npt.NDArray[np.float64]:
         """Growth of _TOTALS since the last tick, [replicas, totals]."""
@@ -109,20 +120,28 @@ class PoolWatch:
         return grown
 
     def _loads(
-        self, grown: npt.NDArray[np.float64], counters: Any, engines: Sequence[Engine], queues: Any
-    ) -> ReplicaLoads:
+        self, grown: npt.NDArray[np.float64], counters: Any, engines: Sequence[Engine], replica: npt.NDArray[Any],
+        prompts: npt.NDArray[Any],
+    ) -> ReplicaLoads:  # fmt: skip
+        """grown: of _TOTALS. replica, prompts: of each queued request."""
         page = self._pool.setting.policy.memory.page_size
-        decode, prefill, prefill_time, decode_time, prefilled, page_time, forwards, _ = grown.T
-        steps, time = decode + prefill, prefill_time + decode_time
+        total = dict(zip(_TOTALS, grown.T, strict=True))
+        steps = total["num_decode_steps"] + total["num_prefill_steps"]
+        time = total["prefill_time"] + total["decode_time"]
         numbers = np.array([engine.replica for engine in engines], np.int64)
-        replica, prompts = queues
-        prompts_of = np.bincount(replica, prompts, int(numbers.max(initial=-1)) + 1).astype(np.float64)
+        queued_tokens = np.bincount(replica, prompts, int(numbers.max(initial=-1)) + 1).astype(np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
             return ReplicaLoads(
-                counters["num_waiting"].astype(np.float64), prompts_of[numbers], counters["pages_held"] * float(page),
-                steps, time / steps, prefilled / steps, page_time / time * page, forwards / decode,
-                forwards,
-            )  # fmt: skip
+                waiting=counters["num_waiting"].astype(np.float64),
+                queued_tokens=queued_tokens[numbers],
+                kv_tokens=counters["pages_held"] * float(page),
+                steps=steps,
+                step_time=time / steps,
+                step_prefill=total["total_prefill_tokens"] / steps,
+                step_kv=total["page_time"] / time * page,
+                step_rows=total["forwards"] / total["num_decode_steps"],
+                forwards=total["forwards"],
+            )
 
 
 def _mean(values: npt.NDArray[Any]) -> float:

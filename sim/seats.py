@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from ..engine.engine import Engine
 from ..engine.policy import Policy
@@ -23,11 +24,19 @@ def leaves(policy: Policy, prompt: int, output: int) -> int:
     return prompt // policy.block_length * policy.block_length if policy.granularity.on_a_grid else prompt
 
 
+def _of_engine(name: str) -> Any:
+    return property(lambda seat: getattr(seat.engine, name))
+
+
 class Seat:
     """A replica as routers see it: requests on their way count as waiting.
 
     watch: None if nothing scales.
     """
+
+    replica, num_running = _of_engine("replica"), _of_engine("num_running")
+    queued_prompt_tokens = _of_engine("queued_prompt_tokens")
+    pages_held, num_pages, page_size = map(_of_engine, ("pages_held", "num_pages", "page_size"))
 
     def __init__(self, server: Replica, pool: Pool, watch: PoolWatch | None) -> None:
         self.server, self.pool, self.watch = server, pool, watch
@@ -47,36 +56,12 @@ class Seat:
         self._coming_tokens -= request.expected
 
     @property
-    def replica(self) -> int:
-        return self.engine.replica
-
-    @property
     def num_waiting(self) -> int:
         return self.engine.num_waiting + self.coming
 
     @property
-    def num_running(self) -> int:
-        return self.engine.num_running
-
-    @property
     def expected_tokens(self) -> int:
         return self.engine.expected_tokens + self._coming_tokens
-
-    @property
-    def queued_prompt_tokens(self) -> int:
-        return self.engine.queued_prompt_tokens
-
-    @property
-    def pages_held(self) -> int:
-        return self.engine.pages_held
-
-    @property
-    def num_pages(self) -> int:
-        return self.engine.num_pages
-
-    @property
-    def page_size(self) -> int:
-        return self.engine.page_size
 
     def found(self, request: RequestView) -> int:
         prompt = request.input_length
@@ -91,9 +76,9 @@ class Move:
     tokens: int  # that leave the prefill pool
     source: Seat
     to: Seat | None = None  # None: not chosen
-    kept: int = 0  # pages of the source since the prefill's end
+    pages_kept: int = 0  # of the source since the prefill's end
     reserved: int = 0  # pages of the destination
-    found: int = 0  # tokens in the destination's prefix cache
+    cached: int = 0  # tokens in the destination's prefix cache
     prefilled: bool = False
     lease: int = 0  # number of the current lease
     over: bool = False  # its request is with its decoder

@@ -80,8 +80,8 @@ class Setting:
         policy = self.policy
         if policy.commits_by != "law":
             return None
-        most = policy.unmasking.most_steps(policy.block_length)
-        return self.profile.canvas_law(self.workload, policy.block_length, most)
+        max_steps = policy.unmasking.most_steps(policy.block_length)
+        return self.profile.canvas_law(self.workload, policy.block_length, max_steps)
 
     @cached_property
     def commits(self) -> CommitModel | None:
@@ -92,13 +92,13 @@ class Setting:
         policy, profile, unmasking = self.policy, self.profile, self.policy.unmasking
         both_ways = policy.family == "full-sequence"
         if both_ways != (profile.family == "full-sequence"):
-            wanted = "full-sequence" if both_ways else "block-diffusion"
-            shipped = ", ".join(of_family(wanted))
+            family = "full-sequence" if both_ways else "block-diffusion"
+            shipped = ", ".join(of_family(family))
             does = "approximates the cache of a full-sequence model"
             raise ProfileError(
                 f"profile {profile.name} is of family {profile.family}, and {cut(policy.name)} "
                 f"{does if both_ways else 'decodes blocks over an exact KV cache'}: "
-                f"expected a {wanted} profile, of a file or shipped: {shipped}"
+                f"expected a {family} profile, of a file or shipped: {shipped}"
             )
         if self.law is not None or policy.commits_by != "confidence":
             return None
@@ -108,9 +108,9 @@ class Setting:
                 "low_confidence_dynamic, the only one the twin draws (dsim live runs it)"
             )
         _ = self.deltas
-        found = self._fitted_at(self._fitted_threshold())
-        self._of_thresholds(found)
-        return found
+        model = self._fitted_at(self._fitted_threshold())
+        self._of_thresholds(model)
+        return model
 
     @property
     def drawn(self) -> CommitModel | CanvasLaw | None:
@@ -176,22 +176,22 @@ class Setting:
         unmasking = self.policy.unmasking
         if not unmasking.varies:
             return {}
-        own = replace(self, workload=commits.workload)
+        of_workload = replace(self, workload=commits.workload)
         try:
-            return {threshold: own._fitted_at(threshold) for threshold in unmasking.thresholds}
+            return {threshold: of_workload._fitted_at(threshold) for threshold in unmasking.thresholds}
         except ProfileError as error:
-            known = ", ".join(f"{threshold:g}" for threshold in unmasking.thresholds)
-            raise ProfileError(f"{cut(self.policy.name)} may choose thresholds {known}: {error}") from None
+            choices = ", ".join(f"{threshold:g}" for threshold in unmasking.thresholds)
+            raise ProfileError(f"{cut(self.policy.name)} may choose thresholds {choices}: {error}") from None
 
     def _fitted_threshold(self) -> float:
         """The policy's threshold; for an engine's default the nearest fitted one."""
         unmasking, profile = self.policy.unmasking, self.profile
-        wanted = float(unmasking.threshold)
-        if wanted != unmasking.own_threshold or not profile.commits:
-            return wanted
+        threshold = float(unmasking.threshold)
+        if threshold != unmasking.own_threshold or not profile.commits:
+            return threshold
         name = self.workload or profile.commits[0].workload
-        held = {m.threshold for m in profile.commits if m.workload == name}
-        return min(held, key=lambda threshold: (round(abs(threshold - wanted), 9), -threshold), default=wanted)
+        fitted = {m.threshold for m in profile.commits if m.workload == name}
+        return min(fitted, key=lambda near: (round(abs(near - threshold), 9), -near), default=threshold)
 
 
 def limits_on(policy: Policy, memory: MemoryModel, device: Device, model: Sized) -> Limits:
@@ -223,12 +223,12 @@ def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:
     return memory
 
 
-def caps_of(most_steps: int | None, requests: Trace) -> "npt.NDArray[np.int64] | int | None":
+def caps_of(max_steps: int | None, requests: Trace) -> "npt.NDArray[np.int64] | int | None":
     """Most steps of a block: the policy's, or per request if the trace allows fewer."""
     nothing = [None] * len(requests)
-    asked, reads = (requests.extras.get(name) for name in (MAX_STEPS, READ_ONLY))
-    if asked is None and reads is None:
-        return most_steps
-    none = np.iinfo(np.int32).max if most_steps is None else most_steps
-    caps = [none if most is None else min(int(most), none) for most in asked or nothing]
+    limits, reads = (requests.extras.get(name) for name in (MAX_STEPS, READ_ONLY))
+    if limits is None and reads is None:
+        return max_steps
+    no_limit = np.iinfo(np.int32).max if max_steps is None else max_steps
+    caps = [no_limit if limit is None else min(int(limit), no_limit) for limit in limits or nothing]
     return np.where([bool(read) for read in reads or nothing], 1, caps)

@@ -11,7 +11,6 @@ A draining replica gets no new requests, sends what it prefilled, and decodes wh
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ..engine.engine import Engine
 from ..engine.journal import RequestTable
@@ -24,7 +23,7 @@ from .link import Link, Wire
 from .moves import Moves
 from .pool_watch import PoolWatch
 from .replica import Replica
-from .routers.router import Asked, Router
+from .routers.router import Router, restricted
 from .seats import Move, Seat, leaves
 
 # Free tokens per request of a decoding replica when pages are reserved for a new one, so that the others can grow
@@ -119,8 +118,8 @@ class Split:
 
     def _splits(self, request: Request) -> bool:
         with running_code_of(f"decider {self._decider_spec}, asked for request {request.index}"):
-            asked: Any = request if self._shipped else Asked(request)
-            return bool(self._decider.splits(asked, self._sources, self._destinations))
+            view = request if self._shipped else restricted(request)
+            return bool(self._decider.splits(view, self._sources, self._destinations))
 
     def _can(self, pool: Pool, request: Request) -> bool:
         """Whether a pool can prefill a request for a decoder; prompts below a block never travel."""
@@ -166,9 +165,9 @@ class Split:
         for index in engine.take_done():
             move = self._moving[index]
             assert status[index] == COMPLETED, "a prefill ends"
-            move.prefilled, move.kept = True, engine.pages_of(move.tokens)
-            engine.keep(move.kept)
-            self._moves.note(index, pages_kept=move.kept)
+            move.prefilled, move.pages_kept = True, engine.pages_of(move.tokens)
+            engine.keep(move.pages_kept)
+            self._moves.note(index, pages_kept=move.pages_kept)
             if move.reserved:
                 self._transfer(move)
                 continue
@@ -195,7 +194,7 @@ class Split:
             if not engine.reserve(index, prompt, move.tokens, spare):
                 return
             to.asking.popleft()
-            move.reserved, move.found = (int(self._table[name][index]) for name in ("reserved", "found"))
+            move.reserved, move.cached = (int(self._table[name][index]) for name in ("reserved", "found"))
             self._moves.note(
                 index, reserved=self._env.now, pages_reserved=move.reserved, reserved_step=engine.num_steps
             )
@@ -209,7 +208,7 @@ class Split:
         profile, table = move.source.pool.setting.profile, self._moves.table
         took = float(table["finish"][index] - table["scheduled"][index])
         self._moves.note(index, transfer_start=env.now)
-        size = link.left(profile, link.size(profile, move.tokens - move.found), took)
+        size = link.left(profile, link.size(profile, move.tokens - move.cached), took)
         self._wire(move).send(size, lambda: self._received(move))
 
     def _wire(self, move: Move) -> Wire:
@@ -221,7 +220,7 @@ class Split:
         """A request's KV has reached its decoder."""
         self._moves.note(move.request.index, arrived=move.tokens)
         if self._shares:
-            self._moves.note(move.request.index, sent=move.tokens - move.found)
+            self._moves.note(move.request.index, sent=move.tokens - move.cached)
         self._end(move, replace(move.request, arrived=move.tokens))
 
     def _expire(self, move: Move, lease: int) -> None:
@@ -239,7 +238,7 @@ class Split:
         """Free the prefill replica's pages."""
         source = move.source
         source.leaving -= 1
-        source.engine.keep(-move.kept)
+        source.engine.keep(-move.pages_kept)
         self._moves.note(move.request.index, released=self._env.now, released_step=source.engine.num_steps)
         source.server.wake()
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..engine.errors import PolicyError, quoted
+from ..files.read import float_of
 
 _PURPOSE = 0x57A47  # one stream of draws
 
@@ -18,6 +19,10 @@ class Part(NamedTuple):
     name: str
     mean: float  # s
     std: float = 0.0  # s
+
+    @property
+    def seconds(self) -> str:
+        return f"{self.mean:g}+-{self.std:g}" if self.std else f"{self.mean:g}"
 
 
 # Measured starts, and their sources.
@@ -40,42 +45,34 @@ class Startup:
 
     parts: tuple[Part, ...] = ()
 
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            if not (0 <= part.mean < math.inf and 0 <= part.std < math.inf):
+                raise PolicyError(f"startup is {part.seconds} s, expected at least 0 and finite")
+
     @classmethod
-    def parse(cls, given: str | float) -> "Startup":
+    def parse(cls, text: str | float) -> "Startup":
         """Read seconds, or items as in `provision=240+-30,load=18`, each a part or a measured set's name."""
-        try:
-            return cls._checked((Part("start", float(given)),)) if float(given) else cls()
-        except ValueError:
-            pass
+        seconds = float_of(str(text))
+        if not math.isnan(seconds):
+            return cls((Part("start", seconds),)) if seconds else cls()
         parts: list[Part] = []
-        for item in str(given).split(","):
+        for item in str(text).split(","):
+            shape = re.fullmatch(r"([a-z_-]+)=([0-9.eE]+)(?:\+-([0-9.eE]+))?", item)
+            mean, std = (float_of(shape[2]), float_of(shape[3] or "0")) if shape else (math.nan, math.nan)
             if item in SETS:
                 parts += SETS[item][0]
-                continue
-            found = re.fullmatch(r"([a-z_-]+)=([0-9.eE]+)(?:\+-([0-9.eE]+))?", item)
-            try:
-                if found is None:
-                    raise ValueError
-                parts.append(Part(found[1], float(found[2]), float(found[3] or 0)))
-            except ValueError:
+            elif shape is None or math.isnan(mean + std):
                 raise PolicyError(
                     f"startup is {quoted(item)}, expected seconds, PART=SECONDS[+-SD],... such as "
                     f"provision=240+-30,load=18, or one of {', '.join(SETS)}"
-                ) from None
-        return cls._checked(tuple(parts))
+                )
+            else:
+                parts.append(Part(shape[1], mean, std))
+        return cls(tuple(parts))
 
     def __str__(self) -> str:
-        return ",".join(
-            f"{part.name}={part.mean:g}" + (f"+-{part.std:g}" if part.std else "") for part in self.parts
-        ).removeprefix("start=")
-
-    @classmethod
-    def _checked(cls, parts: tuple[Part, ...]) -> "Startup":
-        for part in parts:
-            if not (0 <= part.mean < math.inf and 0 <= part.std < math.inf):
-                given = f"{part.mean:g}" + (f"+-{part.std:g}" if part.std else "")
-                raise PolicyError(f"startup is {given} s, expected at least 0 and finite")
-        return cls(parts)
+        return ",".join(f"{part.name}={part.seconds}" for part in self.parts).removeprefix("start=")
 
     @property
     def mean(self) -> float:
@@ -93,9 +90,7 @@ class Startup:
 AT_ONCE = Startup()
 
 
-def in_words(given: str) -> str | float:
+def in_words(text: str) -> str | float:
     """For a scenario: seconds, or the words of its parts."""
-    try:
-        return float(given)
-    except ValueError:
-        return given
+    seconds = float_of(text)
+    return text if math.isnan(seconds) else seconds

@@ -1,5 +1,7 @@
 """An engine's log next to a client's file: a journal of steps, and the delay between engine and client."""
 
+from typing import Any
+
 import numpy as np
 
 from ...engine.errors import DsimError
@@ -24,47 +26,49 @@ def journal_of(log: StepLog, index: Ints, zero: float) -> tuple[Columns, Lists] 
     the run's start on the log's clock.
     """
     s, r = log.rows, log.requests
-    place = np.full(int(r.request.max(initial=-1)) + 1, -1)
-    place[r.request] = index
-    who = place[s.request]
-    if not len(who):
+    numbers = np.full(int(r.request.max(initial=-1)) + 1, -1)
+    numbers[r.request] = index
+    request = numbers[s.request]
+    if not len(request):
         return None
-    rows = np.diff(s.offsets)
-    step_of = np.repeat(np.arange(len(s)), rows)
-    known = np.bincount(step_of, who < 0, len(s)) == 0
-    if not known.any():
+    num_rows = np.diff(s.offsets)
+    step_of = np.repeat(np.arange(len(s)), num_rows)
+    steps = np.flatnonzero(np.bincount(step_of, request < 0, len(s)) == 0)
+    if not len(steps):
         return None
-    kept = known[step_of]
-    block = log.header.block_length
+    rows = np.isin(step_of, steps)
     window, commits = _marks(log)
-    features = log.steps.features[s.line[known]]
-    columns: Columns = {name: np.zeros(int(known.sum()), kind) for name, kind in STEP_COLUMNS.items()}
-    values = dict(zip(Features._fields, features.T, strict=True))
-    for name in Features._fields:
-        if name in columns:
-            columns[name][:] = values[name]
-    columns["step"][:] = np.arange(len(columns["step"]))
-    columns["start"][:] = s.start[known] - zero
-    columns["latency"][:] = log.steps.latency[s.line[known]]
-    columns["device"][:] = log.steps.device[s.line[known]]
-    columns["prefill"][:] = values["prefill_tokens"] == values["tokens"]
-    columns["chunk"][:] = np.where(columns["prefill"], 0, block)
-    columns["committed"][:] = np.bincount(step_of, commits.sum(axis=1), len(s))[known]
-    columns["waiting"][:], columns["pages"][:] = s.waiting[known], s.pages[known]
-    columns["running"][:] = rows[known]
-    mine = np.flatnonzero(index >= 0)
-    columns["submitted"][:] = np.searchsorted(np.sort(r.arrival[mine]), s.start[known], side="right")
-    ends = s.start[known] + columns["latency"]
-    columns["finished"][:] = np.diff(np.searchsorted(np.sort(r.last_emission[mine]), ends, side="right"), prepend=0)
-    offsets = np.concatenate([[0], np.cumsum(rows[known])])
-    phases = np.array([_PHASE[name] for name in PHASES], np.uint8)[s.phase[kept]]
-    words = pack(window[kept]).shape[1]
+    features = dict(zip(Features._fields, log.steps.features[s.line[steps]].T, strict=True))
+    start, latency = s.start[steps] - zero, log.steps.latency[s.line[steps]]
+    prefill = features["prefill_tokens"] == features["tokens"]
+    in_run = index >= 0
+    emitted = np.searchsorted(np.sort(r.last_emission[in_run]), s.start[steps] + latency, side="right")
+    values: dict[str, Any] = {
+        **features,
+        "step": np.arange(len(steps)),
+        "start": start,
+        "latency": latency,
+        "device": log.steps.device[s.line[steps]],
+        "prefill": prefill,
+        "chunk": np.where(prefill, 0, log.header.block_length),
+        "committed": np.bincount(step_of, commits.sum(axis=1), len(s))[steps],
+        "waiting": s.waiting[steps],
+        "pages": s.pages[steps],
+        "running": num_rows[steps],
+        "submitted": np.searchsorted(np.sort(r.arrival[in_run]), s.start[steps], side="right"),
+        "finished": np.diff(emitted, prepend=0),
+    }
+    nothing = np.zeros(len(steps))
+    columns = {name: np.asarray(values.get(name, nothing)).astype(kind) for name, kind in STEP_COLUMNS.items()}
+    offsets = np.concatenate([[0], np.cumsum(num_rows[steps])])
+    phases = np.array([_PHASE[name] for name in PHASES], np.uint8)[s.phase[rows]]
     lists: Lists = {
-        "requests": (who[kept].astype(STEP_LISTS["requests"]), offsets), "phases": (phases, offsets),
-        "num_tokens": (s.tokens[kept].astype(STEP_LISTS["num_tokens"]), offsets),
-        **{name: (pack(marks[kept]).reshape(-1), offsets * words)
-           for name, marks in (("window", window), ("commits", commits), ("evictions", np.zeros_like(window)))},
+        "requests": (request[rows].astype(STEP_LISTS["requests"]), offsets), "phases": (phases, offsets),
+        "num_tokens": (s.tokens[rows].astype(STEP_LISTS["num_tokens"]), offsets),
     }  # fmt: skip
+    for name, marks in (("window", window), ("commits", commits), ("evictions", np.zeros_like(window))):
+        words = pack(marks[rows])
+        lists[name] = (words.reshape(-1), offsets * words.shape[1])
     return columns, lists
 
 
@@ -76,22 +80,24 @@ def _marks(log: StepLog) -> tuple[Bools, Bools]:
     s, block = log.rows, log.header.block_length
     window = np.zeros((len(s.request), block), np.bool_)
     commits = window.copy()
-    denoise, flush = PHASES.index("denoise"), PHASES.index("flush")
+    denoise = PHASES.index("denoise")
     if block == 1:
         window[:, 0] = commits[:, 0] = s.emitted > 0
         return window, commits
-    window[(s.phase == denoise) | (s.phase == flush)] = True
+    window[(s.phase == denoise) | (s.phase == PHASES.index("flush"))] = True
+    requests = s.request.tolist()
     if len(log.commits):
-        numbers = np.repeat(s.number, np.diff(s.offsets))
-        at = {key: i for i, key in enumerate(zip(log.commits.request.tolist(), log.commit_steps.tolist(), strict=True))}
-        for row, key in enumerate(zip(s.request.tolist(), numbers.tolist(), strict=True)):
-            if key in at:
-                window[row], commits[row] = log.commits.window[at[key]], log.commits.committed[at[key]]
+        lines = {
+            key: i for i, key in enumerate(zip(log.commits.request.tolist(), log.commit_steps.tolist(), strict=True))
+        }
+        steps = np.repeat(s.number, np.diff(s.offsets)).tolist()
+        for row, key in enumerate(zip(requests, steps, strict=True)):
+            if key in lines:
+                line = lines[key]
+                window[row], commits[row] = log.commits.window[line], log.commits.committed[line]
         return window, commits
-    last: dict[int, int] = {}
-    for row, (request, phase, emitted) in enumerate(
-        zip(s.request.tolist(), s.phase.tolist(), s.emitted.tolist(), strict=True)
-    ):
+    last: dict[int, int] = {}  # row of a request's last denoising step
+    for row, (request, phase, emitted) in enumerate(zip(requests, s.phase.tolist(), s.emitted.tolist(), strict=True)):
         if phase == denoise:
             last[request] = row
         if emitted and request in last:
@@ -102,8 +108,8 @@ def _marks(log: StepLog) -> tuple[Bools, Bools]:
 def frontend_of(log: StepLog, client: ClientLog) -> float:
     """Time outside the engine (s): the median of the requests' ttft at the client minus that at the engine."""
     r = log.requests
-    place = places(client, Requested("the log", r.arrival, r.input_length, r.output_length))
-    inside = (r.first_emission - r.arrival)[place]
+    rows = places(client, Requested("the log", r.arrival, r.input_length, r.output_length))
+    inside = (r.first_emission - r.arrival)[rows]
     outside = client.requests.first - client.requests.sent - inside
     if np.isnan(outside).all():
         raise DsimError(f"{client.path}: none of its {len(outside)} requests has its first token in the log")

@@ -1,6 +1,7 @@
 """Match a client's requests to those of a trace or an engine's log."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,46 +28,54 @@ def match(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
 
     Lengths decide between requests within NEIGHBOURS. DsimError if the file cannot be of this trace.
     """
-    found, n = log.requests, len(trace.arrival)
-    if len(found) > n:
-        raise DsimError(f"{log.path}: holds {len(found)} requests, {trace.name} holds {n}: expected at most as many")
-    due = found.due
-    rows = np.arange(len(found))
-    if len(found) < n and not np.isnan(due).any():
-        rows = _by_time(log, trace, due)
-    asked = np.stack([trace.input_length, trace.output_length])[:, rows]
-    got = np.stack([found.input_length, found.output_length])
-    known = found.error == ""  # failed requests have no token counts
-    group = np.concatenate([[0], np.cumsum(np.diff(trace.arrival[rows]) > NEIGHBOURS)])
-    for members in np.split(np.arange(len(found)), np.flatnonzero(np.diff(group)) + 1):
-        if len(members) > 1 and (asked[:, members] != got[:, members]).any():
-            rows[members] = rows[members][_assign(asked[:, members], got[:, members], known[members])]
+    _check_number(log, trace)
+    requests = log.requests
+    rows = np.arange(len(requests))
+    if len(requests) < len(trace.arrival) and not np.isnan(requests.due).any():
+        rows = _by_time(log, trace)
+    # [requests, 2]
+    lengths, in_trace = _lengths(requests), _lengths(trace)[rows]
+    new_group = np.diff(trace.arrival[rows]) > NEIGHBOURS
+    for members in np.split(np.arange(len(requests)), np.flatnonzero(new_group) + 1):
+        if len(members) > 1 and (in_trace[members] != lengths[members]).any():
+            rows[members] = rows[members][_assign(in_trace[members], lengths[members], requests.error[members] == "")]
     return rows
 
 
-def _by_time(log: ClientLog, trace: Requested, due: Floats) -> npt.NDArray[np.int64]:
-    """Rows at these times; equal times in order."""
-    rows = np.zeros(len(due), np.int64)
-    taken = -1
-    for i, when in enumerate(due.tolist()):
-        row = max(taken + 1, int(np.searchsorted(trace.arrival, when - 1e-3)))
-        if row >= len(trace.arrival) or abs(trace.arrival[row] - when) > 1e-3:
-            raise DsimError(f"{log.path}: a request is of {when:g} s, and {trace.name} has none (left) at that time")
-        rows[i] = taken = row
+def _check_number(log: ClientLog, requested: Requested) -> None:
+    num, limit = len(log.requests), len(requested.arrival)
+    if num > limit:
+        raise DsimError(f"{log.path}: holds {num} requests, {requested.name} holds {limit}: expected at most as many")
+
+
+def _lengths(requests: Any) -> npt.NDArray[np.int64]:
+    """[requests, 2]"""
+    return np.stack([requests.input_length, requests.output_length], axis=1)
+
+
+def _by_time(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
+    """Rows at the requests' times; equal times in order."""
+    rows = np.zeros(len(log.requests), np.int64)
+    previous = -1
+    for i, due in enumerate(log.requests.due.tolist()):
+        row = max(previous + 1, int(np.searchsorted(trace.arrival, due - 1e-3)))
+        if row >= len(trace.arrival) or abs(trace.arrival[row] - due) > 1e-3:
+            raise DsimError(f"{log.path}: a request is of {due:g} s, and {trace.name} has none (left) at that time")
+        rows[i] = previous = row
     return rows
 
 
 def _assign(
-    asked: npt.NDArray[np.int64], got: npt.NDArray[np.int64], known: npt.NDArray[np.bool_]
+    in_trace: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], completed: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int64]:
-    """Assign requests by the least sum of length differences."""
+    """Assign requests by the least sum of length differences; failed ones have no token counts."""
     # SciPy loads slowly.
     from scipy.optimize import linear_sum_assignment
 
-    cost = np.abs(asked[:, None, :] - got[:, :, None]).sum(axis=0).astype(np.float64)  # [got, asked]
-    cost[~known] = 0.0
-    n = len(known)
-    cost += 1e-6 * np.abs(np.arange(n)[:, None] - np.arange(n))  # ties keep the order
+    cost = np.abs(in_trace[None] - lengths[:, None]).sum(axis=2).astype(np.float64)
+    cost[~completed] = 0.0
+    order = np.arange(len(lengths))
+    cost += 1e-6 * np.abs(order[:, None] - order)  # ties keep the order
     chosen: npt.NDArray[np.int64] = linear_sum_assignment(cost)[1]
     return chosen
 
@@ -76,24 +85,20 @@ def places(client: ClientLog, log: Requested) -> npt.NDArray[np.int64]:
 
     Lengths decide where they begin, then gaps. DsimError if the log has fewer requests.
     """
+    _check_number(client, log)
     order = np.argsort(client.requests.sent, kind="stable")
     sent = client.requests[order]
-    n = len(sent)
-    if n > len(log.arrival):
-        raise DsimError(
-            f"{client.path}: holds {n} requests, {log.name} holds {len(log.arrival)}: expected at most as many"
-        )
-    got = np.stack([sent.input_length, sent.output_length])
-    known = sent.error == ""
-    lengths = np.stack([log.input_length, log.output_length], axis=1)
-    # windows: [begins, 2, n]; times: [begins, n]
-    windows = np.lib.stride_tricks.sliding_window_view(lengths, n, axis=0)
-    times = np.lib.stride_tricks.sliding_window_view(log.arrival, n)
-    off = times - times[:, :1] - (sent.sent - sent.sent[0])
-    wrong = np.abs(windows - got)[:, :, known].sum(axis=(1, 2))
-    begin = int(np.lexsort((np.abs(off).sum(axis=1), wrong))[0])
-    arrival = log.arrival[begin : begin + n]
-    part = Requested(log.name, arrival - arrival[0], *lengths[begin : begin + n].T)
-    found = np.empty(n, np.int64)
-    found[order] = begin + match(replace(client, requests=sent), part)
-    return found
+    num = len(sent)
+    # windows: [begins, 2, requests]; times: [begins, requests]
+    windows = np.lib.stride_tricks.sliding_window_view(_lengths(log), num, axis=0)
+    times = np.lib.stride_tricks.sliding_window_view(log.arrival, num)
+    late = times - times[:, :1] - (sent.sent - sent.sent[0])
+    wrong = np.abs(windows - _lengths(sent).T)[:, :, sent.error == ""].sum(axis=(1, 2))
+    begin = int(np.lexsort((np.abs(late).sum(axis=1), wrong))[0])
+    part = slice(begin, begin + num)
+    arrival = log.arrival[part] - log.arrival[begin]
+    rows = np.empty(num, np.int64)
+    rows[order] = begin + match(
+        replace(client, requests=sent), Requested(log.name, arrival, log.input_length[part], log.output_length[part])
+    )
+    return rows

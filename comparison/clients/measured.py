@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,20 @@ import numpy.typing as npt
 
 from ... import __version__
 from ...engine.errors import DsimError
-from ...engine.journal import REQUEST_COLUMNS, STEP_COLUMNS, StepTotals
+from ...engine.journal import REQUEST_COLUMNS, StepTotals
 from ...profiler.steplog import StepLog, of_random_tokens
 from ...report.run import run_html
 from ...results.metrics import CANCELLED, COMPLETED, REJECTED, UNFINISHED, latencies, rows_of, stable, summarize
-from ...results.run import Array, Columns, Run
+from ...results.run import Columns
 from ...results.run_folder import RunWriter
 from ...results.run_info import ClientInfo, Lateness, OwnFigure, RunInfo, TraceInfo
 from ...results.slo import Slo
 from ...traces.formats import CLIENT
+from ..parts import ENGINE_TIMES
 from .engine import Lists, journal_of
 from .match import Requested, match, places
 from .read import ClientLog
 
-# In the engine's log: s after arrival at the engine.
-ENGINE_TIMES = ("scheduled", "first_emission", "last_emission")
 CLIENT_COLUMNS = ("lateness", *CLIENT.values(), *(f"engine_{name}" for name in ENGINE_TIMES))
 DIFFERS = 1e-3  # relative: from here the report shows the client's figure too
 # Entries of a summary that need steps.
@@ -37,28 +36,13 @@ OF_STEPS = (
 OF_STEPS_UNKNOWN = ("wasted_canvas_tokens", "preemptions", "kv_utilization", "kv_pages")  # even with an engine's log
 
 
-@dataclass(frozen=True)
-class MeasuredRun(Run):
-    """A run in memory, with steps from an engine's log."""
+@dataclass(frozen=True, eq=False)
+class MeasuredRun:
+    """What clients measured, to be written as a run."""
 
-    columns: Columns = field(default_factory=dict)
-    journal: tuple[Columns, Lists] | None = None
-
-    @property
-    def num_steps(self) -> int:
-        return 0 if self.journal is None else len(self.journal[0]["step"])
-
-    def requests(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
-        return {name: self.columns[name] for name in columns or REQUEST_COLUMNS}
-
-    def step_batches(self, policy: str, columns: Sequence[str] | None = None) -> Iterator[Columns]:
-        if self.journal is not None:
-            yield {name: self.journal[0][name] for name in columns or STEP_COLUMNS}
-
-    def step_lists(self, policy: str) -> dict[str, tuple[Array, Array]]:
-        if self.journal is None:
-            raise DsimError(f"{self.folder} has no step journal")
-        return self.journal[1]
+    info: RunInfo
+    columns: Columns  # of requests: REQUEST_COLUMNS and CLIENT_COLUMNS
+    journal: tuple[Columns, Lists] | None  # steps of an engine's log, scalar columns and lists
 
 
 def measured_run(
@@ -108,98 +92,79 @@ def measured_run(
         missing_passes=missing_passes,
         policies=(summary,),
     )
-    return MeasuredRun(Path(log.path), info, columns=columns, journal=journal)
-
-
-def measured_beside(predicted: Run, log: ClientLog, trace: Requested | None, policy: str | None) -> MeasuredRun:
-    """The run in a client's file, by default of the predicted run's requests.
-
-    policy: what the server runs; DsimError if it is needed.
-    """
-    names = predicted.policies if policy is None else [policy]
-    if len(names) != 1 or names[0] not in predicted.policies:
-        raise DsimError(
-            f"{predicted.folder} holds policies {', '.join(predicted.policies)}, and {log.path} is of one server: "
-            "expected the one that it runs, --policy"
-        )
-    if trace is None and not log.is_trace:
-        held = predicted.requests(names[0])
-        order = np.lexsort((held["request"], held["arrival"]))
-        asked = (held[name][order] for name in ("arrival", "input_length", "output_length"))
-        trace = Requested(str(predicted.folder), *asked)
-    info = predicted.info
-    return measured_run(
-        log, trace, policy=names[0], slos=[Slo.parse(text) for text in info.slos], missing_passes=info.missing_passes,
-    )  # fmt: skip
+    return MeasuredRun(info, columns, journal)
 
 
 def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64]) -> tuple[Columns, list[str]]:
-    n, warnings, requests = len(rows), [], log.requests
-    sent, tokens, told_input = requests.sent, requests.output_length, requests.input_length
-    arrival = sent - sent.min() if trace is None else trace.arrival[rows]
-    # On the client's clock the least late request is on time.
-    known_late = trace is not None and log.has_times
-    lateness = np.full(n, np.nan) if not known_late else sent - arrival - (sent - arrival).min()
-    columns: Columns = {}
-    for name, dtype in REQUEST_COLUMNS.items():
-        columns[name] = np.full(n, np.nan if dtype == "float64" else 0, dtype)
-    done = requests.error == ""
-    columns["request"][:] = rows
-    columns["arrival"][:] = arrival
-    columns["status"][:] = list(map(_status, requests.error))
-    asked_input = told_input if trace is None else trace.input_length[rows]
-    told_input = np.where(told_input == 0, asked_input, told_input)
-    columns["input_length"][:] = np.where(done, told_input, asked_input)
-    columns["output_length"][:] = tokens if trace is None else trace.output_length[rows]
-    columns["max_tokens"][:] = columns["output_length"]
-    for name, key in (("first_emission", "first"), ("last_emission", "last"), ("finish", "last")):
-        columns[name][:] = arrival + (requests[key] - sent)
-    columns["num_tokens"][:] = columns["num_committed"][:] = tokens
-    columns["num_emissions"][:] = requests.num_chunks
-    # The first of several-token chunks is unknown: no `tpot_chunk` then.
-    columns["num_first"][:] = np.where(tokens == requests.num_chunks, 1, tokens)
-    columns["lateness"] = lateness
-    for name, column in CLIENT.items():
-        columns[column] = requests[name]
-    for name in ENGINE_TIMES:
-        columns[f"engine_{name}"] = np.full(n, np.nan)
+    """A run's request columns and CLIENT_COLUMNS, by arrival; warnings of lengths other than the trace's."""
+    requests = log.requests
+    sent, tokens, prompts = requests.sent, requests.output_length, requests.input_length
+    arrival, wanted_tokens, wanted_prompts = sent - sent.min(), tokens, prompts
     if trace is not None:
-        for what, asked, got in (
-            ("prompt", asked_input, told_input), ("output", trace.output_length[rows], tokens),
-        ):  # fmt: skip
-            other = done & (asked != got)
-            if other.any():
-                mean = float(got[done].mean()) / float(asked[done].mean()) - 1
-                warnings.append(
-                    f"{int(other.sum())} of {int(done.sum())} requests have {what} lengths other than the trace's "
-                    f"(in sum {100 * mean:+.1f} %)"
-                )
-    order = np.lexsort((columns["request"], columns["arrival"]))
-    return rows_of(columns, order), warnings
+        arrival, wanted_tokens, wanted_prompts = (
+            column[rows] for column in (trace.arrival, trace.output_length, trace.input_length)
+        )
+    done, unknown = requests.error == "", np.full(len(rows), np.nan)
+    prompts = np.where(prompts == 0, wanted_prompts, prompts)
+    warnings = []
+    for what, in_trace, lengths in (("prompt", wanted_prompts, prompts), ("output", wanted_tokens, tokens)):
+        different = int((done & (in_trace != lengths)).sum())
+        if different:
+            mean = float(lengths[done].mean()) / float(in_trace[done].mean()) - 1
+            warnings.append(
+                f"{different} of {int(done.sum())} requests have {what} lengths other than the trace's "
+                f"(in sum {100 * mean:+.1f} %)"
+            )
+    values: dict[str, Any] = {
+        "request": rows,
+        "arrival": arrival,
+        "status": list(map(_status, requests.error)),
+        "input_length": np.where(done, prompts, wanted_prompts),
+        "output_length": wanted_tokens,
+        "max_tokens": wanted_tokens,
+        "first_emission": arrival + (requests["first"] - sent),
+        "last_emission": arrival + (requests["last"] - sent),
+        "finish": arrival + (requests["last"] - sent),
+        "num_tokens": tokens,
+        "num_committed": tokens,
+        "num_emissions": requests.num_chunks,
+        # The first of several-token chunks is unknown: no `tpot_chunk` then.
+        "num_first": np.where(tokens == requests.num_chunks, 1, tokens),
+    }
+    columns: Columns = {}
+    for name, kind in REQUEST_COLUMNS.items():
+        columns[name] = np.asarray(values.get(name, unknown if kind == "float64" else 0 * rows)).astype(kind)
+    columns["lateness"] = unknown
+    if trace is not None and log.has_times:
+        # On the client's clock the least late request is on time.
+        columns["lateness"] = sent - arrival - (sent - arrival).min()
+    columns |= {column: requests[name] for name, column in CLIENT.items()}
+    columns |= {f"engine_{name}": unknown for name in ENGINE_TIMES}
+    return rows_of(columns, np.lexsort((rows, arrival))), warnings
 
 
 def _engine_side(
     log: ClientLog, engine: StepLog, rows: npt.NDArray[np.int64], columns: Columns
 ) -> tuple[Columns, Lists] | None:  # fmt: skip
     """An engine's log as the run's journal; adds its times to `columns`."""
-    own = engine is log.steps
+    is_log = engine is log.steps
     r = engine.requests
     if np.isnan(r.arrival).any():
         raise DsimError(f"{log.path}: the engine's log does not say when requests arrived, expected their `arrival`")
-    asked = Requested("the engine's log", r.arrival, r.input_length, r.output_length)
-    place = np.arange(len(rows)) if own else places(log, asked)
+    logged = np.arange(len(rows))  # the log's row of each client request
+    if not is_log:
+        logged = places(log, Requested("the engine's log", r.arrival, r.input_length, r.output_length))
     index = np.full(len(r), -1)
-    index[place] = rows
-    at = np.searchsorted(rows, columns["request"], sorter=np.argsort(rows))
-    in_order = place[np.argsort(rows)[at]]
+    index[logged] = rows
+    order = np.argsort(rows)
+    logged = logged[order][np.searchsorted(rows, columns["request"], sorter=order)]  # ... of each of `columns`
     for name in ENGINE_TIMES:
-        columns[f"engine_{name}"] = getattr(r, name)[in_order] - r.arrival[in_order]
-        if own and name == "scheduled":
-            columns[name][:] = columns["arrival"] + columns[f"engine_{name}"]
-    if own:  # an answer below its limit ended at an EOS
-        columns["max_tokens"][:] = np.maximum(columns["output_length"], r.output_length[in_order])
+        columns[f"engine_{name}"] = getattr(r, name)[logged] - r.arrival[logged]
+    if is_log:  # an answer below its limit ended at an EOS
+        columns["scheduled"][:] = columns["arrival"] + columns["engine_scheduled"]
+        columns["max_tokens"][:] = np.maximum(columns["output_length"], r.output_length[logged])
         columns["limited"][:] = (columns["max_tokens"] > columns["output_length"]).any()
-    return journal_of(engine, index, float(np.median(r.arrival[in_order] - columns["arrival"])))
+    return journal_of(engine, index, float(np.median(r.arrival[logged] - columns["arrival"])))
 
 
 def _totals(steps: Columns) -> StepTotals:
@@ -253,8 +218,9 @@ def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> ClientInfo:
 
 def write_measured(run: MeasuredRun, folder: Path, *, force: bool = False) -> None:
     """Write a run's folder; without an engine's log steps.parquet is empty."""
+    [policy] = (summary.policy for summary in run.info.policies)
     with RunWriter(folder, force=force, more=CLIENT_COLUMNS) as writer:
-        writer.requests(run.policies[0], run.columns)
+        writer.requests(policy, run.columns)
         if run.journal is not None:
-            writer.steps(run.policies[0]).append(*run.journal)
+            writer.steps(policy).append(*run.journal)
         writer.finish(run.info, run_html)

@@ -63,7 +63,6 @@ class ClientLog:
     requests: Sent
     gaps: tuple[float, ...] = ()  # s between chunks, of all requests
     steps: steplog.StepLog | None = None  # of an engine's own log
-    is_trace: bool = False  # a gateway's log, which is replayed itself
     has_times: bool = True  # when requests were sent
     warnings: tuple[str, ...] = ()
 
@@ -76,7 +75,7 @@ def read_client(
 
     columns: a log's names; only: `model=NAME` or `COLUMN=VALUE`; benchmark: which one of several, from 1.
     """
-    asked = Asked(columns, only, skip_bad, time_unit)
+    options = Asked(columns, only, skip_bad, time_unit)
     rows = raw_rows(str(path), read_bytes(Path(path)))
     read = reader_of(rows) if columns is None else None
     if read is not None:
@@ -86,19 +85,19 @@ def read_client(
     for ours in ("first", "end"):
         if columns is not None and not any(part.partition("=")[0].strip() == ours for part in columns.split(",")):
             raise TraceError(f"--columns {cut(columns)} lacks {ours}, expected {EXAMPLE}")
-    found, form = read_rows(rows, asked)
-    is_timed = form.is_log and any(np.isfinite(wait).any() for wait in found.waited.values())
-    if not is_timed and not (found.waited and all(found.reasons)):
-        known = ", ".join(f.name for f in FORMATS.values() if f.end)
+    parsed, form = read_rows(rows, options)
+    is_timed = form.is_log and any(np.isfinite(wait).any() for wait in parsed.waited.values())
+    if not is_timed and not (parsed.waited and all(parsed.reasons)):
+        timed = ", ".join(f.name for f in FORMATS.values() if f.end)
         what = "lacks the times at which answers began and ended"
-        raise TraceError(f"{path}: a log of {form.name} {what}, expected one of: {known}; or --columns {EXAMPLE}")
-    model = next(filter(None, found.extras.get("model", [])), "")
-    return replace(client_log(str(path), TOOLS.get(form.name, "gateway"), model, found, form), is_trace=True)
+        raise TraceError(f"{path}: a log of {form.name} {what}, expected one of: {timed}; or --columns {EXAMPLE}")
+    model = next(filter(None, parsed.extras.get("model", [])), "")
+    return client_log(str(path), TOOLS.get(form.name, "gateway"), model, parsed, form)
 
 
-def reader_of(found: Rows) -> Callable[[Rows, int | None, Asked], ClientLog] | None:
+def reader_of(file: Rows) -> Callable[[Rows, int | None, Asked], ClientLog] | None:
     """By the first object's keys; None if it is no client's or engine's."""
-    whole: Row = next(filter(None, found.rows), {})
+    whole: Row = next(filter(None, file.rows), {})
     if whole.get("schema") == steplog.SCHEMA:
         return _engine
     if isinstance(whole.get("benchmarks"), list):
@@ -117,27 +116,29 @@ def blank(num_requests: int) -> Sent:
     return requests
 
 
-def client_log(path: str, tool: str, model: object, found: Columns, form: Format, in_order: bool = False) -> ClientLog:
+def client_log(
+    path: str, tool: str, model: object, columns: Columns, form: Format, in_order: bool = False
+) -> ClientLog:
     """Of a file's columns. in_order: they are in the trace's order already."""
     unit = 1.0 / TICKS_PER_SECOND[form.wait_unit]
     units = {ours: 1e-3 if theirs.endswith("_ms") else unit for theirs, ours in form.extras.items()} | {"due": 1.0}
-    unknown = [None] * len(found.time)
-    requests = blank(len(found.time))
-    requests.sent, requests.input_length = found.time / form.ticks, found.input_length
-    for name, waited in zip(("first", "last"), found.waited.values(), strict=False):
+    unknown = [None] * len(columns.time)
+    requests = blank(len(columns.time))
+    requests.sent, requests.input_length = columns.time / form.ticks, columns.input_length
+    for name, waited in zip(("first", "last"), columns.waited.values(), strict=False):
         requests[name] = requests.sent + waited
     for name, ours in {"due": "due", **CLIENT}.items():
-        column = found.extras.get(ours, unknown)
-        requests[name] = [math.nan if value is None else units[ours] * value for value in column]
-    gaps = found.extras.get("gaps", unknown)
-    one: Any = np.isfinite(requests.first) if any(gaps) else unknown  # chunk of an answer without gaps
-    chunks = zip(gaps, found.extras.get("chunks", unknown), one, strict=True)
-    requests.num_chunks = [len(between) + 1 if between else count or alone or 0 for between, count, alone in chunks]
-    requests.output_length = found.output_length
+        values = columns.extras.get(ours, unknown)
+        requests[name] = [math.nan if value is None else units[ours] * value for value in values]
+    gaps = columns.extras.get("gaps", unknown)
+    alone: Any = np.isfinite(requests.first) if any(gaps) else unknown  # the chunk of an answer without gaps
+    chunks = zip(gaps, columns.extras.get("chunks", unknown), alone, strict=True)
+    requests.num_chunks = [len(between) + 1 if between else count or single or 0 for between, count, single in chunks]
+    requests.output_length = columns.output_length
     lost = np.where(np.isnan(requests.last), "no time of its end", "")
     if not form.report:
         lost = np.where(requests.output_length == 0, "no output", lost)
-    whys = zip(found.reasons, lost.tolist(), strict=True)
+    whys = zip(columns.reasons, lost.tolist(), strict=True)
     requests.error = [" ".join((why or other).split())[:200] for why, other in whys]
     done = requests.error == ""
     lacking = {
@@ -151,7 +152,7 @@ def client_log(path: str, tool: str, model: object, found: Columns, form: Format
     if not in_order:
         start = np.where(np.isnan(requests.due), requests.sent, requests.due)
         requests = requests[np.lexsort((requests.sent, start))]
-    return ClientLog(path, tool, str(model or ""), failed(requests), between, warnings=(*found.warnings, *warnings))
+    return ClientLog(path, tool, str(model or ""), failed(requests), between, warnings=(*columns.warnings, *warnings))
 
 
 def failed(requests: Sent) -> Sent:
@@ -161,15 +162,15 @@ def failed(requests: Sent) -> Sent:
     return requests
 
 
-def _log(found: Rows, form: Format, asked: Asked, tool: str, model: object = "", in_order: bool = False) -> ClientLog:
-    if not found.rows:
-        raise DsimError(f"{found.path}: holds no requests, expected at least 1")
-    return client_log(found.path, tool, model, *columns_of_rows(found, form, asked), in_order)
+def _log(file: Rows, form: Format, options: Asked, tool: str, model: object = "", in_order: bool = False) -> ClientLog:
+    if not file.rows:
+        raise DsimError(f"{file.path}: holds no requests, expected at least 1")
+    return client_log(file.path, tool, model, *columns_of_rows(file, form, options), in_order)
 
 
-def _named(found: Rows, rows: list[Any]) -> Rows:
+def _named(file: Rows, rows: list[Any]) -> Rows:
     """Numbered from 0, inside one object."""
-    return Rows.of(found.path, enumerate(map(object_or_complaint, rows)), "{}: request {}")
+    return Rows.of(file.path, enumerate(map(object_or_complaint, rows)), "{}: request {}")
 
 
 def one_of(path: str, runs: list[Any], benchmark: int | None) -> Any:
@@ -182,30 +183,30 @@ def one_of(path: str, runs: list[Any], benchmark: int | None) -> Any:
     return runs[number - 1]
 
 
-def _arrays(found: Rows, benchmark: int | None, asked: Asked) -> ClientLog:
+def _arrays(file: Rows, benchmark: int | None, options: Asked) -> ClientLog:
     """vLLM's, or SGLang's, which has no times."""
-    whole = one_of(found.path, found.rows, benchmark)
+    whole = one_of(file.path, file.rows, benchmark)
     has_times = "start_times" in whole
     arrays = {name: whole.get(name) for name in ARRAYS}
     arrays |= {name: whole[name] for name in ("start_times", "latencies") if name in whole}
     for name, array in arrays.items():
         if not isinstance(array, list):
-            raise DsimError(f"{found.path}: {name} is missing, expected a file of {DETAILED}")
+            raise DsimError(f"{file.path}: {name} is missing, expected a file of {DETAILED}")
     if len({len(array) for array in arrays.values()}) != 1:
         sizes = ", ".join(f"{name} has {len(array)}" for name, array in arrays.items())
-        raise DsimError(f"{found.path}: {sizes} entries, expected one number")
+        raise DsimError(f"{file.path}: {sizes} entries, expected one number")
     rows = [{"start_times": 0.0, **dict(zip(arrays, row, strict=True))} for row in zip(*arrays.values(), strict=True)]
     tool = VLLM.name if has_times else "SGLang's bench_serving"
     return replace(
-        _log(_named(found, rows), VLLM, asked, tool, whole.get("model_id"), in_order=True), has_times=has_times
+        _log(_named(file, rows), VLLM, options, tool, whole.get("model_id"), in_order=True), has_times=has_times
     )
 
 
-def _guidellm(found: Rows, benchmark: int | None, asked: Asked) -> ClientLog:
-    whole = found.rows[0]
-    run = object_or_complaint(one_of(found.path, whole["benchmarks"], benchmark))
+def _guidellm(file: Rows, benchmark: int | None, options: Asked) -> ClientLog:
+    whole = file.rows[0]
+    run = object_or_complaint(one_of(file.path, whole["benchmarks"], benchmark))
     if isinstance(run, str):
-        raise DsimError(f"{found.path}: a benchmark of {run}")
+        raise DsimError(f"{file.path}: a benchmark of {run}")
     scale = inside(run, "config.strategy.time_scale")
     rows = []
     for kind in ("successful", "errored", "incomplete"):
@@ -220,31 +221,31 @@ def _guidellm(found: Rows, benchmark: int | None, asked: Asked) -> ClientLog:
             rows.append({**row, "due": due, "error": "" if kind == "successful" else why})
     version = inside(whole, "metadata.guidellm_version") or ""
     model = inside(whole, "config.spec.backend.model")
-    return _log(_named(found, rows), GUIDELLM, asked, f"guidellm {version}".strip(), model)
+    return _log(_named(file, rows), GUIDELLM, options, f"guidellm {version}".strip(), model)
 
 
-def _aiperf(found: Rows, benchmark: int | None, asked: Asked) -> ClientLog:
-    phases = found.values("metadata.benchmark_phase")
-    kept = found.take([i for i, phase in enumerate(phases) if phase != "warmup"])
-    log = _log(kept, AIPERF, asked, AIPERF.name)
-    usage = kept.values(AIPERF.output.partition(" or ")[0])
+def _aiperf(file: Rows, benchmark: int | None, options: Asked) -> ClientLog:
+    phases = file.values("metadata.benchmark_phase")
+    requests = file.take([i for i, phase in enumerate(phases) if phase != "warmup"])
+    log = _log(requests, AIPERF, options, AIPERF.name)
+    usage = requests.values(AIPERF.output.partition(" or ")[0])
     no_usage = usage.count(None) - int((log.requests.error != "").sum())
     counted = f"{no_usage} of {len(usage)} requests have no usage: their token counts are the client's"
     return replace(log, warnings=(*log.warnings, counted)) if no_usage > 0 else log
 
 
-def _engine(found: Rows, benchmark: int | None, asked: Asked) -> ClientLog:
+def _engine(file: Rows, benchmark: int | None, options: Asked) -> ClientLog:
     """A request is sent when it reaches the engine; tokens arrive when their step ends."""
-    log = steplog.read_log(found.path)
+    log = steplog.read_log(file.path)
     r = log.requests
     for i in np.flatnonzero(np.isnan(r.arrival))[:1]:
-        raise DsimError(f"{found.path}: request {r.request[i]} has no arrival, expected {ARRIVALS}")
+        raise DsimError(f"{file.path}: request {r.request[i]} has no arrival, expected {ARRIVALS}")
     requests = blank(len(r))
     requests.sent, requests.first, requests.last = r.arrival, r.first_emission, r.last_emission
     requests.input_length, requests.output_length, requests.num_chunks = r.input_length, r.num_tokens, r.num_emissions
     requests.error = np.where(np.isnan(r.finish) | (r.num_tokens == 0), "incomplete: the log ended", "")
     gaps = tuple(r.gaps.tolist())
-    return ClientLog(found.path, log.header.engine, log.header.model.name, failed(requests), gaps, log)
+    return ClientLog(file.path, log.header.engine, log.header.model.name, failed(requests), gaps, log)
 
 
 def _is_number(value: Any) -> bool:

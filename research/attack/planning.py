@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
-from dsim.comparison.files import COMPARISON
+from dsim.comparison.comparison import COMPARISON
 from dsim.engine.errors import DsimError
 from dsim.files.place import FolderKind, check_folder
 from dsim.planner.capacity_run import CAPACITY

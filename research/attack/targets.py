@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 import dsim
 from dsim.cli.python import import_run
 from dsim.comparison.bounds import Bound
-from dsim.comparison.cells import compare_runs
 from dsim.comparison.clients.measured import MeasuredRun, measured_run, write_measured
 from dsim.comparison.clients.read import read_client
+from dsim.comparison.comparison import compare_runs
 from dsim.comparison.measured_log import measured_log
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import PRESETS, parse

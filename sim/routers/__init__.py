@@ -11,12 +11,9 @@ from ...engine.errors import PolicyError, quoted
 from ...engine.outside import running_code_of
 from ...engine.prefix import Prefixes
 from ..by_name import kind_of, values
-from .least_tokens import LeastTokens
 from .longest_prefix import LongestPrefix
-from .random import Random
-from .round_robin import RoundRobin
-from .router import FIGURES, Asked, ReplicaView, RequestView, Router
-from .shortest_queue import ShortestQueue
+from .router import FIGURES, ReplicaView, RequestView, Restricted, Router, restricted
+from .simple import LeastTokens, Random, RoundRobin, ShortestQueue
 
 ROUTERS: dict[str, type[Router]] = {
     "round-robin": RoundRobin,
@@ -54,24 +51,12 @@ class Routing:
 
 
 def routing(spec: str, allow_code: AllowedCode = NO_CODE) -> Routing:
-    """The router of a SPEC; errors as in by_name.made."""
+    """The router of a SPEC; errors as in by_name.new_part."""
     kind, items, asker = kind_of("router", spec, ROUTERS, Router, allow_code)
-    made = Routing(spec, kind, values(items, kind.settings, asker))
-    if made.settings:
-        made.new()  # checks the fields
-    return made
-
-
-class _View:
-    """A replica with ReplicaView's attributes alone."""
-
-    def __init__(self, engine: ReplicaView) -> None:
-        self.__engine = engine
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in FIGURES:
-            raise AttributeError(f"a router sees no {name} of a replica, expected one of {', '.join(FIGURES)}")
-        return getattr(self.__engine, name)
+    routing = Routing(spec, kind, values(items, kind.settings, asker))
+    if routing.settings:
+        routing.new()  # checks the fields
+    return routing
 
 
 class _Checked(Router):
@@ -84,10 +69,11 @@ class _Checked(Router):
         self._views: dict[int, Any] = {}  # by replica
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
-        views = [self._views.setdefault(replica.replica, _View(replica)) for replica in replicas]
-        asked: Any = Asked(request)
+        views = [
+            self._views.setdefault(replica.replica, Restricted(replica, "replica", FIGURES)) for replica in replicas
+        ]
         with running_code_of(f"router {self._name}, asked for request {request.index}"):
-            chosen = self._router.route(views, asked)
+            chosen = self._router.route(views, restricted(request))
         if not isinstance(chosen, int | np.integer) or isinstance(chosen, bool) or not 0 <= chosen < len(views):
             raise PolicyError(
                 f"router {self._name} returned {quoted(chosen)} for request {request.index}, expected a whole number "

@@ -41,8 +41,8 @@ class LongestPrefix(Router):
         if scales or prefixes is None or num_replicas * prefixes.num_names > MOST_MARKS:
             return None
         bounds = CACHE_THRESHOLD, BALANCE_ABS_THRESHOLD, BALANCE_REL_THRESHOLD
-        most = num_remembered(prefixes, MAX_TREE_TOKENS)
-        return Choosing(("expected_tokens",), sent_of(prefixes, input_length, num_replicas, most, bounds))
+        limit = num_remembered(prefixes, MAX_TREE_TOKENS)
+        return Choosing(("expected_tokens",), sent_of(prefixes, input_length, num_replicas, limit, bounds))
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
         queues = [replica.num_waiting + replica.num_running for replica in replicas]
@@ -50,9 +50,10 @@ class LongestPrefix(Router):
         if longest - shortest > BALANCE_ABS_THRESHOLD and longest > BALANCE_REL_THRESHOLD * shortest:
             chosen = queues.index(shortest)
         else:
-            known = [self._sent.known(replica.replica, request) for replica in replicas]
-            most = max(known) if max(known) > CACHE_THRESHOLD * request.input_length else 0
-            equals = [i for i, tokens in enumerate(known) if tokens == most or most == 0]
+            sent = [self._sent.known(replica.replica, request) for replica in replicas]
+            equals = list(range(len(replicas)))
+            if max(sent) > CACHE_THRESHOLD * request.input_length:
+                equals = [i for i in equals if sent[i] == max(sent)]
             chosen = min(equals, key=lambda i: replicas[i].expected_tokens)
         self._sent.add(replicas[chosen].replica, request)
         return chosen

@@ -81,22 +81,33 @@ class RequestView(Protocol):
         """Empty: none."""
 
 
-class Asked:
-    """A request with RequestView's attributes alone."""
+REQUEST_FIGURES = tuple(name for name, value in vars(RequestView).items() if isinstance(value, property))
 
-    __slots__ = ("arrival", "deadline", "expected", "index", "input_length", "priority", "slo_class")
 
-    def __init__(self, request: RequestView) -> None:
-        for name in self.__slots__:
-            setattr(self, name, getattr(request, name))
+class Restricted:
+    """A replica or request with its view's attributes alone, for code from outside."""
+
+    def __init__(self, subject: Any, what: str, names: Sequence[str]) -> None:
+        self.__subject, self.__what, self.__names = subject, what, names
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.__names:
+            raise AttributeError(
+                f"there is no {name} of a {self.__what} to see, expected one of {', '.join(self.__names)}"
+            )
+        return getattr(self.__subject, name)
+
+
+def restricted(request: RequestView) -> Any:
+    return Restricted(request, "request", REQUEST_FIGURES)
 
 
 def figures(replicas: Sequence[ReplicaView], name: str) -> Sequence[int] | npt.NDArray[np.int64]:
     """A figure of each replica, as one array if they share one."""
     column = getattr(replicas, "column", None)
     if column is not None:
-        found: Sequence[int] | npt.NDArray[np.int64] = column(name)
-        return found
+        values: Sequence[int] | npt.NDArray[np.int64] = column(name)
+        return values
     return [getattr(replica, name) for replica in replicas]
 
 

@@ -21,26 +21,28 @@ class SentNames:
         self._ttl = ttl
         self._prefixes = prefixes
         self._most = num_remembered(prefixes, most_tokens)
-        self._sent: defaultdict[int, OrderedDict[int, float]] = defaultdict(
-            OrderedDict
-        )  # and when, the least recently used first
+        # By replica: when each block was sent, the least recently used first.
+        self._sent: defaultdict[int, OrderedDict[int, float]] = defaultdict(OrderedDict)
 
     def _names(self, request: RequestView) -> list[int]:
-        names = self._prefixes.of(request.index)[: -(-request.input_length // self._prefixes.block)]
-        found: list[int] = names.tolist()
-        return found
+        num_blocks = -(-request.input_length // self._prefixes.block)
+        names: list[int] = self._prefixes.of(request.index)[:num_blocks].tolist()
+        return names
 
     def known(self, replica: int, request: RequestView) -> int:
         """First tokens of a prompt that a replica was sent."""
-        names, held = self._names(request), self._sent[replica]
+        num, sent = 0, self._sent[replica]
         since = request.arrival - self._ttl
-        known = (i for i, name in enumerate(names) if held.get(name, -math.inf) < since or name not in held)
-        return next(known, len(names)) * self._prefixes.block
+        for name in self._names(request):
+            if name not in sent or sent[name] < since:
+                break
+            num += 1
+        return num * self._prefixes.block
 
     def add(self, replica: int, request: RequestView) -> None:
-        held = self._sent[replica]
+        sent = self._sent[replica]
         for name in reversed(self._names(request)):  # a prefix outlives what follows it
-            held[name] = request.arrival
-            held.move_to_end(name)
-        while len(held) > self._most:
-            held.popitem(last=False)
+            sent[name] = request.arrival
+            sent.move_to_end(name)
+        while len(sent) > self._most:
+            sent.popitem(last=False)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ...engine.allowed_code import NO_CODE, AllowedCode
 from ...engine.errors import PolicyError, quoted
-from ..by_name import made
+from ..by_name import new_part
 from .hpa import Hpa
 from .oracle import Oracle
 from .queued_forwards import QueuedForwards
@@ -16,7 +16,6 @@ FIXED = "fixed"  # no scaler
 SCALERS: dict[str, type[Scaler]] = {
     "schedule": Schedule, "hpa": Hpa, "queued-forwards": QueuedForwards, "oracle": Oracle,
 }  # fmt: skip
-KNOWN = (FIXED, *SCALERS)
 
 
 @dataclass(frozen=True)
@@ -26,13 +25,13 @@ class Scaling:
 
 
 def scaling(spec: str, allow_code: AllowedCode = NO_CODE) -> Scaling | None:
-    """The scaler of a SPEC, None for `fixed`; errors as in by_name.made."""
+    """The scaler of a SPEC, None for `fixed`; errors as in by_name.new_part."""
     if spec == FIXED:
         return None
-    found = made("scaler", spec, SCALERS, Scaler, allow_code, others=(FIXED,))
-    if not 0 < found.every < math.inf:
-        raise PolicyError(f"scaler {quoted(spec)}: every is {found.every} s, expected above 0 and finite")
-    return Scaling(spec, found)
+    scaler = new_part("scaler", spec, {FIXED: None, **SCALERS}, Scaler, allow_code)
+    if not 0 < scaler.every < math.inf:
+        raise PolicyError(f"scaler {quoted(spec)}: every is {scaler.every} s, expected above 0 and finite")
+    return Scaling(spec, scaler)
 
 
-__all__ = ["FIXED", "KNOWN", "SCALERS", "PoolView", "Scaler", "Scaling", "scaling"]
+__all__ = ["FIXED", "SCALERS", "PoolView", "Scaler", "Scaling", "scaling"]

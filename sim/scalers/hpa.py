@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ...engine.errors import PolicyError, quoted
-from .scaler import PoolView, Scaler
+from .scaler import PoolView, Scaler, check_range
 from .wishes import Wishes
 
 METRICS = ("requests", "waiting", "running", "tokens", "kv")
@@ -32,8 +32,7 @@ class Hpa(Scaler):
             raise PolicyError(f"metric is {quoted(self.metric)}, expected one of {', '.join(METRICS)}")
         if not 0 < self.target < math.inf:
             raise PolicyError(f"target is {self.target}, expected above 0 and finite")
-        if not 1 <= self.least <= self.most:
-            raise PolicyError(f"least is {self.least} and most is {self.most}, expected 1 <= least <= most")
+        check_range(self.least, self.most)
 
     def begin(self) -> "Hpa":
         return replace(self, _wishes={})
@@ -55,4 +54,4 @@ class Hpa(Scaler):
             return pool.ready * pool.pages_held / pool.num_pages
         if self.metric == "requests":
             return pool.waiting + pool.running
-        return float({"waiting": pool.waiting, "running": pool.running, "tokens": pool.tokens}[self.metric])
+        return float(getattr(pool, self.metric))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...engine.errors import PolicyError
-from .scaler import PoolView, Scaler
+from .scaler import PoolView, Scaler, check_range
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ class Oracle(Scaler):
     def __post_init__(self) -> None:
         if not 0 < self.load <= 1:
             raise PolicyError(f"load is {self.load}, expected above 0 and at most 1")
-        if not 1 <= self.least <= self.most:
-            raise PolicyError(f"least is {self.least} and most is {self.most}, expected 1 <= least <= most")
+        check_range(self.least, self.most)
 
     def knowing(self, arrival: npt.NDArray[np.float64], work: npt.NDArray[np.float64], startup: float) -> "Oracle":
         """The oracle of a trace; arrival [requests] s; work [requests] seconds of a full replica."""

@@ -13,7 +13,7 @@ from math import nan
 import numpy as np
 
 from ...engine.errors import PolicyError
-from .scaler import PoolView, Scaler
+from .scaler import PoolView, Scaler, check_range
 from .wishes import Wishes
 
 MOST_SAMPLES = 256
@@ -30,18 +30,16 @@ class QueuedForwards(Scaler):
     drain: float = 60.0  # s in which to admit waiting requests: a shorter queue is gone before a start
     load: float = 0.8  # planned share of a full replica's rate
     window: float = 60.0  # s to average arrivals over
-    rows: int = 0  # sequences of a full replica; 0: its most
     least: int = 1  # replicas of a pool
     most: int = 64  # replicas of a pool
     down_window: float = 900.0  # s before a lower wish counts
-    _pools: dict[str, "_Known"] = field(default_factory=dict, repr=False, compare=False)
+    _pools: dict[str, "_History"] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("drain", "load", "window"):
             if not 0 < getattr(self, name) < math.inf:
                 raise PolicyError(f"{name} is {getattr(self, name)}, expected above 0 and finite")
-        if not 1 <= self.least <= self.most:
-            raise PolicyError(f"least is {self.least} and most is {self.most}, expected 1 <= least <= most")
+        check_range(self.least, self.most)
 
     def begin(self) -> "QueuedForwards":
         return replace(self, _pools={})
@@ -51,20 +49,20 @@ class QueuedForwards(Scaler):
 
     def _target(self, now: float, pool: PoolView) -> int:
         ticks = max(1, round(self.window / self.every))
-        known = self._pools.setdefault(pool.name, _Known(deque(maxlen=ticks), Wishes(self.down_window)))
-        known.observe(pool)
-        rate = known.rate(self.rows or pool.max_batch) * self.load
+        history = self._pools.setdefault(pool.name, _History(deque(maxlen=ticks), Wishes(self.down_window)))
+        history.observe(pool)
+        rate = history.rate(pool.max_batch) * self.load
         has, forwards = pool.ready + pool.starting, pool.forwards_per_block
         if not rate > 0 or forwards != forwards:
             return max(has, self.least)
-        coming = sum(known.blocks) / (len(known.blocks) * self.every)
+        coming = sum(history.blocks) / (len(history.blocks) * self.every)
         wish = math.ceil((coming + pool.waiting_blocks / self.drain) * forwards / rate)
-        return known.wishes.settle(now, min(max(wish, self.least), self.most), has)
+        return history.wishes.settle(now, min(max(wish, self.least), self.most), has)
 
 
 @dataclass
-class _Known:
-    """What was seen of a pool."""
+class _History:
+    """A pool's last ticks."""
 
     blocks: deque[int]  # sent in each of the last ticks
     wishes: Wishes

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...engine.errors import PolicyError
+
 _NONE = np.zeros(0)
 
 
@@ -82,3 +84,9 @@ class Scaler:
     def targets(self, now: float, pools: Sequence[PoolView]) -> Sequence[int]:
         """The replicas of each pool, at least one in all."""
         raise NotImplementedError("it has no method targets")
+
+
+def check_range(least: int, most: int) -> None:
+    """PolicyError unless a pool may have these numbers of replicas."""
+    if not 1 <= least <= most:
+        raise PolicyError(f"least is {least} and most is {most}, expected 1 <= least <= most")

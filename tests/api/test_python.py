@@ -178,10 +178,10 @@ def test_runs_are_compared_as_objects_and_as_folders(requests: pd.DataFrame, run
     found = dsim.compare(run, other, bounds="mean:ttft=0.001%")
     assert found.to_json()["cells"] == dsim.compare(run.run.folder, tmp_path / "other").to_json()["cells"]
     table = found.to_frame().set_index(["policy", "metric"])
-    cell = found.comparison.cells[0]
+    cell = found.cells[0]
     assert table.loc[(cell.policy, "ttft"), "predicted_p90"] == cell.metrics["ttft"].predicted["p90"]
     assert table.loc[(cell.policy, "ttft"), "error_p90"] == cell.metrics["ttft"].error["p90"]
-    assert [judged.met for judged in found.comparison.bounds] == [True, False]
+    assert [judged.met for judged in found.bounds] == [True, False]
     assert isinstance(found.plot(), go.Figure)
     with pytest.raises(DsimError, match="1 predicted and 2 measured runs are given, expected pairs"):
         dsim.compare(run, [other, other])
@@ -196,7 +196,7 @@ def test_a_load_generators_file_becomes_a_run_next_to_the_prediction_of_its_trac
     assert {"cdf-ttft", "cdf-e2el"} <= {figure.name for figure in measured.figures()}
     assert "queue" not in {figure.name for figure in measured.figures()}  # which nobody measured
     found = dsim.compare(dsim.replay(asked, "ar"), measured)
-    assert found.comparison.pairs[0][1].driver == "client"
+    assert found.pairs[0].measured.driver == "client"
     with pytest.warns(UserWarning, match="requests have prompt lengths other than the trace's") as warned:
         dsim.import_run(files / "vllm_bench.json", trace=asked.assign(input_length=asked["input_length"] + 1))
     assert warned[0].filename == __file__

@@ -40,38 +40,11 @@ def _record() -> None:
 SLOWER = ("--profile", "slower.json")
 
 
-@pytest.mark.slow
-def test_the_report_says_the_error_and_its_parts() -> None:
-    ran = dsim("compare", "a", "b", *SLOWER)
-    assert (ran.code, ran.err) == (0, "")
-    lines = ran.out.splitlines()
-    assert lines[0] == "NOT MEASURED: b was made by the twin, so both sides are predictions"
-    assert lines[1] == (
-        "A request's e2el is off by 4.7 % on average (MAPE), at worst by 4.8 % (ar). "
-        "The policies' order by mean e2el has tau 1.00; the twin's choice, chunk:8, is the best."
-    )
-    assert lines[2] == (
-        "First (twin): a: the twin, SDAR-8B on A100-80GB, by profile a100-sdar-8b (estimated, not measured)"
-    )
-    parts = lines[lines.index("The error of each mean, and its parts as shares of the second run's mean") :]
-    (e2el,) = [line.split() for line in parts[:9] if line.startswith(" e2el") or line.startswith("e2el")]
-    assert e2el[0] == "e2el"
-    assert e2el[3:12] == ["-4.7", "%", "-4.7", "%", "0", "%", "–", "0", "%"]
-    assert any("mape: mean of |predicted - measured| / measured" in line for line in lines)
-
-
-def test_only_what_a_table_shows_is_defined() -> None:
-    succeed("replay", "small.jsonl", "--policy", "ar", "-o", "one")
-    for runs, is_ranked in (("a", "b"), True), (("one", "one"), False):
-        out = dsim("compare", *runs).out
-        assert ["Note: mape: " in out, "Note: tau: " in out, "Note: regret: " in out] == [True, is_ranked, is_ranked]
-
-
 def test_json_is_one_object_alone() -> None:
     ran = dsim("compare", "a", "b", *SLOWER, "--bound", "e2el=10%", "--json")
     assert (ran.code, ran.err, ran.out.count("\n")) == (0, "", 1)
     found = ran.json
-    assert set(found) == {"definitions", "pairs", "cells", "overall", "rankings", "tau", "bounds", "notes"}
+    assert found["schema"] == "dsim-comparison"
     assert [cell["policy"] for cell in found["cells"]] == ["chunk:8", "ar"]
     for cell in found["cells"]:
         part = cell["parts"]["metrics"]["e2el"]
@@ -91,7 +64,6 @@ def test_a_missed_slo_is_a_line_and_exit_1_where_that_is_asked() -> None:
         assert ran.code == code, ran.err
         assert ("ar " in ran.err) == bool(code)
         succeed(*said)
-        assert dsim("compare", "judged", "judged", "--fail-on-slo").code == code
 
 
 def test_a_missed_bound_is_a_line_and_exit_1() -> None:
@@ -108,9 +80,3 @@ def test_o_writes_a_folder_and_keeps_what_is_there(tmp_path: Path) -> None:
     succeed("compare", "a", "b", "-o", "out", "--force")
     ran = dsim("compare", "a", "b", "-o", "a")
     assert ran.err == "Error: a: holds requests.parquet, which is not of a comparison: choose another folder\n"
-
-
-def test_a_newer_run_is_refused() -> None:
-    path = Path("b/run.json")
-    path.write_text(path.read_text().replace('"version": 1', '"version": 2', 1))
-    assert dsim("compare", "a", "b").refusal == "b/run.json: version is 2, expected 1"

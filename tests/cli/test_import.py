@@ -36,38 +36,19 @@ def test_the_report_tells_of_the_client() -> None:
     assert "Own figure: mean tpot is " in ran.out
 
 
-def test_a_file_compares_with_a_prediction_of_its_trace_directly() -> None:
+def test_a_file_compares_with_a_prediction_of_its_trace() -> None:
     succeed("replay", TRACE, "--policy", "ar", "-o", "predicted")
-    ran = dsim("compare", "predicted", VLLM, "--json")
+    succeed("import", VLLM, "--trace", TRACE, "--policy", "ar", "-o", "m")
+    ran = dsim("compare", "predicted", "m", "--json")
     assert (ran.code, ran.err) == (0, "")
     (cell,) = ran.json["cells"]
     assert cell["policy"] == "ar"
     assert cell["metrics"]["e2el"]["requests"]["num"] == 8
-    assert cell["no_parts"] == f"{VLLM} has no step journal"
+    assert cell["no_parts"] == "m has no step journal"
     assert ran.json["pairs"][0]["measured"]["driver"] == "client"
-    # The same by way of a folder.
-    succeed("import", VLLM, "--trace", TRACE, "--policy", "ar", "-o", "m")
-    by_folder = dsim("compare", "predicted", "m", "--json", "-o", "c").json["cells"][0]
-    assert by_folder["metrics"] == cell["metrics"]
-    text = dsim("compare", "predicted", VLLM).out
-    assert "The error is not decomposed" in text
-    assert "a server, measured by its client" in text
-
-
-def test_which_policy_a_file_measured_must_be_said_where_there_are_several() -> None:
-    succeed("replay", TRACE, "--policy", "ar", "--policy", "chunk:8", "-o", "predicted")
     assert dsim("compare", "predicted", VLLM).refusal == (
-        f"predicted holds policies ar, chunk:8, and {VLLM} is of one server: expected the one that it runs, --policy"
+        f"{VLLM}: is a file, expected a run's folder: make it one with dsim import {VLLM} -o DIR"
     )
-    ran = dsim("compare", "predicted", VLLM, "--policy", "chunk:8", "--json")
-    (cell,) = ran.json["cells"]
-    assert cell["unpaired"] == f"it is unknown what decided the commits of {VLLM}"
-
-
-def test_two_clients_files_give_the_noise_between_them() -> None:
-    ran = succeed("compare", VLLM, VLLM, "--trace", TRACE, "--json")
-    (cell,) = ran.json["cells"]
-    assert cell["metrics"]["e2el"]["error"]["mean"] == 0.0
 
 
 def test_hash_ids_are_as_many_as_a_prompt_has_blocks_and_no_one_elses() -> None:

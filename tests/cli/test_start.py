@@ -18,7 +18,7 @@ from dsim.profiler.profile import DEFAULT
 from dsim.results.scenario import Scenario
 from dsim.sim.deciders import DECIDERS
 from dsim.sim.routers import ROUTERS
-from dsim.sim.scalers import FIXED, KNOWN
+from dsim.sim.scalers import FIXED, SCALERS
 from dsim.traces import ARRIVALS, LENGTHS, shipped_names
 from dsim.traces.formats import TICKS_PER_SECOND
 from dsim.traces.lengths import FORMS
@@ -97,6 +97,6 @@ def test_the_choices_that_help_lists_are_those_of_the_parts() -> None:
         "TRACES": tuple(shipped_names()), "TIME_UNITS": tuple(TICKS_PER_SECOND), "ARRIVALS": ARRIVALS,
         "LENGTHS": tuple(LENGTHS), "LENGTH_FORMS": FORMS, "PROFILE": DEFAULT, "POLICY": Scenario.policy,
         "WEIGHTS": tuple(BITS), "ROUTERS": tuple(ROUTERS), "UNROUTED": UNROUTED, "DECIDERS": tuple(DECIDERS),
-        "FIXED": FIXED, "SCALERS": KNOWN, "EMIT": EMIT, "OBJECTIVES": tuple(OBJECTIVES),
+        "FIXED": FIXED, "SCALERS": (FIXED, *SCALERS), "EMIT": EMIT, "OBJECTIVES": tuple(OBJECTIVES),
         "VALIDATE_POLICIES": POLICIES, "VALIDATE_LOADS": LOADS,
     }  # fmt: skip

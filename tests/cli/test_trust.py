@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import dsim as package
-from dsim.comparison.cells import compare_runs
+from dsim.comparison.comparison import compare_runs
 from dsim.engine.allowed_code import NO_CODE, allowed, check_allowed
 from dsim.engine.errors import CodeError
 from dsim.planner.measured import measured_points

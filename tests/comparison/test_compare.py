@@ -4,7 +4,7 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,8 @@ import numpy.typing as npt
 import pytest
 
 from dsim.comparison.bounds import Bound
-from dsim.comparison.cells import Comparison, PolicyErrors, check_machines, compare_runs, not_paired
-from dsim.comparison.files import write
-from dsim.comparison.page import compare_page
+from dsim.comparison.comparison import COMPARISON, Comparison, PolicyErrors, compare_runs
+from dsim.comparison.pairs import PolicyRuns, check_machines
 from dsim.comparison.rerun import world_of
 from dsim.engine.commits import CommitDraws, CommitModel
 from dsim.engine.engine import Limits
@@ -27,6 +26,7 @@ from dsim.engine.policy import parse
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.live.loop import serve
 from dsim.profiler.profile import Profile
+from dsim.report.html import write_result
 from dsim.results.metrics import CANCELLED, summarize
 from dsim.results.run import Run, read_run
 from dsim.results.run_folder import RunWriter
@@ -210,7 +210,7 @@ def compared(p: Run, m: Run, *bounds: str, **how: Any) -> Comparison:
     return compare_runs([(p, m)], PROFILES.__getitem__, [Bound.parse(b) for b in bounds], **how)
 
 
-def cells(p: Run, m: Run) -> list[PolicyErrors]:
+def cells(p: Run, m: Run) -> Sequence[PolicyErrors]:
     return compared(p, m).cells
 
 
@@ -236,7 +236,8 @@ def test_another_seed_is_the_commit_models_part_and_leaves_requests_unpaired(run
     means = [run.info.policies[0].e2el_ms.mean / 1e3 for run in of_seeds]
     assert part.seed == pytest.approx(np.std(means, ddof=1), rel=1e-6)
     # An autoregressive model draws nothing.
-    assert not_paired(*(runs.twin(policies=(AR,), seed=seed) for seed in (0, 1)), AR) == ""
+    alike = PolicyRuns(AR, *(runs.twin(policies=(AR,), seed=seed) for seed in (0, 1)))
+    assert alike.unpaired == ""
 
 
 @pytest.mark.slow
@@ -244,8 +245,8 @@ def test_a_run_beside_itself_has_no_error_and_no_parts_of_one(runs: Runs) -> Non
     run = runs.twin(policies=ALL, replicas=2)
     for cell in cells(run, run):
         for metric in cell.metrics.values():
-            assert metric.ks != metric.ks or metric.ks == 0.0
-            assert {error for error in metric.error.values() if error == error} <= {0.0}
+            assert metric.ks in (None, 0.0)
+            assert set(metric.error.values()) <= {None, 0.0}
             assert metric.requests is None or not metric.requests.num or metric.requests.mape == 0.0
         assert cell.steps.same
         assert cell.steps.decode.paired is not None
@@ -345,10 +346,11 @@ def test_requests_steps_and_ranking_of_several_policies(runs: Runs) -> None:
     assert cell.metrics["e2el"].requests.mape == pytest.approx(np.mean(np.abs(e2el[0] - e2el[1]) / e2el[1]))
     assert found.overall["e2el"].num == 40 * len(ALL)
     (ranking,) = found.rankings
-    assert ranking.cells == list(ALL)
+    assert ranking.cells == ALL
     assert ranking.metrics["mean:e2el"].tau == 1.0
     assert ranking.metrics["mean:e2el"].regret == 0.0
-    assert json.loads(json.dumps(found.to_json(), allow_nan=False))["cells"][0]["policy"] == LMDEPLOY
+    stored = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert Comparison.from_json(stored) == found
 
 
 @pytest.mark.slow
@@ -359,7 +361,7 @@ def test_pairs_of_the_same_requests_are_ranked_together_and_others_apart(runs: R
         for i, (spec, t) in enumerate([(CHUNK, None), (AR, None), (CHUNK, other)])
     ]  # fmt: skip
     found = compare_runs([(p, m) for p, m in pairs], PROFILES.__getitem__)
-    assert [ranking.cells for ranking in found.rankings] == [[CHUNK, f"{AR} (pair 2)"]]
+    assert [ranking.cells for ranking in found.rankings] == [(CHUNK, f"{AR} (pair 2)")]
     assert [cell.name for cell in found.cells] == [CHUNK, f"{AR} (pair 2)", f"{CHUNK} (pair 3)"]
 
 
@@ -398,6 +400,7 @@ def test_a_bound_is_kept_or_missed(runs: Runs) -> None:
     around = f"mean:step_latency={error - 0.01}%", f"mean:step_latency={error + 0.01}%"
     found = compared(p, m, "e2el=50%", "e2el=1%", *around)
     assert [b.met for b in found.bounds] == [True, False, False, True]
+    assert found.page().alarms[0].startswith("NOT MEASURED")  # a twin's run is never called measured
     mape = 100 * found.overall["e2el"].mape
     assert str(found.bounds[1]) == f"e2el=1%: {CHUNK} has {mape:.3g} %, missed"
 
@@ -511,29 +514,7 @@ def test_another_profile_or_another_model_is_named(runs: Runs) -> None:
 def test_a_policy_of_one_run_alone_is_left_out_and_said(runs: Runs) -> None:
     found = compared(runs.twin(policies=(CHUNK, AR)), runs.twin())
     assert [cell.policy for cell in found.cells] == [CHUNK]
-    assert found.notes == [f"pair 1: only one of its runs holds {AR}: left out"]
-
-
-@pytest.mark.slow
-def test_the_same_comparison_gives_the_same_bytes_and_says_what_each_side_is(runs: Runs, tmp_path: Path) -> None:
-    p, m = runs.twin(), runs.live(factor=1.1)
-    found = compared(p, m, "e2el=1%")
-    for folder in ("x", "y"):
-        write(tmp_path / folder, found, [(p, m)])
-    files = [{path.name: path.read_bytes() for path in (tmp_path / n).iterdir()} for n in ("x", "y")]
-    assert files[0] == files[1]
-    assert set(files[0]) == {"compare.json", "report.html"}
-    text = files[0]["report.html"].decode()
-    assert "live, toy on toy; the draws of profile twin decide the commits" in text
-    assert "the twin, toy on toy, by profile twin (estimated, not measured)" in text
-    assert "NOT MEASURED" not in text
-    both = [compare_page(compared(runs.twin(), runs.twin("slower")), [(runs.twin(), runs.twin("slower"))])]
-    assert [page.alarms[0].split(":")[0] for page in both] == ["NOT MEASURED"]  # a twin's run is never called measured
-    assert "e2el=1%: " in text
-    assert "<script src=" not in text
-    with pytest.raises(DsimError, match=r"exists and holds compare.json, report.html"):
-        write(tmp_path / "x", found, [(p, m)])
-    write(tmp_path / "x", found, [(p, m)], force=True)
+    assert found.notes == (f"pair 1: only one of its runs holds {AR}: left out",)
 
 
 def test_runs_without_a_journal_of_steps_are_compared_by_their_requests(runs: Runs, tmp_path: Path) -> None:
@@ -556,7 +537,7 @@ def test_runs_without_a_journal_of_steps_are_compared_by_their_requests(runs: Ru
         assert cell.parts is None
         assert cell.no_parts == f"{(m if p is fast else p).folder} has no step journal"
         assert cell.metrics["e2el"].requests == metrics.requests
-        write(tmp_path / f"page-{p.folder.name}", found, [(p, m)])
+        write_result(tmp_path / f"page-{p.folder.name}", COMPARISON, found)
 
 
 NUM_STEPS = ("num_decode_steps", "num_prefill_steps")

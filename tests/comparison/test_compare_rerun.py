@@ -7,7 +7,7 @@ import pytest
 
 from dsim.comparison.commits import Commits
 from dsim.comparison.latencies import Latencies
-from dsim.comparison.steps import Lists, blocks_ended, prices
+from dsim.comparison.steps import Journal, Lists, blocks_ended, prices
 from dsim.engine.journal import STEP_COLUMNS, RequestTable
 from dsim.engine.latency import CacheOverhead, Features, LatencyModel
 from dsim.engine.policies.focus import Focus
@@ -55,8 +55,8 @@ def committed(commits: Commits, plan: StepPlan) -> list[list[bool]]:
 def commits() -> Commits:
     """Request 0: a prompt of 6, so that its blocks begin at 4 and 8. At 4, columns 2 and 3 commit first and third."""
     seen = Commits(request_columns([{"input_length": 6, "output_length": 6}]), parse("lmdeploy-bd32:4"), 4)
-    seen.see(blocks(4, [1, 1, 1, 1], [0, 0, 0, 0]), committing([2]))
-    seen.see(blocks(4, [1, 1, 1, 1], [0, 0, 0, 2]), committing([3]))
+    seen.record(blocks(4, [1, 1, 1, 1], [0, 0, 0, 0]), committing([2]))
+    seen.record(blocks(4, [1, 1, 1, 1], [0, 0, 0, 2]), committing([3]))
     return seen
 
 
@@ -87,9 +87,9 @@ def test_a_mask_is_evicted_at_the_evaluations_at_which_it_was_unless_it_commits(
     nothing = np.zeros(1, np.int32)
     can = Evicting(Focus(), nothing, nothing, nothing - 1)
     plan = replace(blocks(4, [1, 1, 1, 1], [0, 0, 0, 0], [0, 0, 1, 1]), evicting=can)
-    seen.see(plan, committing([2], evicted=[3]))
+    seen.record(plan, committing([2], evicted=[3]))
     later = replace(blocks(4, [0, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1]), evicting=can)
-    seen.see(later, committing([3], evicted=[]))
+    seen.record(later, committing([3], evicted=[]))
     marks, retained = seen.of(plan)
     assert retained is not None
     assert (marks.tolist(), retained.tolist()) == ([[False, False, True, False]], [[True, True, True, False]])
@@ -127,7 +127,8 @@ def of_one(*tokens: int) -> Lists:
 
 
 def recorded(tokens: list[int], latency: list[float], logged: bool = False, **more: list[int]) -> Latencies:
-    return Latencies(MODEL, steps_of(tokens, latency, **more), of_one(*tokens), NOBODY, CHUNK, logged=logged)
+    journal = Journal(steps_of(tokens, latency, **more), of_one(*tokens), NOBODY)
+    return Latencies(MODEL, journal, CHUNK, logged=logged)
 
 
 def step(tokens: int, request: int = 7, prefill: bool = False, keys: int = 0) -> StepPlan:
@@ -160,10 +161,9 @@ def test_a_logs_step_is_told_by_its_rows_and_keys_however_its_engine_counts_head
 def test_what_an_eviction_left_tells_steps_apart() -> None:
     steps = steps_of([8, 8], [0.5, 0.2], head_rows=[8, 8], evicting=[0, 1], evicted=[0, 6])
     model = replace(MODEL, early=0.25, eviction=0.001)
-    assert prices(model, steps, of_one(8, 8), NOBODY, CHUNK).tolist() == pytest.approx(
-        [0.008, 0.25 * 0.008 + 0.75 * 0.002 + 0.001]
-    )
-    latencies = Latencies(model, steps, of_one(8, 8), NOBODY, CHUNK)
+    journal = Journal(steps, of_one(8, 8), NOBODY)
+    assert prices(model, journal, CHUNK).tolist() == pytest.approx([0.008, 0.25 * 0.008 + 0.75 * 0.002 + 0.001])
+    latencies = Latencies(model, journal, CHUNK)
     plan = plan_of(features=Features(8, 0, 0, 8, 0, 1, 0), requests=np.array([7]), num_tokens=np.array([8]))
     assert latencies(plan) == 0.5
     assert latencies(plan, Features(2, 0, 0, 2, 0, 1, 0)) == 0.2
@@ -192,9 +192,10 @@ def test_rows_of_full_sequence_caches_are_priced_with_their_cache_overhead() -> 
         "num_tokens": (np.array([2, 1, 1]), ends),
     }  # fmt: skip
     requests = {"request": np.array([3, 5]), "input_length": np.array([10, 20]), "max_tokens": np.array([5, 8])}
-    assert prices(model, steps, lists, requests, policy).tolist() == pytest.approx([0.003 + 0.5 + 0.25 * 28 + 2, 2.001])
+    journal = Journal(steps, lists, requests)
+    assert prices(model, journal, policy).tolist() == pytest.approx([0.003 + 0.5 + 0.25 * 28 + 2, 2.001])
     # A step that was never recorded takes its own overhead, corrected by what the others took: twice their prices.
-    latencies = Latencies(model, steps, lists, requests, policy)
+    latencies = Latencies(model, journal, policy)
     plan = plan_of(
         prefill=False, features=Features(2, 0, 0, 0, 0, 1, 0), requests=np.array([9], np.int32),
         phases=np.array([Phase.PACK], np.uint8), num_tokens=np.array([2]), prompt=np.array([2]), end=np.array([6]),
@@ -212,7 +213,9 @@ def test_a_recorded_run_of_the_twin_is_priced_as_it_was(spec: str) -> None:
     parts: list[tuple[Columns, Lists]] = []
     run = simulate(trace, Setting(policy, profile), append=lambda columns, lists: parts.append((columns, lists)))
     [(steps, lists)] = parts
-    assert prices(latency, steps, lists, run.table.columns, policy) == pytest.approx(steps["latency"], rel=1e-12)
+    assert prices(latency, Journal(steps, lists, run.table.columns), policy) == pytest.approx(
+        steps["latency"], rel=1e-12
+    )
 
 
 def test_a_step_is_priced_with_the_blocks_that_it_ends() -> None:
@@ -229,11 +232,11 @@ def test_a_step_is_priced_with_the_blocks_that_it_ends() -> None:
     engine = Setting(policy, profile).engine(RequestTable(4), limits=run.limits)
     assert list(replay(engine, 0, run.table.columns, journal.steps, journal.lists, see)) == []
     assert sum(ended) == 4 * 4  # from position 32 to 160
-    told = run.table.columns, policy, np.array(ended)
-    paid = prices(profile.latency, journal.steps, journal.lists, *told)
+    whole = Journal(journal.steps, journal.lists, run.table.columns)
+    paid = prices(profile.latency, whole, policy, np.array(ended))
     assert paid == pytest.approx(journal.steps["latency"], rel=1e-12)
     # The same step that ended another number of blocks was never recorded: it takes its own price.
-    recorded = Latencies(profile.latency, journal.steps, journal.lists, *told)
+    recorded = Latencies(profile.latency, whole, policy, np.array(ended))
     last = int(np.flatnonzero(ended)[-1])
     rows, offsets = journal.lists["requests"]
     features = step_features(journal.steps, journal.lists, policy.batching.pieces)[last]

@@ -65,7 +65,8 @@ def test_a_log_replayed_as_logged_by_the_profile_that_drew_it_is_the_log() -> No
         "Not in the policy: the log's dtype",
         "Profile: known, given",
     ]
-    cell = parts("predicted", "log.jsonl", "--profile", "known.json")  # the file itself, not imported
+    succeed("import", "log.jsonl", "-o", "engine")
+    cell = parts("predicted", "engine", "--profile", "known.json")
     assert cell["policy"] == SPEC
     assert cell["steps"]["same"]
     assert cell["metrics"]["e2el"]["requests"]["mape"] < 1e-9
@@ -224,6 +225,7 @@ def test_steps_of_a_model_with_windowed_layers_are_found_again_in_its_log() -> N
     )  # fmt: skip
     told = ("--profile", gemma.name, "--workload", gemma.canvas_laws[0].workload, "--seed", "7")
     succeed("replay", "--as-logged", log, *told, "-o", "predicted")
-    cell = parts("predicted", "log.jsonl", "--profile", gemma.name)
+    succeed("import", log, "-o", "engine")
+    cell = parts("predicted", "engine", "--profile", gemma.name)
     assert cell["steps"]["same"]
     assert cell["parts"]["latency_nearest"] == 0

@@ -31,10 +31,10 @@ def test_a_pipe_of_the_shell_is_read_to_its_bound() -> None:
         os.close(write)
         try:
             if len(sent) <= most:
-                assert read_bytes(f"/dev/fd/{read}", most=most) == sent
+                assert read_bytes(f"/dev/fd/{read}", max_size=most) == sent
             else:
                 with pytest.raises(DsimError, match="holds 6 bytes, expected at most 5"):
-                    read_bytes(f"/dev/fd/{read}", most=most)
+                    read_bytes(f"/dev/fd/{read}", max_size=most)
         finally:
             os.close(read)
 

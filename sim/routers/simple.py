@@ -1,4 +1,4 @@
-"""Random: each request goes to a replica that keyed chance draws."""
+"""Routers that look at one figure of each replica, or at none."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,38 @@ import numpy as np
 import numpy.typing as npt
 
 from ...engine import chance
+from ...engine.prefix import Prefixes
 from .router import ReplicaView, RequestView, Router
+
+
+class LeastTokens(Router):
+    """The fewest tokens to prefill or expected to be returned; the first of equals."""
+
+    least = ("expected_tokens",)
+    goes_by_length = True
+
+
+class ShortestQueue(Router):
+    """The fewest requests, waiting or running; the first of equals."""
+
+    least = ("num_waiting", "num_running")
+
+
+class RoundRobin(Router):
+    """Replicas take requests in turn."""
+
+    takes_turns = True
+
+    def __init__(self, prefixes: Prefixes | None = None) -> None:
+        super().__init__(prefixes)
+        self._turn = -1
+
+    def in_advance(self, num_requests: int, num_replicas: int) -> npt.NDArray[np.int64]:
+        return np.arange(num_requests) % num_replicas
+
+    def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
+        self._turn = (self._turn + 1) % len(replicas)
+        return self._turn
 
 
 class Random(Router):

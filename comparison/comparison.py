@@ -1,0 +1,248 @@
+"""Compare runs of the same requests, policy by policy."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from ..engine.errors import DsimError, cut, quoted
+from ..files.place import FolderKind, has_schema
+from ..profiler.placed import placed
+from ..profiler.profile import Profile
+from ..report.page import Page
+from ..report.result import NOT_STORED, Result, frame_of
+from ..report.table import value
+from ..results.metrics import METRICS, STATS, path
+from ..results.run import Run
+from .bounds import DISTRIBUTIONS, Bound, Judged
+from .errors import Errors, errors, ks_distance, relative_error
+from .pairs import Pair, PolicyRuns, Side, check_pair
+from .parts import Parts, parts
+from .ranking import Verdict, kendall_tau, rank, values_by_metric
+from .steps import Journal, Steps, compare_steps
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Progress = Callable[[str, int, int], None]  # policy, steps re-run, approximate total
+Profiles = Callable[[str], Profile]  # by the name in a run
+
+PER_REQUEST = tuple(name for name in DISTRIBUTIONS if METRICS[name].of)
+# Of a whole run; of batch and chunk the mean.
+TOTALS = {
+    name: path(name, *metric.stats[:1])
+    for name, metric in METRICS.items()
+    if metric.group in ("Requests", "Steps") and metric.unit != "ms"
+}
+FILES = ("compare.json", "report.html")
+
+
+@dataclass(frozen=True)
+class MetricErrors:
+    """A latency metric of both runs in its unit, and its error."""
+
+    unit: str
+    predicted: Mapping[str, float | None]  # by statistic, over that run's completed requests
+    measured: Mapping[str, float | None]
+    error: Mapping[str, float | None]
+    ks: float | None  # None for step_latency
+    requests: Errors | None  # None: commits are not paired
+
+
+@dataclass(frozen=True)
+class Total:
+    unit: str
+    predicted: float
+    measured: float
+    error: float | None
+
+
+@dataclass(frozen=True)
+class PolicyErrors:
+    pair: int  # index
+    policy: str
+    unpaired: str  # why not; empty: they are
+    num_both: int  # completed in both
+    left_out: Mapping[str, int]  # requests, by reason
+    metrics: Mapping[str, MetricErrors]
+    totals: Mapping[str, Total]
+    steps: Steps | None  # None: a run has no step journal
+    parts: Parts | None
+    no_parts: str  # why there are none
+
+    @property
+    def name(self) -> str:
+        """Names the pair unless it is the first."""
+        return self.policy if self.pair == 0 else f"{self.policy} (pair {self.pair + 1})"
+
+    def judge(self, bound: Bound) -> Judged:
+        """DsimError if the bound is on unpaired requests."""
+        metric = self.metrics[bound.metric]
+        if bound.stat is not None:
+            error = metric.error[bound.stat]
+        elif metric.requests is None:
+            raise DsimError(
+                f"bound {quoted(bound.text)}: the requests of {self.name} are not paired, since {self.unpaired}: "
+                f"expected a statistic, such as mean:{cut(bound.text)}"
+            )
+        else:
+            error = metric.requests.mape
+        size = None if error is None else abs(error)
+        return Judged(bound.text, self.name, size, bound.limit, met=size is not None and size <= bound.limit)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Cells with the same requests, ranked by each metric."""
+
+    cells: tuple[str, ...]
+    metrics: Mapping[str, Verdict]
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Result):
+    """Predicted against measured runs."""
+
+    schema: ClassVar[str] = "dsim-comparison"
+
+    pairs: tuple[Pair, ...]
+    cells: tuple[PolicyErrors, ...]
+    overall: Mapping[str, Errors]  # by metric, over all paired cells' requests
+    rankings: tuple[Ranking, ...]
+    tau: Mapping[str, float | None]  # by metric, over pairs of cells within a ranking
+    bounds: tuple[Judged, ...]
+    notes: tuple[str, ...]
+    runs: Any = field(default=(), metadata=NOT_STORED, compare=False)  # (predicted, measured) of each pair, for figures
+
+    def page(self) -> Page:
+        from .page import comparison_page
+
+        return comparison_page(self)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per policy and metric: both runs' statistics in the metric's unit, and relative errors."""
+        rows = []
+        for cell in self.to_json()["cells"]:
+            rows += [{"policy": cell["policy"], "metric": name, **metric} for name, metric in cell["metrics"].items()]
+        return frame_of(rows)
+
+    @property
+    def missed(self) -> list[str]:
+        """A line for each missed bound."""
+        return [str(judged) for judged in self.bounds if not judged.met]
+
+
+COMPARISON = FolderKind("a comparison", FILES, FILES[0], has_schema(Comparison.schema))
+
+
+def compare_runs(
+    pairs: Sequence[tuple[Run, Run]], profiles: Profiles, bounds: Sequence[Bound] = (), *, seeds: int = 0,
+    progress: Progress | None = None,
+) -> Comparison:  # fmt: skip
+    """Compare (predicted, measured) pairs; DsimError if a pair's requests differ.
+
+    profiles: to re-run each policy and decompose its error. seeds: other ones to re-run with.
+    """
+    cells: list[PolicyErrors] = []
+    notes: list[str] = []
+    runs_by_cell: list[PolicyRuns] = []
+    for i, (predicted, measured) in enumerate(pairs):
+        check_pair(predicted, measured)
+        names = dict.fromkeys((*predicted.policies, *measured.policies))
+        shared = [name for name in names if name in predicted.policies and name in measured.policies]
+        if len(shared) < len(names):
+            alone = ", ".join(name for name in names if name not in shared)
+            notes.append(f"pair {i + 1}: only one of its runs holds {alone}: left out")
+        for policy in shared:
+            runs = PolicyRuns(policy, predicted, measured)
+            notes += runs.differences
+            cells.append(_cell(i, runs, profiles, seeds, progress))
+            runs_by_cell.append(runs)
+    overall = {}
+    paired = [runs.values for runs, cell in zip(runs_by_cell, cells, strict=True) if not cell.unpaired]
+    for name in PER_REQUEST if paired else ():
+        p, m = (np.concatenate([values[name][side] for values in paired]) for side in (0, 1))
+        overall[name] = errors(p, m)
+    rankings, tau = _rankings(cells, runs_by_cell)
+    return Comparison(
+        pairs=tuple(Pair.of(*pair) for pair in pairs),
+        cells=tuple(cells),
+        overall=overall,
+        rankings=rankings,
+        tau=tau,
+        bounds=tuple(cell.judge(bound) for bound in bounds for cell in cells),
+        notes=tuple(notes),
+        runs=pairs,
+    )
+
+
+def _rankings(
+    cells: Sequence[PolicyErrors], runs: Sequence[PolicyRuns]
+) -> tuple[tuple[Ranking, ...], dict[str, float | None]]:
+    """Rankings of the cells that served the same requests, and tau over all of them."""
+    members = defaultdict(list)
+    for i, of_cell in enumerate(runs):
+        members[of_cell.traffic].append(i)
+    rankings, groups = [], []
+    for group in members.values():
+        values = values_by_metric(*zip(*(runs[i].summaries for i in group), strict=True))
+        if len(group) > 1 and values:
+            names = tuple(cells[i].name for i in group)
+            rankings.append(Ranking(names, {name: rank(names, numbers, name) for name, numbers in values.items()}))
+            groups.append(values)
+    common = [name for name in groups[0] if all(name in values for values in groups)] if groups else []
+    return tuple(rankings), {name: kendall_tau([values[name] for values in groups]) for name in common}
+
+
+def _cell(pair: int, runs: PolicyRuns, profiles: Profiles, seeds: int, progress: Progress | None) -> PolicyErrors:
+    policy, (predicted, measured), unpaired = runs.policy, runs.both, runs.unpaired
+    metrics = {}
+    for name in DISTRIBUTIONS:
+        p, m = ({stat: value(summary, path(name, stat)) for stat in STATS} for summary in runs.summaries)
+        values = runs.values.get(name)
+        metrics[name] = MetricErrors(
+            unit=METRICS[name].unit,
+            predicted=p,
+            measured=m,
+            error={stat: relative_error(p[stat], m[stat]) for stat in STATS},
+            ks=None if values is None else ks_distance(*values),
+            requests=None if values is None or unpaired else errors(*values),
+        )
+    totals = {}
+    for name, keys in TOTALS.items():
+        x, y = (value(summary, keys) for summary in runs.summaries)
+        if x is not None and y is not None:
+            totals[name] = Total(METRICS[name].unit, x, y, relative_error(x, y))
+    latency, divided, no_parts = None, None, runs.no_parts
+    if not no_parts:
+        placed_on = placed(policy)[1]
+        try:
+            p_profile = m_profile = profiles(placed_on or Side.of(predicted).profile)
+            if name := Side.of(measured).profile:  # where weights decide commits there is none
+                m_profile = profiles(placed_on or name)
+            on_steps = None if progress is None else lambda done, total: progress(policy, done, total)
+            divided = parts(
+                predicted, measured, policy, p_profile, m_profile, runs.index, seeds=seeds, progress=on_steps
+            )
+            latency = p_profile.latency
+        except DsimError as error:
+            no_parts = str(error)
+    steps = None
+    if runs.has_steps(predicted) and runs.has_steps(measured):
+        journals = Journal.of(predicted, policy), Journal.of(measured, policy)
+        steps = compare_steps(*journals, predicted.policy(policy), latency)
+    left_out = runs.left_out
+    return PolicyErrors(
+        pair=pair,
+        policy=policy,
+        unpaired=unpaired,
+        num_both=len(runs.index) - left_out["not completed in both"],
+        left_out=left_out,
+        metrics=metrics,
+        totals=totals,
+        steps=steps,
+        parts=divided,
+        no_parts=no_parts,
+    )

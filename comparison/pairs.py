@@ -1,0 +1,250 @@
+"""A pair of runs, predicted and measured: where their numbers come from, and which requests they share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ..engine.errors import DsimError, PolicyError
+from ..files.read import cut
+from ..results.metrics import CANCELLED, COMPLETED, Floats, Summary
+from ..results.run import Columns, Run
+from .parts import per_request
+from .steps import Ints
+from .summaries import is_client, summary
+
+UNKNOWN = "unknown"
+SAME_ARRIVAL = 1e-9  # s
+CLOSE_ARRIVAL = 0.01  # s: a smaller difference of arrivals is a note, a larger an error
+
+
+@dataclass(frozen=True)
+class Side:
+    """Where a run's numbers come from."""
+
+    folder: str
+    driver: str  # twin, live or client
+    device: str
+    model: str  # and its weights, if derived
+    profile: str  # empty: a live run without one
+    estimated: bool  # the profile is not measured
+    doubts: tuple[str, ...]  # of the profile: failed checks and doubted kinds of steps
+    commits: str  # twin: the profile's draws; model: the weights; server: unknown
+    interrupted: bool
+
+    @classmethod
+    def of(cls, run: Run) -> "Side":
+        info = run.info
+        machine = info.live or info.profile
+        weights = f" ({info.live.weights})" if info.live is not None and info.live.weights else ""
+        return cls(
+            folder=str(run.folder),
+            driver=info.driver,
+            device=UNKNOWN if machine is None else machine.device,
+            model=UNKNOWN if machine is None else machine.model + weights,
+            profile="" if info.profile is None else info.profile.name,
+            estimated=info.profile is None or info.profile.estimated,
+            doubts=tuple(f"DOUBTED: {line}" for line in info.doubted),
+            commits=info.commits,
+            interrupted=info.interrupted,
+        )
+
+    @property
+    def kind(self) -> str:
+        return {"live": "a live run", "client": "a client's"}.get(self.driver, "a twin's")
+
+
+@dataclass(frozen=True)
+class Pair:
+    predicted: Side
+    measured: Side
+
+    @classmethod
+    def of(cls, predicted: Run, measured: Run) -> "Pair":
+        return cls(Side.of(predicted), Side.of(measured))
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.predicted, self.measured
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyRuns:
+    """A policy's requests in both runs of a pair; DsimError if they differ."""
+
+    policy: str
+    predicted: Run
+    measured: Run
+
+    def __post_init__(self) -> None:
+        _ = self.summaries, self.differences
+
+    @property
+    def both(self) -> tuple[Run, Run]:
+        return self.predicted, self.measured
+
+    @cached_property
+    def summaries(self) -> tuple[Summary, Summary]:
+        return summary(self.predicted, self.policy), summary(self.measured, self.policy)
+
+    @cached_property
+    def requests(self) -> tuple[Columns, Columns]:
+        return self.predicted.requests(self.policy), self.measured.requests(self.policy)
+
+    @property
+    def index(self) -> Ints:
+        """The common requests."""
+        return self._common[0]
+
+    @cached_property
+    def _common(self) -> tuple[Ints, Columns, Columns]:
+        """The common requests, and their columns in both runs."""
+        p, m = self.requests
+        index, i, j = np.intersect1d(p["request"], m["request"], return_indices=True)
+        return (
+            index.astype(np.int64),
+            {name: column[i] for name, column in p.items()},
+            {name: column[j] for name, column in m.items()},
+        )
+
+    @cached_property
+    def values(self) -> dict[str, tuple[Floats, Floats]]:
+        """Latencies (s) of the common requests by metric; NaN if not completed."""
+        p, m = (per_request(columns, self.index) for columns in self.requests)
+        return {name: (p[name], m[name]) for name in p}
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Requests by reason."""
+        index, p, m = self._common
+        done = (p["status"] == COMPLETED) & (m["status"] == COMPLETED)
+        total = sum(len(columns["request"]) for columns in self.requests)
+        return {"not completed in both": int((~done).sum()), "not arrived in both": total - 2 * len(index)}
+
+    @property
+    def traffic(self) -> bytes:
+        """Equal for policies that served the same requests."""
+        m = self._common[2]
+        key = b"".join(m[name].tobytes() for name in ("request", "input_length", "output_length"))
+        if self.predicted.info.closed_loop:
+            return key + self.predicted.info.trace.arrival.encode()
+        return key + m["arrival"].tobytes()
+
+    @cached_property
+    def differences(self) -> list[str]:
+        """A note on differences of arrivals that clocks explain; DsimError for others."""
+        p_run, m_run = self.both
+        lengths = [len(columns["request"]) for columns in self.requests]
+        clients = any(map(is_client, self.both))
+        partial = clients or any(run.info.interrupted for run in self.both)
+        if lengths[0] != lengths[1] and not partial:
+            raise DsimError(
+                f"{p_run.folder} holds {lengths[0]} requests of {cut(self.policy)}, {m_run.folder} holds {lengths[1]}: "
+                "expected two runs of the same trace"
+            )
+        index, p, m = self._common
+        if not len(index):
+            raise DsimError(f"{p_run.folder} and {m_run.folder} share no request of {cut(self.policy)}")
+        compared = ["output_length"]
+        if not clients:  # a server may count otherwise; the import warns
+            compared = ["input_length", "output_length", "max_tokens"]
+        notes = []
+        if not p_run.info.closed_loop:  # there arrivals follow from latencies
+            compared.append("arrival")
+        for name in compared:
+            x, y = p[name].astype(np.float64), m[name].astype(np.float64)
+            shift = x[0] - y[0] if clients and name == "arrival" else 0.0  # a client's clock has no zero
+            off = np.abs(x - y - shift)
+            if name == "output_length":  # a live request's limit, which an EOS may undercut
+                off = np.minimum(off, np.abs(_returned(p) - _returned(m)))
+            different = np.flatnonzero(off > (CLOSE_ARRIVAL if name == "arrival" else 0))
+            if len(different):
+                k = different[0]
+                raise DsimError(
+                    f"request {index[k]} has {name} {x[k]:g} in {p_run.folder} and {y[k]:g} in {m_run.folder}: "
+                    "expected two runs of the same trace"
+                    + (" (dsim import FILE --trace T, the predicted run's)" if clients else "")
+                )
+            rounded = int((off > SAME_ARRIVAL + 1e-9 * np.abs(y)).sum())
+            if rounded:
+                notes.append(
+                    f"{self.policy}: {rounded} of {len(index)} arrivals differ in the two runs, by at most "
+                    f"{1e3 * off.max():.3g} ms"
+                )
+        return notes
+
+    @property
+    def unpaired(self) -> str:
+        """Why commits differ by chance, so that requests are not paired; empty if they are drawn alike."""
+        if _commits_tokens(self.predicted, self.policy):
+            return ""
+        for run in self.both:
+            if is_client(run):
+                return f"it is unknown what decided the commits of {run.folder}"
+            if run.info.commits == "model":
+                return f"the weights decided the commits of {run.folder}"
+        p_seed, m_seed = (run.info.seed for run in self.both)
+        return "" if p_seed == m_seed else f"commits were drawn with seed {p_seed} and with seed {m_seed}"
+
+    @property
+    def no_parts(self) -> str:
+        """Why the error cannot be decomposed, or empty."""
+        predicted = Side.of(self.predicted)
+        if predicted.driver != "twin":
+            return f"{predicted.folder} is {predicted.kind}: there is no prediction to take apart"
+        for run, requests in zip(self.both, self.requests, strict=True):
+            if not self.has_steps(run):
+                return f"{run.folder} has no step journal"
+            if (requests["status"] == CANCELLED).any():
+                return f"clients of {run.folder} cancelled requests, and re-runs serve all of them"
+        if self.predicted.info.closed_loop:
+            return "in a closed loop arrivals follow from latencies"
+        return ""
+
+    def has_steps(self, run: Run) -> bool:
+        return next(run.step_batches(self.policy, ["step"]), None) is not None
+
+
+def _returned(requests: Columns) -> Floats:
+    """Tokens returned by each request; if it is unfinished, requested."""
+    done = requests["status"] == COMPLETED
+    return np.asarray(np.where(done, requests["num_tokens"], requests["output_length"]), np.float64)
+
+
+def _commits_tokens(run: Run, policy: str) -> bool:
+    """Whether a policy commits next tokens; False for a client's unknown one."""
+    try:
+        return run.policy(policy).rows.commits == "tokens"
+    except PolicyError:
+        return False
+
+
+def check_machines(pairs: Sequence[tuple[Run, Run]]) -> None:
+    """DsimError if a pair's runs are of different models or devices."""
+    for runs in pairs:
+        p, m = map(Side.of, runs)
+        for name, x, y in (("model", p.model, m.model), ("device", p.device, m.device)):
+            if x != y and UNKNOWN not in (x, y):
+                raise DsimError(f"{name} is {cut(x)} in {p.folder} and {cut(y)} in {m.folder}: expected the same")
+
+
+def check_pair(p: Run, m: Run) -> None:
+    """DsimError unless the runs can be of the same requests."""
+    sides = Pair.of(p, m)
+    if sides.predicted.driver != "twin" and sides.measured.driver == "twin":
+        raise DsimError(
+            f"{p.folder} is {sides.predicted.kind} and {m.folder} a twin's: expected PREDICTED before MEASURED"
+        )
+    if not set(p.policies) & set(m.policies):
+        raise DsimError(
+            f"{p.folder} holds policies {cut(', '.join(p.policies))}, {m.folder} holds {cut(', '.join(m.policies))}: "
+            "expected at least one in both"
+        )
+    same = ["closed_loop"]
+    if not (is_client(p) or is_client(m)):  # a server's are unknown
+        same += ["emit", "replicas"]
+    for key in same:
+        x, y = (getattr(run.info, key) for run in (p, m))
+        if x != y:
+            raise DsimError(f"{key} is {cut(x)} in {p.folder} and {cut(y)} in {m.folder}: expected the same in both")
