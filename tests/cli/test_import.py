@@ -23,7 +23,6 @@ def test_a_file_becomes_a_run_with_the_metrics_of_its_requests() -> None:
     ]  # fmt: skip
     page = Path("m/report.html").read_text()
     assert "<code>dsim import" in page
-    assert 'id="load"' in page
     for unknown in ('id="queue"', 'id="batch"', '"label":"waiting"', '"label":"batch"'):
         assert unknown not in page  # a client's file does not know them
 
