@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ..report.result import Result
+
 if TYPE_CHECKING:
     from ..report.page import Page
 
@@ -14,7 +16,7 @@ INTERRUPTED, MISSED = 130, 1  # exit codes
 
 @dataclass(frozen=True, kw_only=True)
 class Answer(Generic[R]):
-    """value: for Python. page, lines: for a terminal, of the findings. json: what `--json` prints."""
+    """value: for Python; a Result has the others. page, lines: for a terminal. json: what `--json` prints."""
 
     value: "R | Callable[[], R]"
     json: Any = None
@@ -27,6 +29,15 @@ class Answer(Generic[R]):
     interrupted: str = ""  # or with INTERRUPTED
     code: int = 0
     failure: Exception | None = None  # raised at the end
+
+    def to_json(self) -> Any:
+        """What `--json` prints."""
+        return self.value.to_json() if self.json is None and isinstance(self.value, Result) else self.json
+
+    def to_page(self) -> "Page | None":
+        if self.page is None and not self.lines and isinstance(self.value, Result):
+            return self.value.page()
+        return None if self.page is None else self.page()
 
     def to_python(self) -> R:
         if self.failure is not None:

@@ -88,6 +88,7 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["Replay"])
         from ..planner.replay_run import fleet_cost, write_replay
         from ..report.story import words
         from ..results.manifest import FILES
+        from ..results.metrics import no_nan
         from ..results.scenario import on_fleet
 
         fleet = self.fleet_words(self.specs or None, scaler=self.scaler, startup=str(self.startup))
@@ -107,7 +108,7 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["Replay"])
             check_num(self.ensemble, scenarios)
             with watch.bar("ensemble", "replays", note="starting") as bar, Pool(jobs=self.jobs) as pool:
                 drawn = ensemble(scenarios, requests, self.ensemble, pool=pool, progress=bar.update)
-            about["ensemble"] = drawn.to_json()
+            about["ensemble"] = no_nan(drawn)
         with watch.bar("replay", "requests") as bar:
             runs = watch_runs(bar, len(scenarios), len(requests), "starting", " simulated")
             done = write_replay(

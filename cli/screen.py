@@ -70,10 +70,10 @@ def run(question: Question[Any], as_json: bool) -> None:
         screen.alarm(str(stop))
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        print_json(answer.json)
+        print_json(answer.to_json())
     else:
-        if answer.page is not None:
-            show_page(answer.page())
+        if (page := answer.to_page()) is not None:
+            show_page(page)
         show(*answer.lines)
     if answer.explained:
         screen.say(answer.explained)

@@ -2,36 +2,47 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..engine.errors import DsimError
-from ..results.metrics import COMPLETED, latencies, meeting, no_nan, rows_of, statistic
+from ..results.metrics import COMPLETED, latencies, meeting, rows_of, statistic
 from ..results.run import Run, read_run
 from ..results.slo import Slo
 from .replicate import Criterion, criteria_of
 
 
-def measured_points(
+@dataclass(frozen=True)
+class MeasuredRun:
+    run: str
+    rate: float  # req/s
+    num_requests: int
+    completed: int
+    stable: bool
+    values: dict[str, float | None]  # by criterion: ms, or share of arrivals
+
+
+def measured_runs(
     folders: Sequence[str | Path], slos: Sequence[str], attainment: float, missing_passes: bool = True
-) -> list[dict[str, Any]]:
-    """A point per run: name, rate (req/s), each criterion's value (ms, or share of arrivals).
+) -> list[MeasuredRun]:
+    """The folders' runs, judged.
 
     DsimError for a run of several policies or without a duration, and for a class's SLO: run files hold no classes.
     """
     if not folders:
         return []
-    asked = [Slo.parse(text) for text in slos]
-    for slo in asked:
+    parsed = [Slo.parse(text) for text in slos]
+    for slo in parsed:
         if slo.slo_class is not None:
             raise DsimError(f"SLO {slo} is of a class, and a measured run's file holds none: expected an SLO of all")
-    return [_point(read_run(Path(folder)), criteria_of(asked, attainment), missing_passes) for folder in folders]
+    criteria = criteria_of(parsed, attainment)
+    return [_measured(read_run(Path(folder)), criteria, missing_passes) for folder in folders]
 
 
-def _point(run: Run, criteria: Sequence[Criterion], missing_passes: bool) -> dict[str, Any]:
+def _measured(run: Run, criteria: Sequence[Criterion], missing_passes: bool) -> MeasuredRun:
     if len(run.policies) != 1:
-        held = ", ".join(run.policies)
-        raise DsimError(f"{run.folder} holds policies {held}, expected a run of one, such as of `dsim import -o`")
+        policies = ", ".join(run.policies)
+        raise DsimError(f"{run.folder} holds policies {policies}, expected a run of one, such as of `dsim import -o`")
     (summary,) = run.info["policies"]
     requests = run.requests(run.policies[0])
     arrival = requests["arrival"]
@@ -51,8 +62,11 @@ def _point(run: Run, criteria: Sequence[Criterion], missing_passes: bool) -> dic
         else:
             assert slo.stat is not None
             values[criterion.text] = 1e3 * statistic(latencies(done)[slo.metric], slo.stat)
-    point: dict[str, Any] = no_nan({
-        "run": run.folder.name, "rate": (len(arrival) - 1) / duration, "num_requests": len(arrival),
-        "completed": len(done["status"]), "stable": bool(summary["stable"]), "values": values,
-    })  # fmt: skip
-    return point
+    return MeasuredRun(
+        run=run.folder.name,
+        rate=(len(arrival) - 1) / duration,
+        num_requests=len(arrival),
+        completed=len(done["status"]),
+        stable=bool(summary["stable"]),
+        values={text: value if math.isfinite(value) else None for text, value in values.items()},
+    )

@@ -130,7 +130,7 @@ def _pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
 def _replay(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """A fleet's criteria, limit, and what clients see."""
     own = fleet(search, task.replicas, task.slower)
-    found: Json = memo.replay(lambda: own.asked(task.index, task.rate, "fleet"), lambda: _of_fleet(own, task))
+    found: Json = memo.replay(lambda: own.inputs(task.index, task.rate, "a fleet"), lambda: _of_fleet(own, task))
     return found
 
 

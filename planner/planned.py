@@ -8,9 +8,9 @@ from ..profiler.profile import Profile
 from ..report.page import Page
 from ..report.result import Result, frame_of
 from ..results.metrics import no_nan
+from ..results.spread import Uncertain
 from .contents import Json
 from .deploy import Deployment
-from .ensemble import Uncertain
 from .quality import Quality
 from .race import CONFIDENCE
 from .replicate import Interval
@@ -205,7 +205,7 @@ class Planned(Result):
         if self.ensemble is None:
             del data["ensemble"]
         else:
-            data["ensemble"] = self.ensemble.to_json()
+            data["ensemble"] = no_nan(self.ensemble)
         out: Json = {"schema": SCHEMA, "version": VERSION, "recommended": data["ranking"][0]}
         return out | {"runner_up": data["ranking"][1] if self.runner_up else None} | data
 

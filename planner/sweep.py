@@ -17,9 +17,10 @@ from ..report.result import Result
 from ..report.table import number
 from ..results.metrics import flat, no_nan
 from ..results.scenario import Scenario
+from ..results.spread import Uncertain
 from .backend import Outcome, Pool
 from .contents import Json, asked_of
-from .ensemble import Uncertain, check_num
+from .ensemble import check_num
 from .ensemble import ensemble as run_ensemble
 from .grid import Plan, read_plan
 from .memo import FILES as STORE_FILES
@@ -80,7 +81,7 @@ class Sweep(Result):
     def to_json(self) -> Json:
         """The object of `--json`."""
         rows: list[Json] = no_nan(self.table.to_dict("records"))
-        told: Json = {} if self.ensemble is None else {"ensemble": self.ensemble.to_json()}
+        told: Json = {} if self.ensemble is None else {"ensemble": no_nan(self.ensemble)}
         return told | {
             "title": self.plan.title,
             "num_cells": self.num_cells,
@@ -216,7 +217,7 @@ def _swept(
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return Swept(
         plan.title, plan.varied, rows, len(plan.cells), plan.estimated, plan.implementations, interrupted,
-        _facts(plan), command, __version__, tuple(notes), None if ensemble is None else ensemble.to_json(),
+        _facts(plan), command, __version__, tuple(notes), ensemble,
     )  # fmt: skip
 
 

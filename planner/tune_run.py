@@ -109,7 +109,7 @@ def write_tune(
                 judged=of_objective(tuned.objectives[0]),
                 progress=lambda done, of: progress("asking drawn profiles", done, of, ""),
             )  # fmt: skip
-        info["ensemble"] = found.to_json()
+        info["ensemble"] = no_nan(found)
     info["notes"] += profile_notes([alone for one in compared for alone in one.of_each_pool()])
     page = tune_page(info, tuned.trials)
     return tuned, compared, info, page, folder.write(tuned, info, page)

@@ -7,9 +7,10 @@ from functools import partial
 
 from ..report.digits import counted
 from ..results.scenario import Scenario
+from ..results.spread import Uncertain
 from .backend import Pool
 from .capacity import CapacitySearch, search_of
-from .ensemble import Progress, Uncertain, Values, ask, interval, paired
+from .ensemble import Progress, Values, ask, interval, paired
 from .fewest import Fewest
 from .memo import Memo
 from .plan import whole_search

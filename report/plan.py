@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ..results.spread import uncertain_of
 from . import measured
 from .chart import COLOURS, Chart
 from .digits import counted, percent
@@ -23,7 +24,7 @@ def plan_page(info: Json) -> Page:
     return Page(
         name=f"dsim plan: {info['trace']}",
         question=QUESTION,
-        answer=decided(answer(info), info),
+        answer=decided(answer(info), uncertain_of(info.get("ensemble"))),
         details=_details(info),
         cautions=cautions(info, best, "policies and fleets"),
         numbers=_numbers(info),
@@ -37,7 +38,7 @@ def plan_page(info: Json) -> Page:
             *(Section("The engines' settings", found, spoken=True) for found in [_settings(info)] if found),
             Section("What could change it", (_risks(info), *grown(info)), spoken=True),
             Section("To deploy", tuple(_deploy(info)), spoken=True),
-            *of_ensemble(info),
+            *of_ensemble(uncertain_of(info.get("ensemble"))),
             *_left_out(info),
         ),
         notes=(*_notes(info), *info["notes"]),

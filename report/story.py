@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..results.manifest import CommitInfo, FleetInfo, Manifest, ProfileInfo
+from ..results.spread import uncertain_of
 from . import measured
 from .digits import counted, percent
 from .ensemble import decided, of_ensemble
@@ -23,14 +24,14 @@ def words(policies: Sequence[Json], info: Manifest) -> Page:
     return Page(
         name=f"dsim: {info.get('trace', {}).get('name', 'a run')}",
         question=info.get("question", QUESTION),
-        answer=decided(answer(policies, profiles_of(info)), info),
+        answer=decided(answer(policies, profiles_of(info)), uncertain_of(info.get("ensemble"))),
         details=measured.verdict(info.get("measured")),
         alarms=tuple(warnings(policies, info)),
         facts=tuple(setting(info)),
         sections=(
             *((Section("Every number", (_table(policies),)),) if policies else ()),
             *measured.sections(info.get("measured")),
-            *of_ensemble(info),
+            *of_ensemble(uncertain_of(info.get("ensemble"))),
         ),
         notes=tuple(notes(info)),
     )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..results.metrics import METRICS, Metric, led_by, path
+from ..results.spread import Uncertain
 from .chart import COLOURS, LINES, Chart, colour, logarithmic
 from .ensemble import decided, of_ensemble
 from .page import Figure, Number, Page, Row, Section, Table, estimate, priced_apart
@@ -35,7 +36,7 @@ class Swept:
     command: str = ""
     version: str = ""
     notes: tuple[str, ...] = ()  # on profiles
-    ensemble: Mapping[str, Any] | None = None  # planner/ensemble.py
+    ensemble: Uncertain | None = None
 
 
 # By column. ttft and norm_latency show what e2el would.
@@ -76,12 +77,11 @@ def sweep_page(sweep: Swept) -> Page:
             "latencies measure the length of the trace."
         )
     title, figures = _figures(sweep)
-    drawn = {"ensemble": sweep.ensemble}
     ranges = [(name, _range(_values(sweep.rows, name))) for name in sweep.varied]
     return Page(
         name=f"dsim: {sweep.title}",
         question="Which of these scenarios serves best?",
-        answer=decided(_answer(sweep), drawn),
+        answer=decided(_answer(sweep), sweep.ensemble),
         alarms=tuple(alarms),
         cautions=(estimate(", ".join(sweep.estimated), "cells"),) if sweep.estimated else (),
         numbers=_numbers(sweep, unstable, failed),
@@ -90,7 +90,7 @@ def sweep_page(sweep: Swept) -> Page:
         sections=(
             *((Section(title, tuple(figures[1:])),) if figures[1:] else ()),
             Section("Cells", (_cells(sweep),)),
-            *of_ensemble(drawn),
+            *of_ensemble(sweep.ensemble),
         ),
         notes=(
             "Cells with the same seed have the same requests and random draws, so that they compare like with like.",

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from ..results.spread import uncertain_of
 from .chart import COLOURS, INK, Chart
 from .digits import counted, percent, plus_minus
 from .ensemble import decided, of_ensemble
@@ -22,14 +23,14 @@ def tune_page(info: Json, trials: pd.DataFrame) -> Page:
     return Page(
         name=f"dsim tune: {info.get('trace', 'a search')}",
         question="Which settings serve this traffic best?",
-        answer=decided(answer(info), info),
+        answer=decided(answer(info), uncertain_of(info.get("ensemble"))),
         cautions=cautions(info, info["winner"], "policies"),
         numbers=_numbers(info, first),
         chart=chart,
         facts=tuple(_facts(info)),
         sections=(
             _confirmed(info),
-            *of_ensemble(info),
+            *of_ensemble(uncertain_of(info.get("ensemble"))),
             Section("The search", tuple(rest)),
         ),
         notes=tuple(info["notes"]),
@@ -43,8 +44,8 @@ def words(info: Json) -> Page:
     return Page(
         name="dsim tune",
         question="Which settings serve this traffic best?",
-        answer=decided(answer(info), info),
-        sections=(_confirmed(info), *of_ensemble(info)),
+        answer=decided(answer(info), uncertain_of(info.get("ensemble"))),
+        sections=(_confirmed(info), *of_ensemble(uncertain_of(info.get("ensemble")))),
         notes=tuple(info["notes"]),
     )
 

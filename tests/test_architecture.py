@@ -75,14 +75,26 @@ def tree(module: str) -> ast.Module:
 
 
 def imports(module: str) -> Iterator[str]:
-    """The absolute names that a module imports, wherever it does: `dsim.engine.engine`, `numpy.typing` ..."""
+    """The absolute names that a module imports, wherever it does: `dsim.engine.engine`, `numpy.typing` ...
+
+    A page's function names the type of its result, which is made above it: imports for type checkers do not count.
+    """
     package = ["dsim", *module.split(".")[:-1]]
+    for_types = {id(node) for block in ast.walk(tree(module)) for node in _for_types(block)}
     for node in ast.walk(tree(module)):
+        if id(node) in for_types:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) + 1 - node.level] if node.level else []
             yield from (".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names)
+
+
+def _for_types(block: ast.AST) -> list[ast.stmt]:
+    """What an `if TYPE_CHECKING` holds."""
+    is_for_types = isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+    return block.body if isinstance(block, ast.If) and is_for_types else []
 
 
 def folders(module: str) -> set[str]:

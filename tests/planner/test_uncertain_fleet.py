@@ -1,14 +1,12 @@
 """A plan's fleet under drawn profiles: intervals hold the luck of a replay and what the profile does not know."""
 
 import dataclasses
-import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dsim.planner.backend import Pool
-from dsim.planner.ensemble import Spread, Uncertain
 from dsim.planner.plan_replays import Posed
 from dsim.planner.planned import Fleet, Planned
 from dsim.planner.quality import Quality
@@ -16,6 +14,7 @@ from dsim.planner.uncertain_fleet import COST, REPLICAS, rivals, uncertain_fleet
 from dsim.profiler.profile import Fit, load
 from dsim.profiler.uncertainty import DEVICE
 from dsim.report.ensemble import decided
+from dsim.results.spread import Spread, Uncertain
 
 from ..worlds import SECOND
 
@@ -51,7 +50,7 @@ def test_a_fleet_survives_the_draws_that_leave_its_slos_met() -> None:
     assert few.survives == 0.0
     assert next(iter(few.intervals.values()))[REPLICAS].low >= 3.0
     none = drawn(replace(QUEUE, rate=30.0))
-    assert next(iter(none.intervals.values()))[REPLICAS] == Spread(2.0, math.inf, math.inf)  # beyond four times as many
+    assert next(iter(none.intervals.values()))[REPLICAS] == Spread(2.0, None, None)  # beyond four times as many
 
 
 def test_what_two_fleets_share_cancels_in_the_ratio_of_their_costs() -> None:
@@ -66,7 +65,7 @@ def test_what_two_fleets_share_cancels_in_the_ratio_of_their_costs() -> None:
     assert apart[COST].value == 1.0
     assert apart[COST].low < apart[COST].high
     assert list(found.effects) == [found.best]
-    said = decided("", {"ensemble": found.to_json()})
+    said = decided("", found)
     assert said.startswith(f"The {COST} of {found.best} is 0.50 times (0.50 to 0.50) that of 2 replicas on shared and ")
 
 

@@ -8,6 +8,7 @@ from dsim.profiler.profile import DEFAULT, load
 from dsim.report.run_folder import RunWriter
 from dsim.results.manifest import Manifest
 from dsim.results.metrics import Summary, summarize
+from dsim.results.scenario import Setup
 from dsim.results.slo import Slo
 from dsim.sim.setting import Setting
 from dsim.sim.twin import RunRecords, simulate
@@ -65,3 +66,14 @@ def write_run(
             summaries.append(summarize(name, run.table.columns, run.totals, parsed, replicas=REPLICAS))
         writer.finish({**manifest(summaries, num_requests, rate), "slos": list(slos)})
     return summaries
+
+
+def setup(**fields: Any) -> Setup:
+    """Of a search over an estimated profile."""
+    values = {
+        "dsim": "0", "command": "dsim", "trace": "azure-conv", "traffic": "azure-conv, 10 requests", "trace_sha256": "",
+        "arrival": "trace", "profile": "p", "estimated": True, "device": "A100-80GB", "model": "SDAR-8B",
+        "profile_version": "0", "workload": None, "frontend": 0.0, "router": "random", "emit": "block",
+        "slos": ("ttft=2s",), "seed": 0, "gpu_hour": None, "currency": "USD",
+    }  # fmt: skip
+    return Setup(**{**values, **fields})
