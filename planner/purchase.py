@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..engine.errors import DsimError
 from ..traces import Trace
 from ..traces.stats import HOUR, MINUTE, busiest
-from .planned import Fleet, Growth, Peak
+from .plan_result import Fleet, Growth, Peak
 
 PERIODS = {"year": 1.0, "month": 12.0, "week": 365.25 / 7}  # in a year
 MOST_GROWTH = 10.0  # each period
@@ -53,35 +53,36 @@ def growth_of(horizon: Horizon, fleet: Fleet) -> Growth:
     share, per = parsed_growth(horizon.growth)
     room = fleet.headroom
     assert room is not None
-    lasts = [math.log(1 + end) / math.log(horizon.yearly) if end > 0 else 0.0 for end in (room.low, room.high)]
-    return Growth(horizon.growth, share, per, lasts[0], lasts[1], horizon.years, horizon.buy_now)
+    low, high = (math.log(1 + max(end, 0.0)) / math.log(horizon.yearly) for end in (room.low, room.high))
+    return Growth(
+        text=horizon.growth, share=share, per=per, low=low, high=high, horizon=horizon.years, buy_now=horizon.buy_now
+    )
 
 
 def peak_of(trace: Trace, rate: float, fleet: Fleet) -> Peak | None:
-    """The busiest hour, or minute of a trace below two hours; None below two minutes."""
+    """The busiest hour, or minute of a trace below two hours; None below two minutes.
+
+    Its replicas are by the low end of the fleet's headroom.
+    """
     for name, window in (("hour", HOUR), ("minute", MINUTE)):
-        found = busiest(trace.arrival, window)
-        if found is not None and found.num_windows > 1:
-            times = found.peak / found.mean
-            return Peak(name, times, rate * times, _fleet_at(fleet, times))
+        load = busiest(trace.arrival, window)
+        if load is not None and load.num_windows > 1:
+            times = load.peak / load.mean
+            assert fleet.headroom is not None
+            assert fleet.replicas is not None
+            sure = 1 + max(fleet.headroom.low, 0.0)  # the fleet meets the SLOs at the plan's rate
+            replicas = max(fleet.replicas, math.ceil(fleet.replicas * times / sure - 1e-9))
+            return Peak(window=name, times=times, rate=rate * times, replicas=replicas)
     return None
 
 
 def parsed_growth(text: str) -> tuple[float, str]:
     """Share of the traffic, and period."""
-    found = re.fullmatch(rf"(\d+(?:\.\d+)?) ?%/({'|'.join(PERIODS)})", text.strip())
-    share = 0.0 if found is None else float(found[1]) / 100
-    if found is None or not 0 < share <= MOST_GROWTH:
+    match = re.fullmatch(rf"(\d+(?:\.\d+)?) ?%/({'|'.join(PERIODS)})", text.strip())
+    share = 0.0 if match is None else float(match[1]) / 100
+    if match is None or not 0 < share <= MOST_GROWTH:
         raise DsimError(
             f"growth is {text}, expected a percentage above 0 and up to {100 * MOST_GROWTH:g} for each "
             f"{', '.join(PERIODS)}, such as 30%/year".replace(", week", " or week")
         )
-    return share, found[2]
-
-
-def _fleet_at(fleet: Fleet, times: float) -> int:
-    """Replicas for `times` the traffic, by the headroom's low end."""
-    assert fleet.headroom is not None
-    assert fleet.replicas is not None
-    sure = 1 + max(fleet.headroom.low, 0.0)  # the fleet meets the SLOs at the asked rate
-    return max(fleet.replicas, math.ceil(fleet.replicas * times / sure - 1e-9))
+    return share, match[2]

@@ -9,13 +9,14 @@ from ..report.digits import counted
 from ..results.scenario import Scenario
 from ..results.spread import Uncertain
 from .backend import Pool
+from .candidates import PlanCandidate
 from .capacity import CapacitySearch, search_of
 from .ensemble import Progress, Values, ask, interval, paired
 from .fewest import Fewest
 from .memo import Memo
-from .plan import whole_search
-from .plan_replays import Posed, fleet
-from .planned import Fleet, Planned
+from .plan import posed_fleets
+from .plan_replays import PRECISION, Posed, fleet, whole_search
+from .plan_result import Fleet, Planned
 from .replicate import Criterion, Reading
 
 REPLICAS, COST, GPUS = "replicas needed", "cost an hour", "GPUs needed"
@@ -30,13 +31,28 @@ class Lucky(Posed):
     index: int = 0  # of the replication; 0: the size is the plan's
 
 
+def plan_ensemble(
+    planned: Planned, scenario: Scenario, candidates: Sequence[PlanCandidate], num: int, *, attainment: float,
+    pool: Pool, memo: Memo, progress: Progress,
+) -> Uncertain:  # fmt: skip
+    """The recommendation and its rivals under `num` drawn profiles."""
+    fleets = rivals(planned)
+    posed = posed_fleets(replace(scenario, rate=planned.rate), candidates, list(fleets.values()))
+    return uncertain_fleets(
+        dict(zip(fleets, posed, strict=True)), [replica_cost(planned, row) for row in fleets.values()], num,
+        attainment=attainment, num_requests=planned.num_requests, spare=planned.recommended.spare,
+        cost=COST if planned.priced else GPUS, pool=pool, memo=memo, progress=progress,
+    )  # fmt: skip
+
+
 def rivals(planned: Planned) -> dict[str, Fleet]:
     """The recommendation, the runner-up, and the next GPU's cheapest fleet; dropped ones of an estimated size."""
     best, *others = planned.ranking
-    dropped = [replace(f, replicas=f.about or f.least) for f in planned.left_out if f.about or f.least]
-    others += sorted(dropped, key=lambda f: (f.replicas or 0) * replica_cost(planned, f))
-    chosen = (best, *others[:1], *[f for f in others if f.device != best.device][:1])
-    return {f"{counted(f.replicas or 0, 'replica')} of {f.policy}{f.place and f' on {f.place}'}": f for f in chosen}
+    dropped = [replace(row, replicas=row.about or row.least) for row in planned.left_out if row.about or row.least]
+    others += sorted(dropped, key=lambda row: (row.replicas or 0) * replica_cost(planned, row))
+    another_gpu = [row for row in others if row.device != best.device]
+    chosen = (best, *others[:1], *another_gpu[:1])
+    return {f"{counted(row.replicas or 0, 'replica')} of {row.name}": row for row in chosen}
 
 
 def replica_cost(planned: Planned, fleet: Fleet) -> float:
@@ -67,7 +83,7 @@ def uncertain_fleets(
         plain = {f.name: getattr(posed.located(), f.name) for f in fields(Posed)} | {"rate": None}
         lucky[name] = Lucky(**plain, at=posed.rate or 0.0)
     best, *others = lucky
-    search = whole_search(search_of(lucky[best], 0.02, attainment, num_requests), attainment)
+    search = whole_search(search_of(lucky[best], PRECISION, attainment, num_requests), attainment)
     replay = partial(sized, search.criteria, search.num_requests, search.block)
     judged = _metric(search.criteria[0]), False
     found, values = ask(replay, lucky, num, judged, pool, progress, memo, _in_replication, moving=1)

@@ -238,11 +238,12 @@ def _distance(capacity: "Capacity") -> Figure:
             )  # fmt: skip
     chart.hline(1.0, "the bound")
     chart.band(capacity.rate.low, capacity.rate.high)
-    target, side = capacity.target, "center"
+    target, sides = capacity.target, ("center", "")
     if target is not None:  # labels must not overlap
-        side, other = ("left", "right") if target <= capacity.rate.value else ("right", "left")
-        chart.vline(target, "asked", "dot", other)
-    chart.vline(capacity.rate.value, "capacity", "solid", side)
+        sides = ("left", "right") if target <= capacity.rate.value else ("right", "left")
+    chart.vline(capacity.rate.value, "capacity", "solid", sides[0])
+    if target is not None:
+        chart.vline(target, "asked", "dot", sides[1])
     # Far above, a metric shows the replay's length only.
     chart.y |= {"tickformat": ".0%", "range": [0, min(1.05 * top, MOST_SHOWN)]}
     caption = (

@@ -38,13 +38,3 @@ def quality(fleet: Json) -> str:
 
 def quality_number(fleet: Json) -> Number:
     return Number("quality", ((None, quality(fleet)),), "of answers, compared with the full cache")
-
-
-def money(amount: float, info: Json, places: int = 2) -> str:
-    return f"{amount:,.{places}f} {info.get('currency') or ''}".rstrip()
-
-
-def in_currency(info: Json) -> str:
-    """Of a fleet's cost."""
-    over = ", mean over the horizon" if info.get("growth") else ""
-    return (f"{info.get('currency') or ''} an hour".strip() if info["priced"] else "GPUs") + over

@@ -15,8 +15,8 @@ from dsim.engine.allowed_code import allowed
 from dsim.engine.errors import DsimError
 from dsim.engine.part import AXES
 from dsim.engine.policy import PRESETS, parse, settings_of
+from dsim.planner.candidates import candidates_of
 from dsim.planner.deploy import ENGINES, Deployment, deployment_of
-from dsim.planner.plan import candidates_of
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
 from dsim.profiler.precision import Precision

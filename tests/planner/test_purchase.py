@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dsim.engine.errors import DsimError
-from dsim.planner.planned import Fleet
+from dsim.planner.plan_result import Fleet
 from dsim.planner.purchase import Horizon, growth_of, parsed_growth, peak_of
 from dsim.planner.quality import Quality
 from dsim.planner.race import Entry, race
@@ -12,8 +12,8 @@ from dsim.planner.replicate import Interval
 from dsim.traces import Trace, load
 
 FLEET = Fleet(
-    "optimus", "", "p", "A100-80GB", "SDAR-8B", "i", True, Quality(1.0, "published"), 1, replicas=4,
-    headroom=Interval(0.2, 0.1, 0.3),
+    policy="optimus", place="", profile="p", device="A100-80GB", model="SDAR-8B", implementation="i", estimated=True,
+    quality=Quality(1.0, "published"), gpus_per_replica=1, price=None, replicas=4, headroom=Interval(0.2, 0.1, 0.3),
 )  # fmt: skip
 
 

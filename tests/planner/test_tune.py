@@ -15,9 +15,9 @@ from dsim.engine import chance
 from dsim.engine.errors import DsimError
 from dsim.engine.policies import BASELINES
 from dsim.engine.policy import PRESETS, parse, settings_of
+from dsim.planner.candidates import candidates_of
 from dsim.planner.confirm import estimate, gain
 from dsim.planner.objective import Evaluate, Evaluator, Part, ReplayOutcome, split
-from dsim.planner.plan import candidates_of
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.replicate import Interval, resample
 from dsim.planner.space import Candidate, Choice, Space, candidate_of, default_space, guarded, load_space
