@@ -9,7 +9,7 @@ from typing import Annotated as A
 
 from . import choices
 from . import questions as q
-from .answer import Answer, Stopped
+from .answer import Answer, stopped
 from .cautions import warn, warn_of_yields
 from .declared import Opt, Question, Watch
 
@@ -56,7 +56,7 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
 
     def answer(self, watch: Watch) -> "Answer[Capacity]":
         from ..planner.backend import Pool
-        from ..planner.capacity import CAPACITY, FILES, Interrupted, sized
+        from ..planner.capacity import CAPACITY, FILES, sized
         from ..planner.contents import asked_of
         from ..planner.ensemble import capacities, check_num
         from ..planner.measured import measured_runs
@@ -82,18 +82,13 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
         try:
             with folder, watch.bar("capacity", "replays", note="starting") as bar:
                 folder.begin("capacity", asked_of(scenario, **size, **search))
-                try:
-                    capacity = sized(
-                        scenario, **size, **search, **how, command=watch.command(), memo=folder.memo,
-                        progress=partial(_progress, bar, self.precision),
-                    )  # fmt: skip
-                except Interrupted as stop:
-                    if stop.partial is None:
-                        raise
-                    capacity = stop.partial
+                capacity = sized(
+                    scenario, **size, **search, **how, command=watch.command(), memo=folder.memo,
+                    progress=partial(_progress, bar, self.precision),
+                )  # fmt: skip
                 notes = tuple(profile_notes(scenario.of_each_pool()))
                 capacity = replace(capacity, measured=tuple(runs), notes=notes)
-                if self.ensemble is not None and not capacity.interrupted:
+                if self.ensemble is not None:
                     fleet = replace(scenario, replicas=capacity.replicas)
                     with Pool(self.jobs, self.ray) as pool:
                         drawn = capacities(
@@ -103,12 +98,9 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
                         )  # fmt: skip
                     capacity = replace(capacity, ensemble=drawn)
                 folder.put(result_files(capacity))
-        except Interrupted:
-            raise Stopped("Interrupted before two replications were done: nothing is known yet") from None
-        return Answer(
-            value=capacity, explained=folder.memo.sentence(), out=self.folder, files=FILES,
-            interrupted="Interrupted" * capacity.interrupted,
-        )  # fmt: skip
+        except KeyboardInterrupt:
+            raise stopped(self.out) from None
+        return Answer(value=capacity, explained=folder.memo.sentence(), out=self.folder, files=FILES)
 
 
 def _progress(bar: Any, precision: float, replays: int, known: "Interval | None", replicas: int) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated as A
 from ..engine.errors import DsimError
 from . import choices
 from . import questions as q
-from .answer import Answer, Stopped
+from .answer import Answer, stopped
 from .cautions import warn, warn_of_runs
 from .declared import Opt, Question, Watch
 
@@ -191,10 +191,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
                 )  # fmt: skip
                 written = _write(folder, planned, sheets)
         except KeyboardInterrupt:
-            stored = "nothing was kept"
-            if self.out:
-                stored = f"the replays are kept in {self.out}/: the same command continues"
-            raise Stopped(f"Interrupted: {stored}") from None
+            raise stopped(self.out) from None
         return Answer(
             value=planned, explained=folder.memo.sentence(), out=self.folder, files=written,
             missed=self._missed(planned) if self.fail_on_slo else (),

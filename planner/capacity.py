@@ -6,8 +6,7 @@ Student's interval is narrow.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -32,7 +31,7 @@ from .backend import Pool
 from .contents import Json, asked_of
 from .crossing import Crossing, Slope, common_slope, find, never
 from .fewest import Fewest
-from .limits import Limit, PoolShares
+from .limits import PoolShares
 from .measured import MeasuredRun
 from .memo import FILES as STORE_FILES
 from .memo import STORE, Memo
@@ -110,7 +109,6 @@ class PoolPart:
     policy: str
     profile: str
     busy: float  # share of time spent in steps
-    shares: Mapping[str, float]  # of the busy time
     limited_by: str
     limiting_setting: str
     one_less: Mapping[str, float | None] = field(default_factory=dict)  # criterion -> value with one replica less
@@ -134,7 +132,7 @@ class Capacity(Result):
     limiting_setting: str  # what sets a limiting pool's size
     binds: str  # a limiting pool's largest part of memory, or bounding setting (memory.py)
     memory: Mapping[str, int]  # bytes, by content
-    shares: Mapping[str, float]  # of busy time at capacity (limits.py); empty after an interrupt
+    shares: Mapping[str, float]  # of busy time at capacity (limits.py)
     bounds: dict[str, float]  # by criterion: ms, or share of arrivals
     share_criteria: tuple[str, ...]
     replications: tuple[float, ...]  # req/s
@@ -153,7 +151,6 @@ class Capacity(Result):
     measured: tuple[MeasuredRun, ...] = ()
     ensemble: Uncertain | None = None
     notes: tuple[str, ...] = ()
-    interrupted: bool = False
 
     def page(self) -> Page:
         from ..report.capacity import capacity_page
@@ -166,14 +163,6 @@ class Capacity(Result):
 
 
 Progress = Callable[[int, Interval | None, int], None]  # replays done, interval if known, replicas
-
-
-class Interrupted(Exception):  # noqa: N818  (as KeyboardInterrupt)
-    """Ctrl-C, with the partial result; None before two replications."""
-
-    def __init__(self, partial: Capacity | None) -> None:
-        super().__init__("interrupted")
-        self.partial = partial
 
 
 @dataclass(frozen=True)
@@ -309,7 +298,7 @@ def sized(
 def capacity(scenario: Scenario, **options: Any) -> Capacity:
     """The highest rate at which the scenario's fleet meets all its `slos`, within `precision`, at 95 % confidence.
 
-    options: of CapacityOptions. DsimError for an SLO met at no rate or at every rate. Ctrl-C raises Interrupted.
+    options: of CapacityOptions. DsimError for an SLO met at no rate or at every rate.
     """
     checked = CapacityOptions(**options)
     with Pool(checked.jobs, checked.ray) as pool:
@@ -369,99 +358,73 @@ class Run:
         self.scenario, self.pool, self.options, self.target = scenario, pool, options, target
         self.search, self.num_replays = options.search(scenario), num_replays
         self.crossings: list[Crossing] = []  # by replication
-        with self._interruptible():
-            self._report()
-            [pilot] = options.memo.map(pool, _pilot, [self.search])
-            self.num_replays += pilot.num_replays
-            slope = None if pilot.slope is None else Slope(pilot.slope, PILOT_DOUBT, pilot.binding)
-            # Later replications start at earlier ones' capacity and slope: most take one replay.
-            self._replicate(TO_LEARN, pilot.rate, 2 * PILOT_SHARPNESS, options.precision, slope)
-            self._extend(FIRST // 2)
-            if self.interval.half_width > BY_FAR * options.precision:
-                self._extend(FIRST)
-            self._sharpen(target)
+        self._report()
+        [pilot] = options.memo.map(pool, _pilot, [self.search])
+        self.num_replays += pilot.num_replays
+        slope = None if pilot.slope is None else Slope(pilot.slope, PILOT_DOUBT, pilot.binding)
+        # Later replications start at earlier ones' capacity and slope: most take one replay.
+        self._replicate(TO_LEARN, pilot.rate, 2 * PILOT_SHARPNESS, options.precision, slope)
+        self._extend(FIRST // 2)
+        if self.interval.half_width > BY_FAR * options.precision:
+            self._extend(FIRST)
+        self._sharpen(target)
 
     @property
     def interval(self) -> Interval:
         return interval([crossing.rate for crossing in self.crossings], CONFIDENCE)
 
-    @property
-    def binding(self) -> tuple[int, int]:
-        """The criterion that binds in most replications (of ties, the first), and in how many."""
-        counts = Counter(crossing.binding for crossing in self.crossings)
-        return max(sorted(counts.items()), key=lambda item: item[1])
-
     def finish(self) -> Capacity:
         """The result, with its limit, curve and cost."""
-        search, options = self.search, self.options
-        with self._interruptible():
-            self._sharpen(None)
-            rate, (binding, _) = self.interval.value, self.binding
-            scaled: tuple[Criterion, ...] = ()
-            if options.curve and binding >= 0:
-                scaled = tuple(search.criteria[binding].times(factor) for factor in SCALES)
-            wide = replace(search, criteria=search.criteria + scaled)
-            # The first replay, at capacity, also gives the limit.
-            cells: list[tuple[float, int | None]] = [(rate, None)]
-            for share in GRID if options.curve else ():
-                indices = range(CURVE_REPLICATIONS if share >= CURVE_NEAR else 1)
-                cells += [(share * rate, index) for index in indices if (share, index) != (1.0, 0)]
-            answers: list[Any] = []
-            for answer in options.memo.map(self.pool, partial(_at_rate, wide), cells):
-                answers.append(answer)
-                self.num_replays += 1
-                self._report()
-        found, *readings = answers
-        curve = _by_rate([Reading(**found["reading"]), *readings])
+        search, options, criteria = self.search, self.options, self.search.criteria
+        self._sharpen(None)
+        rate = self.interval
+        # The criterion that binds in most replications; of ties, the first.
+        bindings = sorted(Counter(crossing.binding for crossing in self.crossings).items())
+        binding, num_bound = max(bindings, key=lambda item: item[1])
+        scaled: tuple[Criterion, ...] = ()
+        if options.curve and binding >= 0:
+            scaled = tuple(criteria[binding].times(factor) for factor in SCALES)
+        # The first replay, at capacity, also gives the limit.
+        cells: list[tuple[float, int | None]] = [(rate.value, None)]
+        for share in GRID if options.curve else ():
+            indices = range(CURVE_REPLICATIONS if share >= CURVE_NEAR else 1)
+            cells += [(share * rate.value, index) for index in indices if (share, index) != (1.0, 0)]
+        answers: list[Any] = []
+        wide = replace(search, criteria=criteria + scaled)
+        for answer in options.memo.map(self.pool, partial(_at_rate, wide), cells):
+            answers.append(answer)
+            self.num_replays += 1
+            self._report()
+        first, *readings = answers
+        curve = _by_rate([Reading(**first["reading"]), *readings])
         bounds = []
-        for index, criterion in enumerate(scaled, len(search.criteria)):
-            judged = {*range(len(search.criteria)), index} - {binding}
+        for index, criterion in enumerate(scaled, len(criteria)):
+            judged = {*range(len(criteria)), index} - {binding}
             bounds.append(_at_bound(criterion.text, judged, curve))
+        settings = list(self.scenario.each_pool())
         pools = []
-        for part, (spec, setting) in zip(found["pools"], self.scenario.each_pool(), strict=False):  # none without pools
+        for part, (spec, setting) in zip(first["pools"], settings, strict=False):  # none without pools
             profile, gpus = setting.profile, spec.count * setting.profile.device.count
             pools.append(PoolPart(spec.name, spec.count, gpus, policy=spec.policy, profile=profile.name, **part))
+        profiles = {setting.profile.name: setting.profile for _, setting in settings}
         cost = None
         if options.gpu_hour is not None:
             gpus = search.scenario.num_gpus
             hourly = gpus * options.gpu_hour
-            cost = Cost(gpus, hourly, search.scenario.per_million_tokens(hourly, self.target or rate))
-        return replace(
-            self._result(Limit(**found["limit"])),
-            shares=found["shares"],
-            latency_ms=found["latency"],
-            curve=tuple(_point(search.criteria, at_rate) for at_rate in curve.values()) if options.curve else (),
-            pools=tuple(pools),
-            target=self.target,
-            other_bounds=tuple(bounds),
-            doubted=tuple(found["doubted"]),
-            cost=cost,
-            interrupted=False,
-        )
-
-    def _result(self, limit: Limit) -> Capacity:
-        """As known after an interrupt."""
-        search, criteria, options = self.search, self.search.criteria, self.options
-        profiles = {setting.profile.name: setting.profile for _, setting in self.scenario.each_pool()}
-        setup = replace(
-            setup_of(self.scenario, options.command, options.gpu_hour, options.currency),
-            profile=", ".join(profiles),
-            estimated=any(profile.is_estimate for profile in profiles.values()),
-        )
-        binding, count = self.binding
+            cost = Cost(gpus, hourly, search.scenario.per_million_tokens(hourly, self.target or rate.value))
         return Capacity(
-            rate=self.interval,
+            rate=rate,
             replicas=search.scenario.num_replicas,
             binding_slo=STABILITY if binding < 0 else criteria[binding].text,
-            binding_share=count / len(self.crossings),
-            limited_by=limit.name,
-            limiting_setting=limit.setting,
-            binds=limit.binds,
-            memory=limit.memory,
-            shares={},
+            binding_share=num_bound / len(self.crossings),
+            limited_by=first["limit"]["name"],
+            limiting_setting=first["limit"]["setting"],
+            binds=first["limit"]["binds"],
+            memory=first["limit"]["memory"],
+            shares=first["shares"],
             bounds={criterion.text: in_units(criterion, criterion.bound) for criterion in criteria},
             share_criteria=tuple(criterion.text for criterion in criteria if criterion.share is not None),
-            curve=(),
+            curve=tuple(_point(criteria, at_rate) for at_rate in curve.values()) if options.curve else (),
             replications=tuple(crossing.rate for crossing in self.crossings),
             num_replays=self.num_replays,
             num_requests=search.num_requests,
@@ -470,17 +433,18 @@ class Run:
             confidence=CONFIDENCE,
             rejected=max(crossing.rejected for crossing in self.crossings),
             policy=search.policy,
-            setup=setup,
-            latency_ms={},
-            interrupted=True,
+            setup=replace(
+                setup_of(self.scenario, options.command, options.gpu_hour, options.currency),
+                profile=", ".join(profiles),
+                estimated=any(profile.is_estimate for profile in profiles.values()),
+            ),
+            latency_ms=first["latency"],
+            other_bounds=tuple(bounds),
+            cost=cost,
+            target=self.target,
+            pools=tuple(pools),
+            doubted=tuple(first["doubted"]),
         )
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        try:
-            yield
-        except KeyboardInterrupt:
-            raise Interrupted(None if len(self.crossings) < 2 else self._result(Limit("unknown"))) from None
 
     def _report(self) -> None:
         if self.options.progress is not None:
@@ -571,8 +535,8 @@ def _at_capacity(search: CapacitySearch, rate: float) -> Json:
     if scenario.pools:
         limit = replace(limit, name=f"{limit.name} of pool {shares.pools[busiest].name}")
         for k, own in enumerate(limits):
-            part = {"busy": shares.busy(k, end), "shares": shares.of[k].shares()}
-            pools.append({**part, "limited_by": own.name, "limiting_setting": own.setting})
+            part = {"busy": shares.busy(k, end), "limited_by": own.name, "limiting_setting": own.setting}
+            pools.append(part)
     window = rows_of(records.table.columns, replicate.judged(len(requests)))
     return {
         "shares": shares.of[busiest].shares(), "limit": asdict(limit), "latency": latency_ms(window, CLIENT_METRICS),

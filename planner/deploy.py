@@ -129,15 +129,6 @@ class Deployment:
         texts = {name: _template(name).render(values) for name in LAUNCH_FILES}
         return texts | ({CONFIG: self.config_file} if self.config else {})
 
-    def toml(self) -> str:
-        """For plan.toml."""
-        values = {
-            "engine": self.engine, "image": self.image, "model": self.model, "weights": self.weights,
-            "gpus_per_replica": self.gpus, "command": self.shell, "config": self.config_file, "unset": self.unset,
-        }  # fmt: skip
-        lines = [f"{name} = {json.dumps(value)}" for name, value in values.items() if name != "config" or value]
-        return "\n".join(["", "[deploy]", *lines, ""])
-
     def _head(self) -> str:
         fleet = f"{counted(self.replicas, 'replica')} of {counted(self.gpus, 'GPU')}"
         lines = [f"{self.engine}, {self.model} ({self.weights}): {fleet}"]

@@ -35,7 +35,7 @@ from .deploy import UNROUTED, deployment_of
 from .memo import Memo
 from .plan_replays import PRECISION, Entrant, Posed, Replays, Task, whole_search
 from .plan_result import MEETS, MISSES, UNSURE, Due, Fleet, Planned, Risk, Values, Variant
-from .purchase import Horizon, growth_of, peak_of
+from .purchase import Horizon, growth_of
 from .race import CONFIDENCE, FIRST, LIMIT, MOST, Entry, Lane, best_of, nearest, race, verdict
 from .replicate import Criterion, Interval, interval, judged, student
 from .settings import Tried, halve
@@ -193,7 +193,6 @@ class _Search:
             untested=recommended.untested, context=int((longest.input_length + longest.limit).max()),
         )  # fmt: skip
         note = f"# The SLOs are met without the spare: {options.spare} of the replicas.\n" if options.spare else ""
-        launch = "" if deployment is None else deployment.toml()
         on_gpus = [self._candidate(lane) for lane in order] + [self.entrants[i].candidate for i in self.chosen]
         return Planned(
             rate=self.rate,
@@ -204,7 +203,7 @@ class _Search:
             criteria=tuple(criterion.text for criterion in criteria),
             bounds={criterion.text: criterion.bound for criterion in criteria},
             share_criteria=tuple(criterion.text for criterion in criteria if criterion.share is not None),
-            plan_toml=note + candidate_of(best.policy, bought, self.code).toml() + launch,
+            plan_toml=note + candidate_of(best.policy, bought, self.code).toml(),
             priced=all(entrant.candidate.price is not None for entrant in self.entrants),
             num_replays=self.replays.num_replays,
             num_requests=self.search.num_requests,
@@ -216,7 +215,6 @@ class _Search:
                 *_notes_on_gpus(on_gpus, self.search),
                 *dict.fromkeys(f"{c.original} cannot run as it is: {c.refused}" for c in self._named() if c.refused),
             ),
-            peak=peak_of(scenario.source(), self.rate, recommended) if scenario.arrival == "trace" else None,
             growth=None if options.horizon is None else growth_of(options.horizon, recommended),
             routed=routed,
             laws=laws,

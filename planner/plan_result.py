@@ -125,16 +125,6 @@ class Variant:
     source: str = ""  # of the law
 
 
-@dataclass(frozen=True, kw_only=True)
-class Peak:
-    """The trace's busiest hour or minute, and replicas for it."""
-
-    window: str  # hour or minute
-    times: float  # the mean rate
-    rate: float  # req/s, at the plan's
-    replicas: int
-
-
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Planned(Result):
     """The ranking, best first."""
@@ -157,7 +147,6 @@ class Planned(Result):
     setup: Setup
     confidence: float = CONFIDENCE
     notes: tuple[str, ...] = ()
-    peak: Peak | None = None  # None: other times than the trace's, or too short
     growth: Growth | None = None  # None: traffic is constant
     research: tuple[Fleet, ...] = ()  # of schedulers that no released engine has, the cheapest first
     today: Fleet | None = None  # what runs now, replayed

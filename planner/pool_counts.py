@@ -22,7 +22,6 @@ from .capacity import (
     Capacity,
     CapacityOptions,
     CapacitySearch,
-    Interrupted,
     Run,
     check_rate,
     means,
@@ -65,12 +64,7 @@ def fewest_of_each_pool(
     with Pool(checked.jobs, checked.ray) as pool:
         gpus = [float(setting.profile.device.count) for _, setting in scenario.each_pool()]
         fleets = FleetSearch(search_of, gpus, rate, max_replicas, pool, checked.memo, is_sure=is_sure, report=report)
-        try:
-            counts = fleets.cheapest(
-                tuple(min(spec.count, max_replicas) for spec in PoolSpec.parse_all(scenario.pools))
-            )
-        except KeyboardInterrupt:
-            raise Interrupted(None) from None
+        counts = fleets.cheapest(tuple(min(spec.count, max_replicas) for spec in PoolSpec.parse_all(scenario.pools)))
         chosen = runs[counts]
         chosen.num_replays = fleets.num_replays + in_runs
         capacity = chosen.finish()

@@ -1,4 +1,4 @@
-"""Growth of traffic, the life of a plan's fleet, and the replicas for the busiest time."""
+"""Growth of traffic, and the life of a plan's fleet."""
 
 import itertools
 import math
@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..engine.errors import DsimError
-from ..traces import Trace
-from ..traces.stats import HOUR, MINUTE, busiest
-from .plan_result import Fleet, Growth, Peak
+from .plan_result import Fleet, Growth
 
 PERIODS = {"year": 1.0, "month": 12.0, "week": 365.25 / 7}  # in a year
 MOST_GROWTH = 10.0  # each period
@@ -57,23 +55,6 @@ def growth_of(horizon: Horizon, fleet: Fleet) -> Growth:
     return Growth(
         text=horizon.growth, share=share, per=per, low=low, high=high, horizon=horizon.years, buy_now=horizon.buy_now
     )
-
-
-def peak_of(trace: Trace, rate: float, fleet: Fleet) -> Peak | None:
-    """The busiest hour, or minute of a trace below two hours; None below two minutes.
-
-    Its replicas are by the low end of the fleet's headroom.
-    """
-    for name, window in (("hour", HOUR), ("minute", MINUTE)):
-        load = busiest(trace.arrival, window)
-        if load is not None and load.num_windows > 1:
-            times = load.peak / load.mean
-            assert fleet.headroom is not None
-            assert fleet.replicas is not None
-            sure = 1 + max(fleet.headroom.low, 0.0)  # the fleet meets the SLOs at the plan's rate
-            replicas = max(fleet.replicas, math.ceil(fleet.replicas * times / sure - 1e-9))
-            return Peak(window=name, times=times, rate=rate * times, replicas=replicas)
-    return None
 
 
 def parsed_growth(text: str) -> tuple[float, str]:

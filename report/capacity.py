@@ -66,9 +66,7 @@ def span(rate: "Interval") -> str:
 
 def _alarms(capacity: "Capacity") -> list[str]:
     lines, num, half_width = [], len(capacity.replications), capacity.rate.half_width
-    if capacity.interrupted:
-        lines.append(f"INTERRUPTED: this is what {num} replications say")
-    elif half_width > capacity.precision:
+    if half_width > capacity.precision:
         lines.append(
             f"WIDE: the interval is ±{number(100 * half_width)}% after {num} replications, but "
             f"{100 * capacity.precision:g}% was asked for: allow more --num-requests"

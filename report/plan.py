@@ -35,7 +35,7 @@ def plan_page(planned: "Planned") -> Page:
         Section("The ranking", (_ranking(planned),), spoken=True),
         _research(planned),
         _settings(planned),
-        Section("What could change it", (_risks(planned), *_peak(planned)), spoken=True),
+        Section("What could change it", (_risks(planned),), spoken=True),
         Section("To deploy", tuple(_deploy(planned)), spoken=True),
         *of_ensemble(planned.ensemble),
         _left_out(planned),
@@ -76,20 +76,14 @@ def answer(planned: "Planned") -> str:
 
 
 def _details(planned: "Planned") -> tuple[str, ...]:
-    """The setting, clients' times, the runner-up, laws, growth and router."""
+    """The setting, the runner-up, laws, growth and router."""
     best, slos = planned.recommended, []
     for slo in planned.setup.slos:
         slos.append(f"{slo.removeprefix('norm_latency=')}/token" if slo.startswith("norm_latency=") else slo)
     setting = f"{planned.rate:.4g} req/s within {' and '.join(slos)}: {best.policy} on {_fleet(best)}."
     if best.spare:
         setting += " The target is met without the spare."
-    waits = []
-    for metric in measured.TIMES:
-        if times := best.latency_ms.get(metric):
-            waits.append(f"{metric} {number(times['p50'])}, {number(times['p95'])} and {number(times['p99'])} ms")
     lines = [setting]
-    if waits:
-        lines.append(f"Clients wait for {', '.join(waits)} (p50, p95, p99).")
     lines += measured.of_plan(planned.measured)
     if planned.runner_up is not None:
         lines.append(f"Runner-up: {why(planned, planned.runner_up)}.")
@@ -411,27 +405,10 @@ def _risks(planned: "Planned") -> Table:
     return table(head, rows, caption=caption, left=frozenset({0, 1, 2, 3}))
 
 
-def _peak(planned: "Planned") -> tuple[Words, ...]:
-    """The fleet for the busiest time."""
-    best, peak = planned.recommended, planned.peak
-    if peak is None:
-        return ()
-    gpus = (peak.replicas + best.spare) * best.gpus_per_replica
-    hourly = f", {money(gpus * (best.price or 0.0), planned.setup)} an hour" if planned.priced else ""
-    return (
-        _loud(
-            f"The trace's busiest {peak.window} has {peak.times:.2f} times its mean rate: {peak.rate:.3g} req/s "
-            f"instead of {planned.rate:.4g}. If it lasted, it would need about {counted(gpus, 'GPU')}{hourly}, by "
-            "the low end of the headroom, not replayed. The plan's own replays contain the trace's busy times."
-        ),
-    )
-
-
 def _deploy(planned: "Planned") -> list[Block]:
-    policy, _, _ = planned.plan_toml.partition("\n[deploy]")
     router, launch = planned.setup.router, planned.deployment
     intro = _loud(f"plan.toml, for every dsim command that takes a policy (planned with --router {router}):")
-    blocks: list[Block] = [intro, Code(tuple(policy.splitlines()))]
+    blocks: list[Block] = [intro, Code(tuple(planned.plan_toml.splitlines()))]
     if launch is None:
         return [*blocks, _loud("No released engine is known to run this policy: the file is for dsim's own engine.")]
     times = "once" if launch.replicas == 1 else f"{launch.replicas} times, one for each replica"

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,26 +122,24 @@ def test_an_input_error_leaves_no_folder_and_a_full_disk_the_old_report(monkeypa
     assert Path("out/report.html").read_bytes() == before
 
 
-def test_ctrl_c_prints_what_is_known_and_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_the_replays_and_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = dsim(*QUEUE, "--jobs", 1, "--json").out
     module = sys.modules[CapacitySearch.__module__]
     search, calls = module._own_capacity, iter(range(1000))
 
-    def stopped_after(some: int) -> Callable[..., Crossing]:
-        def own_capacity(*arguments: Any) -> Crossing:
-            if next(calls) >= some:
-                raise KeyboardInterrupt
-            found: Crossing = search(*arguments)
-            return found
+    def stopped(*arguments: Any) -> Crossing:
+        if next(calls) >= 3:
+            raise KeyboardInterrupt
+        crossing: Crossing = search(*arguments)
+        return crossing
 
-        return own_capacity
-
-    monkeypatch.setattr(module, "_own_capacity", stopped_after(3))
-    some = dsim(*QUEUE, "--jobs", 1)
-    assert some.code == 130
-    assert some.out.startswith("INTERRUPTED: this is what 3 replications say\nar,max_batch=1 sustains ")
-    none = dsim(*QUEUE, "--jobs", 1)
-    assert (none.code, none.out) == (130, "")
-    assert none.err == "Interrupted before two replications were done: nothing is known yet\n"
+    asked = [*QUEUE, "--jobs", 1, "--json", "-o", "out"]
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_own_capacity", stopped)
+        ran = dsim(*asked)
+    assert (ran.code, ran.out) == (130, "")
+    assert ran.err == "Interrupted: the replays are kept in out/: the same command continues\n"
+    assert dsim(*asked).out == whole
 
 
 def test_the_page_draws_the_distance_to_every_bound_and_the_rate_asked_for() -> None:

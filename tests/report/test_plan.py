@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from dsim.planner.deploy import Deployment
-from dsim.planner.plan_result import Due, Fleet, Growth, Peak, Planned, Risk
+from dsim.planner.plan_result import Due, Fleet, Growth, Planned, Risk
 from dsim.planner.quality import Quality
 from dsim.planner.replicate import Interval
 from dsim.planner.settings import Tried
@@ -148,7 +148,7 @@ def test_the_launch_is_said_with_what_it_cannot_say() -> None:
         command=("serve", "M", "--x", "1"), port_flag="--port", everywhere="", config={"threshold": 0.9},
         unset=("num_loops=4",), differs={"--x 1": "GPUs of a replica"}, product="", untested=(),
     )  # fmt: skip
-    plan_toml = 'policy = "vllm"\nreplicas = 4\n\n[deploy]\nengine = "vLLM 0.32.0"\n'
+    plan_toml = 'policy = "vllm"\nreplicas = 4\n'
     lines = text(info(deployment=launch, plan_toml=plan_toml))
     at = lines.index("vLLM 0.32.0 (vllm:v0), fp8 weights, 2 GPUs a replica; 4 times, one for each replica:")
     assert lines[at - 2 : at] == ['policy = "vllm"', "replicas = 4"]
@@ -238,20 +238,12 @@ def test_growth_says_how_long_the_fleet_lasts_and_what_the_horizon_costs(low: fl
     assert "optimus 4: 8.00 USD 4: 8.00 USD 4: 8.00 USD 5: 10.00 USD 5: 10.00 USD 76,702.50 USD 0.57 USD" in rows
 
 
-def test_the_busiest_time_is_said_with_what_it_would_need_and_that_this_is_derived() -> None:
-    lines = text(info(peak=Peak(window="minute", times=1.523, rate=18.28, replicas=6)))
-    at = next(i for i, line in enumerate(lines) if line.startswith("The trace's busiest minute"))
-    assert "1.52 times its mean rate: 18.3 req/s instead of 12" in lines[at]
-    assert "about 6 GPUs, 12.00 USD an hour, by the low end of the headroom, not replayed." in lines[at]
-
-
 def test_clients_percentiles_stand_beside_today_s_and_the_log_s() -> None:
     def times(first: float) -> dict[str, Any]:
         return {m: {"p50": first, "p90": 0.0, "p95": 2 * first, "p99": 3 * first} for m in ("ttft", "e2el")}
 
     best = fleet("vllm-diffusion", 4, 0.994, latency_ms=times(100.0))
     data = info(best, today=fleet("vllm-diffusion:4", 5, 0.981, latency_ms=times(200.0)))
-    assert "Clients wait for ttft 100, 200 and 300 ms, e2el 100, 200 and 300 ms (p50, p95, p99)." in text(data)
     rows = [" ".join(line.split()) for line in text(data)]
     assert "ttft p95 200 ms 400 ms" in rows
     assert "meet the SLOs 99.4 % (99.3 to 99.5) 98.1 % (98.0 to 98.2)" in rows
