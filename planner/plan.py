@@ -162,25 +162,24 @@ class _Search:
         self.spread: float | None = None  # of severities between replications, once it is known
         self.phase = "pilot"
         self.replays = Replays(self.entrants, pool, options.memo, self._report)
-        # Name, rate, and slow-down of the profile.
-        self.changes = (
-            (f"{MORE_TRAFFIC - 1:.0%} more traffic", self.rate * MORE_TRAFFIC, 1.0),
-            (f"a profile {SLOWER - 1:.0%} slower", self.rate, SLOWER),
-        )
+        self.changes = {  # rate, and slow-down of the profile
+            f"{MORE_TRAFFIC - 1:.0%} more traffic": (self.rate * MORE_TRAFFIC, 1.0),
+            f"a profile {SLOWER - 1:.0%} slower": (self.rate, SLOWER),
+        }
 
     def result(self, left_out: Sequence[Fleet]) -> Planned:
         options, scenario, criteria = self.options, self.scenario, self.criteria
         self._choose_settings()
-        of_research = [i for i in self.chosen if self.entrants[i].candidate.is_research]
-        lanes, dropped = self._settle([i for i in self.chosen if i not in of_research])
+        research = [i for i in self.chosen if self.entrants[i].candidate.is_research]
+        lanes, dropped = self._settle([i for i in self.chosen if i not in research])
         order, tied, failed = self._decide(lanes)
         order = self._as_named_if_enough(order)
-        research = self._research(of_research)
+        research_fleets = self._research(research)
         best = self._candidate(order[0])
-        # With growth, of each GPU's best: what a request a second costs at the limit.
-        devices = {self._candidate(lane).profile.device.name: lane for lane in reversed(order)}
-        is_first = [lane is order[0] if options.horizon is None else lane in devices.values() for lane in order]
-        room = self._headroom([lane for lane, first in zip(order, is_first, strict=True) if first])
+        heads = order[:1]
+        if options.horizon is not None:  # of each GPU's best: what a request a second costs at the limit
+            heads = list({self._candidate(lane).profile.device.name: lane for lane in reversed(order)}.values())
+        room = self._headroom(heads)
         ranking = [self._fleet(lane, room.get(lane.candidate)) for lane in order]
         recommended = ranking[0]
         self.spread = max(float(np.std(lane.settled, ddof=1)) for lane in order[:2])
@@ -219,7 +218,7 @@ class _Search:
             routed=routed,
             laws=laws,
             today=today,
-            research=tuple(research),
+            research=tuple(research_fleets),
             deployment=deployment,
         )
 
@@ -412,8 +411,7 @@ class _Search:
             return None
         self.phase = "another router"
         replicas = min(lane.replicas, self._needed(lane, router=ROUTER) or lane.replicas)
-        gpus, hourly = self._charge(replicas, self._candidate(lane))
-        return Variant(name=ROUTER, replicas=replicas, gpus=gpus, per_hour=hourly)
+        return self._variant(ROUTER, lane, replicas)
 
     def _under_laws(self, lane: Lane) -> tuple[Variant, ...]:
         """What the best policy needs under each counted law of canvases; empty if one is given."""
@@ -426,14 +424,13 @@ class _Search:
         for law in laws:
             is_default = law is best.profile.canvas_laws[0]
             needed = lane.replicas if is_default else self._needed(lane, workload=law.workload)
-            gpus, hourly = (None, None) if needed is None else self._charge(needed, best)
-            variants.append(
-                Variant(
-                    name=law.workload, replicas=needed, gpus=gpus, per_hour=hourly, forwards=mean_forwards(law),
-                    source=law.source,
-                )
-            )  # fmt: skip
+            variant = self._variant(law.workload, lane, needed)
+            variants.append(replace(variant, forwards=mean_forwards(law), source=law.source))
         return tuple(variants)
+
+    def _variant(self, name: str, lane: Lane, replicas: int | None) -> Variant:
+        gpus, hourly = (None, None) if replicas is None else self._charge(replicas, lane)
+        return Variant(name=name, replicas=replicas, gpus=gpus, per_hour=hourly)
 
     def _needed(self, lane: Lane, **changed: Any) -> int | None:
         """Replicas that a lane's policy needs where fields of its scenario are others; None: more than allowed."""
@@ -474,8 +471,8 @@ class _Search:
         # The first rates are the others' starts; the risks fill the pool meanwhile.
         first = [own(lane, 0, None) for lane in lanes]
         for lane in lanes:
-            for _, rate, slower in self.changes:
-                first.append(self._replay((lane.candidate, rate, slower), lane.replicas or 1, 0))
+            for world in self.changes.values():
+                first.append(self._replay((lane.candidate, *world), lane.replicas or 1, 0))
         starts = [answer.get("rate") for answer in self.replays(first)]
         tasks = [own(lane, i, start) for lane, start in zip(lanes, starts, strict=False) for i in range(HEADROOM)]
         answers = self._answers(tasks)
@@ -484,50 +481,54 @@ class _Search:
     def _risks(self, best: Sequence[Lane]) -> tuple[Risk, ...]:
         """More traffic, a lost replica and a slower profile, for the best two."""
         self.phase = "risks"
-        mine = best[0]
+        mine, second = best[0], best[-1]  # perhaps the same
         replicas = mine.replicas or 0
-        worlds = [(rate, slower) for _, rate, slower in self.changes]
-        after = self._race_in([(mine, *world) for world in worlds])
+        after = self._raced([(mine.candidate, *world) for world in self.changes.values()], [replicas] * 2)
         # No change makes the runner-up cheaper, so it is replayed only where the recommendation then costs more.
-        costs = [math.inf if lane.replicas is None else lane.cost(lane.replicas) for lane in after]
-        dearer = [i for i, cost in enumerate(costs) for other in best[1:] if cost > other.cost(other.replicas or 0)]
-        rivals = dict(zip(dearer, self._race_in([(best[1], *worlds[i]) for i in dearer]), strict=True))
+        dearer = []
+        for world, lane in zip(self.changes.values(), after, strict=True):
+            cost = math.inf if lane.replicas is None else lane.cost(lane.replicas)
+            if second is not mine and cost > second.cost(second.replicas or 0):
+                dearer.append(world)
+        rivals = self._raced([(second.candidate, *world) for world in dearer], [second.replicas or 1] * len(dearer))
         risks = []
-        for i, (change, rate, slower) in enumerate(self.changes):
-            lanes = [lane for lane in (after[i], rivals.get(i)) if lane is not None and lane.replicas is not None]
-            cheapest = min(lanes, key=lambda lane: lane.cost(lane.replicas or 0), default=None)
+        for (change, world), lane in zip(self.changes.items(), after, strict=True):
+            lanes = [lane, *(rivals[i] for i, other in enumerate(dearer) if other == world)]
+            enough = [each for each in lanes if each.replicas is not None]
+            cheapest = min(enough, key=lambda each: each.cost(each.replicas or 0), default=None)
             name = "" if cheapest is None else str(self._candidate(cheapest))
-            risk = self._risk(after[i], replicas, rate, slower)
-            risks.append(self._needs(replace(risk, change=change, best=name), mine, after[i].replicas))
-        lost = self._risk(mine, replicas - (0 if self.options.spare else 1), self.rate, 1.0)
-        lost = replace(lost, change="a replica lost", best=str(self._candidate(mine)))
-        needed: int | None = replicas
+            risks.append(self._risk(change, lane, replicas, world, lane.replicas, name))
+        rest, name = replicas - (0 if self.options.spare else 1), str(self._candidate(mine))
+        lost = self._risk("a replica lost", mine, rest, (self.rate, 1.0), replicas, name)
         if lost.verdict != MEETS:
-            needed = None if replicas == self.options.max_replicas else replicas + 1
-        more, slow = risks
-        return more, self._needs(lost, mine, needed), slow
+            needs = None if replicas == self.options.max_replicas else replicas + 1
+            lost = self._risk("a replica lost", mine, rest, (self.rate, 1.0), needs, name)
+        return risks[0], lost, risks[1]
 
-    def _risk(self, lane: Lane, replicas: int, rate: float, slower: float) -> Risk:
-        """What becomes of a lane's fleet of `replicas`."""
-        risk = Risk(change="", values={}, judged=0, verdict=MISSES, stable=False, needs=None, per_hour=None, best="")
-        if not replicas:
-            return risk
-        answers = self._raced_answers(lane, replicas, rate, slower)
-        values, severities = self._values(answers), lane.severities[replicas]
-        meet = all(_slack(c, values[c.text]) >= 0 for c in self.criteria if c.text in values)
-        sure = verdict(severities, len(severities) + 1, self.spread)
-        outcome = UNSURE
-        if sure is False:
-            outcome = MISSES
-        elif sure and meet:  # the mean of logarithms and the printed mean may lie on different sides of a bound
-            outcome = MEETS
-        stable = 2 * sum(answer["stable"] for answer in answers) > len(answers)
-        return replace(risk, values=values, judged=_judged(answers), verdict=outcome, stable=stable)
-
-    def _needs(self, risk: Risk, lane: Lane, replicas: int | None) -> Risk:
-        """With the replicas that it takes."""
-        hourly = None if replicas is None else self._charge(replicas, self._candidate(lane))[1]
-        return replace(risk, needs=replicas, per_hour=hourly)
+    def _risk(
+        self, change: str, lane: Lane, replicas: int, world: tuple[float, float], needs: int | None, best: str
+    ) -> Risk:
+        """What becomes of a lane's fleet of `replicas`. needs: what it takes then."""
+        answers: list[Json] = []
+        values: Values = {}
+        outcome = MISSES
+        if replicas:
+            answers = self._raced_answers(lane, replicas, *world)
+            values, severities = self._values(answers), lane.severities[replicas]
+            meet = all(_slack(c, values[c.text]) >= 0 for c in self.criteria if c.text in values)
+            sure = verdict(severities, len(severities) + 1, self.spread)
+            # The mean of logarithms and the printed mean may lie on different sides of a bound.
+            outcome = MISSES if sure is False else MEETS if sure and meet else UNSURE
+        return Risk(
+            change=change,
+            values=values,
+            judged=_judged(answers),
+            verdict=outcome,
+            stable=2 * sum(answer["stable"] for answer in answers) > len(answers),
+            needs=needs,
+            per_hour=None if needs is None else self._charge(needs, lane)[1],
+            best=best,
+        )
 
     # Rows of the result
 
@@ -536,10 +537,10 @@ class _Search:
 
     def _fleet(self, lane: Lane, capacities: Sequence[Json] | None) -> Fleet:
         """capacities: the fleet's, where they were searched."""
-        candidate, replicas = self._candidate(lane), lane.replicas
+        replicas = lane.replicas
         assert replicas is not None
         due, scenario = self._dues(lane), self.entrants[lane.candidate].search.scenario
-        gpus, hourly = self._charge(due[0].replicas if due else replicas, candidate)
+        gpus, hourly = self._charge(due[0].replicas if due else replicas, lane)
         answers = self._raced_answers(lane, replicas, self.rate, 1.0)
         first, values = answers[0], self._values(answers)
         slacks = {c.text: _slack(c, values[c.text]) if c.text in values else math.inf for c in self.criteria}
@@ -580,7 +581,7 @@ class _Search:
         dues = []
         for years, growth, at_date in zip(horizon.dates, self._growths, (lane, *later), strict=True):
             replicas = (later[-1] if horizon.buy_now else at_date).replicas or 0
-            gpus, hourly = self._charge(replicas, self._candidate(lane))
+            gpus, hourly = self._charge(replicas, lane)
             dues.append(Due(years=years, rate=self.rate * growth, replicas=replicas, gpus=gpus, per_hour=hourly))
         return tuple(dues)
 
@@ -621,8 +622,9 @@ class _Search:
     def _untested(self, entrant: int) -> tuple[str, ...]:
         return beyond_tested(self.entrants[entrant].candidate.policy, self.code)
 
-    def _charge(self, replicas: int, candidate: PlanCandidate) -> tuple[int, float | None]:
+    def _charge(self, replicas: int, lane: Lane) -> tuple[int, float | None]:
         """GPUs and their price, with the spare."""
+        candidate = self._candidate(lane)
         gpus = (replicas + self.options.spare) * candidate.gpus
         return gpus, None if candidate.price is None else gpus * candidate.price
 
@@ -655,13 +657,6 @@ class _Search:
                 lane.low, lane.high = self.options.max_replicas, None
             self.entrants[lane.candidate].later = later
         return today
-
-    def _race_in(self, worlds: Sequence[tuple[Lane, float, float]]) -> list[Lane]:
-        """The fewest replicas at another rate and slow-down."""
-        return self._raced(
-            [(lane.candidate, rate, slower) for lane, rate, slower in worlds],
-            [lane.replicas or 1 for lane, _, _ in worlds],
-        )
 
     def _raced(
         self, worlds: Sequence[World], starts: Sequence[int], *, drop: bool = False, most: int | None = None

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from ..engine.errors import DsimError
 from ..files.read import float_of
@@ -30,21 +29,17 @@ def from_sheets(
     return found
 
 
-def _of_profile(prices: Mapping[str, float], profile: Profile) -> float | None:
-    return prices.get(profile.name)
-
-
 def prices(price: float | str | Mapping[str, float] | None) -> Callable[[Profile], float | None]:
     """A GPU's price per hour: one for all, or by the start of its name; a mapping's by a profile's whole name."""
     if price is None:
         return lambda profile: None
     if isinstance(price, Mapping):
-        return partial(_of_profile, price)
+        return lambda profile: price.get(profile.name)
     text = str(price)
     named: dict[str, float] = {}
     for part in text.split(","):
-        name, equals, price = part.rpartition("=")
-        value = float_of(price)
+        name, equals, amount = part.rpartition("=")
+        value = float_of(amount)
         if not 0 < value < math.inf or (equals and not name.strip()) or (not equals and "," in text):
             raise DsimError(
                 f"--gpu-hour is {text}, expected a price above 0, or one for each GPU such as a100=2,h100=3.5"

@@ -37,7 +37,7 @@ def capacity_page(capacity: "Capacity") -> Page:
         cautions=(estimate(setup.profile, "rates"),) if setup.estimated else (),
         numbers=_numbers(capacity),
         chart=_distance(capacity) if capacity.curve else None,
-        facts=tuple(_facts(capacity)),
+        facts=_facts(capacity),
         sections=(*sections, *of_ensemble(capacity.ensemble)),
         notes=capacity.notes,
         command=setup.command,
@@ -76,48 +76,39 @@ def _alarms(capacity: "Capacity") -> list[str]:
     return lines
 
 
-def _facts(capacity: "Capacity") -> list[tuple[str, str]]:
-    """(name, value)."""
-    setup, cost = capacity.setup, capacity.cost
-    binding = capacity.binding_slo
-    if binding == "stability":
-        binding = "none: the queue grows without end first"
-    facts = {
-        "Trace": setup.traffic,
-        "SLOs": ", ".join(capacity.bounds),
-        "Binding SLO": f"{binding} (in {100 * capacity.binding_share:.0f}% of replications)",
-        "The bound stands at a cliff": _cliff(capacity),
-        "At capacity": "; ".join(
-            f"median {name} {number(ms['p50'])} ms, p90 {number(ms['p90'])} ms"
-            for name, ms in capacity.latency_ms.items()
-            if ms is not None
-        ),
-        **setup_facts(setup),
-        "Search": f"{capacity.num_replays} replays of {capacity.num_requests:,} requests, "
-        f"{len(capacity.replications)} replications, resampled {capacity.block:,} requests at a time",
-    }
+def _facts(capacity: "Capacity") -> tuple[tuple[str, str], ...]:
+    setup, cost, binding = capacity.setup, capacity.cost, capacity.binding_slo
+    facts = {"Trace": setup.traffic, "SLOs": ", ".join(capacity.bounds)}
     if capacity.one_fewer is not None:
         facts["One replica less"] = f"sustains {span(capacity.one_fewer)}: too little, or not certainly enough"
-    if capacity.shares:
-        shares = ", ".join(f"{name} {100 * share:.0f}%" for name, share in capacity.shares.items() if share >= 0.005)
-        limit = _limit(capacity.limited_by, capacity.limiting_setting)
-        facts["Limited by"] = f"{limit} (of the busy time: {shares})"
-        memory = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in capacity.memory.items())
-        facts["What binds"] = f"{capacity.binds or 'no pool'}; the memory of a replica is {memory}"
+    if binding == "stability":
+        binding = "none: the queue grows without end first"
+    facts["Binding SLO"] = f"{binding} (in {100 * capacity.binding_share:.0f}% of replications)"
+    facts["The bound stands at a cliff"] = _cliff(capacity)
+    shares = ", ".join(f"{name} {100 * share:.0f}%" for name, share in capacity.shares.items() if share >= 0.005)
+    memory = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in capacity.memory.items())
+    limit = _limit(capacity.limited_by, capacity.limiting_setting)
+    facts["Limited by"] = f"{limit} (of the busy time: {shares})"
+    facts["What binds"] = f"{capacity.binds or 'no pool'}; the memory of a replica is {memory}"
+    seen = {name: ms for name, ms in capacity.latency_ms.items() if ms is not None}
+    latencies = [f"median {name} {number(ms['p50'])} ms, p90 {number(ms['p90'])} ms" for name, ms in seen.items()]
+    facts["At capacity"] = "; ".join(latencies)
     if cost is not None:
         hourly, tokens = money(cost.per_hour, setup), money(cost.per_million_tokens, setup)
         facts["Cost"] = f"{hourly} an hour for {counted(cost.gpus, 'GPU')}, {tokens} for a million tokens of answers"
-    order = ("Trace", "SLOs", "One replica less", "Binding SLO", "The bound stands at a cliff", "Limited by",
-             "What binds", "At capacity", "Cost", "Workload", "Front end", "Profile", "Search")  # fmt: skip
-    return [(name, facts[name]) for name in order if facts.get(name)]
+    replays = f"{capacity.num_replays} replays of {capacity.num_requests:,} requests"
+    resampled = f"resampled {capacity.block:,} requests at a time"
+    facts |= setup_facts(setup)
+    facts["Search"] = f"{replays}, {len(capacity.replications)} replications, {resampled}"
+    return tuple((name, text) for name, text in facts.items() if text)
 
 
 def setup_facts(setup: Setup) -> dict[str, str]:
     """Empty if there is none."""
     return {
-        "Profile": setup.profile + (": estimated, not measured" if setup.estimated else ""),
         "Workload": setup.workload or "",
         "Front end": front_end(vars(setup)),
+        "Profile": setup.profile + (": estimated, not measured" if setup.estimated else ""),
     }
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..results.spread import Spread
@@ -62,7 +63,7 @@ def answer(planned: "Planned") -> str:
     parts = [_gpus(best)]
     if best.per_hour is not None:
         parts += [f"{money(best.per_hour, setup)} an hour", f"{money(best.per_hour * HOURS / 12, setup, 0)} a month"]
-    parts.append(f"{'meets' if best.gpus == 1 else 'meet'} the target {_attainment(planned, best)}")
+    parts.append(f"{'meets' if best.gpus == 1 else 'meet'} the target for {_met(planned, best)}")
     low, high = _room_ends(best)
     room = f"no sure room for more traffic ({low} to {high} %)"
     parts.append(f"with room for {low} to {high} % more traffic" if low > 0 else f"with {room}")
@@ -148,21 +149,6 @@ def _lasting(planned: "Planned") -> str:
     if planned.priced and cost is not None:
         when += f"; over {_years(growth.horizon)} it costs {money(cost * HOURS * growth.horizon, planned.setup)}"
     return f"If traffic grows by {100 * growth.share:g} % a {growth.per}, {when}."
-
-
-def _attainment(planned: "Planned", fleet: "Fleet") -> str:
-    parts = []
-    for text, spread in fleet.values.items():
-        bound, value, low = planned.bounds[text], spread.value or 0.0, spread.low
-        if text not in planned.share_criteria:
-            name, limit = text.partition("=")[0], number(1e3 * bound)
-            parts.append(f"with {name} at {time_of(1e3 * value, bound)} ms ({limit} ms asked)")
-        elif value == 1 and low is not None:
-            sure = f"surely at least {_floor(low)} %; {100 * bound:g} % asked"
-            parts.append(f"for all {fleet.judged:,} requests judged ({sure})")
-        else:
-            parts.append(f"for {percent(value, bound)} % of requests ({100 * bound:g} % asked)")
-    return " and ".join(parts)
 
 
 def _numbers(planned: "Planned") -> tuple[Number, ...]:
@@ -431,58 +417,54 @@ def _loud(*lines: str) -> Words:
 # The best fleet of each GPU
 
 
-def _best_of_each(planned: "Planned") -> list["Fleet"]:
+@dataclass(frozen=True)
+class _Offer:
+    """A fleet with its size, perhaps estimated; infinite: unknown."""
+
+    fleet: "Fleet"
+    certainty: str
+    gpus: float
+    cost: float
+
+
+def _offer(planned: "Planned", fleet: "Fleet") -> _Offer:
+    if fleet in planned.ranking:
+        return _Offer(fleet, "", fleet.gpus or 0, planned.cost(fleet))
+    certainty, replicas = ("about ", fleet.about) if fleet.about is not None else ("at least ", fleet.least)
+    gpus = math.inf if replicas is None else (replicas + planned.recommended.spare) * fleet.gpus_per_replica
+    return _Offer(fleet, certainty, gpus, gpus * (fleet.price or 0.0) if planned.priced else gpus)
+
+
+def _best_of_each(planned: "Planned") -> list[_Offer]:
     """Each GPU's cheapest fleet, those of the ranking first."""
-    best: dict[str, Fleet] = {}
-    for fleet in (*planned.ranking, *planned.left_out):
-        known = best.setdefault(fleet.device, fleet)
-        if known not in planned.ranking and _estimated(planned, fleet)[2] < _estimated(planned, known)[2]:
-            best[fleet.device] = fleet
-    return sorted(best.values(), key=lambda fleet: (fleet not in planned.ranking, _estimated(planned, fleet)[2]))
-
-
-def _estimated(planned: "Planned", fleet: "Fleet") -> tuple[str, float, float]:
-    """Certainty prefix, GPUs and cost; infinity if unknown."""
-    known = (("", fleet.replicas), ("about ", fleet.about), ("at least ", fleet.least))
-    sure, replicas = next((item for item in known if item[1] is not None), ("", math.inf))
-    gpus = ((replicas or 0) + planned.recommended.spare) * fleet.gpus_per_replica
-    cost = gpus * (fleet.price or 0.0) if planned.priced else gpus
-    return sure, gpus, planned.cost(fleet) if fleet in planned.ranking else cost
+    lost = sorted((_offer(planned, fleet) for fleet in planned.left_out), key=lambda offer: offer.cost)
+    best: dict[str, _Offer] = {}
+    for offer in (*(_offer(planned, fleet) for fleet in planned.ranking), *lost):
+        best.setdefault(offer.fleet.device, offer)
+    return list(best.values())
 
 
 def _by_gpu(planned: "Planned") -> Section | None:
     """`_best_of_each` as a table; none for a single GPU."""
-    best = _best_of_each(planned)
-    if len(best) < 2:
+    offers = _best_of_each(planned)
+    if len(offers) < 2:
         return None
     rows = []
-    for fleet in best:
-        sure, gpus, cost = _estimated(planned, fleet)
-        count, hourly = "–", "–"
-        if gpus < math.inf:
-            count, hourly = f"{sure}{gpus:,}", f"{sure}{money(cost, planned.setup)}"
+    for offer in offers:
+        fleet, count, hourly = offer.fleet, "–", "–"
+        if offer.gpus < math.inf:
+            count = f"{offer.certainty}{offer.gpus:,}"
+            hourly = f"{offer.certainty}{money(offer.cost, planned.setup)}"
         rows.append({
             "GPU": fleet.device, "policy": fleet.policy, "GPUs": count, "an hour": hourly if planned.priced else "",
-            "meet the SLOs": _met(planned, fleet), "why": _why(planned, fleet),
+            "meet the SLOs": _met(planned, fleet), "left out": fleet.dropped,
         })  # fmt: skip
     caption = (
         "The cheapest fleet of each GPU that meets the SLOs. 'about': estimated by a short replay. 'at least': the "
         "search stopped there, because it knew two cheaper fleets."
     )
-    shown = _table(rows, caption, left=("GPU", "policy", "why"), spare=("meet the SLOs",))
+    shown = _table(rows, caption, left=("GPU", "policy", "left out"), spare=("meet the SLOs",))
     return Section("The best of each GPU", (shown,), spoken=True)
-
-
-def _why(planned: "Planned", fleet: "Fleet") -> str:
-    if fleet is planned.recommended:
-        return "the recommendation"
-    if fleet not in planned.ranking:
-        return fleet.dropped
-    more = planned.cost(fleet) / planned.cost(planned.recommended) - 1
-    if math.isclose(more, 0, abs_tol=1e-9):
-        tied = fleet.name in planned.tied
-        return "costs the same, and is as good as the best" if tied else "costs the same, nearer to the bounds"
-    return f"costs {100 * more:.0f} % more an hour" if planned.priced else f"needs {100 * more:.0f} % more GPUs"
 
 
 def _over_time(planned: "Planned") -> Section | None:
@@ -514,15 +496,15 @@ def _over_time(planned: "Planned") -> Section | None:
 
 def _costs(planned: "Planned") -> Figure:
     """A bar for each GPU, or for each policy if there is one GPU."""
-    each, costs = _best_of_each(planned), {}
-    for fleet in each if len(each) > 1 else planned.ranking:
-        sure, gpus, cost = _estimated(planned, fleet)
-        if cost == math.inf:
-            continue
-        label = f"{sure}{gpus:,} × {fleet.device}" + (" today" if planned.growth else "")
-        if len(each) == 1:
+    offers, costs = _best_of_each(planned), {}
+    is_one_gpu = len(offers) == 1
+    for offer in [_offer(planned, fleet) for fleet in planned.ranking] if is_one_gpu else offers:
+        fleet = offer.fleet
+        label = f"{offer.certainty}{offer.gpus:,} × {fleet.device}" + (" today" if planned.growth else "")
+        if is_one_gpu:
             label = f"{fleet.policy.replace(',', ',<br>')}<br>{label}"
-        costs[f"{label}<br>{fleet.place}" if label in costs else label] = cost
+        if offer.cost < math.inf:
+            costs[f"{label}<br>{fleet.place}" if label in costs else label] = offer.cost
     names, paid = list(costs), list(costs.values())
     chart = Chart(height=34 + 20 * sum(2 + name.count("<br>") for name in names))
     chart.layout["margin"] |= {"b": 10}
