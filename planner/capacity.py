@@ -539,8 +539,8 @@ def _at_capacity(search: CapacitySearch, rate: float) -> Json:
             pools.append(part)
     window = rows_of(records.table.columns, replicate.judged(len(requests)))
     return {
-        "shares": shares.of[busiest].shares(), "limit": asdict(limit), "latency": latency_ms(window, CLIENT_METRICS),
-        "reading": vars(reading), "pools": pools, "doubted": shares.doubted(),
+        "shares": shares.by_pool[busiest].shares(), "limit": asdict(limit), "reading": vars(reading), "pools": pools,
+        "latency": latency_ms(window, CLIENT_METRICS), "doubted": shares.doubted(),
     }  # fmt: skip
 
 

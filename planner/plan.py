@@ -481,14 +481,14 @@ class _Search:
     def _risks(self, best: Sequence[Lane]) -> tuple[Risk, ...]:
         """More traffic, a lost replica and a slower profile, for the best two."""
         self.phase = "risks"
-        mine, second = best[0], best[-1]  # perhaps the same
-        replicas = mine.replicas or 0
-        after = self._raced([(mine.candidate, *world) for world in self.changes.values()], [replicas] * 2)
+        first, second = best[0], best[-1]  # perhaps the same
+        replicas = first.replicas or 0
+        after = self._raced([(first.candidate, *world) for world in self.changes.values()], [replicas] * 2)
         # No change makes the runner-up cheaper, so it is replayed only where the recommendation then costs more.
         dearer = []
         for world, lane in zip(self.changes.values(), after, strict=True):
             cost = math.inf if lane.replicas is None else lane.cost(lane.replicas)
-            if second is not mine and cost > second.cost(second.replicas or 0):
+            if second is not first and cost > second.cost(second.replicas or 0):
                 dearer.append(world)
         rivals = self._raced([(second.candidate, *world) for world in dearer], [second.replicas or 1] * len(dearer))
         risks = []
@@ -498,11 +498,11 @@ class _Search:
             cheapest = min(enough, key=lambda each: each.cost(each.replicas or 0), default=None)
             name = "" if cheapest is None else str(self._candidate(cheapest))
             risks.append(self._risk(change, lane, replicas, world, lane.replicas, name))
-        rest, name = replicas - (0 if self.options.spare else 1), str(self._candidate(mine))
-        lost = self._risk("a replica lost", mine, rest, (self.rate, 1.0), replicas, name)
+        remaining, name = replicas - (0 if self.options.spare else 1), str(self._candidate(first))
+        lost = self._risk("a replica lost", first, remaining, (self.rate, 1.0), replicas, name)
         if lost.verdict != MEETS:
             needs = None if replicas == self.options.max_replicas else replicas + 1
-            lost = self._risk("a replica lost", mine, rest, (self.rate, 1.0), needs, name)
+            lost = self._risk("a replica lost", first, remaining, (self.rate, 1.0), needs, name)
         return risks[0], lost, risks[1]
 
     def _risk(

@@ -86,16 +86,16 @@ def uncertain_fleets(
     search = whole_search(search_of(lucky[best], PRECISION, attainment, num_requests), attainment)
     replay = partial(sized, search.criteria, search.num_requests, search.block)
     judged = _metric(search.criteria[0]), False
-    found, values = ask(replay, lucky, num, judged, pool, progress, memo, _in_replication, moving=1)
+    drawn, values = ask(replay, lucky, num, judged, pool, progress, memo, _in_replication, moving=1)
     costs = {
         name: [{cost: (draw[REPLICAS] + spare) * weight} for draw in values[name]]
         for name, weight in zip(lucky, weights, strict=True)
     }
-    for name, drawn in costs.items():
-        found.intervals[name][cost] = interval([draw[cost] for draw in drawn])
+    for name, draws in costs.items():
+        drawn.intervals[name][cost] = interval([draw[cost] for draw in draws])
     first = lucky[best].replicas
     return replace(
-        found,
+        drawn,
         answer=f"{best} {'meets' if first == 1 else 'meet'} the SLOs at {lucky[best].at:g} req/s",
         survives=sum(draw[REPLICAS] <= first for draw in values[best][1:]) / num,
         best=best,
@@ -124,7 +124,7 @@ def sized(criteria: Sequence[Criterion], num_requests: int, block: int, memo: Me
         return fleet(search, replicas).requests(scenario.index, memo)(scenario.at)
 
     reading = read(scenario.replicas)
-    shown = [
+    values = [
         math.nan if math.isnan(value) else 1e3 * value if criterion.share is None else 100 * (1 - value)
         for criterion, value in zip(criteria, reading.values, strict=True)
     ]
@@ -133,4 +133,4 @@ def sized(criteria: Sequence[Criterion], num_requests: int, block: int, memo: Me
     while scenario.index and size.open:
         size.decide(read(size.at).holds)
     replicas = scenario.replicas if scenario.index == 0 else size.replicas or math.inf
-    return {**dict(zip(map(_metric, criteria), shown, strict=True)), REPLICAS: float(replicas)}
+    return {**dict(zip(map(_metric, criteria), values, strict=True)), REPLICAS: float(replicas)}
