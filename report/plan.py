@@ -171,11 +171,9 @@ def _facts(planned: "Planned") -> tuple[tuple[str, str], ...]:
     setup = planned.setup
     facts = {"Trace": f"{setup.traffic}, at {planned.rate:.4g} req/s", "SLOs": ", ".join(planned.criteria)}
     if planned.priced:
-        prices = {fleet.device: fleet.price or 0.0 for fleet in (*planned.ranking, *planned.left_out)}
-        each = [f"{price:g}" for price in prices.values()]
-        if len(set(each)) > 1:
-            each = [f"{device} {price:g}" for device, price in prices.items()]
-        facts["Price"] = f"{', '.join(dict.fromkeys(each))} {setup.currency} for a GPU's hour"
+        fleets = (*planned.ranking, *planned.left_out)
+        prices = dict.fromkeys(f"{fleet.device} {fleet.price or 0.0:g}" for fleet in fleets)
+        facts["Price"] = f"{', '.join(prices)} {setup.currency} for a GPU's hour"
     search = f"{planned.num_replays} replays, most of {planned.num_requests:,} requests, resampled {planned.block:,}"
     facts |= {**setup_facts(setup), "Router": setup.router, "Search": f"{search} at a time; seed {setup.seed}"}
     return tuple((name, text) for name, text in facts.items() if text)
@@ -309,25 +307,24 @@ def _left_out(planned: "Planned") -> Section | None:
 def _clients(planned: "Planned") -> Section | None:
     """Percentiles of the recommended fleet, of what runs today, and of the log."""
     best, today, log = planned.recommended, planned.today, planned.measured
-    columns = {f"{best.policy} on {_fleet(best)}": dict(best.latency_ms)}
-    met = [_met(planned, best)]
+    latencies = {f"{best.policy} on {_fleet(best)}": dict(best.latency_ms)}
+    attained = ["meet the SLOs", _met(planned, best)]
     if today is not None:
-        columns[f"today, {today.policy} on {_fleet(today)}"] = dict(today.latency_ms)
-        met.append(_met(planned, today))
+        latencies[f"today, {today.policy} on {_fleet(today)}"] = dict(today.latency_ms)
+        attained.append(_met(planned, today))
     if log:
-        columns["measured in the log"] = {name: log["summary"][f"{name}_ms"] for name in measured.TIMES}
-        met.append("–")
+        latencies["measured in the log"] = {name: log["summary"][f"{name}_ms"] for name in measured.TIMES}
+        attained.append("–")
     rows = []
     for metric in measured.TIMES:
-        for stat in ("p50", "p95", "p99"):
-            times = [(latency.get(metric) or {}).get(stat) for latency in columns.values()]
-            if times[0] is not None:
-                rows.append([f"{metric} {stat}", *("–" if t is None else f"{number(t)} ms" for t in times)])
+        for stat in ("p50", "p95", "p99") if best.latency_ms.get(metric) else ():
+            times = [(latency.get(metric) or {}).get(stat) for latency in latencies.values()]
+            rows.append([f"{metric} {stat}", *("–" if time is None else f"{number(time)} ms" for time in times)])
     if today is not None:
-        rows.append(["meet the SLOs", *met])
+        rows.append(attained)
     about = "One replay each, at the plan's rate; what runs today is replayed on the recommended GPUs."
-    shown = table(["", *columns], rows, caption=about, left=frozenset({0}))
-    return Section("What clients see", (shown,), spoken=True) if rows else None
+    table_of_times = table(["", *latencies], rows, caption=about, left=frozenset({0}))
+    return Section("What clients see", (table_of_times,), spoken=True) if rows else None
 
 
 def _research(planned: "Planned") -> Section | None:
