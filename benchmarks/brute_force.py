@@ -341,7 +341,7 @@ def of_settings(bench: Bench, spec: str, specs: Sequence[str], replicas: int, ra
 
 
 def row(bench: Bench) -> str:
-    problem, planned = bench.problem, bench.planned()["recommended"]
+    problem, planned = bench.problem, bench.planned()["ranking"][0]
     [candidate] = bench.candidates()
     specs = list(dict.fromkeys(candidate_of(one).spec for one in candidate.settings))
     spec, k, room = candidate_of(planned["policy"]).spec, planned["replicas"], planned["headroom"]

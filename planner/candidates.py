@@ -119,8 +119,8 @@ def candidates_of(
         qualities = {one: quality_of(parse(one, code), profile.model.name, quality_table) for one in specs}
         settings = {one: known for one, known in qualities.items() if _is_enough(known, min_quality)}
         candidate = PlanCandidate(
-            spec, profile, place, quality, prices(profile), changing=tuple(answers),
-            searches_changing=change_answers, is_research=not (policies or preset.engine),
+            policy=spec, profile=profile, place=place, quality=quality, price=prices(profile),
+            changing=tuple(answers), searches_changing=change_answers, is_research=not (policies or preset.engine),
         )  # fmt: skip
         reason = not_served(preset, profile)
         if not reason and elsewhere and not policies:

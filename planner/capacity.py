@@ -268,7 +268,9 @@ def search_of(scenario: Scenario, precision: float, attainment: float, num_reque
         num_requests = max(num_requests, PER_REPLICA * scenario.num_replicas, least)
     judged = replicate.judged(num_requests)
     block = -(-min(judged.stop - judged.start, len(source)) // PARTS)
-    return CapacitySearch(scenario.located(), scenario.label, criteria, num_requests, block)
+    return CapacitySearch(
+        scenario=scenario.located(), policy=scenario.label, criteria=criteria, num_requests=num_requests, block=block
+    )
 
 
 def sized(
@@ -319,7 +321,8 @@ def fewest_replicas(
     num_replays = 0
     with Pool(checked.jobs, checked.ray) as pool:
         while size.open:
-            run = runs[size.at] = Run(replace(scenario, replicas=size.at), pool, checked, rate, num_replays)
+            run = Run(replace(scenario, replicas=size.at), pool, checked, rate, num_replays=num_replays)
+            runs[size.at] = run
             num_replays = run.num_replays
             # Capacity is nearly proportional to replicas.
             size.decide(run.interval.low >= rate, math.ceil(size.at * rate / run.interval.value))

@@ -90,7 +90,9 @@ def ensemble(
     """
     named = scenarios if isinstance(scenarios, Mapping) else _called(scenarios)
     metric, higher = judged or deciding(next(iter(named.values())))
-    found, values = ask(partial(_replay, requests, metric), named, num, (metric, higher), pool, progress, memo)
+    found, values = ask(
+        partial(_replay, requests, metric), named, num, (metric, higher), pool=pool, progress=progress, memo=memo
+    )
     if len(named) == 1:
         return found
     ranked = [_ranked({name: v[i][metric] for name, v in values.items()}, higher) for i in range(num + 1)]
@@ -117,7 +119,7 @@ def capacities(
     0 if an SLO is met at no rate; if all are met until the queue grows, the rate at which it starts to.
     """
     of = partial(_capacity, attainment, num_requests)
-    found, values = ask(of, _called([scenario]), num, (CAPACITY, True), pool, progress, memo)
+    found, values = ask(of, _called([scenario]), num, (CAPACITY, True), pool=pool, progress=progress, memo=memo)
     if rate is None:
         return found
     [own] = values.values()
@@ -150,7 +152,7 @@ def _called(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
 
 def ask(
     evaluate: Callable[[Memo, Scenario], Values], scenarios: Mapping[str, Scenario], num: int,
-    judged: tuple[str, bool], pool: Pool | None, progress: Progress | None, memo: Memo | None = None,
+    judged: tuple[str, bool], *, pool: Pool | None, progress: Progress | None, memo: Memo | None = None,
     luck: Callable[[Scenario, int], Scenario] = lambda scenario, _: scenario, moving: int | None = None,
 ) -> tuple[Uncertain, dict[str, list[Values]]]:  # fmt: skip
     """The intervals and each cause's effect, without an answer; by policy, predicted and drawn values.
@@ -184,11 +186,12 @@ def ask(
         moves = []
         for c in own:
             low, high = (found[f"{policy}|{c.name}|{sign}"][metric] for sign in (-1, 1))
-            moves.append(Effect(c.name, c.why, c.assumed, low, high))
+            moves.append(Effect(cause=c.name, why=c.why, assumed=c.assumed, low=low, high=high))
         finite = [move for move in moves if math.isfinite(move.swing)]
         effects[policy] = tuple(sorted(finite, key=lambda move: (-move.swing, move.cause)))
     intervals = {p: {name: interval([v[name] for v in own]) for name in own[0]} for p, own in values.items()}
-    return Uncertain(num, level(num), metric, higher, intervals, effects), values
+    uncertain = Uncertain(num=num, level=level(num), metric=metric, higher=higher, intervals=intervals, effects=effects)
+    return uncertain, values
 
 
 def check_num(num: int | None, scenarios: Iterable[Scenario] = ()) -> None:

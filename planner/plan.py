@@ -464,9 +464,8 @@ class _Search:
 
         def own(lane: Lane, index: int, start: float | None) -> Task:
             severity = lane.settled[index] if index < len(lane.settled) else None
-            whole = self.entrants[lane.candidate].on_whole
-            replicas = lane.high or 0
-            return Task("own", lane.candidate, self.rate, replicas, 1.0, index, whole, severity=severity, start=start)
+            task = self._replay((lane.candidate, self.rate, 1.0), lane.high or 0, index)
+            return replace(task, kind="own", severity=severity, start=start)
 
         # The first rates are the others' starts; the risks fill the pool meanwhile.
         first = [own(lane, 0, None) for lane in lanes]
@@ -683,7 +682,8 @@ class _Search:
 
     def _replay(self, world: World, replicas: int, index: int) -> Task:
         entrant, rate, slower = world
-        return Task("replay", entrant, rate, replicas, slower, index, self.entrants[entrant].on_whole)
+        whole = self.entrants[entrant].on_whole
+        return Task("replay", entrant, rate, replicas, slower=slower, index=index, whole=whole)
 
     def _answers(self, tasks: Sequence[Task], where: str = "") -> list[Json]:
         """DsimError for a refused task."""

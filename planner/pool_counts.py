@@ -53,7 +53,7 @@ def fewest_of_each_pool(
     def is_sure(counts: Counts) -> bool:
         nonlocal in_runs
         before = fleets.num_replays + in_runs
-        runs[counts] = Run(with_counts(scenario, counts), pool, checked, rate, before)
+        runs[counts] = Run(with_counts(scenario, counts), pool, checked, rate, num_replays=before)
         in_runs += runs[counts].num_replays - before
         return runs[counts].interval.low >= rate
 
@@ -63,7 +63,9 @@ def fewest_of_each_pool(
 
     with Pool(checked.jobs, checked.ray) as pool:
         gpus = [float(setting.profile.device.count) for _, setting in scenario.each_pool()]
-        fleets = FleetSearch(search_of, gpus, rate, max_replicas, pool, checked.memo, is_sure=is_sure, report=report)
+        fleets = FleetSearch(
+            search_of, gpus, rate, most=max_replicas, pool=pool, memo=checked.memo, is_sure=is_sure, report=report
+        )
         counts = fleets.cheapest(tuple(min(spec.count, max_replicas) for spec in PoolSpec.parse_all(scenario.pools)))
         chosen = runs[counts]
         chosen.num_replays = fleets.num_replays + in_runs

@@ -184,7 +184,9 @@ def judge(
     rejected = float((columns["status"] == REJECTED).mean())
     throughput = n * (1 - rejected) / float(np.nanmax(columns["finish"]))
     bounded = stable(columns) and not _waits_grow(columns) and not _fills(columns)
-    return Reading(rate, values, severities, bounded, throughput, rejected)
+    return Reading(
+        rate=rate, values=values, severities=severities, stable=bounded, throughput=throughput, rejected=rejected
+    )
 
 
 def _waits_grow(columns: Columns) -> bool:

@@ -86,7 +86,9 @@ def uncertain_fleets(
     search = whole_search(search_of(lucky[best], PRECISION, attainment, num_requests), attainment)
     replay = partial(sized, search.criteria, search.num_requests, search.block)
     judged = _metric(search.criteria[0]), False
-    drawn, values = ask(replay, lucky, num, judged, pool, progress, memo, _in_replication, moving=1)
+    drawn, values = ask(
+        replay, lucky, num, judged, pool=pool, progress=progress, memo=memo, luck=_in_replication, moving=1
+    )
     costs = {
         name: [{cost: (draw[REPLICAS] + spare) * weight} for draw in values[name]]
         for name, weight in zip(lucky, weights, strict=True)
@@ -118,7 +120,9 @@ def _metric(criterion: Criterion) -> str:
 def sized(criteria: Sequence[Criterion], num_requests: int, block: int, memo: Memo, scenario: Scenario) -> Values:
     """The criteria on the planned fleet, and the fewest replicas that meet them; infinite: the search ended."""
     assert isinstance(scenario, Lucky)
-    search = CapacitySearch(scenario, scenario.policy, tuple(criteria), num_requests, block)
+    search = CapacitySearch(
+        scenario=scenario, policy=scenario.policy, criteria=tuple(criteria), num_requests=num_requests, block=block
+    )
 
     def read(replicas: int) -> Reading:
         return fleet(search, replicas).requests(scenario.index, memo)(scenario.at)
