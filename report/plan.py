@@ -100,7 +100,7 @@ def why(planned: "Planned", second: "Fleet") -> str:
         return f"{second.name}, at the same cost; these replays cannot tell it from the best"
     if math.isclose(*costs):
         if (second.quality.relative or 1.0) < (best.quality.relative or 0.0):
-            gap = f"{_quality(second)} against {_quality(best)}"
+            gap = f"{second.quality} against {best.quality}"
             return f"{second.name}, at the same cost, but with answers of quality {gap}"
         gap = f"{_met(planned, second)} against {_met(planned, best)}"
         return f"{second.name}, at the same cost, but nearer to the SLOs' bounds ({gap})"
@@ -163,7 +163,7 @@ def _numbers(planned: "Planned") -> tuple[Number, ...]:
     for criterion in [*best.values][:1]:
         numbers.append(Number("within the target", ((None, _met(planned, best)),), f"{criterion}; 95 % sure"))
     numbers.append(Number("room for more traffic", ((None, _room(best)),), "until the target is missed; 95 % sure"))
-    numbers.append(Number("quality", ((None, _quality(best)),), "of answers, compared with the full cache"))
+    numbers.append(Number("quality", ((None, str(best.quality)),), "of answers, compared with the full cache"))
     return tuple(numbers[:4])
 
 
@@ -208,11 +208,6 @@ def _fleet(fleet: "Fleet") -> str:
 def _bought(fleet: "Fleet") -> int:
     """Replicas that are paid, without the spare."""
     return (fleet.gpus or 0) // fleet.gpus_per_replica - fleet.spare
-
-
-def _quality(fleet: "Fleet") -> str:
-    """In percent of the full cache's."""
-    return "the default's" if fleet.quality.relative is None and fleet.quality.same else str(fleet.quality)
 
 
 def _room(fleet: "Fleet") -> str:
@@ -273,7 +268,7 @@ def _ranking(planned: "Planned") -> Table:
             "meet the SLOs": _met(planned, fleet), "headroom": _room(fleet),
             "binds first": "none: the queue grows" if binds == "stability" else binds,
             "limited by": ", ".join(filter(None, (fleet.limited_by, fleet.limiting_setting))),
-            "quality": _quality(fleet),
+            "quality": str(fleet.quality),
         })  # fmt: skip
     caption = (
         "Each policy's smallest fleet that surely meets the SLOs, the cheapest first; at equal cost by quality, then "
