@@ -25,7 +25,7 @@ from dsim.profiler.models import model
 from dsim.profiler.profile import Profile, as_run_by, load
 from dsim.profiler.roofline import roofline
 from dsim.profiler.uncertainty import common_error
-from dsim.results.scenario import Scenario
+from dsim.results.scenario import Scenario, replicas_of
 from dsim.traces import load as load_trace
 
 from ..stored import change, rows
@@ -150,9 +150,6 @@ def test_risks_are_of_more_traffic_a_replica_lost_and_a_slower_profile(found: Pl
 
 
 def test_the_answer_is_a_policy_file_with_its_replicas(found: Planned, tmp_path: Path) -> None:
-    from dsim.engine.policy import parse
-    from dsim.results.scenario import replicas_of
-
     path = tmp_path / "plan.toml"
     path.write_text(found.plan_toml, encoding="utf-8")
     assert parse(str(path)).batching.max_batch == 4
