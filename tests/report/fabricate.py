@@ -69,7 +69,6 @@ def write_run(
 
 
 def setup(**fields: Any) -> Setup:
-    """Of a search over an estimated profile."""
     values = {
         "dsim": "0", "command": "dsim", "trace": "azure-conv", "traffic": "azure-conv, 10 requests", "trace_sha256": "",
         "arrival": "trace", "profile": "p", "estimated": True, "device": "A100-80GB", "model": "SDAR-8B",
