@@ -28,7 +28,7 @@ from dsim.engine.errors import DsimError
 from dsim.engine.latency import Features
 from dsim.planner.backend import Pool
 from dsim.planner.capacity import search_of
-from dsim.planner.ensemble import Scores, Spread, drawn, interval, known_causes, moved
+from dsim.planner.ensemble import Scores, drawn, interval, known_causes, moved
 from dsim.planner.memo import Memo
 from dsim.planner.plan_replays import Posed
 from dsim.planner.uncertain_fleet import COST, REPLICAS, Lucky, sized, uncertain_fleets
@@ -40,6 +40,7 @@ from dsim.research.reproduce.experiment import AT_LEAST, CALIBRATED, PREDICTED, 
 from dsim.research.reproduce.measure import OVER, of_run
 from dsim.research.reproduce.run import SeededRun
 from dsim.results.scenario import Scenario
+from dsim.results.spread import Spread
 from dsim.sim.setting import Setting
 
 DRAWS, TRUTHS, PLANS = 19, 400, 30
@@ -102,7 +103,8 @@ def shown(widths: Sequence[Sequence[float]]) -> str:
 
 
 def holds(spread: Spread, value: float) -> bool:
-    return spread.low <= value <= spread.high
+    low, high = (math.inf if end is None else end for end in (spread.low, spread.high))
+    return low <= value <= high
 
 
 def truth(known: Sequence[u.Cause], rng: np.random.Generator, shared: dict[tuple[str, str], float]) -> Scores:

@@ -13,6 +13,7 @@ import numpy as np
 from ..files.place import FolderKind, write_folder
 from .chart import colour, dashed, script_json
 from .page import Figure, Page
+from .result import Result
 from .table import number
 
 
@@ -45,6 +46,12 @@ def write_findings(
 ) -> None:
     """As JSON and as a page, the two files of their kind."""
     write_folder(folder, kind, dict(zip(kind.files, json_and_page(findings, page), strict=True)), force=force)
+
+
+def result_files(result: Result) -> dict[str, str]:
+    """The JSON file, named by the schema, and the page."""
+    name = f"{result.schema.removeprefix('dsim-')}.json"
+    return dict(zip((name, "report.html"), json_and_page(result.to_json(), result.page()), strict=True))
 
 
 def json_and_page(findings: Mapping[str, Any], page: Page) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import dsim as package
 from dsim.comparison.cells import compare_runs
 from dsim.engine.allowed_code import NO_CODE, allowed, check_allowed
 from dsim.engine.errors import CodeError
-from dsim.planner.measured import measured_points
+from dsim.planner.measured import measured_runs
 from dsim.results.run import read_run
 from dsim.results.scenario import Scenario, named_code
 
@@ -121,7 +121,7 @@ def test_a_run_does_not_bring_its_code_with_it(recorded: Path) -> None:
         shutil.copytree(recorded, side)
     assert refusal("compare", "a", "b").startswith("a: ")
     # What only shows a run asks for no policy.
-    assert measured_points([Path("a")], ["ttft=2s"], 0.99, missing_passes=True)
+    assert measured_runs([Path("a")], ["ttft=2s"], 0.99, missing_passes=True)
     assert not has_run()
 
 

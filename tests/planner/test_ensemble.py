@@ -13,7 +13,6 @@ from dsim.engine.latency import Features
 from dsim.planner.backend import Pool
 from dsim.planner.ensemble import (
     EOS,
-    Spread,
     capacities,
     drawn,
     ensemble,
@@ -44,6 +43,7 @@ from dsim.profiler.uncertainty import (
 )
 from dsim.report.ensemble import sentences, times
 from dsim.results.scenario import Scenario
+from dsim.results.spread import Effect, Spread, Uncertain
 
 from ..cli.command import dsim, succeed
 
@@ -101,7 +101,7 @@ def test_an_interval_of_few_draws_says_its_own_level() -> None:
     assert level(100) == 0.9
     assert level(9) == pytest.approx(0.8)
     assert interval([5.0, *range(1, 20)]) == Spread(5.0, 1.0, 19.0)
-    assert math.isnan(interval([5.0, 1.0]).low)
+    assert interval([5.0, 1.0]) == Spread(5.0, None, None)
 
 
 def test_two_settings_share_the_errors_of_their_card_code_model_and_traffic_alone() -> None:
@@ -131,9 +131,9 @@ def test_a_ratio_is_of_paired_draws_and_has_no_upper_end_where_the_other_is_noth
     values = [{"goodput": value} for value in (6.0, *range(1, 20))]
     assert paired(values, [{"goodput": 2 * own["goodput"]} for own in values]) == {"goodput": Spread(0.5, 0.5, 0.5)}
     found = paired(values, [{"goodput": 2.0 * (own["goodput"] != 3)} for own in values])["goodput"]
-    assert found == Spread(3.0, 0.5, math.inf)
-    assert times({"value": 3.0, "low": 0.5, "high": None}) == "3.00 times (at least 0.50)"
-    assert times({"value": 1.9049, "low": 1.7199, "high": 2.0801}) == "1.90 times (1.71 to 2.09)"  # rounded outward
+    assert found == Spread(3.0, 0.5, None)
+    assert times(Spread(3.0, 0.5, None)) == "3.00 times (at least 0.50)"
+    assert times(Spread(1.9049, 1.7199, 2.0801)) == "1.90 times (1.71 to 2.09)"  # rounded outward
 
 
 def test_a_cause_alone_moves_what_it_is_of_and_nothing_else() -> None:
@@ -235,12 +235,9 @@ def test_what_a_scenario_states_is_not_drawn() -> None:
 
 
 def test_the_page_names_what_to_measure_next() -> None:
-    effects = [
-        {"cause": cause, "why": "", "assumed": False, "low": 10.0 - half, "high": 10.0 + half}
-        for cause, half in ((FRONT_END, 4.0), (YIELD, 3.0))
-    ]
-    found = {"survives": None, "metric": "e2el_ms.p90", "level": 0.9, "effects": {"ar": effects}}
-    assert sentences(found)[1] == (
+    effects = [Effect(cause, "", False, 10.0 - half, 10.0 + half) for cause, half in ((FRONT_END, 4.0), (YIELD, 3.0))]
+    told = Uncertain(9, 0.9, "e2el_ms.p90", False, {}, {"ar": tuple(effects)})
+    assert sentences(told)[1] == (
         "Measure this next: front end (dsim profile --from-log steps.jsonl --client bench.json). Known, it would leave "
         "about 60 % of the 90 % interval's width."
     )
@@ -289,7 +286,7 @@ def test_a_recommendation_that_another_beats_does_not_survive_and_its_fleet_has_
     assert two == pytest.approx(one / 2, rel=0.1)
     assert ensemble(asked[1:], base.requests(), 2, judged=judged, recommended=True, pool=Pool(jobs=1)).survives == 0.0
     assert of_objective("latency") == ("norm_latency_ms.p90", False)
-    [spoken] = sentences({**found.to_json(), "survives": None, "effects": {"ar": []}})
+    [spoken] = sentences(replace(found, survives=None, effects={"ar": ()}))
     assert spoken == "ar: no uncertainty of the profile moves goodput of a replica (req/s)."
 
 
