@@ -83,8 +83,7 @@ class Uncertain:
 
     def to_json(self) -> dict[str, Any]:
         """For `--json` and run.json."""
-        told: dict[str, Any] = no_nan(asdict(self))
-        return told
+        return dict(no_nan(asdict(self)))
 
 
 def drawn(known: Sequence[Cause], index: int, seed: int) -> Scores:
@@ -135,15 +134,15 @@ def ensemble(
     """
     named = scenarios if isinstance(scenarios, Mapping) else _called(scenarios)
     metric, higher = judged or deciding(next(iter(named.values())))
-    found, values = ask(partial(_replay, requests, metric), named, num, (metric, higher), pool, progress, memo)
+    uncertain, values = ask(partial(_replay, requests, metric), named, num, (metric, higher), pool, progress, memo)
     if len(named) == 1:
-        return found
+        return uncertain
     ranked = [_ranked({name: v[i][metric] for name, v in values.items()}, higher) for i in range(num + 1)]
     best = next(iter(values)) if recommended else ranked[0][0]
     answer = f"{best}{', the recommendation,' if recommended else ''} is the best by {metric}"
     ratios = {policy: paired(values[best], values[policy]) for policy in ranked[0] if policy != best}
     winners = [names[0] for names in ranked]
-    return replace(found, answer=answer, survives=winners[1:].count(best) / num, best=best, ratios=ratios)
+    return replace(uncertain, answer=answer, survives=winners[1:].count(best) / num, best=best, ratios=ratios)
 
 
 def capacities(
@@ -295,8 +294,7 @@ def _replay(requests: Trace | None, metric: str, memo: Memo, scenario: Scenario)
     def asked() -> Json:
         return asked_of(scenario, of=metrics, requests=None if requests is None else contents_of_requests(requests))
 
-    found: Values = memo.replay(asked, values)
-    return found
+    return dict(memo.replay(asked, values))
 
 
 def _capacity(attainment: float, num_requests: int, memo: Memo, scenario: Scenario) -> Values:

@@ -72,7 +72,6 @@ def sentences(found: Json) -> list[str]:
 COMMANDS = {
     "front end": "dsim profile --from-log steps.jsonl --client bench.json",
     "ends at an EOS": "dsim replay --eos, if your answers do",
-    "yield of another workload": "dsim profile --from-log steps.jsonl, of your traffic",
     "yield": "dsim profile --from-log steps.jsonl, of your traffic",
     "spread between requests": "dsim profile --from-log steps.jsonl, of your traffic",
     "": "dsim profile --from-log steps.jsonl, of your server, or dsim profile --model on this device",
