@@ -19,8 +19,9 @@ from dsim.engine.policy import parse
 from dsim.engine.request import Request
 
 Scenario = dict[str, Any]
-# From this seed on memory is nearly full and the longest request fills the context; half of vLLM's budgets hold no row of
-# drafts or one canvas, and drafts come with prefix caching; LMDeploy's prefill_interval is 1; SGLang prefills few blocks.
+# From this seed on memory is nearly full and the longest request fills the context; half of vLLM's budgets hold one
+# canvas, or less than a row of drafts, which then come with prefix caching; LMDeploy's prefill_interval is 1; SGLang
+# prefills few blocks.
 AT_LIMITS = 10_000
 
 
