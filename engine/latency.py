@@ -13,8 +13,7 @@ from .records import F8, I8, Bool, Record, Table, columns_of, table
 from .state import COUNTERS, DECODE_STEP, MASKED, ROWS, Counters, Marks, Replica, Status
 
 _AT_ONCE = 4096  # steps
-# A step's terms by what takes their time: moved bytes, products, and the host. A row's (`sequence`) is in part the
-# decoder's loop over rows.
+# A step's terms: moved bytes, products, and the host's (`sequence` is in part the decoder's loop over rows).
 BYTES = ("kv_read", "window_kv_read", "prompt_kv_read", "sample", "walk", "window_walk", "eviction")
 PRODUCTS = (
     "slope", "attention", "dense_attention", "window_attention", "window_dense_attention", "prompt_attention", "head",

@@ -82,8 +82,7 @@ def causes(profile: Profile, model: Yielding | None) -> tuple[Cause, ...]:
     if profile.frontend == 0:
         assumed[FRONT_END] = f"not measured: 0 to {1e3 * MOST_FRONT_END:.2g} ms, vLLM's under load"
     if model is not None and not _logged(profile, model) and _draws(model):
-        width = f"±{100 * _between_workloads(profile, model):.0f} %"
-        stated[WORKLOAD] = f"{width}: published yields of two workloads of one model"
+        stated[WORKLOAD] = f"±{100 * _between_workloads(profile, model):.0f} %: published yields of two workloads"
     errors = None if model is None else _errors(profile, model)
     if errors is not None:
         for name, error in zip((YIELD, SPREAD), errors, strict=True):
@@ -257,8 +256,10 @@ def _moved(latency: LatencyModel, name: str, by: float) -> LatencyModel | None:
     """A coefficient moved, at least 0; None for another name and a bend's position, whose height is a cause too."""
     height = re.fullmatch(r"(knots|graph_knots)\[(\d+)\]\[1\]", name)
     if height is None:
-        value = getattr(latency, name, None)
-        return replace(latency, **{name: max(0.0, value + by)}) if isinstance(value, float) else None
+        if not isinstance(value := getattr(latency, name, None), float):
+            return None
+        moved: Any = {name: max(0.0, value + by)}
+        return replace(latency, **moved)
     heights, knot = [y for _, y in getattr(latency, height[1])], int(height[2])
     if knot >= len(heights):
         return None
