@@ -90,17 +90,17 @@ def ensemble(
     """
     named = scenarios if isinstance(scenarios, Mapping) else _called(scenarios)
     metric, higher = judged or deciding(next(iter(named.values())))
-    found, values = ask(
+    uncertain, values = ask(
         partial(_replay, requests, metric), named, num, (metric, higher), pool=pool, progress=progress, memo=memo
     )
     if len(named) == 1:
-        return found
+        return uncertain
     ranked = [_ranked({name: v[i][metric] for name, v in values.items()}, higher) for i in range(num + 1)]
     best = next(iter(values)) if recommended else ranked[0][0]
     answer = f"{best}{', the recommendation,' if recommended else ''} is the best by {metric}"
     ratios = {policy: paired(values[best], values[policy]) for policy in ranked[0] if policy != best}
     winners = [names[0] for names in ranked]
-    return replace(found, answer=answer, survives=winners[1:].count(best) / num, best=best, ratios=ratios)
+    return replace(uncertain, answer=answer, survives=winners[1:].count(best) / num, best=best, ratios=ratios)
 
 
 def capacities(
@@ -119,15 +119,15 @@ def capacities(
     0 if an SLO is met at no rate; if all are met until the queue grows, the rate at which it starts to.
     """
     of = partial(_capacity, attainment, num_requests)
-    found, values = ask(of, _called([scenario]), num, (CAPACITY, True), pool=pool, progress=progress, memo=memo)
+    uncertain, values = ask(of, _called([scenario]), num, (CAPACITY, True), pool=pool, progress=progress, memo=memo)
     if rate is None:
-        return found
+        return uncertain
     [own] = values.values()
     fleet = counted(scenario.replicas, "replica")
     answer = f"{fleet} sustain{'' if scenario.replicas > 1 else 's'} {rate:g} req/s"
     survives = sum(v[CAPACITY] >= rate for v in own[1:]) / num
     ratios = {ASKED_RATE: paired(own, [{CAPACITY: rate}] * len(own))}
-    return replace(found, answer=answer, survives=survives, best=fleet, ratios=ratios)
+    return replace(uncertain, answer=answer, survives=survives, best=fleet, ratios=ratios)
 
 
 def sustained(scenario: Scenario, **how: Any) -> float:
@@ -259,8 +259,7 @@ def _replay(requests: Trace | None, metric: str, memo: Memo, scenario: Scenario)
     def asked() -> Json:
         return asked_of(scenario, of=metrics, requests=None if requests is None else contents_of_requests(requests))
 
-    found: Values = memo.replay(asked, values)
-    return found
+    return dict(memo.replay(asked, values))
 
 
 def _capacity(attainment: float, num_requests: int, memo: Memo, scenario: Scenario) -> Values:

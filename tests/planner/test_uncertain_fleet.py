@@ -12,7 +12,7 @@ from dsim.planner.plan_result import Fleet, Planned
 from dsim.planner.quality import Quality
 from dsim.planner.uncertain_fleet import COST, REPLICAS, rivals, uncertain_fleets
 from dsim.profiler.profile import Fit, load
-from dsim.profiler.uncertainty import DEVICE
+from dsim.profiler.uncertainty import MEMORY
 from dsim.report.ensemble import decided
 from dsim.results.spread import Spread, Uncertain
 
@@ -93,7 +93,7 @@ def test_the_intervals_hold_the_profile_s_doubt_and_the_luck() -> None:
     known = replace(QUEUE, given_profile=KNOWN, frontend=0.0, eos=True)
     luck = drawn(known, num=8)
     [causes], [none] = doubt.effects.values(), luck.effects.values()
-    assert {cause.cause for cause in causes} >= {DEVICE}
+    assert {cause.cause for cause in causes} >= {MEMORY}
     assert none == ()  # nothing of the profile is drawn
     wide, narrow = (next(iter(found.intervals.values()))["p90:e2el (ms)"] for found in (doubt, luck))
     assert narrow.low < narrow.high
