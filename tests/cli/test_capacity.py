@@ -133,13 +133,13 @@ def test_ctrl_c_keeps_the_replays_and_ends_with_130(monkeypatch: pytest.MonkeyPa
         crossing: Crossing = search(*arguments)
         return crossing
 
-    asked = [*QUEUE, "--jobs", 1, "--json", "-o", "out"]
+    asked = [*QUEUE, "--jobs", 1, "-o", "out"]
     with monkeypatch.context() as patched:
         patched.setattr(module, "_own_capacity", stopped)
         ran = dsim(*asked)
     assert (ran.code, ran.out) == (130, "")
     assert ran.err == "Interrupted: the replays are kept in out/: the same command continues\n"
-    assert dsim(*asked).out == whole
+    assert dsim(*asked, "--json").out == whole
 
 
 def test_the_page_draws_the_distance_to_every_bound_and_the_rate_asked_for() -> None:
