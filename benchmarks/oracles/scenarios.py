@@ -134,6 +134,8 @@ def vllm(family: str, seed: int) -> Scenario:
     own = {"canvas_length": canvas} if canvas else {}
     if drafts:
         own = {"num_speculative_tokens": drafts, "drafter": r.choice(["ngram", "eagle", "draft_model"])}
+        if seed >= AT_LIMITS and own["drafter"] == "draft_model":  # 0.33 refuses a budget without room beside each row
+            settings["max_num_batched_tokens"] = max(budget, seqs + 1)
     retention = Random(f"retention-{family}-{seed}").choice([0, 0, page, 4 * page]) if caching and windows else 0
     fields = {
         **settings, **own, "page_size": page, "prefix_caching": caching, "prefix_cache_retention_interval": retention
