@@ -72,7 +72,7 @@ TAKES_A_POLICY = {
     "serve": ("--twin", "a100-sdar-8b", "--policy"),
     "live": ("small.jsonl", "--policy"),
     "validate": ("-o", "validated", "--policy"),
-    "policies": ("--fields",),
+    "policies": (),
 }
 
 
@@ -151,7 +151,7 @@ def test_the_flag_allows_what_was_refused(recorded: Path) -> None:
     Path("sweep.toml").write_text(SWEEPS["grid"])
     shutil.copytree(recorded, "a")
     for command in (
-        ("replay", *SMALL, "--policy", "given.toml"), ("compare", "a", "a"), ("policies", "--fields", "given.toml"),
+        ("replay", *SMALL, "--policy", "given.toml"), ("compare", "a", "a"), ("policies", "given.toml"),
         ("sweep", "sweep.toml", "-o", "swept", "--jobs", "1"),
     ):  # fmt: skip
         ran = dsim(*command, "--allow-code", "./theirs.py")
