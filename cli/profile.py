@@ -173,7 +173,8 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
         shape = models.model(self.model)
         kind = precision(self.model, self.weights, self.kv)
         profile = roofline(
-            gpu(gpu_name), shape, self.tp, graphs=self.graphs is not False, name=name or None, date=date.today().isoformat(),
+            gpu(gpu_name), shape, self.tp, graphs=self.graphs is not False, name=name or None,
+            date=date.today().isoformat(),
             generates=models.family(shape, models.architecture_of(self.model)),
             yields=load(self.yields).commits if self.yields else (), precision=kind,
         )  # fmt: skip
