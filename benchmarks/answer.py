@@ -151,7 +151,8 @@ def answer_to(words: list[str]) -> dict[str, Any]:
         whole = json.loads((Path(folder) / "plan.json").read_text(encoding="utf-8"))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     ranking = [{name: fleet[name] for name in FOUND} for fleet in whole["ranking"]]
-    plan = {**{name: whole[name] for name in ASKED}, "ranking": ranking}
+    inputs = {**whole["setup"], "rate": whole["rate"], "gpu_hour": f"{whole['ranking'][0]['price']:g}"}
+    plan = {**{name: inputs[name] for name in ASKED}, "ranking": ranking}
     return {
         "command": shlex.join(["dsim", *words]), "date": datetime.date.today().isoformat(),
         "cpu_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime),

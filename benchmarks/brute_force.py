@@ -19,13 +19,14 @@ from dsim.engine.errors import DsimError
 from dsim.engine.policy import parse, settings_of
 from dsim.following.outlook import advice, headroom, what_ifs
 from dsim.planner.candidate import beyond_tested, plain_spec, spelt
+from dsim.planner.candidates import PlanCandidate, candidates_of
 from dsim.planner.capacity import CapacitySearch, search_of
 from dsim.planner.contents import Json
 from dsim.planner.crossing import find
 from dsim.planner.memo import STORE, Memo
-from dsim.planner.plan import candidates_of, plan
+from dsim.planner.plan import plan
 from dsim.planner.plan_replays import fleet
-from dsim.planner.planned import PlanCandidate, Planned
+from dsim.planner.plan_result import Planned
 from dsim.planner.pool_counts import severity_of
 from dsim.planner.race import LIMIT
 from dsim.planner.replicate import measure, to_judge
@@ -337,7 +338,7 @@ def of_settings(bench: Bench, spec: str, specs: Sequence[str], replicas: int, ra
 
 
 def row(bench: Bench) -> str:
-    problem, planned = bench.problem, bench.planned()["recommended"]
+    problem, planned = bench.problem, bench.planned()["ranking"][0]
     [candidate] = bench.candidates()
     specs = list(dict.fromkeys(plain_spec(one) for one in candidate.settings))
     spec, k, room = plain_spec(planned["policy"]), planned["replicas"], planned["headroom"]

@@ -4,8 +4,8 @@ PART: requests, plans, or an experiment; by default all, within ten minutes on o
 
 requests: synthetic truths of the seconds of a lone request, and of the ratio of two settings, in closed form. A truth's
 causes are drawn apart from the ensemble's, by the stated widths, or as published: one of two codes with different
-floors, a yield log-uniform between the published ratio and its inverse, a measured front end, the rest as stated. What
-has one owner (one card, code or model) is drawn once for both settings.
+floors, the ratio of two workloads' published yields of that model, a measured front end, the rest as stated. What has
+one owner (one card, code or model) is drawn once for both settings.
 
 plans: `uncertain_fleets` of two GPUs; each truth is a profile drawn by the stated widths, and the fewest replicas that
 meet the SLO under it, the median of five replications.
@@ -28,7 +28,7 @@ from dsim.engine.errors import DsimError
 from dsim.engine.latency import Features
 from dsim.planner.backend import Pool
 from dsim.planner.capacity import search_of
-from dsim.planner.ensemble import Scores, Spread, drawn, interval, known_causes, moved
+from dsim.planner.ensemble import Scores, drawn, interval, known_causes, moved
 from dsim.planner.memo import Memo
 from dsim.planner.plan_replays import Posed
 from dsim.planner.uncertain_fleet import COST, REPLICAS, Lucky, sized, uncertain_fleets
@@ -40,10 +40,16 @@ from dsim.research.reproduce.experiment import AT_LEAST, CALIBRATED, PREDICTED, 
 from dsim.research.reproduce.measure import OVER, of_run
 from dsim.research.reproduce.run import SeededRun
 from dsim.results.scenario import Scenario
+from dsim.results.spread import Spread
 from dsim.sim.setting import Setting
 
 DRAWS, TRUTHS, PLANS = 19, 400, 30
-FRONT_ENDS = (0.0, 0.0048, 0.025, 0.037, 0.044)  # s, measured means between client and engine
+FRONT_ENDS = (0.0048, 0.025, 0.034, 0.037, 0.044)  # s, measured between client and engine
+# Tokens a step or forward by workload, at one block length and threshold (profiler/published.json).
+YIELDS = {
+    "SDAR-8B": (2.28, 4.31, 2.2, 2.2, 2.2, 2.6, 1.67, 1.5), "LLaDA-8B": (3.25, 1.97, 2.13, 2.56),
+    "DiffusionGemma-26B-A4B": tuple(256 / forwards for forwards in (27.0, 15.5, 14.6, 16.5, 27.0)),
+}  # fmt: skip
 PAIRS = {  # policy and profile of each
     "two scripts on one GPU": (("vanilla", "l40s-llada-8b"), ("dllm-cache", "l40s-llada-8b")),
     "one script on two GPUs": (("dllm-cache", "l40s-llada-8b"), ("dllm-cache", "rtx4090-48gb-llada-8b")),
@@ -102,22 +108,25 @@ def shown(widths: Sequence[Sequence[float]]) -> str:
 
 
 def holds(spread: Spread, value: float) -> bool:
-    return spread.low <= value <= spread.high
+    low, high = (math.inf if end is None else end for end in (spread.low, spread.high))
+    return low <= value <= high
 
 
 def truth(known: Sequence[u.Cause], rng: np.random.Generator, shared: dict[tuple[str, str], float]) -> Scores:
     """Scores, one of a list of published values where there is one; shared: by cause and owner."""
     for cause in known:
         if (cause.name, cause.owner) not in shared:
-            shared[cause.name, cause.owner] = _published_score(cause.name, rng)
+            shared[cause.name, cause.owner] = _published_score(cause, rng)
     return tuple((cause.name, shared[cause.name, cause.owner]) for cause in known)
 
 
-def _published_score(name: str, rng: np.random.Generator) -> float:
+def _published_score(cause: u.Cause, rng: np.random.Generator) -> float:
+    name = cause.name
     if name == u.IMPLEMENTATION:
         return float(rng.choice([-1, 0, 0, 1])) * math.sqrt(2)  # two codes are this far apart
     if name == u.WORKLOAD:
-        return float(rng.uniform(-1, 1)) * math.log(u.YIELD_RATIO) / u.YIELD_SPREAD
+        first, second = rng.choice(YIELDS[cause.owner], 2, replace=False)
+        return math.log(first / second) / u.YIELD_SPREAD
     if name == u.FRONT_END:
         share = float(rng.choice(FRONT_ENDS)) / u.MOST_FRONT_END
         return float(np.clip(ndtri(np.clip(share, 1e-6, 1 - 1e-6)), -5, 5))

@@ -51,3 +51,9 @@ class Answer(Generic[R]):
 
 class Stopped(KeyboardInterrupt):
     """An interrupt, with a line about the kept results."""
+
+
+def stopped(out: "str | Path | None") -> Stopped:
+    """Of a search whose folder keeps its replays."""
+    place = f"the replays are kept in {out}/: the same command continues" if out else "nothing was kept"
+    return Stopped(f"Interrupted: {place}")

@@ -1,7 +1,7 @@
 """dsim capacity: the highest rate that meets the SLOs, or the fewest replicas for a rate."""
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -9,7 +9,7 @@ from typing import Annotated as A
 
 from . import choices
 from . import questions as q
-from .answer import Answer, Stopped
+from .answer import Answer, stopped
 from .cautions import warn, warn_of_yields
 from .declared import Opt, Question, Watch
 
@@ -55,39 +55,52 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
     out: A[str | Path | None, q.out("Write capacity.json and report.html.")] = None
 
     def answer(self, watch: Watch) -> "Answer[Capacity]":
-        from ..planner.capacity import Interrupted
-        from ..planner.capacity_run import CAPACITY, write_capacity
-        from ..planner.measured import measured_points
+        from ..planner.backend import Pool
+        from ..planner.capacity import CAPACITY, FILES, sized
+        from ..planner.contents import asked_of
+        from ..planner.ensemble import capacities, check_num
+        from ..planner.measured import measured_runs
         from ..planner.memo import StoreFolder
-        from ..report.capacity import FILES
+        from ..planner.record import profile_notes
+        from ..report.html import result_files
         from ..results.scenario import on_fleet
 
         policy = q.spec(self.policy)
-        points = measured_points(self.measured, self.slos, self.attainment, not self.missing_fails)
+        runs = measured_runs(self.measured, self.slos, self.attainment, not self.missing_fails)
         words = self.fleet_words([policy] if self.sets("policy") else None)
         folder = StoreFolder(self.folder, CAPACITY, force=self.force)
         scenario = q.named_scenario(
             self, [], self.slos, policy=policy, profile=self.profile, rate=None, num_requests=None
         )
         [scenario] = on_fleet([scenario], words, named=self.fleet is None)
-        how = {"precision": self.precision, "attainment": self.attainment, "num_requests": self.num_requests}
+        check_num(self.ensemble, [scenario])
         warn(watch, scenario)
         warn_of_yields(watch, scenario)
+        size = {name: getattr(self, name) for name in ("rate", "replicas", "max_replicas")}
+        search = {name: getattr(self, name) for name in ("precision", "attainment", "num_requests")}
+        how = {name: getattr(self, name) for name in ("curve", "gpu_hour", "currency", "jobs", "ray")}
         try:
             with folder, watch.bar("capacity", "replays", note="starting") as bar:
-                capacity, info, page = write_capacity(
-                    scenario, folder, watch.command(), rate=self.rate, replicas=self.replicas,
-                    max_replicas=self.max_replicas, how=how, curve=self.curve, points=points, gpu_hour=self.gpu_hour,
-                    currency=self.currency, ensemble=self.ensemble, jobs=self.jobs, ray=self.ray,
+                folder.begin("capacity", asked_of(scenario, **size, **search))
+                capacity = sized(
+                    scenario, **size, **search, **how, command=watch.command(), memo=folder.memo,
                     progress=partial(_progress, bar, self.precision),
-                    asking=lambda done, of: bar.update(done, of, "ensemble", "", unit="capacities"),
                 )  # fmt: skip
-        except Interrupted:
-            raise Stopped("Interrupted before two replications were done: nothing is known yet") from None
-        return Answer(
-            value=capacity, json=info, page=lambda: page, explained=folder.memo.sentence(), out=self.folder,
-            files=FILES, interrupted="Interrupted" * capacity.interrupted,
-        )  # fmt: skip
+                notes = tuple(profile_notes(scenario.of_each_pool()))
+                capacity = replace(capacity, measured=tuple(runs), notes=notes)
+                if self.ensemble is not None:
+                    fleet = replace(scenario, replicas=capacity.replicas)
+                    with Pool(self.jobs, self.ray) as pool:
+                        drawn = capacities(
+                            fleet, self.ensemble, attainment=self.attainment, num_requests=capacity.num_requests,
+                            rate=self.rate, pool=pool, memo=folder.memo,
+                            progress=lambda done, of: bar.update(done, of, "ensemble", "", unit="capacities"),
+                        )  # fmt: skip
+                    capacity = replace(capacity, ensemble=drawn)
+                folder.put(result_files(capacity))
+        except KeyboardInterrupt:
+            raise stopped(self.out) from None
+        return Answer(value=capacity, explained=folder.memo.sentence(), out=self.folder, files=FILES)
 
 
 def _progress(bar: Any, precision: float, replays: int, known: "Interval | None", replicas: int) -> None:
@@ -98,8 +111,7 @@ def _progress(bar: Any, precision: float, replays: int, known: "Interval | None"
     from ..report.capacity import span
     from ..report.table import number
 
-    rate = {"value": known.value, "low": known.low, "high": known.high}
-    note = f"{span(rate)}, ±{number(100 * known.half_width)}% of ±{100 * precision:g}%"
+    note = f"{span(known)}, ±{number(100 * known.half_width)}% of ±{100 * precision:g}%"
     # The half-width falls as 1 / sqrt(replays).
     share = min(1.0, (precision / known.half_width) ** 2) if known.half_width > 0 else 1.0
     bar.update(replays, name=name, note=note, share=share)

@@ -111,7 +111,9 @@ def opt_of(field: "dataclasses.Field[Any]") -> Opt:
 
 
 def option_name(field: "dataclasses.Field[Any]") -> str:
-    """On the command line, the longest of several."""
+    """On the command line, the longest of several; of an argument that may be left out its word."""
+    if opt_of(field).metavar.startswith("["):
+        return opt_of(field).metavar.strip("[]")
     return max(_names(field), key=len).split("/")[0]
 
 

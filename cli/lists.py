@@ -15,16 +15,14 @@ class PoliciesQuestion(q.Coded, Question[None]):
     """List the policies' presets and the fields that a SPEC can set.
 
     dsim policies
-    dsim policies --fields optimus
+    dsim policies optimus
     """
 
-    fields: A[str | None, Opt("Show one policy's fields: default, allowed values, meaning.", "SPEC", "What to do")] = (
-        None
-    )
+    spec: A[str | None, Opt("Show this policy's fields: default, allowed values, meaning.", "[SPEC]")] = None
 
     def answer(self, watch: Watch) -> Answer[None]:
-        if self.fields is not None:
-            return _fields(self.fields, self.allow_code)
+        if self.spec is not None:
+            return _fields(self.spec, self.allow_code)
         from ..engine.policy import PRESETS, describe, settings_of
 
         width = max(len(f"{name}[:{preset.main}]") for name, preset in PRESETS.items())

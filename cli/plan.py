@@ -1,21 +1,25 @@
 """dsim plan: which policy, on which GPUs, how many, at what cost; one ranked answer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 from typing import Annotated as A
 
 from ..engine.errors import DsimError
 from . import choices
 from . import questions as q
-from .answer import Answer, Stopped
+from .answer import Answer, stopped
 from .cautions import warn, warn_of_runs
 from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
+    from ..planner.candidates import PlanCandidate
     from ..planner.given import PolicyLike, ProfileLike
-    from ..planner.planned import PlanCandidate, Planned
+    from ..planner.memo import StoreFolder
+    from ..planner.plan_result import Planned
+    from ..planner.purchase import Horizon
     from ..profiler.profile import Profile
     from ..results.scenario import Scenario
 
@@ -129,10 +133,72 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
     ] = None
 
     def answer(self, watch: Watch) -> "Answer[Planned]":
-        from ..planner.plan_folder import PLAN, PlanFolder
-        from ..planner.plan_run import Options, question_of, write_plan
+        from ..comparison.measured_log import measured_log
+        from ..planner.backend import Pool
+        from ..planner.candidates import candidates_of
+        from ..planner.ensemble import check_num
+        from ..planner.memo import StoreFolder
+        from ..planner.plan import fleet_of_today, inputs_of, plan, posed_fleets
+        from ..planner.plan_result import PLAN
         from ..planner.prices import prices
+        from ..planner.quality import load_table, parse_share
+        from ..planner.record import profile_notes
+        from ..planner.uncertain_fleet import plan_ensemble
         from ..results.scenario import Scenario, different
+
+        horizon = self._horizon()
+        if self.today is not None:
+            fleet_of_today(self.today)
+        check_num(self.ensemble)
+        specs = different([q.spec(policy) for policy in self.policies])
+        sheets, profiles = self._profiles(specs)
+        scenario = q.named_scenario(
+            self, specs, self.slos, policy=Scenario.policy, profile=choices.PROFILE, rate=None, num_requests=None
+        )
+        search = {name: getattr(self, name) for name in ("as_given", "change_answers", "research")}
+        candidates, left_out = candidates_of(
+            scenario, specs, profiles, prices(self.gpu_hour), min_quality=parse_share(self.min_quality),
+            quality_table=load_table(self.quality_table, scenario.allow_code), **search,
+        )  # fmt: skip
+        names = ("rate", "attainment", "max_replicas", "num_requests")
+        size = {name: getattr(self, name) for name in names}
+        inputs = inputs_of(scenario, candidates, **size)
+        folder = StoreFolder(self.folder, PLAN, force=self.force)
+        _warn(watch, scenario, specs, candidates)
+        try:
+            with watch.bar("plan", "replays", note="starting") as bar, folder:
+
+                def progress(phase: str, done: int, total: int | None) -> None:
+                    bar.update(done, total, phase, "")
+
+                folder.begin("plan", inputs)
+                more = {name: getattr(self, name) for name in ("spare", "today", "currency", "jobs", "ray")}
+                planned = plan(
+                    scenario, candidates, left_out, **size, **more, horizon=horizon, command=watch.command(),
+                    memo=folder.memo, progress=progress,
+                )  # fmt: skip
+                if self.ensemble is not None:
+                    with Pool(self.jobs, self.ray) as pool:
+                        drawn = plan_ensemble(
+                            planned, scenario, candidates, self.ensemble, attainment=self.attainment, pool=pool,
+                            memo=folder.memo, progress=partial(progress, "asking drawn profiles"),
+                        )  # fmt: skip
+                    planned = replace(planned, ensemble=drawn)
+                ahead = posed_fleets(replace(scenario, rate=planned.rate), candidates, planned.ranking[:2])
+                planned = replace(
+                    planned, notes=(*planned.notes, *profile_notes(ahead)),
+                    measured=measured_log(replace(scenario, num_requests=None)),
+                )  # fmt: skip
+                written = _write(folder, planned, sheets)
+        except KeyboardInterrupt:
+            raise stopped(self.out) from None
+        return Answer(
+            value=planned, explained=folder.memo.sentence(), out=self.folder, files=written,
+            missed=self._missed(planned) if self.fail_on_slo else (),
+        )  # fmt: skip
+
+    def _horizon(self) -> "Horizon | None":
+        from ..planner.purchase import Horizon
 
         if not self.slos:
             raise DsimError("no SLO is given, expected at least one, such as --slo ttft=2s --slo 100ms/token")
@@ -140,44 +206,25 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
             raise DsimError(
                 "--fail-on-slo is given and no --today, expected what runs today: a plan's own fleet meets the SLOs"
             )
-        options = Options(**{field.name: getattr(self, field.name) for field in fields(Options)})
-        specs = different([q.spec(policy) for policy in self.policies])
-        sheets, profiles = self._profiles(specs)
-        scenario = q.named_scenario(
-            self, specs, self.slos, policy=Scenario.policy, profile=choices.PROFILE, rate=None, num_requests=None
-        )
-        question = question_of(scenario, specs, profiles, prices(self.gpu_hour), options)
-        price = None if self.gpu_hour is None else str(self.gpu_hour)
-        folder = PlanFolder(self.folder, PLAN, force=self.force)
-        _warn(watch, scenario, specs, question.candidates)
-        try:
-            with watch.bar("plan", "replays", note="starting") as bar, folder:
-                planned, info, page, written = write_plan(
-                    question, folder, watch.command(), sheets=sheets, gpu_hour=price,
-                    currency=self.currency, jobs=self.jobs, ray=self.ray,
-                    progress=lambda doing, done, of: bar.update(done, of, doing, ""),
-                )  # fmt: skip
-        except KeyboardInterrupt:
-            kept = (
-                f"the replays are kept in {self.out}/: the same command continues" if self.out else "nothing was kept"
+        if self.as_given and self.change_answers:
+            raise DsimError(
+                "as given and change answers are both true, expected at most one: the first searches nothing"
             )
-            raise Stopped(f"Interrupted: {kept}") from None
-        return Answer(
-            value=planned, json=info, page=lambda: page, explained=folder.memo.sentence(), out=self.folder,
-            files=written, missed=self._missed(info) if self.fail_on_slo else (),
-        )  # fmt: skip
+        if self.growth is None and (self.horizon != 1 or self.buy_now):
+            raise DsimError("horizon or buy now is given and no growth, expected one such as 30%/year")
+        return None if self.growth is None else Horizon(self.growth, self.horizon, self.buy_now)
 
-    def _missed(self, info: dict[str, Any]) -> list[str]:
+    def _missed(self, planned: "Planned") -> list[str]:
         """The first SLO that today's fleet misses."""
-        for text, value in (info["today"] or {"values": {}})["values"].items():
-            sign = -1 if text in info["share_criteria"] else 1
-            if sign * (value["value"] - info["bounds"][text]) > 0:
+        for text, spread in planned.today.values.items() if planned.today else ():
+            sign = -1 if text in planned.share_criteria else 1
+            if sign * ((spread.value or 0.0) - planned.bounds[text]) > 0:
                 return [f"{self.today} misses {text}"]
         return []
 
     def _profiles(self, specs: list[str]) -> "tuple[list[Profile], list[Profile] | None]":
         """From data sheets, and all to compare (None if no option names one)."""
-        from ..planner.plan_run import name_their_profiles
+        from ..planner.candidates import name_their_profiles
         from ..planner.prices import from_sheets
         from ..profiler.profile import Profile, load
         from ..results.scenario import different
@@ -191,8 +238,29 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
             every = ", ".join(specs)
             raise DsimError(f"every policy names its own profile, expected none of --profile and --gpu: {every}")
         different([q.name_of(profile) for profile in self.profiles])
-        given = [profile if isinstance(profile, Profile) else load(profile) for profile in self.profiles]
-        return sheets, sheets or given or None
+        profiles = [profile if isinstance(profile, Profile) else load(profile) for profile in self.profiles]
+        return sheets, sheets or profiles or None
+
+
+def _write(folder: "StoreFolder", planned: "Planned", sheets: "Sequence[Profile]") -> list[str]:
+    """Write the results; returns their names. sheets: profiles made from data sheets."""
+    from ..files.write import write_whole
+    from ..planner.plan_result import DEPLOY
+    from ..profiler.profile import save
+    from ..report.html import result_files
+
+    if folder.folder is None:
+        return []
+    launch = {} if planned.deployment is None else planned.deployment.files()
+    for name, text in launch.items():
+        (folder.folder / DEPLOY).mkdir(exist_ok=True)
+        write_whole(folder.folder / DEPLOY / name, text)
+    made = {f"profile-{profile.name}.json": profile for profile in sheets}
+    for name, profile in made.items():
+        save(profile, folder.folder / name, force=True)
+    files = {"plan.toml": planned.plan_toml, **result_files(planned)}
+    folder.put(files)
+    return [*files, *([f"{DEPLOY}/"] if launch else []), *made]
 
 
 def _warn(watch: Watch, scenario: "Scenario", specs: list[str], candidates: "Sequence[PlanCandidate]") -> None:

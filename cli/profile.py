@@ -62,9 +62,6 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
     tp: A[int, q.TP] = 1
     weights: A[str | None, q.WEIGHTS] = None
     kv: A[str | None, q.KV] = None
-    eager: A[bool, Opt("Without captured graphs, with --roofline.", "", "Model and device", needs=("roofline",))] = (
-        False
-    )
     eos: A[bool, q.ENDS_AT_EOS] = False
     full_sequence: A[
         bool,
@@ -176,7 +173,8 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
         shape = models.model(self.model)
         kind = precision(self.model, self.weights, self.kv)
         profile = roofline(
-            gpu(gpu_name), shape, self.tp, graphs=not self.eager, name=name or None, date=date.today().isoformat(),
+            gpu(gpu_name), shape, self.tp, graphs=self.graphs is not False, name=name or None,
+            date=date.today().isoformat(),
             generates=models.family(shape, models.architecture_of(self.model)),
             yields=load(self.yields).commits if self.yields else (), precision=kind,
         )  # fmt: skip

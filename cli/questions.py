@@ -146,7 +146,7 @@ class Coded:
         Sequence[str | Path],
         Opt(
             "A code file that a TOML file, a table or a run may load; repeat (docs/security.md).", "FILE.py",
-            "Policy and profile", exists=True, needs=("fields",),
+            "Policy and profile", exists=True, needs=("spec",),
         ),
     ] = ()  # fmt: skip
 
@@ -287,7 +287,8 @@ class OnDevice:
     ] = None
     device: A[str | None, Opt("cuda or cpu; by default the GPU, if there is one.", "D", "Model and device")] = None
     graphs: A[
-        bool | None, Opt("Run decode steps as captured CUDA graphs; the default on a GPU.", "", "Model and device")
+        bool | None,
+        Opt("Decode steps are captured CUDA graphs; the default on a GPU and of a data sheet.", "", "Model and device"),
     ] = None
     mask_token_id: A[
         int | None, Opt("The mask token's id, if the directory does not state it.", "N", "Model and device")

@@ -111,7 +111,7 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
             check_num(self.ensemble, scenarios)
             with watch.bar("ensemble", "replays", note="starting") as bar, Pool(jobs=self.jobs) as pool:
                 drawn = ensemble(scenarios, requests, self.ensemble, pool=pool, progress=bar.update)
-            about["ensemble"] = drawn.to_json()
+            about["ensemble"] = drawn
         serve = partial(in_twin, threads=self.jobs or os.cpu_count() or 1)
         with watch.bar("replay", "requests") as bar:
             run = record(

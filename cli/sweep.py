@@ -58,14 +58,13 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
             watch.warn([f"{len(failed) - 3} more cells failed: column error"])
         warn(watch, *done.services)
         warn_of_yields(watch, *done.services)
-        drawn = None if done.ensemble is None else done.ensemble.to_json()
         failure = None
         if len(failed) == done.num_cells:
             failure = DsimError(f"every cell failed; the first: {failed[0]['error']}")
         kept = f"{len(done.results)} of {done.num_cells} cells are finished and kept; to go on: {watch.command()}"
         return Answer(
             value=done, json=done.to_json(),
-            lines=[decided(_account(done), {"ensemble": drawn}), *(sentences(drawn) if drawn else [])],
+            lines=[decided(_account(done), done.ensemble), *(sentences(done.ensemble) if done.ensemble else [])],
             out=self.folder, files=FILES, failure=failure,
             interrupted=f"Interrupted: {kept} -o {self.out}" * done.interrupted,
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """The latency of a step: a latency model applied to the step's features."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
@@ -14,6 +14,12 @@ from .state import COUNTERS, DECODE_STEP, MASKED, ROWS, Counters, Marks, Replica
 
 _AT_ONCE = 4096  # steps
 DERIVED = {"stored": False}  # a field that a profile takes from its model
+# A step's terms: moved bytes, products, and the host's (`sequence` is in part the decoder's loop over rows).
+BYTES = ("kv_read", "window_kv_read", "prompt_kv_read", "sample", "walk", "window_walk", "eviction")
+PRODUCTS = (
+    "slope", "attention", "dense_attention", "window_attention", "window_dense_attention", "prompt_attention", "head",
+)  # fmt: skip
+HOST = ("launch", "host_step", "host_request", "host_block", "sequence")
 POWERS_TO = 256  # captured sizes: powers of two up to here, then multiples
 
 
@@ -303,19 +309,18 @@ class LatencyModel:
 
     def scaled(self, factor: float) -> "LatencyModel":
         """All times multiplied by `factor`."""
-        times = ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step", "host_request", "eviction",
-                 "window_attention", "window_kv_read", "dense_attention", "window_dense_attention",
-                 "prompt_attention", "prompt_kv_read", "sequence", "walk", "window_walk",
-                 "host_block")  # fmt: skip
         return replace(
-            self,
+            self.times(factor, (*BYTES, *PRODUCTS, *HOST)),
             knots=tuple((x, y * factor) for x, y in self.knots),
             graph_knots=tuple((x, y * factor) for x, y in self.graph_knots),
             cache_overhead=tuple(
                 replace(part, row=part.row * factor, token=part.token * factor) for part in self.cache_overhead
             ),
-            **{name: getattr(self, name) * factor for name in times},
         )
+
+    def times(self, factor: float, terms: Iterable[str]) -> "LatencyModel":
+        """Some terms multiplied."""
+        return replace(self, **{name: factor * getattr(self, name) for name in terms})
 
     @property
     def num_knots(self) -> int:

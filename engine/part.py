@@ -39,7 +39,7 @@ Answers = Mapping[Any, Callable[..., Any] | Wrapping]  # placeholder of hooks.py
 
 @dataclass(frozen=True)
 class FieldInfo:
-    """A policy's field, for `dsim policies --fields`."""
+    """A policy's field, for `dsim policies SPEC`."""
 
     name: str
     default: Any

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
@@ -76,13 +76,6 @@ class Pool:
         self._last = outcomes = self._begin(function, cells)
         return outcomes
 
-    def map(self, function: Callable[[C], R], cells: Iterable[C]) -> Generator[R, None, None]:
-        """Yield values in the cells' order, until the first failure.
-
-        DsimError for a cell that dsim refuses or a worker lost for good; RuntimeError with the traceback for a bug.
-        """
-        return in_order(self.run(function, {str(i): cell for i, cell in enumerate(cells)}))
-
     def _begin(self, function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
         if self._ray is not None:
             return _on_ray(function, cells, self._jobs)
@@ -96,7 +89,10 @@ class Pool:
 
 
 def in_order(outcomes: Generator[Outcome[R], None, None]) -> Generator[R, None, None]:
-    """Yield the values of cells 0, 1, 2 ... until the first failure."""
+    """Yield the values of cells 0, 1, 2 ... until the first failure.
+
+    DsimError for a cell that dsim refuses or a worker lost for good; RuntimeError with the traceback for a bug.
+    """
     early: dict[str, Outcome[R]] = {}
     num_yielded = 0
     with closing(outcomes):

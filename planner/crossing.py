@@ -29,7 +29,7 @@ class Slope:
 
 
 @dataclass(frozen=True)
-class Found:
+class Crossing:
     """A replication's capacity."""
 
     rate: float  # req/s
@@ -41,7 +41,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class _At:
+class _Try:
     log_rate: float
     reading: Reading
 
@@ -64,7 +64,7 @@ class _At:
 def find(
     read: Callable[[float], Reading], criteria: Sequence[Criterion], centre: float, width: float, sharp: float,
     slope: Slope | None = None,
-) -> Found:  # fmt: skip
+) -> Crossing:  # fmt: skip
     """The rate at which readings stop holding, within a relative `sharp`.
 
     From `centre` the search steps towards the bound along a line: `slope` of other replications, or one through two
@@ -72,24 +72,29 @@ def find(
     errs by at most ERROR of `sharp`, or readings on both sides are within `sharp`. Only `slope` leads above the last
     reading, as a queue may begin to grow.
     """
-    readings: list[Reading] = []
+    tries: list[_Try] = []
     below = above = before = None
     log_rate, gap = math.log(centre), math.inf
     while True:
-        readings.append(read(math.exp(log_rate)))
-        now = _At(log_rate, readings[-1])
-        below, above = (now, above) if now.reading.holds else (below, now)
-        near = min((end for end in (below, above) if end is not None), key=lambda end: abs(end.severity))
-        own = _line(below, above, sharp) if below and above else _line(before, now, sharp)
-        for line in (slope, own if above else None):
-            root = math.nan if line is None else near.root(line)
+        now = _Try(log_rate, read(math.exp(log_rate)))
+        tries.append(now)
+        if now.reading.holds:
+            below = now
+        else:
+            above = now
+        nearest = min((end for end in (below, above) if end is not None), key=lambda end: abs(end.severity))
+        line = _line(below, above, sharp) if below and above else _line(before, now, sharp)
+        for rise in (slope, line if above else None):
+            if rise is None:
+                continue
+            root = nearest.root(rise)
             inside = (not below or below.log_rate <= root) and (not above or root <= above.log_rate)
-            if line and inside and abs(root - near.log_rate) * line.doubt <= ERROR * sharp:
-                return _found(root, near.criterion, readings, own)
+            if inside and abs(root - nearest.log_rate) * rise.doubt <= ERROR * sharp:
+                return _crossing(root, nearest.criterion, tries, line)
         if below and above:
-            root, last, gap = _crossing(below, above), gap, above.log_rate - below.log_rate
+            root, last, gap = _between(below, above), gap, above.log_rate - below.log_rate
             if gap <= sharp:
-                return _found(root, above.reading.worst, readings, own)
+                return _crossing(root, above.reading.worst, tries, line)
             edge = max(0.1 * gap, 0.4 * sharp)
             middle = root if gap <= last / 2 else (below.log_rate + above.log_rate) / 2
             log_rate = min(max(middle, below.log_rate + edge), above.log_rate - edge)
@@ -97,7 +102,7 @@ def find(
             if above and math.log(centre) - above.log_rate > LOWEST:
                 raise never(criteria, above.reading)
             step = width
-            if not math.isnan(distance := _distance(now, own or slope)):
+            if not math.isnan(distance := _distance(now, line or slope)):
                 step = min(max(distance + ERROR * sharp, sharp / 2), 2 * width)  # slightly beyond, for a bracket
             log_rate = max(log_rate + (step if below else -step), math.log(centre) - 1.01 * LOWEST)
             width *= 2
@@ -108,36 +113,42 @@ def never(criteria: Sequence[Criterion], idle: Reading) -> DsimError:
     """Error for a criterion that an idle server violates."""
     worst = max(0, idle.worst)
     criterion, value = criteria[worst], idle.values[worst]
-    said = f"{100 * value:.4g}% of arrivals meet it"
+    observed = f"{100 * value:.4g}% of arrivals meet it"
     if criterion.share is None:
-        shown = within(1e3 * value, 1e3 * criterion.bound, 1)
-        said = f"{criterion.slos[0].stat} of {criterion.slos[0].metric} is {shown} ms"
+        milliseconds = within(1e3 * value, 1e3 * criterion.bound, 1)
+        observed = f"{criterion.slos[0].stat} of {criterion.slos[0].metric} is {milliseconds} ms"
     return DsimError(
-        f"SLO {quoted(criterion.text)} holds at no rate: {said} at {idle.rate:.2g} req/s, where the server is nearly "
-        "idle"
+        f"SLO {quoted(criterion.text)} holds at no rate: {observed} at {idle.rate:.2g} req/s, where the server is "
+        "nearly idle"
     )
 
 
-def _found(log_rate: float, binding: int, readings: Sequence[Reading], own: Slope | None) -> Found:
-    slope = own.value if own is not None and own.criterion == binding else None
-    points = [_At(math.log(reading.rate), reading) for reading in readings]
-    near = tuple(
-        (at.log_rate, at.severity) for at in points
-        if at.criterion == binding and abs(at.log_rate - log_rate) <= NEAR and math.isfinite(at.severity)
-    )  # fmt: skip
-    return Found(math.exp(log_rate), binding, len(readings), max(r.rejected for r in readings), slope, near)
+def _crossing(log_rate: float, binding: int, tries: Sequence[_Try], line: Slope | None) -> Crossing:
+    near = []
+    for one in tries:
+        place = math.log(one.reading.rate)
+        if one.criterion == binding and abs(place - log_rate) <= NEAR and math.isfinite(one.severity):
+            near.append((place, one.severity))
+    return Crossing(
+        rate=math.exp(log_rate),
+        binding=binding,
+        num_replays=len(tries),
+        rejected=max(one.reading.rejected for one in tries),
+        slope=line.value if line is not None and line.criterion == binding else None,
+        near=tuple(near),
+    )
 
 
-def common_slope(found: Sequence[Found]) -> Slope | None:
+def common_slope(crossings: Sequence[Crossing]) -> Slope | None:
     """Slope of parallel lines through replications' readings, by least squares; None if doubtful or SLOs differ."""
-    binding = found[0].binding
-    if binding < 0 or any(own.binding != binding for own in found):
+    binding = crossings[0].binding
+    if binding < 0 or any(crossing.binding != binding for crossing in crossings):
         return None
-    centred = [np.array(own.near) - np.mean(own.near, axis=0) for own in found if len(own.near) > 1]
-    free = sum(len(own) - 1 for own in centred) - 1
+    points = [np.array(crossing.near) for crossing in crossings if len(crossing.near) > 1]
+    free = sum(len(near) - 1 for near in points) - 1
     if free < FEWEST_FREE:
         return None
-    run, rise = np.concatenate(centred).T
+    run, rise = np.concatenate([near - near.mean(axis=0) for near in points]).T
     squares = float(run @ run)
     if not float(run @ rise) > 0:
         return None
@@ -147,7 +158,7 @@ def common_slope(found: Sequence[Found]) -> Slope | None:
     return Slope(value, doubt, binding) if doubt <= MOST_DOUBT else None
 
 
-def _line(a: _At | None, b: _At, sharp: float) -> Slope | None:
+def _line(a: _Try | None, b: _Try, sharp: float) -> Slope | None:
     """None if readings are too near, or the line leads away from the bound."""
     if a is None or a.criterion != b.criterion or not math.isfinite(a.severity + b.severity):
         return None
@@ -157,7 +168,7 @@ def _line(a: _At | None, b: _At, sharp: float) -> Slope | None:
     return Slope(rise / run, LEAST_DOUBT + abs(run) / (BENT * sharp), b.criterion)
 
 
-def _distance(end: _At, line: Slope | None) -> float:
+def _distance(end: _Try, line: Slope | None) -> float:
     """From a reading to the bound, in log rate; NaN if unknown."""
     if end.reading.worst < 0 and not end.reading.holds:
         # The queue grows: the capacity is the rate of requests leaving.
@@ -165,7 +176,7 @@ def _distance(end: _At, line: Slope | None) -> float:
     return math.nan if line is None else abs(end.log_rate - end.root(line))
 
 
-def _crossing(below: _At, above: _At) -> float:
+def _between(below: _Try, above: _Try) -> float:
     """Log rate between two readings at which the SLOs probably stop being met."""
     low, high = below.log_rate, above.log_rate
     if above.reading.worst < 0:

@@ -4,14 +4,16 @@ import json
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
-
-import yaml
 
 from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.part import Preset
 from ..engine.policy import name_of, named_fields, parse, preset_of, settings_of
+from ..files.read import read_toml
 from ..profiler.hardware import product_of
 from ..profiler.models import CHECKPOINTS
 from ..profiler.precision import BITS, Precision
@@ -23,73 +25,47 @@ CONFIG = "dllm.yaml"
 UNROUTED = "random"  # router of the written files: a Kubernetes Service draws a replica for each connection
 CLOSE = 0.04  # relative, of weights' bytes
 HOST_GPUS = 8  # of a compose file's host
+LAUNCH_FILES = ("launch.sh", "compose.yaml", "kubernetes.yaml")
 # Published checkpoints, by model and weights (precisions-and-cards.md 1.2).
 QUANTISED = {
     ("DiffusionGemma-26B-A4B", "fp8"): "RedHatAI/diffusiongemma-26B-A4B-it-FP8-dynamic",
     ("DiffusionGemma-26B-A4B", "nvfp4"): "nvidia/diffusiongemma-26B-A4B-it-NVFP4",
 }
-FREE, ALL = "free", "all"  # shares of memory without weights, or of all
 
 
-class _Plain(yaml.SafeDumper):
-    """Writes an object in full wherever it occurs."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Engine:
-    """How an engine's release starts a replica."""
+    """How an engine's release starts a replica (engines.toml)."""
 
     name: str
     version: str
     image: str
-    command: tuple[str, ...]  # before the model's name
-    port: str  # flag, like the next ones
+    command: list[str]  # before the model's name
+    port: str  # flag, like the next one
     memory: str
-    memory_of: str  # FREE or ALL
+    memory_of: str  # `share` is of all memory, or of what weights leave free
     weights: Mapping[str, str]  # the profile's weights -> arguments
     context: str  # flag of a request's most tokens
     keys: str  # arguments for keys and values of 8 bits
-    attention: str  # for heads of 512 where FlashAttention 4 does not run (precisions-and-cards.md 3.2)
     share: float  # of `memory`, by default; 0: chosen by the engine
+    attention: str = ""  # for heads of 512 where FlashAttention 4 does not run (precisions-and-cards.md 3.2)
     defaults: Mapping[str, Any] = field(default_factory=dict)  # the release's, where a preset has others
     config: str = ""  # flag of CONFIG
     everywhere: str = ""  # arguments to listen outside the container
-    defaults_known: bool = True  # False: every flag is said
+    defaults_known: bool = True  # False: every flag is written
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
 
 
-ENGINES = {
-    "vllm": Engine(
-        "vLLM", "0.33.0", "vllm/vllm-openai:v0.33.0", ("vllm", "serve"), "--port", "--gpu-memory-utilization", ALL,
-        {"bf16": "", "fp8": "--quantization fp8"}, "--max-model-len",
-        "--kv-cache-dtype fp8", "--attention-backend TRITON_ATTN", 0.92, {"prefix_caching": True},
-    ),
-    "sglang": Engine(
-        "SGLang", "0.5.23", "lmsysorg/sglang:v0.5.23", ("python3", "-m", "sglang.launch_server", "--model-path"),
-        "--port", "--mem-fraction-static", ALL, {"bf16": "", "fp8": "--quantization fp8"}, "--context-length",
-        "--kv-cache-dtype fp8_e4m3", "--attention-backend triton", 0.0, {"prefix_caching": True, "dllm_fdfo": True},
-        "--dllm-algorithm-config", "--host 0.0.0.0",
-    ),
-    "lmdeploy": Engine(
-        "LMDeploy", "0.18.0", "openmmlab/lmdeploy:v0.18.0", ("lmdeploy", "serve", "api_server"), "--server-port",
-        "--cache-max-entry-count", FREE, {"bf16": ""}, "--session-len", "--quant-policy 8", "", 0.8,
-    ),
-    # The last release before 0.12.0, which dropped frozen groups.
-    "lmdeploy-0.11": Engine(
-        "LMDeploy", "0.11.1", "openmmlab/lmdeploy:v0.11.1", ("lmdeploy", "serve", "api_server"), "--server-port",
-        "--cache-max-entry-count", FREE, {"bf16": ""}, "--session-len", "--quant-policy 8", "", 0.8,
-        defaults_known=False,
-    ),
-}  # fmt: skip
+ENGINES = {name: Engine(**row) for name, row in read_toml(Path(__file__).with_name("engines.toml")).items()}
 
 
 def not_served(preset: Preset, profile: Profile) -> str:
     """Why no released image of a preset's engine runs a profile's model and device; empty: one does."""
     engine, device = ENGINES.get(preset.engine), profile.device
     if engine is not None and device.compute_capability.startswith("gfx"):
-        return f"no image of {engine.name} {engine.version} for AMD's {device.name} is known"
+        return f"no image of {engine} for AMD's {device.name} is known"
     # gemma4_renoise.py:95 of 0.5.23
     if preset.engine == "sglang" and profile.family == "canvas" and weights_of(profile) != "bf16":
         return f"SGLang 0.5.23 refuses a quantised DiffusionGemma, and {profile.name} has {weights_of(profile)} weights"
@@ -113,7 +89,7 @@ def times_another(profile: Profile, preset: Preset) -> bool:
     return bool(mine and timed) and mine != timed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Deployment:
     """Equal replicas of an engine, and their start command."""
 
@@ -127,144 +103,52 @@ class Deployment:
     port_flag: str
     everywhere: str
     config: Mapping[str, Any]  # of CONFIG; empty: no file
-    unsaid: tuple[str, ...]  # fields without a flag
-    differs: tuple[tuple[str, str], ...] = ()  # flags other than the release's defaults, and why
-    product: str = ""  # a node's label of the GPU; empty: unknown
-    spare: int = 0
-    untested: tuple[str, ...] = ()  # settings beyond what the engine is tested with
+    unset: tuple[str, ...]  # fields without a flag
+    differs: Mapping[str, str]  # flags other than the release's defaults, and why
+    product: str  # a node's label of the GPU; empty: unknown
+    spare: int
+    untested: tuple[str, ...]  # settings beyond what the engine is tested with
 
     @property
     def shell(self) -> str:
         return shlex.join([*self.command, self.port_flag, "8000"])
 
     @property
-    def in_container(self) -> list[str]:
-        return [*self.command, *self.everywhere.split(), self.port_flag, "8000"]
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "shell": self.shell}
+    def config_file(self) -> str:
+        return "".join(f"{name}: {_yaml(value)}\n" for name, value in self.config.items())
 
     def files(self) -> dict[str, str]:
         """By name: script, compose file, manifest, and the engine's file, if any."""
-        found = {"launch.sh": self._script(), "compose.yaml": self._compose(), "kubernetes.yaml": self._kubernetes()}
-        return found | ({CONFIG: self._config()} if self.config else {})
-
-    def toml(self) -> str:
-        """For plan.toml."""
+        on_host = max(1, min(self.replicas, HOST_GPUS // self.gpus))
         values = {
-            "engine": self.engine, "image": self.image, "model": self.model, "weights": self.weights,
-            "gpus_per_replica": self.gpus, "command": self.shell,
+            "head": self._head(), "words": shlex.join([*self.command, self.port_flag]), "config": self.config_file,
+            "command": [*self.command, *self.everywhere.split(), self.port_flag, "8000"], "image": self.image,
+            "gpus": self.gpus, "replicas": self.replicas, "on_host": on_host, "hosts": -(-self.replicas // on_host),
+            "product": self.product,
         }  # fmt: skip
-        lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
-        lines += [f"config = {json.dumps(self._config())}"] if self.config else []
-        return "\n".join(["", "[deploy]", *lines, f"unsaid = {json.dumps(list(self.unsaid))}", ""])
-
-    def _config(self) -> str:
-        return "".join(f"{name}: {_yaml(value)}\n" for name, value in self.config.items())
+        texts = {name: _template(name).render(values) for name in LAUNCH_FILES}
+        return texts | ({CONFIG: self.config_file} if self.config else {})
 
     def _head(self) -> str:
         fleet = f"{counted(self.replicas, 'replica')} of {counted(self.gpus, 'GPU')}"
         lines = [f"{self.engine}, {self.model} ({self.weights}): {fleet}"]
-        lines += [f"spare replicas: {self.spare}; the SLOs are met without them"] if self.spare else []
-        lines += [*self.untested, *(f"{flag}: {why}" for flag, why in self.differs)]
-        lines += [f"no flag sets: {text}" for text in self.unsaid]
+        if self.spare:
+            lines.append(f"spare replicas: {self.spare}; the SLOs are met without them")
+        lines += [*self.untested, *(f"{flag}: {why}" for flag, why in self.differs.items())]
+        lines += [f"no flag sets: {text}" for text in self.unset]
         # One line each: these files are executed, and model names may hold line breaks.
-        return "".join(f"# {' '.join(line.split())}\n" for line in lines)
+        return "\n".join(f"# {' '.join(line.split())}" for line in lines)
 
-    def _script(self) -> str:
-        last = self.gpus - 1
-        words = shlex.join([*self.command, self.port_flag])
-        return (
-            f"#!/bin/sh\n{self._head()}"
-            "# One replica: `sh launch.sh 0` on the first GPUs of a host, `sh launch.sh 1` on the next ones, ...\n"
-            "set -eu\n"
-            'cd "$(dirname "$0")"\n'
-            "replica=${1:-0}\n"
-            f"first=$((replica * {self.gpus}))\n"
-            f'export CUDA_VISIBLE_DEVICES="$(seq -s, "$first" "$((first + {last}))")"\n'
-            f'exec {words} "$((8000 + replica))"\n'
-        )
 
-    def _compose(self) -> str:
-        on_host = max(1, min(self.replicas, HOST_GPUS // self.gpus))
-        hosts = -(-self.replicas // on_host)
-        lines = [self._head().rstrip()]
-        if hosts > 1:
-            lines.append(
-                f"# For a host of {on_host * self.gpus} GPUs; {hosts} such hosts hold the {self.replicas} replicas."
-            )
-        lines.append("services:")
-        for i in range(on_host):
-            devices = [str(i * self.gpus + k) for k in range(self.gpus)]
-            lines += [
-                f"  replica-{i}:",
-                f"    image: {json.dumps(self.image)}",
-                f"    entrypoint: {json.dumps(self.in_container)}",
-                "    working_dir: /deploy",
-                f"    ports: [{json.dumps(f'{8000 + i}:8000')}]",
-                "    ipc: host",
-                '    volumes: ["./:/deploy:ro", "huggingface:/root/.cache/huggingface"]',
-                "    deploy:",
-                "      resources:",
-                "        reservations:",
-                f"          devices: [{{driver: nvidia, device_ids: {json.dumps(devices)}, capabilities: [gpu]}}]",
-            ]
-        return "\n".join([*lines, "volumes:", "  huggingface: {}", ""])
+@cache
+def _template(name: str) -> Any:
+    import jinja2  # only launch files and pages need it
 
-    def _kubernetes(self) -> str:
-        name = "dsim-plan"
-        labels = {"app": name}
-        pod: dict[str, Any] = {
-            "containers": [self._container()],
-            "volumes": [
-                {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}},
-                {"name": "cache", "persistentVolumeClaim": {"claimName": f"{name}-models"}},
-                *([{"name": "config", "configMap": {"name": name}}] if self.config else []),
-            ],
-        }
-        if self.product:
-            pod["nodeSelector"] = {"nvidia.com/gpu.product": self.product}
-        # The nodes have GPUs for these replicas only: a new one starts once an old one has ended.
-        strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}}
-        spec = {
-            "replicas": self.replicas, "strategy": strategy, "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-        }  # fmt: skip
-        claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "200Gi"}}}
-        service = {"selector": labels, "ports": [{"port": 80, "targetPort": 8000}]}
-        parts: list[tuple[str, str, str, dict[str, Any]]] = [
-            ("v1", "PersistentVolumeClaim", f"{name}-models", {"spec": claim}),
-            ("apps/v1", "Deployment", name, {"spec": spec}),
-            ("v1", "Service", name, {"spec": service}),
-        ]
-        if self.config:
-            parts.insert(0, ("v1", "ConfigMap", name, {"data": {CONFIG: self._config()}}))
-        objects = [
-            {"apiVersion": version, "kind": kind, "metadata": {"name": own}, **body}
-            for version, kind, own, body in parts
-        ]
-        secret = "# A token for Hugging Face: kubectl create secret generic hf --from-literal token=...\n"
-        return self._head() + secret + yaml.dump_all(objects, Dumper=_Plain, sort_keys=False, width=120)
-
-    def _container(self) -> dict[str, Any]:
-        """The engine's, which loads weights for up to an hour before it is asked whether it is alive."""
-        health = {"httpGet": {"path": "/health", "port": 8000}, "periodSeconds": 10}
-        size = {"nvidia.com/gpu": self.gpus, "cpu": str(8 * self.gpus), "memory": f"{64 * self.gpus}Gi"}
-        mounts = [
-            {"name": "shm", "mountPath": "/dev/shm"},
-            {"name": "cache", "mountPath": "/root/.cache/huggingface"},
-            *([{"name": "config", "mountPath": "/deploy"}] if self.config else []),
-        ]
-        token = {"secretKeyRef": {"name": "hf", "key": "token", "optional": True}}
-        return {
-            "name": "engine", "image": self.image, "command": self.in_container,
-            **({"workingDir": "/deploy"} if self.config else {}),
-            "env": [{"name": "HF_TOKEN", "valueFrom": token}],
-            "ports": [{"containerPort": 8000}],
-            "startupProbe": {**health, "failureThreshold": 360}, "readinessProbe": health,
-            "livenessProbe": {**health, "failureThreshold": 6, "timeoutSeconds": 5},
-            "resources": {"requests": size, "limits": size}, "volumeMounts": mounts,
-        }  # fmt: skip
+    world = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True, autoescape=False
+    )
+    world.filters["json"] = json.dumps
+    return world.from_string((files(__package__) / "deploy_templates" / name).read_text(encoding="utf-8"))
 
 
 def deployment_of(
@@ -286,107 +170,131 @@ def deployment_of(
     engine = ENGINES.get(preset.engine)  # a preset from outside may name any engine
     if engine is None or not_served(preset, profile):
         return None
-    chosen, flags = settings_of(parse(spec, allow_code)), _Flags(engine, preset, profile.device)
-    for name, flag in preset.flags.items():
-        if name == "prefix_caching" and not chosen[name] and name not in named_fields(spec, allow_code):
-            if engine.defaults.get(name):
-                flags.differs.append(("prefix caching", "stays on, as in the release; the plan counted no hits"))
-            continue
-        flags.add(name, flag, profile.device.count if name == "gpus" else chosen.get(name))
-    for option, held in flags.objects.items():
-        flags.words += [option, json.dumps(held)]
-        flags.differs.append((f"{option} {json.dumps(held)}", "as replayed; not the release's"))
-    usual = settings_of(preset.policy)
-    flags.unsaid += [f"{n}={_yaml(v)}" for n, v in chosen.items() if n not in preset.flags and v != usual[n]]
-    weights = weights_of(profile)
-    model = QUANTISED.get((profile.model.name, weights), CHECKPOINTS.get(profile.model.name))
+    flags, device, weights = _Flags(engine, preset, profile.device), profile.device, weights_of(profile)
+    flags.add_settings(spec, allow_code, device.count)
+    key = profile.model.name, weights
+    model = QUANTISED.get(key, CHECKPOINTS.get(profile.model.name))
     if model is None:
-        flags.unsaid.append(f"the checkpoint of {profile.model.name}: replace MODEL by its name or path")
-    elif (profile.model.name, weights) in QUANTISED:
-        flags.differs.append((model, f"a checkpoint of {weights} weights, as the plan has them"))
+        flags.unset.append(f"the checkpoint of {profile.model.name}: replace MODEL by its name or path")
+    elif key in QUANTISED:
+        flags.differs[model] = f"a checkpoint of {weights} weights, as the plan has them"
     elif weights in engine.weights:
-        flags.say(engine.weights[weights], "the weights that the plan has")
+        flags.write(engine.weights[weights], "the weights that the plan has")
     else:
-        flags.unsaid.append(f"weights of {weights}, for which no flag of {engine.name} {engine.version} is known")
-    copies = max(1, profile.device.count // profile.model.kv_heads)
+        flags.unset.append(f"weights of {weights}, for which no flag of {engine} is known")
+    copies = max(1, device.count // profile.model.kv_heads)
     if profile.memory.kv_bytes_per_token < copies * profile.model.kv_bytes_per_token:
-        flags.say(engine.keys, "keys and values of 8 bits, as the plan has them")
-    if profile.memory.fixed_num_pages is None and (share := _share(profile, engine.memory_of)) != engine.share:
+        flags.write(engine.keys, "keys and values of 8 bits, as the plan has them")
+    share = _share(profile, engine.memory_of)
+    if profile.memory.fixed_num_pages is None and share != engine.share:
         usual_share = f"; default {engine.share:g}" if engine.share else ""
-        flags.say(f"{engine.memory} {share:.2g}", f"the profile's share of memory{usual_share}")
+        flags.write(f"{engine.memory} {share:.2g}", f"the profile's share of memory{usual_share}")
     if context is not None:
-        most = min(profile.model.context_limit or math.inf, -(-context // 1024) * 1024)
-        flags.say(f"{engine.context} {most:.0f}", f"the longest request of the traffic has {context:,} tokens")
-    if preset.policy.family == "canvas" and not profile.device.compute_capability.startswith("9."):
-        flags.say(engine.attention, "the engine's recipe, for heads of 512 on this GPU")
+        limit = min(profile.model.context_limit or math.inf, -(-context // 1024) * 1024)
+        flags.write(f"{engine.context} {limit:.0f}", f"the longest request of the traffic has {context:,} tokens")
+    if preset.policy.family == "canvas" and not device.compute_capability.startswith("9."):
+        flags.write(engine.attention, "the engine's recipe, for heads of 512 on this GPU")
     if flags.config:
-        flags.say(f"{engine.config} {CONFIG}", "the algorithm's settings, as replayed")
-    if "drafter" in preset.flags and chosen["drafter"] != "ngram":
-        flags.unsaid.append("the draft model: `model` of --speculative-config")
+        flags.write(f"{engine.config} {CONFIG}", "the algorithm's settings, as replayed")
+    if flags.drafts_by_model:
+        flags.unset.append("the draft model: `model` of --speculative-config")
     if router not in ("", UNROUTED) and replicas > 1:
-        flags.unsaid.append(f"the router in front of the replicas: the plan uses {router}")
+        flags.unset.append(f"the router in front of the replicas: the plan uses {router}")
     return Deployment(
-        f"{engine.name} {engine.version}", engine.image, model or "MODEL", weights, replicas, profile.device.count,
-        (*engine.command, model or "MODEL", *preset.serve.split(), *flags.words), engine.port, engine.everywhere,
-        flags.config, tuple(flags.unsaid), tuple(flags.differs), product_of(profile.device.name), spare, untested,
-    )  # fmt: skip
+        engine=str(engine),
+        image=engine.image,
+        model=model or "MODEL",
+        weights=weights,
+        replicas=replicas,
+        gpus=device.count,
+        command=(*engine.command, model or "MODEL", *preset.serve.split(), *flags.words),
+        port_flag=engine.port,
+        everywhere=engine.everywhere,
+        config=flags.config,
+        unset=tuple(flags.unset),
+        differs=flags.differs,
+        product=product_of(device.name),
+        spare=spare,
+        untested=untested,
+    )
 
 
 class _Flags:
-    """What a launch says beyond the release's defaults."""
+    """What a launch sets beyond the release's defaults."""
 
     def __init__(self, engine: Engine, preset: Preset, device: Device) -> None:
         self.words: list[str] = []
         self.config: dict[str, Any] = {}  # of CONFIG
-        self.objects: dict[str, dict[str, Any]] = {}  # by flag, in JSON
-        self.unsaid: list[str] = []
-        self.differs: list[tuple[str, str]] = []  # flag, why
+        self.unset: list[str] = []
+        self.differs: dict[str, str] = {}  # flag -> why
+        self.drafts_by_model = False
+        self._engine, self._preset = engine, preset
         on_card = replace(preset.policy, batching=preset.policy.batching.on(device))
         self._defaults = {**settings_of(on_card), "gpus": 1, **engine.defaults}
-        self._defaults_known = engine.defaults_known
 
-    def say(self, flag: str, why: str) -> None:
+    def write(self, flag: str, why: str) -> None:
         if flag:
             self.words += flag.split()
-            self.differs.append((flag, why))
+            self.differs[flag] = why
 
-    def add(self, name: str, flag: str, value: Any) -> None:
-        """A field's flag, unless the release has the value by default."""
-        default = self._defaults.get(name)
-        if value is None:
-            return
-        if flag.startswith(IN_FILE):
-            self.config[flag.removeprefix(IN_FILE)] = value
-        elif flag.startswith(IN_JSON):
-            option, _, key = flag.removeprefix(IN_JSON).partition(".")
-            if value != default or option == "--speculative-config":
-                self.objects.setdefault(option, {})[key] = value
-        elif value != default or not self._defaults_known:
-            yes, _, no = flag.partition("/")
-            text = f"{flag} {value}" if not isinstance(value, bool) else yes if value else no
-            why = f"as replayed; default {_yaml(default)}"
-            if name == "gpus":
-                why = "GPUs of a replica"
-            elif not self._defaults_known:
-                why = "as replayed; this release's default was not read"
-            self.say(text, why)
+    def add_settings(self, spec: str, allow_code: AllowedCode, gpus: int) -> None:
+        """A SPEC's fields, but those that the release has by default."""
+        preset, settings = self._preset, {**settings_of(parse(spec, allow_code)), "gpus": gpus}
+        objects: dict[str, dict[str, Any]] = {}  # by flag, in JSON
+        for name, flag in preset.flags.items():
+            value, default = settings.get(name), self._defaults.get(name)
+            if name == "prefix_caching" and not value and name not in named_fields(spec, allow_code):
+                if self._engine.defaults.get(name):
+                    self.differs["prefix caching"] = "stays on, as in the release; the plan counted no hits"
+            elif value is None:
+                continue
+            elif flag.startswith(IN_FILE):
+                self.config[flag.removeprefix(IN_FILE)] = value
+            elif flag.startswith(IN_JSON):
+                option, _, key = flag.removeprefix(IN_JSON).partition(".")
+                if value != default or option == "--speculative-config":
+                    objects.setdefault(option, {})[key] = value
+            elif value != default or not self._engine.defaults_known:
+                self.write(_argument(flag, value), self._why(name, default))
+        for option, values in objects.items():
+            self.words += [option, json.dumps(values)]
+            self.differs[f"{option} {json.dumps(values)}"] = "as replayed; not the release's"
+        for name, usual in settings_of(preset.policy).items():
+            if name not in preset.flags and settings[name] != usual:
+                self.unset.append(f"{name}={_yaml(settings[name])}")
+        self.drafts_by_model = "drafter" in preset.flags and settings["drafter"] != "ngram"
+
+    def _why(self, name: str, default: Any) -> str:
+        if name == "gpus":
+            return "GPUs of a replica"
+        if not self._engine.defaults_known:
+            return "as replayed; this release's default was not read"
+        return f"as replayed; default {_yaml(default)}"
+
+
+def _argument(flag: str, value: Any) -> str:
+    if not isinstance(value, bool):
+        return f"{flag} {value}"
+    on, _, off = flag.partition("/")
+    return on if value else off
 
 
 def weights_of(profile: Profile) -> str:
     """By the profile's bytes: a name of BITS, or bytes a parameter."""
-    model, held = profile.model, profile.memory.weight_bytes
-    off = {name: abs(held / Precision(name).weight_bytes(model) - 1) for name in BITS}
-    nearest = min(off, key=lambda name: off[name])
-    return nearest if off[nearest] < CLOSE else f"{held / model.total_params:.2g} bytes a parameter"
+    model, size = profile.model, profile.memory.weight_bytes
+    distance = {name: abs(size / Precision(name).weight_bytes(model) - 1) for name in BITS}
+    nearest = min(distance, key=lambda name: distance[name])
+    return nearest if distance[nearest] < CLOSE else f"{size / model.total_params:.2g} bytes a parameter"
 
 
-def _share(profile: Profile, of: str) -> float:
+def _share(profile: Profile, memory_of: str) -> float:
     """The memory share, as the engine's flag means it."""
-    m = profile.memory
-    if of == ALL:
-        return m.utilisation
-    free = m.capacity_bytes - m.weight_bytes
-    return max(0.01, (m.capacity_bytes * m.utilisation - m.weight_bytes - m.workspace_bytes) / free)
+    memory = profile.memory
+    if memory_of == "all":
+        return memory.utilisation
+    free = memory.capacity_bytes - memory.weight_bytes
+    pages = memory.capacity_bytes * memory.utilisation - memory.weight_bytes - memory.workspace_bytes
+    return max(0.01, pages / free)
 
 
 def _yaml(value: Any) -> str:

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -17,9 +17,9 @@ from ..engine.errors import DsimError
 from ..profiler.uncertainty import FRONT_END, YIELD, Cause, causes
 from ..report.ensemble import ASKED_RATE
 from ..report.table import counted
-from ..results.metrics import no_nan
 from ..results.scenario import Scenario
 from ..results.slo import Slo
+from ..results.spread import Effect, Spread, Uncertain
 from ..sim.scalers import FIXED
 from ..traces import Trace
 from .backend import Pool
@@ -40,51 +40,6 @@ TOLD = ("output_throughput", "ttft_ms.p50", "ttft_ms.p90", "e2el_ms.p90", "norm_
 Scores = tuple[tuple[str, float], ...]
 Values = dict[str, float]
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Effect:
-    """A cause's effect: the metric at one standard deviation below and above."""
-
-    cause: str
-    why: str
-    assumed: bool
-    low: float
-    high: float
-
-    @property
-    def swing(self) -> float:
-        return abs(self.high - self.low)
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A prediction, and its interval over the draws."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Uncertain:
-    """A prediction's intervals; `ratios` compare under the same draws, so that errors that both share cancel."""
-
-    num: int
-    level: float  # of the intervals
-    metric: str  # decides; effects are on it
-    higher: bool  # is better
-    intervals: dict[str, dict[str, Spread]]  # by policy and metric
-    effects: dict[str, tuple[Effect, ...]]  # by policy, largest first
-    answer: str = ""  # in words; empty: no recommendation
-    survives: float | None = None  # share of draws
-    best: str = ""  # the policy that `ratios` are of
-    ratios: dict[str, dict[str, Spread]] = field(default_factory=dict)  # best over another policy: by it and metric
-
-    def to_json(self) -> dict[str, Any]:
-        """For `--json` and run.json."""
-        told: dict[str, Any] = no_nan(asdict(self))
-        return told
 
 
 def drawn(known: Sequence[Cause], index: int, seed: int) -> Scores:
@@ -135,15 +90,17 @@ def ensemble(
     """
     named = scenarios if isinstance(scenarios, Mapping) else _called(scenarios)
     metric, higher = judged or deciding(next(iter(named.values())))
-    found, values = ask(partial(_replay, requests, metric), named, num, (metric, higher), pool, progress, memo)
+    uncertain, values = ask(
+        partial(_replay, requests, metric), named, num, (metric, higher), pool=pool, progress=progress, memo=memo
+    )
     if len(named) == 1:
-        return found
+        return uncertain
     ranked = [_ranked({name: v[i][metric] for name, v in values.items()}, higher) for i in range(num + 1)]
     best = next(iter(values)) if recommended else ranked[0][0]
     answer = f"{best}{', the recommendation,' if recommended else ''} is the best by {metric}"
     ratios = {policy: paired(values[best], values[policy]) for policy in ranked[0] if policy != best}
     winners = [names[0] for names in ranked]
-    return replace(found, answer=answer, survives=winners[1:].count(best) / num, best=best, ratios=ratios)
+    return replace(uncertain, answer=answer, survives=winners[1:].count(best) / num, best=best, ratios=ratios)
 
 
 def capacities(
@@ -162,15 +119,15 @@ def capacities(
     0 if an SLO is met at no rate; if all are met until the queue grows, the rate at which it starts to.
     """
     of = partial(_capacity, attainment, num_requests)
-    found, values = ask(of, _called([scenario]), num, (CAPACITY, True), pool, progress, memo)
+    uncertain, values = ask(of, _called([scenario]), num, (CAPACITY, True), pool=pool, progress=progress, memo=memo)
     if rate is None:
-        return found
+        return uncertain
     [own] = values.values()
     fleet = counted(scenario.replicas, "replica")
     answer = f"{fleet} sustain{'' if scenario.replicas > 1 else 's'} {rate:g} req/s"
     survives = sum(v[CAPACITY] >= rate for v in own[1:]) / num
     ratios = {ASKED_RATE: paired(own, [{CAPACITY: rate}] * len(own))}
-    return replace(found, answer=answer, survives=survives, best=fleet, ratios=ratios)
+    return replace(uncertain, answer=answer, survives=survives, best=fleet, ratios=ratios)
 
 
 def sustained(scenario: Scenario, **how: Any) -> float:
@@ -195,7 +152,7 @@ def _called(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
 
 def ask(
     evaluate: Callable[[Memo, Scenario], Values], scenarios: Mapping[str, Scenario], num: int,
-    judged: tuple[str, bool], pool: Pool | None, progress: Progress | None, memo: Memo | None = None,
+    judged: tuple[str, bool], *, pool: Pool | None, progress: Progress | None, memo: Memo | None = None,
     luck: Callable[[Scenario, int], Scenario] = lambda scenario, _: scenario, moving: int | None = None,
 ) -> tuple[Uncertain, dict[str, list[Values]]]:  # fmt: skip
     """The intervals and each cause's effect, without an answer; by policy, predicted and drawn values.
@@ -226,13 +183,15 @@ def ask(
                 progress(len(found), len(work))
     values, effects = {p: [found[f"{p}|{i}"] for i in range(num + 1)] for p in scenarios}, {}
     for policy, own in alone.items():
-        of_it = [
-            Effect(c.name, c.why, c.assumed, *(found[f"{policy}|{c.name}|{sign}"][metric] for sign in (-1, 1)))
-            for c in own
-        ]
-        effects[policy] = tuple(sorted(of_it, key=lambda e: (-e.swing if math.isfinite(e.swing) else 1.0, e.cause)))
+        moves = []
+        for c in own:
+            low, high = (found[f"{policy}|{c.name}|{sign}"][metric] for sign in (-1, 1))
+            moves.append(Effect(cause=c.name, why=c.why, assumed=c.assumed, low=low, high=high))
+        finite = [move for move in moves if math.isfinite(move.swing)]
+        effects[policy] = tuple(sorted(finite, key=lambda move: (-move.swing, move.cause)))
     intervals = {p: {name: interval([v[name] for v in own]) for name in own[0]} for p, own in values.items()}
-    return Uncertain(num, level(num), metric, higher, intervals, effects), values
+    uncertain = Uncertain(num=num, level=level(num), metric=metric, higher=higher, intervals=intervals, effects=effects)
+    return uncertain, values
 
 
 def check_num(num: int | None, scenarios: Iterable[Scenario] = ()) -> None:
@@ -252,9 +211,13 @@ def interval(values: Sequence[float]) -> Spread:
     """The first value, with an interval of the n others, whose k-th is the quantile k / (n + 1)."""
     draws = np.sort([value for value in values[1:] if not math.isnan(value)])
     if len(draws) < 2:
-        return Spread(float(values[0]), math.nan, math.nan)
+        return Spread(_finite(values[0]), None, None)
     rank = int((1 - level(len(draws))) / 2 * (len(draws) + 1) + 1e-9)  # between two draws the outer one
-    return Spread(float(values[0]), float(draws[rank - 1]), float(draws[-rank]))
+    return Spread(_finite(values[0]), _finite(draws[rank - 1]), _finite(draws[-rank]))
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
 
 
 def paired(values: Sequence[Values], others: Sequence[Values]) -> dict[str, Spread]:
@@ -296,8 +259,7 @@ def _replay(requests: Trace | None, metric: str, memo: Memo, scenario: Scenario)
     def asked() -> Json:
         return asked_of(scenario, of=metrics, requests=None if requests is None else contents_of_requests(requests))
 
-    found: Values = memo.replay(asked, values)
-    return found
+    return dict(memo.replay(asked, values))
 
 
 def _capacity(attainment: float, num_requests: int, memo: Memo, scenario: Scenario) -> Values:

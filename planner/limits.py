@@ -61,7 +61,7 @@ class Shares:
         crowded = waiting & (steps["running"] >= self.setting.limits.max_batch) & ~full
         # The token budget cut these prefills; a larger one saves their fixed cost.
         cut = prefill & (waiting & ~full & ~crowded | (steps["num_forwards"] > 1))
-        beyond = ~prefill & (steps["tokens"] > self.setting.profile.fit.domain[1])
+        large = ~prefill & (steps["tokens"] > self.setting.profile.fit.domain[1])
         fixed = np.clip(took - token_time(self.setting.profile.latency, steps), 0.0, None)
         self.busy += float(took.sum())
         kinds = kinds_of(prefill, steps["tokens"], steps["batch"])
@@ -76,7 +76,7 @@ class Shares:
             ("waiting for pages", took[full]),
             ("waiting for rows", took[crowded]),
             ("cut prefills", fixed[cut]),
-            (BEYOND, took[beyond]),
+            (BEYOND, took[large]),
         ):
             self.sums[name] = self.sums.get(name, 0.0) + float(amount.sum())
 
@@ -108,31 +108,36 @@ class PoolShares:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet, self.pools = fleet, fleet.pools
-        self.of = [Shares(pool.setting) for pool in fleet.pools]
+        self.by_pool = [Shares(pool.setting) for pool in fleet.pools]
         self._ends = np.cumsum([pool.count for pool in fleet.pools])
 
     def append(self, steps: Mapping[str, npt.NDArray[Any]], lists: Mapping[str, Any]) -> None:
-        if len(self.of) == 1:
-            self.of[0].append(steps, lists)
+        if len(self.by_pool) == 1:
+            self.by_pool[0].append(steps, lists)
             return
         pool = np.searchsorted(self._ends, steps["replica"], side="right")
-        for k, shares in enumerate(self.of):
-            mine = pool == k
-            shares.append({name: column[mine] for name, column in steps.items()}, lists)
+        for k, shares in enumerate(self.by_pool):
+            rows = pool == k
+            shares.append({name: column[rows] for name, column in steps.items()}, lists)
 
     def limits(self, preemptions: float) -> list[Limit]:
         """By pool. preemptions: per request, in decoding pools."""
         return [
-            limited_by(own.shares(), 0.0 if self._fleet.prefills(pool) else preemptions, pool.setting, own.in_windows)
-            for pool, own in zip(self.pools, self.of, strict=True)
+            limited_by(
+                shares.shares(),
+                0.0 if self._fleet.prefills(pool) else preemptions,
+                pool.setting,
+                shares.in_windows,
+            )
+            for pool, shares in zip(self.pools, self.by_pool, strict=True)
         ]
 
     def doubted(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(line for own in self.of for line in own.doubted()))
+        return tuple(dict.fromkeys(line for shares in self.by_pool for line in shares.doubted()))
 
     def busy(self, k: int, end: float) -> float:
         """A pool's busy share of a run of `end` s."""
-        return self.of[k].busy / max(end * self.pools[k].count, 1e-9)
+        return self.by_pool[k].busy / max(end * self.pools[k].count, 1e-9)
 
     def busiest(self, end: float) -> int:
         return max(range(len(self.pools)), key=lambda k: self.busy(k, end))
@@ -145,8 +150,8 @@ def limited_by(shares: Mapping[str, float], preemptions: float, setting: Setting
     pages, rows, tokens = (shares[name] for name in ("waiting for pages", "waiting for rows", "cut prefills"))
     if preemptions > THRASH or (pages > WAITED and pages >= max(rows, tokens)):
         pool = {name: memory.get(name, 0) for name in (PAGES, WINDOWED)}
-        part = largest(pool if policy.memory.num_pages is not None else memory)
-        return Limit(KV_MEMORY, f"num_pages={limits.num_pages}", part, memory)
+        largest_part = largest(pool if policy.memory.num_pages is not None else memory)
+        return Limit(KV_MEMORY, f"num_pages={limits.num_pages}", largest_part, memory)
     if rows > WAITED and rows >= tokens:
         return Limit(ACTIVATION, _rows_setting(setting), ROWS, memory)
     if tokens > WAITED:
@@ -170,8 +175,8 @@ def token_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> np
 def _features(steps: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
     """As `step_times` takes them."""
     features = {name: steps[name] for name in JOURNALED}
-    left = {left: steps[name] - steps[evicted] for left, (name, evicted) in LEFT.items()}
-    return features | left | {"prefill_tokens": np.where(steps["prefill"], steps["tokens"], 0)}
+    after = {feature: steps[name] - steps[evicted] for feature, (name, evicted) in LEFT.items()}
+    return features | after | {"prefill_tokens": np.where(steps["prefill"], steps["tokens"], 0)}
 
 
 def _rows_setting(setting: Setting) -> str:

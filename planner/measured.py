@@ -2,20 +2,30 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..engine.errors import DsimError
-from ..results.metrics import COMPLETED, latencies, meeting, no_nan, rows_of, statistic
+from ..results.metrics import COMPLETED, latencies, meeting, rows_of, statistic
 from ..results.run import Run, read_run
 from ..results.slo import Slo
 from .replicate import Criterion, criteria_of
 
 
-def measured_points(
+@dataclass(frozen=True)
+class MeasuredRun:
+    run: str
+    rate: float  # req/s
+    num_requests: int
+    completed: int
+    stable: bool
+    values: dict[str, float | None]  # by criterion: ms, or share of arrivals
+
+
+def measured_runs(
     folders: Sequence[str | Path], slos: Sequence[str], attainment: float, missing_passes: bool = True
-) -> list[dict[str, Any]]:
-    """A point per run: name, rate (req/s), each criterion's value (ms, or share of arrivals).
+) -> list[MeasuredRun]:
+    """The folders' runs, judged.
 
     DsimError for a run of several policies or without a duration, and for a class's SLO: run files hold no classes.
     """
@@ -25,13 +35,14 @@ def measured_points(
     for slo in parsed:
         if slo.slo_class is not None:
             raise DsimError(f"SLO {slo} is of a class, and a measured run's file holds none: expected an SLO of all")
-    return [_point(read_run(Path(folder)), criteria_of(parsed, attainment), missing_passes) for folder in folders]
+    criteria = criteria_of(parsed, attainment)
+    return [_measured(read_run(Path(folder)), criteria, missing_passes) for folder in folders]
 
 
-def _point(run: Run, criteria: Sequence[Criterion], missing_passes: bool) -> dict[str, Any]:
+def _measured(run: Run, criteria: Sequence[Criterion], missing_passes: bool) -> MeasuredRun:
     if len(run.policies) != 1:
-        names = ", ".join(run.policies)
-        raise DsimError(f"{run.folder} holds policies {names}, expected a run of one, such as of `dsim import -o`")
+        policies = ", ".join(run.policies)
+        raise DsimError(f"{run.folder} holds policies {policies}, expected a run of one, such as of `dsim import -o`")
     (summary,) = run.info.policies
     requests = run.requests(run.policies[0])
     arrival = requests["arrival"]
@@ -47,12 +58,15 @@ def _point(run: Run, criteria: Sequence[Criterion], missing_passes: bool) -> dic
         if criterion.share is not None:
             values[criterion.text] = float(meeting(requests, criterion.slos, missing_passes=missing_passes).mean())
         elif slo.metric == "itl":  # pooled over requests, of which the file has statistics only
-            values[criterion.text] = float(getattr(summary.itl_ms, str(slo.stat)) or math.nan)
+            values[criterion.text] = getattr(summary.itl_ms, slo.stat or "") or math.nan
         else:
             assert slo.stat is not None
             values[criterion.text] = 1e3 * statistic(latencies(done)[slo.metric], slo.stat)
-    point: dict[str, Any] = no_nan({
-        "run": run.folder.name, "rate": (len(arrival) - 1) / duration, "num_requests": len(arrival),
-        "completed": len(done["status"]), "stable": summary.stable, "values": values,
-    })  # fmt: skip
-    return point
+    return MeasuredRun(
+        run=run.folder.name,
+        rate=(len(arrival) - 1) / duration,
+        num_requests=len(arrival),
+        completed=len(done["status"]),
+        stable=summary.stable,
+        values={text: value if math.isfinite(value) else None for text, value in values.items()},
+    )

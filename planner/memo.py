@@ -124,7 +124,7 @@ class Memo:
                 yield replace(outcome, is_stored=True)
 
     def map(self, pool: Pool, function: Callable[["Memo", C], R], cells: Iterable[C]) -> Generator[R, None, None]:
-        """Like `Pool.map`."""
+        """The values in the cells' order, until the first failure."""
         return in_order(self.run(pool, function, {str(i): cell for i, cell in enumerate(cells)}))
 
     def claim(self, what: str, question: Json) -> None:

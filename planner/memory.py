@@ -25,16 +25,16 @@ def parts(setting: Setting, in_windows: float = 0.0) -> dict[str, int]:
         limits.max_prefill_tokens or policy.batching.max_prefill_tokens,
         policy.batching.logit_rows(policy, limits.max_batch),
     )
-    found = {
+    sizes = {
         WEIGHTS: memory.weight_bytes,
         PAGES: pool - windowed,
         WINDOWED: windowed,
         WORKSPACE: limits.max_batch * memory.workspace_bytes + logits,
     }
-    found[FREE] = max(0, memory.capacity_bytes - sum(found.values()))
-    return {name: size for name, size in found.items() if size}
+    sizes[FREE] = max(0, memory.capacity_bytes - sum(sizes.values()))
+    return {name: size for name, size in sizes.items() if size}
 
 
-def largest(held: Mapping[str, int]) -> str:
+def largest(sizes: Mapping[str, int]) -> str:
     """The part that binds when requests wait for pages."""
-    return max((name for name in held if name not in (WEIGHTS, FREE)), key=lambda name: held[name])
+    return max((name for name in sizes if name not in (WEIGHTS, FREE)), key=lambda name: sizes[name])

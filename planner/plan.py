@@ -11,339 +11,102 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from scipy.special import betaincinv
 
-from ..engine.allowed_code import AllowedCode
-from ..engine.errors import DsimError, PolicyError
-from ..engine.policy import PRESETS, name_of, parse, preset_of
+from ..engine.errors import DsimError
+from ..engine.policy import name_of
 from ..files.read import cut
 from ..profiler.canvas_law import mean_forwards
-from ..profiler.placed import placed
-from ..profiler.profile import Profile, as_run_by, load
+from ..profiler.profile import Profile
 from ..profiler.uncertainty import common_error
 from ..report.table import counted, percent
-from ..results.scenario import MAX_REPLICAS, Scenario
-from ..traces.prefixes import num_named
+from ..results.scenario import MAX_REPLICAS, Scenario, Setup, setup_of
+from ..results.spread import Spread
 from .backend import Pool
-from .candidate import beyond_tested, changed_fields, nearest_first, plain_spec, policy_toml
-from .capacity import MANY, PARTS, STABILITY, WHOLE, CapacitySearch, check_rate, search_of
-from .contents import Json
-from .deploy import UNROUTED, deployment_of, engine_of_preset, engine_of_profile, not_served, times_another
+from .candidate import beyond_tested, changed_fields, nearest_first, policy_toml
+from .candidates import PlanCandidate
+from .capacity import PARTS, STABILITY, CapacitySearch, check_rate, search_of
+from .contents import Json, asked_of, digest
+from .deploy import UNROUTED, deployment_of
 from .memo import Memo
-from .plan_replays import Posed, Replays, Task
-from .planned import MEETS, MISSES, UNSURE, Due, Fleet, PlanCandidate, Planned, Risk, Variant
-from .purchase import Horizon, growth_of, peak_of
-from .quality import Quality, QualityTable, quality_of
+from .plan_replays import PRECISION, Entrant, Posed, Replays, Task, whole_search
+from .plan_result import MEETS, MISSES, UNSURE, Due, Fleet, Planned, Risk, Values, Variant
+from .purchase import Horizon, growth_of
 from .race import CONFIDENCE, FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
-from .replicate import Criterion, Interval, interval, judged, student, to_judge
-from .settings import Tried, changing_answers, halve, settings_to_try
-from .space import searchable
+from .replicate import Criterion, Interval, interval, judged, student
+from .settings import Tried, halve
 
-BETTER = "jsq"  # the router that is tried in its place
+ROUTER = "jsq"  # that is tried in place of none
 DOUBT = 1.25  # possible error factor of a pilot
 MORE_TRAFFIC, SLOWER = 1.3, 1.2
 HEADROOM = 4  # replications of the capacity search
 
-Progress = Callable[[str, int, int | None], None]  # phase, replays done, of how many; None: not known
+Progress = Callable[[str, int, int | None], object]  # phase, replays done, of how many; None: not known
+World = tuple[int, float, float]  # entrant, rate (req/s), slow-down of the profile
 
 
-def candidates_of(
-    scenario: Scenario,
-    policies: Sequence[str],
-    profiles: Sequence[Profile],
-    prices: Callable[[Profile], float | None],
-    *,
-    min_quality: float | None = None,
-    quality_table: QualityTable | None = None,
-    as_given: bool = False,
-    change_answers: bool = False,
-    research: bool = False,
-) -> tuple[list[PlanCandidate], list[Fleet]]:
-    """Policies on the profiles that can run them, and policies left out, with reasons.
-
-    POLICY@PROFILE runs on that profile only. Without policies: the shipped presets of a profile's family that a
-    released engine has; with `research`, or if none of them can run, also those that no engine has. An engine's
-    preset is left out on another engine's profile, unless named and without a profile of its own engine. as_given:
-    search no settings. change_answers: also search settings that change answers. DsimError if no candidate remains.
-    """
-    found: list[PlanCandidate] = []
-    out: list[Fleet] = []
-    asked = _on_profiles(policies, profiles)
-    devices = {profile.device.name for profile, _ in asked}
-    engines = {engine_of_profile(profile) for profile, _ in asked}
-    longest = scenario.longest()
-    shared_prefixes = not as_given and scenario.lengths is None and num_named(scenario.source()) > 0
-    for held, own in asked:
-        place = "" if len(asked) == 1 else held.name if len(devices) < len(asked) else held.device.name
-        for given in own:
-            preset = preset_of(name_of(given), given, scenario.allow_code)
-            if not (policies or research or preset.engine):
-                continue
-            spec = plain_spec(given, scenario.allow_code) if given.endswith(".toml") else given
-            policy = replace(scenario, policy=given).parsed_policy()
-            profile = heaviest_law_first(as_run_by(held, policy))
-            check = searchable(profile, scenario.workload, longest)
-            quality = quality_of(policy, profile.model.name, quality_table)
-            answers = {} if as_given else changing_answers(given, profile, scenario.workload, scenario.allow_code)
-            candidate = PlanCandidate(
-                spec,
-                profile,
-                place,
-                quality,
-                prices(profile),
-                changing=tuple(answers),
-                searches_changing=change_answers,
-                is_research=not (policies or preset.engine),
-            )
-            searched = {} if as_given else {
-                one: quality_of(parse(one, scenario.allow_code), profile.model.name, quality_table)
-                for one in settings_to_try(
-                    given, profile, check, scenario.allow_code, shared_prefixes, answers if change_answers else {}
-                )
-            }  # fmt: skip
-            settings = {one: own for one, own in searched.items() if _keeps(own, min_quality)}
-            elsewhere = times_another(profile, preset)
-            if elsewhere and engine_of_preset(preset) in engines:
-                continue
-            reason = not_served(preset, profile)
-            if not reason and elsewhere and not policies:
-                reason = f"{profile.name} has the step times of {cut(profile.implementation)}"
-            refused = ""
-            try:
-                check(policy)
-            except DsimError as error:
-                refused = str(error).removeprefix(f"{cut(policy.name)}: ")
-            if not reason and not searched:
-                reason = refused
-            if not reason and min_quality is not None and not (settings if searched else _keeps(quality, min_quality)):
-                said = f"unknown: {quality.notes[0]}" if quality.relative is None else str(quality)
-                reason = f"quality {said}, expected at least {100 * min_quality:g} %"
-            if reason:
-                out.append(replace(_row(candidate), dropped=reason))
-            else:
-                if len(settings) > 1 or refused:
-                    specs, qualities = tuple(settings), tuple(settings.values())
-                    candidate = replace(
-                        candidate, policy=specs[0], settings=specs, qualities=qualities, given=spec, refused=refused
-                    )
-                found.append(candidate)
-    if not policies and not research and not found:
-        found, out = candidates_of(
-            scenario, policies, profiles, prices, min_quality=min_quality, quality_table=quality_table,
-            as_given=as_given, change_answers=change_answers, research=True,
-        )  # fmt: skip
-    if all(candidate.is_research for candidate in found):
-        found = [replace(candidate, is_research=False) for candidate in found]
-    if not found:
-        said = "; ".join(dict.fromkeys(f"{_named(row)}: {row.dropped}" for row in out))
-        raise DsimError(said or "no policy and no profile is given, expected one of each")
-    return found, out
-
-
-def heaviest_law_first(profile: Profile) -> Profile:
-    """The profile with its counted laws of canvases first, by forwards; the first is the default."""
-    if len([law for law in profile.canvas_laws if law.engine]) < 2:
-        return profile
-    laws = sorted(profile.canvas_laws, key=lambda law: -mean_forwards(law) if law.engine else 0.0)
-    return replace(profile, canvas_laws=tuple(laws))
-
-
-def _keeps(quality: Quality, least: float | None) -> bool:
-    return least is None or (quality.relative or 0.0) >= least
-
-
-def _named(row: Fleet) -> str:
-    return f"{row.policy} on {row.place}" if row.place else row.policy
-
-
-def _on_profiles(policies: Sequence[str], profiles: Sequence[Profile]) -> list[tuple[Profile, list[str]]]:
-    """Policies to try on each profile, including profiles named by policies."""
-    asked: dict[str, tuple[Profile, list[str]]] = {}
-    for profile in profiles:
-        if profile.name in asked:
-            raise DsimError(f"two profiles are named {profile.name}, expected a name of its own for each")
-        asked[profile.name] = profile, [] if policies else _presets_of(profile)
-    for policy in policies:
-        spec, own = placed(policy)
-        homes = list(profiles) if own is None else [load(own)]
-        for profile in homes:
-            _, specs = asked.setdefault(profile.name, (profile, []))
-            if spec in specs:
-                raise PolicyError(f"policy {spec} is given twice on {profile.name}, expected once")
-            specs.append(spec)
-    return [(profile, specs) for profile, specs in asked.values() if specs]
-
-
-def _presets_of(profile: Profile) -> list[str]:
-    return [name for name, preset in PRESETS.items() if preset.policy.family == profile.family]
-
-
-def plan(
-    scenario: Scenario,
-    candidates: Sequence[PlanCandidate],
-    left_out: Sequence[Fleet] = (),
-    *,
-    rate: float | None = None,
-    max_replicas: int = 64,
-    spare: int = 0,
-    horizon: Horizon | None = None,
-    today: str | None = None,
-    attainment: float = 0.99,
-    num_requests: int | None = None,
-    jobs: int | None = None,
-    ray: str | None = None,
-    memo: Memo | None = None,
-    progress: Progress | None = None,
-) -> Planned:
-    """Rank candidates by the cost of the smallest fleet that meets the scenario's `slos` at `rate` (req/s).
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """What a plan is for.
 
     rate: by default the trace's. A share `attainment` of arrivals must meet SLOs without a statistic. `spare` standby
     replicas cost, but serve nothing. With a `horizon` the cost is the mean over it. `today`: what runs now, as
-    SPEC,replicas=N. The scenario's policy, profile and replicas are unused. `jobs`, `ray` (see `Pool`)
-    and `memo` change no result. DsimError if no candidate meets the SLOs.
+    SPEC,replicas=N. `jobs`, `ray` (see `Pool`) and `memo` change no result. `command`, `currency`: of the setup.
     """
-    if not 0 <= spare <= MAX_REPLICAS:
-        raise DsimError(f"spare is {spare}, expected 0 to {MAX_REPLICAS} replicas")
+
+    rate: float | None = None  # req/s
+    max_replicas: int = 64
+    spare: int = 0
+    horizon: Horizon | None = None
+    today: str | None = None
+    attainment: float = 0.99
+    num_requests: int | None = None
+    jobs: int | None = None
+    ray: str | None = None
+    command: str = ""
+    currency: str = "USD"
+    memo: Memo = field(default_factory=Memo)
+    progress: Progress = lambda phase, num_replays, total: None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.spare <= MAX_REPLICAS:
+            raise DsimError(f"spare is {self.spare}, expected 0 to {MAX_REPLICAS} replicas")
+        if self.today is not None:
+            fleet_of_today(self.today)
+
+
+def plan(
+    scenario: Scenario, candidates: Sequence[PlanCandidate], left_out: Sequence[Fleet] = (), **options: Any
+) -> Planned:
+    """Rank candidates by the cost of the smallest fleet that meets the scenario's `slos` at a rate.
+
+    The scenario's policy, profile and replicas are unused. options: of PlanOptions. DsimError if no candidate meets the
+    SLOs.
+    """
+    checked = PlanOptions(**options)
     scenario.routing()
     for candidate in candidates:
         posed(scenario, candidate).loaded_profile()
-    rate = own_rate(scenario) if rate is None else rate
-    check_rate(rate, max_replicas)
-    groups, candidates = _spread_out(candidates)
-    searches = [search_of(posed(scenario, c), 0.02, attainment, num_requests) for c in candidates]
-    whole = [whole_search(search, attainment) for search in searches]
-    with Pool(jobs, ray) as pool:
-        run = _Run(
-            candidates, groups, searches, whole, rate, max_replicas, spare, horizon, pool, memo or Memo(), progress
-        )  # fmt: skip
-        run.choose_settings()
-        lanes, dropped = run.settle([i for i in run.chosen if not candidates[i].is_research])
-        order, tied, failed = run.decide(lanes)
-        order = run.as_given_if_enough(order)
-        # With growth, of each GPU's best: what a request a second costs at the limit.
-        devices = {candidates[lane.candidate].profile.device.name: lane for lane in reversed(order)}
-        room = run.headroom(order[:1] if horizon is None else [lane for lane in order if lane in devices.values()])
-        ranking = [run.fleet(lane, room.get(lane.candidate)) for lane in order]
-        spread = max(float(np.std(lane.settled, ddof=1)) for lane in order[:2])
-        now = None if today is None else run.as_today(order[0], *fleet_of_today(today))
-        laws = run.under_laws(order[0], spread)
-        research = run.research([i for i in run.chosen if candidates[i].is_research])
-        routed = run.with_router(order[0], spread)
-        risks = run.risks(order[:2], spread)
-    search, best = searches[0], candidates[order[0].candidate]
-    criteria = search.criteria
-    recommended = ranking[0]
-    assert recommended.replicas is not None
-    bought = (recommended.gpus or 0) // recommended.gpus_per_replica
-    longest = scenario.longest()
-    deployment = deployment_of(
-        best.policy, best.profile, bought, router=scenario.router, allow_code=scenario.allow_code, spare=spare,
-        untested=recommended.untested, context=int((longest.input_length + longest.limit).max()),
-    )  # fmt: skip
-    return Planned(
-        rate=rate,
-        ranking=tuple(ranking),
-        left_out=(*failed, *dropped, *left_out),
-        tied=tuple(str(candidates[lane.candidate]) for lane in tied),
-        risks=tuple(risks),
-        criteria=tuple(c.text for c in criteria),
-        bounds={c.text: c.bound for c in criteria},
-        share_criteria=tuple(c.text for c in criteria if c.share is not None),
-        plan_toml=(f"# The SLOs are met without the spare: {spare} of the replicas.\n" if spare else "")
-        + policy_toml(best.policy, bought, scenario.allow_code)
-        + ("" if deployment is None else deployment.toml()),
-        priced=all(c.price is not None for c in candidates),
-        num_replays=run.replays.num_replays,
-        num_requests=search.num_requests,
-        block=search.block,
-        notes=(
-            *_missed(search, whole[0], min(2, len(order))),
-            *_of_answers(candidates, best, scenario.allow_code),
-            *_of_gpus([candidates[i] for i in (*(lane.candidate for lane in order), *run.chosen)], search),
-            *dict.fromkeys(f"{one.given} cannot run as it is: {one.refused}" for one in candidates if one.refused),
-        ),
-        peak=peak_of(scenario.source(), rate, recommended) if scenario.arrival == "trace" else None,
-        growth=None if horizon is None else growth_of(horizon, recommended),
-        routed=routed,
-        laws=laws,
-        today=now,
-        research=tuple(research),
-        deployment=deployment,
-    )
+    with Pool(checked.jobs, checked.ray) as pool:
+        return _Search(scenario, candidates, checked, pool).result(left_out)
 
 
-def _spread_out(candidates: Sequence[PlanCandidate]) -> tuple[list[list[int]], list[PlanCandidate]]:
-    """Indices of each candidate's settings, and the settings as candidates."""
-    groups: list[list[int]] = []
-    found: list[PlanCandidate] = []
-    for one in candidates:
-        own = [
-            replace(one, policy=spec, quality=quality, settings=(), qualities=())
-            for spec, quality in zip(one.settings, one.qualities, strict=True)
-        ] or [one]
-        groups.append(list(range(len(found), len(found) + len(own))))
-        found += own
-    return groups, found
-
-
-def whole_search(search: CapacitySearch, attainment: float) -> CapacitySearch:
-    """The search with replays that judge the whole trace, up to WHOLE requests."""
-    scenario = search.scenario
-    if scenario.arrival != "trace" and scenario.lengths is not None:
-        return search
-    num = min(to_judge(len(scenario.source())), WHOLE if scenario.arrival == "trace" else MANY)
-    return search if num <= search.num_requests else search_of(scenario, 0.02, attainment, num)
-
-
-def _missed(search: CapacitySearch, whole: CapacitySearch, num_settled: int) -> tuple[str, ...]:
-    """Notes on the part of the trace that short replays miss."""
-    if search.scenario.arrival != "trace":
-        return ()
-    of = len(search.scenario.source())
-    seen, most = (min(of, len(range(s.num_requests)[judged(s.num_requests)])) for s in (search, whole))
-    if seen == of:
-        return ()
-    part = f"{seen:,} of the trace's {of:,} requests, in {PARTS} stretches"
-    if search is whole:
-        return (f"each replay judges {part}: a busier stretch between them is missed",)
-    on = "the whole trace" if most >= of else f"replays that judge {most:,}"
-    which = "the recommendation and the runner-up were" if num_settled > 1 else "the recommendation was"
-    return (
-        f"replays of {search.num_requests:,} requests judge {part}. They sorted out the other policies; only {which} "
-        f"settled on {on}, with headroom and risks. Another policy may need fewer or more replicas than is said here",
-    )
-
-
-def _of_answers(candidates: Sequence[PlanCandidate], best: PlanCandidate, allow_code: AllowedCode) -> list[str]:
-    """Notes on settings that change answers: recommended, or not searched."""
-    notes = [
-        f"{name}={value} changes the model's answers, and replays do not judge their quality: compare answers first"
-        for name, value in changed_fields(best.policy, allow_code).items()
-        if name in best.changing
-    ]
-    policies: dict[tuple[str, ...], list[str]] = {}
-    for one in candidates:
-        if one.changing and not one.searches_changing:
-            policies.setdefault(one.changing, []).append(name_of(one.policy))
-    notes += [
-        f"settings that change the answers were not searched: {' and '.join(fields)} of "
-        f"{', '.join(dict.fromkeys(names))} (--change-answers)"
-        for fields, names in policies.items()
-    ]
-    return notes
-
-
-def _of_gpus(candidates: Sequence[PlanCandidate], search: CapacitySearch) -> list[str]:
-    """A note on the errors of a comparison of GPUs; candidates: the best first."""
-    profiles: dict[str, Profile] = {}
-    for one in candidates:
-        profiles.setdefault(one.profile.device.name, one.profile)
-    return [common_error([*profiles.values()], search.scenario.setting().drawn)] if len(profiles) > 1 else []
+def inputs_of(
+    scenario: Scenario, candidates: Sequence[PlanCandidate], *, rate: float | None, attainment: float,
+    max_replicas: int, num_requests: int | None,
+) -> Json:  # fmt: skip
+    """Of a plan's replays."""
+    inputs = asked_of(replace(scenario, policy=Scenario.policy))
+    del inputs["policy"]
+    files = [asked_of(posed(scenario, candidate))["files"] for candidate in candidates]
+    named = [(str(c), c.price, [*c.settings], own) for c, own in zip(candidates, files, strict=True)]
+    own = {"attainment": attainment, "max_replicas": max_replicas, "num_requests": num_requests}
+    return {**inputs, **own, "candidates": digest(named), "rate": own_rate(scenario) if rate is None else rate}
 
 
 def own_rate(scenario: Scenario) -> float:
@@ -355,513 +118,637 @@ def own_rate(scenario: Scenario) -> float:
 
 
 def posed_fleets(scenario: Scenario, candidates: Sequence[PlanCandidate], fleets: Sequence[Fleet]) -> list[Posed]:
-    on = {c.profile.name: c for c in candidates}
-    return [posed(scenario, replace(on[f.profile], policy=f.policy), f.replicas or 1) for f in fleets]
+    """The fleets as scenarios."""
+    by_profile = {candidate.profile.name: candidate for candidate in candidates}
+    return [posed(scenario, replace(by_profile[f.profile], policy=f.policy), f.replicas or 1) for f in fleets]
 
 
 def posed(scenario: Scenario, candidate: PlanCandidate, replicas: int = 1) -> Posed:
-    plain = {name: getattr(scenario, name) for name in Scenario.__dataclass_fields__}
-    own = {"policy": candidate.policy, "replicas": replicas, "given_profile": candidate.profile}
-    return Posed(**{**plain, **own})
+    fields = {name: getattr(scenario, name) for name in Scenario.__dataclass_fields__}
+    return Posed(**fields | {"policy": candidate.policy, "replicas": replicas, "given_profile": candidate.profile})
+
+
+def fleet_of_today(text: str) -> tuple[str, int]:
+    """SPEC and replicas of `SPEC,replicas=N`."""
+    policy, _, count = text.rpartition(",replicas=")
+    if not policy or not (count.isdigit() and 1 <= int(count) <= MAX_REPLICAS):
+        raise DsimError(f"today is {cut(text)}, expected SPEC,replicas=N such as vllm-diffusion:4,replicas=3")
+    return policy, int(count)
 
 
 class _NoFleetError(DsimError):
     """No fleet meets the SLOs."""
 
 
-class _Run:
+class _Search:
     def __init__(
-        self,
-        candidates: list[PlanCandidate],
-        groups: Sequence[Sequence[int]],
-        searches: list[CapacitySearch],
-        whole: list[CapacitySearch],
-        rate: float,
-        most: int,
-        spare: int,
-        horizon: Horizon | None,
-        pool: Pool,
-        memo: Memo,
-        progress: Progress | None,
+        self, scenario: Scenario, candidates: Sequence[PlanCandidate], options: PlanOptions, pool: Pool
     ) -> None:
-        self.candidates, self.searches, self.rate, self.most, self.spare = candidates, searches, rate, most, spare
-        self.horizon = horizon
-        self.due: dict[int, list[Lane]] = {}  # by candidate, after today
-        self.replays = Replays(searches, whole, pool, memo, self._tell)
-        self.whole_searches = whole
-        self.shortened = searches[0] is not whole[0]
-        self.whole: set[int] = set()  # candidates that replay the whole trace now
-        self._groups = groups
-        code = searches[0].scenario.allow_code
-        self._num_changes = [len(changed_fields(one.policy, code)) for one in candidates]
-        self.untested = {i for i, one in enumerate(candidates) if beyond_tested(one.policy, code)}
-        self.chosen = [group[0] for group in groups]  # each policy's setting
-        self.tried: dict[int, Tried] = {}  # by the chosen setting
-        self._progress = progress
-        self._doing = "pilot"
+        self.scenario, self.options, self.code = scenario, options, scenario.allow_code
+        self.rate = own_rate(scenario) if options.rate is None else options.rate
+        check_rate(self.rate, options.max_replicas)
+        self.entrants: list[Entrant] = []
+        self.groups: list[list[int]] = []  # the entrants of each candidate's settings
+        for candidate in candidates:
+            settings = [replace(candidate, policy=p, quality=q, settings={}) for p, q in candidate.settings.items()]
+            first = len(self.entrants)
+            for setting in settings or [candidate]:
+                search = search_of(posed(scenario, setting), PRECISION, options.attainment, options.num_requests)
+                self.entrants.append(Entrant(setting, search, whole_search(search, options.attainment)))
+            self.groups.append([*range(first, len(self.entrants))])
+        self.chosen = [group[0] for group in self.groups]  # each candidate's setting
+        self.search, self.whole = self.entrants[0].search, self.entrants[0].whole
+        self.criteria = self.search.criteria
+        self.spread: float | None = None  # of severities between replications, once it is known
+        self.phase = "pilot"
+        self.replays = Replays(self.entrants, pool, options.memo, self._report)
+        self.changes = {  # rate, and slow-down of the profile
+            f"{MORE_TRAFFIC - 1:.0%} more traffic": (self.rate * MORE_TRAFFIC, 1.0),
+            f"a profile {SLOWER - 1:.0%} slower": (self.rate, SLOWER),
+        }
 
-    @property
-    def _changes(self) -> tuple[tuple[str, float, float], ...]:
-        """Name, rate, and slow-down of the profile."""
-        return (
-            (f"{MORE_TRAFFIC - 1:.0%} more traffic", self.rate * MORE_TRAFFIC, 1.0),
-            (f"a profile {SLOWER - 1:.0%} slower", self.rate, SLOWER),
+    def result(self, left_out: Sequence[Fleet]) -> Planned:
+        options, scenario, criteria = self.options, self.scenario, self.criteria
+        self._choose_settings()
+        research = [i for i in self.chosen if self.entrants[i].candidate.is_research]
+        lanes, dropped = self._settle([i for i in self.chosen if i not in research])
+        order, tied, failed = self._decide(lanes)
+        order = self._as_named_if_enough(order)
+        research_fleets = self._research(research)
+        best = self._candidate(order[0])
+        heads = order[:1]
+        if options.horizon is not None:  # of each GPU's best: what a request a second costs at the limit
+            heads = list({self._candidate(lane).profile.device.name: lane for lane in reversed(order)}.values())
+        room = self._headroom(heads)
+        ranking = [self._fleet(lane, room.get(lane.candidate)) for lane in order]
+        recommended = ranking[0]
+        self.spread = max(float(np.std(lane.settled, ddof=1)) for lane in order[:2])
+        today = None if options.today is None else self._today(order[0], *fleet_of_today(options.today))
+        laws, routed, risks = self._under_laws(order[0]), self._with_router(order[0]), self._risks(order[:2])
+        bought = (recommended.gpus or 0) // recommended.gpus_per_replica
+        longest = scenario.longest()
+        deployment = deployment_of(
+            best.policy, best.profile, bought, router=scenario.router, allow_code=self.code, spare=options.spare,
+            untested=recommended.untested, context=int((longest.input_length + longest.limit).max()),
+        )  # fmt: skip
+        note = f"# The SLOs are met without the spare: {options.spare} of the replicas.\n" if options.spare else ""
+        on_gpus = [self._candidate(lane) for lane in order] + [self.entrants[i].candidate for i in self.chosen]
+        return Planned(
+            rate=self.rate,
+            ranking=tuple(ranking),
+            left_out=(*failed, *dropped, *left_out),
+            tied=tuple(str(self._candidate(lane)) for lane in tied),
+            risks=risks,
+            criteria=tuple(criterion.text for criterion in criteria),
+            bounds={criterion.text: criterion.bound for criterion in criteria},
+            share_criteria=tuple(criterion.text for criterion in criteria if criterion.share is not None),
+            plan_toml=note + policy_toml(best.policy, bought, self.code),
+            priced=all(entrant.candidate.price is not None for entrant in self.entrants),
+            num_replays=self.replays.num_replays,
+            num_requests=self.search.num_requests,
+            block=self.search.block,
+            setup=self._setup(),
+            notes=(
+                *_missed(self.search, self.whole, min(2, len(order))),
+                *self._notes_on_answers(best),
+                *_notes_on_gpus(on_gpus, self.search),
+                *dict.fromkeys(f"{c.original} cannot run as it is: {c.refused}" for c in self._named() if c.refused),
+            ),
+            growth=None if options.horizon is None else growth_of(options.horizon, recommended),
+            routed=routed,
+            laws=laws,
+            today=today,
+            research=tuple(research_fleets),
+            deployment=deployment,
         )
 
-    def choose_settings(self) -> None:
+    def _named(self) -> list[PlanCandidate]:
+        return [self.entrants[group[0]].candidate for group in self.groups]
+
+    def _setup(self) -> Setup:
+        """Of all profiles; the workload of a profile is its first by default."""
+        scenario, candidates = self.scenario, self._named()
+        profiles = {candidate.profile.name: candidate.profile for candidate in candidates}.values()
+        workloads = dict.fromkeys(next(iter(profile.workloads), "") for profile in profiles)
+        setup = setup_of(posed(scenario, candidates[0]), self.options.command, None, self.options.currency)
+        return replace(
+            setup,
+            profile=", ".join(profile.name for profile in profiles),
+            device=", ".join(dict.fromkeys(profile.device.name for profile in profiles)),
+            model=", ".join(dict.fromkeys(profile.model.name for profile in profiles)),
+            estimated=any(profile.is_estimate for profile in profiles),
+            workload=scenario.workload or scenario.yields or ", ".join(filter(None, workloads)) or None,
+        )
+
+    # Steps of the search
+
+    def _choose_settings(self) -> None:
         """Choose each policy's best setting."""
-        self._doing = "settings"
-        halvings = {k: halve(group, self.untested) for k, group in enumerate(self._groups) if len(group) > 1}
-        asked = {k: next(halving) for k, halving in halvings.items()}
-        while asked:  # all policies at once, to fill the pool
+        self.phase = "settings"
+        untested = {i for i in range(len(self.entrants)) if self._untested(i)}
+        halvings = {k: halve(group, untested) for k, group in enumerate(self.groups) if len(group) > 1}
+        rounds = {k: next(halving) for k, halving in halvings.items()}
+        while rounds:  # all policies at once, to fill the pool
             tasks = [
                 Task("try", i, self.rate, 1, index=rung, start=start)
-                for settings, rung, start in asked.values() for i in settings
+                for settings, rung, start in rounds.values() for i in settings
             ]  # fmt: skip
-            scores = iter([float(found.get("rate", 0.0)) for found in self.replays(tasks)])
-            for k, (settings, _, _) in list(asked.items()):
+            scores = iter([float(answer.get("rate", 0.0)) for answer in self.replays(tasks)])
+            for k, (settings, _, _) in list(rounds.items()):
                 try:
-                    asked[k] = halvings[k].send([next(scores) for _ in settings])
+                    rounds[k] = halvings[k].send([next(scores) for _ in settings])
                 except StopIteration as done:
-                    del asked[k]
+                    del rounds[k]
                     self._choose(k, *done.value)
 
     def _choose(self, k: int, best: int, rates: Mapping[int, float], equal: int) -> None:
         """rates: req/s that a replica serves, by setting."""
-        given = self._groups[k][0]
+        named, entrant = self.groups[k][0], self.entrants[best]
+        first = self.entrants[named].candidate
         self.chosen[k] = best
-        first, rate = self.candidates[given], rates[given]
-        spec, rate = (first.given, 0.0) if first.refused else (first.policy, rate)
-        self.tried[best] = Tried(len(self._groups[k]), spec, rate, self.candidates[best].policy, rates[best], equal)
+        entrant.tried = Tried(
+            num=len(self.groups[k]),
+            given=first.original if first.refused else first.policy,
+            given_rate=0.0 if first.refused else rates[named],
+            best=entrant.candidate.policy,
+            rate=rates[best],
+            equal=equal,
+        )
 
-    def research(self, chosen: Sequence[int]) -> list[Fleet]:
+    def _research(self, chosen: Sequence[int]) -> list[Fleet]:
         """The fleets of schedulers that no engine has, the cheapest first, as far as short replays tell."""
         if not chosen:
             return []
         try:
-            lanes, _ = self.settle(chosen)
+            lanes, _ = self._settle(chosen)
         except _NoFleetError:
             return []
-        return [self.fleet(lane, None) for lane in self.rank(lanes)[0]]
+        return [self._fleet(lane, None) for lane in self._rank(lanes)[0]]
 
-    def settle(self, chosen: Sequence[int]) -> tuple[list[Lane], list[Fleet]]:
+    def _settle(self, chosen: Sequence[int]) -> tuple[list[Lane], list[Fleet]]:
         """The lanes of the race, and the dropped rows."""
-        self._doing = "pilot"
-        tasks = (Task("pilot", i, self.rate, self.most) for i in chosen)
-        pilots = dict(zip(chosen, self.replays(tasks), strict=True))
-        cannot = {i: self._refusal(i, p) for i, p in pilots.items() if p.get("replicas") is None}
-        if len(cannot) == len(pilots):
-            said = f"no fleet of up to {self.most} replicas meets the SLOs at {self.rate:g} req/s"
-            raise _NoFleetError(f"{said}; {next(iter(cannot.values()))}")
-        guesses = {i: int(p["replicas"]) for i, p in pilots.items() if i not in cannot}
-        costs = {i: self.candidates[i].weight * (n + self.spare) for i, n in self._over_time(guesses).items()}
+        self.phase, options = "pilot", self.options
+        pilots = self.replays(Task("pilot", i, self.rate, options.max_replicas) for i in chosen)
+        guesses: dict[int, int] = {}
+        dropped: dict[int, Fleet] = {}
+        for i, pilot in zip(chosen, pilots, strict=True):
+            if pilot.get("replicas") is None:
+                dropped[i] = self._row(i, dropped=self._refusal(i, pilot))
+            else:
+                guesses[i] = int(pilot["replicas"])
+        if not guesses:
+            reason = next(iter(dropped.values())).dropped
+            raise _NoFleetError(
+                f"no fleet of up to {options.max_replicas} replicas meets the SLOs at {self.rate:g} req/s; {reason}"
+            )
+        costs = {}
+        for i, guess in guesses.items():
+            replicas = self._mean_replicas([math.ceil(guess * growth) for growth in self._growths])
+            costs[i] = self.entrants[i].candidate.weight * (replicas + options.spare)
         second = sorted(costs.values())[:2][-1]
-        # Costs more than the two cheapest even if the pilot misjudged all three by DOUBT.
-        expensive = {i for i, cost in costs.items() if cost / DOUBT > second * DOUBT}
-        running = [i for i in guesses if i not in expensive]
-        self._doing = "racing"
-        lanes = self._race({i: guesses[i] for i in running})
-        rows: list[Fleet] = []
-        for i in chosen:
-            if i in cannot:
-                rows.append(replace(self._row(i), dropped=cannot[i]))
-            elif i in expensive:
-                reason = f"about {counted(guesses[i], 'replica')} by the pilot: costs far more than the two cheapest"
-                rows.append(replace(self._row(i), about=guesses[i], dropped=reason))
+        for i, cost in costs.items():
+            # Costs more than the two cheapest even if the pilot misjudged all three by DOUBT.
+            if cost / DOUBT > second * DOUBT:
+                guess = guesses.pop(i)
+                reason = f"about {counted(guess, 'replica')} by the pilot: costs far more than the two cheapest"
+                dropped[i] = self._row(i, about=guess, dropped=reason)
+        self.phase = "racing"
+        lanes = self._race(guesses)
+        rows = [dropped[i] for i in chosen if i in dropped]
         for lane in lanes:
             if lane.replicas is None:
-                what = "more than" if lane.dropped else "even"
-                reason = f"{what} {counted(lane.low, 'replica')}: " + (
-                    "costs more than two others" if lane.dropped else "not enough"
-                )
-                rows.append(replace(self._row(lane.candidate), least=lane.low + 1, dropped=reason))
-        return self._settled(lanes), rows
+                size = counted(lane.low, "replica")
+                reason = f"more than {size}: costs more than two others" if lane.dropped else f"even {size}: not enough"
+                rows.append(self._row(lane.candidate, least=lane.low + 1, dropped=reason))
+        return self._enough(lanes), rows
 
-    def decide(self, lanes: Sequence[Lane]) -> tuple[list[Lane], list[Lane], list[Fleet]]:
-        """`rank`, with the first two settled on the whole trace; also the rows that failed there."""
-        order, tied = self.rank(lanes)
-        if not self.shortened:
+    def _enough(self, lanes: Sequence[Lane]) -> list[Lane]:
+        enough = [lane for lane in lanes if lane.replicas is not None]
+        if not enough:
+            limit = f"{self.options.max_replicas} replicas"
+            raise _NoFleetError(f"no fleet of up to {limit} surely meets the SLOs at {self.rate:g} req/s")
+        return enough
+
+    def _decide(self, lanes: Sequence[Lane]) -> tuple[list[Lane], list[Lane], list[Fleet]]:
+        """`_rank`, with the first two settled on the whole trace; also the rows that failed there."""
+        order, tied = self._rank(lanes)
+        if self.search is self.whole:
             return order, tied, []
-        self._doing = "racing on the whole trace"
+        self.phase = "racing on the whole trace"
         best: list[Lane] = []
         failed: list[Fleet] = []
         while order and (len(best) < 2 or self._cost(order[0]) < max(map(self._cost, best))):
-            take, order = order[: max(1, 2 - len(best))], order[max(1, 2 - len(best)) :]
-            self.whole |= {lane.candidate for lane in take}
-            for lane in self._race({x.candidate: x.high or 1 for x in take}):
-                if lane.replicas is None:
-                    reason = f"even {counted(lane.low, 'replica')}: not enough on the whole trace"
-                    failed.append(replace(self._row(lane.candidate), least=lane.low + 1, dropped=reason))
-                else:
+            num = max(1, 2 - len(best))
+            head, order = order[:num], order[num:]
+            for lane in head:
+                self.entrants[lane.candidate].on_whole = True
+            for lane in self._race({lane.candidate: lane.high or 1 for lane in head}):
+                if lane.replicas is not None:
                     best.append(lane)
-        first, tied = self.rank(self._settled(best))
+                    continue
+                reason = f"even {counted(lane.low, 'replica')}: not enough on the whole trace"
+                failed.append(self._row(lane.candidate, least=lane.low + 1, dropped=reason))
+        first, tied = self._rank(self._enough(best))
         return first + order, tied, failed
 
-    def as_given_if_enough(self, order: list[Lane]) -> list[Lane]:
-        """The best policy as it was given, where that costs no more and the settings found do not surely gain.
+    def _as_named_if_enough(self, order: list[Lane]) -> list[Lane]:
+        """The best policy as it was named, where that costs no more and the settings found do not surely gain.
 
         Where they are beyond the engine's tested range, costing no more is enough.
         """
         best = order[0]
-        given = next(group[0] for group in self._groups if best.candidate in group)
-        if given == best.candidate:
+        named = next(group[0] for group in self.groups if best.candidate in group)
+        if named == best.candidate:
             return order
-        if best.candidate in self.whole:
-            self.whole.add(given)
-        [plain] = self._race({given: best.high or 1}, best.high if self.horizon is None else None)
+        entrant, plain_entrant = self.entrants[best.candidate], self.entrants[named]
+        plain_entrant.on_whole = entrant.on_whole
+        [plain] = self._race({named: best.high or 1}, best.high if self.options.horizon is None else None)
         if plain.replicas is None or self._cost(plain) > self._cost(best):
             return order
-        first = plain if best.candidate in self.untested else self.rank([plain, best])[0][0]
-        self.tried[given] = self.tried[best.candidate]
+        plain_entrant.tried = entrant.tried
+        first = plain if self._untested(best.candidate) else self._rank([plain, best])[0][0]
         return [first, *order[1:]]
 
-    def _settled(self, lanes: Sequence[Lane]) -> list[Lane]:
-        settled = [lane for lane in lanes if lane.replicas is not None]
-        if not settled:
-            raise _NoFleetError(f"no fleet of up to {self.most} replicas surely meets the SLOs at {self.rate:g} req/s")
-        return settled
-
-    def rank(self, lanes: Sequence[Lane]) -> tuple[list[Lane], list[Lane]]:
+    def _rank(self, lanes: Sequence[Lane]) -> tuple[list[Lane], list[Lane]]:
         """Lanes by cost, known quality and distance from the SLOs' bounds; and the lanes tied with the best."""
         cheapest = min(self._cost(lane) for lane in lanes)
-        left = self._best_answers([lane for lane in lanes if math.isclose(self._cost(lane), cheapest)])
-        while len(left) > 1:
-            left = [left[i] for i in best_of([lane.settled for lane in left])]
-            n = min(len(lane.settled) for lane in left)
-            if len(left) == 1 or n >= MOST:
+        equal = self._best_answers([lane for lane in lanes if math.isclose(self._cost(lane), cheapest)])
+        while len(equal) > 1:
+            equal = [equal[i] for i in best_of([lane.settled for lane in equal])]
+            num = min(len(lane.settled) for lane in equal)
+            if len(equal) == 1 or num >= MOST:
                 break
-            short = [lane for lane in left if len(lane.settled) == n]
-            tasks = [self._replay(lane.candidate, self.rate, lane.high or 0, 1.0, n) for lane in short]
-            for lane, found in zip(short, self.replays(tasks), strict=True):
-                lane.settled.append(float(found["severity"]))
-        equals = [left[i] for i in best_of([lane.settled for lane in left])]
+            short = [lane for lane in equal if len(lane.settled) == num]
+            tasks = [self._replay((lane.candidate, self.rate, 1.0), lane.high or 0, num) for lane in short]
+            for lane, answer in zip(short, self.replays(tasks), strict=True):
+                lane.settled.append(float(answer["severity"]))
+        equal_last = [equal[i] for i in best_of([lane.settled for lane in equal])]
         best = nearest_first(
-            equals, lambda lane: self._num_changes[lane.candidate], lambda lane: float(np.mean(lane.settled))
+            equal_last,
+            lambda lane: len(changed_fields(self._candidate(lane).policy, self.code)),
+            lambda lane: float(np.mean(lane.settled)),
         )[0]
         order = sorted(
             lanes,
-            key=lambda lane: (self._cost(lane), lane is not best, lane not in left, float(np.mean(lane.settled))),
+            key=lambda lane: (self._cost(lane), lane is not best, lane not in equal, float(np.mean(lane.settled))),
         )
-        return order, [lane for lane in left if lane is not order[0]]
+        return order, [lane for lane in equal if lane is not order[0]]
 
     def _best_answers(self, lanes: Sequence[Lane]) -> list[Lane]:
         """Lanes whose model is not known to answer better in another one."""
-        of = [self.candidates[lane.candidate] for lane in lanes]
-        known = [(lane, one.profile.model.name, one.quality.relative) for lane, one in zip(lanes, of, strict=True)]
-        best = dict(sorted((model, quality) for _, model, quality in known if quality is not None))  # the last counts
-        return [lane for lane, model, quality in known if quality in (None, best.get(model))]
+        best: dict[str, float] = {}
+        for lane in lanes:
+            candidate = self._candidate(lane)
+            name, relative = candidate.profile.model.name, candidate.quality.relative
+            if relative is not None:
+                best[name] = max(relative, best.get(name, relative))
+        return [
+            lane for lane in lanes
+            if (candidate := self._candidate(lane)).quality.relative in (None, best.get(candidate.profile.model.name))
+        ]  # fmt: skip
 
-    def with_router(self, lane: Lane, spread: float) -> Variant | None:
+    # The recommendation in other worlds
+
+    def _with_router(self, lane: Lane) -> Variant | None:
         """The best fleet behind a router that knows the queues; None if another router is named, or for one replica."""
-        if self.searches[lane.candidate].scenario.router != UNROUTED or lane.replicas in (None, 1):
+        if self.scenario.router != UNROUTED or lane.replicas in (None, 1):
             return None
-        self._doing = "another router"
-        replicas = min(lane.replicas, self._needed(lane, spread, router=BETTER) or lane.replicas)
-        return Variant(BETTER, replicas, *self._charge(replicas, self.candidates[lane.candidate]))
+        self.phase = "another router"
+        replicas = min(lane.replicas, self._needed(lane, router=ROUTER) or lane.replicas)
+        return self._variant(ROUTER, lane, replicas)
 
-    def under_laws(self, lane: Lane, spread: float) -> tuple[Variant, ...]:
+    def _under_laws(self, lane: Lane) -> tuple[Variant, ...]:
         """What the best policy needs under each counted law of canvases; empty if one is given."""
-        scenario, best = self.searches[lane.candidate].scenario, self.candidates[lane.candidate]
+        scenario, best = self.scenario, self._candidate(lane)
         laws = [law for law in best.profile.canvas_laws if law.engine]
         if best.profile.family != "canvas" or scenario.workload or scenario.yields or len(laws) < 2:
             return ()
-        self._doing = "another law"
-        found = []
+        self.phase = "another law"
+        variants = []
         for law in laws:
             is_default = law is best.profile.canvas_laws[0]
-            needed = lane.replicas if is_default else self._needed(lane, spread, workload=law.workload)
-            gpus, hourly = (None, None) if needed is None else self._charge(needed, best)
-            found.append(Variant(law.workload, needed, gpus, hourly, mean_forwards(law), law.source))
-        return tuple(found)
+            needed = lane.replicas if is_default else self._needed(lane, workload=law.workload)
+            variant = self._variant(law.workload, lane, needed)
+            variants.append(replace(variant, forwards=mean_forwards(law), source=law.source))
+        return tuple(variants)
 
-    def _needed(self, lane: Lane, spread: float, **changed: Any) -> int | None:
+    def _variant(self, name: str, lane: Lane, replicas: int | None) -> Variant:
+        gpus, hourly = (None, None) if replicas is None else self._charge(replicas, lane)
+        return Variant(name=name, replicas=replicas, gpus=gpus, per_hour=hourly)
+
+    def _needed(self, lane: Lane, **changed: Any) -> int | None:
         """Replicas that a lane's policy needs where fields of its scenario are others; None: more than allowed."""
-        candidate = self._add(self.candidates[lane.candidate], lane, **changed)
-        [other] = self._raced([(candidate, self.rate, 1.0)], [lane.replicas or 1], spread=spread)
+        entrant = self._enter(self._candidate(lane), lane, **changed)
+        [other] = self._raced([(entrant, self.rate, 1.0)], [lane.replicas or 1])
         return other.replicas
 
-    def as_today(self, lane: Lane, policy: str, replicas: int) -> Fleet:
+    def _today(self, lane: Lane, policy: str, replicas: int) -> Fleet:
         """What runs today, on the recommended GPUs and under the plan's traffic."""
-        self._doing = "today's fleet"
-        best = self.candidates[lane.candidate]
-        at = self._add(replace(best, policy=policy, settings=()), lane, policy=policy)
-        now = Lane(candidate=at, price=best.weight, most=replicas, at=replicas, low=replicas - 1, high=replicas)
-        found = self.replays([self._replay(at, self.rate, replicas, 1.0, index) for index in range(FIRST)])
-        for one in found:
-            if "error" in one:
-                raise DsimError(f"today is {policy}: {one['error']}")
-        now.severities[replicas] = [float(one["severity"]) for one in found]
-        return self.fleet(now, None)
+        self.phase = "today's fleet"
+        best = self._candidate(lane)
+        entrant = self._enter(replace(best, policy=policy, settings={}), lane, policy=policy)
+        today = Lane(candidate=entrant, price=best.weight, most=replicas, at=replicas, low=replicas - 1, high=replicas)
+        tasks = [self._replay((entrant, self.rate, 1.0), replicas, index) for index in range(FIRST)]
+        answers = self._answers(tasks, f"today is {policy}: ")
+        today.severities[replicas] = [float(answer["severity"]) for answer in answers]
+        return self._fleet(today, None)
 
-    def _add(self, candidate: PlanCandidate, like: Lane, **changed: Any) -> int:
+    def _enter(self, candidate: PlanCandidate, like: Lane, **changed: Any) -> int:
         """Add a candidate that is replayed like a lane's, with a scenario's changed fields; returns its index."""
-        self.candidates.append(candidate)
-        for searches in (self.searches, self.whole_searches):
-            search = searches[like.candidate]
-            searches.append(replace(search, scenario=replace(search.scenario, **changed)))
-        at = len(self.candidates) - 1
-        if like.candidate in self.whole:
-            self.whole.add(at)
-        return at
+        model = self.entrants[like.candidate]
+        search, whole = (
+            replace(search, scenario=replace(search.scenario, **changed)) for search in (model.search, model.whole)
+        )
+        self.entrants.append(Entrant(candidate, search, whole, model.on_whole))
+        return len(self.entrants) - 1
 
-    def headroom(self, lanes: Sequence[Lane]) -> dict[int, list[Json]]:
+    def _headroom(self, lanes: Sequence[Lane]) -> dict[int, list[Json]]:
         """By candidate: capacities in HEADROOM replications, each with the criterion that breaks above it."""
-        self._doing = "headroom"
+        self.phase = "headroom"
+
+        def own(lane: Lane, index: int, start: float | None) -> Task:
+            severity = lane.settled[index] if index < len(lane.settled) else None
+            task = self._replay((lane.candidate, self.rate, 1.0), lane.high or 0, index)
+            return replace(task, kind="own", severity=severity, start=start)
+
         # The first rates are the others' starts; the risks fill the pool meanwhile.
-        risks = [
-            self._replay(lane.candidate, rate, lane.replicas or 1, slower, 0)
-            for lane in lanes for _, rate, slower in self._changes
-        ]  # fmt: skip
-        firsts = self._own([(lane, 0, None) for lane in lanes], risks)
-        later = [
-            (lane, i, first["rate"]) for lane, first in zip(lanes, firsts, strict=True) for i in range(1, HEADROOM)
-        ]
-        found: dict[int, list[Json]] = {lane.candidate: [first] for lane, first in zip(lanes, firsts, strict=True)}
-        for (lane, _, _), one in zip(later, self._own(later), strict=True):
-            found[lane.candidate].append(one)
-        return found
+        first = [own(lane, 0, None) for lane in lanes]
+        for lane in lanes:
+            for world in self.changes.values():
+                first.append(self._replay((lane.candidate, *world), lane.replicas or 1, 0))
+        starts = [answer.get("rate") for answer in self.replays(first)]
+        tasks = [own(lane, i, start) for lane, start in zip(lanes, starts, strict=False) for i in range(HEADROOM)]
+        answers = self._answers(tasks)
+        return {lane.candidate: answers[k * HEADROOM : (k + 1) * HEADROOM] for k, lane in enumerate(lanes)}
 
-    def _own(self, asked: Sequence[tuple[Lane, int, float | None]], others: Sequence[Task] = ()) -> list[Json]:
-        """Capacities by replication and start rate. others: tasks to run meanwhile."""
-        tasks = [
-            Task(
-                "own", lane.candidate, self.rate, lane.high or 0, 1.0, index,
-                lane.settled[index] if index < len(lane.settled) else None, start, lane.candidate in self.whole,
-            )
-            for lane, index, start in asked
-        ]  # fmt: skip
-        found = self.replays([*tasks, *others])[: len(tasks)]
-        for one in found:
-            if "error" in one:
-                raise DsimError(one["error"])
-        return found
-
-    def risks(self, best: Sequence[Lane], spread: float) -> list[Risk]:
-        """More traffic, a lost replica and a slower profile, for the best two.
-
-        spread: of severities between replications.
-        """
-        self._doing = "risks"
-        mine = best[0]
-        assert mine.replicas is not None
-        worlds = [(rate, slower) for _, rate, slower in self._changes]
-        after = self._race_in([(mine, *world) for world in worlds], spread)
-        costs = [math.inf if lane.replicas is None else lane.cost(lane.replicas or 0) for lane in after]
+    def _risks(self, best: Sequence[Lane]) -> tuple[Risk, ...]:
+        """More traffic, a lost replica and a slower profile, for the best two."""
+        self.phase = "risks"
+        first, second = best[0], best[-1]  # perhaps the same
+        replicas = first.replicas or 0
+        after = self._raced([(first.candidate, *world) for world in self.changes.values()], [replicas] * 2)
         # No change makes the runner-up cheaper, so it is replayed only where the recommendation then costs more.
-        asked = [i for i, cost in enumerate(costs) for other in best[1:] if cost > other.cost(other.replicas or 0)]
-        rivals = dict(zip(asked, self._race_in([(best[1], *worlds[i]) for i in asked], spread), strict=True))
-        found: list[Risk] = []
-        for i, (change, rate, slower) in enumerate(self._changes):
-            then = [lane for lane in (after[i], rivals.get(i)) if lane is not None and lane.replicas is not None]
-            cheapest = min(then, key=lambda lane: lane.cost(lane.replicas or 0), default=None)
-            said = "" if cheapest is None else str(self.candidates[cheapest.candidate])
-            found.append(self._risk(change, after[i], mine.replicas, rate, slower, spread, after[i].replicas, said))
-        same = str(self.candidates[mine.candidate])
-        left = mine.replicas - (0 if self.spare else 1)
-        lost = self._risk("a replica lost", mine, left, self.rate, 1.0, spread, mine.replicas, same)
+        dearer = []
+        for world, lane in zip(self.changes.values(), after, strict=True):
+            cost = math.inf if lane.replicas is None else lane.cost(lane.replicas)
+            if second is not first and cost > second.cost(second.replicas or 0):
+                dearer.append(world)
+        rivals = self._raced([(second.candidate, *world) for world in dearer], [second.replicas or 1] * len(dearer))
+        risks = []
+        for (change, world), lane in zip(self.changes.items(), after, strict=True):
+            lanes = [lane, *(rivals[i] for i, other in enumerate(dearer) if other == world)]
+            enough = [each for each in lanes if each.replicas is not None]
+            cheapest = min(enough, key=lambda each: each.cost(each.replicas or 0), default=None)
+            name = "" if cheapest is None else str(self._candidate(cheapest))
+            risks.append(self._risk(change, lane, replicas, world, lane.replicas, name))
+        remaining, name = replicas - (0 if self.options.spare else 1), str(self._candidate(first))
+        lost = self._risk("a replica lost", first, remaining, (self.rate, 1.0), replicas, name)
         if lost.verdict != MEETS:
-            lost = replace(lost, needs=None if mine.replicas == self.most else mine.replicas + 1)
-        return [found[0], self._charged(lost, mine.candidate), found[1]]
+            needs = None if replicas == self.options.max_replicas else replicas + 1
+            lost = self._risk("a replica lost", first, remaining, (self.rate, 1.0), needs, name)
+        return risks[0], lost, risks[1]
 
-    def fleet(self, lane: Lane, own: Sequence[Json] | None) -> Fleet:
-        """own: the fleet's capacities, where they were searched."""
-        candidate, replicas = self.candidates[lane.candidate], lane.replicas
+    def _risk(
+        self, change: str, lane: Lane, replicas: int, world: tuple[float, float], needs: int | None, best: str
+    ) -> Risk:
+        """What becomes of a lane's fleet of `replicas`. needs: what it takes then."""
+        answers: list[Json] = []
+        values: Values = {}
+        outcome = MISSES
+        if replicas:
+            answers = self._raced_answers(lane, replicas, *world)
+            values, severities = self._values(answers), lane.severities[replicas]
+            meet = all(_slack(c, values[c.text]) >= 0 for c in self.criteria if c.text in values)
+            sure = verdict(severities, len(severities) + 1, self.spread)
+            # The mean of logarithms and the printed mean may lie on different sides of a bound.
+            outcome = MISSES if sure is False else MEETS if sure and meet else UNSURE
+        return Risk(
+            change=change,
+            values=values,
+            judged=_judged(answers),
+            verdict=outcome,
+            stable=2 * sum(answer["stable"] for answer in answers) > len(answers),
+            needs=needs,
+            per_hour=None if needs is None else self._charge(needs, lane)[1],
+            best=best,
+        )
+
+    # Rows of the result
+
+    def _row(self, entrant: int, **fields: Any) -> Fleet:
+        return replace(self.entrants[entrant].candidate.row(), tried=self.entrants[entrant].tried, **fields)
+
+    def _fleet(self, lane: Lane, capacities: Sequence[Json] | None) -> Fleet:
+        """capacities: the fleet's, where they were searched."""
+        replicas = lane.replicas
         assert replicas is not None
-        due = tuple(self._dues(lane))
-        gpus, hourly = self._charge(due[0].replicas if due else replicas, candidate)
-        seen = self._seen(lane, replicas, self.rate)
-        scenario, criteria = self.searches[lane.candidate].scenario, self.searches[lane.candidate].criteria
-        room = None
-        values = self._values(lane, seen)
-        breaks = min(criteria, key=lambda c: _slack(c, values[c.text].value) if c.text in values else math.inf).text
-        if own is not None:
-            rate = interval([one["rate"] / self.rate for one in own], CONFIDENCE)
+        due, scenario = self._dues(lane), self.entrants[lane.candidate].search.scenario
+        gpus, hourly = self._charge(due[0].replicas if due else replicas, lane)
+        answers = self._raced_answers(lane, replicas, self.rate, 1.0)
+        first, values = answers[0], self._values(answers)
+        slacks = {c.text: _slack(c, values[c.text]) if c.text in values else math.inf for c in self.criteria}
+        room, breaks_first = None, min(slacks, key=lambda text: slacks[text])
+        if capacities is not None:
+            rate = interval([capacity["rate"] / self.rate for capacity in capacities], CONFIDENCE)
             room = Interval(rate.value - 1, rate.low - 1, rate.high - 1)
-            binding = Counter(one["binding"] for one in own).most_common(1)[0][0]
-            breaks = STABILITY if binding < 0 else criteria[binding].text
-        return replace(
-            self._row(lane.candidate),
+            binding = Counter(capacity["binding"] for capacity in capacities).most_common(1)[0][0]
+            breaks_first = STABILITY if binding < 0 else self.criteria[binding].text
+        shares = {slo: [answer["attained"].get(slo, 1.0) for answer in answers] for slo in first["attained"]}
+        return self._row(
+            lane.candidate,
             replicas=replicas,
-            spare=self.spare,
+            spare=self.options.spare,
             gpus=gpus,
             per_hour=hourly,
             per_million_tokens=None if hourly is None else scenario.per_million_tokens(hourly, self.rate),
             values=values,
-            attained={slo: sum(f["attained"].get(slo, 1.0) for f in seen) / len(seen) for slo in seen[0]["attained"]},
-            replications=len(seen),
-            judged=_judged(seen),
+            attained={slo: sum(each) / len(each) for slo, each in shares.items()},
+            replications=len(answers),
+            judged=_judged(answers),
             headroom=room,
-            breaks_first=breaks,
-            limited_by=seen[0]["limited_by"],
-            limiting_setting=seen[0]["limiting_setting"],
-            assumed=seen[0]["assumed"],
-            doubted=tuple(seen[0]["doubted"]),
+            breaks_first=breaks_first,
+            limited_by=first["limited_by"],
+            limiting_setting=first["limiting_setting"],
+            assumed=first["assumed"],
+            doubted=tuple(first["doubted"]),
             due=due,
-            mean_cost=self._cost(lane) if self.horizon and lane.candidate in self.due else None,
-            untested=beyond_tested(candidate.policy, scenario.allow_code),
-            latency_ms=seen[0]["latency_ms"],
+            mean_cost=self._cost(lane) if due else None,
+            untested=self._untested(lane.candidate),
+            latency_ms=first["latency_ms"],
         )
 
-    def _charge(self, replicas: int, candidate: PlanCandidate) -> tuple[int, float | None]:
-        gpus = (replicas + self.spare) * candidate.gpus
+    def _dues(self, lane: Lane) -> tuple[Due, ...]:
+        horizon, later = self.options.horizon, self.entrants[lane.candidate].later
+        if horizon is None or not later:
+            return ()
+        dues = []
+        for years, growth, at_date in zip(horizon.dates, self._growths, (lane, *later), strict=True):
+            replicas = (later[-1] if horizon.buy_now else at_date).replicas or 0
+            gpus, hourly = self._charge(replicas, lane)
+            dues.append(Due(years=years, rate=self.rate * growth, replicas=replicas, gpus=gpus, per_hour=hourly))
+        return tuple(dues)
+
+    def _values(self, answers: Sequence[Json]) -> Values:
+        values: dict[str, Spread] = {}
+        for k, criterion in enumerate(self.criteria):
+            data = np.array([answer["values"][k] for answer in answers if answer["values"][k] is not None])
+            if not len(data):
+                continue
+            mean, half = float(data.mean()), student(data, CONFIDENCE)
+            low, high = mean - half, mean + half
+            if len(data) < 2:
+                values[criterion.text] = Spread(mean, None, None)
+                continue
+            if criterion.share is not None:
+                if half == 0:  # equal replications prove nothing about the next one
+                    low, high = _of_count(mean, sum(answer["judged"][k] for answer in answers))
+                low, high = max(0.0, low), min(1.0, high)
+            values[criterion.text] = Spread(mean, low, high)
+        return values
+
+    def _refusal(self, entrant: int, pilot: Json) -> str:
+        if "error" in pilot:
+            return str(pilot["error"])
+        texts = " and ".join(f"'{criterion.text}'" for criterion in self.criteria)
+        value, observed, limit = pilot["value"], "", self.options.max_replicas
+        if value is not None and len(self.criteria) == 1:
+            share = self.criteria[0].share
+            observed = f": {1e3 * value:.4g} ms" if share is None else f": {percent(value, share)} %"
+            observed += f" on {limit}"
+        return f"{self.entrants[entrant].candidate.policy} misses {texts} even on {limit} replicas{observed}"
+
+    # Costs, races and replays
+
+    def _candidate(self, lane: Lane) -> PlanCandidate:
+        return self.entrants[lane.candidate].candidate
+
+    def _untested(self, entrant: int) -> tuple[str, ...]:
+        return beyond_tested(self.entrants[entrant].candidate.policy, self.code)
+
+    def _charge(self, replicas: int, lane: Lane) -> tuple[int, float | None]:
+        """GPUs and their price, with the spare."""
+        candidate = self._candidate(lane)
+        gpus = (replicas + self.options.spare) * candidate.gpus
         return gpus, None if candidate.price is None else gpus * candidate.price
 
-    def _race(self, starts: Mapping[int, int], most: int | None = None) -> list[Lane]:
-        """A race at the plan's rate, and at those of the horizon. starts: first replicas, by candidate."""
-        growths = self._growths
-        worlds = [(i, self.rate * more, 1.0) for i in starts for more in growths]
-        firsts = [math.ceil(n * more) for n in starts.values() for more in growths]
-        lanes = self._raced(worlds, firsts, drop=self.horizon is None, most=most)
-        today = lanes[:: len(growths)]
-        for k, lane in enumerate(today):
-            due = lanes[k * len(growths) + 1 : (k + 1) * len(growths)]
-            if any(later.replicas is None for later in due):
-                lane.low, lane.high = self.most, None
-            self.due[lane.candidate] = due
-        return today
+    def _cost(self, lane: Lane) -> float:
+        """An hour (without prices: GPUs), on average over the horizon."""
+        later = self.entrants[lane.candidate].later
+        replicas = self._mean_replicas([each.replicas or 0 for each in (lane, *later)])
+        return self._candidate(lane).weight * (replicas + self.options.spare)
+
+    def _mean_replicas(self, replicas: Sequence[int]) -> float:
+        """Paid on average. replicas: by date of the horizon."""
+        return float(replicas[0]) if self.options.horizon is None else self.options.horizon.mean(replicas)
 
     @property
     def _growths(self) -> list[float]:
         """Factors of the rate: today, and at each date of the horizon."""
-        return [1.0] if self.horizon is None else [self.horizon.yearly**years for years in self.horizon.dates]
+        horizon = self.options.horizon
+        return [1.0] if horizon is None else [horizon.yearly**years for years in horizon.dates]
 
-    def _over_time(self, replicas: Mapping[int, int]) -> dict[int, float]:
-        """The replicas paid on average, if those needed grow like the traffic."""
-        if self.horizon is None:
-            return {i: float(n) for i, n in replicas.items()}
-        return {i: self.horizon.mean([math.ceil(n * more) for more in self._growths]) for i, n in replicas.items()}
-
-    def _race_in(self, worlds: Sequence[tuple[Lane, float, float]], spread: float) -> list[Lane]:
-        """The fewest replicas at another rate and slow-down.
-
-        spread: of severities between replications.
-        """
-        own = [(lane.candidate, rate, slower) for lane, rate, slower in worlds]
-        starts = [lane.replicas or 1 for lane, _, _ in worlds]
-        return self._raced(own, starts, spread=spread)
+    def _race(self, starts: Mapping[int, int], most: int | None = None) -> list[Lane]:
+        """A race at the plan's rate, and at those of the horizon. starts: first replicas, by entrant."""
+        growths = self._growths
+        worlds = [(i, self.rate * growth, 1.0) for i in starts for growth in growths]
+        firsts = [math.ceil(replicas * growth) for replicas in starts.values() for growth in growths]
+        lanes = self._raced(worlds, firsts, drop=self.options.horizon is None, most=most)
+        today = lanes[:: len(growths)]
+        for k, lane in enumerate(today):
+            later = lanes[k * len(growths) + 1 : (k + 1) * len(growths)]
+            if any(each.replicas is None for each in later):
+                lane.low, lane.high = self.options.max_replicas, None
+            self.entrants[lane.candidate].later = later
+        return today
 
     def _raced(
-        self, worlds: Sequence[tuple[int, float, float]], starts: Sequence[int], *,
-        drop: bool = False, spread: float | None = None, most: int | None = None,
-    ) -> list[Lane]:  # fmt: skip
+        self, worlds: Sequence[World], starts: Sequence[int], *, drop: bool = False, most: int | None = None
+    ) -> list[Lane]:
         def severities(entries: Sequence[Entry]) -> list[float]:
-            tasks = []
-            for e in entries:
-                candidate, rate, slower = worlds[e.candidate]
-                tasks.append(self._replay(candidate, rate, e.replicas, slower, e.index))
-            return [LIMIT if "error" in found else float(found["severity"]) for found in self.replays(tasks)]
+            tasks = [self._replay(worlds[entry.candidate], entry.replicas, entry.index) for entry in entries]
+            return [LIMIT if "error" in answer else float(answer["severity"]) for answer in self.replays(tasks)]
 
-        prices = [self.candidates[i].weight for i, _, _ in worlds]
-        lanes = race(prices, starts, most or self.most, severities, drop=drop, spread=spread, spare=self.spare)
+        options = self.options
+        prices = [self.entrants[i].candidate.weight for i, _, _ in worlds]
+        lanes = race(
+            prices, starts, most or options.max_replicas, severities, drop=drop, spread=self.spread,
+            spare=options.spare,
+        )  # fmt: skip
         for lane in lanes:
             lane.candidate = worlds[lane.candidate][0]
         return lanes
 
-    def _seen(self, lane: Lane, replicas: int, rate: float, slower: float = 1.0) -> list[Json]:
+    def _raced_answers(self, lane: Lane, replicas: int, rate: float, slower: float) -> list[Json]:
         """The race's replays of a fleet."""
-        many = range(len(lane.severities[replicas]))
-        found = self.replays([self._replay(lane.candidate, rate, replicas, slower, index) for index in many])
-        return [one for one in found if "error" not in one]
+        world = lane.candidate, rate, slower
+        answers = self.replays(self._replay(world, replicas, i) for i in range(len(lane.severities[replicas])))
+        return [answer for answer in answers if "error" not in answer]
 
-    def _replay(self, candidate: int, rate: float, replicas: int, slower: float, index: int) -> Task:
-        return Task("replay", candidate, rate, replicas, slower, index, whole=candidate in self.whole)
+    def _replay(self, world: World, replicas: int, index: int) -> Task:
+        entrant, rate, slower = world
+        whole = self.entrants[entrant].on_whole
+        return Task("replay", entrant, rate, replicas, slower=slower, index=index, whole=whole)
 
-    def _values(self, lane: Lane, seen: Sequence[Json]) -> dict[str, Interval]:
-        criteria = self.searches[lane.candidate].criteria
-        out = {}
-        for k, criterion in enumerate(criteria):
-            known = np.array([v for found in seen if (v := found["values"][k]) is not None])
-            if not len(known):
-                continue
-            mean, half = float(known.mean()), student(known, CONFIDENCE)
-            ends = (mean - half, mean + half)
-            if len(known) < 2:
-                ends = (math.nan, math.nan)
-            elif criterion.share is not None:
-                if half == 0:  # equal replications prove nothing about the next one
-                    ends = _of_count(mean, sum(found["judged"][k] for found in seen))
-                ends = (max(0.0, ends[0]), min(1.0, ends[1]))
-            out[criterion.text] = Interval(mean, *ends)
-        return out
+    def _answers(self, tasks: Sequence[Task], where: str = "") -> list[Json]:
+        """DsimError for a refused task."""
+        answers = self.replays(tasks)
+        for answer in answers:
+            if "error" in answer:
+                raise DsimError(f"{where}{answer['error']}")
+        return answers
 
-    def _risk(
-        self,
-        change: str,
-        lane: Lane,
-        replicas: int,
-        rate: float,
-        slower: float,
-        spread: float,
-        needs: int | None,
-        best: str,
-    ) -> Risk:
-        if not replicas:
-            return Risk(change, {}, 0, MISSES, False, needs, None, best)
-        seen = self._seen(lane, replicas, rate, slower)
-        values = self._values(lane, seen)
-        criteria = self.searches[lane.candidate].criteria
-        meet = all(_slack(c, values[c.text].value) >= 0 for c in criteria if c.text in values)
-        severities = lane.severities[replicas]
-        sure = verdict(severities, len(severities) + 1, spread)
-        # The mean of logarithms and the printed mean may lie on different sides of a bound.
-        said = UNSURE if sure is None else MEETS if sure and meet else MISSES if not sure else UNSURE
-        stable = 2 * sum(found["stable"] for found in seen) > len(seen)
-        risk = Risk(change, values, _judged(seen), said, stable, needs, None, best)
-        return self._charged(risk, lane.candidate)
+    def _report(self) -> None:
+        self.options.progress(self.phase, self.replays.num_replays, None)
 
-    def _charged(self, risk: Risk, candidate: int) -> Risk:
-        who = self.candidates[candidate]
-        return replace(risk, per_hour=None if risk.needs is None else self._charge(risk.needs, who)[1])
-
-    def _refusal(self, candidate: int, pilot: Json) -> str:
-        if "error" in pilot:
-            return str(pilot["error"])
-        criteria = self.searches[candidate].criteria
-        texts = " and ".join(f"'{c.text}'" for c in criteria)
-        value = pilot["value"]
-        said = ""
-        if value is not None and len(criteria) == 1:
-            shown = (
-                f"{percent(value, criteria[0].share)} %" if criteria[0].share is not None else f"{1e3 * value:.4g} ms"
-            )
-            said = f": {shown} on {self.most}"
-        return f"{self.candidates[candidate].policy} misses {texts} even on {self.most} replicas{said}"
-
-    def _row(self, candidate: int) -> Fleet:
-        return replace(_row(self.candidates[candidate]), tried=self.tried.get(candidate))
-
-    def _cost(self, lane: Lane) -> float:
-        """An hour (without prices: GPUs), on average over the horizon."""
-        replicas = float(lane.replicas or 0)
-        if self.horizon is not None:
-            replicas = self.horizon.mean([later.replicas or 0 for later in (lane, *self.due[lane.candidate])])
-        return self.candidates[lane.candidate].weight * (replicas + self.spare)
-
-    def _dues(self, lane: Lane) -> Iterator[Due]:
-        if self.horizon is not None and lane.candidate in self.due:
-            lanes = (lane, *self.due[lane.candidate])
-            for years, more, later in zip(self.horizon.dates, self._growths, lanes, strict=True):
-                replicas = (lanes[-1] if self.horizon.buy_now else later).replicas or 0
-                yield Due(years, self.rate * more, replicas, *self._charge(replicas, self.candidates[lane.candidate]))
-
-    def _tell(self) -> None:
-        if self._progress is not None:
-            self._progress(self._doing, self.replays.num_replays, None)
+    def _notes_on_answers(self, best: PlanCandidate) -> list[str]:
+        """Of settings that change answers: recommended, or not searched."""
+        notes = [
+            f"{name}={value} changes the model's answers, and replays do not judge their quality: compare answers first"
+            for name, value in changed_fields(best.policy, self.code).items()
+            if name in best.changing
+        ]
+        policies: dict[tuple[str, ...], list[str]] = {}
+        for candidate in self._named():
+            if candidate.changing and not candidate.searches_changing:
+                policies.setdefault(candidate.changing, []).append(name_of(candidate.policy))
+        for fields, names in policies.items():
+            of_policies = f"{' and '.join(fields)} of {', '.join(dict.fromkeys(names))}"
+            notes.append(f"settings that change the answers were not searched: {of_policies} (--change-answers)")
+        return notes
 
 
-def fleet_of_today(text: str) -> tuple[str, int]:
-    """SPEC and replicas of `SPEC,replicas=N`."""
-    *items, last = text.split(",")
-    name, _, number = last.partition("=")
-    if not items or name != "replicas" or not (number.isdigit() and 1 <= int(number) <= MAX_REPLICAS):
-        raise DsimError(f"today is {cut(text)}, expected SPEC,replicas=N such as vllm-diffusion:4,replicas=3")
-    return ",".join(items), int(number)
+def _notes_on_gpus(candidates: Sequence[PlanCandidate], search: CapacitySearch) -> list[str]:
+    """A note on the errors of a comparison of GPUs; candidates: the best first."""
+    profiles: dict[str, Profile] = {}
+    for candidate in candidates:
+        profiles.setdefault(candidate.profile.device.name, candidate.profile)
+    return [common_error([*profiles.values()], search.scenario.setting().drawn)] if len(profiles) > 1 else []
 
 
-def _slack(criterion: Criterion, value: float) -> float:
+def _missed(search: CapacitySearch, whole: CapacitySearch, num_settled: int) -> tuple[str, ...]:
+    """Notes on the part of the trace that short replays miss."""
+    if search.scenario.arrival != "trace":
+        return ()
+    total = len(search.scenario.source())
+    short, long = (min(total, len(range(s.num_requests)[judged(s.num_requests)])) for s in (search, whole))
+    if short == total:
+        return ()
+    part = f"{short:,} of the trace's {total:,} requests, in {PARTS} stretches"
+    if search is whole:
+        return (f"each replay judges {part}: a busier stretch between them is missed",)
+    settled = "the recommendation and the runner-up were" if num_settled > 1 else "the recommendation was"
+    where = "the whole trace" if long >= total else f"replays that judge {long:,}"
+    return (
+        f"replays of {search.num_requests:,} requests judge {part}. They sorted out the other policies; only "
+        f"{settled} settled on {where}, with headroom and risks. Another policy may need fewer or more "
+        "replicas than is said here",
+    )
+
+
+def _slack(criterion: Criterion, spread: Spread) -> float:
     """A value's relative distance from its bound; above 0 is good."""
-    slack = value - criterion.bound if criterion.share is not None else criterion.bound - value
-    return slack / criterion.bound
+    beyond = (spread.value or 0.0) - criterion.bound
+    return (beyond if criterion.share is not None else -beyond) / criterion.bound
 
 
 def _of_count(share: float, num: int) -> tuple[float, float]:
@@ -872,15 +759,5 @@ def _of_count(share: float, num: int) -> tuple[float, float]:
     return low, high
 
 
-def _judged(seen: Sequence[Json]) -> int:
-    return sum(max(found["judged"]) for found in seen)  # with several classes: the largest
-
-
-def _row(candidate: PlanCandidate) -> Fleet:
-    profile = candidate.profile
-    return Fleet(
-        policy=candidate.policy, place=candidate.place, profile=profile.name, device=profile.device.name,
-        model=profile.model.name, implementation=profile.implementation, estimated=profile.is_estimate,
-        quality=candidate.quality,
-        gpus_per_replica=candidate.gpus, price=candidate.price,
-    )  # fmt: skip
+def _judged(answers: Sequence[Json]) -> int:
+    return sum(max(answer["judged"]) for answer in answers)  # with several classes: the largest

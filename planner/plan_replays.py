@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -12,17 +12,20 @@ from ..profiler.profile import Profile
 from ..results.metrics import attainment, of_class, rows_of
 from ..results.scenario import Scenario, class_column
 from .backend import Pool
-from .capacity import PER_REPLICA, PILOT, CapacitySearch, latency_ms
+from .candidates import PlanCandidate
+from .capacity import MANY, PER_REPLICA, PILOT, WHOLE, CapacitySearch, latency_ms, search_of
 from .contents import Json
 from .crossing import find
 from .fewest import Fewest
 from .limits import BEYOND, Shares, limited_by
 from .memo import Memo
 from .pool_counts import PILOT_PER_REPLICA, severity_of
-from .replicate import Reading, judge, judged, replication
-from .settings import score
+from .race import Lane
+from .replicate import Reading, judge, judged, replication, to_judge
+from .settings import Tried, score
 
-SEEN = ("ttft", "e2el", "norm_latency", "tpot_chunk")  # clients' percentiles in ms
+PRECISION = 0.02  # of the searches, whose replays grow with it
+CLIENT_METRICS = ("ttft", "e2el", "norm_latency", "tpot_chunk")  # clients' percentiles in ms
 OWN_WIDTH, OWN_SHARPNESS = 0.15, 0.04  # log rate, of the search for a fleet's capacity
 NEXT_WIDTH = 0.04  # ... if another replication's is known
 
@@ -42,58 +45,70 @@ class Posed(Scenario):
         return profile if self.slower == 1.0 else replace(profile, latency=profile.latency.scaled(self.slower))
 
 
+@dataclass(eq=False)
+class Entrant:
+    """A candidate of a plan, and the searches whose replays are its own."""
+
+    candidate: PlanCandidate
+    search: CapacitySearch
+    whole: CapacitySearch  # judges the whole trace, even if --num-requests is less
+    on_whole: bool = False  # replays the whole trace now
+    tried: Tried | None = None  # settings, if this one was chosen among them
+    later: list[Lane] = field(default_factory=list)  # after today, in the horizon
+
+
 @dataclass(frozen=True)
 class Task:
     """A setting's score, a pilot, a replay, or a fleet's capacity."""
 
     kind: str  # of TASKS
-    candidate: int
+    candidate: int  # index of the entrant
     rate: float  # req/s
     replicas: int
     slower: float = 1.0
     index: int = 0  # replication; try: rung
-    known: float | None = None  # own: severity at the rate, already replayed
-    start: float | None = None  # own, try: first rate; None: the plan's
-    whole: bool = False  # trace, even if --num-requests is less
-
-    @property
-    def key(self) -> str:
-        """Unique in a plan."""
-        kind = f"{self.kind} whole" if self.whole else self.kind
-        return f"{kind} {self.candidate} {self.rate!r} {self.replicas} {self.slower!r} {self.index}"
+    whole: bool = False
+    severity: float | None = field(default=None, compare=False)  # own: at the rate, if already replayed
+    start: float | None = field(default=None, compare=False)  # own, try: first rate; None: the plan's
 
 
 class Replays:
     """Answers each task once."""
 
-    def __init__(
-        self,
-        searches: Sequence[CapacitySearch],
-        whole: Sequence[CapacitySearch],
-        pool: Pool,
-        memo: Memo,
-        on_progress: Callable[[], object],
-    ) -> None:
+    def __init__(self, entrants: Sequence[Entrant], pool: Pool, memo: Memo, on_progress: Callable[[], object]) -> None:
         self.num_replays = 0  # stored ones included
-        self._searches = {False: searches, True: whole}
-        self._pool, self._memo, self._on_progress = pool, memo, on_progress
-        self._known: dict[str, Json] = {}
+        self._entrants, self._pool, self._memo, self._on_progress = entrants, pool, memo, on_progress
+        self._answers: dict[Task, Json] = {}
 
     def __call__(self, tasks: Iterable[Task]) -> list[Json]:
-        """Findings in the tasks' order; `error` if dsim refuses a task."""
+        """Answers in the tasks' order; `error` if dsim refuses a task."""
         tasks = list(tasks)
-        new = {t.key: (self._searches[t.whole][t.candidate], t) for t in tasks if t.key not in self._known}
-        with closing(self._memo.run(self._pool, _do, new)) as outcomes:
+        new = list(dict.fromkeys(task for task in tasks if task not in self._answers))
+        cells = {str(i): (self._search(task), task) for i, task in enumerate(new)}
+        with closing(self._memo.run(self._pool, _do, cells)) as outcomes:
             for outcome in outcomes:
                 if outcome.trace is not None:
                     raise RuntimeError(f"in a worker:\n{outcome.trace}")
                 if outcome.error is not None and not outcome.refused:
                     raise DsimError(outcome.error)
-                found: Json = {"error": outcome.error} if outcome.value is None else outcome.value
-                self._known[outcome.key] = found
-                self.num_replays += found.get("replays", 0)
+                answer: Json = {"error": outcome.error} if outcome.value is None else outcome.value
+                self._answers[new[int(outcome.key)]] = answer
+                self.num_replays += answer.get("replays", 0)
                 self._on_progress()
-        return [self._known[task.key] for task in tasks]
+        return [self._answers[task] for task in tasks]
+
+    def _search(self, task: Task) -> CapacitySearch:
+        entrant = self._entrants[task.candidate]
+        return entrant.whole if task.whole else entrant.search
+
+
+def whole_search(search: CapacitySearch, attainment: float) -> CapacitySearch:
+    """The search with replays that judge the whole trace, up to WHOLE requests."""
+    scenario = search.scenario
+    if scenario.arrival != "trace" and scenario.lengths is not None:
+        return search
+    num = min(to_judge(len(scenario.source())), WHOLE if scenario.arrival == "trace" else MANY)
+    return search if num <= search.num_requests else search_of(scenario, PRECISION, attainment, num)
 
 
 def fleet(search: CapacitySearch, replicas: int, slower: float = 1.0) -> CapacitySearch:
@@ -105,54 +120,52 @@ def fleet(search: CapacitySearch, replicas: int, slower: float = 1.0) -> Capacit
     return replace(search, scenario=scenario, num_requests=max(search.num_requests, PER_REPLICA * replicas))
 
 
-def _do(memo: Memo, work: tuple[CapacitySearch, Task]) -> Json:
-    search, task = work
+def _do(memo: Memo, cell: tuple[CapacitySearch, Task]) -> Json:
+    search, task = cell
     return TASKS[task.kind](memo, search, task)
 
 
 def _pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """Approximate replicas for the rate; null above `task.replicas`."""
-    used = 0
-    value = math.nan
+    num_replays, value = 0, math.nan
     size = Fewest(most=task.replicas, stride=2.0)
     while size.open:
         short = search.shortened(max(search.shortened().num_requests, PILOT_PER_REPLICA * size.at))
         short = replace(short, scenario=replace(search.scenario, replicas=size.at))
         reading = short.requests(PILOT, memo)(task.rate)
-        used += 1
+        num_replays += 1
         value = reading.values[int(np.argmax(reading.severities))]
         # A growing queue shows what one replica serves.
         growing = size.high is None and not reading.stable
         size.decide(reading.holds, math.ceil(size.at * task.rate / reading.throughput) if growing else None)
-    return {"replicas": size.replicas, "value": None if math.isnan(value) else value, "replays": used}
+    return {"replicas": size.replicas, "value": None if math.isnan(value) else value, "replays": num_replays}
 
 
 def _replay(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """A fleet's criteria, limit, and what clients see."""
-    own = fleet(search, task.replicas, task.slower)
-    found: Json = memo.replay(lambda: own.asked(task.index, task.rate, "fleet"), lambda: _of_fleet(own, task))
-    return found
+    sized = fleet(search, task.replicas, task.slower)
+    answer: Json = memo.replay(lambda: sized.inputs(task.index, task.rate, "a fleet"), lambda: _of_fleet(sized, task))
+    return answer
 
 
 def _of_fleet(search: CapacitySearch, task: Task) -> Json:
-    own, requests = replication(search.scenario, task.index, search.num_requests, search.block)
-    setting = own.setting()
+    scenario, requests = replication(search.scenario, task.index, search.num_requests, search.block)
+    setting = scenario.setting()
     shares = Shares(setting) if task.index == 0 else None
     timed = requests.time_scaled(1 / task.rate)
-    result = own.simulate_whole(timed, None if shares is None else shares.append)
-    reading = judge(search.criteria, timed, result, task.rate, own.missing_passes)
-    seen = judged(len(timed))
-    window = rows_of(result.table.columns, seen)
-    window["slo_class"] = class_column(timed)[seen]
-    found: Json = {
-        "attained": {
-            str(slo): share
-            for criterion in search.criteria
-            for slo in criterion.slos
-            if slo.stat is None
-            and not math.isnan(share := attainment(of_class(window, slo), slo, missing_passes=own.missing_passes))
-        },
-        "values": [None if math.isnan(v) else v for v in reading.values],
+    records = scenario.simulate_whole(timed, None if shares is None else shares.append)
+    reading = judge(search.criteria, timed, records, task.rate, scenario.missing_passes)
+    rows = judged(len(timed))
+    window = rows_of(records.table.columns, rows)
+    window["slo_class"] = class_column(timed)[rows]
+    attained = {}
+    for slo in (slo for criterion in search.criteria for slo in criterion.slos if slo.stat is None):
+        share = attainment(of_class(window, slo), slo, missing_passes=scenario.missing_passes)
+        if not math.isnan(share):
+            attained[str(slo)] = share
+    answer: Json = {
+        "attained": attained,
+        "values": [None if math.isnan(value) else value for value in reading.values],
         "judged": [len(of_class(window, criterion.slos[0])["status"]) for criterion in search.criteria],
         "severity": severity_of(reading),
         "stable": reading.stable,
@@ -161,35 +174,35 @@ def _of_fleet(search: CapacitySearch, task: Task) -> Json:
     }
     if shares is not None:
         spent = shares.shares()
-        limit = limited_by(spent, result.totals.preemptions / len(timed), setting)
-        found |= {"limited_by": limit.name, "limiting_setting": limit.setting, "assumed": spent[BEYOND]}
-        found["doubted"] = shares.doubted()
-        found["latency_ms"] = latency_ms(window, SEEN)
-    return found
+        limit = limited_by(spent, records.totals.preemptions / len(timed), setting)
+        answer |= {"limited_by": limit.name, "limiting_setting": limit.setting, "assumed": spent[BEYOND]}
+        answer |= {"doubted": shares.doubted(), "latency_ms": latency_ms(window, CLIENT_METRICS)}
+    return answer
 
 
 def _own(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """The highest rate that meets the SLOs, and the criterion broken above it."""
-    own = fleet(search, task.replicas, task.slower)
-    ask = own.requests(task.index, memo)
-    replays = 0
+    sized = fleet(search, task.replicas, task.slower)
+    replay, severity, num_replays = sized.requests(task.index, memo), task.severity, 0
 
     def read(rate: float) -> Reading:
-        nonlocal replays
-        if task.known is not None and task.known <= 0 and math.isclose(rate, task.rate, rel_tol=1e-9):
-            return Reading(rate, (math.nan,), (task.known,), True, rate, 0.0)
-        replays += 1
-        return ask(rate)
+        nonlocal num_replays
+        if severity is not None and severity <= 0 and math.isclose(rate, task.rate, rel_tol=1e-9):
+            return Reading(
+                rate=rate, values=(math.nan,), severities=(severity,), stable=True, throughput=rate, rejected=0.0
+            )
+        num_replays += 1
+        return replay(rate)
 
     width = OWN_WIDTH if task.start is None else NEXT_WIDTH
-    found = find(read, own.criteria, task.start or task.rate, width, OWN_SHARPNESS)
-    return {"rate": found.rate, "binding": found.binding, "replays": replays}
+    crossing = find(read, sized.criteria, task.start or task.rate, width, OWN_SHARPNESS)
+    return {"rate": crossing.rate, "binding": crossing.binding, "replays": num_replays}
 
 
 def _try(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """The rate that a replica serves, on replays of the rung's length."""
-    rate, replays = score(search, task.index, task.start or task.rate, memo)
-    return {"rate": rate, "replays": replays}
+    rate, num_replays = score(search, task.index, task.start or task.rate, memo)
+    return {"rate": rate, "replays": num_replays}
 
 
 TASKS: dict[str, Callable[[Memo, CapacitySearch, Task], Json]] = {

@@ -6,8 +6,9 @@ replicas while the others have plenty; larger fleets are then tried by cost, wit
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,16 @@ from ..engine.errors import DsimError
 from ..results.scenario import Scenario
 from ..sim.fleet import PoolSpec
 from .backend import Pool
-from .capacity import PILOT, CapacitySearch
+from .capacity import (
+    MAX_REPLICAS_TRIED,
+    PILOT,
+    Capacity,
+    CapacityOptions,
+    CapacitySearch,
+    Run,
+    check_rate,
+    means,
+)
 from .memo import Memo
 from .race import FIRST, LIMIT, MOST, verdict
 from .replicate import Reading
@@ -23,14 +33,48 @@ from .replicate import Reading
 PILOT_PER_REPLICA = 100  # requests of a short replay
 
 Counts = tuple[int, ...]  # replicas, by pool
-Progress = Callable[[Counts, int], object]  # fleet, replays done
 
 
-@dataclass(frozen=True)
-class PoolCounts:
-    counts: Counts
-    fewer: dict[Counts, tuple[Reading, ...]]  # fleets one replica smaller
-    num_replays: int
+def fewest_of_each_pool(
+    scenario: Scenario, rate: float, *, max_replicas: int = MAX_REPLICAS_TRIED, **options: Any
+) -> Capacity:
+    """The fewest GPUs in the scenario's pools with a capacity of at least `rate` (req/s), by its interval's low end.
+
+    The scenario's counts are a first guess. options: of CapacityOptions.
+    """
+    checked = CapacityOptions(**options)
+    check_rate(rate, max_replicas)
+    runs: dict[Counts, Run] = {}
+    in_runs = 0  # replays
+
+    def search_of(counts: Counts) -> CapacitySearch:
+        return checked.search(with_counts(scenario, counts))
+
+    def is_sure(counts: Counts) -> bool:
+        nonlocal in_runs
+        before = fleets.num_replays + in_runs
+        runs[counts] = Run(with_counts(scenario, counts), pool, checked, rate, num_replays=before)
+        in_runs += runs[counts].num_replays - before
+        return runs[counts].interval.low >= rate
+
+    def report(counts: Counts) -> None:
+        if checked.progress is not None:
+            checked.progress(fleets.num_replays + in_runs, None, sum(counts))
+
+    with Pool(checked.jobs, checked.ray) as pool:
+        gpus = [float(setting.profile.device.count) for _, setting in scenario.each_pool()]
+        fleets = FleetSearch(
+            search_of, gpus, rate, most=max_replicas, pool=pool, memo=checked.memo, is_sure=is_sure, report=report
+        )
+        counts = fleets.cheapest(tuple(min(spec.count, max_replicas) for spec in PoolSpec.parse_all(scenario.pools)))
+        chosen = runs[counts]
+        chosen.num_replays = fleets.num_replays + in_runs
+        capacity = chosen.finish()
+    pools = []
+    for k, part in enumerate(capacity.pools):
+        readings = fleets.readings.get(_fewer(counts, k))
+        pools.append(replace(part, one_less=means(chosen.search.criteria, readings) if readings else {}))
+    return replace(capacity, pools=tuple(pools))
 
 
 def with_counts(scenario: Scenario, counts: Sequence[int]) -> Scenario:
@@ -43,59 +87,52 @@ def severity_of(reading: Reading) -> float:
     return LIMIT if not reading.stable else float(np.clip(max(reading.severities), -LIMIT, LIMIT))
 
 
-def fewest_of_pools(
-    search_of: Callable[[Counts], CapacitySearch], start: Counts, prices: Sequence[float], rate: float, most: int,
-    pool: Pool, memo: Memo, *, surely: Callable[[Counts], bool] = lambda counts: True,
-    progress: Progress = lambda counts, replays: None,
-) -> PoolCounts:  # fmt: skip
-    """The cheapest counts, at most `most` per pool, that meet the SLOs at a rate.
+@dataclass
+class FleetSearch:
+    """The cheapest counts, at most `most` per pool, that meet the SLOs at a rate. prices: of a replica, by pool."""
 
-    start: a guess. prices: of a replica, by pool. surely: a last test. DsimError if `most` per pool are too few.
-    """
-    return _Search(search_of, prices, rate, most, pool, memo, progress)(start, surely)
+    search_of: Callable[[Counts], CapacitySearch]
+    prices: Sequence[float]
+    rate: float
+    most: int
+    pool: Pool
+    memo: Memo
+    is_sure: Callable[[Counts], bool] = lambda counts: True  # a last test
+    report: Callable[[Counts], object] = lambda counts: None  # called before and after replays
+    num_replays: int = 0
+    readings: dict[Counts, list[Reading]] = field(default_factory=dict)  # of fleets raced
+    _short: dict[Counts, bool] = field(default_factory=dict)
+    _too_few: list[Counts] = field(default_factory=list)  # too small, or refused by `is_sure`
 
-
-class _Search:
-    def __init__(
-        self, search_of: Callable[[Counts], CapacitySearch], prices: Sequence[float], rate: float, most: int,
-        pool: Pool, memo: Memo, progress: Progress,
-    ) -> None:  # fmt: skip
-        self._search_of, self._prices, self._rate, self._most = search_of, prices, rate, most
-        self._pool, self._memo, self._progress = pool, memo, progress
-        self._short: dict[Counts, bool] = {}
-        self._readings: dict[Counts, list[Reading]] = {}
-        self._too_few: list[Counts] = []  # too small, or refused by `surely`
-        self._num_replays = 0
-
-    def __call__(self, start: Counts, surely: Callable[[Counts], bool]) -> PoolCounts:
+    def cheapest(self, start: Counts) -> Counts:
+        """start: a guess. DsimError if `most` per pool are too few."""
         ample = start
-        while not self._about(ample):
-            if min(ample) == self._most:
+        while not self._meets_shortly(ample):
+            if min(ample) == self.most:
                 raise DsimError(
-                    f"{self._most} replicas of each pool do not meet the SLOs at {self._rate:g} req/s, expected fewer "
+                    f"{self.most} replicas of each pool do not meet the SLOs at {self.rate:g} req/s, expected fewer "
                     "to do: allow more, or relax the SLOs"
                 )
-            ample = tuple(min(2 * n, self._most) for n in ample)
+            ample = tuple(min(2 * n, self.most) for n in ample)
         least = tuple(self._fewest(ample, k) for k in range(len(ample)))
-        counts = next((one for one in self._by_cost(least) if self._is(one, surely)), None)
+        counts = next((fleet for fleet in self._by_cost(least) if self._is_enough(fleet)), None)
         if counts is None:
-            raise DsimError(f"no fleet of up to {self._most} replicas of a pool surely meets the SLOs")
+            raise DsimError(f"no fleet of up to {self.most} replicas of a pool surely meets the SLOs")
         # Short replays may have misjudged the fewest.
-        while (other := next((one for one in _one_less(counts) if self._is(one, surely)), None)) is not None:
-            counts = other
-        fewer = {one: tuple(self._readings[one]) for one in _one_less(counts)}
-        return PoolCounts(counts, fewer, self._num_replays)
+        while (smaller := next((fleet for fleet in _one_less(counts) if self._is_enough(fleet)), None)) is not None:
+            counts = smaller
+        return counts
 
-    def _is(self, counts: Counts, surely: Callable[[Counts], bool]) -> bool:
+    def _is_enough(self, counts: Counts) -> bool:
         if counts in self._too_few:
             return False
-        if self._enough(counts) and surely(counts):
+        if self._meets(counts) and self.is_sure(counts):
             return True
         self._too_few.append(counts)
         return False
 
     def _cost(self, counts: Counts) -> float:
-        return sum(n * price for n, price in zip(counts, self._prices, strict=True))
+        return sum(n * price for n, price in zip(counts, self.prices, strict=True))
 
     def _by_cost(self, least: Counts) -> Iterator[Counts]:
         """Possible fleets by cost, then by replicas of the first pool."""
@@ -105,8 +142,8 @@ class _Search:
             if not any(all(n <= m for n, m in zip(counts, few, strict=True)) for few in self._too_few):
                 yield counts
             for k in range(len(counts)):
-                more = tuple(n + (i == k) for i, n in enumerate(counts))
-                if more not in seen and max(more) <= self._most:
+                more = _fewer(counts, k, -1)
+                if more not in seen and max(more) <= self.most:
                     seen.add(more)
                     heapq.heappush(heap, (self._cost(more), more))
 
@@ -115,44 +152,50 @@ class _Search:
         low, high = 0, ample[k]
         while high - low > 1:
             middle = (low + high) // 2
-            if self._about(tuple(middle if i == k else n for i, n in enumerate(ample))):
+            if self._meets_shortly(_fewer(ample, k, ample[k] - middle)):
                 high = middle
             else:
                 low = middle
         return high
 
-    def _about(self, counts: Counts) -> bool:
+    def _meets_shortly(self, counts: Counts) -> bool:
         """Whether a short replay meets the SLOs."""
         if counts not in self._short:
-            self._progress(counts, self._num_replays)
-            own = self._search_of(counts)
-            fewer = max(own.shortened().num_requests, PILOT_PER_REPLICA * sum(counts))
-            short = own.shortened(min(own.num_requests, fewer))
-            [reading] = self._memo.map(self._pool, partial(_read, short, self._rate), [PILOT])
-            self._num_replays += 1
+            self.report(counts)
+            search = self.search_of(counts)
+            num = max(search.shortened().num_requests, PILOT_PER_REPLICA * sum(counts))
+            short = search.shortened(min(search.num_requests, num))
+            [reading] = self.memo.map(self.pool, partial(_read, short, self.rate), [PILOT])
+            self.num_replays += 1
             self._short[counts] = reading.holds
         return self._short[counts]
 
-    def _enough(self, counts: Counts) -> bool:
-        self._replay(counts, 1)
-        while (said := verdict([severity_of(reading) for reading in self._readings[counts]], MOST)) is None:
-            self._replay(counts, max(FIRST, len(self._readings[counts]) + 1))
-        return said
+    def _meets(self, counts: Counts) -> bool:
+        self._replicate(counts, 1)
+        readings = self.readings[counts]
+        while (meets := verdict([severity_of(reading) for reading in readings], MOST)) is None:
+            self._replicate(counts, max(FIRST, len(readings) + 1))
+        return meets
 
-    def _replay(self, counts: Counts, many: int) -> None:
-        """Replay up to `many` replications."""
-        own = self._readings.setdefault(counts, [])
-        self._progress(counts, self._num_replays)
-        new = range(len(own), many)
-        for reading in self._memo.map(self._pool, partial(_read, self._search_of(counts), self._rate), new):
-            own.append(reading)
-            self._num_replays += 1
-            self._progress(counts, self._num_replays)
+    def _replicate(self, counts: Counts, num: int) -> None:
+        """Replay up to `num` replications."""
+        readings = self.readings.setdefault(counts, [])
+        self.report(counts)
+        replays = partial(_read, self.search_of(counts), self.rate)
+        for reading in self.memo.map(self.pool, replays, range(len(readings), num)):
+            readings.append(reading)
+            self.num_replays += 1
+            self.report(counts)
+
+
+def _fewer(counts: Counts, k: int, num: int = 1) -> Counts:
+    """With `num` replicas less of pool k."""
+    return (*counts[:k], counts[k] - num, *counts[k + 1 :])
 
 
 def _one_less(counts: Counts) -> list[Counts]:
     """Fleets with one replica less of a pool that has several."""
-    return [tuple(n - (i == k) for i, n in enumerate(counts)) for k, many in enumerate(counts) if many > 1]
+    return [_fewer(counts, k) for k, num in enumerate(counts) if num > 1]
 
 
 def _read(search: CapacitySearch, rate: float, memo: Memo, index: int) -> Reading:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from ..engine.errors import DsimError
 from ..files.read import float_of
@@ -20,18 +19,16 @@ def from_sheets(
         return []
     shape, kind = models.model(model), models.family(models.model(model), models.architecture_of(model))
     commits = load(yields).commits if yields else ()
-    held = precision(model, weights, keys)
-    found = [roofline(hardware.gpu(name), shape, tp, generates=kind, yields=commits, precision=held) for name in gpus]
-    if kind == "block-diffusion" and not found[0].commits:
+    formats = precision(model, weights, keys)
+    profiles = [
+        roofline(hardware.gpu(name), shape, tp, generates=kind, yields=commits, precision=formats) for name in gpus
+    ]
+    if kind == "block-diffusion" and not profiles[0].commits:
         raise DsimError(
             f"no yields of {shape.name} are published, expected --yields P: a profile with commit models, such as "
             "a100-sdar-8b"
         )
-    return found
-
-
-def _of_profile(prices: Mapping[str, float], profile: Profile) -> float | None:
-    return prices.get(profile.name)
+    return profiles
 
 
 def prices(price: float | str | Mapping[str, float] | None) -> Callable[[Profile], float | None]:
@@ -39,23 +36,23 @@ def prices(price: float | str | Mapping[str, float] | None) -> Callable[[Profile
     if price is None:
         return lambda profile: None
     if isinstance(price, Mapping):
-        return partial(_of_profile, price)
+        return lambda profile: price.get(profile.name)
     text = str(price)
-    named: dict[str, float] = {}
-    for part in text.split(","):
-        name, equals, price = part.rpartition("=")
-        value = float_of(price)
+    by_name: dict[str, float] = {}
+    for item in text.split(","):
+        name, equals, amount = item.rpartition("=")
+        value = float_of(amount)
         if not 0 < value < math.inf or (equals and not name.strip()) or (not equals and "," in text):
             raise DsimError(
                 f"--gpu-hour is {text}, expected a price above 0, or one for each GPU such as a100=2,h100=3.5"
             )
-        named[name.strip().lower()] = value
+        by_name[name.strip().lower()] = value
 
     def price_of(profile: Profile) -> float:
         names = (profile.device.name.lower(), profile.name.lower())
-        for name in sorted(named, key=len, reverse=True):
-            if any(own.startswith(name) for own in names):
-                return named[name]
+        for name in sorted(by_name, key=len, reverse=True):
+            if any(full.startswith(name) for full in names):
+                return by_name[name]
         raise DsimError(f"--gpu-hour is {text}, which has no price for {profile.device.name}")
 
     return price_of

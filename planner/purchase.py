@@ -1,4 +1,4 @@
-"""Growth of traffic, the life of a plan's fleet, and the replicas for the busiest time."""
+"""Growth of traffic, and the life of a plan's fleet."""
 
 import itertools
 import math
@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..engine.errors import DsimError
-from ..traces import Trace
-from ..traces.stats import HOUR, MINUTE, rates_of
-from .planned import Fleet, Growth, Peak
+from .plan_result import Fleet, Growth
 
 PERIODS = {"year": 1.0, "month": 12.0, "week": 365.25 / 7}  # in a year
 MOST_GROWTH = 10.0  # each period
@@ -53,35 +51,19 @@ def growth_of(horizon: Horizon, fleet: Fleet) -> Growth:
     share, per = parsed_growth(horizon.growth)
     room = fleet.headroom
     assert room is not None
-    lasts = [math.log(1 + end) / math.log(horizon.yearly) if end > 0 else 0.0 for end in (room.low, room.high)]
-    return Growth(horizon.growth, share, per, lasts[0], lasts[1], horizon.years, horizon.buy_now)
-
-
-def peak_of(trace: Trace, rate: float, fleet: Fleet) -> Peak | None:
-    """The busiest hour, or minute of a trace below two hours; None below two minutes."""
-    for name, window in (("hour", HOUR), ("minute", MINUTE)):
-        rates = rates_of(trace.arrival, window)
-        if len(rates) > 1:
-            times = float(rates.max() / rates.mean())
-            return Peak(name, times, rate * times, _fleet_at(fleet, times))
-    return None
+    low, high = (math.log(1 + max(end, 0.0)) / math.log(horizon.yearly) for end in (room.low, room.high))
+    return Growth(
+        text=horizon.growth, share=share, per=per, low=low, high=high, horizon=horizon.years, buy_now=horizon.buy_now
+    )
 
 
 def parsed_growth(text: str) -> tuple[float, str]:
     """Share of the traffic, and period."""
-    found = re.fullmatch(rf"(\d+(?:\.\d+)?) ?%/({'|'.join(PERIODS)})", text.strip())
-    share = 0.0 if found is None else float(found[1]) / 100
-    if found is None or not 0 < share <= MOST_GROWTH:
+    match = re.fullmatch(rf"(\d+(?:\.\d+)?) ?%/({'|'.join(PERIODS)})", text.strip())
+    share = 0.0 if match is None else float(match[1]) / 100
+    if match is None or not 0 < share <= MOST_GROWTH:
         raise DsimError(
             f"growth is {text}, expected a percentage above 0 and up to {100 * MOST_GROWTH:g} for each "
             f"{', '.join(PERIODS)}, such as 30%/year".replace(", week", " or week")
         )
-    return share, found[2]
-
-
-def _fleet_at(fleet: Fleet, times: float) -> int:
-    """Replicas for `times` the traffic, by the headroom's low end."""
-    assert fleet.headroom is not None
-    assert fleet.replicas is not None
-    sure = 1 + max(fleet.headroom.low, 0.0)  # the fleet meets the SLOs at the asked rate
-    return max(fleet.replicas, math.ceil(fleet.replicas * times / sure - 1e-9))
+    return share, match[2]

@@ -83,14 +83,14 @@ def race(
         entries: list[Entry] = []
         for lane in lanes:
             while lane.open:
-                seen = lane.severities.setdefault(lane.at, [])
+                replays = lane.severities.setdefault(lane.at, [])
                 matters = lane.cost(lane.at) <= bar
-                said = verdict(seen, MOST if matters else FIRST, spread)
-                if said is None:
-                    wanted = 1 if not seen else len(seen) + 1 if spread is not None else max(FIRST, len(seen) + 1)
-                    entries += [Entry(lane.candidate, lane.at, i) for i in range(len(seen), wanted)]
+                enough = verdict(replays, MOST if matters else FIRST, spread)
+                if enough is None:
+                    num = 1 if not replays else len(replays) + 1 if spread is not None else max(FIRST, len(replays) + 1)
+                    entries += [Entry(lane.candidate, lane.at, i) for i in range(len(replays), num)]
                     break
-                lane.decide(said)
+                lane.decide(enough)
                 if drop and lane.cost(lane.low + 1) > bar:
                     lane.dropped = lane.replicas is None
         if not entries:

@@ -81,17 +81,17 @@ class Interval:
 
 def criteria_of(slos: Sequence[Slo], attainment: float) -> tuple[Criterion, ...]:
     """SLOs without a statistic are met together, by at least `attainment` of their class."""
-    found: list[Criterion] = []
+    criteria: list[Criterion] = []
     bare: dict[str | None, list[Slo]] = {}
     for slo in slos:
         if slo.stat is None:
             bare.setdefault(slo.slo_class, []).append(slo)
         else:
-            found.append(Criterion((slo,), slo.share, str(slo)))
+            criteria.append(Criterion((slo,), slo.share, str(slo)))
     for together in bare.values():
         text = f"{100 * attainment:g}% meet {' and '.join(map(str, together))}"
-        found.append(Criterion(tuple(together), attainment, text))
-    return tuple(found)
+        criteria.append(Criterion(tuple(together), attainment, text))
+    return tuple(criteria)
 
 
 def replication(scenario: Scenario, index: int, num_requests: int, block: int) -> tuple[Scenario, Trace]:
@@ -102,15 +102,15 @@ def replication(scenario: Scenario, index: int, num_requests: int, block: int) -
     the same requests and luck at all rates.
     """
     seed = int(chance.key(scenario.seed, LUCK, index)[0] >> np.uint64(2))
-    own = replace(scenario, seed=seed)
+    lucky = replace(scenario, seed=seed)
     source = scenario.source()
     timed = len(source) > 1 and source.duration > 0
     if scenario.arrival == "trace" and not timed:
         raise TraceError(f"{source.name} has no arrival times, expected an arrival process (--arrival)")
-    seen = judged(num_requests)
-    rows = resample(len(source), seen.stop - seen.start, block, seed)
-    before = np.arange(rows[0] - seen.start, rows[0])
-    after = np.arange(rows[-1] + 1, rows[-1] + 1 + num_requests - seen.stop)
+    inner = judged(num_requests)
+    rows = resample(len(source), inner.stop - inner.start, block, seed)
+    before = np.arange(rows[0] - inner.start, rows[0])
+    after = np.arange(rows[-1] + 1, rows[-1] + 1 + num_requests - inner.stop)
     drawn = source.in_order(np.concatenate((before, rows, after)) % len(source))
     ready = prepare(
         replace(drawn, notes=source.notes),
@@ -122,12 +122,12 @@ def replication(scenario: Scenario, index: int, num_requests: int, block: int) -
     )
     ready = with_estimates(ready, seed)
     if scenario.arrival != "trace":
-        return own, ready
+        return lucky, ready
     # Warm-up and cool-down are other minutes of the trace: scale by the judged part.
-    span = float(ready.arrival[seen.stop - 1] - ready.arrival[seen.start])
+    span = float(ready.arrival[inner.stop - 1] - ready.arrival[inner.start])
     if not span > 0:
-        raise TraceError(f"{source.name}: the {seen.stop - seen.start} requests to judge come all at once")
-    return own, ready.time_scaled((seen.stop - seen.start - 1) / span)
+        raise TraceError(f"{source.name}: the {inner.stop - inner.start} requests to judge come all at once")
+    return lucky, ready.time_scaled((inner.stop - inner.start - 1) / span)
 
 
 def judged(num_requests: int) -> slice:
@@ -154,10 +154,10 @@ def resample(num_rows: int, num_requests: int, block: int, seed: int, *, evenly:
     num_blocks = -(-num_requests // block)
     if evenly:
         u = float(chance.uniform(chance.key(seed, BLOCKS, 0))[0])
-        at = (np.argsort(chance.key(seed, BLOCKS, 1, np.arange(num_blocks)), kind="stable") + u) / num_blocks
+        places = (np.argsort(chance.key(seed, BLOCKS, 1, np.arange(num_blocks)), kind="stable") + u) / num_blocks
     else:
-        at = chance.uniform(chance.key(seed, BLOCKS, 2, np.arange(num_blocks)))
-    starts = np.floor(at * num_rows).astype(np.int64)
+        places = chance.uniform(chance.key(seed, BLOCKS, 2, np.arange(num_blocks)))
+    starts = np.floor(places * num_rows).astype(np.int64)
     rows: npt.NDArray[np.int64] = (starts[:, None] + np.arange(block)).reshape(-1)[:num_requests] % num_rows
     return rows
 
@@ -176,15 +176,17 @@ def judge(
     """Judge requests between warm-up and cool-down; itl covers the whole run."""
     columns = result.table.columns
     n = len(requests)
-    seen = judged(n)
-    window = rows_of(columns, seen)
-    window["slo_class"] = class_column(requests)[seen]
+    inner = judged(n)
+    window = rows_of(columns, inner)
+    window["slo_class"] = class_column(requests)[inner]
     judgements = [_judge(c, of_class(window, c.slos[0]), result, missing_passes) for c in criteria]
     values, severities = zip(*judgements, strict=True)
     rejected = float((columns["status"] == REJECTED).mean())
     throughput = n * (1 - rejected) / float(np.nanmax(columns["finish"]))
     bounded = stable(columns) and not _waits_grow(columns) and not _fills(columns)
-    return Reading(rate, values, severities, bounded, throughput, rejected)
+    return Reading(
+        rate=rate, values=values, severities=severities, stable=bounded, throughput=throughput, rejected=rejected
+    )
 
 
 def _waits_grow(columns: Columns) -> bool:

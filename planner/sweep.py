@@ -16,9 +16,10 @@ from ..report.page import Page
 from ..report.result import NOT_STORED, Result
 from ..results.metrics import flat, no_nan
 from ..results.scenario import Scenario
+from ..results.spread import Uncertain
 from .backend import Outcome, Pool
 from .contents import Json, asked_of
-from .ensemble import Uncertain, check_num
+from .ensemble import check_num
 from .ensemble import ensemble as run_ensemble
 from .grid import Plan, read_plan
 from .memo import FILES as STORE_FILES

@@ -72,8 +72,8 @@ def tune(
     """
     progress = progress or (lambda *_: None)
     folder = folder or StoreFolder(None, TUNE)
-    _check(scenario, objectives, trials, gpu_hour, policy)
     check_num(num_draws, [scenario])
+    _check(scenario, objectives, trials, gpu_hour, policy)
     default = _default(scenario, policy)
     also = [default.preset] if policy is not None else []
     varied = space_of(scenario, space, also=also, gpus=gpus, by_cost="cost" in objectives)

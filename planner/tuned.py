@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ..report.page import Page
 from ..report.result import NOT_STORED, Result
 from ..results.scenario import Scenario, Setup
-from .ensemble import Uncertain
+from ..results.spread import Uncertain
 from .quality import Quality
 from .replicate import Interval
 from .space import Dimension

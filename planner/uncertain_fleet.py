@@ -7,14 +7,16 @@ from functools import partial
 
 from ..report.table import counted
 from ..results.scenario import Scenario
+from ..results.spread import Uncertain
 from .backend import Pool
+from .candidates import PlanCandidate
 from .capacity import CapacitySearch, search_of
-from .ensemble import Progress, Uncertain, Values, ask, interval, paired
+from .ensemble import Progress, Values, ask, interval, paired
 from .fewest import Fewest
 from .memo import Memo
-from .plan import whole_search
-from .plan_replays import Posed, fleet
-from .planned import Fleet, Planned
+from .plan import posed_fleets
+from .plan_replays import PRECISION, Posed, fleet, whole_search
+from .plan_result import Fleet, Planned
 from .replicate import Criterion, Reading
 
 REPLICAS, COST, GPUS = "replicas needed", "cost an hour", "GPUs needed"
@@ -29,13 +31,28 @@ class Lucky(Posed):
     index: int = 0  # of the replication; 0: the size is the plan's
 
 
+def plan_ensemble(
+    planned: Planned, scenario: Scenario, candidates: Sequence[PlanCandidate], num: int, *, attainment: float,
+    pool: Pool, memo: Memo, progress: Progress,
+) -> Uncertain:  # fmt: skip
+    """The recommendation and its rivals under `num` drawn profiles."""
+    fleets = rivals(planned)
+    posed = posed_fleets(replace(scenario, rate=planned.rate), candidates, list(fleets.values()))
+    return uncertain_fleets(
+        dict(zip(fleets, posed, strict=True)), [replica_cost(planned, row) for row in fleets.values()], num,
+        attainment=attainment, num_requests=planned.num_requests, spare=planned.recommended.spare,
+        cost=COST if planned.priced else GPUS, pool=pool, memo=memo, progress=progress,
+    )  # fmt: skip
+
+
 def rivals(planned: Planned) -> dict[str, Fleet]:
     """The recommendation, the runner-up, and the next GPU's cheapest fleet; dropped ones of an estimated size."""
     best, *others = planned.ranking
-    dropped = [replace(f, replicas=f.about or f.least) for f in planned.left_out if f.about or f.least]
-    others += sorted(dropped, key=lambda f: (f.replicas or 0) * replica_cost(planned, f))
-    chosen = (best, *others[:1], *[f for f in others if f.device != best.device][:1])
-    return {f"{counted(f.replicas or 0, 'replica')} of {f.policy}{f.place and f' on {f.place}'}": f for f in chosen}
+    dropped = [replace(row, replicas=row.about or row.least) for row in planned.left_out if row.about or row.least]
+    others += sorted(dropped, key=lambda row: (row.replicas or 0) * replica_cost(planned, row))
+    another_gpu = [row for row in others if row.device != best.device]
+    chosen = (best, *others[:1], *another_gpu[:1])
+    return {f"{counted(row.replicas or 0, 'replica')} of {row.name}": row for row in chosen}
 
 
 def replica_cost(planned: Planned, fleet: Fleet) -> float:
@@ -66,19 +83,21 @@ def uncertain_fleets(
         plain = {f.name: getattr(posed.located(), f.name) for f in fields(Posed)} | {"rate": None}
         lucky[name] = Lucky(**plain, at=posed.rate or 0.0)
     best, *others = lucky
-    search = whole_search(search_of(lucky[best], 0.02, attainment, num_requests), attainment)
+    search = whole_search(search_of(lucky[best], PRECISION, attainment, num_requests), attainment)
     replay = partial(sized, search.criteria, search.num_requests, search.block)
     judged = _metric(search.criteria[0]), False
-    found, values = ask(replay, lucky, num, judged, pool, progress, memo, _in_replication, moving=1)
+    drawn, values = ask(
+        replay, lucky, num, judged, pool=pool, progress=progress, memo=memo, luck=_in_replication, moving=1
+    )
     costs = {
         name: [{cost: (draw[REPLICAS] + spare) * weight} for draw in values[name]]
         for name, weight in zip(lucky, weights, strict=True)
     }
-    for name, drawn in costs.items():
-        found.intervals[name][cost] = interval([draw[cost] for draw in drawn])
+    for name, draws in costs.items():
+        drawn.intervals[name][cost] = interval([draw[cost] for draw in draws])
     first = lucky[best].replicas
     return replace(
-        found,
+        drawn,
         answer=f"{best} {'meets' if first == 1 else 'meet'} the SLOs at {lucky[best].at:g} req/s",
         survives=sum(draw[REPLICAS] <= first for draw in values[best][1:]) / num,
         best=best,
@@ -101,13 +120,15 @@ def _metric(criterion: Criterion) -> str:
 def sized(criteria: Sequence[Criterion], num_requests: int, block: int, memo: Memo, scenario: Scenario) -> Values:
     """The criteria on the planned fleet, and the fewest replicas that meet them; infinite: the search ended."""
     assert isinstance(scenario, Lucky)
-    search = CapacitySearch(scenario, scenario.policy, tuple(criteria), num_requests, block)
+    search = CapacitySearch(
+        scenario=scenario, policy=scenario.policy, criteria=tuple(criteria), num_requests=num_requests, block=block
+    )
 
     def read(replicas: int) -> Reading:
         return fleet(search, replicas).requests(scenario.index, memo)(scenario.at)
 
     reading = read(scenario.replicas)
-    shown = [
+    values = [
         math.nan if math.isnan(value) else 1e3 * value if criterion.share is None else 100 * (1 - value)
         for criterion, value in zip(criteria, reading.values, strict=True)
     ]
@@ -116,4 +137,4 @@ def sized(criteria: Sequence[Criterion], num_requests: int, block: int, memo: Me
     while scenario.index and size.open:
         size.decide(read(size.at).holds)
     replicas = scenario.replicas if scenario.index == 0 else size.replicas or math.inf
-    return {**dict(zip(map(_metric, criteria), shown, strict=True)), REPLICAS: float(replicas)}
+    return {**dict(zip(map(_metric, criteria), values, strict=True)), REPLICAS: float(replicas)}

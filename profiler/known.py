@@ -59,8 +59,7 @@ def unknown_host(profile: Profile) -> tuple[str, ...]:
 
     A data sheet identifies neither. A fit can miss host_request; a missed host_step is part of its smallest step.
     """
-    zero = [name for name in ("host_step", "host_request") if getattr(profile.latency, name) == 0.0]
-    return tuple(
-        name for name in zero
-        if profile.origin == "roofline" or (name == "host_request" and name in profile.fit.unidentified)
-    )  # fmt: skip
+    terms = {"host_request"}.intersection(profile.fit.unidentified)
+    if profile.origin == "roofline":
+        terms = {"host_request", "host_step"}
+    return tuple(name for name in sorted(terms, reverse=True) if getattr(profile.latency, name) == 0.0)

@@ -1,4 +1,4 @@
-"""Published yields of diffusion models (published.json, written by research/calibration/published.py)."""
+"""Published yields of diffusion models (published.json, written by research/calibration/publications.py)."""
 
 from dataclasses import replace
 from pathlib import Path

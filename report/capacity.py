@@ -1,148 +1,159 @@
 """The page of `dsim capacity`: the sustained rate, its limit, the latency-rate curve."""
 
-import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from ..files.place import has_keys
 from ..results.metrics import ROUNDING
+from ..results.scenario import Setup
 from .chart import Chart, colour
 from .ensemble import decided, of_ensemble
 from .page import Figure, Number, Page, Section, Table, estimate, table
-from .search import Json, money
-from .search import facts as search_facts
+from .run import front_end
 from .table import counted, number, outward, percent, places_of, within
 
-FILES = ("capacity.json", "report.html")
-IS_CAPACITY = has_keys("rate", "replicas", "binding_slo", "curve")
+if TYPE_CHECKING:
+    from ..planner.capacity import Capacity, Point
+    from ..planner.replicate import Interval
+
 CURVE_REPLICATIONS = 2  # a rate from CURVE_NEAR on; one below
 CURVE_NEAR = 0.9  # of the capacity
 MOST_SHOWN = 2.5  # times its bound
 CLIFF = 0.25  # of the capacity, which a bound of 10 % more or less moves at a cliff
+CLIENTS = {"ttft": "to the first token", "tpot_chunk": "a token after the first emission"}
 
 
-def answer(found: Json) -> str:
-    count = found["replicas"]
-    fleet = counted(count, "replica")
-    sure = f"{span(found['rate'])} at {100 * found['confidence']:g}% confidence"
-    if pools := found["pools"]:
-        fleet += f" ({', '.join('{replicas} of {name}'.format_map(pool) for pool in pools)})"
-    sustained = f"{found['policy']} sustains {sure} on {fleet}"
-    if found["asked_rate"] is not None:
-        sustained = f"{found['asked_rate']:g} req/s needs {fleet}, which sustain{'s' if count == 1 else ''} {sure}"
-    return "; ".join((sustained, *found["doubted"]))
-
-
-def span(rate: Json) -> str:
-    """To two digits of the half-width, ends rounded outward: `5.28 req/s (5.16 to 5.41)`."""
-    value, low, high = rate["value"], rate["low"], rate["high"]
-    if high is None:
-        return f"about {number(value)} req/s"
-    places = places_of((high - low) / 2) if high > low else 4
-    ends = f"{outward(low, places):,.{places}f} to {outward(high, places, up=True):,.{places}f}"
-    return f"{value:,.{places}f} req/s ({ends})"
-
-
-def warnings(found: Json) -> list[str]:
-    """Shown before the number."""
-    lines = []
-    if found["interrupted"]:
-        lines.append(f"INTERRUPTED: this is what {len(found['replications'])} replications say")
-    elif found["rate"]["high"] is None or _half(found["rate"]) > found["precision"]:
-        lines.append(
-            f"WIDE: the interval is ±{number(100 * _half(found['rate']))}% after {len(found['replications'])} "
-            f"replications, but {100 * found['precision']:g}% was asked for: allow more --num-requests"
-        )
-    if found["rejected"] > 0:
-        lines.append(f"REJECTED: {percent(found['rejected'])}% of requests can never fit and cause no load")
-    return lines
-
-
-def facts(found: Json) -> list[tuple[str, str]]:
-    """(name, value)."""
-    less, cost, limit, binds = found["one_fewer"], found["cost"], found["limited_by"], found["binds"] or "no pool"
-    binding = found["binding_slo"] if found["binding_slo"] != "stability" else "none: the queue grows without end first"
-    shares = ", ".join(f"{name} {100 * share:.0f}%" for name, share in found["shares"].items() if share >= 0.005)
-    setting = f", {found['limiting_setting']}" if found["limiting_setting"] else ""
-    held = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in found["memory"].items())
-    at = {name: known for name, known in found["latency_ms"].items() if known is not None}
-    seen = "; ".join(f"median {n} {number(ms['p50'])} ms, p90 {number(ms['p90'])} ms" for n, ms in at.items())
-    about = search_facts(found)
-    shown = {
-        "Trace": found.get("traffic"),
-        "SLOs": ", ".join(found["bounds"]),
-        "One replica less": less and f"sustains {span(less)}: too little, or not certainly enough",
-        "Binding SLO": f"{binding} (in {100 * found['binding_share']:.0f}% of replications)",
-        "The bound stands at a cliff": _cliff(found),
-        "Limited by": found["shares"] and f"{limit}{setting} (of the busy time: {shares})",
-        "What binds": found["shares"] and f"{binds}; the memory of a replica is {held}",
-        "At capacity": seen,
-        "Cost": cost
-        and f"{money(cost['per_hour'], found)} an hour for {counted(cost['gpus'], 'GPU')}, "
-        f"{money(cost['per_million_tokens'], found)} for a million tokens of answers",
-        **{name: about[name] for name in ("Workload", "Front end", "Profile")},
-        "Search": f"{found['num_replays']} replays of {found['num_requests']:,} requests, "
-        f"{len(found['replications'])} replications, resampled {found['block']:,} requests at a time",
-    }
-    return [(name, text) for name, text in shown.items() if text]
-
-
-def _cliff(found: Json) -> str:
-    """The capacity at the bounds 10 % either side; empty if both are near it."""
-    others = found["other_bounds"]
-    if all(abs(other["rate"] / found["rate"]["value"] - 1) <= CLIFF for other in others):
-        return ""
-    return ", ".join(f"{other['side']} {number(other['rate'])} req/s at {other['slo']}".strip() for other in others)
-
-
-def capacity_page(found: Json) -> Page:
+def capacity_page(capacity: "Capacity") -> Page:
+    setup, sections = capacity.setup, []
+    if capacity.pools:
+        sections.append(Section("Pools", (_pools(capacity),), spoken=True))
+    if capacity.curve:
+        sections.append(Section("The curve in numbers", (_table(capacity),)))
     return Page(
-        name=f"dsim: capacity of {found['policy']}",
+        name=f"dsim: capacity of {capacity.policy}",
         question="How much traffic meets the SLOs?",
-        answer=decided(answer(found), found),
-        alarms=tuple(warnings(found)),
-        cautions=(estimate(found["profile"], "rates"),) if found["estimated"] else (),
-        numbers=_numbers(found),
-        chart=_distance(found) if found["curve"] else None,
-        facts=tuple(facts(found)),
-        sections=(
-            *((Section("Pools", (_pools(found),), spoken=True),) if found["pools"] else ()),
-            *((Section("The curve in numbers", (_table(found),)),) if found["curve"] else ()),
-            *of_ensemble(found),
-        ),
-        notes=tuple(found.get("notes", ())),
-        command=found.get("command", ""),
-        version=found.get("dsim", ""),
+        answer=decided(_answer(capacity), capacity.ensemble),
+        alarms=tuple(_alarms(capacity)),
+        cautions=(estimate(setup.profile, "rates"),) if setup.estimated else (),
+        numbers=_numbers(capacity),
+        chart=_distance(capacity) if capacity.curve else None,
+        facts=_facts(capacity),
+        sections=(*sections, *of_ensemble(capacity.ensemble)),
+        notes=capacity.notes,
+        command=setup.command,
+        version=setup.dsim,
     )
 
 
-def _numbers(found: Json) -> tuple[Number, ...]:
-    rate, at = found["rate"], found["latency_ms"]
-    value, _, within = span(rate).partition(" (")
-    sure = ""
-    if rate["high"] is not None:
-        sure = f"{within[:-1]}, {100 * found['confidence']:g} % sure"
-    numbers = [Number("capacity", ((None, value),), sure)]
-    if found["cost"] is not None:
-        cost = money(found["cost"]["per_million_tokens"], found)
-        hourly = f"{money(found['cost']['per_hour'], found)} an hour"
-        numbers.append(Number("a million tokens", ((None, cost),), hourly))
-    for name, what in (("ttft", "to the first token"), ("tpot_chunk", "a token after the first emission")):
-        if at.get(name) is not None:
-            shown, median = f"{number(at[name]['p90'])} ms", f"{what}; median {number(at[name]['p50'])} ms"
-            numbers.append(Number(f"{name} p90 at capacity", ((None, shown),), median))
-    numbers.append(Number("replicas", ((None, f"{found['replicas']:,}"),), "behind one router"))
+def _answer(capacity: "Capacity") -> str:
+    fleet = counted(capacity.replicas, "replica")
+    if capacity.pools:
+        fleet += f" ({', '.join(f'{pool.replicas} of {pool.name}' for pool in capacity.pools)})"
+    sure = f"{span(capacity.rate)} at {100 * capacity.confidence:g}% confidence"
+    answer = f"{capacity.policy} sustains {sure} on {fleet}"
+    if capacity.target is not None:
+        sustain = "sustains" if capacity.replicas == 1 else "sustain"
+        answer = f"{capacity.target:g} req/s needs {fleet}, which {sustain} {sure}"
+    return "; ".join((answer, *capacity.doubted))
+
+
+def span(rate: "Interval") -> str:
+    """To two digits of the half-width, ends rounded outward: `5.28 req/s (5.16 to 5.41)`."""
+    places = places_of((rate.high - rate.low) / 2) if rate.high > rate.low else 4
+    low, high = outward(rate.low, places), outward(rate.high, places, up=True)
+    return f"{rate.value:,.{places}f} req/s ({low:,.{places}f} to {high:,.{places}f})"
+
+
+def _alarms(capacity: "Capacity") -> list[str]:
+    lines, num, half_width = [], len(capacity.replications), capacity.rate.half_width
+    if half_width > capacity.precision:
+        lines.append(
+            f"WIDE: the interval is ±{number(100 * half_width)}% after {num} replications, but "
+            f"{100 * capacity.precision:g}% was asked for: allow more --num-requests"
+        )
+    if capacity.rejected > 0:
+        lines.append(f"REJECTED: {percent(capacity.rejected)}% of requests can never fit and cause no load")
+    return lines
+
+
+def _facts(capacity: "Capacity") -> tuple[tuple[str, str], ...]:
+    setup, cost, binding = capacity.setup, capacity.cost, capacity.binding_slo
+    facts = {"Trace": setup.traffic, "SLOs": ", ".join(capacity.bounds)}
+    if capacity.one_fewer is not None:
+        facts["One replica less"] = f"sustains {span(capacity.one_fewer)}: too little, or not certainly enough"
+    if binding == "stability":
+        binding = "none: the queue grows without end first"
+    facts["Binding SLO"] = f"{binding} (in {100 * capacity.binding_share:.0f}% of replications)"
+    facts["The bound stands at a cliff"] = _cliff(capacity)
+    shares = ", ".join(f"{name} {100 * share:.0f}%" for name, share in capacity.shares.items() if share >= 0.005)
+    memory = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in capacity.memory.items())
+    limit = _limit(capacity.limited_by, capacity.limiting_setting)
+    facts["Limited by"] = f"{limit} (of the busy time: {shares})"
+    facts["What binds"] = f"{capacity.binds or 'no pool'}; the memory of a replica is {memory}"
+    seen = {name: ms for name, ms in capacity.latency_ms.items() if ms is not None}
+    latencies = [f"median {name} {number(ms['p50'])} ms, p90 {number(ms['p90'])} ms" for name, ms in seen.items()]
+    facts["At capacity"] = "; ".join(latencies)
+    if cost is not None:
+        hourly, tokens = money(cost.per_hour, setup), money(cost.per_million_tokens, setup)
+        facts["Cost"] = f"{hourly} an hour for {counted(cost.gpus, 'GPU')}, {tokens} for a million tokens of answers"
+    replays = f"{capacity.num_replays} replays of {capacity.num_requests:,} requests"
+    resampled = f"resampled {capacity.block:,} requests at a time"
+    facts |= setup_facts(setup)
+    facts["Search"] = f"{replays}, {len(capacity.replications)} replications, {resampled}"
+    return tuple((name, text) for name, text in facts.items() if text)
+
+
+def setup_facts(setup: Setup) -> dict[str, str]:
+    """Empty if there is none."""
+    return {
+        "Workload": setup.workload or "",
+        "Front end": front_end(setup.frontend),
+        "Profile": setup.profile + (": estimated, not measured" if setup.estimated else ""),
+    }
+
+
+def money(amount: float, setup: Setup, places: int = 2) -> str:
+    return f"{amount:,.{places}f} {setup.currency}"
+
+
+def _limit(name: str, setting: str) -> str:
+    return f"{name}, {setting}" if setting else name
+
+
+def _cliff(capacity: "Capacity") -> str:
+    """The capacity at the bounds 10 % either side; empty if both are near it."""
+    others = capacity.other_bounds
+    if all(abs(other.rate / capacity.rate.value - 1) <= CLIFF for other in others):
+        return ""
+    return ", ".join(f"{other.side} {number(other.rate)} req/s at {other.slo}".strip() for other in others)
+
+
+def _numbers(capacity: "Capacity") -> tuple[Number, ...]:
+    setup, cost = capacity.setup, capacity.cost
+    value, _, ends = span(capacity.rate).partition(" (")
+    numbers = [Number("capacity", ((None, value),), f"{ends[:-1]}, {100 * capacity.confidence:g} % sure")]
+    if cost is not None:
+        tokens, hourly = money(cost.per_million_tokens, setup), money(cost.per_hour, setup)
+        numbers.append(Number("a million tokens", ((None, tokens),), f"{hourly} an hour"))
+    for name, about in CLIENTS.items():
+        ms = capacity.latency_ms.get(name)
+        if ms is not None:
+            about = f"{about}; median {number(ms['p50'])} ms"
+            numbers.append(Number(f"{name} p90 at capacity", ((None, f"{number(ms['p90'])} ms"),), about))
+    numbers.append(Number("replicas", ((None, f"{capacity.replicas:,}"),), "behind one router"))
     return tuple(numbers[:4])
 
 
-def _pools(found: Json) -> Table:
+def _pools(capacity: "Capacity") -> Table:
     """Replicas, load, and the effect of one replica less."""
     rows = []
-    for pool in found["pools"]:
-        setting = f", {pool['limiting_setting']}" if pool["limiting_setting"] else ""
-        less = ", ".join(f"{name.partition('=')[0] if not is_share(found, name) else ''} {_shown(found, name, value)}"
-                         for name, value in pool["one_less"].items()).strip()  # fmt: skip
+    for pool in capacity.pools:
+        less = [
+            f"{'' if name in capacity.share_criteria else name.partition('=')[0]} {_value(capacity, name, value)}"
+            for name, value in pool.one_less.items()
+        ]
         rows.append([
-            pool["name"], f"{pool['replicas']:,}", f"{pool['gpus']:,}", f"{100 * pool['busy']:.0f}%",
-            f"{pool['limited_by']}{setting}", less or "–", pool["policy"], pool["profile"],
+            pool.name, f"{pool.replicas:,}", f"{pool.gpus:,}", f"{100 * pool.busy:.0f}%",
+            _limit(pool.limited_by, pool.limiting_setting), ", ".join(less).strip() or "–", pool.policy, pool.profile,
         ])  # fmt: skip
     caption = (
         "At the capacity. Busy: the share of time in which its replicas run steps. One less: what a fleet with one "
@@ -152,15 +163,14 @@ def _pools(found: Json) -> Table:
     return table(head, rows, caption=caption, left=frozenset({0, 4, 6, 7}), spare=("profile", "policy"))
 
 
-def _table(found: Json) -> Table:
-    names = list(found["bounds"])
-    rows = []
-    for point in found["curve"]:
-        shown = (_shown(found, name, point["values"][name]) for name in names)
-        rows.append([_rate(found, point["rate"]), *shown, _verdict(found, point)])
-    for point in found.get("measured", []):
-        values = (_shown(found, name, point["values"].get(name)) for name in names)
-        rows.append([number(point["rate"]), *values, f"measured: {point['run']}"])
+def _table(capacity: "Capacity") -> Table:
+    def cells(values: Mapping[str, float | None]) -> list[str]:
+        return [_value(capacity, name, values.get(name)) for name in capacity.bounds]
+
+    rows = [
+        [_rate(capacity.rate, point.rate), *cells(point.values), _verdict(capacity, point)] for point in capacity.curve
+    ]
+    rows += [[number(run.rate), *cells(run.values), f"measured: {run.run}"] for run in capacity.measured]
     caption = (
         f"Means of {CURVE_REPLICATIONS} replications at rates from {100 * CURVE_NEAR:g}% of the capacity, and one "
         "replication below. "
@@ -168,104 +178,90 @@ def _table(found: Json) -> Table:
         "or above the capacity; unstable: the queue grows. The interval is of all replications: if the curve's "
         "disagree with it, the verdict says so."
     )
-    return table(["req/s", *names, ""], rows, caption=caption, left=frozenset())
+    return table(["req/s", *capacity.bounds, ""], rows, caption=caption, left=frozenset())
 
 
-def _rate(found: Json, rate: float) -> str:
+def _rate(interval: "Interval", rate: float) -> str:
     """With enough digits to compare it with the capacity's interval."""
-    shown, ends = number(rate), found["rate"]
-    places = len(shown.partition(".")[2])
-    if ends["high"] is None:
-        return shown
-    return max((within(rate, ends[end], places) for end in ("low", "high")), key=len)
+    places = len(number(rate).partition(".")[2])
+    return max((within(rate, end, places) for end in (interval.low, interval.high)), key=len)
 
 
-def _verdict(found: Json, point: Json) -> str:
+def _verdict(capacity: "Capacity", point: "Point") -> str:
     """Whether a rate meets the SLOs, by its replays and the capacity's interval."""
-    rate = found["rate"]
-    if rate["low"] <= point["rate"] <= (rate["value"] if rate["high"] is None else rate["high"]):
+    if capacity.rate.low <= point.rate <= capacity.rate.high:
         return "at the limit"
     # It has fewer replications than the interval.
-    if point["rate"] < rate["low"] and not point["holds"]:
-        return "missed in its replays"
-    if point["holds"]:
-        return "meets all" if point["rate"] < rate["low"] else "met in its replays"
-    if not point["stable"]:
+    if point.rate < capacity.rate.low:
+        return "meets all" if point.holds else "missed in its replays"
+    if point.holds:
+        return "met in its replays"
+    if not point.stable:
         return "unstable"
-    beyond = (_used(found, name, point["values"][name]) for name in found["bounds"])
-    return "violated" if any(used is None or used > ROUNDING for used in beyond) else "violated in some"
+    shares = [_used(capacity, name, point.values[name]) for name in capacity.bounds]
+    return "violated" if any(used is None or used > ROUNDING for used in shares) else "violated in some"
 
 
-def _distance(found: Json) -> Figure:
+def _distance(capacity: "Capacity") -> Figure:
     """The share of its bound that each metric uses."""
     chart = Chart("requests per second", "of what the SLO allows", legend=True)
     chart.layout["legend"] = {"orientation": "h", "y": -0.3}
-    measured = found.get("measured", [])
     top = 1.2
-    for i, name in enumerate(found["bounds"]):
-        curve = [(p, used) for p in found["curve"] if (used := _used(found, name, p["values"][name])) is not None]
-        top = max([top, *(used for _, used in curve)])
+    for i, name in enumerate(capacity.bounds):
+        points = [point for point in capacity.curve if _used(capacity, name, point.values[name]) is not None]
+        used = [_used(capacity, name, point.values[name]) or 0.0 for point in points]
+        top = max([top, *used])
         chart.line(
-            [p["rate"] for p, _ in curve], [used for _, used in curve], name, i, mode="lines+markers",
-            marker={"symbol": ["circle" if p["stable"] else "x" for p, _ in curve], "size": 8},
+            [point.rate for point in points], used, name, i, mode="lines+markers",
+            marker={"symbol": ["circle" if point.stable else "x" for point in points], "size": 8},
             hover=f"%{{y:.0%}} of {name} at %{{x:.3~g}} req/s<extra></extra>",
         )  # fmt: skip
-        if runs := [(p, used) for p in measured if (used := _used(found, name, p["values"].get(name))) is not None]:
+        runs = [run for run in capacity.measured if _used(capacity, name, run.values.get(name)) is not None]
+        if runs:
             chart.line(
-                [p["rate"] for p, _ in runs], [used for _, used in runs], f"{name}, measured", i, mode="markers",
-                text=[p["run"] for p, _ in runs], marker={"symbol": "diamond", "size": 10, "color": colour(i)},
+                [run.rate for run in runs], [_used(capacity, name, run.values[name]) for run in runs],
+                f"{name}, measured", i, mode="markers", text=[run.run for run in runs],
+                marker={"symbol": "diamond", "size": 10, "color": colour(i)},
                 hover="%{y:.0%} at %{x:.3~g} req/s, %{text}",
             )  # fmt: skip
     chart.hline(1.0, "the bound")
-    rate, asked = found["rate"], found["asked_rate"]
-    if rate["high"] is not None:
-        chart.band(rate["low"], rate["high"])
-    if asked is None:
-        chart.vline(rate["value"], "capacity", "solid")
-    else:  # labels must not overlap
-        sides = ("left", "right") if asked <= rate["value"] else ("right", "left")
-        chart.vline(rate["value"], "capacity", "solid", sides[0])
-        chart.vline(asked, "asked", "dot", sides[1])
+    chart.band(capacity.rate.low, capacity.rate.high)
+    target, sides = capacity.target, ("center", "")
+    if target is not None:  # labels must not overlap
+        sides = ("left", "right") if target <= capacity.rate.value else ("right", "left")
+    chart.vline(capacity.rate.value, "capacity", "solid", sides[0])
+    if target is not None:
+        chart.vline(target, "asked", "dot", sides[1])
     # Far above, a metric shows the replay's length only.
     chart.y |= {"tickformat": ".0%", "range": [0, min(1.05 * top, MOST_SHOWN)]}
     caption = (
         "The share of its bound that each metric uses at each rate; for a share of requests, the share of the misses "
         "that it allows. Solid: the capacity, shaded: its interval"
-        + ("." if asked is None else ", dotted: the rate asked for.")
+        + ("." if target is None else ", dotted: the rate asked for.")
     )
-    if found["binding_slo"] == "stability":
+    if capacity.binding_slo == "stability":
         caption += " The queue grows without end before an SLO binds."
-    if measured:
+    if capacity.measured:
         caption += " Diamonds: measured runs."
-    if not all(p["stable"] for p in found["curve"]):
+    if not all(point.stable for point in capacity.curve):
         caption += " ✕: the queue grows without end."
     return Figure("distance", "How near the SLOs are", caption, chart)
 
 
-def _used(found: Json, name: str, value: float | None) -> float | None:
+def _used(capacity: "Capacity", name: str, value: float | None) -> float | None:
     """None without a value, or if the bound allows no miss."""
-    bound = found["bounds"][name]
+    bound = capacity.bounds[name]
     if value is None:
         return None
-    if not is_share(found, name):
-        return float(value / bound)
+    if name not in capacity.share_criteria:
+        return value / bound
     return (1 - value) / (1 - bound) if bound < 1 else None
 
 
-def is_share(found: Json, name: str) -> bool:
-    """A bound on a share of arrivals, not on a time."""
-    return name in found["share_criteria"]
-
-
-def _shown(found: Json, name: str, value: float | None) -> str:
+def _value(capacity: "Capacity", name: str, value: float | None) -> str:
     if value is None:
         return "–"
-    bound = found["bounds"][name]
-    if is_share(found, name):
+    bound = capacity.bounds[name]
+    if name in capacity.share_criteria:
         return f"{percent(value, bound)}%"
-    shown = number(value)
-    return f"{within(value, bound * ROUNDING, len(shown.partition('.')[2]))} ms"
-
-
-def _half(rate: Json) -> float:
-    return math.inf if rate["high"] is None else (rate["high"] - rate["low"]) / (2 * rate["value"])
+    return f"{within(value, bound * ROUNDING, len(number(value).partition('.')[2]))} ms"

@@ -1,43 +1,50 @@
 """An answer's uncertainty: intervals over drawn profiles, and the causes that move it (a tornado chart)."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from ..results.spread import Effect, Spread, Uncertain
 from .chart import Chart, colour
 from .page import Block, Figure, Row, Section, Table, Words
 from .table import number, outward, places_of
 
-Json = Mapping[str, Any]  # Uncertain.to_json()
 TITLE = "What the answer depends on"
 ASKED_RATE = "the rate asked for"  # of a capacity, in place of a rival
 MOST_NAMED = 2  # rivals in the answer
+# How to measure a cause, by prefix; the first match counts.
+COMMANDS = {
+    "front end": "dsim profile --from-log steps.jsonl --client bench.json",
+    "ends at an EOS": "dsim replay --eos, if your answers do",
+    "yield": "dsim profile --from-log steps.jsonl, of your traffic",
+    "spread between requests": "dsim profile --from-log steps.jsonl, of your traffic",
+    "": "dsim profile --from-log steps.jsonl, of your server, or dsim profile --model on this device",
+}
 
 
-def of_ensemble(found: Mapping[str, Any]) -> tuple[Section, ...]:
-    ensemble = found.get("ensemble")
+def of_ensemble(ensemble: Uncertain | None) -> tuple[Section, ...]:
     if ensemble is None:
         return ()
-    words = Words(tuple(sentences(ensemble)), loud=True)
-    return (Section(TITLE, (words, _intervals(ensemble), *_tornados(ensemble)), spoken=True),)
+    blocks: list[Block] = [Words(tuple(sentences(ensemble)), loud=True), _intervals(ensemble)]
+    for i, policy in enumerate(ensemble.effects):
+        blocks += _tornado(ensemble, policy, i)
+    return (Section(TITLE, tuple(blocks), spoken=True),)
 
 
-def decided(answer: str, found: Mapping[str, Any]) -> str:
+def decided(answer: str, ensemble: Uncertain | None) -> str:
     """The answer, and how the best compares with its first rivals, if an ensemble has any."""
-    ensemble = found.get("ensemble") or {}
-    rivals = list(ensemble.get("ratios", {}).items())[:MOST_NAMED]
-    if not rivals:
+    if ensemble is None or not ensemble.ratios:
         return answer
+    rivals = list(ensemble.ratios.items())[:MOST_NAMED]
     metric = next(iter(rivals[0][1]))
     parts = [f"{times(of[metric])} {name if name == ASKED_RATE else f'that of {name}'}" for name, of in rivals]
-    level = f"in {100 * ensemble['level']:.0f} % of {ensemble['num']} drawn profiles"
-    said = f"The {metric} of {ensemble['best']} is {' and '.join(parts)}, {level}."
-    return ". ".join(filter(None, (answer.removesuffix("."), said)))
+    level = f"in {100 * ensemble.level:.0f} % of {ensemble.num} drawn profiles"
+    comparison = f"The {metric} of {ensemble.best} is {' and '.join(parts)}, {level}."
+    return f"{answer.removesuffix('.')}. {comparison}" if answer else comparison
 
 
-def times(ratio: Json) -> str:
+def times(ratio: Spread) -> str:
     """`1.90 times (1.72 to 2.08)`, to two digits of the half-width."""
-    value, low, high = ratio["value"], ratio["low"], ratio["high"]
+    value, low, high = ratio.value, ratio.low, ratio.high
     if value is None or low is None:
         return f"{number(value)} times"
     half = ((high or low) - low) / 2
@@ -47,89 +54,73 @@ def times(ratio: Json) -> str:
     return f"{value:.{places}f} times ({ends})"
 
 
-def sentences(found: Json) -> list[str]:
+def sentences(ensemble: Uncertain) -> list[str]:
     """How often the answer holds, and each policy's largest cause."""
     lines = []
-    if found["survives"] is not None:
-        lines.append(f"{found['answer']} under {100 * found['survives']:.0f} % of {found['num']} drawn profiles.")
-    for policy, effects in found["effects"].items():
-        moved = [e for e in effects if _known(e)]
-        if moved:
-            first = moved[0]
-            assumed = ", an assumed width" if first["assumed"] else ""
-            lines.append(
-                f"{policy}: {found['metric']} depends most on {first['cause']} ({number(first['low'])} to "
-                f"{number(first['high'])}{assumed})."
-            )
-            lines.append(measure_next(moved, found["level"]))
-        else:
-            lines.append(f"{policy}: no uncertainty of the profile moves {found['metric']}.")
+    if ensemble.survives is not None:
+        share = f"{100 * ensemble.survives:.0f} % of {ensemble.num} drawn profiles"
+        lines.append(f"{ensemble.answer} under {share}.")
+    for policy, effects in ensemble.effects.items():
+        if not _moving(effects):
+            lines.append(f"{policy}: no uncertainty of the profile moves {ensemble.metric}.")
+            continue
+        first = effects[0]
+        ends = f"{number(first.low)} to {number(first.high)}{', an assumed width' if first.assumed else ''}"
+        lines.append(f"{policy}: {ensemble.metric} depends most on {first.cause} ({ends}).")
+        lines.append(_measure_next(effects, ensemble.level))
     return lines
 
 
-# How to measure a cause, by prefix; the first match counts.
-COMMANDS = {
-    "front end": "dsim profile --from-log steps.jsonl --client bench.json",
-    "ends at an EOS": "dsim replay --eos, if your answers do",
-    "yield of another workload": "dsim profile --from-log steps.jsonl, of your traffic",
-    "yield": "dsim profile --from-log steps.jsonl, of your traffic",
-    "spread between requests": "dsim profile --from-log steps.jsonl, of your traffic",
-    "": "dsim profile --from-log steps.jsonl, of your server, or dsim profile --model on this device",
-}
+def _moving(effects: Sequence[Effect]) -> list[Effect]:
+    return [effect for effect in effects if effect.swing > 0]
 
 
-def measure_next(moved: Sequence[Json], level: float) -> str:
-    """The largest cause, the interval without it, and how to measure it."""
-    first = moved[0]
-    swings = [abs(e["high"] - e["low"]) for e in moved]
-    left = math.sqrt(max(0.0, 1 - swings[0] ** 2 / sum(s**2 for s in swings)))
-    command = next(text for name, text in COMMANDS.items() if first["cause"].startswith(name))
+def _measure_next(effects: Sequence[Effect], level: float) -> str:
+    """The largest cause, how to measure it, and the interval without it."""
+    first = effects[0]
+    rest = math.sqrt(1 - first.swing**2 / sum(effect.swing**2 for effect in effects))
+    command = next(text for name, text in COMMANDS.items() if first.cause.startswith(name))
     return (
-        f"Measure this next: {first['cause']} ({command}). Known, it would leave about {100 * left:.0f} % of the "
+        f"Measure this next: {first.cause} ({command}). Known, it would leave about {100 * rest:.0f} % of the "
         f"{100 * level:.0f} % interval's width."
     )
 
 
-def _intervals(found: Json) -> Table:
-    ratios = found["ratios"]
-    head = ["policy", "metric", "predicted", f"{100 * found['level']:.0f} % of profiles"]
-    head += [f"{found['best']} has"] if ratios.keys() & found["intervals"].keys() else []
+def _intervals(ensemble: Uncertain) -> Table:
+    head = ["policy", "metric", "predicted", f"{100 * ensemble.level:.0f} % of profiles"]
+    if ensemble.ratios.keys() & ensemble.intervals.keys():
+        head.append(f"{ensemble.best} has")
     rows = []
-    for policy, metrics in found["intervals"].items():
-        for metric, s in metrics.items():
-            if s["value"] is None or s["low"] is None:
+    for policy, metrics in ensemble.intervals.items():
+        for metric, spread in metrics.items():
+            if spread.value is None or spread.low is None:
                 continue
-            ends = f"{number(s['low'])} to {'more' if s['high'] is None else number(s['high'])}"
-            ratio = ratios.get(policy, {}).get(metric)
-            cells = (policy, metric, number(s["value"]), ends, "" if ratio is None else times(ratio))
+            ends = f"{number(spread.low)} to {'more' if spread.high is None else number(spread.high)}"
+            ratio = ensemble.ratios.get(policy, {}).get(metric)
+            cells = (policy, metric, number(spread.value), ends, "" if ratio is None else times(ratio))
             rows.append(Row(cells[: len(head)], group=policy))
     return Table(tuple(head), tuple(rows), left=frozenset({0, 1}))
 
 
-def _tornados(found: Json) -> list[Block]:
-    blocks: list[Block] = []
-    for i, (policy, effects) in enumerate(found["effects"].items()):
-        moved = [e for e in effects if _known(e)]
-        if not moved:
-            continue
-        chart = Chart(found["metric"], "", legend=True)
-        names = [e["cause"] for e in reversed(moved)]
-        for sign, key, shade in (("less", "low", 0.45), ("more", "high", 1.0)):
-            at = found["intervals"][policy][found["metric"]]["value"]
-            chart.add(
-                "bar", orientation="h", y=names, x=[e[key] - at for e in reversed(moved)], base=at, name=sign,
-                marker={"color": colour(i), "opacity": shade}, hovertemplate="%{y}: %{x}<extra></extra>",
-            )  # fmt: skip
-        chart.layout["barmode"] = "overlay"
-        caption = "Each cause alone, one standard deviation below and above the profile's value."
-        rows = [Row((e["cause"], number(e["low"]), number(e["high"]), e["why"])) for e in moved]
-        head = (f"cause, {policy}", f"{found['metric']}, one less", "one more", "its width and source")
-        blocks += [
-            Figure(f"tornado-{i}", f"What moves {found['metric']} of {policy}", caption, chart),
-            Table(head, tuple(rows), left=frozenset({0, 3})),
-        ]
-    return blocks
-
-
-def _known(effect: Json) -> bool:
-    return effect["low"] is not None and effect["high"] is not None and effect["low"] != effect["high"]
+def _tornado(ensemble: Uncertain, policy: str, index: int) -> list[Block]:
+    """The causes that move a policy's metric."""
+    effects, metric = _moving(ensemble.effects[policy]), ensemble.metric
+    if not effects:
+        return []
+    chart = Chart(metric, "", legend=True)
+    predicted = ensemble.intervals[policy][metric].value or 0.0
+    lows, highs = [effect.low for effect in effects], [effect.high for effect in effects]
+    for sign, ends, shade in (("less", lows, 0.45), ("more", highs, 1.0)):
+        chart.add(
+            "bar", orientation="h", y=[effect.cause for effect in reversed(effects)],
+            x=[end - predicted for end in reversed(ends)], base=predicted, name=sign,
+            marker={"color": colour(index), "opacity": shade}, hovertemplate="%{y}: %{x}<extra></extra>",
+        )  # fmt: skip
+    chart.layout["barmode"] = "overlay"
+    caption = "Each cause alone, one standard deviation below and above the profile's value."
+    rows = [Row((effect.cause, number(effect.low), number(effect.high), effect.why)) for effect in effects]
+    head = (f"cause, {policy}", f"{metric}, one less", "one more", "its width and source")
+    return [
+        Figure(f"tornado-{index}", f"What moves {metric} of {policy}", caption, chart),
+        Table(head, tuple(rows), left=frozenset({0, 3})),
+    ]

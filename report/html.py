@@ -58,6 +58,12 @@ def write_findings(
     write_folder(folder, kind, dict(zip(kind.files, json_and_page(findings, page), strict=True)), force=force)
 
 
+def result_files(result: Result) -> dict[str, str]:
+    """The JSON file, named by the schema, and the page."""
+    name = f"{result.schema.removeprefix('dsim-')}.json"
+    return dict(zip((name, "report.html"), json_and_page(result.to_json(), result.page()), strict=True))
+
+
 def json_and_page(findings: Mapping[str, Any], page: Page) -> tuple[str, str]:
     return json_of(findings), to_html(page)
 
@@ -72,10 +78,11 @@ def described(figure: Figure) -> str:
     axes = " over ".join(filter(None, (axis["title"]["text"] for axis in (chart.y, chart.x))))
     sentences = [f"Chart: {figure.title}" + (f" ({axes})" if axes else "")]
     for trace in chart.data:
-        values = trace["x"] if trace.get("orientation") == "h" else trace.get("y", ())
-        heights = [
-            float(value) for value in values if isinstance(value, int | float | np.number) and np.isfinite(value)
-        ]
+        values = list(trace.get("y", ()))
+        if any(isinstance(value, str) for value in values):  # names along y
+            values = trace["x"]
+        numbers = [value for value in values if isinstance(value, int | float | np.number)]
+        heights = [float(value) for value in numbers if np.isfinite(value)]
         if heights:
             name = f"{trace['name']}: " if trace.get("name") else ""
             sentences.append(f"{name}{number(min(heights))} to {number(max(heights))}")

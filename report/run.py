@@ -118,19 +118,18 @@ def _joined(frames: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
 
 def run_words(info: RunInfo) -> Page:
     """The page without charts, which need the run's files."""
-    uncertain = {"ensemble": info.ensemble}
     details, beside = _beside(info.measured)
     return Page(
         name=f"dsim: {info.trace.name}",
         question=info.question,
-        answer=decided(answer(info), uncertain),
+        answer=decided(answer(info), info.ensemble),
         details=details,
         alarms=tuple(alarms(info)),
         facts=tuple(_facts(info)),
         sections=(
             *((Section("Every number", (_every_number(info.policies),)),) if info.policies else ()),
             *beside,
-            *of_ensemble(uncertain),
+            *of_ensemble(info.ensemble),
         ),
         notes=(*info.notes, *_trace_notes(info)),
     )

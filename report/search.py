@@ -43,7 +43,6 @@ def tune_page(tuned: "Tuned") -> Page:
     if quality.relative is None and not quality.same:
         why = f"There is no published score for the answers of {tuned.winner.policy}: {' '.join(quality.notes)}."
         cautions.append(("Quality unknown.", why))
-    ensemble = {"ensemble": None if tuned.ensemble is None else tuned.ensemble.to_json()}
     roles = Words(tuple(f"  {role}: {finalist}" for role, finalist in _finalists(tuned)), loud=True)
     chart, *rest = _figures(tuned)
     facts = {
@@ -60,14 +59,14 @@ def tune_page(tuned: "Tuned") -> Page:
     return Page(
         name=f"dsim tune: {setup.trace}",
         question="Which settings serve this traffic best?",
-        answer=decided(_found(tuned, first), ensemble),
+        answer=decided(_found(tuned, first), tuned.ensemble),
         cautions=tuple(cautions),
         numbers=_numbers_of(tuned, first, recommended),
         chart=chart,
         facts=tuple((name, value) for name, value in facts.items() if value),
         sections=(
             Section("Confirmed", (roles, _confirmed(tuned), Words((f"Run it: {tuned.run}",)))),
-            *of_ensemble(ensemble),
+            *of_ensemble(tuned.ensemble),
             Section("The search", tuple(rest)),
         ),
         notes=tuned.notes,
@@ -323,11 +322,10 @@ def sweep_page(sweep: "Sweep") -> Page:
     numbers = [*numbers[:3], Number("cells", ((None, f"{num_rows} of {sweep.num_cells}"),), about)]
     title, figures = _curves(sweep, metrics)
     ranges = [(name, _range(_values(rows, name))) for name in sweep.varied]
-    ensemble = {"ensemble": None if sweep.ensemble is None else sweep.ensemble.to_json()}
     return Page(
         name=f"dsim: {sweep.title}",
         question="Which of these scenarios serves best?",
-        answer=decided(answer, ensemble),
+        answer=decided(answer, sweep.ensemble),
         alarms=tuple(alarms),
         cautions=(estimate(", ".join(sweep.estimated), "cells"),) if sweep.estimated else (),
         numbers=tuple(numbers),
@@ -336,7 +334,7 @@ def sweep_page(sweep: "Sweep") -> Page:
         sections=(
             *((Section(title, tuple(figures[1:])),) if figures[1:] else ()),
             Section("Cells", (_cells(sweep, metrics),)),
-            *of_ensemble(ensemble),
+            *of_ensemble(sweep.ensemble),
         ),
         notes=(
             "Cells with the same seed have the same requests and random draws, so that they compare like with like.",
@@ -515,13 +513,3 @@ def quality(fleet: Json) -> str:
 
 def quality_number(fleet: Json) -> Number:
     return Number("quality", ((None, quality(fleet)),), "of answers, compared with the full cache")
-
-
-def money(amount: float, info: Json, places: int = 2) -> str:
-    return f"{amount:,.{places}f} {info.get('currency') or ''}".rstrip()
-
-
-def in_currency(info: Json) -> str:
-    """Of a fleet's cost."""
-    over = ", mean over the horizon" if info.get("growth") else ""
-    return (f"{info.get('currency') or ''} an hour".strip() if info["priced"] else "GPUs") + over

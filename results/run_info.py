@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from ..engine.engine import Limits
 from ..traces.estimates import SPREAD
 from .metrics import Summary
+from .spread import Uncertain
 from .stored import Stored
 
 GUESS_FACTOR = math.exp(SPREAD)  # most guesses of a length are within it of the truth
@@ -190,7 +191,7 @@ class RunInfo(Stored):
     fitted_profile: dict[str, Any] | None = None  # a profile file, if fitted to that log
     measured: MeasuredLog | None = None
     cost: FleetCost | None = None
-    ensemble: dict[str, Any] | None = None  # intervals over drawn profiles, and the largest causes
+    ensemble: Uncertain | None = None  # intervals over drawn profiles, and the largest causes
     shortages: tuple[str, ...] = ()  # policies that may run out of memory
     doubted: tuple[str, ...] = ()  # failed checks of profiles, and doubted kinds of steps that take much of the time
     notes: tuple[str, ...] = ()  # limits of the profiles

@@ -215,6 +215,7 @@ READ_BY_THEMSELVES = {
     "engine.numba_parts": "our own compiled code",
     "engine.jit": "our own sources",
     "engine.policy": "the engine imports nothing; it asks for a file first",
+    "planner.deploy": "our own templates",
     "report.html": "our own templates",
 }
 
@@ -233,7 +234,6 @@ RUN_DATA = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "ru
 # Who may all the same, and what.
 UNPICKLES = {
     "planner.backend": "work that the head of a user's own Ray cluster sends, as Ray itself does",
-    "planner.deploy": "writes YAML, and reads none",
 }
 RUN_TEXT = {"eval", "exec", "__import__"}
 # Who loads modules by name or path, and why each may.

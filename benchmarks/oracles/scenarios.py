@@ -19,7 +19,10 @@ from dsim.engine.policy import parse
 from dsim.engine.request import Request
 
 Scenario = dict[str, Any]
-AT_LIMITS = 10_000  # from this seed on vLLM's longest request fills the context, and LMDeploy's prefill_interval is 1
+# From this seed on memory is nearly full and the longest request fills the context; half of vLLM's budgets hold one
+# canvas, or less than a row of drafts, which then come with prefix caching; LMDeploy's prefill_interval is 1; SGLang
+# prefills few blocks.
+AT_LIMITS = 10_000
 
 
 def prompts(r: Random, count: int, usual: int, longest: int) -> list[list[int]]:
@@ -43,9 +46,18 @@ def arrivals(r: Random, count: int) -> list[float]:
 
 
 def pages_for(scenario: Scenario, r: Random) -> int:
-    """Plenty, or in 6 of 10 scenarios so few that requests are preempted."""
+    """Plenty, or in 6 of 10 scenarios so few that requests are preempted; at limits up to two more than needed."""
     least = least_pages(scenario)
+    if scenario["seed"] >= AT_LIMITS:
+        return least + r.randint(0, 2)
     return least + r.randint(0, least) if r.random() < 0.6 else 10 * least
+
+
+def context_of(requests: list[dict[str, Any]], seed: int) -> int:
+    """Plenty, or at limits the longest request's length."""
+    if seed < AT_LIMITS:
+        return 4096
+    return max(64, *(len(request["prompt"]) + request["max_tokens"] for request in requests))
 
 
 def least_pages(scenario: Scenario) -> int:
@@ -85,6 +97,11 @@ def vllm(family: str, seed: int) -> Scenario:
     if threshold < canvas:
         threshold = 0
     asynchronous, eos, caching = r.random() < 0.75, r.random() < 0.5, r.random() < 0.4
+    limits = Random(f"limits-{family}-{seed}")
+    if seed >= AT_LIMITS and limits.random() < 0.5:
+        seqs = limits.choice([1, 2, 3])
+        budget = max(canvas, seqs) + limits.randint(0, 3)
+        caching = caching or drafts > 0
     narrower = canvas > 0 and r.random() < 0.3
     usual, longest = 90, 500
     windows = {}
@@ -107,9 +124,7 @@ def vllm(family: str, seed: int) -> Scenario:
                 next((j for j in range(drafts) if r.random() > 0.6), drafts) for _ in range(limit + 2)
             ]
         requests.append(request)
-    context = 4096
-    if seed >= AT_LIMITS:
-        context = max(64, *(len(request["prompt"]) + request["max_tokens"] for request in requests))
+    context = context_of(requests, seed)
     settings = {
         "max_num_seqs": seqs, "max_num_batched_tokens": budget, "long_prefill_token_threshold": threshold,
         "enable_chunked_prefill": chunked, "scheduler_reserve_full_isl": r.random() < 0.8,
@@ -119,6 +134,8 @@ def vllm(family: str, seed: int) -> Scenario:
     own = {"canvas_length": canvas} if canvas else {}
     if drafts:
         own = {"num_speculative_tokens": drafts, "drafter": r.choice(["ngram", "eagle", "draft_model"])}
+        if seed >= AT_LIMITS and own["drafter"] == "draft_model":  # 0.33 refuses a budget without room beside each row
+            settings["max_num_batched_tokens"] = max(budget, seqs + 1)
     retention = Random(f"retention-{family}-{seed}").choice([0, 0, page, 4 * page]) if caching and windows else 0
     fields = {
         **settings, **own, "page_size": page, "prefix_caching": caching, "prefix_cache_retention_interval": retention
@@ -173,7 +190,7 @@ def lmdeploy(family: str, seed: int) -> Scenario:
             "block": block, "page": page, "num_pages": 0, "max_batch": most, "max_prefill": max_prefill,
             "prefill_interval": interval, "short_turns": short_turns, "order": order, "aging": aging,
         },
-        "limits": {"num_pages": 0, "context_limit": 4096, "max_batch": most},
+        "limits": {"num_pages": 0, "context_limit": context_of(requests, seed), "max_batch": most},
         "eos": eos, "page_size": page, "caching": caching, "requests": requests,
     }  # fmt: skip
     scenario["limits"]["num_pages"] = scenario["settings"]["num_pages"] = pages_for(scenario, r)
@@ -203,7 +220,7 @@ def sglang(family: str, seed: int) -> Scenario:
     fdfo = family == "sglang-fdfo" or (kind != "low" and r.random() < 0.5)
     block, most = r.choice([4, 16, 32]), r.choice([1, 2, 4, 8, 16])
     caching, eos = kind != "gemma" and r.random() < 0.5, r.random() < 0.5
-    max_prefill = r.choice([block * 4, 200, 16384])
+    max_prefill = r.choice([block * 4, 200, 16384]) if seed < AT_LIMITS else block * r.choice([1, 2, 4])
     requests = blocks(r, r.choice([3, 6, 12, 20]), block, eos)
     if kind != "low":
         for request in requests:
@@ -221,7 +238,7 @@ def sglang(family: str, seed: int) -> Scenario:
             "kind": kind, "fdfo": fdfo, "block": block, "page": block, "num_pages": 0, "most": most,
             "max_prefill": max_prefill,
         },
-        "limits": {"num_pages": 0, "context_limit": 4096, "max_batch": most},
+        "limits": {"num_pages": 0, "context_limit": context_of(requests, seed), "max_batch": most},
         "eos": eos, "page_size": block, "caching": caching, "requests": requests,
     }  # fmt: skip
     scenario["limits"]["num_pages"] = scenario["settings"]["num_pages"] = pages_for(scenario, r)

@@ -16,9 +16,9 @@ from unittest import mock
 from dsim.comparison.comparison import COMPARISON
 from dsim.engine.errors import DsimError
 from dsim.files.place import FolderKind, check_folder
-from dsim.planner.capacity_run import CAPACITY
+from dsim.planner.capacity import CAPACITY
 from dsim.planner.memo import STORE, Memo
-from dsim.planner.plan_folder import PLAN
+from dsim.planner.plan_result import PLAN
 from dsim.planner.sweep import SWEEP
 from dsim.planner.tune import TUNE
 from dsim.profiler import given_yield, hardware, models, profile

@@ -17,9 +17,9 @@ from dsim.cli.replay import ReplayQuestion
 from dsim.cli.tune import TuneQuestion
 from dsim.device.on_device import LiveSetting
 from dsim.engine.errors import DsimError
+from dsim.planner.candidates import PlanCandidate
 from dsim.planner.given import name_of_profile, name_of_trace, spec_of
 from dsim.planner.plan_replays import Posed
-from dsim.planner.plan_run import Question
 from dsim.report.chart import script_json
 from dsim.report.page import Figure
 from dsim.report.run import RunResult, run_page
@@ -205,11 +205,11 @@ def test_a_load_generators_file_becomes_a_run_next_to_the_prediction_of_its_trac
 def test_one_price_is_of_every_gpu_also_where_policies_name_their_own_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def noted(question: Question, *of: Any, **how: Any) -> None:
-        asked[:] = question.candidates
+    def noted(scenario: Scenario, candidates: list[PlanCandidate], *of: Any, **how: Any) -> None:
+        asked[:] = candidates
         raise DsimError("enough")
 
-    monkeypatch.setattr("dsim.planner.plan_run.write_plan", noted)
+    monkeypatch.setattr("dsim.planner.plan.plan", noted)
     placed = [f"vllm-diffusion@{name}" for name in ("h200x2-diffusiongemma-vllm", "h100-diffusiongemma-fp8")]
     for price, seen in ((3.5, [3.5, 3.5]), ({"h100-diffusiongemma-fp8": 2.0}, [None, 2.0])):
         with pytest.raises(DsimError, match="enough"):
@@ -250,8 +250,8 @@ def test_a_step_log_becomes_a_profile_with_its_points_and_figures(tmp_path: Path
     made = dsim.profile(from_log=log)
     table = made.to_frame()
     assert made.profile.name == "steps"
-    assert made.steps is not None
-    assert len(table) == len(made.steps)
+    assert made.evidence is not None
+    assert len(table) == len(made.evidence.steps)
     assert abs(table["fitted"] / table["latency"] - 1).median() < 0.05
     assert isinstance(made.plot(), go.Figure)
     with pytest.raises(DsimError, match="nothing to profile: expected model M, from_log FILE, or roofline GPU"):

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ import pytest
 
 from dsim import __version__
 from dsim.engine.errors import MachineError
-from dsim.planner.capacity import CapacitySearch
-from dsim.planner.crossing import Found
-from dsim.report.capacity import FILES
+from dsim.planner.capacity import FILES, CapacitySearch
+from dsim.planner.crossing import Crossing
 
 from .command import dsim, held, rows, succeed
 
@@ -27,10 +25,9 @@ QUEUE = [
 ]  # fmt: skip
 EXPECTED = {
     "dsim": __version__, "trace": "azure-conv", "seed": 3, "gpu_hour": 2.0, "currency": "EUR",
-    "slos": ["mean:e2el=150ms", "ttft=1s"], "binding_slo": "mean:e2el=150ms", "binds": "max rows", "replicas": 1,
-    "profile": "a100-sdar-8b", "estimated": True,
+    "slos": ["mean:e2el=150ms", "ttft=1s"], "profile": "a100-sdar-8b", "estimated": True,
 }  # fmt: skip
-KEYS = ["rate", "replicas", "binding_slo", "limited_by", "curve", "num_replays", "profile"]
+KEYS = ["schema", "version", "rate", "replicas", "binding_slo", "limited_by", "curve"]
 
 
 def test_json_is_one_object_that_stands_alone_the_page_says_the_same_and_so_do_the_bytes_again() -> None:
@@ -38,9 +35,11 @@ def test_json_is_one_object_that_stands_alone_the_page_says_the_same_and_so_do_t
     ran = succeed(*asked, "--jobs", 1, "--json", "-o", "runs/queue")
     found = ran.json
     assert list(found)[:7] == KEYS
-    assert {name: found[name] for name in EXPECTED} == EXPECTED
+    assert (found["binding_slo"], found["binds"], found["replicas"]) == ("mean:e2el=150ms", "max rows", 1)
+    setup = found["setup"]
+    assert {name: setup[name] for name in EXPECTED} == EXPECTED
     assert list(found["memory"]) == ["weights", "KV pages", "sampler workspace", "left free"]
-    assert found["command"] == shlex.join(["dsim", *map(str, asked)])
+    assert setup["command"] == shlex.join(["dsim", *map(str, asked)])
     assert found["rate"]["low"] < found["rate"]["value"] < found["rate"]["high"]
     # A request of one token has a first one, and no pace after it.
     seen = found["latency_ms"]
@@ -51,7 +50,7 @@ def test_json_is_one_object_that_stands_alone_the_page_says_the_same_and_so_do_t
     assert json.loads(Path("runs/queue/capacity.json").read_text(encoding="utf-8")) == found
     page = Path("runs/queue/report.html").read_bytes()
     text = html.unescape(page.decode())
-    parts = [f"<code>{found['command']}</code>", f"dsim {__version__}", "EUR an hour", "mean:e2el=150ms", "ttft p90"]
+    parts = [f"<code>{setup['command']}</code>", f"dsim {__version__}", "EUR an hour", "mean:e2el=150ms", "ttft p90"]
     for part in (*parts, "Estimated, not measured"):
         assert part in text
     assert b"src=" not in page.replace(b"<script src=", b"src=")[-4000:]
@@ -123,26 +122,24 @@ def test_an_input_error_leaves_no_folder_and_a_full_disk_the_old_report(monkeypa
     assert Path("out/report.html").read_bytes() == before
 
 
-def test_ctrl_c_prints_what_is_known_and_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_the_replays_and_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = dsim(*QUEUE, "--jobs", 1, "--json").out
     module = sys.modules[CapacitySearch.__module__]
     search, calls = module._own_capacity, iter(range(1000))
 
-    def stopped_after(some: int) -> Callable[..., Found]:
-        def own_capacity(*arguments: Any) -> Found:
-            if next(calls) >= some:
-                raise KeyboardInterrupt
-            found: Found = search(*arguments)
-            return found
+    def stopped(*arguments: Any) -> Crossing:
+        if next(calls) >= 3:
+            raise KeyboardInterrupt
+        crossing: Crossing = search(*arguments)
+        return crossing
 
-        return own_capacity
-
-    monkeypatch.setattr(module, "_own_capacity", stopped_after(3))
-    some = dsim(*QUEUE, "--jobs", 1)
-    assert some.code == 130
-    assert some.out.startswith("INTERRUPTED: this is what 3 replications say\nar,max_batch=1 sustains ")
-    none = dsim(*QUEUE, "--jobs", 1)
-    assert (none.code, none.out) == (130, "")
-    assert none.err == "Interrupted before two replications were done: nothing is known yet\n"
+    asked = [*QUEUE, "--jobs", 1, "-o", "out"]
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_own_capacity", stopped)
+        ran = dsim(*asked)
+    assert (ran.code, ran.out) == (130, "")
+    assert ran.err == "Interrupted: the replays are kept in out/: the same command continues\n"
+    assert dsim(*asked, "--json").out == whole
 
 
 def test_the_page_draws_the_distance_to_every_bound_and_the_rate_asked_for() -> None:

@@ -1,4 +1,4 @@
-"""The tutorial, command by command as it is written, on less traffic; and `dsim policies --fields`."""
+"""The tutorial, command by command as it is written, on less traffic; and `dsim policies SPEC`."""
 
 import re
 import shutil
@@ -65,13 +65,13 @@ def test_every_command_of_the_other_ways_to_write_a_rule_runs() -> None:
 
 def test_the_fields_of_a_policy_are_listed_with_what_each_may_be_and_means() -> None:
     example = ROOT / "examples" / "policies" / "compiled_rule.py"
-    ran = dsim("policies", "--fields", f"{example}:POLICY:4")
+    ran = dsim("policies", f"{example}:POLICY:4")
     assert (ran.code, ran.err) == (0, "")
     lines = ran.out.splitlines()
     assert lines[0].endswith(":POLICY:4: a chunk sized by the queue's length")
     assert lines[1] == "Source: docs/policy-of-your-own.md"
     assert "  calm = 4: requests, waiting or running, that get the largest chunk [1 to 64]" in lines
-    as_json = dsim("policies", "--fields", "chunk:16", "--json").json
+    as_json = dsim("policies", "chunk:16", "--json").json
     assert (as_json["name"], as_json["main"]) == ("chunk:16", "chunk")
     assert next(field for field in as_json["fields"] if field["name"] == "chunk") == {
         "axis": "granularity", "name": "chunk", "default": 16, "bounds": "2 to 64",
@@ -80,7 +80,7 @@ def test_the_fields_of_a_policy_are_listed_with_what_each_may_be_and_means() -> 
     from dsim.engine.policy import PRESETS
 
     for name, preset in PRESETS.items():
-        ran = dsim("policies", "--fields", name)
+        ran = dsim("policies", name)
         assert ran.out.startswith(f"{name}: {preset.summary}\n")
         assert "no meaning given" not in ran.out, name
 

@@ -54,7 +54,7 @@ def kind_of(field: "Field[Any]") -> str:
 
 
 def is_argument(field: "Field[Any]") -> bool:
-    return field.default is MISSING and not opt_of(field).names
+    return (field.default is MISSING and not opt_of(field).names) or opt_of(field).metavar.startswith("[")
 
 
 def good(field: "Field[Any]", nth: int = 0) -> tuple[list[str], Any]:

@@ -380,7 +380,7 @@ def test_what_did_not_complete_is_left_out_and_counted(runs: Runs) -> None:
 @pytest.mark.slow
 def test_weights_that_decide_leave_requests_unpaired(runs: Runs) -> None:
     # Such a run may have used no profile.
-    decided = runs.live(commits="model", profile={})
+    decided = runs.live(commits="model", profiles={})
     found = compared(runs.twin(), decided, "mean:e2el=50%")
     (cell,) = found.cells
     assert cell.unpaired == f"the weights decided the commits of {decided.folder}"

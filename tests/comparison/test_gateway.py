@@ -10,7 +10,7 @@ from dsim.cli.python import import_run
 from dsim.comparison.clients.read import read_client
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import parse
-from dsim.planner.plan_run import Options, question_of
+from dsim.planner.candidates import candidates_of
 from dsim.profiler.profile import load
 from dsim.results.scenario import Scenario
 from dsim.sim.setting import Setting
@@ -61,8 +61,8 @@ def test_a_log_of_another_model_than_the_profile_s_is_warned_of_and_a_plan_takes
     )
     assert warnings_of(Setting(parse("vllm-diffusion:8"), load("h100-diffusiongemma-fp8")), log) == []
     scenario = Scenario(str(path), slos=("ttft=2s",))
-    asked = question_of(scenario, [], None, lambda profile: None, Options(rate=1.0, as_given=True))
-    assert {profile.name for profile in asked.profiles} == {"h100-diffusiongemma-fp8"}
+    candidates, _ = candidates_of(scenario, [], None, lambda profile: None, as_given=True)
+    assert {candidate.profile.name for candidate in candidates} == {"h100-diffusiongemma-fp8"}
 
 
 def test_any_log_is_read_by_its_own_columns(tmp_path: Path) -> None:

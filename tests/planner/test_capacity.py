@@ -14,7 +14,7 @@ import pytest
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import parse
 from dsim.planner.capacity import AtBound, Capacity, CapacitySearch, _at_bound, capacity, fewest_replicas
-from dsim.planner.crossing import Found, Slope, common_slope, find
+from dsim.planner.crossing import Crossing, Slope, common_slope, find
 from dsim.planner.limits import Limit, device_time, limited_by
 from dsim.planner.replicate import COOLDOWN, WARMUP, Reading, criteria_of
 from dsim.profiler.profile import load, save
@@ -71,7 +71,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = dataclasses.asdict(Limit("compute"))
 
     def at_capacity(search: CapacitySearch, rate: float) -> dict[str, Any]:
-        reading = list(vars(lindley(search)(0)(rate)).values())
+        reading = vars(lindley(search)(0)(rate))
         found = {"shares": {"decode": 1.0}, "limit": limit, "latency": {}, "reading": reading}
         return {**found, "pools": [], "doubted": []}
 
@@ -89,7 +89,7 @@ def test_the_capacity_of_the_twin_is_the_closed_form_of_m_d_1(md1: Scenario) -> 
     assert found.binding_slo == MEAN
     assert found.limited_by == "activation budget"
     assert found.limiting_setting == "max_batch=1"
-    assert found.estimated
+    assert found.setup.estimated
 
 
 def test_steps_that_no_held_out_one_judged_are_said_where_a_tenth_of_the_time_goes(md1: Scenario) -> None:
@@ -205,8 +205,8 @@ def test_a_slope_of_other_replications_spares_replays_as_far_as_it_is_sure(
         assert found.rate == pytest.approx(2.0, rel=0.0025)
 
 
-def found_with(*near: tuple[float, float], binding: int = 0) -> Found:
-    return Found(1.0, binding, len(near), 0.0, near=near)
+def found_with(*near: tuple[float, float], binding: int = 0) -> Crossing:
+    return Crossing(1.0, binding, len(near), 0.0, near=near)
 
 
 def test_the_common_slope_is_that_of_parallel_lines_through_each_replications_readings() -> None:

@@ -15,8 +15,8 @@ from dsim.engine.allowed_code import allowed
 from dsim.engine.errors import DsimError
 from dsim.engine.part import AXES
 from dsim.engine.policy import PRESETS, parse, settings_of
+from dsim.planner.candidates import candidates_of
 from dsim.planner.deploy import ENGINES, Deployment, deployment_of
-from dsim.planner.plan import candidates_of
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
 from dsim.profiler.precision import Precision
@@ -54,17 +54,17 @@ def test_a_command_is_whole_and_has_only_what_differs_from_the_defaults() -> Non
         "--tool-call-parser gemma4 --reasoning-parser gemma4 --tensor-parallel-size 2 --max-num-seqs 24 "
         "--gpu-memory-utilization 0.9 --max-model-len 7168 --port 8000"
     )
-    assert dict(found.differs) == {
+    assert found.differs == {
         "--tensor-parallel-size 2": "GPUs of a replica",
         "--max-num-seqs 24": "as replayed; default 8",
         "--gpu-memory-utilization 0.9": "the profile's share of memory; default 0.92",
         "--max-model-len 7168": "the longest request of the traffic has 6,300 tokens",
         "prefix caching": "stays on, as in the release; the plan counted no hits",
     }
-    for flag, why in found.differs:
+    for flag, why in found.differs.items():
         assert f"# {flag}: {why}\n" in found.files()["launch.sh"]
     narrow = deployed("vllm-diffusion,canvas_length=128", VLLM)
-    assert '--diffusion-config {"canvas_length": 128}' in dict(narrow.differs)
+    assert '--diffusion-config {"canvas_length": 128}' in narrow.differs
 
 
 def test_a_default_is_the_card_s_in_the_twin_and_in_the_launch() -> None:
@@ -105,7 +105,7 @@ def test_weights_are_those_of_the_profile() -> None:
     assert "--quantization" not in bf16.shell
     strange = replace(VLLM, memory=replace(VLLM.memory, weight_bytes=VLLM.memory.weight_bytes // 4))
     assert any(
-        text.startswith("weights of 0.5 bytes a parameter") for text in deployed("vllm-diffusion", strange).unsaid
+        text.startswith("weights of 0.5 bytes a parameter") for text in deployed("vllm-diffusion", strange).unset
     )
 
 
@@ -125,8 +125,8 @@ def test_caching_stays_as_the_engine_has_it_unless_it_is_named() -> None:
 
 
 def test_what_no_flag_says_is_named() -> None:
-    assert deployed("lmdeploy-bd32,num_loops=4").unsaid == ("num_loops=4",)
-    (router,) = deployed("lmdeploy-0.18", SDAR, 2, "least-tokens").unsaid
+    assert deployed("lmdeploy-bd32,num_loops=4").unset == ("num_loops=4",)
+    (router,) = deployed("lmdeploy-0.18", SDAR, 2, "least-tokens").unset
     assert router.endswith("uses least-tokens")
 
 

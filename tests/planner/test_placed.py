@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dsim.engine.errors import DsimError
+from dsim.planner.candidates import candidates_of
 from dsim.planner.grid import scenario_of
-from dsim.planner.plan import candidates_of
 from dsim.planner.record import in_twin, record
 from dsim.profiler.placed import placed
 from dsim.profiler.profile import load

@@ -12,11 +12,12 @@ import dsim
 from dsim.engine.errors import DsimError
 from dsim.engine.latency import CacheOverhead
 from dsim.engine.policy import PRESETS, name_of, parse
+from dsim.planner.candidates import candidates_of
 from dsim.planner.capacity import search_of
 from dsim.planner.memo import Memo
-from dsim.planner.plan import _missed, candidates_of, plan, whole_search
-from dsim.planner.plan_run import Options, question_of
-from dsim.planner.planned import Planned
+from dsim.planner.plan import _missed, inputs_of, plan
+from dsim.planner.plan_replays import whole_search
+from dsim.planner.plan_result import Planned
 from dsim.planner.purchase import Horizon
 from dsim.planner.quality import Quality
 from dsim.profiler.hardware import gpu
@@ -24,7 +25,7 @@ from dsim.profiler.models import model
 from dsim.profiler.profile import Profile, as_run_by, load
 from dsim.profiler.roofline import roofline
 from dsim.profiler.uncertainty import common_error
-from dsim.results.scenario import Scenario
+from dsim.results.scenario import Scenario, replicas_of
 from dsim.traces import load as load_trace
 
 from ..stored import change, rows
@@ -149,9 +150,6 @@ def test_risks_are_of_more_traffic_a_replica_lost_and_a_slower_profile(found: Pl
 
 
 def test_the_answer_is_a_policy_file_with_its_replicas(found: Planned, tmp_path: Path) -> None:
-    from dsim.engine.policy import parse
-    from dsim.results.scenario import replicas_of
-
     path = tmp_path / "plan.toml"
     path.write_text(found.plan_toml, encoding="utf-8")
     assert parse(str(path)).batching.max_batch == 4
@@ -235,7 +233,8 @@ def test_a_question_is_known_by_its_inputs_and_what_its_files_hold(tmp_path: Pat
     lengths.write_text('{"arrival": 0.0, "input_length": 40, "output_length": 32}\n')
 
     def asked(scenario: Scenario = QUEUE, rate: float = 3.2, price: float = 2.0) -> object:
-        return question_of(scenario, [ONE], [SERVER], lambda profile: price, Options(rate)).asked
+        candidates, _ = candidates_of(scenario, [ONE], [SERVER], lambda profile: price)
+        return inputs_of(scenario, candidates, rate=rate, attainment=0.99, max_replicas=64, num_requests=None)
 
     others = (asked(dataclasses.replace(QUEUE, seed=1)), asked(rate=3.3), asked(price=3.0))
     assert asked() == asked()

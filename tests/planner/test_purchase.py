@@ -1,19 +1,18 @@
-"""Growth and the busiest time, by a headroom that is known; and what spare replicas do to a race."""
+"""Growth, by a headroom that is known; and what spare replicas do to a race."""
 
 import numpy as np
 import pytest
 
 from dsim.engine.errors import DsimError
-from dsim.planner.planned import Fleet
-from dsim.planner.purchase import Horizon, growth_of, parsed_growth, peak_of
+from dsim.planner.plan_result import Fleet
+from dsim.planner.purchase import Horizon, growth_of, parsed_growth
 from dsim.planner.quality import Quality
 from dsim.planner.race import Entry, race
 from dsim.planner.replicate import Interval
-from dsim.traces import Trace, load
 
 FLEET = Fleet(
-    "optimus", "", "p", "A100-80GB", "SDAR-8B", "i", True, Quality(1.0, "published"), 1, replicas=4,
-    headroom=Interval(0.2, 0.1, 0.3),
+    policy="optimus", place="", profile="p", device="A100-80GB", model="SDAR-8B", implementation="i", estimated=True,
+    quality=Quality(1.0, "published"), gpus_per_replica=1, price=None, replicas=4, headroom=Interval(0.2, 0.1, 0.3),
 )  # fmt: skip
 
 
@@ -40,24 +39,6 @@ def test_what_grows_is_paid_from_when_it_is_needed_or_at_once() -> None:
 def test_a_growth_that_is_none_is_refused_with_what_was_expected(text: str) -> None:
     with pytest.raises(DsimError, match=r"growth is .*, expected a percentage above 0 .* such as 30%/year"):
         parsed_growth(text)
-
-
-def at(seconds: list[float]) -> Trace:
-    known = load("azure-conv").head(len(seconds))
-    return Trace(known.name, np.sort(seconds), known.input_length, known.output_length, known.extras, known.notes)
-
-
-def test_the_peak_is_the_busiest_hour_or_else_minute_of_the_trace() -> None:
-    quiet = [60.0 * k for k in range(5)]  # one a minute
-    found = peak_of(at([*quiet, 65.0, 70.0, 75.0, 241.0]), 2.0, FLEET)
-    assert found is not None
-    # 8 in four whole minutes, of which the second has four: twice the mean.
-    assert (found.window, found.times, found.rate) == ("minute", pytest.approx(16 / 7), pytest.approx(32 / 7))
-    assert found.replicas == 9  # 4 x 16/7 / 1.1 is 8.3
-    hours = peak_of(at([0.0, 10.0, 3700.0, 7201.0]), 1.0, FLEET)
-    assert hours is not None
-    assert (hours.window, hours.times) == ("hour", pytest.approx(4 / 3))
-    assert peak_of(at([0.0, 59.0]), 1.0, FLEET) is None
 
 
 def test_a_spare_is_charged_in_the_race_and_stays_out_of_what_is_judged() -> None:

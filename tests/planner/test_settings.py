@@ -8,7 +8,7 @@ import pytest
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import PRESETS, parse
 from dsim.planner.candidate import beyond_tested
-from dsim.planner.plan import candidates_of
+from dsim.planner.candidates import candidates_of
 from dsim.planner.settings import GAIN, changing_answers, halve, settings_to_try
 from dsim.planner.space import searchable
 from dsim.profiler.profile import load
@@ -71,7 +71,7 @@ def test_a_setting_that_the_memory_cannot_hold_is_not_tried() -> None:
         check(parse("sglang-gemma"))
     sglang = load("h200x2-diffusiongemma-sglang")
     [one], _ = candidates_of(Scenario("azure-conv", slos=("ttft=4s",)), ["sglang-gemma"], [sglang], lambda p: None)
-    assert (one.given, one.policy) == ("sglang-gemma", "sglang-gemma,max_running_requests=2")
+    assert (one.original, one.policy) == ("sglang-gemma", "sglang-gemma,max_running_requests=2")
     assert one.refused.startswith("out of memory by 2.78 GB")
     assert "sglang-gemma,max_running_requests=8" in one.settings
     assert "max_running_requests=64" not in " ".join(one.settings)

@@ -16,9 +16,9 @@ from dsim.engine.errors import DsimError
 from dsim.engine.policies import BASELINES
 from dsim.engine.policy import PRESETS, parse, settings_of
 from dsim.planner.candidate import Candidate
+from dsim.planner.candidates import candidates_of
 from dsim.planner.confirm import estimate, gain
 from dsim.planner.objective import Evaluate, Evaluator, Part, ReplayOutcome, split
-from dsim.planner.plan import candidates_of
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.replicate import Interval, resample
 from dsim.planner.space import Choice, Space, guarded, space_of

@@ -1,22 +1,22 @@
 """A plan's fleet under drawn profiles: intervals hold the luck of a replay and what the profile does not know."""
 
 import dataclasses
-import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dsim.planner.backend import Pool
-from dsim.planner.ensemble import Spread, Uncertain
 from dsim.planner.plan_replays import Posed
-from dsim.planner.planned import Fleet, Planned
+from dsim.planner.plan_result import Fleet, Planned
 from dsim.planner.quality import Quality
 from dsim.planner.uncertain_fleet import COST, REPLICAS, rivals, uncertain_fleets
 from dsim.profiler.profile import Fit, load
-from dsim.profiler.uncertainty import DEVICE
+from dsim.profiler.uncertainty import MEMORY
 from dsim.report.ensemble import decided
+from dsim.results.spread import Spread, Uncertain
 
+from ..report.fabricate import setup
 from ..worlds import SECOND
 
 PROFILE = load("a100-sdar-8b")
@@ -51,7 +51,7 @@ def test_a_fleet_survives_the_draws_that_leave_its_slos_met() -> None:
     assert few.survives == 0.0
     assert next(iter(few.intervals.values()))[REPLICAS].low >= 3.0
     none = drawn(replace(QUEUE, rate=30.0))
-    assert next(iter(none.intervals.values()))[REPLICAS] == Spread(2.0, math.inf, math.inf)  # beyond four times as many
+    assert next(iter(none.intervals.values()))[REPLICAS] == Spread(2.0, None, None)  # beyond four times as many
 
 
 def test_what_two_fleets_share_cancels_in_the_ratio_of_their_costs() -> None:
@@ -66,19 +66,23 @@ def test_what_two_fleets_share_cancels_in_the_ratio_of_their_costs() -> None:
     assert apart[COST].value == 1.0
     assert apart[COST].low < apart[COST].high
     assert list(found.effects) == [found.best]
-    said = decided("", {"ensemble": found.to_json()})
+    said = decided("", found)
     assert said.startswith(f"The {COST} of {found.best} is 0.50 times (0.50 to 0.50) that of 2 replicas on shared and ")
 
 
 def test_the_rivals_are_the_runner_up_and_the_cheapest_fleet_of_another_gpu() -> None:
     def row(policy: str, device: str, replicas: int | None, **more: Any) -> Fleet:
-        quality = Quality(None, "")
-        return Fleet(policy, "", device, device, "", "", True, quality, 1, replicas, price=2.0, **more)
+        names = {"policy": policy, "place": "", "profile": device, "device": device, "model": "", "implementation": ""}
+        values = {"estimated": True, "quality": Quality(None, ""), "gpus_per_replica": 1, "price": 2.0}
+        return Fleet(**names, **values, replicas=replicas, **more)  # type: ignore[arg-type]
 
     best, second = row("a", "H100", 2), row("b", "H100", 3)
     about, least = row("c", "A100", None, about=9), row("d", "B200", None, least=5)
     left_out = (row("e", "H20", None), about, least)
-    planned = Planned(1.0, (best, second), left_out, (), (), (), {}, (), "", True, 0, 0, 0)
+    planned = Planned(
+        rate=1.0, ranking=(best, second), left_out=left_out, tied=(), risks=(), criteria=(), bounds={},
+        share_criteria=(), plan_toml="", priced=True, num_replays=0, num_requests=0, block=0, setup=setup(),
+    )  # fmt: skip
     assert list(rivals(planned)) == ["2 replicas of a", "3 replicas of b", "5 replicas of d"]
     assert list(rivals(replace(planned, ranking=(best,)))) == ["2 replicas of a", "5 replicas of d"]
 
@@ -89,7 +93,7 @@ def test_the_intervals_hold_the_profile_s_doubt_and_the_luck() -> None:
     known = replace(QUEUE, given_profile=KNOWN, frontend=0.0, eos=True)
     luck = drawn(known, num=8)
     [causes], [none] = doubt.effects.values(), luck.effects.values()
-    assert {cause.cause for cause in causes} >= {DEVICE}
+    assert {cause.cause for cause in causes} >= {MEMORY}
     assert none == ()  # nothing of the profile is drawn
     wide, narrow = (next(iter(found.intervals.values()))["p90:e2el (ms)"] for found in (doubt, luck))
     assert narrow.low < narrow.high

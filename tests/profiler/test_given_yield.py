@@ -182,5 +182,6 @@ def test_a_production_engine_s_profile_says_its_yield_too(
 
 
 def test_capacity_tune_and_plan_take_a_yield() -> None:
-    for command in (("capacity", "--slo", "p90:ttft=1s"), ("tune",), ("plan", "--slo", "ttft=1s", "--policy", "chunk")):
+    slo = ("--slo", "p90:ttft=1s")
+    for command in (("capacity", *slo), ("tune", *slo), ("plan", *slo, "--policy", "chunk")):
         assert "fewer than the 32 of a block" in dsim(command[0], "azure-conv", *command[1:], "--yield", "33").refusal

@@ -23,7 +23,7 @@ from dsim.profiler.profile import (
     save,
 )
 from dsim.profiler.roofline import roofline
-from dsim.profiler.uncertainty import DEVICE, IMPLEMENTATION, causes, varied
+from dsim.profiler.uncertainty import IMPLEMENTATION, MEMORY, causes, varied
 from dsim.results.scenario import Scenario
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
@@ -109,7 +109,7 @@ def test_a_data_sheet_has_its_engine_s_host_time_on_every_gpu() -> None:
     # As uncertain as an engine's profiles differ, and not by the device's time.
     (why,) = (cause.why for cause in causes(b200, None) if cause.name == IMPLEMENTATION)
     assert why == "±100 % of launch and host terms: two codes take 1.6 and 6.55 ms a forward"
-    moved = varied(b200, [(IMPLEMENTATION, -math.sqrt(2)), (DEVICE, 1.0)], None).latency
+    moved = varied(b200, [(IMPLEMENTATION, -math.sqrt(2)), (MEMORY, 1.0)], None).latency
     assert (moved.host_step, moved.sequence) == pytest.approx((5.5e-3 * 1.6 / 6.55, 0.736e-3 * 1.6 / 6.55))
 
 

@@ -56,7 +56,7 @@ def test_a_roofline_is_told_and_written(tmp_path: Path) -> None:
 
 
 def test_json_is_one_object() -> None:
-    printed = succeed("profile", "--roofline", "a100", "--model", "SDAR-8B", "--eager", "--json").json
+    printed = succeed("profile", "--roofline", "a100", "--model", "SDAR-8B", "--no-graphs", "--json").json
     sheet = Profiled.from_json(printed).sheet
     assert sheet is not None
     assert (sheet.floor, sheet.bound_by_launch) == (0.041, True)

@@ -9,6 +9,7 @@ from dsim.report.run import run_html
 from dsim.results.metrics import Summary, summarize
 from dsim.results.run_folder import RunWriter
 from dsim.results.run_info import CommitInfo, ProfileInfo, RunInfo, TraceInfo
+from dsim.results.scenario import Setup
 from dsim.results.slo import Slo
 from dsim.sim.setting import Setting
 from dsim.sim.twin import RunRecords, simulate
@@ -59,3 +60,13 @@ def write_run(
             summaries.append(summarize(name, run.table.columns, run.totals, parsed, replicas=REPLICAS))
         writer.finish(run_info(summaries, num_requests, rate, slos), run_html)
     return summaries
+
+
+def setup(**fields: Any) -> Setup:
+    values = {
+        "dsim": "0", "command": "dsim", "trace": "azure-conv", "traffic": "azure-conv, 10 requests", "trace_sha256": "",
+        "arrival": "trace", "profile": "p", "estimated": True, "device": "A100-80GB", "model": "SDAR-8B",
+        "profile_version": "0", "workload": None, "frontend": 0.0, "router": "random", "emit": "block",
+        "slos": ("ttft=2s",), "seed": 0, "gpu_hour": None, "currency": "USD",
+    }  # fmt: skip
+    return Setup(**{**values, **fields})

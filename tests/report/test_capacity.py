@@ -1,14 +1,26 @@
 """The page of a capacity: what its curve's few replications say beside the interval of all."""
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
+from dsim.planner.capacity import AtBound, Capacity, Point
+from dsim.planner.replicate import Interval
 from dsim.report.capacity import _cliff, _verdict
+
+from .fabricate import setup
+
+NAME = "99% meet ttft=2s"
+CAPACITY = Capacity(
+    rate=Interval(1.97, 1.9, 2.05), replicas=1, binding_slo=NAME, limited_by="compute", curve=(), num_replays=9,
+    policy="optimus", setup=setup(), binding_share=1.0, limiting_setting="", binds="KV pages", memory={"KV pages": 1},
+    shares={"decode": 1.0}, bounds={NAME: 0.99}, share_criteria=(NAME,), replications=(1.9, 2.05), num_requests=100,
+    block=25, precision=0.02, confidence=0.95, rejected=0.0, latency_ms={"ttft": None},
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("rate", "holds", "stable", "said"),
+    ("rate", "holds", "stable", "verdict"),
     [
         (1.4, True, True, "meets all"), (1.8, False, True, "missed in its replays"),
         (1.8, False, False, "missed in its replays"),
@@ -16,19 +28,18 @@ from dsim.report.capacity import _cliff, _verdict
         (2.2, True, True, "met in its replays"),
     ],
 )  # fmt: skip
-def test_a_rates_verdict_never_contradicts_the_interval(rate: float, holds: bool, stable: bool, said: str) -> None:
-    name = "99% meet ttft=2s"
-    found: dict[str, Any] = {
-        "rate": {"value": 1.97, "low": 1.9, "high": 2.05}, "bounds": {name: 0.99},
-        "share_criteria": [name],
-    }  # fmt: skip
-    assert _verdict(found, {"rate": rate, "values": {name: 0.98}, "holds": holds, "stable": stable}) == said
+def test_a_rates_verdict_never_contradicts_the_interval(rate: float, holds: bool, stable: bool, verdict: str) -> None:
+    assert _verdict(CAPACITY, Point(rate, {NAME: 0.98}, stable, holds)) == verdict
 
 
 def test_a_bound_whose_tenth_moves_the_capacity_by_over_a_quarter_stands_at_a_cliff() -> None:
-    names = ("slo", "rate", "side")
-    bounds = (("p90:tpot_chunk=45ms", 0.37, "below"), ("p90:tpot_chunk=55ms", 1.6, ""))
-    others = [dict(zip(names, bound, strict=True)) for bound in bounds]
-    found: dict[str, Any] = {"rate": {"value": 1.5}, "other_bounds": others}
-    assert _cliff(found) == "below 0.370 req/s at p90:tpot_chunk=45ms, 1.60 req/s at p90:tpot_chunk=55ms"
-    assert _cliff(found | {"other_bounds": others[1:]}) == ""
+    bounds = (AtBound("p90:tpot_chunk=45ms", 0.37, "below"), AtBound("p90:tpot_chunk=55ms", 1.6, ""))
+    text = "below 0.370 req/s at p90:tpot_chunk=45ms, 1.60 req/s at p90:tpot_chunk=55ms"
+    assert _cliff(replace(CAPACITY, other_bounds=bounds)) == text
+    assert _cliff(replace(CAPACITY, other_bounds=bounds[1:])) == ""
+
+
+def test_a_capacity_is_read_as_it_was_written() -> None:
+    point = Point(1.0, {NAME: None}, True, True)
+    capacity = replace(CAPACITY, curve=(point,), one_fewer=Interval(1.0, 0.9, 1.1))
+    assert Capacity.from_json(capacity.to_json()).to_json() == capacity.to_json()

@@ -22,3 +22,6 @@ def test_bars_that_lie_are_read_along_their_length() -> None:
     chart = Chart("USD an hour", "")
     chart.add("bar", orientation="h", x=[8.0, 12.0], y=["optimus", "focus"])
     assert said(chart) == "Chart: Queue (USD an hour). 8.00 to 12.0."
+    dots = Chart("gain", "")
+    dots.add("scatter", x=[0.2], y=["optimus"])
+    assert said(dots) == "Chart: Queue (gain). 0.200 to 0.200."

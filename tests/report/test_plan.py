@@ -1,58 +1,71 @@
 """A plan's page and text: the recommendation in money, why the runner-up lost, and what could change it."""
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from dsim.planner.deploy import Deployment
+from dsim.planner.plan_result import Due, Fleet, Growth, Planned, Risk
+from dsim.planner.quality import Quality
+from dsim.planner.replicate import Interval
+from dsim.planner.settings import Tried
 from dsim.report.plan import answer, plan_page, why
 from dsim.report.text import render
+from dsim.results.spread import Spread
+
+from .fabricate import setup
 
 MET = "99% meet ttft=2s and norm_latency=50ms"
-RISK: dict[str, Any] = {
-    "change": "30% more traffic", "values": {MET: {"value": 0.982, "low": None, "high": None}}, "best": "optimus",
-    "judged": 850, "verdict": "misses", "stable": True, "needs": 5, "per_hour": 10.0,
-}  # fmt: skip
+RISK = Risk(
+    change="30% more traffic", values={MET: Spread(0.982, None, None)}, best="optimus", judged=850, verdict="misses",
+    stable=True, needs=5, per_hour=10.0,
+)  # fmt: skip
+SETUP = setup(slos=("ttft=2s", "norm_latency=50ms"))
 
 
-def fleet(policy: str, replicas: int, share: float, **more: Any) -> dict[str, Any]:
-    return {
-        "policy": policy, "place": "", "profile": "p", "device": "A100-80GB", "gpus_per_replica": 1,
+def fleet(policy: str, replicas: int, share: float, **more: Any) -> Fleet:
+    values: dict[str, Any] = {
+        "policy": policy, "place": "", "profile": "p", "device": "A100-80GB", "gpus_per_replica": 1, "model": "m",
         "replicas": replicas, "gpus": replicas, "per_hour": 2.0 * replicas, "per_million_tokens": 50.0,
-        "values": {MET: {"value": share, "low": share - 0.001, "high": share + 0.001}},
+        "values": {MET: Spread(share, share - 0.001, share + 0.001)}, "estimated": True,
         "attained": {"ttft=2s": 0.999, "norm_latency=50ms": 0.993}, "judged": 2550,
-        "headroom": {"value": 0.163, "low": 0.118, "high": 0.214}, "breaks_first": MET,
-        "limited_by": "compute", "limiting_setting": "", "quality": {"relative": 1.0, "notes": []}, "dropped": "",
-        "tried": None, "assumed": 0.0, "untested": [], "mean_cost": None, "latency_ms": {}, "spare": 0, "price": 2.0,
-        "about": None, "doubted": [], "least": None, "implementation": "i",
-        **more,
+        "headroom": Interval(0.163, 0.118, 0.214), "breaks_first": MET,
+        "limited_by": "compute", "quality": Quality(1.0, ""), "price": 2.0, "implementation": "i",
     }  # fmt: skip
+    return Fleet(**{**values, **more})
 
 
-def info(*ranking: dict[str, Any], **more: Any) -> dict[str, Any]:
+def lost(policy: str, **more: Any) -> Fleet:
+    return replace(fleet(policy, 0, 0.0, **more), replicas=None, gpus=None, per_hour=None, values={})
+
+
+def info(*ranking: Fleet, **more: Any) -> Planned:
     rows = ranking or (fleet("optimus", 4, 0.994), fleet("lmdeploy-bd32", 6, 0.991))
-    return {
-        "rate": 12.0, "ranking": list(rows), "recommended": rows[0], "runner_up": rows[1] if len(rows) > 1 else None,
-        "left_out": [], "tied": [], "risks": [RISK], "criteria": [MET], "bounds": {MET: 0.99}, "share_criteria": [MET],
-        "slos": ["ttft=2s", "norm_latency=50ms"], "plan_toml": 'policy = "optimus"\nreplicas = 4\n', "deploy": None,
-        "priced": True, "currency": "USD", "trace": "azure-conv", "traffic": "azure-conv, 10 requests", "profile": "p",
-        "estimated": True, "gpu_hour": "2", "num_replays": 9, "num_requests": 100, "block": 25, "seed": 0, "notes": [],
-        "growth": None, "peak": None, "routed": None, "research": [], "today": None,
-        "laws": [],
-        **more,
+    values: dict[str, Any] = {
+        "rate": 12.0, "ranking": rows, "left_out": (), "tied": (), "risks": (RISK,), "criteria": (MET,),
+        "bounds": {MET: 0.99}, "share_criteria": (MET,), "plan_toml": 'policy = "optimus"\nreplicas = 4\n',
+        "priced": True, "num_replays": 9, "num_requests": 100, "block": 25, "setup": SETUP,
     }  # fmt: skip
+    return Planned(**{**values, **more})
 
 
-def text(data: dict[str, Any]) -> list[str]:
+def text(planned: Planned) -> list[str]:
     out = io.StringIO()
-    render(plan_page(data), Console(file=out))
+    render(plan_page(planned), Console(file=out))
     return [line.strip() for line in out.getvalue().splitlines()]
+
+
+def test_a_plan_is_read_as_it_was_written() -> None:
+    planned = info(fleet("optimus", 4, 0.994, tried=Tried(2, "a", 0.0, "b", 1.0, 0)), growth=None)
+    assert Planned.from_json(planned.to_json()).to_json() == planned.to_json()
 
 
 def test_the_answer_is_a_fleet_its_price_what_it_attains_and_who_came_second() -> None:
     assert text(info())[:3] == [
-        "4 × A100-80GB, 8.00 USD an hour, 5,844 USD a month, meet the target for 99.4 % of requests (99 % asked), with "
+        "4 × A100-80GB, 8.00 USD an hour, 5,844 USD a month, meet the target for 99.4 % (99.3 to 99.5), with "
         "room for 11 to 22 % more traffic; no released engine is known to run this policy.",
         "12 req/s within ttft=2s and 50ms/token: optimus on 4 A100-80GB.",
         "Runner-up: lmdeploy-bd32 needs 6 A100-80GB, 12.00 USD an hour.",
@@ -61,27 +74,19 @@ def test_the_answer_is_a_fleet_its_price_what_it_attains_and_who_came_second() -
 
 def test_a_runner_up_of_the_same_price_lost_by_its_slos_or_is_a_tie() -> None:
     best, second = fleet("optimus", 4, 0.994), fleet("chunk:8", 4, 0.991)
-    assert why(info(best, second), best, second) == (
+    assert why(info(best, second), second) == (
         "chunk:8, at the same cost, but nearer to the SLOs' bounds "
         "(99.1 % (99.0 to 99.2) against 99.4 % (99.3 to 99.5))"
     )
-    said = why(info(best, second, tied=["chunk:8"]), best, second)
+    said = why(info(best, second, tied=("chunk:8",)), second)
     assert said == "chunk:8, at the same cost; these replays cannot tell it from the best"
-    assert "as good as the recommendation" in text(info(best, second, tied=["chunk:8"]))[-1]
+    assert "as good as the recommendation" in text(info(best, second, tied=("chunk:8",)))[-1]
 
 
 def test_without_a_second_fleet_or_a_price_the_answer_says_no_more_than_is_known() -> None:
-    alone = text(info(fleet("optimus", 4, 0.994, per_hour=None), priced=False, left_out=[fleet("x", 0, 0.0)]))
+    alone = text(info(fleet("optimus", 4, 0.994, per_hour=None), priced=False, left_out=(fleet("x", 0, 0.0),)))
     assert alone[1].endswith("optimus on 4 A100-80GB.")
     assert not any("USD" in line or "Runner-up" in line for line in alone[:3])
-
-
-def test_a_statistic_is_said_in_its_own_unit() -> None:
-    slo = "p90:tpot_chunk=50ms"
-    value = {"value": 0.0441, "low": 0.043, "high": 0.045}
-    only = fleet("optimus", 2, 0.0, values={slo: value}, breaks_first=slo)
-    said = answer(info(only, criteria=[slo], bounds={slo: 0.05}, share_criteria=[], slos=[slo]))
-    assert "meet the target with p90:tpot_chunk at 44.1 ms (50.0 ms asked)" in said
 
 
 def test_every_column_of_the_ranking_has_something_and_a_place_where_there_are_several() -> None:
@@ -108,7 +113,6 @@ def test_the_slo_that_most_requests_miss_binds_first() -> None:
             "98.2 %, misses them   5 GPUs, 10.00 USD an hour   optimus",
         ),
         ({"verdict": "meets", "needs": 1, "per_hour": 2.0}, "98.2 %, meets them   1 GPU, 2.00 USD an hour   optimus"),
-        ({"verdict": "meets", "needs": 4, "per_hour": 8.0}, "98.2 %, meets them   4 GPUs, 8.00 USD an hour   optimus"),
         (
             {"verdict": "misses", "needs": None, "per_hour": None},
             "98.2 %, misses them   more than were allowed   optimus",
@@ -116,31 +120,31 @@ def test_the_slo_that_most_requests_miss_binds_first() -> None:
     ],
 )
 def test_a_risk_says_what_becomes_of_the_fleet_and_what_it_then_needs(risk: dict[str, Any], says: str) -> None:
-    assert f"30% more traffic   {says}" in text(info(risks=[RISK | risk]))
+    assert f"30% more traffic   {says}" in text(info(risks=(replace(RISK, **risk),)))
 
 
 def test_what_was_left_out_and_what_is_unknown_is_said() -> None:
-    unknown = {"relative": None, "notes": ["no score is published for optimus on SDAR-8B"]}
+    unknown = Quality(None, "", ("no score is published for optimus on SDAR-8B",))
     dropped = fleet(
         "sglang-bd32", 0, 0.0, dropped="about 18 replicas by the pilot: costs far more than the two cheapest"
     )
-    lines = text(info(fleet("optimus", 4, 0.994, quality=unknown), left_out=[dropped]))
+    lines = text(info(fleet("optimus", 4, 0.994, quality=unknown), left_out=(dropped,)))
     assert any(line.startswith("sglang-bd32   about 18 replicas by the pilot") for line in lines)
     assert "Profile: p: estimated, not measured" in lines
     assert any("quality of the recommended policy is unknown: no score is published" in line for line in lines)
 
 
 def test_the_launch_is_said_with_what_it_cannot_say() -> None:
-    deploy = {
-        "engine": "vLLM 0.32.0", "image": "vllm:v0", "weights": "fp8", "gpus": 2, "replicas": 4, "spare": 0,
-        "shell": "serve M --x 1", "config": {"threshold": 0.9}, "unsaid": ["num_loops=4"],
-        "differs": [["--x 1", "GPUs of a replica"]],
-    }  # fmt: skip
-    plan_toml = 'policy = "vllm"\nreplicas = 4\n\n[deploy]\nengine = "vLLM 0.32.0"\n'
-    lines = text(info(deploy=deploy, plan_toml=plan_toml))
+    launch = Deployment(
+        engine="vLLM 0.32.0", image="vllm:v0", model="M", weights="fp8", gpus=2, replicas=4, spare=0,
+        command=("serve", "M", "--x", "1"), port_flag="--port", everywhere="", config={"threshold": 0.9},
+        unset=("num_loops=4",), differs={"--x 1": "GPUs of a replica"}, product="", untested=(),
+    )  # fmt: skip
+    plan_toml = 'policy = "vllm"\nreplicas = 4\n'
+    lines = text(info(deployment=launch, plan_toml=plan_toml))
     at = lines.index("vLLM 0.32.0 (vllm:v0), fp8 weights, 2 GPUs a replica; 4 times, one for each replica:")
     assert lines[at - 2 : at] == ['policy = "vllm"', "replicas = 4"]
-    assert lines[at + 1 : at + 4] == ["serve M --x 1", "with a file dllm.yaml of", "threshold: 0.9"]
+    assert lines[at + 1 : at + 4] == ["serve M --x 1 --port 8000", "with a file dllm.yaml of", "threshold: 0.9"]
     assert {"--x 1                      GPUs of a replica", "No flag sets: num_loops=4."} <= set(lines[at:])
     assert "no released engine" not in lines[0]
     assert "No released engine is known to run this policy: the file is for dsim's own engine." in text(info())
@@ -148,35 +152,34 @@ def test_the_launch_is_said_with_what_it_cannot_say() -> None:
 
 def test_the_search_over_settings_is_said_with_its_gain() -> None:
     best = "vllm-diffusion,max_num_seqs=24"
-    tried = {"num": 24, "given": "vllm-diffusion", "given_rate": 2.0, "best": best, "rate": 2.5, "equal": 3}
+    tried = Tried(24, "vllm-diffusion", 2.0, best, 2.5, 3)
     lines = text(info(fleet("vllm-diffusion,max_num_seqs=24", 4, 0.994, tried=tried)))
     row = next(line.split() for line in lines if line.startswith("vllm-diffusion   "))
     assert row == ["vllm-diffusion", "24", "2", "req/s", "max_num_seqs=24", "2.5", "req/s", "+25", "%", "3"]
     placed = (fleet("vllm-diffusion", 4, 0.994, place=place, tried=tried) for place in ("H100", "B200"))
     rows = [line.split()[:3] for line in text(info(*placed)) if line.startswith("vllm-diffusion ")]
     assert rows[-2:] == [["vllm-diffusion", "H100", "24"], ["vllm-diffusion", "B200", "24"]]
-    tried |= {"given_rate": 0.0, "best": "vllm-diffusion", "rate": 0.0}
+    tried = replace(tried, given_rate=0.0, best="vllm-diffusion", rate=0.0)
     nowhere = text(info(fleet("vllm-diffusion", 4, 0.994, tried=tried)))
     assert "vllm-diffusion 24 at no rate as given at no rate – 3" in [" ".join(line.split()) for line in nowhere]
 
 
 def test_each_gpu_has_its_best_row_also_where_it_lost_and_why() -> None:
-    lost: dict[str, Any] = {"replicas": None, "gpus": None, "per_hour": None, "values": {}}
     ranked = (
         fleet("optimus", 4, 0.994, place="H100", device="H100", per_hour=14.0),
         fleet("lmdeploy-bd32", 5, 0.992, place="H100", device="H100", per_hour=17.5),
         fleet("optimus", 10, 0.991, place="A100-80GB", per_hour=20.0),
     )
     left = [
-        fleet("chunk", 0, 0.0, device="B200", price=6.0, about=5, dropped="by the pilot") | lost,
-        fleet("optimus", 0, 0.0, device="B200", price=6.0, least=4, dropped="costs more than two others") | lost,
-        fleet("optimus", 0, 0.0, device="L4", dropped="misses even on 64 replicas") | lost,
+        lost("chunk", device="B200", price=6.0, about=5, dropped="by the pilot"),
+        lost("optimus", device="B200", price=6.0, least=4, dropped="costs more than two others"),
+        lost("optimus", device="L4", dropped="misses even on 64 replicas"),
     ]
-    lines = [" ".join(line.split()) for line in text(info(*ranked, left_out=left))]
+    lines = [" ".join(line.split()) for line in text(info(*ranked, left_out=tuple(left)))]
     at = lines.index("The best of each GPU")
     assert lines[at + 4 : at + 8] == [
-        "H100 optimus 4 14.00 USD 99.4 % (99.3 to 99.5) the recommendation",
-        "A100-80GB optimus 10 20.00 USD 99.1 % (99.0 to 99.2) costs 43 % more an hour",
+        "H100 optimus 4 14.00 USD 99.4 % (99.3 to 99.5)",
+        "A100-80GB optimus 10 20.00 USD 99.1 % (99.0 to 99.2)",
         "B200 optimus at least 4 at least 24.00 USD – costs more than two others",
         "L4 optimus – – – misses even on 64 replicas",
     ]
@@ -185,10 +188,10 @@ def test_each_gpu_has_its_best_row_also_where_it_lost_and_why() -> None:
 
 def test_replications_that_agree_show_no_interval_of_no_width() -> None:
     slo = "p90:ttft=2s"
-    equal = fleet("optimus", 2, 0.0, values={slo: {"value": 1.5, "low": 1.5, "high": 1.5}}, breaks_first=slo)
-    lines = text(info(equal, criteria=[slo], bounds={slo: 2.0}, share_criteria=[], slos=[slo], risks=[]))
+    equal = fleet("optimus", 2, 0.0, values={slo: Spread(1.5, 1.5, 1.5)}, breaks_first=slo)
+    lines = text(info(equal, criteria=(slo,), bounds={slo: 2.0}, share_criteria=(), risks=()))
     assert any("p90:ttft 1,500 ms in every replication" in line for line in lines)
-    every = {MET: {"value": 1.0, "low": None, "high": None}}
+    every = {MET: Spread(1.0, None, None)}
     assert any("100 % of 2,550  " in line for line in text(info(fleet("optimus", 4, 1.0, values=every))))
 
 
@@ -200,9 +203,8 @@ def test_a_spare_is_in_the_fleet_and_its_cost_and_the_slos_are_met_without_it() 
     pairs = fleet("vllm", 1, 0.994, spare=2, gpus=6, gpus_per_replica=2)
     assert "6 A100-80GB (1 replica of 2 and 2 spare)" in text(info(pairs))[1]
     assert any("6 GPUs, 10.00 USD an hour" in line for line in text(info(best)))
-    lost = fleet("optimus", 0, 0.0, device="B200", price=6.0, about=1, dropped="by the pilot")
-    lost |= {"replicas": None, "gpus": None, "per_hour": None, "values": {}}
-    rows = [" ".join(line.split()) for line in text(info(best, left_out=[lost]))]
+    left = lost("optimus", device="B200", price=6.0, about=1, dropped="by the pilot")
+    rows = [" ".join(line.split()) for line in text(info(best, left_out=(left,)))]
     assert "B200 optimus about 2 about 12.00 USD – by the pilot" in rows
 
 
@@ -212,28 +214,20 @@ def test_a_spare_is_in_the_fleet_and_its_cost_and_the_slos_are_met_without_it() 
         (0.42, 0.71, "it runs out after 5 to 9 months."),
         (0.3, 5.2, "it runs out after 3 to 63 months."),
         (0.02, 0.05, "it runs out after 7 to 19 days."),
-        (-0.1, 0.2, "it runs out after 0 to 11 weeks."),
-        (-0.2, 0.0, "there is no room to grow."),
+        (0.0, 0.2, "it runs out after 0 to 11 weeks."),
+        (0.0, 0.0, "there is no room to grow."),
     ],
 )
 def test_growth_says_how_long_the_fleet_lasts_and_what_the_horizon_costs(low: float, high: float, says: str) -> None:
-    growth = {"text": "30%/year", "share": 0.3, "per": "year", "low": low, "high": high, "horizon": 1, "buy_now": False}
-    due = [
-        {"years": k / 4, "rate": 12 + k, "replicas": n, "gpus": n, "per_hour": 2.0 * n}
-        for k, n in enumerate((4, 4, 4, 5, 5))
-    ]
+    growth = Growth(text="30%/year", share=0.3, per="year", low=low, high=high, horizon=1.0, buy_now=False)
+    due = tuple(
+        Due(years=k / 4, rate=12.0 + k, replicas=n, gpus=n, per_hour=2.0 * n) for k, n in enumerate((4, 4, 4, 5, 5))
+    )
     data = info(fleet("optimus", 4, 0.994, due=due, mean_cost=8.75), growth=growth)
     cost = "; over 1 year it costs 76,702.50 USD."  # 8.75 an hour, 24 x 365.25 hours
     rows = [" ".join(line.split()) for line in text(data)]
     assert f"If traffic grows by 30 % a year, {says[:-1]}{cost}" in rows
     assert "optimus 4: 8.00 USD 4: 8.00 USD 4: 8.00 USD 5: 10.00 USD 5: 10.00 USD 76,702.50 USD 0.57 USD" in rows
-
-
-def test_the_busiest_time_is_said_with_what_it_would_need_and_that_this_is_derived() -> None:
-    lines = text(info(peak={"window": "minute", "times": 1.523, "rate": 18.28, "replicas": 6}))
-    at = next(i for i, line in enumerate(lines) if line.startswith("The trace's busiest minute"))
-    assert "1.52 times its mean rate: 18.3 req/s instead of 12" in lines[at]
-    assert "about 6 GPUs, 12.00 USD an hour, by the low end of the headroom, not replayed." in lines[at]
 
 
 def test_clients_percentiles_stand_beside_today_s_and_the_log_s() -> None:
@@ -242,19 +236,16 @@ def test_clients_percentiles_stand_beside_today_s_and_the_log_s() -> None:
 
     best = fleet("vllm-diffusion", 4, 0.994, latency_ms=times(100.0))
     data = info(best, today=fleet("vllm-diffusion:4", 5, 0.981, latency_ms=times(200.0)))
-    assert "Clients wait for ttft 100, 200 and 300 ms, e2el 100, 200 and 300 ms (p50, p95, p99)." in text(data)
     rows = [" ".join(line.split()) for line in text(data)]
     assert "ttft p95 200 ms 400 ms" in rows
     assert "meet the SLOs 99.4 % (99.3 to 99.5) 98.1 % (98.0 to 98.2)" in rows
     summary = {name: {"p50": 900.0, "p95": 950.0, "p99": 990.0} for name in ("ttft_ms", "e2el_ms")}
     log = {"summary": summary | {"slo_attainment": 0.9}, "rate": 3.0, "beside": [], "requests": 9, "failed": 1}
-    assert "e2el p99 300 ms 600 ms 990 ms" in [
-        " ".join(line.split()) for line in text({**data, "measured": log | {"words": "The log measured"}})
-    ]
+    assert "e2el p99 300 ms 600 ms 990 ms" in [" ".join(line.split()) for line in text(replace(data, measured=log))]
 
 
 def test_the_answer_says_where_it_rests_on_an_assumed_price_or_leaves_what_was_tested() -> None:
-    said = answer(info(fleet("vllm-diffusion:12", 4, 0.994, assumed=0.93, untested=["max_num_seqs=12 is beyond 8"])))
+    said = answer(info(fleet("vllm-diffusion:12", 4, 0.994, assumed=0.93, untested=("max_num_seqs=12 is beyond 8",))))
     assert "; 93 % of its time is in large steps, whose cost is assumed, not published; max_num" in said
     assert said.endswith("; max_num_seqs=12 is beyond 8.")
     other = fleet("lmdeploy-bd32", 6, 0.991, implementation="j")
@@ -265,15 +256,14 @@ def test_the_answer_says_where_it_rests_on_an_assumed_price_or_leaves_what_was_t
 
 
 def test_the_chart_has_a_bar_for_each_gpu_and_of_one_gpu_for_each_policy() -> None:
-    def bars(data: dict[str, Any]) -> dict[str, str]:
+    def bars(data: Planned) -> dict[str, str]:
         [bar] = plan_page(data).figures[0].chart.data
         return dict(zip(bar["y"], bar["text"], strict=True))
 
     two = {"optimus<br>4 × A100-80GB": "8.00", "lmdeploy-bd32<br>6 × A100-80GB": "12.00"}
     assert bars(info()) == two
-    lost: dict[str, Any] = {"replicas": None, "gpus": None, "per_hour": None, "values": {}}
     left = [
-        fleet("chunk", 0, 0.0, device="B200", price=6.0, about=5, dropped="by the pilot") | lost,
-        fleet("optimus", 0, 0.0, device="L4", dropped="misses even on 64 replicas") | lost,
+        lost("chunk", device="B200", price=6.0, about=5, dropped="by the pilot"),
+        lost("optimus", device="L4", dropped="misses even on 64 replicas"),
     ]
-    assert bars(info(left_out=left)) == {"4 × A100-80GB": "8.00", "about 5 × B200": "30.00"}
+    assert bars(info(left_out=tuple(left))) == {"4 × A100-80GB": "8.00", "about 5 × B200": "30.00"}

@@ -1,16 +1,18 @@
-"""The result of a plan: candidates, fleets, risks and the ranking."""
+"""The result of a plan: fleets, risks and the ranking."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
-from ..profiler.profile import Profile
+from ..files.place import FolderKind, has_schema
 from ..report.page import Page
 from ..report.result import Result, frame_of
-from ..results.metrics import no_nan
-from .contents import Json
+from ..results.run_info import MeasuredLog
+from ..results.scenario import Setup
+from ..results.spread import Spread, Uncertain
 from .deploy import Deployment
-from .ensemble import Uncertain
+from .memo import FILES as STORE_FILES
+from .memo import STORE
 from .quality import Quality
 from .race import CONFIDENCE
 from .replicate import Interval
@@ -19,40 +21,19 @@ from .settings import Tried
 if TYPE_CHECKING:
     import pandas as pd
 
+SCHEMA = "dsim-plan"
+FILES = ("plan.toml", "plan.json", "report.html")
+DEPLOY = "deploy"  # a folder
+PLAN = FolderKind(
+    "a plan", (*FILES, DEPLOY, "profile-*.json", *STORE_FILES), "plan.json", has_schema(SCHEMA), (DEPLOY,),
+    kept=STORE,
+)  # fmt: skip
+
 MEETS, MISSES, UNSURE = "meets", "misses", "unsure"  # the SLOs
+Values = Mapping[str, Spread]  # by criterion: s, or share of arrivals
 
 
-@dataclass(frozen=True)
-class PlanCandidate:
-    """A policy on a profile, with its cost."""
-
-    policy: str  # as given
-    profile: Profile
-    place: str  # as in Fleet
-    quality: Quality
-    price: float | None  # of a GPU per hour
-    settings: tuple[str, ...] = ()  # SPECs to try, the given one first
-    qualities: tuple[Quality, ...] = ()  # of `settings`
-    given: str = ""  # the SPEC, where `policy` is one of `settings`
-    refused: str = ""  # why `given` cannot run
-    changing: tuple[str, ...] = ()  # flags that change answers, left open by the SPEC
-    searches_changing: bool = False  # `settings` change answers
-    is_research: bool = False  # of no released engine, and not named by the user
-
-    def __str__(self) -> str:
-        return f"{self.policy} on {self.place}" if self.place else self.policy
-
-    @property
-    def gpus(self) -> int:
-        return self.profile.device.count
-
-    @property
-    def weight(self) -> float:
-        """Ranks fleets, per replica: price, or GPUs without prices."""
-        return self.gpus * (1.0 if self.price is None else self.price)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Due:
     """The fleet that grown traffic needs, by a race at that rate."""
 
@@ -63,7 +44,7 @@ class Due:
     per_hour: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Fleet:
     """A row of the ranking: the fewest replicas that meet the SLOs, or why there are none."""
 
@@ -76,12 +57,13 @@ class Fleet:
     estimated: bool
     quality: Quality
     gpus_per_replica: int
+    price: float | None  # of a GPU per hour
     replicas: int | None = None
     spare: int = 0  # standby replicas
     gpus: int | None = None  # with spare, like the costs
     per_hour: float | None = None  # in the price's currency
     per_million_tokens: float | None = None  # of answers, at the plan's rate
-    values: Mapping[str, Interval] = field(default_factory=dict)  # criterion -> s, or share of arrivals
+    values: Values = field(default_factory=dict)
     attained: Mapping[str, float] = field(default_factory=dict)  # SLO without statistic -> share of arrivals
     replications: int = 0
     judged: int = 0  # requests in all replications
@@ -92,22 +74,25 @@ class Fleet:
     assumed: float = 0.0  # share of busy time in decode steps larger than any that the prices were read from
     doubted: tuple[str, ...] = ()  # failed checks of the profile, and doubted steps that take much of the time
     untested: tuple[str, ...] = ()  # settings beyond what the engine is tested with
-    latency_ms: Mapping[str, Any] = field(default_factory=dict)
+    latency_ms: Mapping[str, Mapping[str, float] | None] = field(default_factory=dict)  # by metric and percentile
     due: tuple[Due, ...] = ()  # today, each quarter and the end of the horizon; empty: no growth
     mean_cost: float | None = None  # an hour (without prices: GPUs) over the horizon, which ranks fleets then
     tried: Tried | None = None  # None: settings not searched
-    price: float | None = None  # of a GPU per hour
     about: int | None = None  # the pilot's estimate, if it dropped the candidate
     least: int | None = None  # lower bound, if the race dropped it
     dropped: str = ""
 
+    @property
+    def name(self) -> str:
+        return f"{self.policy} on {self.place}" if self.place else self.policy
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Risk:
     """Effect of more traffic, a lost replica or a slower profile."""
 
     change: str
-    values: Mapping[str, Interval]  # by criterion, on the planned fleet; empty without replicas
+    values: Values  # on the planned fleet; empty without replicas
     judged: int  # requests
     verdict: str  # MEETS, MISSES or UNSURE
     stable: bool  # in most replays
@@ -116,11 +101,11 @@ class Risk:
     best: str  # cheaper one of the best two then
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Growth:
     """How long the fleet lasts as traffic grows, by headroom, without spare replicas."""
 
-    text: str  # as given
+    text: str  # as in the command
     share: float  # of the traffic, per `per`
     per: str  # year, month or week
     low: float  # years, by the headroom's low end
@@ -129,7 +114,7 @@ class Growth:
     buy_now: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Variant:
     """The recommended policy behind another router, or under a counted law of canvases."""
 
@@ -141,19 +126,11 @@ class Variant:
     source: str = ""  # of the law
 
 
-@dataclass(frozen=True)
-class Peak:
-    """The trace's busiest hour or minute, and replicas for it."""
-
-    window: str  # hour or minute
-    times: float  # the mean rate
-    rate: float  # req/s, at the plan's
-    replicas: int
-
-
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Planned(Result):
     """The ranking, best first."""
+
+    schema: ClassVar[str] = SCHEMA
 
     rate: float  # req/s
     ranking: tuple[Fleet, ...]
@@ -168,16 +145,17 @@ class Planned(Result):
     num_replays: int
     num_requests: int  # of a replay
     block: int
+    setup: Setup
     confidence: float = CONFIDENCE
     notes: tuple[str, ...] = ()
-    peak: Peak | None = None  # None: other times than the trace's, or too short
-    growth: Growth | None = None  # None: not asked for
+    growth: Growth | None = None  # None: traffic is constant
     research: tuple[Fleet, ...] = ()  # of schedulers that no released engine has, the cheapest first
-    today: Fleet | None = None  # what runs now, replayed; None: not said
+    today: Fleet | None = None  # what runs now, replayed
     laws: tuple[Variant, ...] = ()  # the default one first; empty: the workload or yield is given, or no canvases
     routed: Variant | None = None  # None: a router is named, or one replica is enough
     deployment: Deployment | None = None  # None: no released engine is known to serve it
-    ensemble: Uncertain | None = None  # None: not asked for
+    ensemble: Uncertain | None = None
+    measured: MeasuredLog | None = None  # times in the trace's own log
 
     @property
     def recommended(self) -> Fleet:
@@ -188,26 +166,17 @@ class Planned(Result):
         """None if only one fleet meets the SLOs."""
         return self.ranking[1] if len(self.ranking) > 1 else None
 
-    def page(self) -> Page:
-        from ..report.plan import words
+    def cost(self, fleet: Fleet) -> float:
+        """What ranks fleets: money an hour, or GPUs without prices; with growth the mean over the horizon."""
+        if fleet.mean_cost is not None:
+            return fleet.mean_cost
+        return float((fleet.per_hour if self.priced else fleet.gpus) or 0)
 
-        return words(self.to_json())
+    def page(self) -> Page:
+        from ..report.plan import plan_page
+
+        return plan_page(self)
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per fleet, best first; nested entries as `outer_inner`."""
         return frame_of(self.to_json()["ranking"])
-
-    def to_json(self) -> Json:
-        """The object of `--json` and plan.json."""
-        data: Json = no_nan(asdict(self))
-        data["deploy"] = None if self.deployment is None else self.deployment.to_json()
-        del data["deployment"]
-        if self.ensemble is None:
-            del data["ensemble"]
-        else:
-            data["ensemble"] = self.ensemble.to_json()
-        out: Json = {"schema": SCHEMA, "version": VERSION, "recommended": data["ranking"][0]}
-        return out | {"runner_up": data["ranking"][1] if self.runner_up else None} | data
-
-
-SCHEMA, VERSION = "dsim-plan", 1
