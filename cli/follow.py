@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 from typing import Annotated as A
@@ -31,7 +30,7 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
     """
 
     COMMON: ClassVar = (
-        "policy", "profile", "slos", "trace", "rate", "interval", "window", "access_log", "log", "token_file",
+        "policy", "profile", "slos", "trace", "rate", "interval", "window", "access_log", "token_file",
         "port", "once", "out",
     )  # fmt: skip
 
@@ -57,7 +56,6 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
     window: A[float, Opt("Shortest window to judge.", "S", "Following")] = 300.0
     min_requests: A[int, Opt("Fewest requests in a window.", "N", "Following")] = 200
     access_log: A[str | Path | None, Opt("A growing log of requests, in a trace's format.", "F", "Logs")] = None
-    log: A[str | Path | None, Opt("A growing step log, as written by dsim's hooks.", "F", "Logs")] = None
     attainment: A[float, q.ATTAINMENT] = 0.99
     token_file: A[str | Path | None, Opt("A file with a bearer token.", "F", "Following")] = None
     host: A[str, Opt("The address of --port.", "H", "Server", needs=("port",))] = "127.0.0.1"
@@ -78,7 +76,7 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
         from ..following.background import Background
         from ..following.follower import Followed, Follower
         from ..following.pages import page_of
-        from ..following.sources.growing import AccessLog, GrowingLogs, StepLogTail
+        from ..following.sources.growing import AccessLog
         from ..following.sources.scrape import Target
         from ..following.watch import FILES, Following, Watcher, open_folder, state_of
         from ..results.scenario import Scenario
@@ -100,16 +98,14 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
             self.attainment,
         )  # fmt: skip
         scenario.setting().check()
-        log = q.path_of(self.access_log)
-        logs = GrowingLogs(
-            None if log is None else AccessLog(log, self.columns, self.only, self.time_unit),
-            None if self.log is None else StepLogTail(Path(self.log)),
-            watch.say,
-        )
-        logs.read(strict=not any(Path(self.out).glob("samples/*")))  # a mistake shows before the first reading
+        log, log_path = None, q.path_of(self.access_log)
+        if log_path is not None:
+            log = AccessLog(log_path, self.columns, self.only, self.time_unit, watch.say)
+            if not any(Path(self.out).glob("samples/*")):
+                log.read_added()  # a mistake shows before the first reading
         folder = open_folder(self.out, followed)
         with closing(Lock(folder)):
-            follower = Follower(followed, folder, logs, watch.say, partial(Background, LIMIT))
+            follower = Follower(followed, folder, log, watch.say, Background(LIMIT))
             with closing(Watcher(follower, targets, folder, watch.say, command=watch.command())) as watcher:
                 self._follow(watcher, watch)
             watcher.publish()

@@ -15,7 +15,7 @@ from ..files.write import json_text, write_whole
 from ..report.page import Page
 from ..results.metrics import no_nan
 from .exported import exposition
-from .follower import CANDIDATE, SCHEMA, VERSION, Followed, Follower, Tell
+from .follower import SCHEMA, VERSION, Followed, Follower, Tell
 from .pages import page_of, shift
 from .sources.sample import Sample
 from .sources.scrape import MissingError, Target
@@ -24,7 +24,7 @@ from .windows import LATE, SPEED, Scrape
 FILES = ("follow.json", "report.html", "alerts.yml")
 FOLDER = FolderKind(
     "a followed server",
-    (*FILES, CANDIDATE, "samples", "windows", "versions", "profiles", "traffic.jsonl"), "follow.json",
+    (*FILES, "samples", "windows", "versions", "profiles", "traffic.jsonl"), "follow.json",
     has_schema(SCHEMA), folders=("samples", "windows", "versions", "profiles"),
 )  # fmt: skip
 LOOKS = 0.2  # s between checks of the background while waiting for it
@@ -71,9 +71,11 @@ def question_of(followed: Followed) -> dict[str, Any]:
 
 def write_state(folder: Path, followed: Followed, follower: Follower | None) -> None:
     """Write follow.json: what is followed, and the newest window."""
-    found = {"schema": SCHEMA, "version": VERSION, "dsim": __version__, "followed": question_of(followed)}
-    found |= {"state": None if follower is None else state_of(follower)}
-    write_whole(folder / "follow.json", json_text(no_nan(found)) + "\n")
+    state = {
+        "schema": SCHEMA, "version": VERSION, "dsim": __version__, "followed": question_of(followed),
+        "state": None if follower is None else state_of(follower),
+    }  # fmt: skip
+    write_whole(folder / "follow.json", json_text(no_nan(state)) + "\n")
 
 
 def state_of(follower: Follower) -> dict[str, Any]:
@@ -150,15 +152,16 @@ class Watcher:
         simulated = [s for s in samples if s is not None and SPEED in s.settings]
         if not simulated:
             return self._clock()
-        own, last, logs = simulated[0].time, self.follower.last, self.follower.logs
-        if last is not None and own + logs.ahead < last.time:  # it was restarted: its clock ran ahead, and begins anew
+        time, follower = simulated[0].time, self.follower
+        last = follower.last
+        if last is not None and time + follower.ahead < last.time:  # a restart: its clock ran ahead, and begins anew
             speed = float(simulated[0].settings[SPEED])
-            logs.ahead = last.time + 2 * LATE * self.follower.followed.interval * speed - own
-        return own + logs.ahead
+            follower.ahead = last.time + 2 * LATE * follower.followed.interval * speed - time
+        return time + follower.ahead
 
     def _sample(self, target: Target) -> Sample | None:
         try:
-            found = target.sample()
+            sample = target.sample()
         except DsimError as error:
             if not isinstance(error, MissingError) and self.follower.last is None:
                 raise
@@ -167,7 +170,7 @@ class Watcher:
             self._missing.add(target.url)
             return None
         self._missing.discard(target.url)
-        return found
+        return sample
 
 
 def line_of(record: Mapping[str, Any]) -> str:

@@ -198,7 +198,6 @@ class Arrivals:
     time: Floats
     input_length: Floats
     output_length: Floats
-    drawn: bool  # from rates and mean lengths, not from a log
 
     def __len__(self) -> int:
         return len(self.time)
@@ -220,7 +219,7 @@ def drawn_arrivals(window: Window, seed: int, shape: Trace | None = None) -> Arr
     shapes = (None, None) if shape is None else (shape.input_length, shape.output_length)
     prompts = _lengths(window.histogram("input_length"), window.input_length, prompt, shapes[0])
     answers = _lengths(window.histogram("output_length"), window.output_length, answer, shapes[1])
-    return Arrivals(time, prompts, answers, drawn=True)
+    return Arrivals(time, prompts, answers)
 
 
 def with_open(logged: Arrivals, window: Window, seed: int) -> Arrivals:
@@ -240,7 +239,7 @@ def with_open(logged: Arrivals, window: Window, seed: int) -> Arrivals:
     order = np.argsort(time, kind="stable")
     both = (logged.input_length, logged.output_length)
     prompts, answers = (np.concatenate([column, column[chosen]])[order] for column in both)
-    return Arrivals(time[order], prompts, answers, drawn=False)
+    return Arrivals(time[order], prompts, answers)
 
 
 def _lengths(buckets: Buckets | None, mean: float, uniform: Floats, shape: npt.NDArray[np.int64] | None) -> Floats:

@@ -30,7 +30,7 @@ def window(hours_ago: float, rate: float, slow: float, smooth: float) -> dict[st
         "traffic": {"rate": rate, "input_length": 100.0, "output_length": 50.0},
         "gauges": {"running": 3.0, "waiting": 1.0, "kv_usage": 0.5},
         "measured": {"e2el": 2.0 * slow}, "predicted": {"e2el": 2.0}, "slos": {"ttft=1s": [[0.9, 0.95], [0.97, 0.97]]},
-        "raised": [], "settled": [], "alarms": {}, "version": 1, "usual": {}, "known": {},
+        "raised": [], "settled": [], "alarms": {}, "version": 1, "usual": {}, "errors": {},
         "growth": 0.01, "headroom": vars(ROOM),
         "what_if": [vars(w) for w in whatifs(0.98, 0.9, 1.0)],
         "advice": vars(Advice("Do nothing.", "it is well", evidence="73 replays")),
@@ -50,7 +50,7 @@ def a_day(folder: Path) -> Follower:
     found.alarms.open["prices"] = alarm
     begin, end = NOW - 3 * HOUR, NOW - 2 * HOUR
     factors = Factors(price=1.5)
-    found.versions.append(Version(1, end, begin, end, 6, "rates", "prices: up", factors, {}, 0.1, "p.json"))
+    found.versions.append(Version(1, end, begin, 6, "rates", "prices: up", factors, {}, "p.json"))
     found.last = Scrape(NOW, (Sample(NOW, "sglang", 1, {}, {"running": 3.0, "waiting": 1.0}),))
     found.room = ROOM
     return found
