@@ -173,8 +173,8 @@ class Alarms:
             chart = self.charts[name]
             if chart.cause in self.open:
                 return True
-            if name in residuals and chart.num_windows > 1:
-                beyond = abs(residuals[name][0]) > 2 * FAR * chart.deviation()
+            if name in residuals:
+                beyond = chart.num_windows > 1 and abs(residuals[name][0]) > 2 * FAR * chart.deviation()
                 if beyond or chart.far():
                     return True
         return False

@@ -226,7 +226,7 @@ class _Attention:
         config, (keys, values, _) = self._cache.model.config, self.pages(layer)
         sliding = config.layers[layer].sliding
         window = config.window if sliding else 0
-        return window_attention(q, keys, values, self._spans[sliding], window, self._causal, 1.0, check=False)
+        return window_attention(q, keys, values, self._spans[sliding], window, self._causal, 1.0)
 
 
 @dataclass(slots=True, eq=False)

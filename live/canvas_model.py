@@ -23,11 +23,11 @@ from ..kernels.qk_norm_rope import qk_norm_rope_scatter
 from ..kernels.route_experts import route_experts
 from ..kernels.swiglu import swiglu
 from .config_file import AS_IT_SAYS, ConfigJson, Given, check_plain, config_json
-from .experts import router_logits
 from .families import CANVAS
 from .model import Pages
 from .random_weights import drawn_experts, fill, of_rows
-from .stored import alike, held_in
+from .sampling import fp32_product
+from .stored import held_in
 
 ARCHITECTURE = CANVAS
 MOST = 1 << 24  # of any number in a config.json; of layers, 1 << 10
@@ -184,7 +184,7 @@ class CanvasModel:
             qkv = linear(normed, layer.qkv).view(len(x), -1, about.head_dim)
             q = qk_norm_rope_scatter(
                 qkv, config.heads, layer.q_norm, layer.k_norm, eps, *turns[about.sliding], *attend.pages(i),
-                "normed" if about.sliding else "keys", check=False,
+                "normed" if about.sliding else "keys",
             )  # fmt: skip
             read = linear(attend(i, q).view(len(x), -1), layer.out)
             x, normed = sandwich_norm(x, (read,), None, layer.after_attention, None, self._no_weight, eps)
@@ -196,7 +196,7 @@ class CanvasModel:
 
     def _mixed(self, x: Tensor, i: int) -> Tensor:
         layer = self.layers[i]
-        logits = router_logits(x, layer.router)
+        logits = fp32_product(x, layer.router)
         if self.drawn is not None:
             logits = of_rows(self.drawn[i], len(x))  # the router is still computed, for its time
         chosen, weights = route_experts(logits, None, self.config.top_k, expert_scale=layer.expert_scale)
@@ -378,27 +378,26 @@ def read_canvas_model(folder: Path, device: str, dtype: torch.dtype) -> CanvasMo
 
 
 def _read(source: ConfigJson, config: CanvasConfig, device: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The text weights by our names."""
-    wanted, found, named = shapes(config), dict[str, Tensor](), dict[str, tuple[Path, str]]()
+    """The text weights by our names; a second copy of a shared one is skipped."""
+    expected, weights = shapes(config), dict[str, Tensor]()
     folder = source.path.parent
-    for held in held_in(folder, device):
-        path, name = held.path, held.name
+    for tensor in held_in(folder, device):
+        name = tensor.name
         if name.startswith(NOT_TEXT):
             continue
         plain = name.removeprefix(DECODER)
         if name.startswith(ENCODER) and not name.endswith("layer_scalar"):
-            plain = name.removeprefix(ENCODER)  # a second copy of the same weight
+            plain = name.removeprefix(ENCODER)
         elif name == "lm_head.weight":
             plain = "embed_tokens.weight"
-        if plain not in wanted:
-            raise ModelError(f"{path}: holds {cut(name)}, which {config.name} has no place for")
-        if held.shape != wanted[plain]:
-            raise ModelError(f"{path}: {name} is {list(held.shape)}, expected {list(wanted[plain])} by config.json")
-        if plain in named and not alike((path, name), named[plain]):
-            raise ModelError(f"{path}: {name} is not {named[plain][1]}, and config.json says that it is (tied)")
-        named[plain] = path, name
-        found[plain] = held.read().to(dtype)
-    lacking = [name for name in wanted if name not in named]
+        if plain not in expected:
+            raise ModelError(f"{tensor.path}: holds {cut(name)}, which {config.name} has no place for")
+        if tensor.shape != expected[plain]:
+            shape = f"{name} is {list(tensor.shape)}, expected {list(expected[plain])}"
+            raise ModelError(f"{tensor.path}: {shape} by config.json")
+        if plain not in weights:
+            weights[plain] = tensor.read().to(dtype)
+    lacking = [name for name in expected if name not in weights]
     if lacking:
-        raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(wanted)} weights are missing)")
-    return found
+        raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(expected)} weights are missing)")
+    return weights

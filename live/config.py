@@ -29,22 +29,6 @@ class Experts:
 
 
 @dataclass(frozen=True)
-class RopeScaling:
-    """RoPE stretched beyond the pretraining context, as in transformers' modeling_rope_utils.
-
-    Components with more than `fast` turns in it keep their angle, those with fewer than `slow` turn `factor` times as
-    slowly; between, it is interpolated by index (yarn) or turns (llama3).
-    """
-
-    kind: str  # yarn or llama3
-    factor: float
-    original: int  # positions
-    fast: float
-    slow: float
-    attention: float = 1.0  # multiplies queries and keys
-
-
-@dataclass(frozen=True)
 class ModelConfig:
     """The feed-forward is SwiGLU: three matrices."""
 
@@ -65,7 +49,6 @@ class ModelConfig:
     qk_norm: bool = True
     qkv_bias: bool = False
     rotary: int | None = None  # leading components of a head that turn; None: all
-    scaling: RopeScaling | None = None
     experts: Experts | None = None
     shifted: bool = False  # a row predicts the next position
     by_entropy: bool = False  # steps commit the masks of least entropy (Dream)

@@ -1,6 +1,5 @@
 """Read a config.json into a ModelConfig by its family, and write one."""
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from ..engine.plain import Range
 from ..files import read
 from ..files.read import cut, shown
 from ..files.schema import FileObject
-from .config import Experts, ModelConfig, RopeScaling
+from .config import Experts, ModelConfig
 from .families import CANVAS, FAMILIES, Family
 from .hub_cache import in_cache, model_name
 
@@ -28,8 +27,6 @@ WHOLE = {
 }  # fmt: skip
 OTHERS, ABOVE_0 = Range(1, 1 << 16), Range(0, above=True)
 QUANTISED = ("quantization_config", "compression_config")
-# Stretched RoPE, and its bounds' keys in config.json.
-SCALINGS = {"yarn": ("beta_fast", "beta_slow"), "llama3": ("high_freq_factor", "low_freq_factor")}
 FOLLOW = ("kv_heads", "head_dim", "block_length")  # from other fields, or the user's settings
 
 
@@ -102,6 +99,7 @@ def decoder_config(source: ConfigJson, given: Given = AS_IT_SAYS) -> ModelConfig
     family = FAMILIES[architecture]
     section = FileObject(str(path), "", found, error=ModelError)
     _check_fixed(section, family)
+    _check_rope(section)
     values = _values(section, family)
     heads, hidden = values["heads"], values["hidden"]
     values.setdefault("kv_heads", heads)
@@ -113,14 +111,10 @@ def decoder_config(source: ConfigJson, given: Given = AS_IT_SAYS) -> ModelConfig
         raise ModelError(f"{path}: mask_token_id is {mask}, expected below vocab_size, {vocab}")
     rotary = _rotary(section, values["head_dim"], family.rotary)
     of_experts = {name.partition(".")[2]: values.pop(name) for name in list(values) if name.startswith("experts.")}
-    scaling = _scaling(section)
-    if scaling is not None and rotary != values["head_dim"]:
-        raise ModelError(f"{path}: rope_type is {scaling.kind}, and {rotary} of {values['head_dim']} components turn")
     config = ModelConfig(
         **values,
         name=source.name,
         rotary=None if rotary == values["head_dim"] else rotary,
-        scaling=scaling,
         experts=None if family.experts is None else _experts(path, {**family.experts, **of_experts}),
         architecture=architecture,
     )
@@ -207,32 +201,12 @@ def _rope(given: FileObject) -> dict[str, Any]:
     return found
 
 
-def _scaling(given: FileObject) -> RopeScaling | None:
-    """The scaling of RoPE; None: it is not stretched."""
-    told = {key: value for key, value in _rope(given).items() if value is not None}
-    keys = FileObject(given.path, "", {"rope_type": told.get("type", "default"), **told}, error=ModelError)
-    kind = keys.text("rope_type", "default", *SCALINGS)
-    if kind == "default":
-        return None
-    fast, slow = SCALINGS[kind]
-    if told.get("truncate") is False:
-        raise keys.error("truncate", False, "true")
-    keys.values |= {fast: 32.0, slow: 1.0, **told}
-    factor, original = (
-        keys.number("factor", ABOVE_0),
-        keys.integer("original_max_position_embeddings", WHOLE["context_limit"]),
-    )
-    default = 1.0
-    if kind == "yarn":
-        wide, narrow = (keys.number(key) if key in told else 0.0 for key in ("mscale", "mscale_all_dim"))
-        weights = (wide, narrow) if wide and narrow else (1.0, 0.0)
-        over, under = (0.1 * weight * math.log(max(factor, 1.0)) + 1.0 for weight in weights)
-        default = over / under
-    keys.values.setdefault("attention_factor", default)
-    return RopeScaling(
-        kind, factor, original, keys.number(fast, ABOVE_0), keys.number(slow, ABOVE_0),
-        keys.number("attention_factor", ABOVE_0) if kind == "yarn" else 1.0,
-    )  # fmt: skip
+def _check_rope(given: FileObject) -> None:
+    """ModelError if RoPE is stretched beyond the pretraining context."""
+    settings = _rope(given)
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    if kind != "default":
+        raise ModelError(f"{given.path}: rope_type is {shown(kind)}, expected default: dsim runs no stretched RoPE")
 
 
 def _rotary(given: FileObject, head_dim: int, default: float) -> int:

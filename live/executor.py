@@ -94,8 +94,6 @@ class ModelExecutor(Texts):
         self._mask = config.mask_token
         self._shifted = config.shifted
         self._watch = watch
-        self._masks_alone = policy.unmasking.head == "masks"
-        assert watch is None or not self._masks_alone, "a watcher receives every row"
         self._pieces = policy.batching.pieces
         self._whole = computes_whole_blocks(policy)
         self._coming: tuple[StepPlan, _Prepared] | None = None  # the step after the running one
@@ -125,9 +123,7 @@ class ModelExecutor(Texts):
         need = -(-self._reach(plan) // self._cache.page_size)
         if self._cache.more_pages(plan.slots, need) > self._cache.num_free:
             return  # the running step frees pages
-        prepared = self._make(plan)
-        (self._forward.bring if plan.prefill else self._forward.lay_out)(prepared.batch)
-        self._coming = plan, prepared
+        self._coming = plan, self._make(plan)
 
     def _batch_of(self, plan: StepPlan) -> _Prepared:
         """The prepared batch with new tokens, or a new batch."""
@@ -149,7 +145,7 @@ class ModelExecutor(Texts):
             return [*facts, plan.num_tokens, plan.num_keys, plan.window]
         window = self._window(plan)
         facts += [window, visible(plan.status, window, self._listed)]
-        if self._whole and not self._masks_alone and self._watch is None and self._forward.sampling is None:
+        if self._whole and self._watch is None and self._forward.sampling is None:
             return facts
         return [*facts, plan.phases, plan.status, plan.evaluations]
 
@@ -264,12 +260,7 @@ class ModelExecutor(Texts):
         self._cache.reserve(plan.slots, reach)
         counts = np.count_nonzero(window[order], axis=1)
         evict, drawn = self._evict(plan, rows, columns)
-        sampled = np.arange(len(rows))
-        if self._masks_alone:
-            idle = plan.phases == Phase.IDLE
-            sampled = np.flatnonzero((plan.status[rows, columns] == MASKED) & ~idle[rows])
-        chosen = rows[sampled]
-        evaluations = plan.evaluations[chosen, columns[sampled]]
+        evaluations = plan.evaluations[rows, columns]
         batch = Batch(
             tokens=self._tokens[slots, positions].astype(np.int64),
             positions=positions,
@@ -279,12 +270,11 @@ class ModelExecutor(Texts):
             history=start[order],
             listed=visible(plan.status, window, self._listed)[order],
             block_length=self._block,
-            sampled=sampled,
+            sampled=np.arange(len(rows)),
             evict=evict,
-            own_head=self._masks_alone,
-            keys=self._keys(plan.requests[chosen], positions[sampled], 1 + evaluations.astype(np.int64)),
+            keys=self._keys(plan.requests[rows], positions, 1 + evaluations.astype(np.int64)),
         )
-        return _Prepared(batch, chosen, columns[sampled], drawn)
+        return _Prepared(batch, rows, columns, drawn)
 
     def _decode(self, plan: StepPlan) -> StepOutcome:
         batch, rows, columns, drawn = self._batch_of(plan)
@@ -403,6 +393,8 @@ def check_policy(policy: Policy) -> None:
         )
     if caches_prefixes(policy):
         raise PolicyError(f"{policy.name}: prefix_caching is true, and dsim live shares no pages: expected false")
+    if policy.unmasking.head == "masks":
+        raise PolicyError(f"{policy.name}: head is masks, and dsim live computes all rows: expected all")
     if policy.unmasking.strategy == "law":
         raise PolicyError(f"{policy.name}: strategy is law, which a twin draws by, and dsim live unmasks by confidence")
 
@@ -413,10 +405,6 @@ def check_whole_blocks(policy: Policy, config: ModelConfig) -> None:
         raise PolicyError(
             f"{policy.name}: leaves positions out of its steps, and the rows of {config.name} ({config.architecture}) "
             "say the position after theirs: expected whole blocks, as lmdeploy-bd32"
-        )
-    if policy.unmasking.head == "masks":
-        raise PolicyError(
-            f"{policy.name}: head is masks, and the row before a mask says what {config.name} has there: expected all"
         )
     if policy.batching.pieces:
         raise PolicyError(

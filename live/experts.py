@@ -8,6 +8,7 @@ from ..kernels.route_experts import route_experts
 from ..kernels.swiglu import swiglu
 from .config import Experts, ModelConfig
 from .random_weights import of_rows
+from .sampling import fp32_product
 
 
 class MixedFeedForward(nn.Module):
@@ -37,16 +38,9 @@ class MixedFeedForward(nn.Module):
 
     def _logits(self, x: Tensor) -> Tensor:
         """[rows, num] fp32: near ties decide which experts run."""
-        logits = router_logits(x, self.router.weight)
+        logits = fp32_product(x, self.router.weight)
         # Computed all the same, for its time.
         return logits if self.drawn is None else of_rows(self.drawn, len(x))
-
-
-def router_logits(x: Tensor, weight: Tensor) -> Tensor:
-    """x [rows, hidden] times weight [num, hidden] in fp32."""
-    if x.is_cuda and x.dtype != torch.float32:
-        return torch.mm(x, weight.T, out_dtype=torch.float32)
-    return nn.functional.linear(x.float(), weight.float())
 
 
 def route(logits: Tensor, about: Experts, bias: Tensor | None) -> tuple[Tensor, Tensor]:

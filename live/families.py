@@ -138,7 +138,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "LlamaForCausalLM": Family(
         QWEN_NAMES, FROM_LEFT, SWIGLU | NO_BIAS, trained={**AUTOREGRESSIVE, "qk_norm": False},
-        summary="autoregressive (Llama 2 and 3)",
+        summary="autoregressive (Llama 2 and 3.0)",
     ),
     "SDARForCausalLM": Family(
         QWEN_NAMES, KEYS, SWIGLU | NO_BIAS, SDAR, summary="blocks of masks, block-causal (SDAR, TraDo)"

@@ -1,9 +1,8 @@
 """A forward whose decode steps are captured CUDA graphs, one a padded shape: launches cost almost nothing.
 
-Small prefills are captured, too; others hide their launches. An evicting step is two graphs, between which the host
-chooses the rows. A prefill, or a step with only masks through the head, is two graphs without a wait. All
-share one memory pool: answers are read before the next launch. Without CUDA a graph recomputes into the same tensors,
-so that tests check padding, aliasing and choice.
+An evicting step is two graphs, between which the host chooses the rows. All share one memory pool: answers are read
+before the next launch. Without CUDA a graph recomputes into the same tensors, so that tests check padding, aliasing and
+choice. Prefills are eager.
 """
 
 import time
@@ -24,17 +23,7 @@ from .clock import DeviceClock
 from .evicting import Array, Evict, Half, Inputs, Retained
 from .forward import Batch, Forward, Sampled, Shapes, flat_size, flattened_retained, stacked
 from .model import Decoder
-from .padding import (
-    MAX_ROWS,
-    PREFILL_SEQUENCES,
-    pad,
-    pad_retained,
-    padded_shape,
-    prefill_shape,
-    reachable,
-    reachable_after,
-    reachable_prefills,
-)
+from .padding import MAX_ROWS, pad, pad_retained, padded_shape, reachable, reachable_after
 
 Key = tuple[object, ...]
 Answers = tuple[Tensor, ...]
@@ -110,20 +99,6 @@ class Between(NamedTuple):
         self.kept[: len(flat)].copy_(self.staged[: len(flat)], non_blocking=True)
 
 
-STEP, LAYERS, HEAD = range(3)
-
-
-class GraphShape(NamedTuple):
-    """A graph that evicts nothing."""
-
-    kind: int  # STEP, LAYERS, or the HEAD after them
-    rows: int
-    sequences: int
-    width: int  # of the window
-    block_length: int
-    sampled: int = 0  # rows of a head
-
-
 class GraphForward(Forward):
     """Replays graphs of decode batches, captured on first use or in `prepare`."""
 
@@ -143,11 +118,6 @@ class GraphForward(Forward):
         self._held = torch.zeros(0, dtype=torch.int64, device=self.device)  # every graph's inputs
         self._staged = torch.zeros(0, dtype=torch.int64)  # ... on the host
         self._between: dict[int, Between] = {}  # by the window's width
-        # A separate head's input: hidden states, and rows to sample.
-        self._states = torch.zeros(0, 0, device=self.device)
-        self._picked = torch.zeros(0, dtype=torch.int64, device=self.device)
-        self._staged_picks = torch.zeros(0, dtype=torch.int64)
-        self._laid: tuple[Batch, Batch, Array] | None = None  # the next batch; padded; as one array
 
     @property
     def captured_shapes(self) -> set[Key]:
@@ -158,49 +128,20 @@ class GraphForward(Forward):
     def run(self, batch: Batch) -> Sampled:
         if self._is_eager(batch):
             return super().run(batch)
-        laid, self._laid = self._laid, None
-        if batch.prefill and laid is not None and laid[0] is batch:
-            return self._replay_with_head(*laid[1:], batch.sampled)
-        if batch.prefill or batch.own_head:
-            padded = self._padded(batch)
-            return self._replay_with_head(padded, self._flatten(padded)[0], batch.sampled)
+        shape = padded_shape(len(batch.tokens), len(batch.history))
+        padded = pad(batch, *shape, self.pages, batch.listed.shape[1])
         if batch.evict is not None:
-            return self._replay_evicting(self._padded(batch), batch)
-        if laid is not None and laid[0] is batch:
-            _, padded, flat = laid
-            before = flat_size(x.shape for x in (padded.query_start, padded.history, padded.page_table, padded.listed))
-            flat[before : before + len(batch.tokens)] = batch.tokens
-        else:
-            padded = self._padded(batch)
-            flat = self._flatten(padded)[0]
+            return self._replay_evicting(padded, batch)
         step = self._step(padded)
-        self._bring(flat)
-        return self._replayed([step], len(batch.tokens))
-
-    def bring(self, batch: Batch) -> None:
-        if self._is_eager(batch):
-            super().bring(batch)
-        else:
-            self.lay_out(batch)
-
-    def lay_out(self, batch: Batch) -> None:
-        if not (self._is_eager(batch) or batch.own_head or batch.evict):
-            padded = self._padded(batch)
-            self._laid = batch, padded, self._flatten(padded)[0]
+        self._bring(self._flatten(padded)[0])
+        clock = DeviceClock(self.device)
+        step.replay()
+        return self._answered(clock, step, len(batch.tokens))
 
     def _is_eager(self, batch: Batch) -> bool:
-        num_rows = len(batch.tokens)
-        if batch.keys is not None or batch.page_table.shape[1] > self.pages or self.by_entropy:
-            return True
-        if batch.prefill:
-            return prefill_shape(num_rows, len(batch.history)) is None
-        return (len(batch.sampled) != num_rows and not batch.own_head) or num_rows > MAX_ROWS
-
-    def _padded(self, batch: Batch) -> Batch:
-        size = len(batch.tokens), len(batch.history)
-        shape = prefill_shape(*size) if batch.prefill else padded_shape(*size)
-        assert shape is not None, "an eager prefill is not padded"
-        return pad(batch, *shape, self.pages, batch.listed.shape[1])
+        drawn = batch.keys is not None or self.by_entropy
+        large = batch.page_table.shape[1] > self.pages or len(batch.tokens) > MAX_ROWS
+        return batch.prefill or drawn or large
 
     @torch.inference_mode()
     def prepare(self, policy: Policy, max_batch: int, most: int | None = None) -> None:
@@ -208,68 +149,32 @@ class GraphForward(Forward):
 
         most: captures of each kind; others are captured on first use, and have room.
         """
-        shapes, width, block = reachable(policy, max_batch), policy.width, policy.block_length
+        shapes, width = reachable(policy, max_batch), policy.width
         if not shapes:
             return
         rule = policy.eviction if isinstance(policy.eviction, Focus) else None
-        masks_alone = policy.unmasking.head == "masks"
-        steps = [GraphShape(STEP, *shape, width, block) for shape in shapes]
-        longest = self.pages * self.cache.page_size
-        prefills = [GraphShape(LAYERS, *x, 1, block) for x in reachable_prefills(policy, max_batch, longest)]
-        through_layers = [*prefills, *(shape._replace(kind=LAYERS) for shape in steps if masks_alone)]
-        through_layers.sort(key=lambda shape: -shape.rows)
-        heads = {bucket(block * n) for n in range(1, min(max_batch, PREFILL_SEQUENCES[-1]) + 1)}
-        if masks_alone:
-            heads |= {bucket(n) for n in range(1, shapes[0][0] + 1)}
-        largest = through_layers[0]._replace(kind=HEAD)
-        of_head = [largest._replace(sampled=n) for n in sorted(heads, reverse=True) if n <= largest.rows]
-        halves = [] if rule is None else [blank_evicting(self._blank(shape), rule) for shape in steps]
+        steps = [blank(*shape, self.pages, width, policy.block_length) for shape in shapes]
+        halves = [] if rule is None else [blank_evicting(step, rule) for step in steps]
         # Make room before graphs read it.
-        room = max(len(self._flatten(b)[0]) for b in [*map(self._blank, [*steps, *prefills]), *halves])
-        self._bring(np.zeros(room, np.int64))
-        for shape in [*steps[: 0 if masks_alone else most], *through_layers[:most], *of_head[:most]]:
-            padded = self._blank(shape)
-            if shape.kind == HEAD:
-                self._head(padded, shape.sampled)
-            elif shape.kind == LAYERS:
-                self._layers(padded)
-            else:
-                self._step(padded)
+        self._bring(np.zeros(max(len(self._flatten(batch)[0]) for batch in [*steps, *halves]), np.int64))
+        for padded in steps[:most]:
+            self._step(padded)
         if not halves:
             return
         between = self._room(max(rows for rows, _ in shapes), max(sequences for _, sequences in shapes), width)
         for padded in halves[:most]:
             self._half(padded)
         widest = {len(padded.history): padded for padded in reversed(halves)}
-        for left, sequences in reachable_after(shapes)[:most]:
-            between.bring(blank_retained(left, sequences, width))
-            self._rest(widest[sequences], left)
+        for rows, sequences in reachable_after(shapes)[:most]:
+            between.bring(blank_retained(rows, sequences, width))
+            self._rest(widest[sequences], rows)
 
-    def _blank(self, shape: GraphShape) -> Batch:
-        return blank(shape.rows, shape.sequences, self.pages, shape.width, shape.block_length)
-
-    def _replayed(self, graphs: list[Captured], num: int) -> Sampled:
-        """Launch graphs; answers are the last one's first `num` rows."""
-        clock = DeviceClock(self.device)
-        for graph in graphs:
-            graph.replay()
-        return self._answered(clock, graphs[-1] if num else None, num)
-
-    def _answered(self, clock: DeviceClock, graph: Captured | None, num: int) -> Sampled:
-        """Tokens and confidences."""
+    def _answered(self, clock: DeviceClock, graph: Captured, num: int) -> Sampled:
+        """Tokens and confidences of the first `num` rows."""
         clock.stop()
         self._meanwhile()
-        tokens, confidence = np.zeros((2, 0)) if graph is None else graph.answers[0][:, :num].cpu().numpy()
+        tokens, confidence = graph.answers[0][:, :num].cpu().numpy()
         return Sampled(tokens.astype(np.int64), confidence.astype(np.float32), clock.seconds())
-
-    def _replay_with_head(self, padded: Batch, flat: Array, sampled: Array) -> Sampled:
-        num = len(sampled)
-        graphs = [self._layers(padded), *([self._head(padded, bucket(num))] if num else [])]
-        self._bring(flat)
-        self._staged_picks[:num] = torch.from_numpy(sampled)
-        self._staged_picks[num : bucket(num)] = 0
-        self._picked.copy_(self._staged_picks, non_blocking=True)
-        return self._replayed(graphs, num)
 
     def _replay_evicting(self, padded: Batch, batch: Batch) -> Sampled:
         assert batch.evict is not None
@@ -288,39 +193,9 @@ class GraphForward(Forward):
 
     def _step(self, padded: Batch) -> Captured:
         def compute(shapes: Shapes) -> tuple[Tensor]:
-            return (stacked(self._compute(self._unflatten(self._held, shapes), padded)),)
+            return (stacked(self._answers(self._unflatten(self._held, shapes), padded)),)
 
         return self._captured(_key("step", padded), padded, compute)
-
-    def _layers(self, padded: Batch) -> Captured:
-        """A step's layers, up to the head's hidden states."""
-        self._make_states(len(padded.tokens))
-        states = self._states[: len(padded.tokens)]
-
-        def compute(shapes: Shapes) -> tuple[Tensor]:
-            states.copy_(self._hidden(self._unflatten(self._held, shapes), padded))
-            return (states,)
-
-        return self._captured(_key("layers", padded), padded, compute)
-
-    def _head(self, padded: Batch, num: int) -> Captured:
-        """The head over `num` rows, padding included."""
-        self._make_states(len(padded.tokens))
-
-        def compute(shapes: Shapes) -> tuple[Tensor]:
-            return (stacked(self._sample(self._states[self._picked[:num]], None)),)
-
-        return self._captured(("head", num), padded, compute)
-
-    def _make_states(self, rows: int) -> None:
-        """Make room for `rows` hidden states; drop graphs that read the old."""
-        if rows <= len(self._states):
-            return
-        self._graphs = {key: graph for key, graph in self._graphs.items() if key[0] not in ("layers", "head")}
-        weight = self.model.embedding.weight
-        self._states = torch.zeros(rows, self.model.config.hidden, dtype=weight.dtype, device=self.device)
-        self._picked = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        self._staged_picks = torch.zeros(rows, dtype=torch.int64, pin_memory=self.device.type == "cuda")
 
     def _half(self, padded: Batch) -> Captured:
         """An evicting step up to the choice; answers masks' growth of importance."""

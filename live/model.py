@@ -1,6 +1,5 @@
 """The decoder: RMSNorm, grouped-query attention, RoPE, SwiGLU or experts, on rows of tokens (live/families.py)."""
 
-import math
 from typing import NamedTuple, Protocol
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from ..kernels.add_rms_norm import add_rms_norm
 from ..kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
 from ..kernels.swiglu import swiglu
-from .config import ModelConfig, RopeScaling
+from .config import ModelConfig
 from .experts import MixedFeedForward
 
 
@@ -56,10 +55,7 @@ class Decoder(nn.Module):
         """The first layer's input, [rows, hidden], and RoPE's cosines and sines, [rows, head_dim / 2]."""
         angles = positions.to(torch.float32)[:, None] * self.frequencies
         x = self.embedding(tokens)
-        cos, sin = angles.cos(), angles.sin()
-        if self.config.scaling is not None:
-            cos, sin = cos * self.config.scaling.attention, sin * self.config.scaling.attention
-        return x, cos.to(x.dtype), sin.to(x.dtype)
+        return x, angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
     def leave(self, x: Tensor, added: Tensor | None = None) -> Tensor:
         return self.norm(x, added)[1]  # type: ignore[no-any-return]
@@ -76,28 +72,7 @@ def frequencies(config: ModelConfig, device: str | None = None) -> Tensor:
     """
     turned = config.head_dim if config.rotary is None else config.rotary
     half = torch.arange(0, turned, 2, dtype=torch.float32, device=device) / turned
-    found = config.rope_theta**-half
-    if config.scaling is not None:
-        found = stretched(found, config.scaling, config.rope_theta)
-    return nn.functional.pad(found, (0, (config.head_dim - turned) // 2))
-
-
-def stretched(angles: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
-    """Angles under a RoPE scaling."""
-    if scaling.kind == "llama3":
-        turns = scaling.original * angles / (2 * math.pi)
-        kept = (turns - scaling.slow) / (scaling.fast - scaling.slow)
-    else:
-
-        def component(turns: float) -> float:
-            """The component with this many turns in the original context."""
-            return len(angles) * math.log(scaling.original / (turns * 2 * math.pi)) / math.log(theta)
-
-        low = max(math.floor(component(scaling.fast)), 0)
-        high = min(math.ceil(component(scaling.slow)), 2 * len(angles) - 1)
-        kept = 1 - (torch.arange(len(angles), device=angles.device) - low) / max(high - low, 1e-3)
-    kept = kept.clamp(0, 1)
-    return angles * kept + angles / scaling.factor * (1 - kept)
+    return nn.functional.pad(config.rope_theta**-half, (0, (config.head_dim - turned) // 2))
 
 
 class Layer(nn.Module):
@@ -144,7 +119,7 @@ class Layer(nn.Module):
         """`project`, with KV written to pages: x + added, and queries."""
         x, qkv = self._projected(x, added)
         heads = (qkv, self.split[0], *self.qk_norms, self.attention_norm.eps, cos, sin)
-        return x, qk_norm_rope_scatter(*heads, *pages, check=False)
+        return x, qk_norm_rope_scatter(*heads, *pages)
 
     def _projected(self, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
         x, normed = self.attention_norm(x, added)

@@ -12,35 +12,12 @@ from .forward import Batch
 
 MAX_ROWS = 8192  # of a captured step
 
-# Larger prefills hide their launches.
-MOST_PREFILL_ROWS = 1024
-LEAST_PREFILL_ROWS = 32
-PREFILL_SEQUENCES = (1, 16, 64)  # filled up to
-
 Shape = tuple[int, int]  # rows, and sequences with the spare one of padding rows
 
 
 def padded_shape(rows: int, sequences: int) -> Shape:
     """The shape that a step is padded to."""
     return bucket(rows), bucket(sequences) + 1
-
-
-def prefill_shape(rows: int, sequences: int) -> Shape | None:
-    """The shape that a prefill is padded to; None: it runs eagerly."""
-    padded = max(LEAST_PREFILL_ROWS, bucket(rows))
-    room = next((size + 1 for size in PREFILL_SEQUENCES if size >= sequences), 0)
-    return (padded, room) if padded <= MOST_PREFILL_ROWS and room else None
-
-
-def reachable_prefills(policy: Policy, max_batch: int, longest: int) -> list[Shape]:
-    """Padded shapes of prefills of at most `max_batch` sequences of `longest` tokens, largest first."""
-    most = min(MOST_PREFILL_ROWS, policy.batching.max_prefill_tokens)
-    found = {
-        prefill_shape(rows, n)
-        for n in range(1, min(max_batch, PREFILL_SEQUENCES[-1]) + 1)
-        for rows in {bucket(rows) for rows in range(n, min(most, n * longest) + 1)}
-    }
-    return sorted((shape for shape in found if shape is not None), reverse=True)
 
 
 def computes_whole_blocks(policy: Policy) -> bool:

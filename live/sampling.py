@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 
 from ..engine.errors import ModelError
+from ..kernels.confidence import confidence
+
+MOST_LOGITS = 1024  # rows of logits at once
 
 
 @dataclass(frozen=True)
@@ -54,17 +57,32 @@ def drawn(probabilities: Tensor, keys: Tensor) -> Tensor:
 
 def sample_of_hidden(
     hidden: Tensor, head: Tensor, keys: Tensor | None, how: Sampling | None, max_num_logits: int,
-    by_entropy: bool = False,
+    by_entropy: bool = False, temperature: float = 1.0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`sample` of hidden [rows, h] @ head.T, head [vocab, h]; at most max_num_logits rows of logits."""
-    tokens = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
-    confidence = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
-    for low in range(0, len(hidden), max_num_logits):
-        rows = slice(low, low + max_num_logits)
-        tokens[rows], confidence[rows] = sample(
-            (hidden[rows] @ head.T).float(), None if keys is None else keys[rows], how, by_entropy
-        )
-    return tokens, confidence
+    """`sample` of hidden [rows, h] @ head.T, head [vocab, h]; at most max_num_logits rows of logits.
+
+    temperature: of the likeliest tokens' confidence.
+    """
+    answers = []
+    num = min(MOST_LOGITS, max_num_logits)
+    for low in range(0, max(1, len(hidden)), num):
+        rows = slice(low, low + num)
+        logits = fp32_product(hidden[rows], head)
+        if how is None and not by_entropy:
+            answers.append(confidence(logits, temperature))
+        else:
+            answers.append(sample(logits, None if keys is None else keys[rows], how, by_entropy))
+    if len(answers) == 1:
+        return answers[0]
+    tokens, sure = zip(*answers, strict=True)
+    return torch.cat(tokens), torch.cat(sure)
+
+
+def fp32_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x [rows, h] @ weight.T, always in fp32: rounded logits would tie."""
+    if x.is_cuda and x.dtype != torch.float32:
+        return torch.mm(x, weight.T, out_dtype=torch.float32)
+    return torch.nn.functional.linear(x.float(), weight.float())
 
 
 def uniform(keys: Tensor) -> Tensor:

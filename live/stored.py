@@ -16,7 +16,6 @@ from ..files.read import cut, shown
 from .config_file import read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-AT_ONCE = 4096  # rows compared at once
 
 
 @dataclass(frozen=True)
@@ -32,16 +31,6 @@ class Held:
         """The tensor, on its file's device."""
         tensor: Tensor = self.shard.get_tensor(self.name)
         return tensor
-
-
-def alike(one: tuple[Path, str], other: tuple[Path, str]) -> bool:
-    """Whether two stored tensors are equal, a few rows at a time."""
-    with safe_open(one[0], framework="pt") as file, safe_open(other[0], framework="pt") as second:
-        a, b = file.get_slice(one[1]), second.get_slice(other[1])
-        if a.get_shape() != b.get_shape():
-            return False
-        parts = [slice(low, low + AT_ONCE) for low in range(0, a.get_shape()[0], AT_ONCE)]
-        return all(torch.equal(a[part].float(), b[part].float()) for part in parts)
 
 
 def held_in(folder: Path, device: str) -> Iterator[Held]:

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from ..engine.policy import Policy
-from ..kernels.confidence import confidence_of_hidden
 from ..kernels.grouped_experts import grouped_experts
 from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from .experts import MixedFeedForward
 from .forward import Forward
+from .sampling import sample_of_hidden
 
 # An expert's mean rows at which tiles change: kernels/grouped_experts/kernel.py.
 EXPERT_ROWS = (32 / 3, 64 / 3, 128 / 3)
@@ -32,7 +32,7 @@ def warm_kernels(forward: Forward, policy: Policy, most_tokens: int) -> None:
             break
         queries *= 2
     hidden = torch.zeros(1, config.hidden, dtype=weight.dtype, device=weight.device)
-    confidence_of_hidden(hidden, weight, forward.temperature, forward.max_num_logits)
+    sample_of_hidden(hidden, weight, None, None, 1, temperature=forward.temperature)
     layer = next((x for x in forward.model.modules() if isinstance(x, MixedFeedForward)), None)
     if layer is not None:
         warm_experts(layer.gate_up, layer.down, layer.about.top_k, "silu", most_tokens)
@@ -56,4 +56,4 @@ def _attend(forward: Forward, queries: int, pages: int, width: int) -> None:
     start = torch.tensor([0, queries], dtype=torch.int32, device=device)
     nowhere = torch.zeros(queries, dtype=torch.int32, device=device)
     listed = torch.zeros((1, width), dtype=torch.bool, device=device)
-    ragged_paged_attention(q, keys, values, Sequences(table, start, nowhere, nowhere[:1], listed, 1), check=False)
+    ragged_paged_attention(q, keys, values, Sequences(table, start, nowhere, nowhere[:1], listed, 1))

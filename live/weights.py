@@ -25,7 +25,7 @@ from .families import CANVAS, FAMILIES
 from .model import Decoder, Layer, frequencies
 from .random_weights import drawn_experts, fill
 from .shipped_configs import CONFIGS
-from .stored import WEIGHTS, alike, held_in
+from .stored import WEIGHTS, held_in
 
 NOWHERE = "meta"  # shapes without numbers
 COMPUTED = ("rotary_emb.inv_freq",)  # stored in some checkpoints; computed here
@@ -135,35 +135,25 @@ def _fill(model: Decoder, folder: Path, device: str) -> None:
     places = {place.name: place for place in _places(config, parameters)}
     family = FAMILIES[config.architecture]
     head, tied = family.names["head.weight"], family.keys["tied"]
-    embedding = family.names["embedding.weight"]
-    found = dict[str, Path]()
-    again: Path | None = None  # a tied model's stored head
-    for held in held_in(folder, "cpu" if device == NOWHERE else device):
-        if held.name.endswith(COMPUTED):
+    filled = set[str]()
+    for tensor in held_in(folder, "cpu" if device == NOWHERE else device):
+        name = tensor.name
+        if name.endswith(COMPUTED) or (name == head and config.tied):
             continue
-        if held.name == head and config.tied:
-            again = held.path
-            continue
-        if held.name not in places:
+        if name not in places:
             about = f"{config.name} of {config.layers} layers"
-            raise ModelError(f"{held.path}: holds {cut(held.name)}, which {about} has no place for")
-        target = places[held.name].of(parameters)
-        expected = target.shape
-        if held.shape != expected:
-            shape = f"{held.name} is {list(held.shape)}, expected {list(expected)}"
-            raise ModelError(f"{held.path}: {shape} by config.json")
+            raise ModelError(f"{tensor.path}: holds {cut(name)}, which {about} has no place for")
+        target = places[name].of(parameters)
+        if tensor.shape != target.shape:
+            shape = f"{name} is {list(tensor.shape)}, expected {list(target.shape)}"
+            raise ModelError(f"{tensor.path}: {shape} by config.json")
         if device != NOWHERE:
-            target.copy_(held.read())
-        found[held.name] = held.path
-    lacking = [name for name in places if name not in found]
+            target.copy_(tensor.read())
+        filled.add(name)
+    lacking = [name for name in places if name not in filled]
     if lacking:
         why = f", and {tied} is false: expected true, or the weight" if lacking == [head] else ""
         raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(places)} weights are missing){why}")
-    assert isinstance(head, str), "one weight"
-    assert isinstance(embedding, str), "one weight"
-    # Only in the check: the second pass reads the same data.
-    if again is not None and device == NOWHERE and not alike((again, head), (found[embedding], embedding)):
-        raise ModelError(f"{again}: {head} is not the embedding, and {tied} is true: expected false")
 
 
 def turned_first(config: ModelConfig) -> list[int] | None:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ..device import num_multiprocessors
 
-CHUNK = 1024  # rows of logits at once
 SPLITS = tl.constexpr(256)  # of a row, merged together
 RUN = 8  # neighbouring logits of a lane: 128 bits of bf16
 SHARE = 256  # a program's share of a row is a multiple
@@ -43,22 +42,6 @@ def confidence(
             LANES=how.block // RUN, RUN=RUN, num_warps=how.num_warps,
         )  # fmt: skip
     return _merged(best, total, token, temperature)
-
-
-def confidence_of_hidden(
-    hidden: Tensor, head: Tensor, temperature: float, max_num_logits: int
-) -> tuple[Tensor, Tensor]:
-    parts = [confidence(_logits(rows, head), temperature) for rows in hidden.split(min(CHUNK, max_num_logits))]
-    return torch.cat([tokens for tokens, _ in parts]), torch.cat([sure for _, sure in parts])
-
-
-def _logits(hidden: Tensor, head: Tensor) -> Tensor:
-    """hidden @ head.T, always in fp32: rounded logits would tie."""
-    if hidden.dtype == torch.float32:
-        return hidden @ head.T
-    if hidden.is_cuda:
-        return torch.mm(hidden, head.T, out_dtype=torch.float32)
-    return hidden.float() @ head.float().T
 
 
 def _scale(temperature: float) -> float:

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import save_file
 
 from dsim.live.config import ModelConfig
-from dsim.live.config_file import SCALINGS
 from dsim.live.families import FAMILIES
 from dsim.live.model import Decoder
 from dsim.live.stored import WEIGHTS
@@ -35,13 +34,6 @@ def config_written(config: ModelConfig) -> dict[str, Any]:
         written[key] = getattr(config.experts if of else config, name)
     if config.rotary is not None:
         written["partial_rotary_factor"] = config.rotary / config.head_dim
-    if config.scaling is not None:
-        fast, slow = SCALINGS[config.scaling.kind]
-        written["rope_scaling"] = {
-            "rope_type": config.scaling.kind, "factor": config.scaling.factor, fast: config.scaling.fast,
-            slow: config.scaling.slow, "original_max_position_embeddings": config.scaling.original,
-            "attention_factor": config.scaling.attention,
-        }  # fmt: skip
     if config.eos:
         written["eos_token_id"] = list(config.eos)
     return written

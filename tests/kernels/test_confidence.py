@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsim.kernels.confidence import confidence, confidence_of_hidden
+from dsim.kernels.confidence import confidence
 
 from .places import BF16, FP16, FP32, KERNEL, Place, normal
 
@@ -63,22 +63,3 @@ def test_logits_of_minus_infinity_count_for_nothing_and_a_nan_is_not_hidden(plac
     assert tokens.tolist() == [1500, 0, 0, 0, 0, 0]
     assert probabilities[:2].tolist() == pytest.approx([1 / 500, 1 / 2000], rel=1e-5)
     assert probabilities[2:].isnan().all()
-
-
-@pytest.mark.parametrize("dtype", [FP32, BF16])
-@pytest.mark.parametrize(("num_rows", "num_tokens", "width"), [(0, 5, 8), (1, 1, 16), (7, 63, 24), (33, 1000, 96)])
-def test_the_confidence_of_hidden_states_is_that_of_their_logits(
-    place: Place, num_rows: int, num_tokens: int, width: int, dtype: torch.dtype
-) -> None:
-    hidden, head = normal(1, num_rows, width, dtype=dtype), normal(num_tokens, num_tokens, width, dtype=dtype)
-    found = place.call(confidence_of_hidden, hidden, head, 0.8, 5)
-    check(found, hidden.double() @ head.double().T, 0.8, rtol=1e-4)
-
-
-def test_at_most_max_num_logits_rows_of_logits_exist_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dsim.kernels.confidence import reference
-
-    rows, whole = [], reference.confidence
-    monkeypatch.setattr(reference, "confidence", lambda logits, t: (rows.append(len(logits)), whole(logits, t))[1])
-    confidence_of_hidden(torch.ones(11, 4), torch.ones(9, 4), max_num_logits=4)
-    assert rows == [4, 4, 3]

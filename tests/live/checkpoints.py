@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 Logits = Callable[[Tensor, Tensor], Tensor]  # token ids [n] and who sees whom [n, n] to logits [n, vocab]
@@ -60,17 +60,6 @@ def rewrite(folder: Path, **values: Any) -> None:
     path = folder / "config.json"
     found = json.loads(path.read_text()) | values
     path.write_text(json.dumps({key: value for key, value in found.items() if value is not None}))
-
-
-def replaced(folder: Path, name: str, make: Callable[[dict[str, Tensor]], Tensor]) -> None:
-    """Put another weight, made of all that there are, in a directory's place of this name, or among them."""
-    index = folder / "model.safetensors.index.json"
-    said = json.loads(index.read_text())
-    shards = {file: load_file(folder / file) for file in set(said["weight_map"].values())}
-    every = {key: tensor for shard in shards.values() for key, tensor in shard.items()}
-    file = said["weight_map"].setdefault(name, sorted(shards)[0])
-    save_file(shards[file] | {name: make(every)}, folder / file, metadata={"format": "pt"})
-    index.write_text(json.dumps(said))
 
 
 def save_shards(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], shards: int = 3) -> None:
@@ -130,28 +119,15 @@ def qwen2(folder: Path, sizes: Sizes = SIZES, **said: Any) -> Logits:
 
 
 def llama(folder: Path, sizes: Sizes = SIZES) -> Logits:
-    """With llama3's angles: some components turn as before, some more slowly, and one between."""
     import transformers
 
-    rope = {
-        "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    }  # fmt: skip
-    model = shaken(transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, rope_parameters=rope)), 7)
+    model = shaken(transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, rope_theta=1e4)), 7)
     return saved(model, folder)
 
 
 def without_head_dim(sizes: Sizes) -> Sizes:
     """Qwen2's is the width over the heads."""
     return {key: value for key, value in sizes.items() if key != "head_dim"}
-
-
-def qwen3_yarn(folder: Path) -> Logits:
-    import transformers
-
-    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
-    model = shaken(transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, rope_parameters=rope)), 1)
-    return saved(model, folder)
 
 
 def dream(folder: Path, sizes: Sizes = SIZES) -> Logits:

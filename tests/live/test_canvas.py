@@ -40,7 +40,7 @@ from dsim.profiler.profile import Profile, load, save
 from dsim.results.scenario import Scenario
 from dsim.serve.open import open_live
 
-from .checkpoints import replaced, shaken
+from .checkpoints import shaken
 from .watched import serve_all
 
 CANVAS, VOCAB, WINDOW, PAGE = 8, 97, 12, 4
@@ -210,17 +210,6 @@ def test_the_checkpoints_own_rule_is_read(gemma: tuple[Any, Path], tmp_path: Pat
     (tmp_path / "generation_config.json").write_text(json.dumps(said))
     config = canvas_config(source_of(str(tmp_path)))
     assert (config.renoise, config.eos) == (Renoise(max_steps=16, entropy_bound=0.2), (1, 106))
-
-
-def test_a_head_beside_the_embedding_is_the_same_or_refused(gemma: tuple[Any, Path], tmp_path: Path) -> None:
-    for path in gemma[1].iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    of = "model.decoder.embed_tokens.weight"
-    replaced(tmp_path, "lm_head.weight", lambda tensors: tensors[of].clone())
-    read_canvas_model(tmp_path, "cpu", torch.float32)
-    replaced(tmp_path, "lm_head.weight", lambda tensors: tensors[of] + 1)
-    with pytest.raises(ModelError, match=r"weight is not .*, and config.json says that it is \(tied\)"):
-        read_canvas_model(tmp_path, "cpu", torch.float32)
 
 
 LENGTHS = [(9, 11), (30, 16), (12, 3), (1, 20)]

@@ -1,7 +1,6 @@
 """Padding to captured shapes: the same answers, the cache untouched, and few shapes."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,14 +9,13 @@ import torch
 
 from dsim.engine.commits import CommitDraws, CommitModel
 from dsim.engine.engine import Limits
-from dsim.engine.latency import bucket
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
 from dsim.live import session
 from dsim.live.cache import PagedCache
 from dsim.live.forward import Batch, Forward
 from dsim.live.graphs import GraphForward, recompute
-from dsim.live.padding import MAX_ROWS, padded_shape, prefill_shape, reachable, reachable_prefills
+from dsim.live.padding import MAX_ROWS, padded_shape, reachable
 from dsim.live.prompts import random_prompts
 from dsim.live.session import Kept
 from dsim.live.weights import random_model
@@ -62,12 +60,6 @@ def policy(spec: str) -> Policy:
     return parse(f"{spec},block_length=4,page_size=8")
 
 
-def num_prepared(given: Policy, most: int, longest: int, heads: int = 0) -> int:
-    """Graphs of a policy's steps, of its prefills, and of the heads behind those, or of `heads` sizes."""
-    sampled = {bucket(given.block_length * n) for n in range(1, most + 1)}
-    return len(reachable(given, most)) + len(reachable_prefills(given, most, longest)) + (heads or len(sampled))
-
-
 @pytest.mark.parametrize(("spec", "width"), [("lmdeploy-bd32", 4), ("chunk:4", 4), ("ar", 1), ("optimus", 4)])
 def test_every_step_of_a_policy_is_of_a_reachable_shape_and_every_reachable_shape_of_a_step(
     spec: str, width: int
@@ -87,55 +79,6 @@ def test_steps_of_more_rows_than_are_captured_are_no_shape() -> None:
     found = reachable(parse("lmdeploy-bd32"), 1024)
     assert max(rows for rows, _ in found) == MAX_ROWS
     assert len(found) < 50
-
-
-def prefill(chance: np.random.Generator, lengths: list[int], num_sampled: int) -> Batch:
-    """Prompts of these lengths, the last rows of each sampled, pages of 8 tokens."""
-    ends, n = np.array(lengths), len(lengths)
-    pages = -(-max(lengths) // 8)
-    table = chance.permutation(n * pages).reshape(n, pages).astype(np.int32)
-    starts = np.concatenate([[0], np.cumsum(ends)])
-    rows = np.repeat(np.arange(n), ends)
-    positions = np.arange(starts[-1]) - starts[rows]
-    places = table[rows, positions // 8].astype(np.int64) * 8 + positions % 8
-    sampled = (starts[1:, None] - num_sampled + np.arange(num_sampled)).reshape(-1)
-    return Batch(
-        chance.integers(0, 96, len(rows)), positions, places, starts, table, ends, np.zeros((n, 1), np.bool_), 4,
-        sampled, prefill=True,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("num_sampled", [4, 0])
-@pytest.mark.parametrize("lengths", [[8], [40], [12, 32, 4], [16] * 2, [4] * 20, [4] * 65])
-def test_a_captured_prefill_says_and_writes_what_the_eager_one_does(lengths: list[int], num_sampled: int) -> None:
-    asked = prefill(np.random.default_rng(len(lengths)), lengths, num_sampled)
-    device = Recorded()
-    plain = Forward(DECODER, PagedCache(SMALL, 160, 8, "cpu", torch.float32))
-    captured = GraphForward(DECODER, PagedCache(SMALL, 160, 8, "cpu", torch.float32), record=device)
-    expected = plain.run(asked)
-    for bring in (False, True):
-        if bring:  # while the device works on another step
-            captured.bring(asked)
-        found = captured.run(asked)
-        assert found.tokens.tolist() == expected.tokens.tolist()
-        np.testing.assert_allclose(found.confidence, expected.confidence, rtol=1e-5, atol=1e-7)
-        torch.testing.assert_close(captured.cache.keys, plain.cache.keys)
-        torch.testing.assert_close(captured.cache.values, plain.cache.values)
-    graphs = 0 if len(lengths) == 65 else 1 + bool(num_sampled)  # 65 sequences are too many
-    assert (captured.num_captures, device.launches) == (graphs, 2 * graphs)
-
-
-def test_prefills_are_padded_to_few_shapes_and_every_one_of_them_is_prepared() -> None:
-    assert prefill_shape(5, 1) == (32, 2)  # the padding is a sequence, too
-    assert prefill_shape(60, 2) == prefill_shape(64, 16) == (64, 17)
-    assert prefill_shape(1024, 17) == prefill_shape(1000, 64) == (1024, 65)
-    assert prefill_shape(1025, 1) is prefill_shape(128, 65) is None
-    given = policy("lmdeploy-bd32")
-    for longest in (1100, 40, 33, 5):
-        sizes = {(rows, n) for n in range(1, 21) for rows in range(n, min(n * longest, 1100) + 1)}
-        every = {prefill_shape(*size) for size in sizes} - {None}
-        assert sorted(every, reverse=True) == reachable_prefills(given, 20, longest)
-    assert reachable_prefills(given, 1, 40) == [(64, 2), (32, 2)]
 
 
 class Recorded:
@@ -170,7 +113,7 @@ def test_the_largest_shape_is_captured_first_and_a_step_is_one_launch_of_one_gra
         asked = batch(chance, sequences)
         assert forward.run(asked).tokens.tolist() == plain.run(asked).tokens.tolist()
     assert (len(device.rows), device.launches) == (forward.num_captures, 5)  # no capture in mid-run
-    assert len(device.rows) == num_prepared(policy("chunk:4"), 4, 8 * forward.pages)
+    assert len(device.rows) == len(reachable(policy("chunk:4"), 4))
 
 
 def served(kept: Kept, num: int, prepared: bool = True) -> Any:
@@ -191,70 +134,15 @@ def served(kept: Kept, num: int, prepared: bool = True) -> Any:
 DECODER = random_model(SMALL, "cpu", torch.float32)
 
 
-def answered(spec: str, graphs: Kept | None) -> tuple[Any, Any, Any]:
-    """A run whose weights decide: its steps' features, their commits and what came of the requests."""
-    requests = [Request(i, 0.0, 5 + i, 9) for i in range(5)]
-    steps: list[Any] = []
-    lists: list[Any] = []
-
-    def append(columns: Any, of_steps: Any) -> None:
-        steps.append(columns)
-        lists.append(of_steps["commits"][0])
-
-    given, prompts = policy(f"{spec},max_batch=3,threshold=0.02"), random_prompts(SMALL, 0)
-    serving = session.Serving(DECODER, given, Limits(40, 64, 3), prompts, graphs=graphs)
-    done = session.run(serving, requests, append=append)
-    assert done.failure is None
-    assert done.num_made_ready == 0
-    return {n: np.concatenate([part[n] for part in steps]) for n in steps[0]}, np.concatenate(lists), done.table
-
-
-@pytest.mark.parametrize("spec", ["lmdeploy-bd32", "chunk:3"])
-def test_the_head_of_masks_alone_says_what_it_says_of_all_rows_captured_or_not(
-    spec: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    every, commits, _ = answered(spec, None)
-    through: list[int] = []  # the head
-    sample = Forward._sample
-    monkeypatch.setattr(Forward, "_sample", lambda self, h, keys: (through.append(len(h)), sample(self, h, keys))[1])
-    for graphs in (None, Kept()):
-        steps, alone, table = answered(f"{spec},head=masks", graphs)
-        assert (alone == commits).all()
-        assert (table["status"] == 0).all()
-        decode = ~steps["prefill"]
-        assert (steps["tokens"] == every["tokens"]).all()
-        assert (steps["head_rows"] == steps["sampled_rows"]).all()
-        if graphs is None:
-            assert through[-len(decode) :] == steps["head_rows"].tolist()  # behind the warm-up's
-        assert (steps["head_rows"][decode] < steps["tokens"][decode]).any()
-        assert (steps["head_rows"][~decode] == every["head_rows"][~decode]).all()
-
-
-def test_a_head_of_masks_alone_is_a_graph_of_its_own_launched_behind_the_layers() -> None:
-    device = Recorded()
-    forward = GraphForward(DECODER, PagedCache(SMALL, 40, 8, "cpu", torch.float32), record=device)
-    given = policy("chunk:4,head=masks")
-    forward.prepare(given, 4)
-    buckets = {bucket(n) for n in range(1, 17)}
-    assert forward.num_captures == len(device.rows) == num_prepared(given, 4, 8 * forward.pages, len(buckets))
-    asked = batch(np.random.default_rng(3), 4)
-    whole = Forward(DECODER, PagedCache(SMALL, 40, 8, "cpu", torch.float32)).run(asked)
-    for num, launches in ((3, 2), (1, 4), (0, 5)):  # of no mask the layers alone
-        found = forward.run(replace(asked, sampled=np.arange(num), own_head=True))
-        assert found.tokens.tolist() == whole.tokens[:num].tolist()
-        assert device.launches == launches
-    assert len(device.rows) == forward.num_captures == num_prepared(given, 4, 8 * forward.pages, len(buckets))
-
-
 def test_larger_steps_that_evict_drop_the_graphs_of_smaller_ones_and_no_other() -> None:
     forward = GraphForward(DECODER, PagedCache(SMALL, 40, 8, "cpu", torch.float32), record=recompute)
-    forward.prepare(policy("chunk:4,head=masks"), 4)  # with a graph of the head alone
+    forward.prepare(policy("chunk:4"), 4)
     others = forward.num_captures
     forward.prepare(policy("focus"), 2)
     small = forward.num_captures - others
     forward.prepare(policy("focus"), 4)
     large = forward.num_captures - others - small
-    forward.prepare(policy("chunk:4,head=masks"), 4)
+    forward.prepare(policy("chunk:4"), 4)
     forward.prepare(policy("focus"), 2)
     assert forward.num_captures == others + small + large  # all that are asked for are held
 
@@ -265,7 +153,7 @@ def test_graphs_are_kept_for_the_next_run_of_as_many_pages() -> None:
     forward = kept._forward
     assert forward is not None
     captured = forward.num_captures
-    assert (first.num_made_ready, captured) == (0, num_prepared(policy("lmdeploy-bd32"), 3, 24))
+    assert (first.num_made_ready, captured) == (0, len(reachable(policy("lmdeploy-bd32"), 3)))
     again = served(kept, 4)
     assert kept._forward is forward
     assert (again.num_made_ready, forward.num_captures) == (0, captured)
