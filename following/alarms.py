@@ -36,6 +36,8 @@ FLOOR = 0.005  # the least standard deviation of a logarithm
 RECENT = 2  # windows whose mean residual is an alarm's shift: no alarm needs fewer
 SMOOTH = 0.2  # weight of a new window in the moving average
 FAR = 3.0  # standard deviations of that average, beyond which prices or yield explain a queue
+LEVEL = 6  # windows whose mean is the measured factor of prices or yield, at most
+AGREE = 3.0  # standard deviations by which a window may differ from those after it and still count in this mean
 
 
 def threshold(k: float, windows: float) -> float:
@@ -52,13 +54,18 @@ def threshold(k: float, windows: float) -> float:
     return max(FEWEST_H, high)
 
 
-def learnt_band(num_requests: int) -> float:
-    """The band of traffic if the plan's traffic is the mean over `num_requests` requests.
+def widened(cause: str, band: float, error: float) -> float:
+    """The band of a quantity whose prediction has this standard error in all windows.
 
-    The mean's error shifts every window by the same amount, of one or two standard errors. So it is added to the shift
-    that matters, on both sides.
+    The error shifts every window by the same amount, of one or two standard errors. So it is added to the shift that
+    matters, on both sides.
     """
-    return MATTERS[TRAFFIC] + 2 * LEARNT_ERRORS / math.sqrt(max(1, num_requests))
+    return max(MATTERS[cause], band) + 2 * LEARNT_ERRORS * error
+
+
+def learnt_band(num_requests: int) -> float:
+    """The band of traffic if the plan's traffic is the mean over `num_requests` requests."""
+    return widened(TRAFFIC, 0.0, 1 / math.sqrt(max(1, num_requests)))
 
 
 @dataclass
@@ -116,6 +123,19 @@ class Chart:
         """Whether the moving average is further from 0 than chance explains."""
         return abs(self.mean) > FAR * self.deviation() * math.sqrt(SMOOTH / (2 - SMOOTH))
 
+    def level(self, newest: float) -> tuple[float, float] | None:
+        """The mean of the newest residuals that agree, and its standard error; None if `newest` agrees with none."""
+        earlier = list(self.residuals)[-min(self.num_windows, LEVEL - 1) :] if self.num_windows else []
+        agreeing, deviation = [newest], self.deviation()
+        for residual in reversed(earlier):
+            difference = abs(residual - float(np.mean(agreeing)))
+            if difference > AGREE * deviation * math.sqrt(1 + 1 / len(agreeing)):
+                break
+            agreeing.append(residual)
+        if len(agreeing) == 1:
+            return None
+        return float(np.mean(agreeing)), deviation / math.sqrt(len(agreeing))
+
     def state(self) -> list[float]:
         """The values that `restore` needs in addition to the residuals."""
         return [self.up, self.down, self.mean, self.num_windows]
@@ -167,17 +187,23 @@ class Alarms:
         self.charts = {name: Chart(name, len(CAUSE_OF)) for name in CAUSE_OF}
         self.open: dict[str, Alarm] = {}
 
-    def explain(self, residuals: Mapping[str, tuple[float, float]]) -> bool:
-        """Whether prices or yield are off in this window, and so explain a queue."""
+    def explain(self, residuals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float] | None]:
+        """The quantities of prices and yield that are off in this window, and so explain a queue.
+
+        For each the logarithm of its factor and its standard error; None if too few windows have measured it.
+        """
+        factors: dict[str, tuple[float, float] | None] = {}
         for name in ("step_time", "steps_per_token"):
             chart = self.charts[name]
-            if chart.cause in self.open:
-                return True
-            if name in residuals:
-                beyond = chart.num_windows > 1 and abs(residuals[name][0]) > 2 * FAR * chart.deviation()
-                if beyond or chart.far():
-                    return True
-        return False
+            if name not in residuals:
+                if chart.cause in self.open:
+                    factors[name] = None
+                continue
+            residual = residuals[name][0]
+            beyond = chart.num_windows > 1 and abs(residual) > 2 * FAR * chart.deviation()
+            if beyond or chart.cause in self.open or chart.far():
+                factors[name] = chart.level(residual)
+        return factors
 
     def add(
         self, now: float, residuals: Mapping[str, tuple[float, float]], bands: Mapping[str, float],

@@ -20,7 +20,7 @@ from ..results.scenario import Scenario
 from ..results.slo import Slo
 from ..traces import Trace
 from . import refit
-from .alarms import MEMORY, Alarm, Alarms, learnt_band
+from .alarms import MEMORY, Alarm, Alarms, learnt_band, widened
 from .background import Background
 from .outlook import Headroom, WhatIf, advice, contradicted, growth, search_headroom, what_ifs
 from .predicted import GRADES, Observed, Prediction, bands_of, predict
@@ -172,8 +172,14 @@ class Follower:
         waiting = set()
         if prediction.extrapolating or self.unmeasured is not None:
             waiting.add(PRICES)
-        if self.alarms.explain(residuals):
+        explained = self.alarms.explain(residuals)
+        measured = {name: factor for name, factor in explained.items() if factor is not None}
+        if measured.keys() != explained.keys():
             waiting.add(RULE)
+        elif measured:
+            moved, errors = refit.at_measured(self._scenario, self._setting, observed, plan, prediction, measured)
+            residuals |= moved
+            bands |= {name: widened(RULE, bands.get(name, 0.0), error) for name, error in errors.items()}
         raised = self.alarms.add(window.end, residuals, bands, waiting)
         settled = self.alarms.settle(bands)
         record = self._record(window, prediction, residuals, observed)
@@ -242,7 +248,10 @@ class Follower:
         self.alarms.close((TRAFFIC,))
 
     def _refit(self, record: Record) -> None:
-        """Fit the profile to the windows since an alarm about prices or yield, or to the first ones; then use it."""
+        """Fit the profile to the windows since an alarm about prices or yield, and use it.
+
+        The first windows only measure how precisely windows tell the factors.
+        """
         alarms = {cause: alarm for cause, alarm in self.alarms.open.items() if cause in refit.FITTED_CAUSES}
         if not alarms and (self.versions or self._errors):
             return
@@ -258,14 +267,14 @@ class Follower:
         factors, self._errors = refit.fit(evidence)
         self._fitted = record["end"]
         self._bands = None  # windows have measured the profile: its uncertainty widens no allowance
-        if factors == refit.Factors():
+        if not alarms or factors == refit.Factors():
             return
         number = self.version + 1
         path = self.folder / "profiles" / f"v{number}.json"
         path.parent.mkdir(exist_ok=True)
         name = f"{self.followed.scenario.loaded_profile().name}-v{number}"
         save(replace(refit.scaled(self._setting, factors), name=name), path, force=True)
-        reason = "; ".join(alarm.words for alarm in alarms.values()) or "the first windows"
+        reason = "; ".join(alarm.words for alarm in alarms.values())
         version = refit.Version(
             number=number, time=record["end"], begin=windows[0]["begin"], windows=len(windows), grade=record["grade"],
             reason=reason, factors=factors, errors=self._errors, profile=str(path),

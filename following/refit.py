@@ -9,8 +9,12 @@ import numpy as np
 
 from ..engine.commits import CanvasLaw, CommitModel
 from ..profiler.profile import Profile
+from ..results.scenario import Scenario
 from ..sim.setting import Setting
-from .residuals import CAUSE_OF, PRICES, YIELD, Residuals
+from ..traces import Trace
+from .alarms import FLOOR
+from .predicted import Observed, Prediction, predict
+from .residuals import CAUSE_OF, PRICES, RULE, YIELD, Residuals
 
 FITTED = {"price": "step_time", "steps": "steps_per_token"}  # a factor, and the quantity that identifies it
 FITTED_CAUSES = (PRICES, YIELD)
@@ -106,6 +110,26 @@ def fit(evidence: Evidence) -> tuple[Factors, dict[str, float]]:
             if abs(value) > SURE * errors[quantity]:
                 factors[name] = round(math.exp(value), 6)
     return Factors(**factors), errors
+
+
+def at_measured(
+    scenario: Scenario, setting: Setting, observed: Observed, shape: Trace | None, prediction: Prediction,
+    measured: Mapping[str, tuple[float, float]],
+) -> tuple[Residuals, dict[str, float]]:  # fmt: skip
+    """The rule's residuals against a twin at measured prices and yield, and by quantity the standard error from these.
+
+    measured: by quantity, the logarithm of its factor and its standard error. prediction: that of the setting itself.
+    """
+    logs = {name: measured[quantity][0] for name, quantity in FITTED.items() if quantity in measured}
+    profile = scaled(setting, Factors(**{name: math.exp(log) for name, log in logs.items()}))
+    moved = predict(scenario, replace(setting, profile=profile), observed, shape)
+    residuals = {name: pair for name, pair in moved.residuals.items() if CAUSE_OF[name] == RULE}
+    # The shift between the two twins, for each unit of the factors' logarithm.
+    share = math.hypot(*(error for _, error in measured.values())) / math.hypot(FLOOR, *logs.values())
+    return residuals, {
+        name: abs(residual - prediction.residuals[name][0]) * share
+        for name, (residual, _) in residuals.items() if name in prediction.residuals
+    }  # fmt: skip
 
 
 def scaled(setting: Setting, factors: Factors) -> Profile:
