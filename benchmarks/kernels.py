@@ -535,50 +535,10 @@ def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
             )  # fmt: skip
 
 
-def full_sequence(size: Size, _: dict[str, float]) -> Iterator[Case]:
-    """A layer's selections after a full pass, as in LLaDA: KV heads equal heads."""
-    from dsim.kernels.mask_vote import mask_vote
-    from dsim.kernels.mask_vote import reference as votes
-    from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
-    from dsim.kernels.pooled_topk_pack import reference as packed
-
-    device, length, block, heads, d = size.device, size.length, 32, size.heads[0], size.head_dim
-    q, k, v = (torch.randn(length, heads, d, device=device).bfloat16() for _ in range(3))
-    masked = torch.arange(length - 2 * block, length, device=device)
-    vote = (q, k, masked, int32([0, len(masked)], device), int32([0, length], device), int32([length - 64], device))
-
-    def right(found: Any) -> bool:
-        expected = votes.mask_vote(*vote, d**-0.5)
-        return all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(found, expected, strict=True))
-
-    yield Case(
-        "mask_vote", f"{len(masked)} masked of {length}", lambda: mask_vote(*vote), right,
-        num_bytes=2.0 * k.numel(), flops=4.0 * len(masked) * length * heads * d,
-    )  # fmt: skip
-
-    # Integers give exact scores: the sets must be equal.
-    whole_q, whole_k = (torch.randint(-4, 5, (length, heads, d), device=device).bfloat16() for _ in range(2))
-    num_kept = (length - block) // 2
-    num_pages = -(-num_kept // 64)
-    k_pages, v_pages = (torch.zeros(num_pages, 64, heads, d, device=device).bfloat16() for _ in range(2))
-    pack = (whole_q[-block:].contiguous(), whole_k, v, k_pages, v_pages)
-    starts = (int32([0, block], device), int32([0, length], device), int32([length - block], device))
-    for shared in (True, False):
-        choice = Choice(*starts, int32([num_kept], device), int32(torch.arange(num_pages)[None], device), 3, shared)
-        yield Case(
-            "pooled_topk_pack",
-            f"{num_kept} of {length}, {'shared' if shared else 'per head'}",
-            lambda choice=choice: pooled_topk_pack(*pack, choice),
-            lambda found, choice=choice: torch.equal(found, packed.pooled_topk_pack(*pack, choice)),
-            num_bytes=2.0 * k.numel() * (1 + 2 * num_kept / length * 2),
-        )
-
-
 # Those whose kernels no device had run by 2026-11-29 come first.
 GROUPS = {
     "routers": routers,
     "focus": focus,
-    "full_sequence": full_sequence,
     "elementwise": elementwise,
     "products": products,
     "canvases": canvases,

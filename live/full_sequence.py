@@ -4,13 +4,14 @@ A request's own pages hold KV for later steps: of all positions with FastCache, 
 go to scratch pages, which every layer overwrites.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from ..engine.commits import CommitDraws, ScheduledCommits
@@ -26,20 +27,19 @@ from ..engine.request import Request
 from ..engine.rows.passes import RowPosition
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
-from ..kernels.pooled_topk_pack import Choice, pooled_topk_pack
 from ..kernels.ragged_paged_attention import ragged_paged_attention
 from .cache import Ints, PagedCache
 from .choice import choose
 from .config import ModelConfig
 from .evicting import Array, Inputs
 from .executor import ModelExecutor, steps_of
-from .forward import Batch, Forward, flattened, sequences_of
+from .forward import Batch, Forward, sequences_of
 from .model import Decoder
 from .prompts import Prompts
+from .selection import kept_by_score
 
 # One block of all positions: nothing is hidden.
 WHOLE = 1 << 30
-INT32 = ("block_query_start", "block_start", "num_kept", "own_pages")
 
 
 # By cache; an outside one is a subclass.
@@ -123,22 +123,20 @@ def cache_of(policy: Policy) -> Any:
     return policy.cache
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pack:
-    """Keys kept of a batch's first sequences, each with `block` rows in `block_rows`."""
+class Packing(NamedTuple):
+    """A sequence of a batch whose best keys outside its block are packed."""
 
-    block_rows: Array  # [sequences x block], of the batch
-    block_query_start: Array  # [sequences + 1], in `block_rows`
-    block_start: Array  # [sequences], of the block in its sequence
-    num_kept: Array  # [sequences]
-    own_pages: Ints  # [sequences, pages], of the kept keys
+    rows: slice  # of the batch
+    start: int  # of the block, in the sequence
+    num_kept: int
+    pages: Tensor  # [pages] int64, of the kept keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pass(Batch):
     """`page_table` and `places` are the first layer's."""
 
-    pack: Pack | None = None
+    packing: Sequence[Packing] = ()
 
 
 class FullSequenceForward(Forward):
@@ -146,6 +144,7 @@ class FullSequenceForward(Forward):
         # max_prefill_tokens also bounds rows of logits.
         super().__init__(model, cache, policy.unmasking.temperature or 1.0, policy.batching.max_prefill_tokens)
         self._rule = cache_of(policy)
+        self._block = policy.block_length
 
     def _answers(self, inputs: Inputs, batch: Batch) -> tuple[Tensor, Tensor]:
         assert isinstance(batch, Pass)
@@ -154,13 +153,10 @@ class FullSequenceForward(Forward):
         to_page = ((table >= 0) & (table < cache.num_pages)).int() * cache.num_pages
         slots = cache.num_pages * cache.page_size
         to_place = (places < slots).long() * slots
-        num_packing = 0 if batch.pack is None else len(batch.pack.num_kept)
-        num_packed = int(batch.query_start[num_packing])
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if num_packing:
-                key_start = inputs["query_start"][: num_packing + 1]
-                self._pack(layer, q, k[:num_packed], v[:num_packed], key_start, inputs)
+            for packing in batch.packing:
+                self._pack(layer, packing, q[packing.rows], k[packing.rows], v[packing.rows])
             at = places + layer * to_place
             for store, rows in ((cache.all_keys, k), (cache.all_values, v)):
                 store.flatten(0, 1)[at] = rows
@@ -170,28 +166,15 @@ class FullSequenceForward(Forward):
         hidden = self.model(inputs["tokens"], inputs["positions"], attend)
         return self._sample(hidden[inputs["sampled"]], inputs.get("keys"))
 
-    def _pack(self, layer: int, q: Tensor, k: Tensor, v: Tensor, key_start: Tensor, inputs: Inputs) -> None:
-        choice = Choice(
-            inputs["block_query_start"], key_start, inputs["block_start"], inputs["num_kept"], inputs["own_pages"],
-            self._rule.pool_width, not self._rule.head_centric,
-        )  # fmt: skip
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        pooled_topk_pack(q[inputs["block_rows"]], k, v, keys, values, choice)
-
-    @staticmethod
-    def _flatten(batch: Batch) -> tuple[Array, dict[str, tuple[int, ...]]]:
-        flat, shapes = Forward._flatten(batch)
-        assert isinstance(batch, Pass)
-        if (pack := batch.pack) is None:
-            return flat, shapes
-        more = {name: getattr(pack, name) for name in ("block_rows", *INT32)}
-        flat = np.concatenate([flat, flattened(more)])
-        return flat, shapes | {name: array.shape for name, array in more.items()}
-
-    @staticmethod
-    def _unflatten(held: Tensor, shapes: dict[str, tuple[int, ...]], names: Collection[str] | None = None) -> Inputs:
-        inputs = Forward._unflatten(held, shapes, names)
-        return inputs | {name: inputs[name].int() for name in INT32 if name in inputs}
+    def _pack(self, layer: int, packing: Packing, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store a sequence's chosen keys and values, the best first."""
+        start, num = packing.start, packing.num_kept
+        rule, page_size = self._rule, self.cache.page_size
+        kept = kept_by_score(q[start : start + self._block], k, start, num, rule.pool_width, not rule.head_centric)
+        heads, order = torch.arange(k.shape[1], device=k.device), torch.arange(num, device=k.device)
+        to = packing.pages[order // page_size], order % page_size
+        self.cache.keys[layer][to] = k[kept, heads]
+        self.cache.values[layer][to] = v[kept, heads]
 
 
 class FullSequenceExecutor(ModelExecutor):
@@ -208,7 +191,6 @@ class FullSequenceExecutor(ModelExecutor):
         super().__init__(forward, policy, prompts, None, policy.block_length)
         self._rule = cache_of(policy)
         self._passes = passes_of(policy)
-        self._cached: dict[int, int] = {}  # slot -> request whose keys a full or packing pass stored
         self._deciding = draws
 
     def _decode(self, plan: StepPlan) -> StepOutcome:
@@ -221,7 +203,7 @@ class FullSequenceExecutor(ModelExecutor):
             x[order].astype(np.int64) for x in (plan.prompt, plan.end, plan.block_start, plan.num_tokens)
         )
         at = RowPosition(prompt, lengths(prompt, end, self._block), start, start * 0, start * 0, self._block)
-        self._check_passes(plan, order, at)
+        self._check_passes(plan.phases.tolist())
         self._admit(plan, order, at)
         if not counts.sum():  # no request has tokens
             return StepOutcome(0.0, np.zeros_like(plan.window), 0.0)
@@ -240,12 +222,11 @@ class FullSequenceExecutor(ModelExecutor):
         kept = np.zeros_like(start)
         if self._rule.packs:
             kept = np.where(reuse | packs[order], self._rule.kept(at), 0)
-        pack = None
-        if num_packing:
-            pack = Pack(
-                blocks[:num_packing].reshape(-1), np.arange(num_packing + 1) * self._block, start[:num_packing],
-                kept[:num_packing], self._cache.tables(slots[:num_packing], kept[:num_packing]),
-            )  # fmt: skip
+        packing = []
+        for i in range(num_packing):
+            pages = self._cache.tables(slots[i : i + 1], kept[i : i + 1])[0].astype(np.int64)
+            rows = slice(int(query_start[i]), int(query_start[i + 1]))
+            packing.append(Packing(rows, int(start[i]), int(kept[i]), torch.from_numpy(pages).to(self._forward.device)))
         if self._rule.in_place:
             places, table = self._cache.places(slots[row], positions), self._cache.tables(slots, at.length)
             history, listed = at.length, np.zeros((len(order), 1), np.bool_)
@@ -259,7 +240,7 @@ class FullSequenceExecutor(ModelExecutor):
             Pass(
                 tokens=self._tokens[slots[row], positions].astype(np.int64), positions=positions, places=places,
                 query_start=query_start, page_table=table, history=history, listed=listed, block_length=WHOLE,
-                sampled=sampled, pack=pack,
+                sampled=sampled, packing=packing,
                 keys=self._keys(plan.requests[order][row[sampled]], positions[sampled], 1 + step[row[sampled]]),
             )
         )  # fmt: skip
@@ -268,26 +249,13 @@ class FullSequenceExecutor(ModelExecutor):
         tokens[with_block], confidence[with_block] = out.tokens[said], out.confidence[said]
         return StepOutcome(0.0, self._decide(plan, tokens, confidence), out.device)
 
-    def _check_passes(self, plan: StepPlan, order: npt.NDArray[np.intp], at: RowPosition) -> None:
+    def _check_passes(self, phases: Sequence[int]) -> None:
         """PolicyError if an outside rule plans a pass that is not computed."""
-        for i, row in enumerate(order.tolist()):
-            phase, tokens, length = Phase(plan.phases[row]), int(plan.num_tokens[row]), int(at.length[i])
-            where = f"{self._policy.name}: {type(self._rule).__name__} plans"
+        where = f"{self._policy.name}: {type(self._rule).__name__}"
+        for phase in map(Phase, phases):
             if phase not in self._passes and phase != Phase.IDLE:
                 known = ", ".join(p.name for p in sorted(self._passes))
-                raise PolicyError(f"{where} {phase.name}, and dsim live computes {known}")
-            if phase in (Phase.FULL, Phase.PACK) and tokens != length:
-                raise PolicyError(f"{where} {phase.name} of {tokens} tokens, and dsim live computes all {length}")
-            slot, request = int(plan.slots[row]), int(plan.requests[row])
-            if phase == Phase.REUSE:
-                sizes = {self._block} if self._rule.packs else {self._block, length - int(at.start[i])}
-                if tokens not in sizes:
-                    known = " or ".join(map(str, sorted(sizes)))
-                    raise PolicyError(f"{where} REUSE of {tokens} tokens, and dsim live computes {known}")
-                if self._cached.get(slot) != request:
-                    raise PolicyError(f"{where} REUSE before any pass that keeps keys, expected one first")
-            elif phase == (Phase.PACK if self._rule.packs else Phase.FULL):
-                self._cached[slot] = request
+                raise PolicyError(f"{where} plans {phase.name}, and dsim live computes {known}")
 
     def _admit(self, plan: StepPlan, order: npt.NDArray[np.intp], at: RowPosition) -> None:
         """Give new requests their prompts and pages, and pages to those that gave theirs back between two blocks."""

@@ -21,7 +21,6 @@ from ..engine.policy import Policy
 from ..engine.rows.passes import RowPosition
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
-from ..kernels.mask_vote import mask_vote
 from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from .cache import PagedCache
 from .executor import steps_of
@@ -30,6 +29,7 @@ from .full_sequence import WHOLE, FullSequenceExecutor, cache_of, lengths
 from .head_runs import Runs, Seen, places
 from .model import Decoder, Layer
 from .prompts import Prompts
+from .selection import votes_of
 
 SAMPLES, SAMPLE_LENGTH = 4, 128  # to measure layers' importance
 GRID = 2**20  # similarities are rounded to 1 / GRID
@@ -247,11 +247,9 @@ class PeriodicForward(Forward):
         counts = np.full(heads, budget)
         order = torch.arange(prompt, device=self.device).expand(heads, -1)
         if budget < prompt < length:
-            masked = torch.arange(prompt, length, device=self.device)
-            numbers = ([0, length - prompt], [0, length], [prompt])
-            masked_start, key_start, num_prompt = (self._on_device(np.array(x)).int() for x in numbers)
-            votes, to_prompt, to_masked = mask_vote(q, k, masked, masked_start, key_start, num_prompt)
-            preference = (to_prompt / (to_prompt + to_masked))[0].double().cpu().numpy()
+            votes = votes_of(q, k, prompt)
+            to_prompt = votes[:, :prompt].sum(1)
+            preference = (to_prompt / votes.sum(1)).double().cpu().numpy()
             counts = head_budgets(self._rule, preference, budget, prompt)
             order = votes[:, :prompt].sort(dim=1, descending=True, stable=True).indices
         runs = self._own.take(counts.tolist())

@@ -189,7 +189,7 @@ def test_packs_and_reuses_by_the_kernels_say_what_those_by_the_references_say() 
         keys[path] = forward.cache.keys.numpy()
         assert now == {
             ("ragged_paged_attention", path): 4 * TINY.layers,
-            ("pooled_topk_pack", path): 2 * TINY.layers, ("confidence", path): 4,
+            ("confidence", path): 4,
             ("qk_norm_rope", path): 4 * TINY.layers, ("swiglu", path): 4 * TINY.layers,
             ("add_rms_norm", path): 4 * (2 * TINY.layers + 1),
         }  # fmt: skip
@@ -208,7 +208,7 @@ def test_refreshes_by_the_kernels_say_what_those_by_the_references_say_and_heads
         assert isinstance(forward, PeriodicForward)
         # A layer has two norms, and a third where it looks for what changed, in two steps.
         assert now == {
-            ("ragged_paged_attention", path): 4 * 3, ("mask_vote", path): 3, ("confidence", path): 4,
+            ("ragged_paged_attention", path): 4 * 3, ("confidence", path): 4,
             ("qk_norm_rope", path): 4 * 3, ("swiglu", path): 4 * 3,
             ("add_rms_norm", path): 4 * (2 * 3 + 1) + 2 * 3,
         }  # fmt: skip

@@ -11,8 +11,6 @@ from dsim.kernels.add_rms_norm import add_rms_norm, sandwich_norm
 from dsim.kernels.confidence import confidence
 from dsim.kernels.focus_importance import focus_importance
 from dsim.kernels.grouped_experts import grouped_experts
-from dsim.kernels.mask_vote import mask_vote
-from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
 from dsim.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
 from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from dsim.kernels.read_logits import read_logits
@@ -33,15 +31,6 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     grouped_experts: {
         "x": torch.ones(4, 8), "experts": torch.zeros(4, 2).long(), "weights": torch.ones(4, 2),
         "gate_up": torch.ones(5, 6, 8), "down": torch.ones(5, 8, 3), "activation": "silu",
-    },
-    mask_vote: {
-        "q": torch.zeros(9, 4, 8), "k": torch.zeros(9, 2, 8), "masked": torch.tensor([8]), "masked_start": int32(0, 1),
-        "key_start": NINE, "num_prompt": int32(4),
-    },
-    pooled_topk_pack: {
-        "q": torch.zeros(2, 4, 8), "k": torch.zeros(9, 2, 8), "v": torch.zeros(9, 2, 8), "k_pages": PAGES,
-        "v_pages": PAGES, "query_start": int32(0, 2), "key_start": NINE, "block_start": int32(4), "num_kept": int32(3),
-        "page_table": torch.zeros(1, 2, dtype=torch.int32), "pool": 3, "shared": False,
     },
     qk_norm_rope: {
         "qkv": torch.zeros(3, 8, 8), "num_heads": 4, "q_weight": torch.ones(8), "k_weight": torch.ones(8), "eps": 1e-6,
@@ -72,7 +61,6 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     },
 }  # fmt: skip
 RECORDS: dict[Callable[..., Any], tuple[str, Any]] = {
-    pooled_topk_pack: ("choice", Choice),
     ragged_paged_attention: ("sequences", Sequences),
     window_attention: ("spans", Spans),
 }
@@ -115,7 +103,6 @@ def test_every_tensor_has_its_shape_dtype_device_and_strides(launcher: Callable[
         (focus_importance, {"k": torch.zeros(7, 3, 8)}, "q has 4 heads, expected a multiple of the 3 of k"),
         (grouped_experts, {"gate_up": torch.ones(5, 7, 8)}, "gate_up has 7 rows an expert, expected an even number"),
         (grouped_experts, {"activation": "relu"}, "activation is 'relu', expected silu or gelu"),
-        (pooled_topk_pack, {"pool": 4}, "pool is 4, expected an odd number of at least 1"),
         (qk_norm_rope, {"num_heads": 3}, "num_heads is 3, expected to leave an even number of the 8 heads of qkv"),
         (qk_norm_rope, {"q_weight": None}, "q_weight or k_weight is None, expected both or neither"),
         (ragged_paged_attention, {"block_length": 0}, "block_length is 0, expected at least 1"),

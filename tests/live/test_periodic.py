@@ -111,7 +111,7 @@ def test_refreshing_all_in_every_step_is_the_models_own_loop() -> None:
 
 def test_with_room_for_the_whole_prompt_maskkv_is_dllm_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     periods = "prompt_refresh=6,response_refresh=3"
-    monkeypatch.setattr(periodic, "mask_vote", None)  # nobody asks for votes
+    monkeypatch.setattr(periodic, "votes_of", None)  # nobody asks for votes
     kept, *_ = run(policy_of(f"maskkv:40,{periods}"), LENGTHS)
     every = oracle(policy_of(f"dllm-cache,{periods},first_layer_whole=false"), SMALL)
     assert kept.commits == {i: every.serve(PROMPTS(i, p).tolist(), o) for i, (p, o) in enumerate(LENGTHS)}
