@@ -248,9 +248,9 @@ class Follower:
         self.alarms.close((TRAFFIC,))
 
     def _refit(self, record: Record) -> None:
-        """Fit the profile to the windows since an alarm about prices or yield, and use it.
+        """Fit the profile to the windows since an alarm about prices or yield, or to the first ones; then use it.
 
-        The first windows only measure how precisely windows tell the factors.
+        The first windows of a profile that is not valid only measure how precisely windows tell the factors.
         """
         alarms = {cause: alarm for cause, alarm in self.alarms.open.items() if cause in refit.FITTED_CAUSES}
         if not alarms and (self.versions or self._errors):
@@ -267,14 +267,14 @@ class Follower:
         factors, self._errors = refit.fit(evidence)
         self._fitted = record["end"]
         self._bands = None  # windows have measured the profile: its uncertainty widens no allowance
-        if not alarms or factors == refit.Factors():
+        if factors == refit.Factors() or (not alarms and self._setting.profile.fit.doubts):
             return
         number = self.version + 1
         path = self.folder / "profiles" / f"v{number}.json"
         path.parent.mkdir(exist_ok=True)
         name = f"{self.followed.scenario.loaded_profile().name}-v{number}"
         save(replace(refit.scaled(self._setting, factors), name=name), path, force=True)
-        reason = "; ".join(alarm.words for alarm in alarms.values())
+        reason = "; ".join(alarm.words for alarm in alarms.values()) or "the first windows"
         version = refit.Version(
             number=number, time=record["end"], begin=windows[0]["begin"], windows=len(windows), grade=record["grade"],
             reason=reason, factors=factors, errors=self._errors, profile=str(path),

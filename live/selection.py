@@ -27,8 +27,8 @@ def kept_by_score(q: Tensor, k: Tensor, start: int, num: int, pool: int, shared:
 def votes_of(q: Tensor, k: Tensor, first: int) -> Tensor:
     """MaskKV's votes, [kv_heads, length] in fp32 (full-sequence-diffusion.md 3.2, 3.4).
 
-    A token's votes are its soft-max weights over all keys, summed over the masked queries, from row `first` on, and over
-    the query heads of a KV head, which share a budget. q, k [length, heads or kv_heads, head_dim].
+    A token's votes are its soft-max weights over all keys, summed over the masked queries (from row `first` on) and the
+    query heads of a KV head, which share a budget. q, k [length, heads or kv_heads, head_dim].
     """
     kv_heads = k.shape[1]
     masked = q[first:].float().view(len(q) - first, kv_heads, -1, q.shape[2]).permute(1, 2, 0, 3).flatten(1, 2)
