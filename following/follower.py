@@ -162,10 +162,9 @@ class Follower:
         self._observed.append(observed)
         if not follows or (self.windows and window.end <= self.windows[-1]["end"]):  # judged before a restart
             return None
-        plan = self.followed.plan
-        prediction = predict(self._scenario, self._setting, observed, plan)
+        prediction = predict(self._scenario, self._setting, observed)
         if self._bands is None:
-            self._bands = bands_of(self._scenario, observed, plan, self._errors)
+            self._bands = bands_of(self._scenario, observed, self._errors)
         residuals, bands = dict(prediction.residuals), self._bands | self._usual_bands
         if self._usual:
             residuals |= of_traffic(window, self._usual)
@@ -177,7 +176,7 @@ class Follower:
         if measured.keys() != explained.keys():
             waiting.add(RULE)
         elif measured:
-            moved, errors = refit.at_measured(self._scenario, self._setting, observed, plan, prediction, measured)
+            moved, errors = refit.at_measured(self._scenario, self._setting, observed, prediction, measured)
             residuals |= moved
             bands |= {name: widened(RULE, bands.get(name, 0.0), error) for name, error in errors.items()}
         raised = self.alarms.add(window.end, residuals, bands, waiting)
@@ -362,11 +361,11 @@ class Follower:
 
     def recent(self) -> Trace:
         """The requests of the last two windows, as a trace."""
-        return self._observed[-1].trace(self._scenario.seed, self.followed.plan)[0]
+        return self._observed[-1].trace(self._scenario.seed)[0]
 
     def traffic(self) -> Trace:
         """The arrivals of the windows in memory, as one trace."""
-        arrivals = [observed.arrivals_of(self._scenario.seed, self.followed.plan) for observed in self._observed]
+        arrivals = [observed.arrivals_of(self._scenario.seed) for observed in self._observed]
         begins = [observed.window.begin for observed in self._observed]
         time = np.concatenate([a.time + begin for a, begin in zip(arrivals, begins, strict=True)])
         inputs, outputs = (

@@ -33,17 +33,17 @@ class Observed:
         """What was read of the window."""
         return GRADES[int(self.arrivals is not None)]
 
-    def trace(self, seed: int, shape: Trace | None) -> tuple[Trace, float]:
+    def trace(self, seed: int) -> tuple[Trace, float]:
         """The requests to replay, from the run-in on; and when in this trace the window begins (s)."""
-        arrivals = self.arrivals_of(seed, shape)
-        before = None if self.before is None else self.before.arrivals_of(seed, shape)
+        arrivals = self.arrivals_of(seed)
+        before = None if self.before is None else self.before.arrivals_of(seed)
         first = (self.before or self).window
         backlog = round(first.samples[0].num_open)
         return trace_of(before, arrivals, first.duration if self.before else 0.0, backlog, "the last window")
 
-    def arrivals_of(self, seed: int, shape: Trace | None) -> Arrivals:
+    def arrivals_of(self, seed: int) -> Arrivals:
         """The window's arrivals, without the run-in."""
-        return drawn_arrivals(self.window, seed, shape) if self.arrivals is None else self.arrivals
+        return drawn_arrivals(self.window, seed) if self.arrivals is None else self.arrivals
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,12 @@ def by_token(setting: Setting) -> bool:
     return setting.policy.commits_by == "acceptance" and setting.policy.width == 1
 
 
-def predict(
-    scenario: Scenario, setting: Setting, observed: Observed, shape: Trace | None = None, seeds: int = SEEDS
-) -> Prediction:
+def predict(scenario: Scenario, setting: Setting, observed: Observed, seeds: int = SEEDS) -> Prediction:
     """Replay a window on a setting, and compare it with the measured window."""
     window = observed.window
     replays = []
     for seed in range(scenario.seed, scenario.seed + seeds):
-        trace, begins = observed.trace(seed, shape)
+        trace, begins = observed.trace(seed)
         replays.append(replayed(scenario, setting, trace, begins, window, seed))
     last = window.samples[-1]
     pace = pace_of([replay.steps for replay in replays], "forward_seconds" in last.counters)
@@ -96,9 +94,7 @@ def _beyond(replays: list[Replay], profile: Profile) -> bool:
     return not low / BEYOND <= middle <= high * BEYOND
 
 
-def bands_of(
-    scenario: Scenario, observed: Observed, shape: Trace | None, errors: Mapping[str, float]
-) -> dict[str, float]:
+def bands_of(scenario: Scenario, observed: Observed, errors: Mapping[str, float]) -> dict[str, float]:
     """By quantity, the standard deviation over profiles drawn from the profile's uncertainty.
 
     errors: standard errors of the quantities that a refit has measured.
@@ -110,7 +106,7 @@ def bands_of(
     values: dict[str, list[float]] = {}
     for index in range(1, BAND_DRAWS + 1):
         draw = moved(scenario, drawn(causes, index, scenario.seed))
-        prediction = predict(draw, replace(setting, profile=draw.loaded_profile()), observed, shape, 1)
+        prediction = predict(draw, replace(setting, profile=draw.loaded_profile()), observed, 1)
         for name, (residual, _) in prediction.residuals.items():
             values.setdefault(name, []).append(residual)
     bands = {name: float(np.std(residuals, ddof=1)) for name, residuals in values.items() if len(residuals) > 1}
