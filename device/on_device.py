@@ -90,21 +90,17 @@ class LiveSetting:
         settings = self.loaded.settings
 
         def about(results: Sequence[Result]) -> dict[str, Any]:
-            found: dict[str, Any] = {
-                "question": "What did its clients see?",
-                "driver": "live",
-                "commits": self.commits,
-                "live": settings
-                | self.loaded.clocks.found()
-                | {
-                    "prompts": self.prompts or "random tokens",
-                    "host_ms": {result.policy.name: _host(result) for result in results},
-                    "made_ready": {result.policy.name: result.num_made_ready for result in results},
-                },
-            }
+            live = {
+                **settings, **self.loaded.clocks.found(), "prompts": self.prompts or "random tokens",
+                "host_ms": {result.policy.name: _host(result) for result in results},
+                "made_ready": {result.policy.name: result.num_made_ready for result in results},
+            }  # fmt: skip
             if self.sampling is not None:
-                found["live"] |= {"sampling": asdict(self.sampling)}
-            return found if self.profile is not None else found | {"profile": None}
+                live["sampling"] = asdict(self.sampling)
+            entries = {
+                "question": "What did its clients see?", "driver": "live", "commits": self.commits, "live": live,
+            }  # fmt: skip
+            return entries if self.profile is not None else entries | {"profile": None}
 
         return about
 

@@ -28,7 +28,9 @@ def page_of(follower: Follower, command: str = "") -> Page:
     if not windows:
         opened = follower.open_window
         far = "none" if opened is None else f"{opened.duration:.0f} s and {opened.num_arrivals} requests"
-        answer = f"No window has been judged yet. The open one holds {far}; the first serves as the run-in of the second."
+        answer = (
+            f"No window has been judged yet. The open one holds {far}; the first serves as the run-in of the second."
+        )
         return Page(
             "dsim follow", QUESTION, answer, facts=tuple(_facts(follower, {})), command=command, version=__version__
         )

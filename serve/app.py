@@ -22,7 +22,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .. import __version__
 from ..engine.errors import SHOWN, cut
-from ..engine.plain import Range
 from ..files.read import json_of
 from .fleet import Emission, Fleet, RefusedError, Stream
 from .metrics_page import MetricsPage
@@ -328,14 +327,6 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], object]] = {
     "stream_options": (
         lambda v: isinstance(v, dict) and all(type(item) is bool for item in v.values()), "an object of true or false"
     ),
-    **{
-        name: (bounds.__contains__, bounds)
-        for name, bounds in {
-            "temperature": Range(0), "top_p": Range(0, 1, above=True), "top_k": Range(-1), "min_p": Range(0, 1),
-            "presence_penalty": Range(-2, 2), "frequency_penalty": Range(-2, 2),
-            "repetition_penalty": Range(0, above=True), "seed": Range(),
-        }.items()
-    },
 }  # fmt: skip
 
 
