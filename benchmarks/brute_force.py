@@ -184,7 +184,7 @@ class Bench:
             own = replace(self.scenario, policy=spec, replicas=replicas)
             outcomes = what_ifs(own, self.requests.scaled_to_rate(rate), replicas)
             room = headroom(own, target, 0.0, 0)
-            said = advice(outcomes, room, rate, 0.0, target, {})
+            said = advice(outcomes, room, rate, target, {})
             return {"do": said.do, "room": None if room is None else vars(room)}
 
         asked: Json = self.kept(f"follow {spec} {replicas}", answer)

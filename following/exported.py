@@ -53,18 +53,13 @@ def _alarms(follower: Follower, now: float) -> Rows:
 
 
 def _what_if(follower: Follower, now: float) -> Rows:
-    for found in _last(follower).get("what_if", ()):
-        yield {"what_if": found["name"]}, found["attainment"]
+    for outcome in _last(follower).get("what_if", ()):
+        yield {"what_if": outcome["name"]}, outcome["attainment"]
 
 
 def _headroom(follower: Follower, _now: float) -> float | None:
     room, last = follower.headroom, _last(follower)
     return None if room is None or not last else room.capacity - last["traffic"]["rate"]
-
-
-def _seconds_left(follower: Follower, now: float) -> float | None:
-    room, grows = _headroom(follower, now), _last(follower).get("growth")
-    return 60 * room / grows if room is not None and grows and grows > 0 else None
 
 
 METRICS = (
@@ -81,7 +76,6 @@ METRICS = (
     Exported("capacity", "Arrivals that the fleet takes within its SLOs.",
              _one(lambda f, _: None if f.headroom is None else f.headroom.capacity)),
     Exported("headroom", "Capacity less arrivals.", _one(_headroom)),
-    Exported("headroom_seconds", "Until the capacity is reached at the present growth.", _one(_seconds_left)),
     Exported("measured_seconds", "Mean of the last window, by the server.", _each("measured", "metric")),
     Exported("predicted_seconds", "Mean of the last window, by the twin.", _each("predicted", "metric")),
     Exported("residual", "Moving average of ln(measured / predicted).", _each("smooth", "quantity")),
@@ -102,6 +96,6 @@ def exposition(follower: Follower, now: float) -> str:
         lines += [f"# HELP {name} {metric.about}", f"# TYPE {name} gauge"]
         for labels, value in metric.values(follower, now):
             if value is not None and math.isfinite(value):
-                of = ",".join(f"{label}={json.dumps(text, ensure_ascii=False)}" for label, text in labels.items())
-                lines.append(f"{name}{f'{{{of}}}' if of else ''} {value:.10g}")
+                pairs = ",".join(f"{label}={json.dumps(text, ensure_ascii=False)}" for label, text in labels.items())
+                lines.append(f"{name}{f'{{{pairs}}}' if pairs else ''} {value:.10g}")
     return "\n".join(lines) + "\n"

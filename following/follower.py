@@ -22,7 +22,7 @@ from ..traces import Trace
 from . import refit
 from .alarms import MEMORY, Alarm, Alarms, learnt_band, widened
 from .background import Background
-from .outlook import Headroom, WhatIf, advice, contradicted, growth, search_headroom, what_ifs
+from .outlook import Headroom, WhatIf, advice, search_headroom, what_ifs
 from .predicted import GRADES, Observed, Prediction, bands_of, predict
 from .residuals import DISTRIBUTIONS, LOAD, PRICES, RULE, TRAFFIC, Residuals, of_traffic, share_within
 from .sources.growing import AccessLog
@@ -75,7 +75,6 @@ class Follower:
         self.windows: deque[Record] = deque(maxlen=RECORDS)
         self.last: Scrape | None = None
         self.room: Headroom | None = None
-        self._contradicted = False  # by the newest window
         self._searches = searches
         self._searched = -math.inf  # s since 1970, when the capacity was last searched
         self._scenario, self._setting = followed.scenario, followed.scenario.setting().check()
@@ -300,11 +299,7 @@ class Follower:
     def _look_ahead(self, searches: Background, window: Window, record: Record) -> None:
         """Add what-ifs and one recommendation to the record; search the capacity anew if it is old."""
         outcomes = what_ifs(self._scenario, self.recent(), window.replicas)
-        earlier = [w for w in self.windows if w["end"] > window.end - HOUR]
-        grows = growth(
-            [*(w["end"] for w in earlier), window.end], [*(w["traffic"]["rate"] for w in earlier), window.rate]
-        )
-        record |= {"what_if": [vars(outcome) for outcome in outcomes], "growth": grows}
+        record["what_if"] = [vars(outcome) for outcome in outcomes]
         self._advise(record)
         if window.end - self._searched > HOUR and not searches.busy:
             self._searched = window.end
@@ -339,18 +334,17 @@ class Follower:
     @property
     def headroom(self) -> Headroom | None:
         """The server's; None while the twin is not the server."""
-        return None if self._contradicted or self.alarms.open.keys() - {TRAFFIC} else self.room
+        return None if self.alarms.open.keys() - {TRAFFIC} else self.room
 
     def _advise(self, record: Record) -> None:
         """Add the window's recommendation to its record, from its what-ifs and the newest capacity."""
-        self._contradicted = record["contradicted"] = contradicted(record["slos"])
         room, words = self.headroom, {cause: alarm.words for cause, alarm in self.alarms.open.items()}
         shares = [high for (_, high), _ in record["slos"].values() if high is not None and high == high]
         running, allowed = record["most_running"], self._setting.limits.max_batch
         advised = advice(
-            [WhatIf(**outcome) for outcome in record["what_if"]], room, record["traffic"]["rate"], record["growth"],
+            [WhatIf(**outcome) for outcome in record["what_if"]], room, record["traffic"]["rate"],
             self.followed.attainment, words, min(shares, default=1.0),
-            (running, allowed) if running is not None and running < allowed else None, self._contradicted,
+            (running, allowed) if running is not None and running < allowed else None,
         )  # fmt: skip
         why = ""
         if self.room is None:
@@ -412,7 +406,6 @@ class Follower:
             self.alarms.close(refit.FITTED_CAUSES)
             return
         self.room = Headroom(**last["headroom"]) if last.get("headroom") else None
-        self._contradicted = last.get("contradicted", False)
         self._searched = self.room.time if self.room is not None else -math.inf
 
 

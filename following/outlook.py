@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..engine.errors import DsimError
 from ..report.digits import counted
 from ..results.scenario import Scenario
@@ -16,9 +14,6 @@ from ..traces import Trace
 from .residuals import RULE, TRAFFIC
 
 MORE = 1.3  # times the traffic, in a what-if
-CLEARLY = 0.05  # share of requests by which a server and its twin differ
-HOUR = 12  # windows
-SOON = 60.0  # minutes until growth reaches the capacity, below which the advice is to add a replica
 PRECISION, REPLICATIONS = 0.1, 4  # of a capacity: rough, because it runs hourly
 
 
@@ -103,24 +98,6 @@ def headroom(scenario: Scenario, target: float, now: float, version: int) -> Hea
     )
 
 
-def growth(times: Sequence[float], rates: Sequence[float]) -> float:
-    """The traffic's growth over the last hour (req/s a minute); 0 where it is not clear."""
-    x, y = np.array(times[-HOUR:]) / 60, np.array(rates[-HOUR:])
-    if len(x) < HOUR // 2:
-        return 0.0
-    x = x - x.mean()
-    slope = float((x * y).sum() / (x * x).sum())
-    left = y - y.mean() - slope * x
-    error = math.sqrt(float((left**2).sum()) / max(1, len(x) - 2) / float((x * x).sum()))
-    return slope if abs(slope) > 2 * error else 0.0
-
-
-def contradicted(slos: Mapping[str, Sequence[Sequence[float | None]]]) -> bool:
-    """Whether the server meets an SLO for clearly fewer requests than its twin. slos: bounds of both shares."""
-    shares = [(measured[1], twin[0]) for measured, twin in slos.values()]
-    return any(own is not None and said is not None and own + CLEARLY < said for own, said in shares)
-
-
 @dataclass(frozen=True)
 class Advice:
     """One recommendation."""
@@ -132,24 +109,21 @@ class Advice:
 
 
 def advice(
-    outcomes: Sequence[WhatIf], room: Headroom | None, rate: float, grows: float, target: float,
-    alarms: Mapping[str, Any], measured: float = 1.0, rows: tuple[float, int] | None = None, contradicts: bool = False,
+    outcomes: Sequence[WhatIf], room: Headroom | None, rate: float, target: float, alarms: Mapping[str, Any],
+    measured: float = 1.0, rows: tuple[float, int] | None = None,
 ) -> Advice:  # fmt: skip
-    """What to do: one more replica if the fleet misses the SLOs or growth soon reaches its capacity; else nothing.
+    """What to do: one more replica if the fleet misses the SLOs or its capacity is below the traffic; else nothing.
 
     measured: the least share of an SLO that the server's page shows. rows: the most requests that ran on a replica
-    while others waited, and those that --policy allows, where it allows more. contradicts: as of `contradicted`.
+    while others waited, and those that --policy allows, where it allows more.
     """
     drifted = "; ".join(words for cause, words in alarms.items() if cause != TRAFFIC)
-    if RULE in alarms or (measured < target and (drifted or contradicts)):
+    if RULE in alarms or (measured < target and drifted):
         limit = f" the limit of running requests ({rows[0]:g} while others wait, not {rows[1]})," if rows else ""
-        return Advice(
-            f"Check{limit} the server's flags and version.",
-            f"{drifted}: its scheduler is not the one that --policy names"
-            if RULE in alarms
-            else f"{measured:.1%} of its requests meet an SLO, and it is not as its twin: "
-            + (drifted or "no alarm is open yet"),
-        )  # fmt: skip
+        why = f"{measured:.1%} of its requests meet an SLO, and it is not as its twin: {drifted}"
+        if RULE in alarms:
+            why = f"{drifted}: its scheduler is not the one that --policy names"
+        return Advice(f"Check{limit} the server's flags and version.", why)
     now = next((outcome for outcome in outcomes if outcome.name == "as it is"), None)
     if now is None or (now.attainment is None and now.missed is None):
         return Advice(
@@ -164,11 +138,4 @@ def advice(
         met = f"{share:.1%} of requests meet the SLOs, of {target:.1%} wanted" + (f"; {met}" if now.missed else "")
     if share < target or now.missed or (room is not None and room.capacity < rate):
         return Advice(f"Run {counted(more.replicas, 'replica')}.", met, gain, "a replay of the last two windows")
-    if room is not None and grows > 0 and (minutes := (room.capacity - rate) / grows) < SOON:
-        return Advice(
-            f"Run {counted(more.replicas, 'replica')} within {max(0.0, minutes):.0f} minutes.",
-            f"traffic grows by {60 * grows:.2g} req/s an hour, and the fleet takes {room.capacity:.3g} req/s",
-            f"about {room.capacity * more.replicas / now.replicas:.3g} req/s within the SLOs",
-            "the rates of the last hour, and a search of the fleet's capacity",
-        )  # fmt: skip
     return Advice("Do nothing.", met)

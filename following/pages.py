@@ -73,8 +73,6 @@ def _sentence(text: str) -> str:
 def _state(last: dict[str, Any]) -> str:
     if last["alarms"]:
         return f"The server has drifted from its twin: {', '.join(last['alarms'])}."
-    if last.get("contradicted"):
-        return "The server misses an SLO for requests that meet it in its twin."
     return "No alarm is open."
 
 
@@ -84,15 +82,13 @@ def moment(time: float) -> str:
 
 
 def _numbers(follower: Follower, last: dict[str, Any]) -> list[Number]:
-    room, rate, grows = last.get("headroom"), last["traffic"]["rate"], last.get("growth") or 0.0
+    room, rate = last.get("headroom"), last["traffic"]["rate"]
     numbers = [
         Number("Requests a second", ((None, f"{number(rate)} req/s"),), f"{number(last['requests'])} in the window")
     ]
     if room is not None:
         spare = room["capacity"] - rate
         numbers.append(Number("Headroom", ((None, f"{number(spare)} req/s"),), f"of {number(room['capacity'])} req/s"))
-        minutes = "traffic does not grow" if grows <= 0 else f"{number(max(0.0, spare / grows))} min"
-        numbers.append(Number("At the present growth", ((None, minutes),), f"{number(60 * grows)} req/s an hour"))
         numbers.append(Number("What binds", ((None, room["limited_by"]),), room["binding_slo"]))
     elif "advice" in last:
         numbers.append(Number("Headroom", ((None, "not known"),), last["no_headroom"]))

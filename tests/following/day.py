@@ -31,7 +31,7 @@ def window(hours_ago: float, rate: float, slow: float, smooth: float) -> dict[st
         "gauges": {"running": 3.0, "waiting": 1.0, "kv_usage": 0.5},
         "measured": {"e2el": 2.0 * slow}, "predicted": {"e2el": 2.0}, "slos": {"ttft=1s": [[0.9, 0.95], [0.97, 0.97]]},
         "raised": [], "settled": [], "alarms": {}, "version": 1, "usual": {}, "errors": {},
-        "growth": 0.01, "headroom": vars(ROOM),
+        "headroom": vars(ROOM),
         "what_if": [vars(w) for w in whatifs(0.98, 0.9, 1.0)],
         "advice": vars(Advice("Do nothing.", "it is well", evidence="73 replays")),
     }  # fmt: skip
