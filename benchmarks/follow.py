@@ -160,7 +160,7 @@ def joined(parts: Iterable[list[Sample]], read: Sample | None = None) -> Iterato
 
 def followed_by(server: Server, folder: Path) -> Follower:
     """Continues from its folder."""
-    followed = Followed(server.scenario, ("twin",), INTERVAL, most_bytes=1 << 30)
+    followed = Followed(server.scenario, ("twin",), INTERVAL, most_bytes=1 << 30, outlook=False)
     return Follower(followed, folder, tell=lambda line: print(line, file=sys.stderr, flush=True))
 
 

@@ -61,7 +61,7 @@ def follow(
     pages: Iterable[tuple[float, str]], scenario: Scenario, folder: Path, window: float
 ) -> Iterator[dict[str, Any]]:
     """Returns the windows' records."""
-    followed = Followed(scenario, ("recorded",), INTERVAL, window, requests=LEAST)
+    followed = Followed(scenario, ("recorded",), INTERVAL, window, requests=LEAST, outlook=False)
     follower = Follower(followed, folder, tell=lambda line: print(f"# {line}"))
     for when, page in pages:
         record = follower.add(Scrape(ZERO + when, (sample_of(page, ZERO + when, "recorded"),)))

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ..following.watch import Following, Watcher
     from ..planner.given import PolicyLike, ProfileLike, TraceLike
 
-LIMIT = 900.0  # s, in the background
-
 
 @dataclass(frozen=True)
 class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
@@ -73,7 +71,6 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
 
     def answer(self, watch: Watch) -> "Answer[Following]":
         from ..files.lock import Lock
-        from ..following.background import Background
         from ..following.follower import Followed, Follower
         from ..following.pages import page_of
         from ..following.sources.growing import AccessLog
@@ -105,9 +102,9 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
                 log.read_added()  # a mistake shows before the first reading
         folder = open_folder(self.out, followed)
         with closing(Lock(folder)):
-            follower = Follower(followed, folder, log, watch.say, Background(LIMIT))
-            with closing(Watcher(follower, targets, folder, watch.say, command=watch.command())) as watcher:
-                self._follow(watcher, watch)
+            follower = Follower(followed, folder, log, watch.say)
+            watcher = Watcher(follower, targets, folder, watch.say, command=watch.command())
+            self._follow(watcher, watch)
             watcher.publish()
         state = state_of(follower)
         page = page_of(follower, watch.command())
@@ -119,7 +116,6 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
     def _follow(self, watcher: "Watcher", watch: Watch) -> None:
         if self.once:
             watcher.once()
-            watcher.settle()
         elif self.seconds is not None:
             end = time.monotonic() + self.seconds
             watcher.run(lambda: time.monotonic() >= end)

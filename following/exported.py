@@ -58,8 +58,10 @@ def _what_if(follower: Follower, now: float) -> Rows:
 
 
 def _headroom(follower: Follower, _now: float) -> float | None:
-    room, last = follower.headroom, _last(follower)
-    return None if room is None or not last else room.capacity - last["traffic"]["rate"]
+    if follower.capacity is None or not follower.windows:
+        return None
+    rate: float = _last(follower)["traffic"]["rate"]
+    return follower.capacity - rate
 
 
 METRICS = (
@@ -74,7 +76,7 @@ METRICS = (
     Exported("requests_rate", "Arrivals of the last window.",
              _one(lambda f, _: _last(f).get("traffic", {}).get("rate"))),
     Exported("capacity", "Arrivals that the fleet takes within its SLOs.",
-             _one(lambda f, _: None if f.headroom is None else f.headroom.capacity)),
+             _one(lambda f, _: f.capacity)),
     Exported("headroom", "Capacity less arrivals.", _one(_headroom)),
     Exported("measured_seconds", "Mean of the last window, by the server.", _each("measured", "metric")),
     Exported("predicted_seconds", "Mean of the last window, by the twin.", _each("predicted", "metric")),

@@ -19,10 +19,10 @@ from ..results.metrics import no_nan
 from ..results.scenario import Scenario
 from ..results.slo import Slo
 from ..traces import Trace
+from ..traces.write import write
 from . import refit
 from .alarms import MEMORY, Alarm, Alarms, learnt_band, widened
-from .background import Background
-from .outlook import Headroom, WhatIf, advice, search_headroom, what_ifs
+from .outlook import advice, capacity, what_ifs
 from .predicted import GRADES, Observed, Prediction, bands_of, predict
 from .residuals import DISTRIBUTIONS, LOAD, PRICES, RULE, TRAFFIC, Residuals, of_traffic, share_within
 from .sources.growing import AccessLog
@@ -52,16 +52,15 @@ class Followed:
     plan: Trace | None = None  # the traffic that the fleet was planned for
     attainment: float = 0.99  # share of requests that are to meet the SLOs
     most_bytes: int = 256 << 20  # of the samples on disk
+    outlook: bool = True  # replay what-ifs, and search the capacity
 
 
 class Follower:
     """Everything that is known about a followed server. `add` takes the next scrape."""
 
     def __init__(
-        self, followed: Followed, folder: Path, log: AccessLog | None = None, tell: Tell = lambda line: None,
-        searches: Background | None = None,
+        self, followed: Followed, folder: Path, log: AccessLog | None = None, tell: Tell = lambda line: None
     ) -> None:  # fmt: skip
-        """searches: answers searches of the capacity; None: neither a search nor what-ifs are made."""
         self.followed, self.folder, self.tell = followed, folder, tell
         self.log = log
         self.ahead = 0.0  # s by which the follower's time is ahead of the log's
@@ -74,8 +73,7 @@ class Follower:
         self.versions: list[refit.Version] = []
         self.windows: deque[Record] = deque(maxlen=RECORDS)
         self.last: Scrape | None = None
-        self.room: Headroom | None = None
-        self._searches = searches
+        self._capacity: float | None = None  # req/s, of the twin
         self._searched = -math.inf  # s since 1970, when the capacity was last searched
         self._scenario, self._setting = followed.scenario, followed.scenario.setting().check()
         self._observed: deque[Observed] = deque(maxlen=WINDOWS)
@@ -189,8 +187,8 @@ class Follower:
         self._learn_traffic(record)
         record["usual"], record["usual_bands"] = dict(self._usual), dict(self._usual_bands)
         self._refit(record)
-        if self._searches is not None:
-            self._look_ahead(self._searches, window, record)
+        if self.followed.outlook:
+            self._look_ahead(window, record)
         record["version"], record["errors"], record["fitted"] = self.version, self._errors, self._fitted
         record["alarms"] = {cause: alarm.to_json() for cause, alarm in self.alarms.open.items()}
         record["unmeasured"] = self.unmeasured
@@ -291,67 +289,32 @@ class Follower:
         self._setting = self._scenario.setting()
 
     def _forget_capacity(self) -> None:
-        """Forget the capacity, since the profile or the traffic has changed."""
-        self.room = None
-        self._searched = -math.inf
-        self.close()
+        """Search the capacity anew, since the profile or the traffic has changed."""
+        self._capacity, self._searched = None, -math.inf
 
-    def _look_ahead(self, searches: Background, window: Window, record: Record) -> None:
-        """Add what-ifs and one recommendation to the record; search the capacity anew if it is old."""
-        outcomes = what_ifs(self._scenario, self.recent(), window.replicas)
-        record["what_if"] = [vars(outcome) for outcome in outcomes]
-        self._advise(record)
-        if window.end - self._searched > HOUR and not searches.busy:
+    def _look_ahead(self, window: Window, record: Record) -> None:
+        """Add what-ifs, the capacity and one recommendation to the record; search the capacity anew if it is old."""
+        target, recent = self.followed.attainment, self.recent()
+        outcomes = what_ifs(self._scenario, recent, window.replicas)
+        if window.end - self._searched > HOUR:
             self._searched = window.end
             fleet = replace(self._scenario, replicas=window.replicas)
-            searches.start(
-                search_headroom, fleet, self.followed.attainment, self.folder, window.end, self.version, self.traffic()
-            )
-
-    def look(self) -> bool:
-        """Take the capacity that a search has given; return whether there was an answer."""
-        answer = None if self._searches is None else self._searches.poll()
-        if answer is None or not self.windows:
-            return False
-        if "error" in answer:
-            self.tell(f"No capacity: {answer['error']}")
-        room = answer.get("headroom")
-        if room is not None and room["version"] == self.version:  # not of a profile that was replaced
-            self.room = Headroom(**room)
-        self._advise(self.windows[-1])
-        return True
-
-    @property
-    def busy(self) -> bool:
-        """Whether a capacity is being searched."""
-        return self._searches is not None and self._searches.busy
-
-    def close(self) -> None:
-        """Stop the search."""
-        if self._searches is not None:
-            self._searches.close()
-
-    @property
-    def headroom(self) -> Headroom | None:
-        """The server's; None while the twin is not the server."""
-        return None if self.alarms.open.keys() - {TRAFFIC} else self.room
-
-    def _advise(self, record: Record) -> None:
-        """Add the window's recommendation to its record, from its what-ifs and the newest capacity."""
-        room, words = self.headroom, {cause: alarm.words for cause, alarm in self.alarms.open.items()}
-        shares = [high for (_, high), _ in record["slos"].values() if high is not None and high == high]
+            self._capacity = capacity(fleet, recent, window.rate, target)
+            write(self.traffic(), self.folder / "traffic.jsonl", force=True)
+        words = {cause: alarm.words for cause, alarm in self.alarms.open.items()}
+        shares = [high for (_, high), _ in record["slos"].values() if high == high]
         running, allowed = record["most_running"], self._setting.limits.max_batch
-        advised = advice(
-            [WhatIf(**outcome) for outcome in record["what_if"]], room, record["traffic"]["rate"],
-            self.followed.attainment, words, min(shares, default=1.0),
-            (running, allowed) if running is not None and running < allowed else None,
-        )  # fmt: skip
-        why = ""
-        if self.room is None:
-            why = "not searched" if record["slos"] else "no SLO is given"
-        elif room is None:
-            why = "the twin is not the server"
-        record |= {"headroom": room and vars(room), "no_headroom": why, "advice": vars(advised)}
+        rows = (running, allowed) if running is not None and running < allowed else None
+        advised = advice(outcomes, self.capacity, window.rate, target, words, min(shares, default=1.0), rows)
+        record |= {
+            "what_if": [vars(outcome) for outcome in outcomes], "capacity": self._capacity, "searched": self._searched,
+            "advice": vars(advised),
+        }  # fmt: skip
+
+    @property
+    def capacity(self) -> float | None:
+        """The server's (req/s); None while the twin is not the server."""
+        return None if self.alarms.open.keys() - {TRAFFIC} else self._capacity
 
     def recent(self) -> Trace:
         """The requests of the last two windows, as a trace."""
@@ -405,8 +368,7 @@ class Follower:
             self._errors, self._fitted = dict(self.versions[-1].errors), self.versions[-1].time
             self.alarms.close(refit.FITTED_CAUSES)
             return
-        self.room = Headroom(**last["headroom"]) if last.get("headroom") else None
-        self._searched = self.room.time if self.room is not None else -math.inf
+        self._capacity, self._searched = last.get("capacity"), last.get("searched", -math.inf)
 
 
 def _residuals_of(record: Mapping[str, Any]) -> Residuals:

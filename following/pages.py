@@ -82,16 +82,16 @@ def moment(time: float) -> str:
 
 
 def _numbers(follower: Follower, last: dict[str, Any]) -> list[Number]:
-    room, rate = last.get("headroom"), last["traffic"]["rate"]
+    capacity, rate = follower.capacity, last["traffic"]["rate"]
     numbers = [
         Number("Requests a second", ((None, f"{number(rate)} req/s"),), f"{number(last['requests'])} in the window")
     ]
-    if room is not None:
-        spare = room["capacity"] - rate
-        numbers.append(Number("Headroom", ((None, f"{number(spare)} req/s"),), f"of {number(room['capacity'])} req/s"))
-        numbers.append(Number("What binds", ((None, room["limited_by"]),), room["binding_slo"]))
+    if capacity is not None:
+        about = f"of {number(capacity)} req/s"
+        numbers.append(Number("Headroom", ((None, f"{number(capacity - rate)} req/s"),), about))
     elif "advice" in last:
-        numbers.append(Number("Headroom", ((None, "not known"),), last["no_headroom"]))
+        about = "the twin is not the server" if follower.alarms.open else "no SLO is given"
+        numbers.append(Number("Headroom", ((None, "not known"),), about))
     gauges = last["gauges"]
     numbers.append(Number("Running", ((None, number(gauges["running"])),), f"{number(gauges['waiting'])} waiting"))
     for text, (measured, predicted) in last["slos"].items():

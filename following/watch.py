@@ -27,7 +27,6 @@ FOLDER = FolderKind(
     (*FILES, "samples", "windows", "versions", "profiles", "traffic.jsonl"), "follow.json",
     has_schema(SCHEMA), folders=("samples", "windows", "versions", "profiles"),
 )  # fmt: skip
-LOOKS = 0.2  # s between checks of the background while waiting for it
 
 
 @dataclass(frozen=True)
@@ -109,8 +108,7 @@ class Watcher:
         if not any(samples) and self.follower.last is None:
             raise DsimError(f"{self._targets[0].url}: does not answer, expected the metrics of a server")
         record = self.follower.add(Scrape(self._time(samples), samples))
-        looked = self.follower.look()
-        if record is not None or looked:
+        if record is not None:
             self.publish()
         self.metrics = exposition(self.follower, self._clock())
         return record
@@ -126,17 +124,6 @@ class Watcher:
                 return
             due = max(due + self.follower.followed.interval, self._clock())
             sleep(max(0.0, due - self._clock()))
-
-    def settle(self, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Wait for the background."""
-        while self.follower.busy:
-            if self.follower.look():
-                self.publish()
-            sleep(LOOKS)
-
-    def close(self) -> None:
-        """Stop the processes in the background."""
-        self.follower.close()
 
     def publish(self) -> None:
         """Write the folder's files, and renew what the port serves."""

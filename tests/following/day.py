@@ -7,13 +7,13 @@ from typing import Any
 from dsim.benchmarks.follow import SERVERS
 from dsim.following.alarms import Alarm
 from dsim.following.follower import Followed, Follower
-from dsim.following.outlook import Advice, Headroom, WhatIf
+from dsim.following.outlook import Advice, WhatIf
 from dsim.following.refit import Factors, Version
 from dsim.following.sources.sample import Sample
 from dsim.following.windows import Scrape
 
 NOW, HOUR = 1.8e9, 3600.0
-ROOM = Headroom(3.0, 2.9, 3.1, "memory", "ttft=1s", NOW, 1)
+CAPACITY = 3.0  # req/s
 
 
 def whatifs(*met: float) -> list[WhatIf]:
@@ -31,7 +31,7 @@ def window(hours_ago: float, rate: float, slow: float, smooth: float) -> dict[st
         "gauges": {"running": 3.0, "waiting": 1.0, "kv_usage": 0.5},
         "measured": {"e2el": 2.0 * slow}, "predicted": {"e2el": 2.0}, "slos": {"ttft=1s": [[0.9, 0.95], [0.97, 0.97]]},
         "raised": [], "settled": [], "alarms": {}, "version": 1, "usual": {}, "errors": {},
-        "headroom": vars(ROOM),
+        "capacity": CAPACITY,
         "what_if": [vars(w) for w in whatifs(0.98, 0.9, 1.0)],
         "advice": vars(Advice("Do nothing.", "it is well", evidence="73 replays")),
     }  # fmt: skip
@@ -52,5 +52,5 @@ def a_day(folder: Path) -> Follower:
     factors = Factors(price=1.5)
     found.versions.append(Version(1, end, begin, 6, "rates", "prices: up", factors, {}, "p.json"))
     found.last = Scrape(NOW, (Sample(NOW, "sglang", 1, {}, {"running": 3.0, "waiting": 1.0}),))
-    found.room = ROOM
+    found._capacity = CAPACITY
     return found

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from dsim.benchmarks.follow import SERVERS, Server, joined, pages
-from dsim.following.background import Background
 from dsim.following.exported import exposition
 from dsim.following.follower import Followed, Follower
-from dsim.following.outlook import Headroom, search_headroom
 from dsim.following.pages import page_of
 from dsim.following.predicted import Observed, predict
 from dsim.following.refit import Factors, middle, precise, scaled
@@ -22,7 +20,6 @@ from dsim.following.windows import Cutter, Scrape, Window
 from dsim.planner.given import name_of_profile
 from dsim.profiler.profile import load
 from dsim.report.html import to_html
-from dsim.results.scenario import Scenario
 
 ZERO = 1.8e9
 SGLANG = SERVERS["sglang"]
@@ -38,7 +35,7 @@ def samples(server: Server, factors: Factors, hours: float, seed: int = 1) -> li
 
 
 def followed(server: Server, **how: Any) -> Followed:
-    return Followed(server.scenario, ("twin",), **how)
+    return Followed(server.scenario, ("twin",), **{"outlook": False, **how})
 
 
 @pytest.fixture(scope="module")
@@ -154,82 +151,24 @@ def test_a_trace_of_the_plan_tells_what_traffic_is_other(as_it_is: list[Sample],
     assert "rate is" in next(a["words"] for record in records for a in record["raised"])
 
 
-class Later:
-    """A background whose answers are given by hand."""
-
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
-        self.answer: dict[str, Any] | None = None
-        self.busy = False
-
-    def start(self, question: Any, *of: Any) -> None:
-        self.asked.append((question, *of))
-        self.busy = True
-
-    def poll(self) -> dict[str, Any] | None:
-        answer, self.answer = self.answer, None
-        return answer
-
-    def close(self) -> None:
-        self.busy = False
-
-
 @pytest.mark.slow
-def test_the_outlook_searches_the_capacity_in_the_background_and_advises_by_it(
-    as_it_is: list[Sample], tmp_path: Path
-) -> None:
+def test_the_outlook_searches_the_capacity_and_advises_by_it(as_it_is: list[Sample], tmp_path: Path) -> None:
     server = replace(SGLANG, scenario=replace(SGLANG.scenario, slos=("ttft=1s", "e2el=20s")))
-    later: Any = Later()
-    follower = Follower(followed(server, attainment=0.9), tmp_path, searches=later)
-    records = feed(follower, as_it_is[:240])
-    assert [w["name"] for w in records[-1]["what_if"]] == ["as it is", "a replica more", "30% more traffic"]
-    assert records[-1]["headroom"] is None
-    assert records[-1]["advice"]["do"] == "Do nothing."
-    [(question, scenario, _, _, _, version, trace)] = later.asked  # once, and no second while it is being answered
-    assert (question, scenario.replicas, version) == (search_headroom, 1, 0)
-    assert records[0]["requests"] < len(trace)  # with those of the run-in's window
-    assert not follower.look()
-
-    room = Headroom(0.9, 0.8, 1.0, "rows", "ttft=1s", ZERO, 0)
-    later.answer = {"headroom": vars(room)}
-    assert follower.look()
-    last = follower.windows[-1]
-    assert (follower.room, last["headroom"]["capacity"]) == (room, 0.9)
-    assert last["advice"]["do"] == "Run 2 replicas."
-    assert "Run 2 replicas" in to_html(page_of(follower))
-    for answer in ({"headroom": vars(replace(room, version=7))}, {"error": "it took too long"}):
-        later.answer = answer
-        assert follower.look()
-    assert follower.room == room  # that of another profile is dropped
-    said = exposition(follower, ZERO + 1300)
-    assert 'dsim_follow_alarm{cause="prices"} 0' in said
-    assert f"dsim_follow_requests_rate {records[-1]['traffic']['rate']:.10g}" in said
-    later.busy = False
-    feed(follower, as_it_is[240:310])  # a window later, with the capacity in its record
-    again = Follower(followed(server, attainment=0.9), tmp_path, searches=later)
-    assert again.room == room
-
-
-@pytest.mark.slow  # a search of a capacity
-def test_the_headroom_is_the_capacity_of_the_fleet_under_its_traffic(tmp_path: Path) -> None:
-    from dsim.benchmarks.follow import traffic
-
-    scenario = Scenario(trace="", policy="chunk:8", profile="a100-sdar-8b", slos=("e2el=30s",), replicas=3)
-    found = search_headroom(scenario, 0.9, tmp_path, ZERO, 4, traffic(1.5, 100, 3))
-    assert found["headroom"]["low"] <= found["headroom"]["capacity"] <= found["headroom"]["high"]
-    assert (found["headroom"]["version"], found["headroom"]["capacity"] > 1.5) == (4, True)
+    how: dict[str, Any] = {"outlook": True, "attainment": 0.9}
+    follower = Follower(followed(server, **how), tmp_path)
+    last = feed(follower, as_it_is[:240])[-1]
+    assert [w["name"] for w in last["what_if"]] == ["as it is", "a replica more"]
+    assert last["capacity"] > last["traffic"]["rate"]  # a replica takes several times the traffic
+    assert last["advice"]["do"] == "Do nothing."
     assert (tmp_path / "traffic.jsonl").exists()
-
-
-def test_a_question_of_the_background_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    from dsim.benchmarks.follow import traffic
-
-    background = Background(0.0)
-    background.start(search_headroom, SGLANG.scenario, 0.9, tmp_path, ZERO, 0, traffic(1.0, 10, 1))
-    assert background.busy
-    assert background.poll() == {"error": "it took more than 0 s"}
-    assert not background.busy
-    assert background.poll() is None
+    follower._capacity = 0.9
+    last = feed(follower, as_it_is[240:310])[-1]  # within the hour: no search
+    assert (last["capacity"], last["advice"]["do"]) == (0.9, "Run 2 replicas.")
+    assert "Run 2 replicas" in to_html(page_of(follower))
+    exported = exposition(follower, ZERO + 1300)
+    assert 'dsim_follow_alarm{cause="prices"} 0' in exported
+    assert f"dsim_follow_requests_rate {last['traffic']['rate']:.10g}" in exported
+    assert Follower(followed(server, **how), tmp_path).capacity == 0.9
 
 
 @pytest.mark.slow

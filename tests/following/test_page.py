@@ -1,18 +1,22 @@
 """The page and the recommendation, in a constructed day whose answers are known."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from dsim.following import outlook
 from dsim.following.exported import exposition
 from dsim.following.follower import Follower
-from dsim.following.outlook import Advice, advice, what_ifs
+from dsim.following.outlook import Advice, WhatIf, advice, capacity, what_ifs
 from dsim.following.pages import page_of
 from dsim.following.watch import line_of
 from dsim.report.page import Figure, Page, Section, Words
 from dsim.results.scenario import Scenario
+from dsim.traces import Trace
 
-from .day import NOW, ROOM, a_day, whatifs
+from .day import CAPACITY, NOW, a_day, whatifs
 
 
 @pytest.fixture
@@ -24,18 +28,39 @@ def section(page: Page, title: str) -> Section:
     return next(own for own in page.sections if own.title == title)
 
 
-def test_headroom_and_what_binds_stand_on_the_page_and_in_the_metrics(follower: Follower) -> None:
+def test_the_headroom_stands_on_the_page_and_in_the_metrics_unless_the_twin_is_not_the_server(
+    follower: Follower,
+) -> None:
+    numbers = {number.label: (number.values[0][1], number.about) for number in page_of(follower).numbers}
+    assert numbers["Headroom"] == ("not known", "the twin is not the server")
+    assert numbers["ttft=1s"] == ("90.0% to 95.0%", "the twin says 97.0%")
+    assert "\ndsim_follow_headroom 1\n" not in exposition(follower, NOW)
+    follower.alarms.close()
     numbers = {number.label: (number.values[0][1], number.about) for number in page_of(follower).numbers}
     assert numbers["Headroom"] == ("1.00 req/s", "of 3.00 req/s")
-    assert numbers["What binds"] == ("memory", "ttft=1s")
-    assert numbers["ttft=1s"] == ("90.0% to 95.0%", "the twin says 97.0%")
-    assert "dsim_follow_headroom 1" not in exposition(follower, NOW)  # an alarm is open: the twin is not the server
-    follower.windows[-1] |= {"headroom": None, "no_headroom": "the twin is not the server"}
-    assert {n.label: n.about for n in page_of(follower).numbers}["Headroom"] == "the twin is not the server"
-    follower.alarms.close()
-    said = exposition(follower, NOW)
-    assert "\ndsim_follow_headroom 1\n" in said
+    assert "\ndsim_follow_headroom 1\n" in exposition(follower, NOW)
     assert "; step_time +16.2%; " in line_of(follower.windows[-1])  # a logarithm of 0.15
+
+
+def test_the_capacity_is_the_largest_rate_that_meets_the_slos(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def ask(name: str, scenario: Scenario, trace: Trace) -> WhatIf:
+        asked.append(trace.rate)
+        return WhatIf(name, 1, float(trace.rate <= limit), 1.0)
+
+    monkeypatch.setattr(outlook, "ask", ask)
+    scenario = Scenario("azure-conv", slos=("ttft=1s",))
+    trace = Trace("requests", np.arange(11.0), *np.ones((2, 11), np.int64))
+    for limit in (0.1, 0.7, 1.0, 5.0):
+        asked.clear()
+        found = capacity(scenario, trace, trace.rate, 0.99)
+        assert found is not None
+        assert found <= limit < 1.1 * found
+        assert len(asked) <= 9
+    limit = 0.0
+    assert capacity(scenario, trace, trace.rate, 0.99) == 0.0
+    assert capacity(replace(scenario, slos=()), trace, trace.rate, 0.99) is None
 
 
 def test_predicted_and_observed_of_a_day_are_drawn(follower: Follower) -> None:
@@ -65,7 +90,7 @@ def test_what_changed_names_alarms_and_profiles(follower: Follower) -> None:
 
 
 def advised(*met: float, rate: float = 2.0, measured: float = 1.0, **alarms: str) -> Advice:
-    return advice(whatifs(*met), ROOM, rate, 0.95, alarms, measured, (1.0, 4) if measured < 1 else None)
+    return advice(whatifs(*met), CAPACITY, rate, 0.95, alarms, measured, (1.0, 4) if measured < 1 else None)
 
 
 def test_the_recommendation_is_a_replica_more_or_to_do_nothing() -> None:
@@ -84,7 +109,7 @@ def test_the_recommendation_is_a_replica_more_or_to_do_nothing() -> None:
 def test_an_slo_on_the_run_that_is_missed_asks_for_a_replica() -> None:
     asked = Scenario("azure-conv", rate=3.0, num_requests=60, slos=("p90:ttft=10ms",))
     found = what_ifs(asked, asked.requests(), 1)
-    assert [(one.attainment, one.missed) for one in found] == [(None, "p90:ttft=10ms")] * 3
+    assert [(one.attainment, one.missed) for one in found] == [(None, "p90:ttft=10ms")] * 2
     assert advice(found, None, 3.0, 0.99, {}).do == "Run 2 replicas."
 
 

@@ -30,7 +30,7 @@ def test_the_page_of_a_served_twin_is_as_its_twin_says(tmp_path: Path) -> None:
     behind.fleet.access = AccessLog(log, behind.fleet.clock.opened)
     with serving(behind) as server:
         target = Target(f"http://127.0.0.1:{server.port}")
-        followed = Followed(scenario, (target.url,), 5.0, seconds=20.0, requests=15)
+        followed = Followed(scenario, (target.url,), 5.0, seconds=20.0, requests=15, outlook=False)
         growing = Growing(log, None, None, None)
         watcher = Watcher(Follower(followed, tmp_path, growing), [target], tmp_path, lambda line: None)
         clients = []
