@@ -1,31 +1,26 @@
 """A forward whose decode steps are captured CUDA graphs, one a padded shape: launches cost almost nothing.
 
-An evicting step is two graphs, between which the host chooses the rows. All share one memory pool: answers are read
-before the next launch. Without CUDA a graph recomputes into the same tensors, so that tests check padding, aliasing and
-choice. Prefills are eager.
+All share one memory pool: answers are read before the next launch. Without CUDA a graph recomputes into the same
+tensors, so that tests check padding and aliasing. Prefills are eager, and steps that evict, as FOCUS's published runs.
 """
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..engine.latency import bucket
-from ..engine.policies.focus import Focus
 from ..engine.policy import Policy
-from . import evicting
 from .cache import PagedCache
 from .clock import DeviceClock
-from .evicting import Array, Evict, Half, Inputs, Retained
-from .forward import Batch, Forward, Sampled, Shapes, flat_size, flattened_retained, stacked
+from .evicting import Array
+from .forward import Batch, Forward, Sampled, stacked
 from .model import Decoder
-from .padding import MAX_ROWS, pad, pad_retained, padded_shape, reachable, reachable_after
+from .padding import MAX_ROWS, pad, padded_shape, reachable
 
-Key = tuple[object, ...]
+Key = tuple[int, ...]
 Answers = tuple[Tensor, ...]
 Launches = Callable[[], Answers]
 # Records launches; returns their repetition, and the answers.
@@ -72,33 +67,6 @@ class Captured(NamedTuple):
     answers: Answers
 
 
-class Between(NamedTuple):
-    """What passes between an evicting step's graphs, with room for the largest."""
-
-    half: Half
-    kept: Tensor  # the retained rows' arrays
-    staged: Tensor  # ... on the host
-    sequences: int
-
-    @classmethod
-    def of(cls, model: Decoder, rows: int, sequences: int, width: int) -> "Between":
-        config, weight = model.config, model.embedding.weight
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(rows, *shape, dtype=weight.dtype, device=weight.device)
-
-        turns = config.head_dim // 2
-        half = Half(zeros(config.hidden), zeros(config.heads, config.head_dim), zeros(turns), zeros(turns))
-        size = flat_size([(rows,)] * 3 + [(sequences + 1,), (sequences, width)])
-        staged = torch.zeros(size, dtype=torch.int64, pin_memory=weight.is_cuda)
-        return cls(half, torch.zeros(size, dtype=torch.int64, device=weight.device), staged, sequences)
-
-    def bring(self, kept: Retained) -> None:
-        flat, _ = flattened_retained(kept)
-        self.staged[: len(flat)] = torch.from_numpy(flat)
-        self.kept[: len(flat)].copy_(self.staged[: len(flat)], non_blocking=True)
-
-
 class GraphForward(Forward):
     """Replays graphs of decode batches, captured on first use or in `prepare`."""
 
@@ -117,12 +85,11 @@ class GraphForward(Forward):
         self._graphs: dict[Key, Captured] = {}
         self._held = torch.zeros(0, dtype=torch.int64, device=self.device)  # every graph's inputs
         self._staged = torch.zeros(0, dtype=torch.int64)  # ... on the host
-        self._between: dict[int, Between] = {}  # by the window's width
 
     @property
     def captured_shapes(self) -> set[Key]:
-        """Rows, sequences and width of captured steps without eviction."""
-        return {key[1:4] for key in self._graphs if key[0] == "step"}
+        """Rows, sequences and width of captured steps."""
+        return {key[:3] for key in self._graphs}
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Sampled:
@@ -130,126 +97,46 @@ class GraphForward(Forward):
             return super().run(batch)
         shape = padded_shape(len(batch.tokens), len(batch.history))
         padded = pad(batch, *shape, self.pages, batch.listed.shape[1])
-        if batch.evict is not None:
-            return self._replay_evicting(padded, batch)
         step = self._step(padded)
         self._bring(self._flatten(padded)[0])
         clock = DeviceClock(self.device)
         step.replay()
-        return self._answered(clock, step, len(batch.tokens))
+        clock.stop()
+        self._meanwhile()
+        tokens, confidence = step.answers[0][:, : len(batch.tokens)].cpu().numpy()
+        return Sampled(tokens.astype(np.int64), confidence.astype(np.float32), clock.seconds())
 
     def _is_eager(self, batch: Batch) -> bool:
         drawn = batch.keys is not None or self.by_entropy
         large = batch.page_table.shape[1] > self.pages or len(batch.tokens) > MAX_ROWS
-        return batch.prefill or drawn or large
+        return batch.prefill or batch.evict is not None or drawn or large
 
     @torch.inference_mode()
     def prepare(self, policy: Policy, max_batch: int, most: int | None = None) -> None:
         """Capture what a policy's decode steps can need, largest first.
 
-        most: captures of each kind; others are captured on first use, and have room.
+        most: captures; other steps are captured on first use, and have room.
         """
-        shapes, width = reachable(policy, max_batch), policy.width
-        if not shapes:
-            return
-        rule = policy.eviction if isinstance(policy.eviction, Focus) else None
-        steps = [blank(*shape, self.pages, width, policy.block_length) for shape in shapes]
-        halves = [] if rule is None else [blank_evicting(step, rule) for step in steps]
+        steps = [blank(*shape, self.pages, policy.width, policy.block_length) for shape in reachable(policy, max_batch)]
         # Make room before graphs read it.
-        self._bring(np.zeros(max(len(self._flatten(batch)[0]) for batch in [*steps, *halves]), np.int64))
+        self._bring(np.zeros(max((len(self._flatten(step)[0]) for step in steps), default=0), np.int64))
         for padded in steps[:most]:
             self._step(padded)
-        if not halves:
-            return
-        between = self._room(max(rows for rows, _ in shapes), max(sequences for _, sequences in shapes), width)
-        for padded in halves[:most]:
-            self._half(padded)
-        widest = {len(padded.history): padded for padded in reversed(halves)}
-        for rows, sequences in reachable_after(shapes)[:most]:
-            between.bring(blank_retained(rows, sequences, width))
-            self._rest(widest[sequences], rows)
-
-    def _answered(self, clock: DeviceClock, graph: Captured, num: int) -> Sampled:
-        """Tokens and confidences of the first `num` rows."""
-        clock.stop()
-        self._meanwhile()
-        tokens, confidence = graph.answers[0][:, :num].cpu().numpy()
-        return Sampled(tokens.astype(np.int64), confidence.astype(np.float32), clock.seconds())
-
-    def _replay_evicting(self, padded: Batch, batch: Batch) -> Sampled:
-        assert batch.evict is not None
-        flat, _ = self._flatten(padded)
-        half, between = self._half(padded), self._between[padded.listed.shape[1]]
-        self._bring(flat)
-        clock = DeviceClock(self.device)
-        half.replay()
-        growth = half.answers[0][: len(batch.evict.masked)].cpu().numpy()  # the only wait
-        kept = evicting.keep(batch, growth)
-        num = len(kept.rows)
-        between.bring(pad_retained(kept, bucket(num), len(padded.history)))
-        rest = self._rest(padded, bucket(num))
-        rest.replay()
-        return replace(self._answered(clock, rest, num), rows=kept.rows, growth=growth.copy())
 
     def _step(self, padded: Batch) -> Captured:
-        def compute(shapes: Shapes) -> tuple[Tensor]:
-            return (stacked(self._answers(self._unflatten(self._held, shapes), padded)),)
-
-        return self._captured(_key("step", padded), padded, compute)
-
-    def _half(self, padded: Batch) -> Captured:
-        """An evicting step up to the choice; answers masks' growth of importance."""
+        """The graph of a padded batch, recorded on first use."""
         rows, (sequences, width) = len(padded.tokens), padded.listed.shape
-        between = self._room(rows, sequences, width).half
-
-        def compute(shapes: Shapes) -> tuple[Tensor]:
-            inputs, attend = self._unflatten(self._held, shapes), self._attending(padded)
-            half, growth = evicting.through_two(self.model, inputs, self._pages, attend)
-            for name in Half.__slots__:
-                getattr(between, name)[:rows].copy_(getattr(half, name))
-            return (growth,)
-
-        return self._captured(_key("half", padded), padded, compute)
-
-    def _rest(self, padded: Batch, left: int) -> Captured:
-        """The retained rows, `left` with padding."""
-        evict, (sequences, width) = padded.evict, padded.listed.shape
-        assert evict is not None
-        between = self._room(left, sequences, width)
-        shapes_of_kept: Shapes = {
-            "rows": (left,), "positions": (left,), "places": (left,), "query_start": (sequences + 1,),
-            "seen": (sequences, width),
-        }  # fmt: skip
-
-        def compute(shapes: Shapes) -> tuple[Tensor]:
-            inputs: Inputs = self._unflatten(self._held, shapes, {"history", "page_table", "listed"})
-            kept, attend = self._unflatten(between.kept, shapes_of_kept), self._attending(padded)
-            hidden = evicting.finish_rows(self.model, between.half, inputs, kept, self._pages, attend)
-            return (stacked(self._sample(hidden, None)),)
-
-        return self._captured(("rest", left, sequences, width, padded.block_length, evict.rule), padded, compute)
-
-    def _room(self, rows: int, sequences: int, width: int) -> Between:
-        """Larger room drops the smaller one's graphs."""
-        have = self._between.get(width)
-        if have is not None and rows <= len(have.half.x) and sequences <= have.sequences:
-            return have
-        if have is not None:
-            rows, sequences = max(rows, len(have.half.x)), max(sequences, have.sequences)
-            self._graphs = {
-                key: graph for key, graph in self._graphs.items() if key[0] not in ("half", "rest") or key[3] != width
-            }
-        self._between[width] = Between.of(self.model, rows, sequences, width)
-        return self._between[width]
-
-    def _captured(self, key: Key, padded: Batch, compute: Callable[[Shapes], tuple[Tensor]]) -> Captured:
-        """Records the graph on first use."""
+        key = rows, sequences, width, padded.block_length
         if key not in self._graphs:
             flat, shapes = self._flatten(padded)
             self._bring(flat)
+
+            def compute() -> Answers:
+                return (stacked(self._answers(self._unflatten(self._held, shapes), padded)),)
+
             self.num_captures += 1
             begin = time.perf_counter()
-            self._graphs[key] = Captured(*self._record(lambda: compute(shapes)))
+            self._graphs[key] = Captured(*self._record(compute))
             self.capture_seconds += time.perf_counter() - begin
         return self._graphs[key]
 
@@ -265,11 +152,6 @@ class GraphForward(Forward):
         self._held[: len(flat)].copy_(self._staged[: len(flat)], non_blocking=True)
 
 
-def _key(kind: str, padded: Batch) -> Key:
-    rows, (sequences, width) = len(padded.tokens), padded.listed.shape
-    return kind, rows, sequences, width, padded.block_length
-
-
 def blank(rows: int, sequences: int, pages: int, width: int, block_length: int) -> Batch:
     """A decode batch that writes and sees nothing."""
     zeros = np.zeros(rows, np.int64)
@@ -278,17 +160,3 @@ def blank(rows: int, sequences: int, pages: int, width: int, block_length: int) 
         page_table=np.full((sequences, pages), -1, np.int32), history=np.zeros(sequences, np.int64),
         listed=np.zeros((sequences, width), np.bool_), block_length=block_length, sampled=np.arange(rows), spare=1,
     )  # fmt: skip
-
-
-def blank_evicting(batch: Batch, rule: Focus) -> Batch:
-    """With an eviction of masks alone."""
-    rows = len(batch.tokens)
-    return replace(batch, evict=Evict(rule, np.arange(rows), batch.query_start, lambda growth: growth > 0))
-
-
-def blank_retained(rows: int, sequences: int, width: int) -> Retained:
-    """Padding alone."""
-    none = np.zeros(0, np.int64)
-    return pad_retained(
-        Retained(none, none, none, np.zeros(1, np.int64), np.zeros((0, width), np.bool_)), rows, sequences
-    )

@@ -1,13 +1,9 @@
 """Decode batches padded to few shapes: one captured graph serves many steps."""
 
-from collections.abc import Iterable
-from dataclasses import replace
-
 import numpy as np
 
 from ..engine.latency import bucket
 from ..engine.policy import Policy
-from .evicting import Evict, Retained
 from .forward import Batch
 
 MAX_ROWS = 8192  # of a captured step
@@ -36,12 +32,6 @@ def reachable(policy: Policy, max_batch: int) -> list[Shape]:
     return sorted(found, reverse=True)
 
 
-def reachable_after(shapes: Iterable[Shape]) -> list[Shape]:
-    """Padded shapes after an eviction, largest first: fewer rows of the same sequences."""
-    found = {(bucket(left), sequences) for rows, sequences in shapes for left in range(1, rows + 1)}
-    return sorted(found, reverse=True)
-
-
 def pad(batch: Batch, rows: int, sequences: int, pages: int, width: int) -> Batch:
     """Pad with rows that write and see nothing, all in the first padding sequence; pages, width: tables' columns.
 
@@ -66,28 +56,5 @@ def pad(batch: Batch, rows: int, sequences: int, pages: int, width: int) -> Batc
         listed=listed,
         block_length=batch.block_length,
         sampled=np.arange(rows),
-        evict=None if batch.evict is None else _padded(batch.evict, rows, after),
         spare=1,
-    )
-
-
-def _padded(evict: Evict, rows: int, after: int) -> Evict:
-    """Padding rows are no masks; after: padding sequences."""
-    return replace(
-        evict,
-        # An entry a row; `masked_start` marks the real ones.
-        masked=np.pad(evict.masked, (0, rows - len(evict.masked))),
-        masked_start=np.pad(evict.masked_start, (0, after), mode="edge"),
-    )
-
-
-def pad_retained(kept: Retained, rows: int, sequences: int) -> Retained:
-    """Pad retained rows with rows that write nothing and are of no sequence."""
-    more, after = rows - len(kept.rows), sequences - len(kept.seen)
-    return Retained(
-        rows=np.pad(kept.rows, (0, more)),
-        positions=np.pad(kept.positions, (0, more)),
-        places=np.pad(kept.places, (0, more), constant_values=-1),
-        query_start=np.pad(kept.query_start, (0, after), mode="edge"),
-        seen=np.pad(kept.seen, ((0, after), (0, 0))),
     )

@@ -24,7 +24,6 @@ from dsim.live.cache import PagedCache
 from dsim.live.config import ModelConfig
 from dsim.live.executor import ImportanceDelta, ModelExecutor
 from dsim.live.forward import Forward
-from dsim.live.graphs import GraphForward
 from dsim.live.model import Decoder
 from dsim.live.prompts import random_prompts
 from dsim.live.weights import random_model
@@ -153,16 +152,6 @@ def test_a_budget_that_nothing_exceeds_is_the_delayed_cache_token_for_token() ->
     assert ran.steps == delayed.steps
     assert ran.num_evicted == 0
     assert all(outcome.retained is None for _, outcome in ran.plans)
-
-
-@pytest.mark.parametrize(("extra", "drawn"), [("", False), (",visible=listed", False), ("", True)])
-def test_steps_that_evict_are_two_graphs_round_one_wait_and_do_the_same(extra: str, drawn: bool) -> None:
-    forward = GraphForward(decoder(), PagedCache(DEEP, 200, 12, "cpu", torch.float32))
-    forward.prepare(focus(extra), 4)
-    captured = forward.num_captures
-    ran = run(focus(extra), forward=forward, draws=draws_of() if drawn else None)
-    assert ran.steps == served(extra, drawn).steps
-    assert forward.num_captures == captured  # all that was needed was there
 
 
 def test_preempted_sequences_evict_on_and_their_journal_replays() -> None:

@@ -134,19 +134,6 @@ def served(kept: Kept, num: int, prepared: bool = True) -> Any:
 DECODER = random_model(SMALL, "cpu", torch.float32)
 
 
-def test_larger_steps_that_evict_drop_the_graphs_of_smaller_ones_and_no_other() -> None:
-    forward = GraphForward(DECODER, PagedCache(SMALL, 40, 8, "cpu", torch.float32), record=recompute)
-    forward.prepare(policy("chunk:4"), 4)
-    others = forward.num_captures
-    forward.prepare(policy("focus"), 2)
-    small = forward.num_captures - others
-    forward.prepare(policy("focus"), 4)
-    large = forward.num_captures - others - small
-    forward.prepare(policy("chunk:4"), 4)
-    forward.prepare(policy("focus"), 2)
-    assert forward.num_captures == others + small + large  # all that are asked for are held
-
-
 def test_graphs_are_kept_for_the_next_run_of_as_many_pages() -> None:
     kept = Kept()
     first = served(kept, 6)
