@@ -63,7 +63,6 @@ class Follower:
     ) -> None:  # fmt: skip
         self.followed, self.folder, self.tell = followed, folder, tell
         self.log = log
-        self.ahead = 0.0  # s by which the follower's time is ahead of the log's
         self._now = math.inf  # s since 1970, of the newest scrape since the start
         self._scrapes = Lines(folder / "samples", followed.most_bytes)
         self._windows = Lines(folder / "windows", max(1 << 20, followed.most_bytes // 8))
@@ -148,8 +147,7 @@ class Follower:
     def _arrivals(self, window: Window) -> Arrivals | None:
         if self.log is None:
             return None
-        begin, end, now = (time - self.ahead for time in (window.begin, window.end, self._now))
-        logged = self.log.arrivals(begin, end, now)
+        logged = self.log.arrivals(window.begin, window.end, self._now)
         return None if logged is None else with_open(logged, window, self.followed.scenario.seed)
 
     def _judge(self, window: Window) -> Record | None:

@@ -19,7 +19,7 @@ from .follower import SCHEMA, VERSION, Followed, Follower, Tell
 from .pages import page_of, shift
 from .sources.sample import Sample
 from .sources.scrape import MissingError, Target
-from .windows import LATE, SPEED, Scrape
+from .windows import SPEED, Scrape
 
 FILES = ("follow.json", "report.html", "alerts.yml")
 FOLDER = FolderKind(
@@ -136,15 +136,8 @@ class Watcher:
 
     def _time(self, samples: Sequence[Sample | None]) -> float:
         """The time of a reading (s since 1970), by a simulated server's clock if it has one."""
-        simulated = [s for s in samples if s is not None and SPEED in s.settings]
-        if not simulated:
-            return self._clock()
-        time, follower = simulated[0].time, self.follower
-        last = follower.last
-        if last is not None and time + follower.ahead < last.time:  # a restart: its clock ran ahead, and begins anew
-            speed = float(simulated[0].settings[SPEED])
-            follower.ahead = last.time + 2 * LATE * follower.followed.interval * speed - time
-        return time + follower.ahead
+        simulated = [sample.time for sample in samples if sample is not None and SPEED in sample.settings]
+        return simulated[0] if simulated else self._clock()
 
     def _sample(self, target: Target) -> Sample | None:
         try:

@@ -1,6 +1,6 @@
 """One forward over many sequences' rows: host arrays in, sampled tokens and confidences out."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -15,7 +15,7 @@ from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from . import evicting
 from .cache import PagedCache
 from .clock import DeviceClock
-from .evicting import Array, Attend, Evict, Floats, Inputs, Retained
+from .evicting import Array, Evict, Floats, Inputs, Retained
 from .model import Decoder, Layer, Pages
 from .sampling import Sampling, sample_of_hidden
 
@@ -108,14 +108,16 @@ class Forward:
 
     def _run_evicting(self, inputs: Inputs, batch: Batch) -> Sampled:
         assert batch.evict is not None
-        attend = self._attending(batch)
+        attend = partial(self._attend, batch=batch)
         kept, growth = list[Retained](), list[Floats]()
 
         def compute() -> tuple[Tensor, Tensor]:
             half, grown = evicting.through_two(self.model, inputs, self._pages, attend)
             growth.append(grown.cpu().numpy())  # waits for the device
             kept.append(evicting.keep(batch, growth[0]))
-            left = self._unflatten(*self._moved(*flattened_retained(kept[0])))
+            retained = {name: getattr(kept[0], name) for name in Retained.__slots__}
+            shapes = {name: array.shape for name, array in retained.items()}
+            left = self._unflatten(*self._moved(flattened(retained), shapes))
             hidden = evicting.finish_rows(self.model, half, inputs, left, self._pages, attend)
             keys = inputs.get("keys")
             return self._sample(hidden, None if keys is None else keys[left["rows"]])
@@ -131,9 +133,6 @@ class Forward:
             x, added = layer.finish(x, self._attend(layer.index, q, inputs, batch))
         hidden = self.model.leave(x, added)
         return self._sample(hidden[inputs["sampled"]], inputs.get("keys"))
-
-    def _attending(self, batch: Batch) -> Attend:
-        return partial(self._attend, batch=batch)
 
     def _pages(self, layer: int, inputs: Inputs) -> Pages:
         return Pages(self.cache.keys[layer], self.cache.values[layer], inputs["places"])
@@ -166,15 +165,14 @@ class Forward:
         return flattened(arrays), {name: array.shape for name, array in arrays.items()}
 
     @staticmethod
-    def _unflatten(held: Tensor, shapes: Shapes, names: Collection[str] | None = None) -> Inputs:
-        """The arrays, or `names`, in kernels' dtypes."""
-        found, begin = {}, 0
+    def _unflatten(flat: Tensor, shapes: Shapes) -> Inputs:
+        """The arrays in kernels' dtypes."""
+        inputs, begin = {}, 0
         for name, shape in shapes.items():
             size = int(np.prod(shape))
-            if names is None or name in names:
-                found[name] = held[begin : begin + size].view(shape).to(KINDS.get(name, torch.int64))
+            inputs[name] = flat[begin : begin + size].view(shape).to(KINDS.get(name, torch.int64))
             begin += size + size % 2
-        return found
+        return inputs
 
 
 def stacked(answers: tuple[Tensor, Tensor]) -> Tensor:
@@ -186,22 +184,10 @@ def sequences_of(inputs: Inputs, block_length: int, spare: int = 0) -> Sequences
     return Sequences(x["page_table"], x["query_start"], x["positions"], x["history"], x["listed"], block_length, spare)
 
 
-def flattened_retained(kept: Retained) -> tuple[Array, Shapes]:
-    """A step's retained rows in one array, and their shapes."""
-    arrays = {name: getattr(kept, name) for name in Retained.__slots__}
-    return flattened(arrays), {name: array.shape for name, array in arrays.items()}
-
-
 def flattened(arrays: Mapping[str, npt.NDArray[Any]]) -> Array:
     """Join arrays, each aligned to 16 bytes, which kernels are compiled for."""
-    flat, begin = np.zeros(flat_size(array.shape for array in arrays.values()), np.int64), 0
+    flat, begin = np.zeros(sum(array.size + array.size % 2 for array in arrays.values()), np.int64), 0
     for array in arrays.values():
         flat[begin : begin + array.size] = array.reshape(-1)
         begin += array.size + array.size % 2
     return flat
-
-
-def flat_size(shapes: Iterable[tuple[int, ...]]) -> int:
-    """The size of `flattened` arrays of these shapes."""
-    sizes = (int(np.prod(shape)) for shape in shapes)
-    return sum(size + size % 2 for size in sizes)

@@ -206,8 +206,7 @@ class Fleet:
         """Send clients what a step emitted; in the replica's thread."""
         over = set(done.tolist())
         emitted = self.table["num_tokens"]
-        index = self._replica_of(plan)
-        watch = self.watches[index]
+        watch = self.watches[int(self.table["replica"][plan.requests[0]])]
         num_prompt = 0
         num_sent = 0
         emissions: list[tuple[Stream, Emission]] = []
@@ -251,9 +250,6 @@ class Fleet:
                 stream.index, status, stream.arrival, stream.input_length, stream.output_length, stream.num_sent,
                 stream.first_sent, now,
             )  # fmt: skip
-
-    def _replica_of(self, plan: StepPlan) -> int:
-        return int(self.table["replica"][plan.requests[0]])
 
     def _record(self, columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
         assert self._append is not None
