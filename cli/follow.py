@@ -16,7 +16,7 @@ from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
     from ..following.watch import Following, Watcher
-    from ..planner.given import PolicyLike, ProfileLike, TraceLike
+    from ..planner.given import PolicyLike, ProfileLike
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,7 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
     """
 
     COMMON: ClassVar = (
-        "policy", "profile", "slos", "trace", "rate", "interval", "window", "access_log", "token_file",
-        "port", "once", "out",
+        "policy", "profile", "slos", "interval", "window", "access_log", "token_file", "port", "once", "out",
     )  # fmt: skip
 
     urls: A[str | Sequence[str], Opt("URLs of the server's metrics, one a replica.", "URL...")]
@@ -40,13 +39,8 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
     frontend: A[float | None, q.FRONTEND] = None
     yields: A[str | None, q.YIELD] = None
     router: A[str, q.ROUTER] = "round-robin"
-    rate: A[float | None, q.RATE] = None
     eos: A[bool | None, q.EOS] = None
     slos: A[Sequence[str], q.SLO] = ()
-    trace: A[
-        "TraceLike | None",
-        Opt("The traffic that the fleet was planned for; the first half hour by default.", "T", "Traffic"),
-    ] = None
     time_unit: A[str | None, q.TIME_UNIT] = None
     columns: A[str | None, q.COLUMNS] = None
     only: A[str | None, q.ONLY] = None
@@ -78,11 +72,9 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
         from ..following.watch import FILES, Following, Watcher, open_folder, state_of
         from ..results.scenario import Scenario
         from ..results.slo import Slo
-        from ..traces import Trace, load
 
         urls = list(self.urls)
         self._check(urls)
-        plan = None if self.trace is None else self.trace if isinstance(self.trace, Trace) else load(self.trace)
         targets = [Target(url, q.path_of(self.token_file)) for url in urls]
         policy = q.spec(self.policy)
         values = q.scenario_fields(self, [policy], self.slos)
@@ -91,7 +83,7 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
         for text in self.slos:
             Slo.parse(text).check_class(())
         followed = Followed(
-            scenario, tuple(target.url for target in targets), self.interval, self.window, self.min_requests, plan,
+            scenario, tuple(target.url for target in targets), self.interval, self.window, self.min_requests,
             self.attainment,
         )  # fmt: skip
         scenario.setting().check()

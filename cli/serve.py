@@ -108,8 +108,6 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["Manifest"]):
             lambda append: self._open(scenario, append, watch), server, self.slos, self.policy, self.folder, self.force,
             watch.say,
         )  # fmt: skip
-        if served.speed is not None:
-            watch.say(f"Times are simulated: they passed {served.speed:.3g} times as fast as the clock")
         policies = served.manifest["policies"]
         return Answer(
             value=served.manifest, json={"policies": policies}, page=lambda: words(policies, served.manifest),

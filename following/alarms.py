@@ -64,7 +64,7 @@ def widened(cause: str, band: float, error: float) -> float:
 
 
 def learnt_band(num_requests: int) -> float:
-    """The band of traffic if the plan's traffic is the mean over `num_requests` requests."""
+    """The band of traffic if the usual traffic is the mean over `num_requests` requests."""
     return widened(TRAFFIC, 0.0, 1 / math.sqrt(max(1, num_requests)))
 
 
@@ -168,7 +168,7 @@ class Alarm:
         """A sentence such as `prices: step_time is 12 % above the twin's`."""
         shift = math.expm1(self.shift)
         where = "above" if shift > 0 else "below"
-        expected = "the plan's" if self.cause == TRAFFIC else "the twin's"
+        expected = "the usual" if self.cause == TRAFFIC else "the twin's"
         return f"{self.cause}: {self.quantity} is {abs(shift):.0%} {where} {expected}"
 
     def to_json(self) -> dict[str, Any]:

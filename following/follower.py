@@ -34,7 +34,7 @@ SCHEMA, VERSION = "dsim-follow", 1
 RECORDS = 2000  # in memory, about a week
 WINDOWS = 12  # in memory, an hour
 HOUR = 3600.0  # s
-BASELINE = 6  # windows that stand for a plan's traffic if no trace is given
+BASELINE = 6  # windows that tell the usual traffic
 DAY = 86400.0
 Tell = Callable[[str], None]
 Record = dict[str, Any]  # of a window, as it is stored
@@ -49,7 +49,6 @@ class Followed:
     interval: float = 5.0  # s
     seconds: float = SECONDS  # of a window
     requests: int = REQUESTS  # of a window
-    plan: Trace | None = None  # the traffic that the fleet was planned for
     attainment: float = 0.99  # share of requests that are to meet the SLOs
     most_bytes: int = 256 << 20  # of the samples on disk
     outlook: bool = True  # replay what-ifs, and search the capacity
@@ -78,17 +77,10 @@ class Follower:
         self._observed: deque[Observed] = deque(maxlen=WINDOWS)
         self._before: Observed | None = None  # the window before the open one, in the same stretch
         self._bands: dict[str, float] | None = None
-        self._usual: dict[str, float] = {}  # the plan's traffic
-        self._usual_bands: dict[str, float] = {}  # if windows stand for the plan: for their own error
+        self._usual: dict[str, float] = {}  # traffic
+        self._usual_bands: dict[str, float] = {}  # for its own error
         self._errors: dict[str, float] = {}  # standard errors of quantities that windows have measured
         self._fitted = -math.inf  # s since 1970, the end of the windows of the last fit
-        if followed.plan is not None:
-            plan = followed.plan
-            rate = followed.scenario.rate or plan.rate
-            self._usual = {
-                "rate": rate, "input_length": float(plan.input_length.mean()),
-                "output_length": float(plan.output_length.mean()),
-            }  # fmt: skip
         self._resume()
 
     @property
@@ -225,19 +217,19 @@ class Follower:
         }  # fmt: skip
 
     def _learn_traffic(self, record: Record) -> None:
-        """Learn the plan's traffic, if no trace is given, from the first windows, or those after a traffic alarm."""
+        """Learn the usual traffic from the first windows, or those after a traffic alarm."""
         since: list[Record] = []
         for earlier in (*self.windows, record):
             if TRAFFIC in {alarm["cause"] for alarm in earlier["raised"]}:
                 since = []
             since.append(earlier)
-        if self.followed.plan is not None or len(since) != BASELINE:
+        if len(since) != BASELINE:
             return
         means = {name: np.mean([earlier["traffic"][name] for earlier in since]) for name in LOAD}
         self._usual = {name: float(mean) for name, mean in means.items() if math.isfinite(mean)}
         self._usual_bands = dict.fromkeys(self._usual, learnt_band(sum(earlier["requests"] for earlier in since)))
         if TRAFFIC in self.alarms.open:
-            self.tell("The plan is for the traffic of now")
+            self.tell("The traffic of now is the usual one")
             self._forget_capacity()
         self.alarms.close((TRAFFIC,))
 
@@ -356,8 +348,7 @@ class Follower:
         for name, chart in self.alarms.charts.items():
             chart.restore(last["charts"][name], [window[name] for window in residuals if name in window])
         self.alarms.open = {cause: Alarm.from_json(alarm) for cause, alarm in last["alarms"].items()}
-        self._usual = self._usual or dict(last["usual"])
-        self._usual_bands = dict(last["usual_bands"])
+        self._usual, self._usual_bands = dict(last["usual"]), dict(last["usual_bands"])
         self._errors, self._bands = dict(last["errors"]), last["bands"]
         self._fitted = -math.inf if last["fitted"] is None else last["fitted"]
         if last["version"] != self.version or last["fitted"] == last["end"]:

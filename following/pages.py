@@ -166,7 +166,7 @@ def _residuals(last: dict[str, Any]) -> Any:
         )  # fmt: skip
     return table(
         ("quantity", "cause", "this window", "moving average", "usual", "verdict"), rows,
-        caption="Measured against predicted; of traffic, against the plan's. While prices or yield are off, the rule's "
+        caption="Measured against predicted; of traffic, against the usual. While prices or yield are off, the rule's "
         "are against a twin at the measured ones. The usual range is of one window.",
         left=frozenset({0, 1, 5}),
     )  # fmt: skip

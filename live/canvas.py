@@ -6,13 +6,14 @@ finished canvas's causal encoding overwrite them. Canvases stay on the device; t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..engine.chance import TOKEN, key, uniform
 from ..kernels.read_logits import read_logits
 from ..kernels.window_attention import Spans, window_attention
 from .cache import PagedCache, PageShape
@@ -25,14 +26,20 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class Chance(Protocol):
-    """A canvas's random numbers, one a position."""
+class KeyedChance:
+    """Numbers keyed by request, position and turn: batching does not change them."""
+
+    def __init__(self, seed: int, request: int, begin: int, length: int) -> None:
+        self._about = seed, TOKEN, request, np.arange(begin, begin + length)
+        self._noises = 0
 
     def noise(self, vocab: int) -> Ints:
-        """Uniform tokens, [canvas]."""
+        tokens = (uniform(key(*self._about, 2 * self._noises)) * vocab).astype(np.int64)
+        self._noises += 1
+        return tokens
 
     def uniform(self) -> Floats:
-        """In 0 to 1, to draw tokens, [canvas]."""
+        return uniform(key(*self._about, 2 * self._noises - 1))
 
 
 class Turn(NamedTuple):
@@ -240,7 +247,7 @@ class Canvas:
         """The last step's likeliest tokens, not the drawn ones."""
         return self.likeliest[-1]
 
-    def turn(self, vocab: int, rule: Renoise, chance: Chance) -> Turn:
+    def turn(self, vocab: int, rule: Renoise, chance: KeyedChance) -> Turn:
         left = max(0, rule.max_steps - self.steps) / rule.max_steps
         return Turn(rule.t_min + (rule.t_max - rule.t_min) * left, chance.uniform(), chance.noise(vocab))
 

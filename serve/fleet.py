@@ -115,8 +115,8 @@ class Fleet:
         for engine, executor in zip(self.engines, executors, strict=True):
             recorder = None if self._append is None else StepRecorder(self._record, engine.policy.width, BATCH)
             committed, ended = partial(self._send, text), partial(self._end, len(self.replicas))
-            timed: Any = executor if hasattr(executor, "host") else None
-            self.watches.append(Watch(self.metrics_as, engine, self.clock, self._prefixes, timed))
+            host = getattr(executor, "host", None)
+            self.watches.append(Watch(self.metrics_as, engine, self.clock, self._prefixes, host))
             self.replicas.append(
                 Replica(
                     engine, executor, self.clock, committed, ended, recorder, simulates=self.simulates,

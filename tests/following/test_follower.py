@@ -142,16 +142,6 @@ def test_a_flag_that_changes_while_prices_are_open_is_named_at_once_and_once(tmp
 
 
 @pytest.mark.slow
-def test_a_trace_of_the_plan_tells_what_traffic_is_other(as_it_is: list[Sample], tmp_path: Path) -> None:
-    from dsim.benchmarks.follow import traffic
-
-    plan = traffic(SGLANG.rate / 2, 600, 5)
-    records = feed(Follower(followed(SGLANG, plan=plan), tmp_path), as_it_is)
-    assert [a["cause"] for record in records for a in record["raised"]] == ["traffic"]
-    assert "rate is" in next(a["words"] for record in records for a in record["raised"])
-
-
-@pytest.mark.slow
 def test_the_outlook_searches_the_capacity_and_advises_by_it(as_it_is: list[Sample], tmp_path: Path) -> None:
     server = replace(SGLANG, scenario=replace(SGLANG.scenario, slos=("ttft=1s", "e2el=20s")))
     how: dict[str, Any] = {"outlook": True, "attainment": 0.9}
