@@ -1,13 +1,11 @@
 """A follower's metrics as Prometheus text."""
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from .follower import Follower
-from .predicted import GRADES
 from .residuals import CAUSES
 
 Rows = Iterator[tuple[dict[str, str], float | None]]
@@ -70,8 +68,6 @@ METRICS = (
         "age_seconds", "Time since the last window that was judged.",
         _one(lambda f, now: now - _last(f)["end"] if f.windows else None),
     ),
-    Exported("grade", f"What is read: {', '.join(f'{i} {g}' for i, g in enumerate(GRADES))}.",
-             _one(lambda f, _: float(GRADES.index(f.grade)))),
     Exported("version", "The profile's version that is in force.", _one(lambda f, _: float(f.version))),
     Exported("requests_rate", "Arrivals of the last window.",
              _one(lambda f, _: _last(f).get("traffic", {}).get("rate"))),
@@ -92,12 +88,15 @@ METRICS = (
 
 def exposition(follower: Follower, now: float) -> str:
     """The text of /metrics."""
-    lines = []
+    from prometheus_client import CollectorRegistry, Gauge, generate_latest  # imported here: it takes long
+
+    registry = CollectorRegistry()
     for metric in METRICS:
-        name = f"dsim_follow_{metric.name}"
-        lines += [f"# HELP {name} {metric.about}", f"# TYPE {name} gauge"]
-        for labels, value in metric.values(follower, now):
-            if value is not None and math.isfinite(value):
-                pairs = ",".join(f"{label}={json.dumps(text, ensure_ascii=False)}" for label, text in labels.items())
-                lines.append(f"{name}{f'{{{pairs}}}' if pairs else ''} {value:.10g}")
-    return "\n".join(lines) + "\n"
+        values = metric.values(follower, now)
+        rows = [(labels, value) for labels, value in values if value is not None and math.isfinite(value)]
+        if not rows:  # a gauge without a value would show 0
+            continue
+        gauge = Gauge(f"dsim_follow_{metric.name}", metric.about, list(rows[0][0]), registry=registry)
+        for labels, value in rows:
+            (gauge.labels(**labels) if labels else gauge).set(value)
+    return generate_latest(registry).decode()

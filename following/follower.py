@@ -23,7 +23,7 @@ from ..traces.write import write
 from . import refit
 from .alarms import MEMORY, Alarm, Alarms, learnt_band, widened
 from .outlook import advice, capacity, what_ifs
-from .predicted import GRADES, Observed, Prediction, bands_of, predict
+from .predicted import Observed, Prediction, bands_of, predict
 from .residuals import DISTRIBUTIONS, LOAD, PRICES, RULE, TRAFFIC, Residuals, of_traffic, share_within
 from .sources.growing import AccessLog
 from .sources.sample import Buckets, Sample
@@ -91,11 +91,6 @@ class Follower:
     @property
     def version(self) -> int:
         return self.versions[-1].number if self.versions else 0
-
-    @property
-    def grade(self) -> str:
-        """Of the newest window."""
-        return str(self.windows[-1]["grade"]) if self.windows else GRADES[0]
 
     @property
     def open_window(self) -> Window | None:
@@ -203,7 +198,7 @@ class Follower:
         charts = {name: chart for name, chart in self.alarms.charts.items() if chart.num_windows}
         return {
             "begin": window.begin, "end": window.end, "replicas": window.replicas, "requests": window.num_arrivals,
-            "grade": observed.grade, "drawn": observed.arrivals is None, "extrapolating": prediction.extrapolating,
+            "drawn": observed.arrivals is None, "extrapolating": prediction.extrapolating,
             "residuals": {name: list(residual) for name, residual in residuals.items()},
             "smooth": {name: chart.mean for name, chart in charts.items()},
             "deviations": {name: chart.deviation() for name, chart in charts.items()},
@@ -262,7 +257,7 @@ class Follower:
         save(replace(refit.scaled(self._setting, factors), name=name), path, force=True)
         reason = "; ".join(alarm.words for alarm in alarms.values()) or "the first windows"
         version = refit.Version(
-            number=number, time=record["end"], begin=windows[0]["begin"], windows=len(windows), grade=record["grade"],
+            number=number, time=record["end"], begin=windows[0]["begin"], windows=len(windows),
             reason=reason, factors=factors, errors=self._errors, profile=str(path),
         )  # fmt: skip
         self._versions.append(asdict(version))

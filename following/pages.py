@@ -113,7 +113,7 @@ def _facts(follower: Follower, last: dict[str, Any]) -> list[tuple[str, str]]:
     facts = [
         ("Servers", ", ".join(followed.urls)), ("Policy", followed.scenario.policy),
         ("Profile", f"{setting.profile.name}, version {follower.version} ({setting.profile.verdict})"),
-        ("Grade", follower.grade), ("SLOs", ", ".join(followed.scenario.slos) or "none"),
+        ("SLOs", ", ".join(followed.scenario.slos) or "none"),
     ]  # fmt: skip
     if last:
         facts.append(("Window", f"{moment(last['begin'])} to {moment(last['end'])[-5:]} UTC"))

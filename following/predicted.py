@@ -16,7 +16,6 @@ from .residuals import Residuals, figures_of, residuals_of
 from .windows import Arrivals, Window, drawn_arrivals, trace_of
 
 BAND_DRAWS = 6  # profiles drawn from the profile's uncertainty, once for each version
-GRADES = ("rates", "rates and requests")  # what is read
 BEYOND = 1.1  # factor on the range of tokens that the profile was fitted to
 
 
@@ -27,11 +26,6 @@ class Observed:
     window: Window
     arrivals: Arrivals | None  # from a log; None: drawn for each seed
     before: "Observed | None" = None  # the window before it, if it follows on
-
-    @property
-    def grade(self) -> str:
-        """What was read of the window."""
-        return GRADES[int(self.arrivals is not None)]
 
     def trace(self, seed: int) -> tuple[Trace, float]:
         """The requests to replay, from the run-in on; and when in this trace the window begins (s)."""

@@ -46,7 +46,6 @@ class Version:
     time: float  # s since 1970
     begin: float  # of the windows that it was fitted to
     windows: int
-    grade: str
     reason: str
     factors: Factors  # relative to the version before
     errors: dict[str, float]  # standard errors of the factors' logarithms, by quantity

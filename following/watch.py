@@ -81,7 +81,7 @@ def state_of(follower: Follower) -> dict[str, Any]:
     """The newest findings, as `--json` prints them."""
     opened = follower.open_window
     return {
-        "grade": follower.grade, "version": follower.version, "windows": len(follower.windows),
+        "version": follower.version, "windows": len(follower.windows),
         "alarms": {cause: alarm.to_json() for cause, alarm in follower.alarms.open.items()},
         "open": None if opened is None else {"seconds": opened.duration, "requests": opened.num_arrivals},
         "last": follower.windows[-1] if follower.windows else None,

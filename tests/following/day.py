@@ -24,7 +24,7 @@ def whatifs(*met: float) -> list[WhatIf]:
 def window(hours_ago: float, rate: float, slow: float, smooth: float) -> dict[str, Any]:
     end = NOW - hours_ago * HOUR
     return {
-        "begin": end - 300, "end": end, "replicas": 2, "requests": 300 * rate, "grade": "rates", "drawn": True,
+        "begin": end - 300, "end": end, "replicas": 2, "requests": 300 * rate, "drawn": True,
         "extrapolating": False, "residuals": {"step_time": [smooth, 0.01]}, "smooth": {"step_time": smooth},
         "deviations": {"step_time": 0.05}, "bands": {},
         "traffic": {"rate": rate, "input_length": 100.0, "output_length": 50.0},
@@ -50,7 +50,7 @@ def a_day(folder: Path) -> Follower:
     found.alarms.open["prices"] = alarm
     begin, end = NOW - 3 * HOUR, NOW - 2 * HOUR
     factors = Factors(price=1.5)
-    found.versions.append(Version(1, end, begin, 6, "rates", "prices: up", factors, {}, "p.json"))
+    found.versions.append(Version(1, end, begin, 6, "prices: up", factors, {}, "p.json"))
     found.last = Scrape(NOW, (Sample(NOW, "sglang", 1, {}, {"running": 3.0, "waiting": 1.0}),))
     found._capacity = CAPACITY
     return found

@@ -34,11 +34,11 @@ def test_the_headroom_stands_on_the_page_and_in_the_metrics_unless_the_twin_is_n
     numbers = {number.label: (number.values[0][1], number.about) for number in page_of(follower).numbers}
     assert numbers["Headroom"] == ("not known", "the twin is not the server")
     assert numbers["ttft=1s"] == ("90.0% to 95.0%", "the twin says 97.0%")
-    assert "\ndsim_follow_headroom 1\n" not in exposition(follower, NOW)
+    assert "\ndsim_follow_headroom 1.0\n" not in exposition(follower, NOW)
     follower.alarms.close()
     numbers = {number.label: (number.values[0][1], number.about) for number in page_of(follower).numbers}
     assert numbers["Headroom"] == ("1.00 req/s", "of 3.00 req/s")
-    assert "\ndsim_follow_headroom 1\n" in exposition(follower, NOW)
+    assert "\ndsim_follow_headroom 1.0\n" in exposition(follower, NOW)
     assert "; step_time +16.2%; " in line_of(follower.windows[-1])  # a logarithm of 0.15
 
 
