@@ -34,8 +34,10 @@ def selectors(expression: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, set[str]]]:
-    """By metric, the type and the labels of what is exported in a day with an alarm."""
-    text = exposition(a_day(tmp_path_factory.mktemp("day")), NOW)
+    """By metric, the type and the labels of what is exported of a server as its twin says."""
+    follower = a_day(tmp_path_factory.mktemp("day"))
+    follower.alarms.close()
+    text = exposition(follower, NOW)
     return {
         family.name: (family.type, {label for sample in family.samples for label in sample.labels})
         for family in text_string_to_metric_families(text)
