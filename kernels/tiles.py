@@ -41,13 +41,6 @@ def matrix_of(x_ptr, o_row, m_row, row, o_column, m_column, WIDEN: tl.constexpr)
 
 
 @triton.jit
-def rows_of(x_ptr, o_row, m_row, row, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr):
-    """Vectors of one head, [rows, BLOCK_D]; zeros where masked."""
-    o_d = tl.arange(0, BLOCK_D)
-    return matrix_of(x_ptr, o_row, m_row, row, o_d, o_d < D, WIDEN)
-
-
-@triton.jit
 def scores_of(b_q, p_k, m_k, scale, WIDEN: tl.constexpr):
     """Scores of queries on keys, [queries, keys]; masked keys score 0."""
     b_k = tl.load(p_k, mask=m_k, other=0.0)

@@ -65,7 +65,7 @@ class CanvasCache:
     ) -> None:
         """num_pages: of sliding, of full layers."""
         config = model.config
-        self._model, self.page_size = model, page_size
+        self.model, self.page_size = model, page_size
         self.of: dict[bool, PagedCache] = {}
         self.index: list[int] = []  # each layer's index among its kind
         for sliding, pages in zip((True, False), num_pages, strict=True):
@@ -83,10 +83,6 @@ class CanvasCache:
         # By slot; the last is no slot's.
         self._tokens = torch.zeros(1, config.canvas_length, dtype=torch.int64, device=self._device)
         self._signals = torch.zeros(1, config.canvas_length, config.hidden, dtype=dtype, device=self._device)
-
-    @property
-    def model(self) -> CanvasModel:
-        return self._model
 
     @torch.inference_mode()
     def encode(self, texts: Mapping[int, Tensor]) -> None:
@@ -107,11 +103,11 @@ class CanvasCache:
         spans = self._spans({slot: len(tokens) for slot, tokens in texts.items()})
         given = self._on_device(self._layout(spans))
         attend = _Attention(self, given, causal=True)
-        self._model.encode(torch.cat(list(texts.values())), given["positions"], attend)
+        self.model.encode(torch.cat(list(texts.values())), given["positions"], attend)
         for slot, _, end in spans:
             self.length[slot] = end
             if True in self.of:
-                self.of[True].release_before(slot, max(0, end - self._model.config.window + 1))
+                self.of[True].release_before(slot, max(0, end - self.model.config.window + 1))
 
     @torch.inference_mode()
     def begin(self, slot: int, tokens: Ints) -> None:
@@ -147,22 +143,22 @@ class CanvasCache:
         hidden = self._states(given)
         uniform = given["uniform"].float()
         temperature = given["temperature"].float()[:, None].expand(-1, length).contiguous().view(-1)
-        at_once = max(1, LOGITS_BYTES // (len(self._model.embedding) * hidden.element_size() * length)) * length
+        at_once = max(1, LOGITS_BYTES // (len(self.model.embedding) * hidden.element_size() * length)) * length
         read, signals = [], []
         for low in range(0, len(hidden), at_once):
             rows = slice(low, low + at_once)
-            logits = self._model.raw_logits(hidden[rows])
-            read.append(read_logits(logits, temperature[rows], uniform[rows], self._model.config.softcap))
-            signals.append(self._model.signal_of(logits))  # read_logits turned logits into probabilities
+            logits = self.model.raw_logits(hidden[rows])
+            read.append(read_logits(logits, temperature[rows], uniform[rows], self.model.config.softcap))
+            signals.append(self.model.signal_of(logits))  # read_logits turned logits into probabilities
         drawn, likeliest, entropy = (torch.cat(parts).view(-1, length) for parts in zip(*read, strict=True))
-        accepted = accept(entropy, self._model.config.renoise.entropy_bound)
+        accepted = accept(entropy, self.model.config.renoise.entropy_bound)
         self._tokens[slots] = torch.where(accepted, drawn, given["noise"].view(-1, length))
         self._signals[slots] = torch.cat(signals).view(-1, *self._signals.shape[1:])
         return torch.cat([likeliest.double(), entropy.mean(1, keepdim=True).double()], 1)
 
     def _states(self, given: "dict[str, Tensor]") -> Tensor:
         tokens, signals = (x[given["slots"]].flatten(0, 1) for x in (self._tokens, self._signals))
-        return self._model.denoise(tokens, signals, given["positions"], _Attention(self, given, causal=False))
+        return self.model.denoise(tokens, signals, given["positions"], _Attention(self, given, causal=False))
 
     def clear(self) -> None:
         for slot in list(self.length):
@@ -183,7 +179,7 @@ class CanvasCache:
 
     def _canvases(self, slots: Sequence[int]) -> "list[Span]":
         self._make_room(max(slots) + 1)
-        return self._spans(dict.fromkeys(slots, self._model.config.canvas_length))
+        return self._spans(dict.fromkeys(slots, self.model.config.canvas_length))
 
     def _spans(self, more: Mapping[int, int]) -> "list[Span]":
         """Each slot with the begin and end of its next tokens, whose pages are reserved."""

@@ -22,7 +22,7 @@ from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
 from ..profiler.profile import Profile
 from ..results.manifest import Manifest
-from ..results.manifest_of import front_end_info, law_told
+from ..results.manifest_of import info_of, law_told
 from ..results.metrics import Columns, Summary, summarize
 from ..results.scenario import Scenario
 from ..results.slo import Slo
@@ -141,7 +141,8 @@ def open_live(
     executor = open_executor(replace(serving, prompts=fleet.prompt), largest, warm_up)
     words = _words(loaded)
     about = f"{config.name} on {loaded.device}, {scenario.policy}" + (f", weights {loaded.made}" if loaded.made else "")
-    manifest = _manifest(scenario, limits, profile, drawing, commits, loaded.settings)
+    told = None if profile is None else replace(profile, frontend=0.0)  # of an engine behind another
+    manifest = _manifest(scenario, limits, told, drawing, commits, loaded.settings)
     return Behind(fleet, [executor], executor.text, words, scenario.policy, about, "live", manifest)
 
 
@@ -169,12 +170,7 @@ def _manifest(
         missing_passes=True,
     )  # fmt: skip
     if profile is not None:
-        found["profile"] = {
-            "name": profile.name, "device": profile.device.name, "model": profile.model.name,
-            "implementation": profile.implementation, "estimated": profile.is_estimate,
-        }  # fmt: skip
-        if drawing is not None:
-            found["profile"] |= front_end_info(profile)
+        found["profile"] = info_of(profile, [scenario.parsed_policy()])
     commits = None if drawing is None else drawing.commits
     if drawing is not None and drawing.law is not None:
         found["commit_models"] = [law_told(drawing.policy, drawing.profile, drawing.law)]

@@ -30,37 +30,23 @@ PASSES = (Pass(4096, 8, 8), Pass(2048, 4, 16), Pass(8192, 8, 4), Pass(4096, 4, 8
 def confidence(
     logits: Tensor, temperature: float, num_splits: int | None = None, how: Pass = PASSES[0]
 ) -> tuple[Tensor, Tensor]:
-    num_rows, num_tokens = logits.shape
+    (num_rows, num_tokens), device = logits.shape, logits.device
     if num_splits is None:
-        num_splits = how.programs * num_multiprocessors(logits.device) // max(num_rows, 1)
+        num_splits = how.programs * num_multiprocessors(device) // max(num_rows, 1)
     num_splits = max(1, min(num_splits, triton.cdiv(num_tokens, how.block)))
     share = triton.cdiv(triton.cdiv(num_tokens, num_splits), SHARE) * SHARE
-    best, total, token = _partials(num_splits, num_rows, logits.device)
+    # By row and split: the highest logit, the sum of exponentials relative to it, and its token.
+    best, total = (torch.empty((num_rows, num_splits), dtype=torch.float32, device=device) for _ in range(2))
+    token = torch.empty((num_rows, num_splits), dtype=torch.int32, device=device)
+    tokens = torch.empty(num_rows, dtype=torch.int64, device=device)
+    probabilities = torch.empty(num_rows, dtype=torch.float32, device=device)
     if num_rows:
+        scale = 1.4426950408889634 / (temperature or 1.0)  # from logits to exponents of two
         _of_logits[(num_rows, num_splits)](
-            logits, best, total, token, num_tokens, share, logits.stride(0), _scale(temperature),
+            logits, best, total, token, num_tokens, share, logits.stride(0), scale,
             LANES=how.block // RUN, RUN=RUN, num_warps=how.num_warps,
         )  # fmt: skip
-    return _merged(best, total, token, temperature)
-
-
-def _scale(temperature: float) -> float:
-    """From logits to exponents of two."""
-    return 1.4426950408889634 / (temperature or 1.0)
-
-
-def _partials(num_splits: int, num_rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """By row and split: the highest logit, the sum of exponentials relative to it, and its token."""
-    best, total = (torch.empty((num_rows, num_splits), dtype=torch.float32, device=device) for _ in range(2))
-    return best, total, torch.empty((num_rows, num_splits), dtype=torch.int32, device=device)
-
-
-def _merged(best: Tensor, total: Tensor, token: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    num_rows, num_splits = best.shape
-    tokens = torch.empty(num_rows, dtype=torch.int64, device=best.device)
-    probabilities = torch.empty(num_rows, dtype=torch.float32, device=best.device)
-    if num_rows:
-        _merge[(num_rows,)](best, total, token, tokens, probabilities, num_splits, _scale(temperature))
+        _merge[(num_rows,)](best, total, token, tokens, probabilities, num_splits, scale)
     return tokens, probabilities
 
 

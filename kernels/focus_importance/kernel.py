@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..device import interpreted
-from ..tiles import num_tiles, rows_of, tile_of
+from ..tiles import matrix_of, num_tiles, tile_of
 
 BLOCK = 32  # masked tokens at a time, as queries and keys
 BLOCK_SUM = 256
@@ -35,7 +35,8 @@ def focus_importance(q: Tensor, k: Tensor, masked: Tensor, masked_start: Tensor,
 def _rows(x_ptr, masked_ptr, o, start, end, row, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr):
     """Vectors of entries of a sequence's list of masked tokens; zeros beyond its ends."""
     m = (o >= start) & (o < end)
-    return rows_of(x_ptr, tl.load(masked_ptr + o, mask=m, other=0), m, row, D, BLOCK_D, WIDEN)
+    o_d = tl.arange(0, BLOCK_D)
+    return matrix_of(x_ptr, tl.load(masked_ptr + o, mask=m, other=0), m, row, o_d, o_d < D, WIDEN)
 
 
 @triton.jit

@@ -45,9 +45,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, s
 
 
 def test_every_metric_is_exported_with_a_value_and_documented(exported: dict[str, tuple[str, set[str]]]) -> None:
-    assert {name: kind for name, (kind, _) in exported.items()} == {
-        f"dsim_follow_{metric.name}": "gauge" for metric in METRICS
-    }
+    assert {name: kind for name, (kind, _) in exported.items()} == {f"dsim_follow_{name}": "gauge" for name in METRICS}
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)

@@ -197,9 +197,9 @@ def test_a_request_that_is_cancelled_before_it_reaches_the_engine_is_cancelled_w
     replica.submit(Request(0, 0.5, 4, 4), 1.0)
     replica.cancel(0)
     assert replica.deliver(0.5)
-    assert (behind.fleet.table["status"][0], replica.num_waiting) == (UNFINISHED, 1)
+    assert (behind.fleet.table["status"][0], replica.num_queued) == (UNFINISHED, 1)
     assert replica.deliver(1.0)
-    assert (behind.fleet.table["status"][0], replica.num_waiting) == (CANCELLED, 0)
+    assert (behind.fleet.table["status"][0], replica.num_queued) == (CANCELLED, 0)
 
 
 def test_requests_reach_the_engine_after_the_profiles_front_end(twin: Callable[..., Behind]) -> None:
