@@ -1,7 +1,6 @@
 """Canvas steps as captured CUDA graphs, one a padded number of canvases; text is encoded eagerly."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +9,8 @@ from torch import Tensor
 
 from .canvas import CanvasCache
 from .canvas_model import CanvasModel
-from .graphs import Captured, CudaRecorder, Recorder, recompute
+from .forward import flattened
+from .graphs import Captured, CudaRecorder, Held, Recorder, recompute
 
 MOST = 64  # canvases of a graph; larger steps hide their launches
 Given = Mapping[str, npt.NDArray[np.generic]]
@@ -39,8 +39,7 @@ class GraphCanvasCache(CanvasCache):
         self.num_captures = 0
         self._record = record or (CudaRecorder() if self._device.type == "cuda" else recompute)
         self._graphs: dict[int, Captured] = {}
-        self._held = torch.zeros(0, dtype=torch.int64, device=self._device)  # every graph's inputs
-        self._staged = torch.zeros(0, dtype=torch.int64)  # ... on the host
+        self._held = Held(self._device)
 
     @torch.inference_mode()
     def prepare(self, most: int) -> None:
@@ -102,27 +101,15 @@ class GraphCanvasCache(CanvasCache):
         return filled
 
     def _bring(self, given: Given) -> None:
-        """Copy inputs to where graphs read them, each aligned to 16 bytes."""
-        flat = np.concatenate([_even(x) for x in given.values()])
-        if len(flat) > len(self._held):
-            self._graphs = {}  # they read the old tensor
-            self._held = torch.zeros(len(flat), dtype=torch.int64, device=self._device)
-            self._staged = torch.zeros(len(flat), dtype=torch.int64, pin_memory=self._device.type == "cuda")
-        # The host has waited for the last copy's step.
-        self._staged[: len(flat)] = torch.from_numpy(flat)
-        self._held[: len(flat)].copy_(self._staged[: len(flat)], non_blocking=True)
+        """Copy the bits of inputs to where graphs read them."""
+        if self._held.bring(flattened({name: x.view(np.int64) for name, x in given.items()})):
+            self._graphs = {}
 
     def _views(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
         found, low = {}, 0
         for name, shape in shapes.items():
             size = int(np.prod(shape))
-            part = self._held[low : low + size].view(shape)
+            part = self._held.inputs[low : low + size].view(shape)
             found[name] = part.view(torch.float64) if name in FLOATS else part
             low += size + size % 2
         return found
-
-
-def _even(x: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """The bits of x, padded to 16 bytes."""
-    flat = np.ascontiguousarray(x).reshape(-1).view(np.int64)
-    return np.append(flat, 0) if len(flat) % 2 else flat

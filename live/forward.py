@@ -1,6 +1,6 @@
 """One forward over many sequences' rows: host arrays in, sampled tokens and confidences out."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -24,7 +24,7 @@ KINDS = dict.fromkeys(
     ("positions", "query_start", "history", "page_table", "masked_start"), torch.int32
 ) | dict.fromkeys(("listed", "seen"), torch.bool)
 
-Shapes = dict[str, tuple[int, ...]]
+Arrays = dict[str, npt.NDArray[Any]]
 
 ARRAYS = ("query_start", "history", "page_table", "listed", "tokens", "positions", "places", "sampled")
 
@@ -83,7 +83,7 @@ class Forward:
     @torch.inference_mode()
     def run(self, batch: Batch) -> Sampled:
         """Compute a batch; write its KV."""
-        inputs = self._unflatten(*self._moved(*self._flatten(batch)))
+        inputs = self._inputs(arrays_of(batch))
         if batch.evict is not None:
             return self._run_evicting(inputs, batch)
         return self._timed(lambda: self._answers(inputs, batch))
@@ -115,9 +115,7 @@ class Forward:
             half, grown = evicting.through_two(self.model, inputs, self._pages, attend)
             growth.append(grown.cpu().numpy())  # waits for the device
             kept.append(evicting.keep(batch, growth[0]))
-            retained = {name: getattr(kept[0], name) for name in Retained.__slots__}
-            shapes = {name: array.shape for name, array in retained.items()}
-            left = self._unflatten(*self._moved(flattened(retained), shapes))
+            left = self._inputs({name: getattr(kept[0], name) for name in Retained.__slots__})
             hidden = evicting.finish_rows(self.model, half, inputs, left, self._pages, attend)
             keys = inputs.get("keys")
             return self._sample(hidden, None if keys is None else keys[left["rows"]])
@@ -147,32 +145,11 @@ class Forward:
         head, how = self.model.head_weight, self.sampling
         return sample_of_hidden(hidden, head, keys, how, self.max_num_logits, self.by_entropy, self.temperature)
 
-    def _moved(self, flat: Array, shapes: Shapes) -> tuple[Tensor, Shapes]:
-        held = torch.from_numpy(flat)
+    def _inputs(self, arrays: Arrays) -> Inputs:
+        held = torch.from_numpy(flattened(arrays))
         if self.device.type == "cuda":
             held = held.pin_memory().to(self.device, non_blocking=True)
-        return held, shapes
-
-    @staticmethod
-    def _flatten(batch: Batch) -> tuple[Array, Shapes]:
-        """All arrays in one, and their shapes."""
-        # Arrays by sequence first: offsets do not depend on rows.
-        arrays: dict[str, npt.NDArray[Any]] = {name: getattr(batch, name) for name in ARRAYS}
-        if batch.evict is not None:
-            arrays |= {"masked": batch.evict.masked, "masked_start": batch.evict.masked_start}
-        if batch.keys is not None:
-            arrays["keys"] = batch.keys.view(np.int64)
-        return flattened(arrays), {name: array.shape for name, array in arrays.items()}
-
-    @staticmethod
-    def _unflatten(flat: Tensor, shapes: Shapes) -> Inputs:
-        """The arrays in kernels' dtypes."""
-        inputs, begin = {}, 0
-        for name, shape in shapes.items():
-            size = int(np.prod(shape))
-            inputs[name] = flat[begin : begin + size].view(shape).to(KINDS.get(name, torch.int64))
-            begin += size + size % 2
-        return inputs
+        return unflattened(held, arrays)
 
 
 def stacked(answers: tuple[Tensor, Tensor]) -> Tensor:
@@ -184,10 +161,31 @@ def sequences_of(inputs: Inputs, block_length: int, spare: int = 0) -> Sequences
     return Sequences(x["page_table"], x["query_start"], x["positions"], x["history"], x["listed"], block_length, spare)
 
 
-def flattened(arrays: Mapping[str, npt.NDArray[Any]]) -> Array:
+def arrays_of(batch: Batch) -> Arrays:
+    """Those that the device needs."""
+    # Arrays by sequence first: offsets do not depend on rows.
+    arrays: Arrays = {name: getattr(batch, name) for name in ARRAYS}
+    if batch.evict is not None:
+        arrays |= {"masked": batch.evict.masked, "masked_start": batch.evict.masked_start}
+    if batch.keys is not None:
+        arrays["keys"] = batch.keys.view(np.int64)
+    return arrays
+
+
+def flattened(arrays: Arrays) -> Array:
     """Join arrays, each aligned to 16 bytes, which kernels are compiled for."""
     flat, begin = np.zeros(sum(array.size + array.size % 2 for array in arrays.values()), np.int64), 0
     for array in arrays.values():
         flat[begin : begin + array.size] = array.reshape(-1)
         begin += array.size + array.size % 2
     return flat
+
+
+def unflattened(flat: Tensor, arrays: Arrays) -> Inputs:
+    """Arrays of these shapes, in kernels' dtypes."""
+    inputs, begin = {}, 0
+    for name, array in arrays.items():
+        part = flat[begin : begin + array.size].view(array.shape)
+        inputs[name] = part.to(KINDS.get(name, torch.int64))
+        begin += array.size + array.size % 2
+    return inputs

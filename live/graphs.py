@@ -16,7 +16,7 @@ from ..engine.policy import Policy
 from .cache import PagedCache
 from .clock import DeviceClock
 from .evicting import Array
-from .forward import Batch, Forward, Sampled, stacked
+from .forward import Batch, Forward, Sampled, arrays_of, flattened, stacked, unflattened
 from .model import Decoder
 from .padding import MAX_ROWS, pad, padded_shape, reachable
 
@@ -67,6 +67,26 @@ class Captured(NamedTuple):
     answers: Answers
 
 
+class Held:
+    """Every graph's inputs on the device, and on the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.inputs = torch.zeros(0, dtype=torch.int64, device=device)
+        self._staged = torch.zeros(0, dtype=torch.int64)
+
+    def bring(self, flat: Array) -> bool:
+        """Copy inputs to the device; true: to a larger tensor, and captured graphs read the old one."""
+        moves = len(flat) > len(self.inputs)
+        if moves:
+            size, device = max(len(flat), 2 * len(self.inputs)), self.inputs.device
+            self.inputs = torch.zeros(size, dtype=torch.int64, device=device)
+            self._staged = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
+        # The host has waited for the last copy's step.
+        self._staged[: len(flat)] = torch.from_numpy(flat)
+        self.inputs[: len(flat)].copy_(self._staged[: len(flat)], non_blocking=True)
+        return moves
+
+
 class GraphForward(Forward):
     """Replays graphs of decode batches, captured on first use or in `prepare`."""
 
@@ -83,8 +103,7 @@ class GraphForward(Forward):
         self.capture_seconds = 0.0
         self._record = record or (CudaRecorder() if self.device.type == "cuda" else recompute)
         self._graphs: dict[Key, Captured] = {}
-        self._held = torch.zeros(0, dtype=torch.int64, device=self.device)  # every graph's inputs
-        self._staged = torch.zeros(0, dtype=torch.int64)  # ... on the host
+        self._held = Held(self.device)
 
     @property
     def captured_shapes(self) -> set[Key]:
@@ -98,7 +117,7 @@ class GraphForward(Forward):
         shape = padded_shape(len(batch.tokens), len(batch.history))
         padded = pad(batch, *shape, self.pages, batch.listed.shape[1])
         step = self._step(padded)
-        self._bring(self._flatten(padded)[0])
+        self._bring(flattened(arrays_of(padded)))
         clock = DeviceClock(self.device)
         step.replay()
         clock.stop()
@@ -119,7 +138,7 @@ class GraphForward(Forward):
         """
         steps = [blank(*shape, self.pages, policy.width, policy.block_length) for shape in reachable(policy, max_batch)]
         # Make room before graphs read it.
-        self._bring(np.zeros(max((len(self._flatten(step)[0]) for step in steps), default=0), np.int64))
+        self._bring(np.zeros(max((len(flattened(arrays_of(step))) for step in steps), default=0), np.int64))
         for padded in steps[:most]:
             self._step(padded)
 
@@ -128,11 +147,11 @@ class GraphForward(Forward):
         rows, (sequences, width) = len(padded.tokens), padded.listed.shape
         key = rows, sequences, width, padded.block_length
         if key not in self._graphs:
-            flat, shapes = self._flatten(padded)
-            self._bring(flat)
+            arrays = arrays_of(padded)
+            self._bring(flattened(arrays))
 
             def compute() -> Answers:
-                return (stacked(self._answers(self._unflatten(self._held, shapes), padded)),)
+                return (stacked(self._answers(unflattened(self._held.inputs, arrays), padded)),)
 
             self.num_captures += 1
             begin = time.perf_counter()
@@ -141,15 +160,8 @@ class GraphForward(Forward):
         return self._graphs[key]
 
     def _bring(self, flat: Array) -> None:
-        if len(flat) > len(self._held):
-            # Graphs read the old tensor.
+        if self._held.bring(flat):
             self._graphs = {}
-            size = max(len(flat), 2 * len(self._held))
-            self._held = torch.zeros(size, dtype=torch.int64, device=self.device)
-            self._staged = torch.zeros(size, dtype=torch.int64, pin_memory=self.device.type == "cuda")
-        # The host has waited for the last copy's step.
-        self._staged[: len(flat)] = torch.from_numpy(flat)
-        self._held[: len(flat)].copy_(self._staged[: len(flat)], non_blocking=True)
 
 
 def blank(rows: int, sequences: int, pages: int, width: int, block_length: int) -> Batch:

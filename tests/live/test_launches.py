@@ -15,7 +15,7 @@ from dsim.live.canvas import CanvasCache, Turn
 from dsim.live.canvas_model import random_canvas_model
 from dsim.live.config import Experts
 from dsim.live.config_file import ConfigJson, Given
-from dsim.live.forward import Batch, Forward
+from dsim.live.forward import Batch, Forward, flattened
 from dsim.live.weights import random_model
 
 from .dense import SMALL
@@ -100,9 +100,8 @@ def test_a_layer_with_experts_is_three_products_attention_and_three_small_kernel
 def test_a_step_brings_one_array_there_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = Forward(random_model(SMALL, "cpu", torch.float32), PagedCache(SMALL, 20, 8, "cpu", torch.float32))
     there: list[int] = []
-    flatten = Forward._flatten
     monkeypatch.setattr(
-        Forward, "_flatten", staticmethod(lambda b: (there.append(flatten(b)[0].nbytes), flatten(b))[1])
+        "dsim.live.forward.flattened", lambda arrays: (there.append(flattened(arrays).nbytes), flattened(arrays))[1]
     )
     asked = decode(3)
     said = forward.run(asked)
