@@ -122,13 +122,14 @@ def test_rows_over_pages_say_the_logits_and_the_tokens_of_an_independent_impleme
     )  # fmt: skip
     expected = plain(tokens, block_causal(num, block))
     for path in PATHS:
-        forward = Forward(model, PagedCache(config, 3, 8, "cpu", torch.float32))
-        before = taken["ragged_paged_attention", path]
-        with use(path), torch.inference_mode():
-            hidden = forward._hidden(forward._inputs_of(batch), batch)
-            said, _ = forward._sample(hidden, None)
+        forward: Any = Forward(model, PagedCache(config, 3, 8, "cpu", torch.float32))
+        before, sample = taken["ragged_paged_attention", path], forward._sample
+        read: list[torch.Tensor] = []
+        forward._sample = lambda hidden, keys, read=read, sample=sample: (read.append(hidden), sample(hidden, keys))[1]
+        with use(path):
+            said = forward.run(batch).tokens
         assert taken["ragged_paged_attention", path] == before + config.layers
-        torch.testing.assert_close(model.logits(hidden), expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(model.logits(read[0]), expected, rtol=0, atol=1e-4)
         assert said.tolist() == expected.argmax(1).tolist()
 
 
