@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import parse, settings_of
-from dsim.following.outlook import advice, headroom, what_ifs
+from dsim.following.outlook import advice, capacity, what_ifs
 from dsim.planner.candidate import beyond_tested, plain_spec, spelt
 from dsim.planner.candidates import PlanCandidate, candidates_of
 from dsim.planner.capacity import CapacitySearch, search_of
@@ -180,10 +180,11 @@ class Bench:
         def answer() -> Json:
             target, rate = self.problem.attainment, self.problem.rate
             own = replace(self.scenario, policy=spec, replicas=replicas)
-            outcomes = what_ifs(own, self.requests.scaled_to_rate(rate), replicas)
-            room = headroom(own, target, 0.0, 0)
-            said = advice(outcomes, room, rate, 0.0, target, {})
-            return {"do": said.do, "room": None if room is None else vars(room)}
+            requests = self.requests.scaled_to_rate(rate)
+            outcomes = what_ifs(own, requests, replicas)
+            room = capacity(own, requests, rate, target)
+            said = advice(outcomes, room, rate, target, {})
+            return {"do": said.do, "room": room}
 
         asked: Json = self.kept(f"follow {spec} {replicas}", answer)
         return asked
@@ -312,7 +313,7 @@ def of_follow(bench: Bench, spec: str, replicas: int) -> str:
     """Its advice to the planned fleet and to one replica less, and its capacity."""
     said = bench.followed(spec, replicas)
     room = said["room"]
-    takes = "no capacity" if room is None else f"{room['low']:.3g} to {room['high']:.3g} req/s"
+    takes = "no capacity" if room is None else f"{room:.3g} req/s"
     fewer = f"; on {replicas - 1}: {bench.followed(spec, replicas - 1)['do']}" if replicas > 1 else ""
     return f"{said['do']} ({takes}){fewer}"
 

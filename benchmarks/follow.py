@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from dsim.following.follower import Followed, Follower
-from dsim.following.predicted import Seen, predict
+from dsim.following.predicted import Observed, predict
 from dsim.following.refit import MOST_EVIDENCE, Factors, middle, scaled
 from dsim.following.replayed import Recorder, samples_of
 from dsim.following.sources.sample import Sample
@@ -160,7 +160,7 @@ def joined(parts: Iterable[list[Sample]], read: Sample | None = None) -> Iterato
 
 def followed_by(server: Server, folder: Path) -> Follower:
     """Continues from its folder."""
-    followed = Followed(server.scenario, ("twin",), INTERVAL, outlook=False, most_bytes=1 << 30)
+    followed = Followed(server.scenario, ("twin",), INTERVAL, most_bytes=1 << 30, outlook=False)
     return Follower(followed, folder, tell=lambda line: print(line, file=sys.stderr, flush=True))
 
 
@@ -206,7 +206,7 @@ def changed(server: Server, change: Change, seed: int = 7) -> dict[str, Any]:
     return {
         "server": server.name, "change": change.name, "cause": change.cause, "alarms": alarms, "found": product,
         "wanted": {"price": change.factors.price, "steps": change.factors.steps},
-        "versions": [v.to_json() for v in follower.versions],
+        "versions": [asdict(v) for v in follower.versions],
         "replicas": [
             ((now["end"] - zero) / 60 - CHANGE, now["replicas"])
             for then, now in pairwise(records) if now["replicas"] != then["replicas"]
@@ -254,7 +254,7 @@ def bound(server: Server, days: float = 0.5) -> dict[str, Any]:
         told += [told_by(window) for window in windows]
         logs += [log] * len(windows)
         if not log:
-            seen = [Seen(one, None, before=Seen(last.run_in, None)) for last, one in pairwise(windows)]
+            seen = [Observed(one, None, Observed(last.run_in, None)) for last, one in pairwise(windows)]
             residuals = [
                 (
                     float(one.window.gauge("running").mean()),

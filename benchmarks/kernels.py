@@ -184,7 +184,7 @@ def attention(size: Size, _: dict[str, float]) -> Iterator[Case]:
         arguments = (q, k_pages, v_pages, Sequences(table, starts, positions, history, listed, block))
 
         def run(arguments: Any = arguments) -> torch.Tensor:
-            return ragged_paged_attention(*arguments, check=False)
+            return ragged_paged_attention(*arguments)
 
         def right(found: torch.Tensor, arguments: Any = arguments, largest: float = float(v_pages.abs().max())) -> bool:
             expected = reference.ragged_paged_attention(*arguments, arguments[0].shape[2] ** -0.5)
@@ -307,7 +307,7 @@ def focus(size: Size, ceiling: dict[str, float]) -> Iterator[Case]:
     masked_start = int32([masked_share * i for i in range(batch + 1)], device)
 
     def run() -> Any:
-        return [focus_importance(q, k, masked, masked_start, check=False) for _ in range(2)]
+        return [focus_importance(q, k, masked, masked_start) for _ in range(2)]
 
     def right(found: Any) -> bool:
         importance = reference.focus_importance(q, k, masked, masked_start, d**-0.5)
@@ -433,7 +433,7 @@ def canvases(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
             yield Case(
                 "window_attention", f"{batch} canvases, {num_heads}:{num_kv_heads}x{d}, keys {seen}",
-                lambda given=given: window_attention(*given, check=False), right,
+                lambda given=given: window_attention(*given), right,
                 num_bytes=2.0 * (2 * q.numel() + 2 * batch * seen * num_kv_heads * d),
                 flops=4.0 * num_heads * d * batch * length * seen,
                 alternatives={
@@ -532,7 +532,7 @@ def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
                 2 * qkv.numel(),
             ),
             "qk_norm_rope_scatter": (
-                lambda *given, to=(*pages, slots): qk_norm_rope_scatter(*given, *to, check=False),
+                lambda *given, to=(*pages, slots): qk_norm_rope_scatter(*given, *to),
                 in_two,
                 (qkv, num_heads, *heads),
                 2 * qkv.numel(),
@@ -572,7 +572,7 @@ def full_sequence(size: Size, _: dict[str, float]) -> Iterator[Case]:
         return all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(found, expected, strict=True))
 
     yield Case(
-        "mask_vote", f"{len(masked)} masked of {length}", lambda: mask_vote(*vote, check=False), right,
+        "mask_vote", f"{len(masked)} masked of {length}", lambda: mask_vote(*vote), right,
         num_bytes=2.0 * k.numel(), flops=4.0 * len(masked) * length * heads * d,
     )  # fmt: skip
 
@@ -588,7 +588,7 @@ def full_sequence(size: Size, _: dict[str, float]) -> Iterator[Case]:
         yield Case(
             "pooled_topk_pack",
             f"{num_kept} of {length}, {'shared' if shared else 'per head'}",
-            lambda choice=choice: pooled_topk_pack(*pack, choice, check=False),
+            lambda choice=choice: pooled_topk_pack(*pack, choice),
             lambda found, choice=choice: torch.equal(found, packed.pooled_topk_pack(*pack, choice)),
             num_bytes=2.0 * k.numel() * (1 + 2 * num_kept / length * 2),
         )

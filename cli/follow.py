@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 from typing import Annotated as A
@@ -17,9 +16,7 @@ from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
     from ..following.watch import Following, Watcher
-    from ..planner.given import PolicyLike, ProfileLike, TraceLike
-
-LIMIT = 900.0  # s, in the background
+    from ..planner.given import PolicyLike, ProfileLike
 
 
 @dataclass(frozen=True)
@@ -31,8 +28,7 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
     """
 
     COMMON: ClassVar = (
-        "policy", "profile", "slos", "trace", "rate", "interval", "window", "access_log", "log", "token_file",
-        "port", "once", "out",
+        "policy", "profile", "slos", "interval", "window", "access_log", "token_file", "port", "once", "out",
     )  # fmt: skip
 
     urls: A[str | Sequence[str], Opt("URLs of the server's metrics, one a replica.", "URL...")]
@@ -43,13 +39,8 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
     frontend: A[float | None, q.FRONTEND] = None
     yields: A[str | None, q.YIELD] = None
     router: A[str, q.ROUTER] = "round-robin"
-    rate: A[float | None, q.RATE] = None
     eos: A[bool | None, q.EOS] = None
     slos: A[Sequence[str], q.SLO] = ()
-    trace: A[
-        "TraceLike | None",
-        Opt("The traffic that the fleet was planned for; the first half hour by default.", "T", "Traffic"),
-    ] = None
     time_unit: A[str | None, q.TIME_UNIT] = None
     columns: A[str | None, q.COLUMNS] = None
     only: A[str | None, q.ONLY] = None
@@ -57,7 +48,6 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
     window: A[float, Opt("Shortest window to judge.", "S", "Following")] = 300.0
     min_requests: A[int, Opt("Fewest requests in a window.", "N", "Following")] = 200
     access_log: A[str | Path | None, Opt("A growing log of requests, in a trace's format.", "F", "Logs")] = None
-    log: A[str | Path | None, Opt("A growing step log, as written by dsim's hooks.", "F", "Logs")] = None
     attainment: A[float, q.ATTAINMENT] = 0.99
     token_file: A[str | Path | None, Opt("A file with a bearer token.", "F", "Following")] = None
     host: A[str, Opt("The address of --port.", "H", "Server", needs=("port",))] = "127.0.0.1"
@@ -75,19 +65,16 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
 
     def answer(self, watch: Watch) -> "Answer[Following]":
         from ..files.lock import Lock
-        from ..following.background import Background
         from ..following.follower import Followed, Follower
         from ..following.pages import page_of
-        from ..following.sources.growing import AccessLog, GrowingLogs, StepLogTail
+        from ..following.sources.growing import AccessLog
         from ..following.sources.scrape import Target
         from ..following.watch import FILES, Following, Watcher, open_folder, state_of
         from ..results.scenario import Scenario
         from ..results.slo import Slo
-        from ..traces import Trace, load
 
         urls = list(self.urls)
         self._check(urls)
-        plan = None if self.trace is None else self.trace if isinstance(self.trace, Trace) else load(self.trace)
         targets = [Target(url, q.path_of(self.token_file)) for url in urls]
         policy = q.spec(self.policy)
         values = q.scenario_fields(self, [policy], self.slos)
@@ -96,22 +83,20 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
         for text in self.slos:
             Slo.parse(text).check_class(())
         followed = Followed(
-            scenario, tuple(target.url for target in targets), self.interval, self.window, self.min_requests, plan,
+            scenario, tuple(target.url for target in targets), self.interval, self.window, self.min_requests,
             self.attainment,
         )  # fmt: skip
         scenario.setting().check()
-        log = q.path_of(self.access_log)
-        logs = GrowingLogs(
-            None if log is None else AccessLog(log, self.columns, self.only, self.time_unit),
-            None if self.log is None else StepLogTail(Path(self.log)),
-            watch.say,
-        )
-        logs.read(strict=not any(Path(self.out).glob("samples/*")))  # a mistake shows before the first reading
+        log, log_path = None, q.path_of(self.access_log)
+        if log_path is not None:
+            log = AccessLog(log_path, self.columns, self.only, self.time_unit, watch.say)
+            if not any(Path(self.out).glob("samples/*")):
+                log.read_added()  # a mistake shows before the first reading
         folder = open_folder(self.out, followed)
         with closing(Lock(folder)):
-            follower = Follower(followed, folder, logs, watch.say, partial(Background, LIMIT))
-            with closing(Watcher(follower, targets, folder, watch.say, command=watch.command())) as watcher:
-                self._follow(watcher, watch)
+            follower = Follower(followed, folder, log, watch.say)
+            watcher = Watcher(follower, targets, folder, watch.say, command=watch.command())
+            self._follow(watcher, watch)
             watcher.publish()
         state = state_of(follower)
         page = page_of(follower, watch.command())
@@ -123,7 +108,6 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
     def _follow(self, watcher: "Watcher", watch: Watch) -> None:
         if self.once:
             watcher.once()
-            watcher.settle()
         elif self.seconds is not None:
             end = time.monotonic() + self.seconds
             watcher.run(lambda: time.monotonic() >= end)

@@ -56,21 +56,29 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
     out: A[str | Path | None, q.RUN_OUT] = None
 
     def answer(self, watch: Watch) -> "Answer[RunResult]":
-        from ..device.live_run import live_run
+        from ..device.live_run import check_scenarios, live_setting
+        from ..planner.record import record
         from ..results.run_info import FILES
 
         named = choices.PROFILE if self.profile is None else self.profile
         scenarios = q.scenarios_of(self, "lmdeploy-bd32" if self.policy == () else self.policy, self.slos, named)
-        live = live_run(
+        check_scenarios(scenarios)
+        requests = scenarios[0].requests()
+        warn(watch, *scenarios)
+        live = live_setting(
             scenarios, model=self.model, random_weights=self.random_weights, profiled=self.profile is not None,
             commits=self.commits, prompts=self.prompts, device=self.device, graphs=self.graphs,
             mask_token_id=self.mask_token_id, block_length=self.block_length, tokenizer=self.tokenizer,
-            temperature=self.temperature, ready=lambda: warn(watch, *scenarios),
+            temperature=self.temperature,
         )  # fmt: skip
+        about = live.about()
         temporary, folder = q.kept_folder(self.folder, watch)
         with watch.bar("live", "requests") as bar:
-            runs = watch_runs(bar, len(scenarios), len(live.requests), "warming up")
-            run = live.serve(folder, force=self.force, about={"command": watch.command()}, watch=runs)
+            run = record(
+                scenarios, requests, live.serve, out=folder, force=self.force, keeps=True,
+                about=lambda results: {**about(results), "command": watch.command()},
+                watch=watch_runs(bar, len(scenarios), len(requests), "warming up"),
+            )  # fmt: skip
         return Answer(
             value=replace(run, temporary=temporary), out=self.folder, files=FILES,
             interrupted=stopped(run, scenarios), failure=run.failure,

@@ -107,8 +107,6 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["RunResult"]):
             lambda append: self._open(scenario, append, watch), server, self.slos, self.policy, self.folder, self.force,
             watch.say,
         )  # fmt: skip
-        if served.speed is not None:
-            watch.say(f"Times are simulated: they passed {served.speed:.3g} times as fast as the clock")
         return Answer(
             value=served.run, out=self.folder, files=FILES,
             failure=None if served.failure is None else MachineError(str(served.failure)),

@@ -455,13 +455,6 @@ class Core:
             self._entries[key] = code if all(map(is_ours, self._answers.values())) else self._reporting(code)
         return self._entries[key]
 
-    def make_ready(self, name: str, *arguments: Any) -> None:
-        """Compile a rule for these argument types, if rules are compiled."""
-        made = getattr(self, name)
-        made = getattr(made, "__wrapped__", made)
-        if hasattr(made, "compile"):
-            self._reporting(entry)(made, *arguments)
-
     def _reporting(self, made: Callable[..., Any]) -> Callable[..., Any]:
         """Raise errors of compiling, and of compiled rules from outside, as PolicyError."""
 

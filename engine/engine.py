@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,9 @@ from .state import (
     CHUNKS,
     DECODE_STEP,
     DONE,
-    FLUSH,
     FREED,
     GAP_BINS,
-    GROUP,
     MASKED,
-    NEXT,
     NOTHING,
     PENDING,
     PREEMPTED,
@@ -433,56 +430,6 @@ class Engine:
         if self.policy.unmasking.varies and not self._given_threshold:
             self._counters["threshold"] = int(self._core.choose_threshold(*self._state))
         return self._plan()
-
-    def ahead(self) -> StepPlan | None:
-        """What is known of the step after the one in flight, or None; changes no state.
-
-        Final if none of its rows is in flight; whole-block rows in flight are assumed to continue unchanged. `schedule`
-        adds time and queue.
-        """
-        counters, arrays, own = self._counters, self._arrays, self._own
-        kind, slots = int(counters["next_kind"]), arrays.lists[NEXT, : int(counters["num_next"])].copy()
-        if kind == NOTHING and counters["num_group"] > 0 and counters["loops_left"] > 1:
-            kind, slots = DECODE_STEP, arrays.lists[GROUP, : int(counters["num_group"])].copy()
-        unknown = self.policy.granularity.given or self.policy.unmasking.varies
-        if counters["kind"] == NOTHING or kind == NOTHING or unknown:
-            return None
-        in_flight = np.isin(slots, arrays.lists[ROWS, : int(counters["num_rows"])])
-        if in_flight.any():
-            return self._going_on(slots, in_flight) if kind == DECODE_STEP else None
-        requests = arrays.sequences["request"][slots]
-        written = (
-            (arrays.counters, ...), (arrays.lists, ...), (arrays.sequences, slots), (arrays.window, slots),
-            (own.columns, slots), (own.record, ...), (arrays.requests["scheduled"], requests),
-        )  # fmt: skip
-        before = [array[where].copy() for array, where in written]
-        arrays.lists[ROWS, : len(slots)] = slots
-        counters["num_rows"], counters["num_preempted"], counters["num_freed"] = len(slots), 0, 0
-        self._core.plan(*self._state, kind, float(counters["now"]))
-        plan = self._plan()
-        for (array, where), values in zip(written, before, strict=True):
-            array[where] = values
-        return plan
-
-    def _going_on(self, slots: Ints, in_flight: npt.NDArray[np.bool_]) -> StepPlan | None:
-        """A whole-block decode step if all rows continue; None for other rows or too few pages."""
-        counters, arrays, policy = self._counters, self._arrays, self.policy
-        rows, block = arrays.sequences[slots], policy.block_length
-        start = rows["start"] + block * (in_flight & (rows["phase"] == FLUSH))
-        enough = (start + block <= rows["pages"] * policy.memory.page_size).all()
-        if not enough or not policy.granularity.whole_block or policy.eviction.evicts:
-            return None
-        was = counters["num_rows"].copy(), arrays.lists[ROWS].copy()
-        arrays.lists[ROWS, : len(slots)], counters["num_rows"] = slots, len(slots)
-        plan = self._plan()
-        counters["num_rows"], arrays.lists[ROWS] = was
-        window = np.zeros_like(plan.window)
-        window[:, :block] = True
-        return replace(plan, prefill=False, block_start=start, window=window)
-
-    def make_ready(self) -> None:
-        """Compile what `ahead` needs."""
-        self._core.make_ready("plan", *self._state, NOTHING, 0.0)
 
     def _schedule(self, now: float) -> int:
         kind = self._choose_and_plan(now)

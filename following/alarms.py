@@ -46,8 +46,11 @@ def threshold(k: float, windows: float) -> float:
     while high - low > 1e-6:
         middle = (low + high) / 2
         x = 2 * k * (middle + OVERSHOOT)
-        apart = math.inf if x > 500 else (math.exp(x) - x - 1) / (2 * k * k)
-        low, high = (middle, high) if apart < windows else (low, middle)
+        run_length = math.inf if x > 500 else (math.exp(x) - x - 1) / (2 * k * k)
+        if run_length < windows:
+            low = middle
+        else:
+            high = middle
     return max(FEWEST_H, high)
 
 
@@ -61,7 +64,7 @@ def widened(cause: str, band: float, error: float) -> float:
 
 
 def learnt_band(num_requests: int) -> float:
-    """The band of traffic if the plan's traffic is the mean over `num_requests` requests."""
+    """The band of traffic if the usual traffic is the mean over `num_requests` requests."""
     return widened(TRAFFIC, 0.0, 1 / math.sqrt(max(1, num_requests)))
 
 
@@ -74,7 +77,7 @@ class Chart:
     up: float = 0.0
     down: float = 0.0
     mean: float = 0.0  # exponentially weighted, of the residuals
-    seen: int = 0
+    num_windows: int = 0
     residuals: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
     spreads: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
 
@@ -85,11 +88,11 @@ class Chart:
     def deviation(self) -> float:
         """The residual's standard deviation: between the twin's seeds, or between windows if that is larger."""
         seeds = math.sqrt(float(np.mean(np.square(self.spreads))) * (1 + 1 / SEEDS)) if self.spreads else 0.0
-        own = 0.0
+        windows = 0.0
         if len(self.residuals) >= FEW:
-            own = 1.4826 * float(np.median(np.abs(np.diff(self.residuals)))) / math.sqrt(2)
+            windows = 1.4826 * float(np.median(np.abs(np.diff(self.residuals)))) / math.sqrt(2)
         # After few windows the spread is itself uncertain: use its upper end.
-        return max(FLOOR, max(seeds, own) * math.sqrt(1 + 2 / math.sqrt(max(1, len(self.spreads)))))
+        return max(FLOOR, max(seeds, windows) * math.sqrt(1 + 2 / math.sqrt(max(1, len(self.spreads)))))
 
     def limits(self, band: float) -> tuple[float, float]:
         """k and h, in standard deviations; band: the shift that the profile's own uncertainty explains."""
@@ -100,8 +103,8 @@ class Chart:
         """Add a window's residual; return whether the chart alarms. frozen: record the residual, keep the sums."""
         self.spreads.append(spread)
         self.residuals.append(residual)
-        self.seen += 1
-        self.mean += (SMOOTH if self.seen > 1 else 1.0) * (residual - self.mean)
+        self.num_windows += 1
+        self.mean += (SMOOTH if self.num_windows > 1 else 1.0) * (residual - self.mean)
         if frozen:
             return self.alarms(band)
         k, h = self.limits(band)
@@ -122,22 +125,25 @@ class Chart:
 
     def level(self, newest: float) -> tuple[float, float] | None:
         """The mean of the newest residuals that agree, and its standard error; None if `newest` agrees with none."""
-        earlier = list(self.residuals)[-min(self.seen, LEVEL - 1) :] if self.seen else []
-        found, deviation = [newest], self.deviation()
+        earlier = list(self.residuals)[-min(self.num_windows, LEVEL - 1) :] if self.num_windows else []
+        agreeing, deviation = [newest], self.deviation()
         for residual in reversed(earlier):
-            if abs(residual - float(np.mean(found))) > AGREE * deviation * math.sqrt(1 + 1 / len(found)):
+            difference = abs(residual - float(np.mean(agreeing)))
+            if difference > AGREE * deviation * math.sqrt(1 + 1 / len(agreeing)):
                 break
-            found.append(residual)
-        return (float(np.mean(found)), deviation / math.sqrt(len(found))) if len(found) > 1 else None
+            agreeing.append(residual)
+        if len(agreeing) == 1:
+            return None
+        return float(np.mean(agreeing)), deviation / math.sqrt(len(agreeing))
 
     def state(self) -> list[float]:
         """The values that `restore` needs in addition to the residuals."""
-        return [self.up, self.down, self.mean, self.seen]
+        return [self.up, self.down, self.mean, self.num_windows]
 
     def restore(self, state: Sequence[float], residuals: Sequence[tuple[float, float]]) -> None:
         """Restore a stored state. residuals: pairs of residual and spread, the oldest first."""
         self.up, self.down, self.mean = state[:3]
-        self.seen = int(state[3])
+        self.num_windows = int(state[3])
         for residual, spread in residuals:
             self.residuals.append(residual)
             self.spreads.append(spread)
@@ -145,7 +151,7 @@ class Chart:
     def reset(self) -> None:
         """Start over, after the twin or the server has changed."""
         self.up = self.down = self.mean = 0.0
-        self.seen = 0
+        self.num_windows = 0
 
 
 @dataclass(frozen=True)
@@ -160,9 +166,10 @@ class Alarm:
     @property
     def words(self) -> str:
         """A sentence such as `prices: step_time is 12 % above the twin's`."""
-        over = math.expm1(self.shift)
-        of = "the plan's" if self.cause == TRAFFIC else "the twin's"
-        return f"{self.cause}: {self.quantity} is {abs(over):.0%} {'above' if over > 0 else 'below'} {of}"
+        shift = math.expm1(self.shift)
+        where = "above" if shift > 0 else "below"
+        expected = "the usual" if self.cause == TRAFFIC else "the twin's"
+        return f"{self.cause}: {self.quantity} is {abs(shift):.0%} {where} {expected}"
 
     def to_json(self) -> dict[str, Any]:
         return vars(self) | {"words": self.words}
@@ -185,14 +192,18 @@ class Alarms:
 
         For each the logarithm of its factor and its standard error; None if too few windows have measured it.
         """
-        found: dict[str, tuple[float, float] | None] = {}
+        factors: dict[str, tuple[float, float] | None] = {}
         for name in ("step_time", "steps_per_token"):
-            own = self.charts[name]
-            residual = residuals[name][0] if name in residuals else None
-            beyond = residual is not None and own.seen > 1 and abs(residual) > 2 * FAR * own.deviation()
-            if own.cause in self.open or (residual is not None and (own.far() or beyond)):
-                found[name] = None if residual is None else own.level(residual)
-        return found
+            chart = self.charts[name]
+            if name not in residuals:
+                if chart.cause in self.open:
+                    factors[name] = None
+                continue
+            residual = residuals[name][0]
+            beyond = chart.num_windows > 1 and abs(residual) > 2 * FAR * chart.deviation()
+            if beyond or chart.cause in self.open or chart.far():
+                factors[name] = chart.level(residual)
+        return factors
 
     def add(
         self, now: float, residuals: Mapping[str, tuple[float, float]], bands: Mapping[str, float],
@@ -237,7 +248,7 @@ class Alarms:
             if not any(
                 chart.alarms(bands.get(chart.name, 0.0)) or abs(chart.mean) > MATTERS[cause] / 2
                 for chart in self.charts.values()
-                if chart.cause == cause and chart.seen
+                if chart.cause == cause and chart.num_windows
             )
         ]
         self.close(tuple(back))

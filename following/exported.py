@@ -1,107 +1,64 @@
 """A follower's metrics as Prometheus text."""
 
-import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
 from .follower import Follower
-from .predicted import GRADES
 from .residuals import CAUSES
 
-Rows = Iterator[tuple[dict[str, str], float | None]]
+# Behind dsim_follow_: the label of its rows, if any, and what it says.
+METRICS = {
+    "up": ("url", "Whether the server answered the last time."),
+    "age_seconds": ("", "Time since the last window that was judged."),
+    "version": ("", "The profile's version that is in force."),
+    "requests_rate": ("", "Arrivals of the last window."),
+    "capacity": ("", "Arrivals that the fleet takes within its SLOs."),
+    "headroom": ("", "Capacity less arrivals."),
+    "measured_seconds": ("metric", "Mean of the last window, by the server."),
+    "predicted_seconds": ("metric", "Mean of the last window, by the twin."),
+    "residual": ("quantity", "Moving average of ln(measured / predicted)."),
+    "deviation": ("quantity", "Standard deviation of a window's residual."),
+    "alarm": ("cause", "Whether a cause is open."),
+    "extrapolating": ("", "Whether the load lies beyond what the profile was fitted to."),
+    "attainment": ("what_if", "Share of requests within the SLOs, by the twin."),
+    "replicas": ("", "Replicas that serve."),
+}
+Value = float | None  # None: not known
 
 
-@dataclass(frozen=True)
-class Exported:
-    """A metric. A function of the follower and the time (s since 1970) gives its values."""
-
-    name: str  # behind dsim_follow_
-    about: str
-    values: Callable[[Follower, float], Rows]
-
-
-def _last(follower: Follower) -> dict[str, Any]:
-    return follower.windows[-1] if follower.windows else {}
-
-
-def _one(read: Callable[[Follower, float], float | None]) -> Callable[[Follower, float], Rows]:
-    def values(follower: Follower, now: float) -> Rows:
-        yield {}, read(follower, now)
-
-    return values
-
-
-def _each(key: str, label: str) -> Callable[[Follower, float], Rows]:
-    def values(follower: Follower, now: float) -> Rows:
-        for name, value in _last(follower).get(key, {}).items():
-            yield {label: name}, value
-
-    return values
-
-
-def _up(follower: Follower, now: float) -> Rows:
+def values_of(follower: Follower, now: float) -> dict[str, Value | Mapping[str, Value]]:
+    """By metric, its value, or one a row."""
     samples = () if follower.last is None else follower.last.samples
-    for url, sample in zip(follower.followed.urls, samples, strict=False):
-        yield {"url": url}, float(sample is not None)
-
-
-def _alarms(follower: Follower, now: float) -> Rows:
-    for cause in CAUSES:
-        yield {"cause": cause}, float(cause in follower.alarms.open)
-
-
-def _what_if(follower: Follower, now: float) -> Rows:
-    for found in _last(follower).get("what_if", ()):
-        yield {"what_if": found["name"]}, found["attainment"]
-
-
-def _headroom(follower: Follower, _now: float) -> float | None:
-    room, last = follower.headroom, _last(follower)
-    return None if room is None or not last else room.capacity - last["traffic"]["rate"]
-
-
-def _seconds_left(follower: Follower, now: float) -> float | None:
-    room, grows = _headroom(follower, now), _last(follower).get("growth")
-    return 60 * room / grows if room is not None and grows and grows > 0 else None
-
-
-METRICS = (
-    Exported("up", "Whether the server answered the last time.", _up),
-    Exported(
-        "age_seconds", "Time since the last window that was judged.",
-        _one(lambda f, now: now - _last(f)["end"] if f.windows else None),
-    ),
-    Exported("grade", f"What is read: {', '.join(f'{i} {g}' for i, g in enumerate(GRADES))}.",
-             _one(lambda f, _: float(GRADES.index(f.grade)))),
-    Exported("version", "The profile's version that is in force.", _one(lambda f, _: float(f.version))),
-    Exported("requests_rate", "Arrivals of the last window.",
-             _one(lambda f, _: _last(f).get("traffic", {}).get("rate"))),
-    Exported("capacity", "Arrivals that the fleet takes within its SLOs.",
-             _one(lambda f, _: None if f.headroom is None else f.headroom.capacity)),
-    Exported("headroom", "Capacity less arrivals.", _one(_headroom)),
-    Exported("headroom_seconds", "Until the capacity is reached at the present growth.", _one(_seconds_left)),
-    Exported("measured_seconds", "Mean of the last window, by the server.", _each("measured", "metric")),
-    Exported("predicted_seconds", "Mean of the last window, by the twin.", _each("predicted", "metric")),
-    Exported("residual", "Moving average of ln(measured / predicted).", _each("smooth", "quantity")),
-    Exported("deviation", "Standard deviation of a window's residual.", _each("deviations", "quantity")),
-    Exported("alarm", "Whether a cause is open.", _alarms),
-    Exported("extrapolating", "Whether the load lies beyond what the profile was fitted to.",
-             _one(lambda f, _: float(_last(f)["extrapolating"]) if f.windows else None)),
-    Exported("attainment", "Share of requests within the SLOs, by the twin.", _what_if),
-    Exported("replicas", "Replicas that serve.", _one(lambda f, _: _last(f).get("replicas"))),
-)  # fmt: skip
+    urls, capacity = follower.followed.urls, follower.capacity
+    found: dict[str, Value | Mapping[str, Value]] = {
+        "up": {url: sample is not None for url, sample in zip(urls, samples, strict=False)},
+        "version": follower.version, "capacity": capacity,
+        "alarm": {cause: cause in follower.alarms.open for cause in CAUSES},
+    }  # fmt: skip
+    if follower.windows:
+        last = follower.windows[-1]
+        rate = last["traffic"]["rate"]
+        found |= {
+            "age_seconds": now - last["end"], "requests_rate": rate, "replicas": last["replicas"],
+            "headroom": None if capacity is None else capacity - rate, "extrapolating": last["extrapolating"],
+            "measured_seconds": last["measured"], "predicted_seconds": last["predicted"],
+            "residual": last["smooth"], "deviation": last["deviations"],
+            "attainment": {outcome["name"]: outcome["attainment"] for outcome in last.get("what_if", ())},
+        }  # fmt: skip
+    return found
 
 
 def exposition(follower: Follower, now: float) -> str:
     """The text of /metrics."""
-    lines = []
-    for metric in METRICS:
-        name = f"dsim_follow_{metric.name}"
-        lines += [f"# HELP {name} {metric.about}", f"# TYPE {name} gauge"]
-        for labels, value in metric.values(follower, now):
-            if value is not None and math.isfinite(value):
-                of = ",".join(f"{label}={json.dumps(text, ensure_ascii=False)}" for label, text in labels.items())
-                lines.append(f"{name}{f'{{{of}}}' if of else ''} {value:.10g}")
-    return "\n".join(lines) + "\n"
+    from prometheus_client import CollectorRegistry, Gauge, generate_latest  # imported here: it takes long
+
+    registry = CollectorRegistry()
+    for name, value in values_of(follower, now).items():
+        label, about = METRICS[name]
+        rows = value if isinstance(value, Mapping) else {"": value}
+        known = {row: number for row, number in rows.items() if number is not None and math.isfinite(number)}
+        if known:  # a gauge without a value would show 0
+            gauge = Gauge(f"dsim_follow_{name}", about, [label] if label else [], registry=registry)
+            for row, number in known.items():
+                (gauge.labels(row) if label else gauge).set(number)
+    return generate_latest(registry).decode()

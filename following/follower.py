@@ -3,7 +3,8 @@
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from functools import reduce
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -11,44 +12,32 @@ from typing import Any
 import numpy as np
 
 from ..engine.errors import DsimError, MachineError
-from ..files.read import parsing, read_json
-from ..files.write import json_text, write_whole
+from ..files.read import parsing
 from ..profiler.placed import placed
-from ..profiler.profile import from_json, save
+from ..profiler.profile import save
 from ..results.metrics import no_nan
 from ..results.scenario import Scenario
 from ..results.slo import Slo
-from ..sim.setting import Setting
 from ..traces import Trace
+from ..traces.write import write
 from . import refit
 from .alarms import MEMORY, Alarm, Alarms, learnt_band, widened
-from .background import Background, Inline
-from .outlook import Headroom, WhatIf, advice, contradicted, growth, search_headroom, what_ifs
-from .predicted import GRADES, Prediction, Seen, bands_of, predict
-from .residuals import (
-    DISTRIBUTIONS,
-    LOAD,
-    PRICES,
-    RULE,
-    TRAFFIC,
-    YIELD,
-    Residuals,
-    of_traffic,
-    share_within,
-)
-from .sources.growing import GrowingLogs
+from .outlook import advice, capacity, what_ifs
+from .predicted import Observed, Prediction, bands_of, predict
+from .residuals import DISTRIBUTIONS, LOAD, PRICES, RULE, TRAFFIC, Residuals, of_traffic, share_within
+from .sources.growing import AccessLog
 from .sources.sample import Buckets, Sample
 from .store import Lines
 from .windows import REQUESTS, SECONDS, Arrivals, Cutter, Scrape, Window, with_open
 
 SCHEMA, VERSION = "dsim-follow", 1
-HELD = 2000  # records in memory, about a week
-KEPT = 12  # windows in memory, enough for a refit's evidence
+RECORDS = 2000  # in memory, about a week
+WINDOWS = 12  # in memory, an hour
 HOUR = 3600.0  # s
-CANDIDATE = "candidate.json"  # the newest candidate
-BASELINE = 6  # windows that stand for a plan's traffic if no trace is given
+BASELINE = 6  # windows that tell the usual traffic
 DAY = 86400.0
 Tell = Callable[[str], None]
+Record = dict[str, Any]  # of a window, as it is stored
 
 
 @dataclass(frozen=True)
@@ -60,7 +49,6 @@ class Followed:
     interval: float = 5.0  # s
     seconds: float = SECONDS  # of a window
     requests: int = REQUESTS  # of a window
-    plan: Trace | None = None  # the traffic that the fleet was planned for
     attainment: float = 0.99  # share of requests that are to meet the SLOs
     most_bytes: int = 256 << 20  # of the samples on disk
     outlook: bool = True  # replay what-ifs, and search the capacity
@@ -70,42 +58,29 @@ class Follower:
     """Everything that is known about a followed server. `add` takes the next scrape."""
 
     def __init__(
-        self, followed: Followed, folder: Path, logs: GrowingLogs | None = None, tell: Tell = lambda line: None,
-        background: Callable[[], Background | Inline] = Inline,
+        self, followed: Followed, folder: Path, log: AccessLog | None = None, tell: Tell = lambda line: None
     ) -> None:  # fmt: skip
-        """background: makes the two workers, one for capacities and one for fits."""
         self.followed, self.folder, self.tell = followed, folder, tell
-        self.logs = logs or GrowingLogs()
+        self.log = log
+        self._now = math.inf  # s since 1970, of the newest scrape since the start
         self._scrapes = Lines(folder / "samples", followed.most_bytes)
         self._windows = Lines(folder / "windows", max(1 << 20, followed.most_bytes // 8))
         self._versions = Lines(folder / "versions", 64 << 20)
         self._cutter = Cutter(followed.interval, followed.seconds, followed.requests)
         self.alarms = Alarms()
         self.versions: list[refit.Version] = []
-        self.windows: deque[dict[str, Any]] = deque(maxlen=HELD)  # as they are stored
+        self.windows: deque[Record] = deque(maxlen=RECORDS)
         self.last: Scrape | None = None
-        self.room: Headroom | None = None
-        self._contradicted = False  # by the newest window
-        self._searches, self._fits = background(), background()
+        self._capacity: float | None = None  # req/s, of the twin
         self._searched = -math.inf  # s since 1970, when the capacity was last searched
         self._scenario, self._setting = followed.scenario, followed.scenario.setting().check()
-        self._seen: deque[tuple[Seen, Residuals]] = deque(maxlen=KEPT)
-        self._before: Seen | None = None
+        self._observed: deque[Observed] = deque(maxlen=WINDOWS)
+        self._before: Observed | None = None  # the window before the open one, in the same stretch
         self._bands: dict[str, float] | None = None
-        self._usual: dict[str, float] = {}  # the plan's traffic
-        self._usual_bands: dict[str, float] = {}  # if windows stand for the plan: for their own error
-        self._known: dict[str, float] = {}  # standard errors of quantities that windows have measured
-        self._since = 0  # windows judged since the current version
-        self._since_alarm = 0  # ... since an alarm that asks for a refit
-        self._fit: refit.Version | None = None  # a candidate that is being fitted
-        self._trial: _Trial | None = None
-        if followed.plan is not None:
-            plan = followed.plan
-            rate = followed.scenario.rate or plan.rate
-            self._usual = {
-                "rate": rate, "input_length": float(plan.input_length.mean()),
-                "output_length": float(plan.output_length.mean()),
-            }  # fmt: skip
+        self._usual: dict[str, float] = {}  # traffic
+        self._usual_bands: dict[str, float] = {}  # for its own error
+        self._errors: dict[str, float] = {}  # standard errors of quantities that windows have measured
+        self._fitted = -math.inf  # s since 1970, the end of the windows of the last fit
         self._resume()
 
     @property
@@ -118,23 +93,20 @@ class Follower:
         return self.versions[-1].number if self.versions else 0
 
     @property
-    def grade(self) -> str:
-        """Of the newest window."""
-        return str(self.windows[-1]["grade"]) if self.windows else GRADES[0]
-
-    @property
     def open_window(self) -> Window | None:
         """The window that is still filling."""
         return self._cutter.open
 
-    def add(self, scrape: Scrape) -> dict[str, Any] | None:
+    def add(self, scrape: Scrape) -> Record | None:
         """Store a scrape; return the record of the window that it completes, if any."""
-        self.logs.read(scrape.time)
-        samples = [s and vars(s) for s in scrape.samples]
+        self._now = scrape.time
+        if self.log is not None:
+            self.log.read()
+        samples = [sample and vars(sample) for sample in scrape.samples]
         self._scrapes.append({"time": scrape.time, "samples": samples})
         return self._take(scrape)
 
-    def _take(self, scrape: Scrape) -> dict[str, Any] | None:
+    def _take(self, scrape: Scrape) -> Record | None:
         stretches = self._cutter.stretches
         self.last = scrape
         window = self._cutter.add(scrape)
@@ -145,59 +117,53 @@ class Follower:
             return None
         try:
             with parsing("a window", "traffic"):
-                return self._weigh(window)
+                return self._judge(window)
         except MachineError:
             raise
         except DsimError as error:  # of what a page or a log holds
             self.tell(f"Not judged: {error}")
             return None
 
-    def _weigh(self, window: Window) -> dict[str, Any] | None:
-        if self.windows and window.end <= self.windows[-1]["end"]:  # judged before a restart
-            self._before = self._see(window)
-            known = [_residuals_of(record) for record in self.windows if record["end"] == window.end]
-            self._seen.extend((self._before, residuals) for residuals in known)
-            if self._fit is not None and window.end == self.windows[-1]["end"]:
-                self._fit_again(self._fit)
-            return None
-        return self._judge(window)
-
-    def _see(self, window: Window) -> Seen:
-        before = None if self._before is None else self._before.window.run_in
-        known = None if before is None else Seen(before, self._arrivals(before))
-        return Seen(window, self._arrivals(window), self.logs.steps(window.begin, window.end), known)
+    def _observe(self, window: Window) -> Observed:
+        before = None
+        if self._before is not None:
+            run_in = self._before.window.run_in
+            before = Observed(run_in, self._arrivals(run_in))
+        return Observed(window, self._arrivals(window), before)
 
     def _arrivals(self, window: Window) -> Arrivals | None:
-        found = self.logs.arrivals(window.begin, window.end)
-        return None if found is None else with_open(found, window, self.followed.scenario.seed)
-
-    def _judge(self, window: Window) -> dict[str, Any] | None:
-        """Compare a window with its replays; None for the first window of a stretch: it is the run-in of the next."""
-        seen = self._see(window)
-        follows_on, self._before = self._before is not None, seen
-        if not follows_on:
+        if self.log is None:
             return None
-        shape = self.followed.plan
-        prediction = predict(self._scenario, self._setting, seen, shape)
+        logged = self.log.arrivals(window.begin, window.end, self._now)
+        return None if logged is None else with_open(logged, window, self.followed.scenario.seed)
+
+    def _judge(self, window: Window) -> Record | None:
+        """Compare a window with its replays; None for the first window of a stretch: it is the run-in of the next."""
+        observed = self._observe(window)
+        follows, self._before = self._before is not None, observed
+        self._observed.append(observed)
+        if not follows or (self.windows and window.end <= self.windows[-1]["end"]):  # judged before a restart
+            return None
+        prediction = predict(self._scenario, self._setting, observed)
         if self._bands is None:
-            self._bands = bands_of(self._scenario, seen, shape, self._known)
+            self._bands = bands_of(self._scenario, observed, self._errors)
         residuals, bands = dict(prediction.residuals), self._bands | self._usual_bands
         if self._usual:
             residuals |= of_traffic(window, self._usual)
-        waiting = {PRICES} if prediction.extrapolating or self.unmeasured is not None else set()
+        waiting = set()
+        if prediction.extrapolating or self.unmeasured is not None:
+            waiting.add(PRICES)
         explained = self.alarms.explain(residuals)
-        measured = {name: of for name, of in explained.items() if of is not None}
+        measured = {name: factor for name, factor in explained.items() if factor is not None}
         if measured.keys() != explained.keys():
             waiting.add(RULE)
         elif measured:
-            others, errors = refit.at_measured(self._scenario, self._setting, seen, shape, prediction, measured)
-            residuals |= others
+            moved, errors = refit.at_measured(self._scenario, self._setting, observed, prediction, measured)
+            residuals |= moved
             bands |= {name: widened(RULE, bands.get(name, 0.0), error) for name, error in errors.items()}
         raised = self.alarms.add(window.end, residuals, bands, waiting)
         settled = self.alarms.settle(bands)
-        self._seen.append((seen, residuals))
-        self._since += 1
-        record = self._record(window, prediction, residuals, seen)
+        record = self._record(window, prediction, residuals, observed)
         record["raised"], record["settled"] = [alarm.to_json() for alarm in raised], settled
         for alarm in raised:
             self.tell(f"ALARM {alarm.words}")
@@ -205,21 +171,21 @@ class Follower:
             self.tell(f"Over: {cause}")
         self._learn_traffic(record)
         record["usual"], record["usual_bands"] = dict(self._usual), dict(self._usual_bands)
-        self._refit(window, seen, prediction, record)
+        self._refit(record)
         if self.followed.outlook:
             self._look_ahead(window, record)
-        record["version"], record["known"] = self.version, self._known
+        record["version"], record["errors"], record["fitted"] = self.version, self._errors, self._fitted
         record["alarms"] = {cause: alarm.to_json() for cause, alarm in self.alarms.open.items()}
         record["unmeasured"] = self.unmeasured
-        record["state"] = self._state()
-        clean: dict[str, Any] = no_nan(record)
+        record["charts"] = {name: chart.state() for name, chart in self.alarms.charts.items()}
+        clean: Record = no_nan(record)
         self._windows.append(clean)
         self.windows.append(clean)
         return clean
 
     def _record(
-        self, window: Window, prediction: Prediction, residuals: Mapping[str, tuple[float, float]], seen: Seen
-    ) -> dict[str, Any]:  # fmt: skip
+        self, window: Window, prediction: Prediction, residuals: Mapping[str, tuple[float, float]], observed: Observed
+    ) -> Record:  # fmt: skip
         last = window.samples[-1].histograms
         measured = {name: b for name in DISTRIBUTIONS if name in last and (b := window.histogram(name)) is not None}
         twin = {name: _pooled(prediction, name) for name in measured}
@@ -227,306 +193,171 @@ class Follower:
         for text in self.followed.scenario.slos:
             slo = Slo.parse(text)
             if slo.metric in measured and slo.slo_class is None:
-                slos[text] = [share_within(of, slo.bound) for of in (measured[slo.metric], twin[slo.metric])]
+                both = (measured[slo.metric], twin[slo.metric])
+                slos[text] = [share_within(buckets, slo.bound) for buckets in both]
+        charts = {name: chart for name, chart in self.alarms.charts.items() if chart.num_windows}
         return {
             "begin": window.begin, "end": window.end, "replicas": window.replicas, "requests": window.num_arrivals,
-            "grade": seen.grade, "drawn": seen.arrivals is None, "extrapolating": prediction.extrapolating,
-            "residuals": {name: list(of) for name, of in residuals.items()},
-            "smooth": {name: chart.mean for name, chart in self.alarms.charts.items() if chart.seen},
-            "deviations": {name: chart.deviation() for name, chart in self.alarms.charts.items() if chart.seen},
-            "bands": (self._bands or {}) | self._usual_bands,
+            "drawn": observed.arrivals is None, "extrapolating": prediction.extrapolating,
+            "residuals": {name: list(residual) for name, residual in residuals.items()},
+            "smooth": {name: chart.mean for name, chart in charts.items()},
+            "deviations": {name: chart.deviation() for name, chart in charts.items()},
+            "bands": self._bands,
             "traffic": {name: getattr(window, name) for name in LOAD},
             "gauges": {name: float(window.gauge(name)[1:].mean()) for name in ("running", "waiting", "kv_usage")},
             "most_running": _most_running(window),
-            "measured": {name: of.mean for name, of in measured.items()},
-            "predicted": {name: of.mean for name, of in twin.items()},
+            "measured": {name: buckets.mean for name, buckets in measured.items()},
+            "predicted": {name: buckets.mean for name, buckets in twin.items()},
             "slos": slos,
         }  # fmt: skip
 
-    def _learn_traffic(self, record: dict[str, Any]) -> None:
-        """Learn the plan's traffic, if no trace is given, from the first windows, or those after a traffic alarm."""
-        since: list[dict[str, Any]] = []
-        for own in (*self.windows, record):
-            since = [own] if TRAFFIC in {alarm["cause"] for alarm in own["raised"]} else [*since, own]
-        if self.followed.plan is not None or len(since) != BASELINE:
+    def _learn_traffic(self, record: Record) -> None:
+        """Learn the usual traffic from the first windows, or those after a traffic alarm."""
+        since: list[Record] = []
+        for earlier in (*self.windows, record):
+            if TRAFFIC in {alarm["cause"] for alarm in earlier["raised"]}:
+                since = []
+            since.append(earlier)
+        if len(since) != BASELINE:
             return
-        means = {name: np.mean([own["traffic"][name] for own in since]) for name in LOAD}
+        means = {name: np.mean([earlier["traffic"][name] for earlier in since]) for name in LOAD}
         self._usual = {name: float(mean) for name, mean in means.items() if math.isfinite(mean)}
-        self._usual_bands = dict.fromkeys(self._usual, learnt_band(sum(own["requests"] for own in since)))
+        self._usual_bands = dict.fromkeys(self._usual, learnt_band(sum(earlier["requests"] for earlier in since)))
         if TRAFFIC in self.alarms.open:
-            self.tell("The plan is for the traffic of now")
-            self._ask_anew()
+            self.tell("The traffic of now is the usual one")
+            self._forget_capacity()
         self.alarms.close((TRAFFIC,))
 
-    def _refit(self, window: Window, seen: Seen, prediction: Prediction, record: dict[str, Any]) -> None:
-        """Fit a candidate when there is evidence, try it on the next windows, and adopt it if it predicts better."""
-        if self._trial is not None:
-            self._try(window, seen, prediction, record)
+    def _refit(self, record: Record) -> None:
+        """Fit the profile to the windows since an alarm about prices or yield, or to the first ones; then use it.
+
+        The first windows of a profile that is not valid only measure how precisely windows tell the factors.
+        """
+        alarms = {cause: alarm for cause, alarm in self.alarms.open.items() if cause in refit.FITTED_CAUSES}
+        if not alarms and (self.versions or self._errors):
             return
-        if self._fit is not None or self._fits.busy:
+        first = min((alarm.since for alarm in alarms.values()), default=-math.inf)
+        windows = [w for w in (*self.windows, record) if w["end"] >= first and w["end"] > self._fitted]
+        windows = windows[-refit.MOST_EVIDENCE :]
+        evidence = [(w["gauges"]["running"], _residuals_of(w)) for w in windows]
+        if len(windows) < refit.EVIDENCE:
             return
-        reasons = [alarm.words for cause, alarm in self.alarms.open.items() if cause in (PRICES, YIELD)]
-        self._since_alarm = self._since_alarm + 1 if reasons else 0
-        unsettled = not self.versions and not self._known and self._since <= refit.MOST_EVIDENCE
-        count = self._since_alarm if reasons else self._since if unsettled else 0
-        if count < refit.EVIDENCE:
+        causes = alarms or refit.FITTED_CAUSES
+        if len(windows) < refit.MOST_EVIDENCE and not refit.precise(evidence, causes, self.alarms.deviations):
             return
-        evidence = list(self._seen)[-count:]
-        known = [residuals for _, residuals in evidence]
-        causes = self.alarms.open if reasons else (PRICES, YIELD)
-        if count < refit.MOST_EVIDENCE and not refit.precise(known, causes, self.alarms.deviations):
+        factors, self._errors = refit.fit(evidence)
+        self._fitted = record["end"]
+        self._bands = None  # windows have measured the profile: its uncertainty widens no allowance
+        if factors == refit.Factors() or (not alarms and self._setting.profile.fit.doubts):
             return
-        self._since_alarm = 0
-        begin, end = evidence[0][0].window.begin, evidence[-1][0].window.end
-        reason, number = "; ".join(reasons) or "the first windows", self.version + 1
+        number = self.version + 1
         path = self.folder / "profiles" / f"v{number}.json"
-        self._start_fit(refit.Version(
-            number, window.end, begin, end, len(evidence), evidence[-1][0].grade, reason, refit.Factors(), {}, 0.0,
-            str(path),
-        ))  # fmt: skip
-        self._take_fit()
-
-    def _start_fit(self, version: refit.Version) -> None:
-        """Have the background fit a candidate to the windows of `version`."""
-        evidence = [(seen, of) for seen, of in self._seen if version.begin < seen.window.end <= version.end]
-        self._fit = replace(version, windows=len(evidence))
-        windows, known = [seen for seen, _ in evidence], [residuals for _, residuals in evidence]
-        self._fits.start(refit.candidate, self._scenario, windows, known, self.followed.plan)
-
-    def _fit_again(self, version: refit.Version) -> None:
-        """After a restart, begin the trial of the stored candidate, or repeat the fit if there is none."""
-        path = self.folder / CANDIDATE
-        if path.exists() and (found := refit.Version.from_json(read_json(path))).time == version.time:
-            self._fit = None
-            self._begin_trial(found)
-        else:
-            self._start_fit(version)
-            self._take_fit()
-
-    def _take_fit(self) -> bool:
-        """Take the candidate that the background has fitted, if any. Its trial begins with the next window."""
-        fitted = self._fits.poll()
-        if fitted is None or self._fit is None:
-            return False
-        version, self._fit = self._fit, None
-        if "error" in fitted:
-            self.tell(f"No candidate profile: {fitted['error']}")
-            return True
-        version = replace(version, factors=refit.Factors(**fitted["factors"]), errors=fitted["errors"])
-        if version.factors != refit.Factors():
-            path = Path(version.profile)
-            path.parent.mkdir(exist_ok=True)
-            name = f"{self.followed.scenario.loaded_profile().name}-v{version.number}"
-            save(replace(from_json(fitted["profile"], str(path)), name=name), path, force=True)
-        # The next window's record will hold the trial. A restart before that finds the candidate here.
-        write_whole(self.folder / CANDIDATE, json_text(asdict(version)) + "\n")
-        self._begin_trial(version)
-        if self._trial is not None:
-            self.tell(f"A candidate profile is on trial: {version.factors.words}")
-        return True
-
-    def _begin_trial(self, version: refit.Version) -> None:
-        if version.factors == refit.Factors():
-            self._confirm(version.errors)
-            return
-        own = self._on(version.profile)
-        self._trial = _Trial(version, own, own.setting())
-
-    def _try(self, window: Window, seen: Seen, prediction: Prediction, record: dict[str, Any]) -> None:
-        trial = self._trial
-        assert trial is not None
-        other = predict(trial.scenario, trial.setting, seen, self.followed.plan)
-        deviations = self.alarms.deviations
-        trial.gains.append(refit.score(other, deviations) - refit.score(prediction, deviations))
-        record["candidate"] = {"number": trial.version.number, "gain": trial.gains[-1]}
-        if len(trial.gains) < refit.TRIAL:
-            return
-        self._trial = None
-        if not refit.better(trial.gains):
-            self.tell(f"The candidate predicts no better: {trial.version.factors.words} is not adopted")
-            self._confirm(trial.version.errors)
-            return
-        version = replace(trial.version, time=window.end, gain=float(np.mean(trial.gains)))
+        path.parent.mkdir(exist_ok=True)
+        name = f"{self.followed.scenario.loaded_profile().name}-v{number}"
+        save(replace(refit.scaled(self._setting, factors), name=name), path, force=True)
+        reason = "; ".join(alarm.words for alarm in alarms.values()) or "the first windows"
+        version = refit.Version(
+            number=number, time=record["end"], begin=windows[0]["begin"], windows=len(windows),
+            reason=reason, factors=factors, errors=self._errors, profile=str(path),
+        )  # fmt: skip
         self._versions.append(asdict(version))
         self.versions.append(version)
-        self._known = version.errors
-        self._use(trial.scenario, trial.setting)
-        self.alarms.close((PRICES, YIELD))
-        self.tell(f"Profile version {version.number} is in force: {version.factors.words} ({version.reason})")
+        self._use(version)
+        self._forget_capacity()
+        self.alarms.close(refit.FITTED_CAUSES)
+        self.tell(f"Profile version {number} is in force: {factors.words} ({reason})")
 
-    def _confirm(self, errors: Mapping[str, float]) -> None:
-        """Record that windows confirmed the current profile: its uncertainty no longer widens the charts' allowance."""
-        self._known = dict(errors)
-        self._bands = None
+    def _use(self, version: refit.Version) -> None:
+        """Put a version's profile in force, whose file includes the yields and the front end."""
+        policy = placed(self._scenario.policy)[0]
+        self._scenario = replace(self._scenario, profile=version.profile, policy=policy, yields=None, frontend=None)
+        self._setting = self._scenario.setting()
 
-    def _use(self, scenario: Scenario, setting: Setting) -> None:
-        self._scenario, self._setting = scenario, setting
-        self._bands = None
-        self._since = 0
-        self._ask_anew()
+    def _forget_capacity(self) -> None:
+        """Search the capacity anew, since the profile or the traffic has changed."""
+        self._capacity, self._searched = None, -math.inf
 
-    def _ask_anew(self) -> None:
-        """Forget the capacity, since the profile or the traffic has changed."""
-        self.room = None
-        self._searched = -math.inf
-        self._searches.close()
-
-    def _look_ahead(self, window: Window, record: dict[str, Any]) -> None:
-        """Add what-ifs and one recommendation to the record; search the capacity anew if it is old."""
-        outcomes = what_ifs(self._scenario, self.recent(), window.replicas)
-        earlier = [w for w in self.windows if w["end"] > window.end - HOUR]
-        grows = growth(
-            [*(w["end"] for w in earlier), window.end], [*(w["traffic"]["rate"] for w in earlier), window.rate]
-        )
-        record |= {"what_if": [vars(outcome) for outcome in outcomes], "growth": grows}
-        self._advise(record)
-        if window.end - self._searched > HOUR and not self._searches.busy:
+    def _look_ahead(self, window: Window, record: Record) -> None:
+        """Add what-ifs, the capacity and one recommendation to the record; search the capacity anew if it is old."""
+        target, recent = self.followed.attainment, self.recent()
+        outcomes = what_ifs(self._scenario, recent, window.replicas)
+        if window.end - self._searched > HOUR:
             self._searched = window.end
             fleet = replace(self._scenario, replicas=window.replicas)
-            self._searches.start(
-                search_headroom, fleet, self.followed.attainment, self.folder, window.end, self.version, self.traffic()
-            )
-            self._take_headroom(record)
-
-    def look(self) -> bool:
-        """Take the background's answers; return whether there were any."""
-        fitted = self._take_fit()
-        return (bool(self.windows) and self._take_headroom(self.windows[-1])) or fitted
-
-    @property
-    def busy(self) -> bool:
-        """Whether the background is busy."""
-        return self._searches.busy or self._fits.busy
-
-    def close(self) -> None:
-        """Stop the background."""
-        self._searches.close()
-        self._fits.close()
-
-    def _take_headroom(self, record: dict[str, Any]) -> bool:
-        answer = self._searches.poll()
-        if answer is None:
-            return False
-        if "error" in answer:
-            self.tell(f"No capacity: {answer['error']}")
-        room = answer.get("headroom")
-        if room is not None and room["version"] == self.version:  # not of a profile that was replaced
-            self.room = Headroom(**room)
-        self._advise(record)
-        return True
+            self._capacity = capacity(fleet, recent, window.rate, target)
+            write(self.traffic(), self.folder / "traffic.jsonl", force=True)
+        words = {cause: alarm.words for cause, alarm in self.alarms.open.items()}
+        shares = [high for (_, high), _ in record["slos"].values() if high == high]
+        running, allowed = record["most_running"], self._setting.limits.max_batch
+        rows = (running, allowed) if running is not None and running < allowed else None
+        advised = advice(outcomes, self.capacity, window.rate, target, words, min(shares, default=1.0), rows)
+        record |= {
+            "what_if": [vars(outcome) for outcome in outcomes], "capacity": self._capacity, "searched": self._searched,
+            "advice": vars(advised),
+        }  # fmt: skip
 
     @property
-    def headroom(self) -> Headroom | None:
-        """The server's; None while the twin is not the server."""
-        return None if self._contradicted or self.alarms.open.keys() - {TRAFFIC} else self.room
-
-    def _advise(self, record: dict[str, Any]) -> None:
-        """Add the window's recommendation to its record, from its what-ifs and the newest capacity."""
-        self._contradicted = record["contradicted"] = contradicted(record["slos"])
-        room, words = self.headroom, {cause: alarm.words for cause, alarm in self.alarms.open.items()}
-        measured = min((high for (_, high), _ in record["slos"].values() if high == high), default=1.0)
-        ran, allowed = record["most_running"], self._setting.limits.max_batch
-        advised = advice(
-            [WhatIf(**w) for w in record["what_if"]], room, record["traffic"]["rate"], record["growth"],
-            self.followed.attainment, words, measured, (ran, allowed) if ran is not None and ran < allowed else None,
-            self._contradicted,
-        )  # fmt: skip
-        why = "no SLO is given" if not record["slos"] else "not searched"
-        if self.room is not None:
-            why = "" if room else "the twin is not the server"
-        record |= {"headroom": room and vars(room), "no_headroom": why, "advice": vars(advised)}
+    def capacity(self) -> float | None:
+        """The server's (req/s); None while the twin is not the server."""
+        return None if self.alarms.open.keys() - {TRAFFIC} else self._capacity
 
     def recent(self) -> Trace:
         """The requests of the last two windows, as a trace."""
-        return self._seen[-1][0].trace(self._scenario.seed, self.followed.plan)[0]
+        return self._observed[-1].trace(self._scenario.seed)[0]
 
     def traffic(self) -> Trace:
         """The arrivals of the windows in memory, as one trace."""
-        parts, zero = [], None
-        for seen, _ in self._seen:
-            zero = seen.window.begin if zero is None else zero
-            own = seen.arrivals_of(self._scenario.seed, self.followed.plan)
-            parts.append((own.time + seen.window.begin - zero, own.input_length, own.output_length))
-        time, *lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return Trace("followed traffic", time - time[:1], lengths[0].astype(np.int64), lengths[1].astype(np.int64))
+        arrivals = [observed.arrivals_of(self._scenario.seed) for observed in self._observed]
+        begins = [observed.window.begin for observed in self._observed]
+        time = np.concatenate([a.time + begin for a, begin in zip(arrivals, begins, strict=True)])
+        inputs, outputs = (
+            np.concatenate([getattr(a, name) for a in arrivals]).astype(np.int64)
+            for name in ("input_length", "output_length")
+        )
+        return Trace("followed traffic", time - time[:1], inputs, outputs)
 
     @property
     def unmeasured(self) -> str | None:
         """Why the profile is not valid, until a refit has measured the server: prices wait. None: they do not wait."""
         doubts = self._setting.profile.fit.doubts
-        return doubts[0] if doubts and not self._known else None
-
-    def _state(self) -> dict[str, Any]:
-        """The state for a restart that the other parts of a record lack."""
-        trial = self._trial
-        return {
-            "charts": {name: chart.state() for name, chart in self.alarms.charts.items()}, "bands": self._bands,
-            "since": self._since, "since_alarm": self._since_alarm,
-            "fit": None if self._fit is None else asdict(self._fit),
-            "trial": None if trial is None else {"version": asdict(trial.version), "gains": trial.gains},
-        }  # fmt: skip
+        return doubts[0] if doubts and not self._errors else None
 
     def _resume(self) -> None:
         """Continue from the folder after an interruption."""
-        for line in self._versions:
-            self.versions.append(refit.Version.from_json(line))
+        self.versions = [refit.Version.from_json(line) for line in self._versions]
         if self.versions:
-            self._scenario = self._on(self.versions[-1].profile)
-            self._setting = self._scenario.setting()
-        self.windows.extend(reversed(list(islice(self._windows.newest(), HELD))))
+            self._use(self.versions[-1])
+        self.windows.extend(reversed(list(islice(self._windows.newest(), RECORDS))))
         if self.windows:
             self._restore(self.windows[-1])
-        # Cut the windows in memory again: they are a refit's evidence, and the run-in of the next window.
-        begin = self.windows[-min(len(self.windows), KEPT + 1)]["begin"] if self.windows else 0.0
+        # Cut the windows in memory again: they are the traffic of a search, and the run-in of the next window.
+        begin = self.windows[-min(len(self.windows), WINDOWS + 1)]["begin"] if self.windows else 0.0
         for line in reversed(list(takewhile(lambda line: line["time"] >= begin, self._scrapes.newest()))):
-            samples = tuple(None if s is None else Sample.from_json(s) for s in line["samples"])
+            samples = tuple(None if sample is None else Sample.from_json(sample) for sample in line["samples"])
             if len(samples) == len(self.followed.urls):
                 self._take(Scrape(float(line["time"]), samples))
-        if not self._fits.busy:  # the windows of an interrupted fit are no longer stored
-            self._fit = None
 
-    def _restore(self, last: dict[str, Any]) -> None:
+    def _restore(self, last: Record) -> None:
         """Restore the state after the newest window, from its record."""
-        state, known = last["state"], [_residuals_of(record) for record in list(self.windows)[-MEMORY:]]
+        residuals = [_residuals_of(record) for record in list(self.windows)[-MEMORY:]]
         for name, chart in self.alarms.charts.items():
-            chart.restore(state["charts"][name], [of[name] for of in known if name in of])
-        self.alarms.open = {cause: Alarm.from_json(of) for cause, of in last["alarms"].items()}
-        self._usual, self._known = self._usual or dict(last["usual"]), dict(last["known"])
-        self._usual_bands = dict(last["usual_bands"])
-        self._bands, self._since, self._since_alarm = state["bands"], state["since"], state["since_alarm"]
+            chart.restore(last["charts"][name], [window[name] for window in residuals if name in window])
+        self.alarms.open = {cause: Alarm.from_json(alarm) for cause, alarm in last["alarms"].items()}
+        self._usual, self._usual_bands = dict(last["usual"]), dict(last["usual_bands"])
+        self._errors, self._bands = dict(last["errors"]), last["bands"]
+        self._fitted = -math.inf if last["fitted"] is None else last["fitted"]
+        if last["version"] != self.version or last["fitted"] == last["end"]:
+            self._bands = None
         if last["version"] != self.version:  # a kill came after the adoption and before the window's record
-            self._known = dict(self.versions[-1].errors)
-            self._bands, self._since = None, 0
-            self.alarms.close((PRICES, YIELD))
+            self._errors, self._fitted = dict(self.versions[-1].errors), self.versions[-1].time
+            self.alarms.close(refit.FITTED_CAUSES)
             return
-        if state["fit"] is not None:
-            self._fit = refit.Version.from_json(state["fit"])
-        if state["trial"] is not None:
-            version = refit.Version.from_json(state["trial"]["version"])
-            own = self._on(version.profile)
-            self._trial = _Trial(version, own, own.setting(), state["trial"]["gains"])
-        self.room = Headroom(**last["headroom"]) if last.get("headroom") else None
-        self._contradicted = last.get("contradicted", False)
-        self._searched = self.room.time if self.room is not None else -math.inf
-
-    def _on(self, profile: str) -> Scenario:
-        """The scenario on a profile file, which includes the yields and the front end."""
-        policy = placed(self._scenario.policy)[0]
-        return replace(self._scenario, profile=profile, policy=policy, yields=None, frontend=None)
-
-
-@dataclass
-class _Trial:
-    """A candidate, and how much better it predicted each window."""
-
-    version: refit.Version
-    scenario: Scenario
-    setting: Setting
-    gains: list[float] = field(default_factory=list)
+        self._capacity, self._searched = last.get("capacity"), last.get("searched", -math.inf)
 
 
 def _residuals_of(record: Mapping[str, Any]) -> Residuals:
-    return {name: (float(r), float(s)) for name, (r, s) in record["residuals"].items() if r is not None}
+    pairs = record["residuals"].items()
+    return {name: (float(residual), float(spread)) for name, (residual, spread) in pairs if residual is not None}
 
 
 def _most_running(window: Window) -> float | None:
@@ -536,8 +367,5 @@ def _most_running(window: Window) -> float | None:
 
 
 def _pooled(prediction: Prediction, name: str) -> Buckets:
-    known = (replay.window.histogram(name) for replay in prediction.replays)
-    first, *others = (of for of in known if of is not None)
-    for other in others:
-        first = first.plus(other)
-    return first
+    histograms = [b for replay in prediction.replays if (b := replay.window.histogram(name)) is not None]
+    return reduce(Buckets.plus, histograms)

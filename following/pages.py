@@ -10,7 +10,7 @@ from ..report.chart import Chart
 from ..report.page import Figure, Number, Page, Section, Words, table
 from ..report.table import number
 from .follower import DAY, Follower
-from .residuals import CAUSE_OF, CAUSES, DISTRIBUTIONS
+from .residuals import CAUSE_OF, DISTRIBUTIONS
 
 QUESTION = "Is the server as its twin says, and how much more does it take?"
 QUANTITIES = {
@@ -58,7 +58,7 @@ def page_of(follower: Follower, command: str = "") -> Page:
         facts=tuple(_facts(follower, last)),
         sections=tuple(filter(None, (
             _advice(advice),
-            Section("Is the twin right?", (_predicted(windows), _drift(windows), _residuals(last))),
+            Section("Is the twin right?", (_predicted(windows), _residuals(last))),
             _what_if(last), _changes(follower, windows),
         ))),
         command=command,
@@ -73,8 +73,6 @@ def _sentence(text: str) -> str:
 def _state(last: dict[str, Any]) -> str:
     if last["alarms"]:
         return f"The server has drifted from its twin: {', '.join(last['alarms'])}."
-    if last.get("contradicted"):
-        return "The server misses an SLO for requests that meet it in its twin."
     return "No alarm is open."
 
 
@@ -84,23 +82,21 @@ def moment(time: float) -> str:
 
 
 def _numbers(follower: Follower, last: dict[str, Any]) -> list[Number]:
-    room, rate, grows = last.get("headroom"), last["traffic"]["rate"], last.get("growth") or 0.0
-    found = [
+    capacity, rate = follower.capacity, last["traffic"]["rate"]
+    numbers = [
         Number("Requests a second", ((None, f"{number(rate)} req/s"),), f"{number(last['requests'])} in the window")
     ]
-    if room is not None:
-        left = room["capacity"] - rate
-        found.append(Number("Headroom", ((None, f"{number(left)} req/s"),), f"of {number(room['capacity'])} req/s"))
-        minutes = "traffic does not grow" if grows <= 0 else f"{number(max(0.0, left / grows))} min"
-        found.append(Number("At the present growth", ((None, minutes),), f"{number(60 * grows)} req/s an hour"))
-        found.append(Number("What binds", ((None, room["limited_by"]),), room["binding_slo"]))
+    if capacity is not None:
+        about = f"of {number(capacity)} req/s"
+        numbers.append(Number("Headroom", ((None, f"{number(capacity - rate)} req/s"),), about))
     elif "advice" in last:
-        found.append(Number("Headroom", ((None, "not known"),), last["no_headroom"]))
+        about = "the twin is not the server" if follower.alarms.open else "no SLO is given"
+        numbers.append(Number("Headroom", ((None, "not known"),), about))
     gauges = last["gauges"]
-    found.append(Number("Running", ((None, number(gauges["running"])),), f"{number(gauges['waiting'])} waiting"))
+    numbers.append(Number("Running", ((None, number(gauges["running"])),), f"{number(gauges['waiting'])} waiting"))
     for text, (measured, predicted) in last["slos"].items():
-        found.append(Number(text, ((None, _span(measured)),), f"the twin says {_span(predicted)}"))
-    return found
+        numbers.append(Number(text, ((None, _span(measured)),), f"the twin says {_span(predicted)}"))
+    return numbers
 
 
 def _span(share: Sequence[float | None]) -> str:
@@ -114,14 +110,14 @@ def _span(share: Sequence[float | None]) -> str:
 def _facts(follower: Follower, last: dict[str, Any]) -> list[tuple[str, str]]:
     followed = follower.followed
     setting = follower.scenario.setting()
-    found = [
+    facts = [
         ("Servers", ", ".join(followed.urls)), ("Policy", followed.scenario.policy),
         ("Profile", f"{setting.profile.name}, version {follower.version} ({setting.profile.verdict})"),
-        ("Grade", follower.grade), ("SLOs", ", ".join(followed.scenario.slos) or "none"),
+        ("SLOs", ", ".join(followed.scenario.slos) or "none"),
     ]  # fmt: skip
     if last:
-        found.append(("Window", f"{moment(last['begin'])} to {moment(last['end'])[-5:]} UTC"))
-    return found
+        facts.append(("Window", f"{moment(last['begin'])} to {moment(last['end'])[-5:]} UTC"))
+    return facts
 
 
 def _advice(advice: dict[str, str]) -> Section | None:
@@ -132,55 +128,27 @@ def _advice(advice: dict[str, str]) -> Section | None:
     return Section("Recommendation", (Words((advice["do"], *words), loud=True),))
 
 
-def _times(windows: Sequence[dict[str, Any]]) -> list[str]:
-    return [_second(w["end"]) for w in windows]
-
-
 def _second(time: float) -> str:
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _chart_of(windows: Sequence[dict[str, Any]], y: str, *, from_zero: bool = True) -> Chart:
-    """Its axis of time is as long as the windows: Plotly's own is of milliseconds for a single point."""
-    chart = Chart(y=y, legend=True, from_zero=from_zero)
-    begin, end = windows[0]["begin"], windows[-1]["end"]
-    chart.x["range"] = [_second(begin), _second(end + (end - begin) / 30)]
-    return chart
-
-
 def _predicted(windows: Sequence[dict[str, Any]]) -> Figure:
-    chart = _chart_of(windows, "measured / predicted", from_zero=False)
+    chart = Chart(y="measured / predicted", legend=True, from_zero=False)
+    begin, end = windows[0]["begin"], windows[-1]["end"]
+    chart.x["range"] = [_second(begin), _second(end + (end - begin) / 30)]  # Plotly's own is of ms for a single point
+    times = [_second(w["end"]) for w in windows]
     for index, name in enumerate(n for n in DISTRIBUTIONS if n in windows[-1]["measured"]):
         ratios = [
             w["measured"][name] / w["predicted"][name] if w["measured"].get(name) and w["predicted"].get(name) else None
             for w in windows
         ]
-        chart.line(_times(windows), ratios, QUANTITIES[name], index, mode=POINTS)
+        chart.line(times, ratios, QUANTITIES[name], index, mode=POINTS)
     chart.hline(1.0)
-    return Figure(
-        "predicted",
-        "Measured over predicted",
-        "Means of each window, over the last day. 1: as the twin says. UTC.",
-        chart,
-    )
-
-
-def _drift(windows: Sequence[dict[str, Any]]) -> Figure:
-    chart = _chart_of(windows, "standard deviations")
-    for index, cause in enumerate(CAUSES):
-        values = []
-        for w in windows:
-            own = [
-                abs(w["smooth"][name]) / w["deviations"][name]
-                for name in w["smooth"] if CAUSE_OF[name] == cause and name in w["residuals"]
-            ]  # fmt: skip
-            values.append(max(own) if own else None)
-        chart.line(_times(windows), values, cause, index, mode=POINTS)
     for w in windows:
         for alarm in w["raised"]:
             chart.vline(_second(alarm["since"]), alarm["cause"])
-    caption = "The moving average of the quantity that is farthest off, by cause. A line marks an alarm. UTC."
-    return Figure("drift", "Drift by cause", caption, chart)
+    caption = "Means of each window, over the last day. 1: as the twin says. A line marks an alarm. UTC."
+    return Figure("predicted", "Measured over predicted", caption, chart)
 
 
 def _residuals(last: dict[str, Any]) -> Any:
@@ -198,7 +166,7 @@ def _residuals(last: dict[str, Any]) -> Any:
         )  # fmt: skip
     return table(
         ("quantity", "cause", "this window", "moving average", "usual", "verdict"), rows,
-        caption="Measured against predicted; of traffic, against the plan's. While prices or yield are off, the rule's "
+        caption="Measured against predicted; of traffic, against the usual. While prices or yield are off, the rule's "
         "are against a twin at the measured ones. The usual range is of one window.",
         left=frozenset({0, 1, 5}),
     )  # fmt: skip
@@ -220,26 +188,14 @@ def _what_if(last: dict[str, Any]) -> Section | None:
 
 
 def _changes(follower: Follower, windows: Sequence[dict[str, Any]]) -> Section:
-    """What changed since the windows of a day ago, or since the oldest."""
-    last = windows[-1]
-    shown = (windows[0], last) if len(windows) > 1 else (last,)
-    rows: list[tuple[str, ...]] = [
-        (QUANTITIES[name], *(number(w["traffic"][name]) for w in shown))
-        for name in last["traffic"] if all(w["traffic"].get(name) for w in shown)
-    ]  # fmt: skip
-    rows += [
-        (f"{QUANTITIES[name]}, against the profile", *(shift(w, name) for w in shown))
-        for name in ("step_time", "steps_per_token") if name in last["smooth"]
-    ]  # fmt: skip
-    rows.append(("replicas", *(str(w["replicas"]) for w in shown)))
-    head = ("", *(moment(w["end"]) for w in shown))
+    """The alarms of a day, and the profiles that were adopted."""
     lines = [
         f"{moment(v.time)}: profile version {v.number}, {v.factors.words}, from {v.windows} windows "
         f"since {moment(v.begin)} ({v.reason})"
         for v in follower.versions
     ]
-    lines += [f"{moment(w['end'])}: alarm, {a['words']}" for w in windows for a in w["raised"]]
-    return Section("What changed", (table(head, rows), Words(tuple(sorted(lines)) or ("No alarm, no new profile.",))))
+    lines += [f"{moment(w['end'])}: alarm, {alarm['words']}" for w in windows for alarm in w["raised"]]
+    return Section("What changed", (Words(tuple(sorted(lines)) or ("No alarm, no new profile.",)),))
 
 
 def shift(window: Mapping[str, Any], name: str) -> str:

@@ -19,16 +19,7 @@ from .windows import Window
 
 COMPLETED = STATUSES.index("completed")
 # Of the journal's columns.
-READ = (
-    "start",
-    "latency",
-    "num_forwards",
-    "running",
-    "prefill",
-    "pages",
-    "tokens",
-    "batch",
-)
+READ = ("start", "latency", "num_forwards", "running", "prefill", "pages", "tokens", "batch")
 FEW_LOADS = 1.5  # least ratio of the most to the fewest running requests for which the pace is fitted as a line
 
 

@@ -13,7 +13,7 @@ Residuals = dict[str, tuple[float, float]]  # by quantity: ln(measured / predict
 Figures = dict[str, float]  # by quantity: the logarithm of a window's
 
 TRAFFIC, PRICES, YIELD, RULE = CAUSES = ("traffic", "prices", "yield", "rule")
-LOAD = ("rate", "input_length", "output_length")  # compared with the plan's
+LOAD = ("rate", "input_length", "output_length")  # compared with the usual
 SMALL = {"running": 1.0, "waiting": 1.0}  # added to both: a ratio of counts near 0 means little
 DISTRIBUTIONS = ("queue", "ttft", "e2el")
 CAUSE_OF = {
@@ -107,11 +107,11 @@ def share_within(buckets: Buckets, bound: float) -> tuple[float, float]:
     return least, least if exact else buckets.counts[min(below, len(ends))] / buckets.num
 
 
-def of_traffic(window: Window, plan: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """The residuals of a window's traffic relative to the plan's, each with its sampling error."""
-    found = {}
-    for name, usual in plan.items():
+def of_traffic(window: Window, usual: Mapping[str, float]) -> Residuals:
+    """The residuals of a window's traffic relative to the usual, each with its sampling error."""
+    residuals = {}
+    for name, expected in usual.items():
         value = getattr(window, name)
-        if usual > 0 and value > 0:
-            found[name] = (math.log(value / usual), 1.0 / math.sqrt(max(1, window.num_arrivals)))
-    return found
+        if expected > 0 and value > 0:
+            residuals[name] = (math.log(value / expected), 1.0 / math.sqrt(max(1, window.num_arrivals)))
+    return residuals

@@ -15,19 +15,18 @@ from ..files.write import json_text, write_whole
 from ..report.page import Page
 from ..results.metrics import no_nan
 from .exported import exposition
-from .follower import CANDIDATE, SCHEMA, VERSION, Followed, Follower, Tell
+from .follower import SCHEMA, VERSION, Followed, Follower, Tell
 from .pages import page_of, shift
 from .sources.sample import Sample
 from .sources.scrape import MissingError, Target
-from .windows import LATE, SPEED, Scrape
+from .windows import SPEED, Scrape
 
 FILES = ("follow.json", "report.html", "alerts.yml")
 FOLDER = FolderKind(
     "a followed server",
-    (*FILES, CANDIDATE, "samples", "windows", "versions", "profiles", "traffic.jsonl"), "follow.json",
+    (*FILES, "samples", "windows", "versions", "profiles", "traffic.jsonl"), "follow.json",
     has_schema(SCHEMA), folders=("samples", "windows", "versions", "profiles"),
 )  # fmt: skip
-LOOKS = 0.2  # s between checks of the background while waiting for it
 
 
 @dataclass(frozen=True)
@@ -71,16 +70,18 @@ def question_of(followed: Followed) -> dict[str, Any]:
 
 def write_state(folder: Path, followed: Followed, follower: Follower | None) -> None:
     """Write follow.json: what is followed, and the newest window."""
-    found = {"schema": SCHEMA, "version": VERSION, "dsim": __version__, "followed": question_of(followed)}
-    found |= {"state": None if follower is None else state_of(follower)}
-    write_whole(folder / "follow.json", json_text(no_nan(found)) + "\n")
+    state = {
+        "schema": SCHEMA, "version": VERSION, "dsim": __version__, "followed": question_of(followed),
+        "state": None if follower is None else state_of(follower),
+    }  # fmt: skip
+    write_whole(folder / "follow.json", json_text(no_nan(state)) + "\n")
 
 
 def state_of(follower: Follower) -> dict[str, Any]:
     """The newest findings, as `--json` prints them."""
     opened = follower.open_window
     return {
-        "grade": follower.grade, "version": follower.version, "windows": len(follower.windows),
+        "version": follower.version, "windows": len(follower.windows),
         "alarms": {cause: alarm.to_json() for cause, alarm in follower.alarms.open.items()},
         "open": None if opened is None else {"seconds": opened.duration, "requests": opened.num_arrivals},
         "last": follower.windows[-1] if follower.windows else None,
@@ -107,8 +108,7 @@ class Watcher:
         if not any(samples) and self.follower.last is None:
             raise DsimError(f"{self._targets[0].url}: does not answer, expected the metrics of a server")
         record = self.follower.add(Scrape(self._time(samples), samples))
-        looked = self.follower.look()
-        if record is not None or looked:
+        if record is not None:
             self.publish()
         self.metrics = exposition(self.follower, self._clock())
         return record
@@ -125,17 +125,6 @@ class Watcher:
             due = max(due + self.follower.followed.interval, self._clock())
             sleep(max(0.0, due - self._clock()))
 
-    def settle(self, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Wait for the background."""
-        while self.follower.busy:
-            if self.follower.look():
-                self.publish()
-            sleep(LOOKS)
-
-    def close(self) -> None:
-        """Stop the processes in the background."""
-        self.follower.close()
-
     def publish(self) -> None:
         """Write the folder's files, and renew what the port serves."""
         from ..report.html import to_html
@@ -147,18 +136,12 @@ class Watcher:
 
     def _time(self, samples: Sequence[Sample | None]) -> float:
         """The time of a reading (s since 1970), by a simulated server's clock if it has one."""
-        simulated = [s for s in samples if s is not None and SPEED in s.settings]
-        if not simulated:
-            return self._clock()
-        own, last, logs = simulated[0].time, self.follower.last, self.follower.logs
-        if last is not None and own + logs.ahead < last.time:  # it was restarted: its clock ran ahead, and begins anew
-            speed = float(simulated[0].settings[SPEED])
-            logs.ahead = last.time + 2 * LATE * self.follower.followed.interval * speed - own
-        return own + logs.ahead
+        simulated = [sample.time for sample in samples if sample is not None and SPEED in sample.settings]
+        return simulated[0] if simulated else self._clock()
 
     def _sample(self, target: Target) -> Sample | None:
         try:
-            found = target.sample()
+            sample = target.sample()
         except DsimError as error:
             if not isinstance(error, MissingError) and self.follower.last is None:
                 raise
@@ -167,7 +150,7 @@ class Watcher:
             self._missing.add(target.url)
             return None
         self._missing.discard(target.url)
-        return found
+        return sample
 
 
 def line_of(record: Mapping[str, Any]) -> str:

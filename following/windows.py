@@ -7,7 +7,6 @@ from functools import reduce
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
 
 from ..engine import chance
 from ..traces import Trace
@@ -198,17 +197,15 @@ class Arrivals:
     time: Floats
     input_length: Floats
     output_length: Floats
-    drawn: bool  # from rates and mean lengths, not from a log
 
     def __len__(self) -> int:
         return len(self.time)
 
 
-def drawn_arrivals(window: Window, seed: int, shape: Trace | None = None) -> Arrivals:
+def drawn_arrivals(window: Window, seed: int) -> Arrivals:
     """Draw a window's arrivals: each interval's number from the counters, lengths from the histograms.
 
-    shape: a trace; if the server has no histogram of lengths, its lengths are scaled to the window's means. Without a
-    trace, lengths are then exponential.
+    Without a histogram lengths are exponential.
     """
     counts = np.round(window.arrivals).astype(np.int64)
     new, times = np.diff(counts), window.times
@@ -217,10 +214,9 @@ def drawn_arrivals(window: Window, seed: int, shape: Trace | None = None) -> Arr
     place, prompt, answer = uniform.reshape(3, num)
     gaps = np.repeat(np.diff(times), new)
     time = np.sort(np.repeat(times[:-1], new) + place * gaps)
-    shapes = (None, None) if shape is None else (shape.input_length, shape.output_length)
-    prompts = _lengths(window.histogram("input_length"), window.input_length, prompt, shapes[0])
-    answers = _lengths(window.histogram("output_length"), window.output_length, answer, shapes[1])
-    return Arrivals(time, prompts, answers, drawn=True)
+    prompts = _lengths(window.histogram("input_length"), window.input_length, prompt)
+    answers = _lengths(window.histogram("output_length"), window.output_length, answer)
+    return Arrivals(time, prompts, answers)
 
 
 def with_open(logged: Arrivals, window: Window, seed: int) -> Arrivals:
@@ -240,14 +236,12 @@ def with_open(logged: Arrivals, window: Window, seed: int) -> Arrivals:
     order = np.argsort(time, kind="stable")
     both = (logged.input_length, logged.output_length)
     prompts, answers = (np.concatenate([column, column[chosen]])[order] for column in both)
-    return Arrivals(time[order], prompts, answers, drawn=False)
+    return Arrivals(time[order], prompts, answers)
 
 
-def _lengths(buckets: Buckets | None, mean: float, uniform: Floats, shape: npt.NDArray[np.int64] | None) -> Floats:
+def _lengths(buckets: Buckets | None, mean: float, uniform: Floats) -> Floats:
     if buckets is not None and buckets.num:
         values = _quantiles(buckets, uniform)
-    elif shape is not None:
-        values = np.quantile(shape, uniform)
     else:
         values = -np.log1p(-uniform)
     if len(values) and math.isfinite(mean):

@@ -29,17 +29,3 @@ def check_tensor(
 def check_heads(num_heads: int, num_kv_heads: int, name: str) -> None:
     if num_kv_heads == 0 or num_heads % num_kv_heads:
         raise ValueError(f"q has {num_heads} heads, expected a multiple of the {num_kv_heads} of {name}")
-
-
-def check_starts(name: str, starts: Tensor, num_rows: int, of: str) -> None:
-    """Check the starts of sequences and the end of the last; waits for the device."""
-    values = starts.tolist()
-    if values[0] != 0 or values[-1] != num_rows or values != sorted(values):
-        raise ValueError(f"{name} is {values}, expected to rise from 0 to the {num_rows} rows of {of}")
-
-
-def check_range(name: str, tensor: Tensor, low: int, high: int) -> None:
-    """Check that all values are in low to high, inclusive; waits for the device."""
-    if tensor.numel() and (int(tensor.min()) < low or int(tensor.max()) > high):
-        wrong = tensor[(tensor < low) | (tensor > high)][0]
-        raise ValueError(f"{name} holds {int(wrong)}, expected {low} to {high}")

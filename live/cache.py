@@ -72,10 +72,6 @@ class PagedCache:
             self.table[slot, self._count[slot] : self._count[slot] + more] = taken
             self._count[slot] += more
 
-    def more_pages(self, slots: Ints, need: npt.NDArray[np.int64]) -> int:
-        self._grow(int(slots.max()) + 1, int(need.max()))
-        return int(np.maximum(need - self._count[slots], 0).sum())
-
     def release(self, slot: int) -> None:
         held = self.table[slot, : int(self._count[slot])]
         self._free.extend(held[held >= 0].tolist()[::-1])

@@ -6,13 +6,14 @@ finished canvas's causal encoding overwrite them. Canvases stay on the device; t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..engine.chance import TOKEN, key, uniform
 from ..kernels.read_logits import read_logits
 from ..kernels.window_attention import Spans, window_attention
 from .cache import PagedCache, PageShape
@@ -25,14 +26,20 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class Chance(Protocol):
-    """A canvas's random numbers, one a position."""
+class KeyedChance:
+    """Numbers keyed by request, position and turn: batching does not change them."""
+
+    def __init__(self, seed: int, request: int, begin: int, length: int) -> None:
+        self._about = seed, TOKEN, request, np.arange(begin, begin + length)
+        self._noises = 0
 
     def noise(self, vocab: int) -> Ints:
-        """Uniform tokens, [canvas]."""
+        tokens = (uniform(key(*self._about, 2 * self._noises)) * vocab).astype(np.int64)
+        self._noises += 1
+        return tokens
 
     def uniform(self) -> Floats:
-        """In 0 to 1, to draw tokens, [canvas]."""
+        return uniform(key(*self._about, 2 * self._noises - 1))
 
 
 class Turn(NamedTuple):
@@ -58,7 +65,7 @@ class CanvasCache:
     ) -> None:
         """num_pages: of sliding, of full layers."""
         config = model.config
-        self._model, self.page_size = model, page_size
+        self.model, self.page_size = model, page_size
         self.of: dict[bool, PagedCache] = {}
         self.index: list[int] = []  # each layer's index among its kind
         for sliding, pages in zip((True, False), num_pages, strict=True):
@@ -76,10 +83,6 @@ class CanvasCache:
         # By slot; the last is no slot's.
         self._tokens = torch.zeros(1, config.canvas_length, dtype=torch.int64, device=self._device)
         self._signals = torch.zeros(1, config.canvas_length, config.hidden, dtype=dtype, device=self._device)
-
-    @property
-    def model(self) -> CanvasModel:
-        return self._model
 
     @torch.inference_mode()
     def encode(self, texts: Mapping[int, Tensor]) -> None:
@@ -100,11 +103,11 @@ class CanvasCache:
         spans = self._spans({slot: len(tokens) for slot, tokens in texts.items()})
         given = self._on_device(self._layout(spans))
         attend = _Attention(self, given, causal=True)
-        self._model.encode(torch.cat(list(texts.values())), given["positions"], attend)
+        self.model.encode(torch.cat(list(texts.values())), given["positions"], attend)
         for slot, _, end in spans:
             self.length[slot] = end
             if True in self.of:
-                self.of[True].release_before(slot, max(0, end - self._model.config.window + 1))
+                self.of[True].release_before(slot, max(0, end - self.model.config.window + 1))
 
     @torch.inference_mode()
     def begin(self, slot: int, tokens: Ints) -> None:
@@ -140,22 +143,22 @@ class CanvasCache:
         hidden = self._states(given)
         uniform = given["uniform"].float()
         temperature = given["temperature"].float()[:, None].expand(-1, length).contiguous().view(-1)
-        at_once = max(1, LOGITS_BYTES // (len(self._model.embedding) * hidden.element_size() * length)) * length
+        at_once = max(1, LOGITS_BYTES // (len(self.model.embedding) * hidden.element_size() * length)) * length
         read, signals = [], []
         for low in range(0, len(hidden), at_once):
             rows = slice(low, low + at_once)
-            logits = self._model.raw_logits(hidden[rows])
-            read.append(read_logits(logits, temperature[rows], uniform[rows], self._model.config.softcap))
-            signals.append(self._model.signal_of(logits))  # read_logits turned logits into probabilities
+            logits = self.model.raw_logits(hidden[rows])
+            read.append(read_logits(logits, temperature[rows], uniform[rows], self.model.config.softcap))
+            signals.append(self.model.signal_of(logits))  # read_logits turned logits into probabilities
         drawn, likeliest, entropy = (torch.cat(parts).view(-1, length) for parts in zip(*read, strict=True))
-        accepted = accept(entropy, self._model.config.renoise.entropy_bound)
+        accepted = accept(entropy, self.model.config.renoise.entropy_bound)
         self._tokens[slots] = torch.where(accepted, drawn, given["noise"].view(-1, length))
         self._signals[slots] = torch.cat(signals).view(-1, *self._signals.shape[1:])
         return torch.cat([likeliest.double(), entropy.mean(1, keepdim=True).double()], 1)
 
     def _states(self, given: "dict[str, Tensor]") -> Tensor:
         tokens, signals = (x[given["slots"]].flatten(0, 1) for x in (self._tokens, self._signals))
-        return self._model.denoise(tokens, signals, given["positions"], _Attention(self, given, causal=False))
+        return self.model.denoise(tokens, signals, given["positions"], _Attention(self, given, causal=False))
 
     def clear(self) -> None:
         for slot in list(self.length):
@@ -176,7 +179,7 @@ class CanvasCache:
 
     def _canvases(self, slots: Sequence[int]) -> "list[Span]":
         self._make_room(max(slots) + 1)
-        return self._spans(dict.fromkeys(slots, self._model.config.canvas_length))
+        return self._spans(dict.fromkeys(slots, self.model.config.canvas_length))
 
     def _spans(self, more: Mapping[int, int]) -> "list[Span]":
         """Each slot with the begin and end of its next tokens, whose pages are reserved."""
@@ -226,7 +229,7 @@ class _Attention:
         config, (keys, values, _) = self._cache.model.config, self.pages(layer)
         sliding = config.layers[layer].sliding
         window = config.window if sliding else 0
-        return window_attention(q, keys, values, self._spans[sliding], window, self._causal, 1.0, check=False)
+        return window_attention(q, keys, values, self._spans[sliding], window, self._causal, 1.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -240,7 +243,7 @@ class Canvas:
         """The last step's likeliest tokens, not the drawn ones."""
         return self.likeliest[-1]
 
-    def turn(self, vocab: int, rule: Renoise, chance: Chance) -> Turn:
+    def turn(self, vocab: int, rule: Renoise, chance: KeyedChance) -> Turn:
         left = max(0, rule.max_steps - self.steps) / rule.max_steps
         return Turn(rule.t_min + (rule.t_max - rule.t_min) * left, chance.uniform(), chance.noise(vocab))
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ..engine.chance import TOKEN, key, uniform
 from ..engine.commits import LawDraws
 from ..engine.errors import ModelError, PolicyError
 from ..engine.policies.canvas import Canvas as CanvasGranularity
@@ -18,7 +17,7 @@ from ..engine.policy import Policy
 from ..engine.prefix import caches_prefixes
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
-from .canvas import Canvas, CanvasCache, Floats, Ints, Turn
+from .canvas import Canvas, CanvasCache, KeyedChance, Turn
 from .canvas_model import CanvasConfig
 from .clock import DeviceClock
 from .prompts import Prompts
@@ -41,22 +40,6 @@ def check_canvas(policy: Policy, config: CanvasConfig) -> None:
         )
     if caches_prefixes(policy):
         raise PolicyError(f"{policy.name}: prefix_caching is true, and dsim live shares no pages: expected false")
-
-
-class KeyedChance:
-    """Numbers keyed by request, position and turn: batching does not change them."""
-
-    def __init__(self, seed: int, request: int, begin: int, length: int) -> None:
-        self._about = seed, TOKEN, request, np.arange(begin, begin + length)
-        self._noises = 0
-
-    def noise(self, vocab: int) -> Ints:
-        tokens = (uniform(key(*self._about, 2 * self._noises)) * vocab).astype(np.int64)
-        self._noises += 1
-        return tokens
-
-    def uniform(self) -> Floats:
-        return uniform(key(*self._about, 2 * self._noises - 1))
 
 
 @dataclass(slots=True, eq=False)

@@ -85,7 +85,7 @@ class GraphCanvasCache(CanvasCache):
 
     def _pad(self, given: Given, size: int) -> dict[str, npt.NDArray[np.generic]]:
         """Pad to `size` canvases, which see nothing and write to no slot's canvas."""
-        length = self._model.config.canvas_length
+        length = self.model.config.canvas_length
         filled: dict[str, npt.NDArray[np.generic]] = {}
         for name, x in sorted(given.items()):
             if name == "starts":

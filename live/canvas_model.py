@@ -184,7 +184,7 @@ class CanvasModel:
             qkv = linear(normed, layer.qkv).view(len(x), -1, about.head_dim)
             q = qk_norm_rope_scatter(
                 qkv, config.heads, layer.q_norm, layer.k_norm, eps, *turns[about.sliding], *attend.pages(i),
-                "normed" if about.sliding else "keys", check=False,
+                "normed" if about.sliding else "keys",
             )  # fmt: skip
             read = linear(attend(i, q).view(len(x), -1), layer.out)
             x, normed = sandwich_norm(x, (read,), None, layer.after_attention, None, self._no_weight, eps)

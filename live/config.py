@@ -84,12 +84,6 @@ class ModelConfig:
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     @property
-    def families(self) -> tuple[str, ...]:
-        if self.both_ways:
-            return ("full-sequence",)
-        return ("autoregressive",) if self.block_length == 1 else ("block-diffusion", "canvas")
-
-    @property
     def num_params(self) -> int:
         """Parameters, norms included."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim

@@ -162,16 +162,12 @@ def _experts(path: Path, values: Mapping[str, Any]) -> Experts:
         raise ModelError(f"{path}: num_experts_per_tok is {found.top_k}, expected at most num_experts, {found.num}")
     if found.normed and found.top_k == 1:  # families differ: some divide the one weight by itself
         raise ModelError(f"{path}: num_experts_per_tok is 1 and norm_topk_prob is true, expected one of them otherwise")
-    if found.num % found.groups or found.top_groups > found.groups:
+    within = found.num // found.groups  # experts of a group
+    few = found.groups > 1 and (within < 2 or found.top_groups * within < found.top_k)
+    if found.num % found.groups or found.top_groups > found.groups or few:
         raise ModelError(
-            f"{path}: n_group is {found.groups} and topk_group {found.top_groups}, expected the first to divide "
-            f"num_experts, {found.num}, and to be at least the second"
-        )
-    within = found.num // found.groups
-    if found.groups > 1 and (within < 2 or found.top_groups * within < found.top_k):
-        raise ModelError(
-            f"{path}: topk_group is {found.top_groups}, of groups of {within} experts, expected as many as "
-            f"num_experts_per_tok, {found.top_k}, and at least 2 a group"
+            f"{path}: n_group is {found.groups} and topk_group {found.top_groups}, expected groups of 2 or more of the "
+            f"{found.num} experts, and as many as {found.top_k} experts a token need"
         )
     return found
 

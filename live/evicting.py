@@ -88,7 +88,7 @@ def _scored(
     to = pages(layer.index, inputs)
     x, q = layer.project_to(to, x, cos, sin, added)
     k = to.keys.flatten(0, 1)[to.slots]
-    return x, q, focus_importance(q, k, inputs["masked"], inputs["masked_start"], check=False)
+    return x, q, focus_importance(q, k, inputs["masked"], inputs["masked_start"])
 
 
 def keep(batch: "Batch", growth: Floats) -> Retained:

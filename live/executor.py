@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,6 @@ from .choice import choose
 from .config import ModelConfig
 from .evicting import Evict
 from .forward import Batch, Forward
-from .padding import computes_whole_blocks
 from .prompts import Prompts
 from .texts import Bools, Texts
 
@@ -97,14 +96,10 @@ class ModelExecutor(Texts):
         self._masks_alone = policy.unmasking.head == "masks"
         assert watch is None or not self._masks_alone, "a watcher receives every row"
         self._pieces = policy.batching.pieces
-        self._whole = computes_whole_blocks(policy)
-        self._coming: tuple[StepPlan, _Prepared] | None = None  # the step after the running one
-        self._expected: tuple[StepPlan, _Prepared] | None = None  # the running step, as prepared
 
     def step(self, plan: StepPlan) -> StepOutcome:
         """Run a plan; ModelError when the device is out of memory."""
         begin = time.perf_counter()
-        self._expected, self._coming = self._coming, None
         for request in plan.freed:
             self._cache.release(self._slot_of.pop(request))
         try:
@@ -118,62 +113,13 @@ class ModelExecutor(Texts):
             ) from None
         return replace(outcome, latency=time.perf_counter() - begin, ends=self._ends(plan, outcome.committed))
 
-    def prepare(self, plan: StepPlan) -> None:
-        """Make the next step's batch while the device is busy; used if the plan stays."""
-        if self._coming is not None or self._pieces or (plan.prefill and self._in_chunks(plan)):
-            return
-        need = -(-self._reach(plan) // self._cache.page_size)
-        if self._cache.more_pages(plan.slots, need) > self._cache.num_free:
-            return  # the running step frees pages
-        prepared = self._make(plan)
-        (self._forward.bring if plan.prefill else self._forward.lay_out)(prepared.batch)
-        self._coming = plan, prepared
-
-    def _batch_of(self, plan: StepPlan) -> _Prepared:
-        """The prepared batch with new tokens, or a new batch."""
-        if self._expected is None:
-            return self._make(plan)
-        decided, prepared = self._expected
-        if decided.prefill != plan.prefill or not all(map(np.array_equal, self._facts(decided), self._facts(plan))):
-            return self._make(plan)
-        if not plan.prefill:
-            batch = prepared.batch
-            slots = plan.slots[self._order(plan)]
-            batch.tokens[:] = self._tokens[np.repeat(slots, np.diff(batch.query_start)), batch.positions]
-        return prepared
-
-    def _facts(self, plan: StepPlan) -> list[npt.NDArray[Any]]:
-        """A step's inputs without tokens."""
-        facts: list[npt.NDArray[Any]] = [plan.requests, plan.slots, plan.block_start, plan.end]
-        if plan.prefill:
-            return [*facts, plan.num_tokens, plan.num_keys, plan.window]
-        window = self._window(plan)
-        facts += [window, visible(plan.status, window, self._listed)]
-        if self._whole and not self._masks_alone and self._watch is None and self._forward.sampling is None:
-            return facts
-        return [*facts, plan.phases, plan.status, plan.evaluations]
-
-    def _make(self, plan: StepPlan) -> _Prepared:
-        """Make a step's batch and reserve its pages."""
-        if not plan.prefill:
-            return self._decode_batch(plan)
-        ends = plan.num_keys.astype(np.int64)
-        self._open(plan, ends)
-        if self._pieces:  # an engine's graph sends whole blocks through the head; none commits
-            num_sampled = int(plan.num_tokens.min())
-        else:
-            num_sampled = self._block if plan.window.any() else 0
-        return self._prefill_batch(plan, ends - plan.num_tokens, ends, num_sampled)
-
     def _in_chunks(self, plan: StepPlan) -> bool:
         """Whether a prefill is one prompt, too long for a forward."""
         whole = len(plan.num_keys) == 1 and plan.num_tokens[0] == plan.num_keys[0]
         return bool(whole and not self._pieces and plan.window.any() and plan.num_keys[0] > self._longest)
 
     def _reach(self, plan: StepPlan) -> Ints:
-        """Tokens of each row with pages after the step."""
-        if plan.prefill:
-            return plan.num_keys.astype(np.int64)
+        """Tokens of each row of a decode step with pages after it."""
         # Cached keys after the window are seen, too.
         window = self._window(plan)
         window = window | visible(plan.status, window, self._listed)
@@ -202,7 +148,12 @@ class ModelExecutor(Texts):
                 out = self._forward.run(prepared.batch)
                 device += out.device
         else:
-            prepared = self._batch_of(plan)
+            ends = plan.num_keys.astype(np.int64)
+            self._open(plan, ends)
+            num_sampled = self._block if plan.window.any() else 0
+            if self._pieces:  # an engine's graph sends whole blocks through the head; none commits
+                num_sampled = int(plan.num_tokens.min())
+            prepared = self._prefill_batch(plan, ends - plan.num_tokens, ends, num_sampled)
             out = self._forward.run(prepared.batch)
             device = out.device
         if self._pieces or not plan.window.any():  # part of a prompt: nothing to denoise
@@ -287,7 +238,7 @@ class ModelExecutor(Texts):
         return _Prepared(batch, chosen, columns[sampled], drawn)
 
     def _decode(self, plan: StepPlan) -> StepOutcome:
-        batch, rows, columns, drawn = self._batch_of(plan)
+        batch, rows, columns, drawn = self._decode_batch(plan)
         out = self._forward.run(batch)
         if plan.evicting is None:
             if self._watch is not None and batch.evict is not None and out.growth is not None:

@@ -21,7 +21,6 @@ class Family:
     trained: Mapping[str, Any] = field(default_factory=dict)  # our fields, never in config.json
     rotary: float = 1.0  # share of a head that turns, without a key
     experts: Mapping[str, Any] | None = None  # Experts' fields, never in config.json; None: dense
-    summary: str = ""  # how it decodes
 
 
 def _names(embedding: str, norm: str, head: str, prefix: str, layer: Names) -> Names:
@@ -125,27 +124,19 @@ AUTOREGRESSIVE: Mapping[str, Any] = {"block_length": 1, "mask_token": 0}
 ALL_LAYERS = {"decoder_sparse_step": 1, "mlp_only_layers": []}  # all layers have experts
 
 FAMILIES: Mapping[str, Family] = {
-    "Qwen3ForCausalLM": Family(
-        QWEN_NAMES, FROM_LEFT, SWIGLU | NO_BIAS, trained=AUTOREGRESSIVE, summary="autoregressive"
-    ),
+    "Qwen3ForCausalLM": Family(QWEN_NAMES, FROM_LEFT, SWIGLU | NO_BIAS, trained=AUTOREGRESSIVE),
     "Qwen3MoeForCausalLM": Family(
         QWEN_NAMES, FROM_LEFT | EXPERT_KEYS, SWIGLU | NO_BIAS | ALL_LAYERS, {"experts.normed": False},
-        trained=AUTOREGRESSIVE, experts={"scoring": "softmax"}, summary="autoregressive, experts",
+        trained=AUTOREGRESSIVE, experts={"scoring": "softmax"}
     ),
     "Qwen2ForCausalLM": Family(
-        QWEN_NAMES, FROM_LEFT, SWIGLU, trained={**AUTOREGRESSIVE, "qkv_bias": True, "qk_norm": False},
-        summary="autoregressive (Qwen2, Qwen2.5)",
+        QWEN_NAMES, FROM_LEFT, SWIGLU, trained={**AUTOREGRESSIVE, "qkv_bias": True, "qk_norm": False}
     ),
-    "LlamaForCausalLM": Family(
-        QWEN_NAMES, FROM_LEFT, SWIGLU | NO_BIAS, trained={**AUTOREGRESSIVE, "qk_norm": False},
-        summary="autoregressive (Llama 2 and 3)",
-    ),
-    "SDARForCausalLM": Family(
-        QWEN_NAMES, KEYS, SWIGLU | NO_BIAS, SDAR, summary="blocks of masks, block-causal (SDAR, TraDo)"
-    ),
+    "LlamaForCausalLM": Family(QWEN_NAMES, FROM_LEFT, SWIGLU | NO_BIAS, trained={**AUTOREGRESSIVE, "qk_norm": False}),
+    "SDARForCausalLM": Family(QWEN_NAMES, KEYS, SWIGLU | NO_BIAS, SDAR),
     "SDARMoeForCausalLM": Family(
         QWEN_NAMES, KEYS | EXPERT_KEYS, SWIGLU | NO_BIAS | ALL_LAYERS, SDAR | {"experts.normed": False},
-        experts={"scoring": "softmax"}, summary="blocks of masks, block-causal, experts",
+        experts={"scoring": "softmax"}
     ),
     "LLaDA2MoeModelLM": Family(
         LLADA2_NAMES,
@@ -159,14 +150,12 @@ FAMILIES: Mapping[str, Family] = {
             "moe_router_enable_expert_bias": True,
         },
         {"mask_token": 156895, "block_length": 32, "eos": (156892,), "experts.normed": True, "experts.scale": 2.5},
-        rotary=0.5, experts={"scoring": "sigmoid", "bias": True},
-        summary="blocks of masks, block-causal, experts in groups",
+        rotary=0.5, experts={"scoring": "sigmoid", "bias": True}
     ),
     "Fast_dLLM_QwenForCausalLM": Family(
         QWEN_NAMES, KEYS | {"block_length": "bd_size"}, SWIGLU,
         {"mask_token": 151665, "block_length": 32, "eos": (151645,)},
-        {"qkv_bias": True, "qk_norm": False, "shifted": True},
-        summary="blocks of masks, block-causal; a row says the next position",
+        {"qkv_bias": True, "qk_norm": False, "shifted": True}
     ),
     "LLaDAModelLM": Family(
         LLADA_NAMES, LLADA_KEYS,
@@ -176,8 +165,7 @@ FAMILIES: Mapping[str, Family] = {
             "scale_logits": False, "clip_qkv": None,
         },
         {"mask_token": 126336, "rope_theta": 5e5, "norm_eps": 1e-5, "eos": (126081, 126348)},
-        {"qk_norm": False, "both_ways": True, "block_length": 32},
-        summary="the whole sequence in both directions (LLaDA 8B and 1.5)",
+        {"qk_norm": False, "both_ways": True, "block_length": 32}
     ),
     "DreamModel": Family(
         QWEN_NAMES, {k: v for k, v in KEYS.items() if k != "block_length"}, SWIGLU,
@@ -185,12 +173,10 @@ FAMILIES: Mapping[str, Family] = {
         {
             "qkv_bias": True, "qk_norm": False, "shifted": True, "by_entropy": True, "both_ways": True,
             "block_length": 32,
-        },
-        summary="the whole sequence in both directions; a row says the next position",
+        }
     ),
     "TinyBothWaysLM": Family(
         QWEN_NAMES, {k: v for k, v in KEYS.items() if k != "block_length"}, SWIGLU | NO_BIAS,
-        trained={"both_ways": True, "block_length": 32},
-        summary="the whole sequence in both directions (the shipped tiny-both-ways)",
+        trained={"both_ways": True, "block_length": 32}
     ),
 }  # fmt: skip

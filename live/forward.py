@@ -75,7 +75,6 @@ class Forward:
         self.device = model.embedding.weight.device
         self.sampling: Sampling | None = None  # None: the likeliest tokens
         self.by_entropy = False  # confidence: negative entropy, not probability
-        self._brought: tuple[Batch, Inputs] | None = None  # the next batch, on the device
         self.meanwhile: list[Callable[[], object]] = []  # called once a step, while the device works
 
     @property
@@ -86,21 +85,10 @@ class Forward:
     @torch.inference_mode()
     def run(self, batch: Batch) -> Sampled:
         """Compute a batch; write its KV."""
-        inputs = self._inputs_of(batch)
+        inputs = self._unflatten(*self._moved(*self._flatten(batch)))
         if batch.evict is not None:
             return self._run_evicting(inputs, batch)
         return self._timed(lambda: self._answers(inputs, batch))
-
-    def bring(self, batch: Batch) -> None:
-        """Copy the next batch to the device, after its current work."""
-        self._brought = batch, self._upload(batch)
-
-    def lay_out(self, batch: Batch) -> None:
-        """Prepare a decode batch that may run next, without tokens."""
-
-    def _inputs_of(self, batch: Batch) -> Inputs:
-        brought, self._brought = self._brought, None
-        return brought[1] if brought is not None and brought[0] is batch else self._upload(batch)
 
     def _timed(self, compute: Callable[[], tuple[Tensor, Tensor]]) -> Sampled:
         clock = DeviceClock(self.device)
@@ -162,7 +150,7 @@ class Forward:
     def _attend(self, layer: int, q: Tensor, inputs: Inputs, batch: Batch) -> Tensor:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         sequences = sequences_of(inputs, batch.block_length, batch.spare)
-        return ragged_paged_attention(q, keys, values, sequences, check=False)
+        return ragged_paged_attention(q, keys, values, sequences)
 
     def _sample(self, hidden: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
         """Tokens and confidences; keys [rows]: to draw."""
@@ -170,10 +158,6 @@ class Forward:
             head, how = self.model.head_weight, self.sampling
             return sample_of_hidden(hidden, head, keys, how, self.max_num_logits, self.by_entropy)
         return confidence_of_hidden(hidden, self.model.head_weight, self.temperature, self.max_num_logits)
-
-    def _upload(self, batch: Batch) -> Inputs:
-        """Copy a batch to the device, at once."""
-        return self._unflatten(*self._moved(*self._flatten(batch)))
 
     def _moved(self, flat: Array, shapes: Shapes) -> tuple[Tensor, Shapes]:
         held = torch.from_numpy(flat)

@@ -165,7 +165,7 @@ class FullSequenceForward(Forward):
             for store, rows in ((cache.all_keys, k), (cache.all_values, v)):
                 store.flatten(0, 1)[at] = rows
             seen = sequences_of(inputs, WHOLE)._replace(page_table=table + layer * to_page)
-            return ragged_paged_attention(q, cache.all_keys, cache.all_values, seen, check=False)
+            return ragged_paged_attention(q, cache.all_keys, cache.all_values, seen)
 
         hidden = self.model(inputs["tokens"], inputs["positions"], attend)
         return self._sample(hidden[inputs["sampled"]], inputs.get("keys"))
@@ -176,7 +176,7 @@ class FullSequenceForward(Forward):
             self._rule.pool_width, not self._rule.head_centric,
         )  # fmt: skip
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        pooled_topk_pack(q[inputs["block_rows"]], k, v, keys, values, choice, check=False)
+        pooled_topk_pack(q[inputs["block_rows"]], k, v, keys, values, choice)
 
     @staticmethod
     def _flatten(batch: Batch) -> tuple[Array, dict[str, tuple[int, ...]]]:

@@ -147,7 +147,6 @@ class GraphForward(Forward):
         self._states = torch.zeros(0, 0, device=self.device)
         self._picked = torch.zeros(0, dtype=torch.int64, device=self.device)
         self._staged_picks = torch.zeros(0, dtype=torch.int64)
-        self._laid: tuple[Batch, Batch, Array] | None = None  # the next batch; padded; as one array
 
     @property
     def captured_shapes(self) -> set[Key]:
@@ -158,35 +157,14 @@ class GraphForward(Forward):
     def run(self, batch: Batch) -> Sampled:
         if self._is_eager(batch):
             return super().run(batch)
-        laid, self._laid = self._laid, None
-        if batch.prefill and laid is not None and laid[0] is batch:
-            return self._replay_with_head(*laid[1:], batch.sampled)
+        padded = self._padded(batch)
         if batch.prefill or batch.own_head:
-            padded = self._padded(batch)
-            return self._replay_with_head(padded, self._flatten(padded)[0], batch.sampled)
+            return self._replay_with_head(padded, batch.sampled)
         if batch.evict is not None:
-            return self._replay_evicting(self._padded(batch), batch)
-        if laid is not None and laid[0] is batch:
-            _, padded, flat = laid
-            before = flat_size(x.shape for x in (padded.query_start, padded.history, padded.page_table, padded.listed))
-            flat[before : before + len(batch.tokens)] = batch.tokens
-        else:
-            padded = self._padded(batch)
-            flat = self._flatten(padded)[0]
+            return self._replay_evicting(padded, batch)
         step = self._step(padded)
-        self._bring(flat)
+        self._bring(self._flatten(padded)[0])
         return self._replayed([step], len(batch.tokens))
-
-    def bring(self, batch: Batch) -> None:
-        if self._is_eager(batch):
-            super().bring(batch)
-        else:
-            self.lay_out(batch)
-
-    def lay_out(self, batch: Batch) -> None:
-        if not (self._is_eager(batch) or batch.own_head or batch.evict):
-            padded = self._padded(batch)
-            self._laid = batch, padded, self._flatten(padded)[0]
 
     def _is_eager(self, batch: Batch) -> bool:
         num_rows = len(batch.tokens)
@@ -262,10 +240,10 @@ class GraphForward(Forward):
         tokens, confidence = np.zeros((2, 0)) if graph is None else graph.answers[0][:, :num].cpu().numpy()
         return Sampled(tokens.astype(np.int64), confidence.astype(np.float32), clock.seconds())
 
-    def _replay_with_head(self, padded: Batch, flat: Array, sampled: Array) -> Sampled:
+    def _replay_with_head(self, padded: Batch, sampled: Array) -> Sampled:
         num = len(sampled)
         graphs = [self._layers(padded), *([self._head(padded, bucket(num))] if num else [])]
-        self._bring(flat)
+        self._bring(self._flatten(padded)[0])
         self._staged_picks[:num] = torch.from_numpy(sampled)
         self._staged_picks[num : bucket(num)] = 0
         self._picked.copy_(self._staged_picks, non_blocking=True)

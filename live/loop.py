@@ -28,15 +28,14 @@ def serve(
     stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int, float], None] | None = None,
     meanwhile: list[Callable[[], object]] | None = None,
-    prepare: Callable[[StepPlan], object] | None = None,
 ) -> float:
     """Serve requests in order, at their arrival times (s from the start); returns the seconds taken.
 
     concurrency: requests in flight of a closed loop, where one is sent when another ends, whatever its arrival time.
     Due requests are submitted before a step is planned, as in the twin. A step begins when the last ends, or an idle
     engine sees a request. stop: called between steps; true ends the run. progress: receives ended requests and time.
-    meanwhile: called while the device works, which then also records the last step and gives `prepare` the next plan if
-    decided (Engine.ahead). None: steps are recorded as they end, and none is prepared.
+    meanwhile: called while the device works, which then also records the last step. None: steps are recorded as they
+    end.
     """
     begin = clock()
     coming = iter(requests)
@@ -79,17 +78,12 @@ def serve(
         while behind:
             behind.pop(0)()
 
-    def look_ahead() -> None:
-        if prepare is not None and (coming := engine.ahead()) is not None:
-            prepare(coming)
-
-    own: list[Callable[[], object]] = [catch_up, look_ahead]
     if meanwhile is not None:
-        meanwhile += own
+        meanwhile.append(catch_up)
     try:
         loop.serve(engine, executor.step, deliver=deliver, wait=wait, told=done, clock=since, now=since())
     finally:
         catch_up()
         if meanwhile is not None:
-            meanwhile[:] = [work for work in meanwhile if work not in own]
+            meanwhile.remove(catch_up)
     return since()

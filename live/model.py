@@ -144,7 +144,7 @@ class Layer(nn.Module):
         """`project`, with KV written to pages: x + added, and queries."""
         x, qkv = self._projected(x, added)
         heads = (qkv, self.split[0], *self.qk_norms, self.attention_norm.eps, cos, sin)
-        return x, qk_norm_rope_scatter(*heads, *pages, check=False)
+        return x, qk_norm_rope_scatter(*heads, *pages)
 
     def _projected(self, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
         x, normed = self.attention_norm(x, added)

@@ -212,7 +212,7 @@ class PeriodicForward(Forward):
         by_head = q.view(n, heads, -1, q.shape[2]).transpose(0, 1)
         sequences = Sequences(keys.table, start, nowhere, keys.history, keys.listed, WHOLE)
         q = by_head.reshape(heads * n, -1, q.shape[2])
-        read = ragged_paged_attention(q, self._keys, self._values, sequences, check=False)
+        read = ragged_paged_attention(q, self._keys, self._values, sequences)
         return read.view(by_head.shape).transpose(0, 1).reshape(n, -1)
 
     def _completed(self, store: Tensor, cache: LayerCache, fresh: Tensor, rows: Tensor, num_rows: int) -> Tensor:
@@ -250,7 +250,7 @@ class PeriodicForward(Forward):
             masked = torch.arange(prompt, length, device=self.device)
             numbers = ([0, length - prompt], [0, length], [prompt])
             masked_start, key_start, num_prompt = (self._on_device(np.array(x)).int() for x in numbers)
-            votes, to_prompt, to_masked = mask_vote(q, k, masked, masked_start, key_start, num_prompt, check=False)
+            votes, to_prompt, to_masked = mask_vote(q, k, masked, masked_start, key_start, num_prompt)
             preference = (to_prompt / (to_prompt + to_masked))[0].double().cpu().numpy()
             counts = head_budgets(self._rule, preference, budget, prompt)
             order = votes[:, :prompt].sort(dim=1, descending=True, stable=True).indices

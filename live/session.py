@@ -176,9 +176,13 @@ class Serving:
     def _max_prefill_tokens(self) -> int:
         return self.limits.max_prefill_tokens or self.policy.batching.max_prefill_tokens
 
-    def warm_up(self, forward: Computes, requests: Sequence[Request]) -> None:
-        """Serve a few requests first, so that no measured step compiles."""
+    def warm_up(self, forward: Computes, requests: Sequence[Request], most: int) -> None:
+        """Capture graphs for up to `most` sequences and serve a few requests, so that no measured step compiles."""
         policy, limits = self.policy, self.limits
+        if isinstance(forward, GraphForward):
+            forward.prepare(policy, most)
+        if isinstance(forward, GraphCanvasCache):
+            forward.prepare(most)
         rehearse(policy, limits, requests, self.latency)
         # Canvas kernels do not depend on length.
         longest = WARM_CANVASES * policy.block_length if isinstance(forward, CanvasCache) else limits.context_limit
@@ -197,7 +201,6 @@ class Serving:
         plain = replace(self, draws=draws, eos=(), watch=None, seed=0)
         engine = plain.engine(RequestTable(len(few)))
         serve(engine, plain.executor(forward), few)
-        engine.make_ready()
         (forward.cache if isinstance(forward, Forward) else forward).clear()
 
 
@@ -229,11 +232,7 @@ def run(
         begin = time.monotonic()
         try:
             most = min(serving.limits.max_batch, len(requests))
-            if isinstance(forward, GraphForward):
-                forward.prepare(policy, most)
-            if isinstance(forward, GraphCanvasCache):
-                forward.prepare(most)
-            serving.warm_up(forward, requests)
+            serving.warm_up(forward, requests, most)
             ready = made_ready(forward)
             begin = time.monotonic()
             meanwhile = None
@@ -242,7 +241,6 @@ def run(
             serve(
                 engine, executor, requests, concurrency=concurrency, recorder=recorder, sleep=interrupted.wait,
                 stop=lambda: interrupted.is_set() or stop(), progress=progress, meanwhile=meanwhile,
-                prepare=executor.prepare if isinstance(executor, ModelExecutor) else None,
             )  # fmt: skip
         except Exception as error:  # any: the caller writes the run, then raises it
             failure = error
@@ -275,9 +273,5 @@ def made_ready(forward: Computes) -> int:
 def open_executor(serving: Serving, largest: Sequence[Request], warm_up: Prompts) -> ModelExecutor | CanvasExecutor:
     """An executor on a warm model, for requests no larger than `largest`; warm_up: prompts."""
     forward = serving.forward(largest)
-    if isinstance(forward, GraphForward):
-        forward.prepare(serving.policy, serving.limits.max_batch)
-    if isinstance(forward, GraphCanvasCache):
-        forward.prepare(serving.limits.max_batch)
-    replace(serving, prompts=warm_up).warm_up(forward, largest)
+    replace(serving, prompts=warm_up).warm_up(forward, largest, serving.limits.max_batch)
     return serving.executor(forward)

@@ -56,4 +56,4 @@ def _attend(forward: Forward, queries: int, pages: int, width: int) -> None:
     start = torch.tensor([0, queries], dtype=torch.int32, device=device)
     nowhere = torch.zeros(queries, dtype=torch.int32, device=device)
     listed = torch.zeros((1, width), dtype=torch.bool, device=device)
-    ragged_paged_attention(q, keys, values, Sequences(table, start, nowhere, nowhere[:1], listed, 1), check=False)
+    ragged_paged_attention(q, keys, values, Sequences(table, start, nowhere, nowhere[:1], listed, 1))

@@ -13,16 +13,13 @@ from ipaddress import ip_address
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .. import __version__
 from ..engine.errors import SHOWN, cut
-from ..engine.plain import Range
 from ..files.read import json_of
 from .fleet import Emission, Fleet, RefusedError, Stream
 from .metrics_page import MetricsPage
@@ -43,7 +40,7 @@ class Settings:
     model: str  # the name in the API
     about: str  # twin or live: a header of every reply
     api_key: str | None = None
-    hosts: frozenset[str] | None = None  # allowed in the Host header; None: any
+    hosts: list[str] | None = None  # allowed in the Host header; None: any
 
 
 def application(fleet: Fleet, words: Words, settings: Settings) -> Starlette:
@@ -54,11 +51,10 @@ def application(fleet: Fleet, words: Words, settings: Settings) -> Starlette:
         Route("/v1/chat/completions", answers.chat, methods=["POST"]),
         Route("/v1/models", answers.models),
         Route("/v1/models/{name:path}", answers.models),
-        Route("/version", lambda request: JSONResponse({"version": __version__})),
         Route("/health", answers.health),
         Route("/metrics", answers.metrics),
     ]
-    middleware = [] if settings.hosts is None else [Middleware(_KnownHosts, hosts=settings.hosts)]
+    middleware = [] if settings.hosts is None else [Middleware(TrustedHostMiddleware, allowed_hosts=settings.hosts)]
     return Starlette(
         routes=routes,
         exception_handlers={
@@ -71,7 +67,7 @@ def application(fleet: Fleet, words: Words, settings: Settings) -> Starlette:
     )
 
 
-def known_hosts(bound: str, also: Sequence[str]) -> frozenset[str] | None:
+def known_hosts(bound: str, also: Sequence[str]) -> list[str] | None:
     """Hosts that requests may name: if bound to the loopback, this machine's names and `also`; else any (None).
 
     This stops DNS rebinding: a web page points its own name at this machine, and the Host header has that name.
@@ -79,28 +75,7 @@ def known_hosts(bound: str, also: Sequence[str]) -> frozenset[str] | None:
     local = bound == "localhost"
     with suppress(ValueError):
         local = ip_address(bound).is_loopback
-    return frozenset({"localhost", "127.0.0.1", "::1", bound.lower(), *map(str.lower, also)}) if local else None
-
-
-class _KnownHosts:
-    """Refuse a Host header that names another host; browsers always send one."""
-
-    def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
-        self._app = app
-        self._hosts = hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = Headers(scope=scope).get("host", "")
-        if not given or _host(given) in self._hosts:
-            return await self._app(scope, receive, send)
-        names = ", ".join(sorted(self._hosts))
-        reply = _error(421, f"host is {cut(given)}, expected one of {names} (the server's --allow-host adds one)")
-        return await reply(scope, receive, send)
-
-
-def _host(given: str) -> str:
-    name = given[1:].partition("]")[0] if given.startswith("[") else given.partition(":")[0]
-    return name.lower()
+    return ["localhost", "127.0.0.1", "[::1]", bound, *also] if local else None
 
 
 class _Routes:
@@ -328,14 +303,6 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], object]] = {
     "stream_options": (
         lambda v: isinstance(v, dict) and all(type(item) is bool for item in v.values()), "an object of true or false"
     ),
-    **{
-        name: (bounds.__contains__, bounds)
-        for name, bounds in {
-            "temperature": Range(0), "top_p": Range(0, 1, above=True), "top_k": Range(-1), "min_p": Range(0, 1),
-            "presence_penalty": Range(-2, 2), "frequency_penalty": Range(-2, 2),
-            "repetition_penalty": Range(0, above=True), "seed": Range(),
-        }.items()
-    },
 }  # fmt: skip
 
 

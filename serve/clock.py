@@ -24,7 +24,7 @@ class Clock:
 
     def start(self) -> None:
         self.opened = time.time()  # s since 1970
-        self._opened = self._begin = time.monotonic()
+        self._begin = time.monotonic()
         self._last = 0.0
 
     def __call__(self) -> float:
@@ -45,11 +45,6 @@ class Clock:
         elif self.real(late) > BEHIND:
             with self._lock:
                 self._begin += self.real(self._now() - when) - BEHIND
-
-    @property
-    def reached(self) -> float:
-        """Average speed since the clock opened."""
-        return self() / max(1e-9, time.monotonic() - self._opened)
 
     def _now(self) -> float:
         return (time.monotonic() - self._begin) * self.speed

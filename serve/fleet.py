@@ -115,8 +115,8 @@ class Fleet:
         for engine, executor in zip(self.engines, executors, strict=True):
             recorder = None if self._append is None else StepRecorder(self._record, engine.policy.width, BATCH)
             committed, ended = partial(self._send, text), partial(self._end, len(self.replicas))
-            timed: Any = executor if hasattr(executor, "host") else None
-            self.watches.append(Watch(self.metrics_as, engine, self.clock, self._prefixes, timed))
+            host = getattr(executor, "host", None)
+            self.watches.append(Watch(self.metrics_as, engine, self.clock, self._prefixes, host))
             self.replicas.append(
                 Replica(
                     engine, executor, self.clock, committed, ended, recorder, simulates=self.simulates,
@@ -206,8 +206,7 @@ class Fleet:
         """Send clients what a step emitted; in the replica's thread."""
         over = set(done.tolist())
         emitted = self.table["num_tokens"]
-        index = self._replica_of(plan)
-        watch = self.watches[index]
+        watch = self.watches[int(self.table["replica"][plan.requests[0]])]
         num_prompt = 0
         num_sent = 0
         emissions: list[tuple[Stream, Emission]] = []
@@ -251,9 +250,6 @@ class Fleet:
                 stream.index, status, stream.arrival, stream.input_length, stream.output_length, stream.num_sent,
                 stream.first_sent, now,
             )  # fmt: skip
-
-    def _replica_of(self, plan: StepPlan) -> int:
-        return int(self.table["replica"][plan.requests[0]])
 
     def _record(self, columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
         assert self._append is not None

@@ -50,11 +50,6 @@ class Replica:
         self._thread = threading.Thread(target=self._run, name=f"replica-{engine.replica}", daemon=True)
 
     @property
-    def num_waiting(self) -> int:
-        """Requests that have not begun."""
-        return self._num_sent - self._num_taken + self.engine.num_waiting
-
-    @property
     def time(self) -> float:
         """s of its state: behind the clock during a step or on a slow machine."""
         now = self._clock()
@@ -66,7 +61,7 @@ class Replica:
     def num_queued(self) -> int:
         """Requests that had arrived by `time` and have not begun."""
         if not self._simulates:
-            return self.num_waiting
+            return self._num_sent - self._num_taken + self.engine.num_waiting
         now = self.time
         return self.engine.num_waiting + sum(due < now for due, _ in self._requests())
 

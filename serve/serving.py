@@ -42,7 +42,6 @@ class Served:
     run: RunResult
     failure: str | Exception | None  # of a replica, else of the journal
     started: bool  # False: it could not listen
-    speed: float | None = None  # average, if --speed was given
 
 
 def serve_until_stopped(
@@ -77,5 +76,4 @@ def serve_until_stopped(
         if writer is not None:
             writer.requests(policy, behind.columns())
             writer.finish(info, run_html)
-    speed = None if fleet.clock.speed == 1 else fleet.clock.reached
-    return Served(RunResult.from_info(info), fleet.failure or fleet.journal_failure, server.started, speed)
+    return Served(RunResult.from_info(info), fleet.failure or fleet.journal_failure, server.started)

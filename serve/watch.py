@@ -2,8 +2,8 @@
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable
 from itertools import accumulate
-from typing import Protocol
 
 import numpy as np
 
@@ -12,13 +12,6 @@ from ..engine.prefix import Prefixes, caches_prefixes
 from ..engine.step import StepOutcome, StepPlan
 from ..results.engine_metrics import QUANTITIES, WITH_HANDLES, edges_of
 from .clock import Clock
-
-
-class Timed(Protocol):
-    """An executor that knows how a step's time divides."""
-
-    def host(self, plan: StepPlan) -> float:
-        """s of a step in which the device waits for the host."""
 
 
 class Buckets:
@@ -46,9 +39,11 @@ class Watch:
     """
 
     def __init__(
-        self, engine_name: str, engine: Engine, clock: Clock, prefixes: Prefixes | None, timed: Timed | None
-    ) -> None:
-        self._engine, self._clock, self._timed = engine, clock, timed
+        self, engine_name: str, engine: Engine, clock: Clock, prefixes: Prefixes | None,
+        host: Callable[[StepPlan], float] | None,
+    ) -> None:  # fmt: skip
+        """host: s of a step in which the device waits for the host; None: as the step's outcome says."""
+        self._engine, self._clock, self._host = engine, clock, host
         self._cached = prefixes.cached if prefixes is not None and caches_prefixes(engine.policy) else None
         # SGLang's synchronous rounds report at the end of their blocks.
         self._every_forward = getattr(engine.policy.batching, "dllm_fdfo", True)
@@ -110,8 +105,8 @@ class Watch:
         """Count a finished step. num_sent: tokens. num_prompt: computed prompt tokens of requests whose reply began."""
         if num_sent:
             self._observe("iteration_tokens", num_sent + num_prompt)
-        if self._timed is not None:
-            host = min(outcome.latency, self._timed.host(plan))
+        if self._host is not None:
+            host = min(outcome.latency, self._host(plan))
         else:
             host = 0.0 if np.isnan(outcome.device) else outcome.latency - outcome.device
         self.counts["forward_seconds"] += outcome.latency - host

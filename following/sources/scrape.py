@@ -1,17 +1,15 @@
 """Read a server's metrics page: one GET without redirects, with a token from a file, over TLS that is checked."""
 
-import http.client
-import math
 import re
-import socket
 import ssl
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
-from threading import Timer
-from urllib.parse import SplitResult, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from ...engine.errors import DsimError
 from ...files.read import cut, read_text, without_secrets
@@ -20,10 +18,16 @@ from .sample import Sample
 
 MOST_PAGE = 16 << 20  # bytes
 PATIENCE = 4.0  # s
+LOCAL = ("localhost", "127.0.0.1", "::1")  # reached without a proxy
 
 
 class MissingError(DsimError):
     """A server did not answer. It may be down for a while; the user made no error."""
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    def redirect_request(self, *arguments: Any) -> None:
+        """Follow none."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,8 @@ class Target:
 
     url: str
     token_file: Path | None = None
-    _asked: SplitResult = field(init=False)
+    _page: str = field(init=False)
+    _host: str = field(init=False)
 
     def __post_init__(self) -> None:
         url, expected = self.url, "expected http://HOST:PORT or https://HOST:PORT"
@@ -46,59 +51,35 @@ class Target:
             raise DsimError(f"URL is {shown} with a user's name, {expected}; --token-file holds a token")
         if parts.scheme not in ("http", "https") or not has_host or not re.fullmatch("[!-~]+", url):
             raise DsimError(f"URL is {shown}, {expected}")
-        asked = parts._replace(path=parts.path if parts.path.rstrip("/") else "/metrics", fragment="")
-        object.__setattr__(self, "_asked", asked)
-        object.__setattr__(self, "url", without_secrets(asked.geturl()))
+        page = parts._replace(path=parts.path if parts.path.rstrip("/") else "/metrics", fragment="").geturl()
+        object.__setattr__(self, "_page", page)
+        object.__setattr__(self, "_host", parts.hostname)
+        object.__setattr__(self, "url", without_secrets(page))
         self._headers()
 
     def sample(self) -> Sample:
         """Read the page with one GET. MissingError if the server does not answer; DsimError for any other answer."""
-        connection, page = self._connection()
-        late = Timer(PATIENCE, lambda: _end(opened))  # of the whole page: a socket's own time is that of one receive
-        begin = math.inf  # not connected
+        proxies = ProxyHandler({} if self._host in LOCAL else None)
+        begin = time.monotonic()
         try:
-            connection.connect()
-            opened = connection.sock
-            begin = time.monotonic()
-            late.start()
-            connection.request("GET", page, headers=self._headers())
-            reply = connection.getresponse()
-            data = reply.read(MOST_PAGE + 1)
-            if time.monotonic() - begin >= PATIENCE:
-                raise TimeoutError
-        except ssl.SSLCertVerificationError as error:
-            raise DsimError(f"{self.url}: its certificate is not trusted: {error.verify_message}") from None
-        except (OSError, http.client.HTTPException) as error:
-            # Late: what is still sent to a closed connection resets it.
-            why = cut(error or type(error).__name__)
-            if time.monotonic() - begin >= PATIENCE:
-                why = f"its page takes more than {PATIENCE:g} s"
-            raise MissingError(f"{self.url}: does not answer: {why}") from None
-        finally:
-            late.cancel()
-            connection.close()
-        if reply.status != 200:
-            kind = MissingError if reply.status >= 500 else DsimError
-            raise kind(f"{self.url}: answers {reply.status} {cut(reply.reason)}, expected 200")
-        if len(data) > MOST_PAGE:
-            raise DsimError(f"{self.url}: is longer than {MOST_PAGE} bytes, expected a page of metrics")
+            opener = build_opener(proxies, _NoRedirects)
+            with opener.open(Request(self._page, headers=self._headers()), timeout=PATIENCE) as reply:
+                data = bytearray()
+                while part := reply.read1(1 << 16):
+                    data += part
+                    if time.monotonic() - begin >= PATIENCE:
+                        raise TimeoutError(f"its page takes more than {PATIENCE:g} s")
+                    if len(data) > MOST_PAGE:
+                        raise DsimError(f"{self.url}: is longer than {MOST_PAGE} bytes, expected a page of metrics")
+        except HTTPError as error:
+            kind = MissingError if error.code >= 500 else DsimError
+            raise kind(f"{self.url}: answers {error.code} {cut(error.reason)}, expected 200") from None
+        except (OSError, HTTPException) as error:
+            reason = error.reason if isinstance(error, URLError) else error
+            if isinstance(reason, ssl.SSLCertVerificationError):
+                raise DsimError(f"{self.url}: its certificate is not trusted: {reason.verify_message}") from None
+            raise MissingError(f"{self.url}: does not answer: {cut(reason or type(reason).__name__)}") from None
         return sample_of(data.decode("utf-8", "replace"), time.time(), self.url)
-
-    def _connection(self) -> tuple[http.client.HTTPConnection, str]:
-        """To the server, or for another machine's to the environment's proxy; and the page's name there."""
-        asked, host = self._asked, str(self._asked.hostname)
-        is_direct = host in ("localhost", "127.0.0.1", "::1") or proxy_bypass(host)
-        proxy = urlsplit("" if is_direct else getproxies().get(asked.scheme, ""))
-        at = proxy if proxy.hostname else asked
-        page = asked._replace(scheme="", netloc="").geturl()
-        if asked.scheme == "http":
-            connection = http.client.HTTPConnection(str(at.hostname), at.port, timeout=PATIENCE)
-            return connection, asked.geturl() if proxy.hostname else page
-        context = ssl.create_default_context()
-        connection = http.client.HTTPSConnection(str(at.hostname), at.port, timeout=PATIENCE, context=context)
-        if proxy.hostname:
-            connection.set_tunnel(host, asked.port)
-        return connection, page
 
     def _headers(self) -> dict[str, str]:
         """The request's headers. The token is read each time, since it may be renewed on disk."""
@@ -108,8 +89,3 @@ class Target:
         if not token or not token.isascii() or len(token.split()) != 1:
             raise DsimError(f"{self.token_file}: holds {len(token.split())} words, expected one token")
         return {"Authorization": f"Bearer {token}"}
-
-
-def _end(opened: socket.socket) -> None:
-    with suppress(OSError):
-        opened.shutdown(socket.SHUT_RDWR)

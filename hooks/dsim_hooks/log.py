@@ -187,7 +187,7 @@ class StepLog:
         if len(self._ended) > ENDED:
             self._requests.pop(self._ended.popleft(), None)
 
-    def sequence(self, step, name, block_start, committed, computed=None):
+    def sequence(self, step, name, block_start, committed):
         """A step's effect on a sequence's block: positions from 0."""
         if step is None or name not in self._requests:
             return
@@ -195,7 +195,7 @@ class StepLog:
             "kind": "sequence", "request": self._requests[name].number, "step": step, "block_start": block_start,
             "committed": committed,
         }  # fmt: skip
-        self._lines.put(line if computed is None else line | {"computed": computed})
+        self._lines.put(line)
 
     def finished(self, name):
         for line in self._end(name, self.now()):

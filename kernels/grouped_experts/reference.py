@@ -17,18 +17,3 @@ def grouped_experts(
         opened = silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")
         out[pairs] = ((opened * up) @ down[expert].T).float() * weights.reshape(-1, 1)[pairs]
     return out.view(num_rows, top_k, x.shape[1]).sum(1).to(x.dtype)
-
-
-def pairs_by_expert(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where each expert's pairs start [E + 1], the pairs by expert [N k], and each pair's place there.
-
-    A pair is row x k + column; an expert's pairs keep their order. All int32.
-    """
-    of_pair, order = experts.reshape(-1).sort(stable=True)
-    start = torch.searchsorted(of_pair, torch.arange(num_experts + 1, device=experts.device))
-    return start.int(), order.int(), order.argsort().int()
-
-
-def sum_of_pairs(read: Tensor, place: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sum of each row's pairs, in fp32: read [N k, h] at their places, weights [N, k]; [N, h]."""
-    return (read[place.long()].view(*weights.shape, -1).float() * weights[..., None]).sum(1).to(read.dtype)

@@ -4,19 +4,12 @@ import torch
 from torch import Tensor
 
 from .. import run
-from ..checks import FLOATS, check_heads, check_range, check_starts, check_tensor
+from ..checks import FLOATS, check_heads, check_tensor
 from . import reference
 
 
 def mask_vote(
-    q: Tensor,
-    k: Tensor,
-    masked: Tensor,
-    masked_start: Tensor,
-    key_start: Tensor,
-    num_prompt: Tensor,
-    *,
-    check: bool = True,
+    q: Tensor, k: Tensor, masked: Tensor, masked_start: Tensor, key_start: Tensor, num_prompt: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Votes [Hkv, T] fp32, and their sums over the prompt and over masked tokens, each [S, Hkv] fp32.
 
@@ -24,8 +17,7 @@ def mask_vote(
     query heads of a KV head, which share a budget. A head prefers the prompt by to_prompt / (to_prompt + to_masked).
 
     q [T, H, D], k [T, Hkv, D]: whole sequences, from a full pass; masked [M] int64: rows of masked tokens, sequence
-    after sequence; masked_start, key_start [S+1] int32; num_prompt [S] int32: prompt lengths. check: refuse
-    values out of range; waits for the device.
+    after sequence; masked_start, key_start [S+1] int32; num_prompt [S] int32: prompt lengths.
     """
     num_sequences = num_prompt.shape[0]
     check_tensor("q", q, q.device, FLOATS, "T", "H", "D")
@@ -35,12 +27,4 @@ def mask_vote(
     check_tensor("masked_start", masked_start, q.device, torch.int32, num_sequences + 1)
     check_tensor("key_start", key_start, q.device, torch.int32, num_sequences + 1)
     check_tensor("num_prompt", num_prompt, q.device, torch.int32, "S")
-    if check:
-        check_starts("masked_start", masked_start, len(masked), "masked")
-        check_starts("key_start", key_start, len(k), "k")
-        for s, prompt in enumerate(num_prompt.tolist()):
-            first, last = key_start[s : s + 2].tolist()
-            check_range("masked", masked[masked_start[s] : masked_start[s + 1]], first, last - 1)
-            if not 0 <= prompt <= last - first:
-                raise ValueError(f"num_prompt[{s}] is {prompt}, expected 0 to {last - first}")
     return run(reference.mask_vote, q, q, k, masked, masked_start, key_start, num_prompt, q.shape[2] ** -0.5)

@@ -30,7 +30,7 @@ def qk_norm_rope(
 
 def qk_norm_rope_scatter(
     qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
-    k_pages: Tensor, v_pages: Tensor, slots: Tensor, values: Values = "plain", *, check: bool = True,
+    k_pages: Tensor, v_pages: Tensor, slots: Tensor, values: Values = "plain",
 ) -> Tensor:  # fmt: skip
     """`qk_norm_rope` that writes keys and values to pages, in place; returns q.
 
@@ -40,9 +40,6 @@ def qk_norm_rope_scatter(
     check_tensor("k_pages", k_pages, qkv.device, qkv.dtype, "num_pages", "page_size", num_kv_heads, qkv.shape[2])
     check_tensor("v_pages", v_pages, qkv.device, qkv.dtype, *k_pages.shape)
     check_tensor("slots", slots, qkv.device, torch.int64, len(qkv))
-    num_slots = k_pages.shape[0] * k_pages.shape[1]
-    if check and len(slots) and int(slots.max()) >= num_slots:
-        raise ValueError(f"slots holds {int(slots.max())}, expected at most {num_slots - 1}")
     heads = (qkv, num_heads, q_weight, k_weight, eps, cos, sin)
     return run(reference.qk_norm_rope_scatter, qkv, *heads, k_pages, v_pages, slots, values)
 

@@ -4,23 +4,21 @@ import torch
 from torch import Tensor
 
 from .. import run
-from ..checks import FLOATS, check_heads, check_starts, check_tensor
+from ..checks import FLOATS, check_heads, check_tensor
 from . import reference
 from .reference import Spans as Spans
 
 
 def window_attention(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, spans: Spans, window: int, causal: bool, scale: float, *,
-    check: bool = True,
-) -> Tensor:  # fmt: skip
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, spans: Spans, window: int, causal: bool, scale: float
+) -> Tensor:
     """Each query's output, [N, H, D] of q's dtype.
 
     A sequence's rows are its last positions. Causal: a query sees its position and the window - 1 before it. Otherwise
     it sees all rows of its sequence and the window - 1 positions before the first. A query that sees no key reads
     zeros. Visible keys are finite; other slots may hold anything.
 
-    q [N, H, D]; k_pages, v_pages [num_pages, page_size, Hkv, D]; window: 0 for none. check: refuse values out of range;
-    waits for the device.
+    q [N, H, D]; k_pages, v_pages [num_pages, page_size, Hkv, D]; window: 0 for none.
     """
     device, num = q.device, len(spans.page_table)
     check_tensor("q", q, device, FLOATS, "N", "H", "D")
@@ -32,18 +30,4 @@ def window_attention(
     check_heads(q.shape[1], k_pages.shape[2], "k_pages")
     if window < 0:
         raise ValueError(f"window is {window}, expected at least 0")
-    if check:
-        _check_values(len(q), k_pages.shape[0], k_pages.shape[1], spans)
     return run(reference.window_attention, q, q, k_pages, v_pages, spans, window, causal, scale)
-
-
-def _check_values(num_queries: int, num_pages: int, page_size: int, spans: Spans) -> None:
-    """Rows are in order, and every key has room in the table."""
-    check_starts("query_start", spans.query_start, num_queries, "q")
-    capacity = spans.page_table.shape[1] * page_size
-    for s, length in enumerate(spans.lengths.tolist()):
-        if not 0 <= length <= capacity:
-            raise ValueError(f"lengths[{s}] is {length}, expected 0 to the {capacity} keys of its pages")
-    highest = int(spans.page_table.max()) if spans.page_table.numel() else -1
-    if highest >= num_pages:
-        raise ValueError(f"page_table holds {highest}, expected at most {num_pages - 1}")

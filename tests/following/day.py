@@ -7,13 +7,13 @@ from typing import Any
 from dsim.benchmarks.follow import SERVERS
 from dsim.following.alarms import Alarm
 from dsim.following.follower import Followed, Follower
-from dsim.following.outlook import Advice, Headroom, WhatIf
+from dsim.following.outlook import Advice, WhatIf
 from dsim.following.refit import Factors, Version
 from dsim.following.sources.sample import Sample
 from dsim.following.windows import Scrape
 
 NOW, HOUR = 1.8e9, 3600.0
-ROOM = Headroom(3.0, 2.9, 3.1, "memory", "ttft=1s", NOW, 1)
+CAPACITY = 3.0  # req/s
 
 
 def whatifs(*met: float) -> list[WhatIf]:
@@ -24,14 +24,14 @@ def whatifs(*met: float) -> list[WhatIf]:
 def window(hours_ago: float, rate: float, slow: float, smooth: float) -> dict[str, Any]:
     end = NOW - hours_ago * HOUR
     return {
-        "begin": end - 300, "end": end, "replicas": 2, "requests": 300 * rate, "grade": "rates", "drawn": True,
+        "begin": end - 300, "end": end, "replicas": 2, "requests": 300 * rate, "drawn": True,
         "extrapolating": False, "residuals": {"step_time": [smooth, 0.01]}, "smooth": {"step_time": smooth},
         "deviations": {"step_time": 0.05}, "bands": {},
         "traffic": {"rate": rate, "input_length": 100.0, "output_length": 50.0},
         "gauges": {"running": 3.0, "waiting": 1.0, "kv_usage": 0.5},
         "measured": {"e2el": 2.0 * slow}, "predicted": {"e2el": 2.0}, "slos": {"ttft=1s": [[0.9, 0.95], [0.97, 0.97]]},
-        "raised": [], "settled": [], "alarms": {}, "version": 1, "usual": {}, "known": {},
-        "growth": 0.01, "headroom": vars(ROOM),
+        "raised": [], "settled": [], "alarms": {}, "version": 1, "usual": {}, "errors": {},
+        "capacity": CAPACITY,
         "what_if": [vars(w) for w in whatifs(0.98, 0.9, 1.0)],
         "advice": vars(Advice("Do nothing.", "it is well", evidence="73 replays")),
     }  # fmt: skip
@@ -50,7 +50,7 @@ def a_day(folder: Path) -> Follower:
     found.alarms.open["prices"] = alarm
     begin, end = NOW - 3 * HOUR, NOW - 2 * HOUR
     factors = Factors(price=1.5)
-    found.versions.append(Version(1, end, begin, end, 6, "rates", "prices: up", factors, {}, 0.1, "p.json"))
+    found.versions.append(Version(1, end, begin, 6, "prices: up", factors, {}, "p.json"))
     found.last = Scrape(NOW, (Sample(NOW, "sglang", 1, {}, {"running": 3.0, "waiting": 1.0}),))
-    found.room = ROOM
+    found._capacity = CAPACITY
     return found

@@ -100,7 +100,7 @@ def test_a_server_that_is_gone_for_a_while_ends_nothing(tmp_path: Path) -> None:
         watcher.once()
     assert len(told) == 1
     assert "expected the metrics of an engine" in told[0]
-    assert 'dsim_follow_up{url="' + target.url + '"} 1' in watcher.metrics
+    assert 'dsim_follow_up{url="' + target.url + '"} 1.0' in watcher.metrics
 
 
 def test_a_window_that_no_twin_can_replay_ends_nothing(tmp_path: Path) -> None:
@@ -134,5 +134,5 @@ def test_from_python_it_is_a_function(tmp_path: Path) -> None:
         found = package.follow(
             url, "vllm-diffusion", profile="h200x2-diffusiongemma/vllm", out=tmp_path / "f", once=True
         )
-    assert (found.state["grade"], found.windows) == ("rates", [])
+    assert (found.state["version"], found.windows) == (0, [])
     assert json.loads((tmp_path / "f" / "follow.json").read_text())["schema"] == "dsim-follow"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dsim.benchmarks.follow_vllm import ZERO, Pages, follow, ways
-from dsim.following.refit import MOST_EVIDENCE, TRIAL
+from dsim.following.refit import MOST_EVIDENCE
 from dsim.results.scenario import Scenario
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -77,4 +77,4 @@ def test_traffic_and_a_limit_of_the_scheduler_are_named_and_nothing_else(
     unmeasured = [record["unmeasured"] for record in records]
     assert unmeasured[0].startswith("noise: repeats of a step spread by")
     # Windows have measured the prices, where there were as many as noisy ones need.
-    assert (unmeasured[-1] is None) == (len(records) >= MOST_EVIDENCE + TRIAL)
+    assert (unmeasured[-1] is None) == (len(records) >= MOST_EVIDENCE)

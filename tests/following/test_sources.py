@@ -9,16 +9,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dsim.engine.errors import DsimError
-from dsim.following.predicted import Seen
 from dsim.following.sources.engines import sample_of
-from dsim.following.sources.growing import AccessLog, GrowingLogs, StepLogTail
+from dsim.following.sources.growing import AccessLog
 from dsim.following.sources.sample import Sample
 from dsim.following.sources.scrape import MissingError, Target
-from dsim.following.windows import Window
 
 from . import pages
 
@@ -95,7 +92,7 @@ def test_an_access_log_is_read_as_it_grows_by_whole_lines(tmp_path: Path) -> Non
     path = tmp_path / "log.csv"
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2026-11-25 10:00:00,100,20\n2026-11-25 10:00:0")
     log = AccessLog(path, None, None, None)
-    log.read()
+    log.read_added()
     zero = 1795600800.0  # 10:00:00
     assert log.arrivals(zero, zero + 60).time.tolist() == [0.0]
     with path.open("a") as file:
@@ -104,10 +101,9 @@ def test_an_access_log_is_read_as_it_grows_by_whole_lines(tmp_path: Path) -> Non
     found = log.arrivals(zero, zero + 60)
     columns = [found.time, found.input_length, found.output_length]
     assert [column.tolist() for column in columns] == [[0, 7], [100, 30], [20, 40]]
-    assert not found.drawn
     (tmp_path / "relative.jsonl").write_text('{"timestamp": 5, "input_length": 3, "output_length": 4}\n')
     with pytest.raises(DsimError, match=r"its last request is at 0.005 s, expected dates or seconds since 1970"):
-        AccessLog(tmp_path / "relative.jsonl", None, None, None).read()
+        AccessLog(tmp_path / "relative.jsonl", None, None, None).read_added()
 
 
 T = 1795600800
@@ -117,8 +113,8 @@ ROW = '{{"timestamp": {}000, "input_length": 3, "output_length": 4, "m": "{}"}}\
 def test_a_rotated_log_loses_no_row_and_nothing_that_it_holds_ends_following(tmp_path: Path) -> None:
     path, told = tmp_path / "log.jsonl", list[str]()
     path.write_text(ROW.format(T, "a") + ROW.format(T + 1, "b"))
-    logs = GrowingLogs(AccessLog(path, None, "m=a", None), tell=told.append)
-    logs.read(strict=True)
+    logs = AccessLog(path, None, "m=a", None, told.append)
+    logs.read_added()
     with path.open("a") as writer:
         writer.write(ROW.format(T + 2, "b") + "broken\n")
         writer.flush()
@@ -143,46 +139,12 @@ def test_a_log_of_another_clock_is_told_once_and_its_requests_are_not_taken(
 ) -> None:
     path, told = tmp_path / "log.jsonl", list[str]()
     path.write_text("".join(ROW.format(T + 600 * i + 3600 * hours, "a") for i in range(72)))  # of twelve hours
-    logs = GrowingLogs(AccessLog(path, None, None, None), tell=told.append)
+    logs = AccessLog(path, None, None, None, told.append)
     for now in (T + 42_600, T + 43_200):
-        logs.read(now)
-        found = logs.arrivals(now - 600, now)
-        seen = Seen(Window(()), found)
-        assert (found is None, seen.grade) == ((True, "rates") if hours else (False, "rates and requests"))
+        logs.read()
+        assert (logs.arrivals(now - 600, now, now) is None) == bool(hours)
     line = f"Left out: {path}: its newest request is 8.0 h {where} the server's page, expected"
     assert [words[: len(line)] for words in told] == [line] * bool(hours)
-
-
-def test_a_step_log_tells_the_steps_of_a_stretch_of_time(tmp_path: Path) -> None:
-    path = tmp_path / "steps.jsonl"
-    head = {
-        "schema": "dsim-steplog", "version": 1, "synthetic": True, "engine": "x", "device": "A100",
-        "memory_bytes": 80 << 30,
-        "model": "SDAR-8B", "block_length": 4, "threshold": 0.9, "workload": "w", "started": 2e9,
-    }  # fmt: skip
-    step = {"kind": "step", "batch": 1, "tokens": 4, "sum_kv": 20, "latency": 0.01, "requests": [7], "row_tokens": [4]}
-    rows = [
-        {"kind": "request", "request": 7, "input_length": 16, "arrival": 0.0},
-        *(
-            {**step, "step": i, "start": float(i), "phases": ["denoise"], "row_keys": [20], "emitted": [4 * (i % 2)]}
-            for i in range(10)
-        ),
-    ]
-    lines = [json.dumps(row) + "\n" for row in (head, *rows)]
-    path.write_text("".join(lines[:6]))
-    log = StepLogTail(path)
-    log.read()
-    with path.open("a") as file:
-        file.writelines(["broken\n", '{"kind": "step", "start": 1e999}\n', "[]\n", *lines[6:]])
-    log.read()
-    assert (found := log.steps(2e9 + 4, 2e9 + 8)) is not None
-    assert (found.forwards, found.tokens) == (4.0, 8.0)
-    assert np.allclose(found.steps.latency, 0.01)
-    assert log.steps(2e9 + 20, 2e9 + 30) is None
-    path.write_text("".join(lines[:4]))  # the engine was restarted
-    log.read()
-    assert (found := log.steps(2e9, 2e9 + 30)) is not None
-    assert len(found.steps.latency) == 2
 
 
 def test_a_page_that_drips_has_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:

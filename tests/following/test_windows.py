@@ -63,7 +63,6 @@ def test_arrivals_are_those_finished_running_or_waiting_and_fall_where_they_came
     drawn = drawn_arrivals(window, 0)
     assert len(drawn) == 2
     assert (drawn.time < 5).all()
-    assert drawn.drawn
     assert abs(drawn.input_length.mean() - 100) <= 1
     assert np.array_equal(drawn.time, drawn_arrivals(window, 0).time)
     assert not np.array_equal(drawn.time, drawn_arrivals(window, 1).time)
@@ -84,7 +83,7 @@ def test_drawn_lengths_have_the_histograms_shape_and_mean() -> None:
 
 def test_the_window_before_and_what_was_in_flight_run_in_the_replay() -> None:
     def three(at: float) -> Arrivals:
-        return Arrivals(np.array([at, at + 1, at + 2]), np.full(3, 7.0), np.full(3, 9.0), True)
+        return Arrivals(np.array([at, at + 1, at + 2]), np.full(3, 7.0), np.full(3, 9.0))
 
     trace, begins = trace_of(three(1.0), three(0.5), 10.0, 2, "x")
     assert trace.arrival.tolist() == [0, 0, 1, 2, 3, 10.5, 11.5, 12.5]
@@ -99,7 +98,7 @@ def test_requests_in_flight_are_added_to_a_log_that_has_them_only_when_they_end(
         Sample(5.0 * i, "vllm", 1, {"requests": done}, {"running": running, "waiting": 0.0})
         for i, (done, running) in enumerate(counts)
     )
-    logged = Arrivals(np.linspace(0.1, 4.0, 10), np.full(10, 7.0), np.full(10, 9.0), drawn=False)
+    logged = Arrivals(np.linspace(0.1, 4.0, 10), np.full(10, 7.0), np.full(10, 9.0))
     whole = with_open(logged, Window(samples), 0)
     assert len(whole) == 13
     assert (np.histogram(whole.time, [0, 5, 10])[0]).tolist() == [12, 1]

@@ -109,7 +109,7 @@ def attention() -> None:
         rows, none = batch * queries, torch.zeros(batch * queries, dtype=torch.int32)
         listed, starts = torch.ones(batch, 32, dtype=torch.bool), int32(*range(0, rows + 1, queries))
         seen = Sequences(torch.zeros(batch, 32, dtype=torch.int32), starts, none, none[:batch], listed, 32)
-        ragged_paged_attention(bf16(rows, 32, 128), pages, pages, seen, check=False)
+        ragged_paged_attention(bf16(rows, 32, 128), pages, pages, seen)
     case = ""
 
 
@@ -127,7 +127,7 @@ def canvases() -> None:
         pages = bf16(1, 64, kv_heads, head_dim)
         for causal in [window > 0] if FEW else (False, True):
             case = f"heads of {head_dim}{', causal' if causal else ''}"
-            window_attention(bf16(512, 16, head_dim), pages, pages, spans, window, causal, 1.0, check=False)
+            window_attention(bf16(512, 16, head_dim), pages, pages, spans, window, causal, 1.0)
         half, norm = bf16(3, head_dim // 2), bf16(head_dim)
         values = ("keys", kv_heads) if window == 0 else ("normed", 2 * kv_heads)
         qk_norm_rope(bf16(3, 16 + values[1], head_dim), 16, norm, norm, 1e-6, half, half, values[0])

@@ -19,8 +19,7 @@ from dsim.engine.step import Phase
 from dsim.kernels import Path, taken, use
 from dsim.live import session
 from dsim.live.cache import PagedCache
-from dsim.live.canvas import CanvasCache, Turn
-from dsim.live.canvas_executor import KeyedChance
+from dsim.live.canvas import CanvasCache, KeyedChance, Turn
 from dsim.live.canvas_model import random_canvas_model
 from dsim.live.config import ModelConfig
 from dsim.live.config_file import ConfigJson, Given

@@ -23,8 +23,8 @@ from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.live import canvas as canvas_module
 from dsim.live import session
-from dsim.live.canvas import Canvas, CanvasCache, accept
-from dsim.live.canvas_executor import CanvasExecutor, KeyedChance
+from dsim.live.canvas import Canvas, CanvasCache, KeyedChance, accept
+from dsim.live.canvas_executor import CanvasExecutor
 from dsim.live.canvas_graphs import GraphCanvasCache, padded
 from dsim.live.canvas_model import CanvasModel, Renoise, canvas_config, read_canvas_model
 from dsim.live.weights import source_of

@@ -1,6 +1,5 @@
 """Full-sequence policies served on a device under watch: what each step committed, and whose every page is."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -129,13 +128,3 @@ def run(
     watched = Watched(executor, forward.cache, poison)
     done = serve_all(watched, policy, limits, requests)
     return watched, done.table, done.journal, done
-
-
-def checked(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel that refuses values out of range, whatever its caller says."""
-
-    def call(*arguments: Any, check: bool) -> Any:
-        assert not check
-        return kernel(*arguments, check=True)
-
-    return call
