@@ -103,8 +103,10 @@ def inputs_of(
     """Of a plan's replays."""
     inputs = asked_of(replace(scenario, policy=Scenario.policy))
     del inputs["policy"]
-    files = [asked_of(posed(scenario, candidate))["files"] for candidate in candidates]
-    named = [(str(c), c.price, [*c.settings], own) for c, own in zip(candidates, files, strict=True)]
+    named = []
+    for candidate in candidates:
+        asks = asked_of(posed(scenario, candidate))
+        named.append((str(candidate), candidate.price, [*candidate.settings], asks["policy"], asks["profile"]))
     own = {"attainment": attainment, "max_replicas": max_replicas, "num_requests": num_requests}
     return {**inputs, **own, "candidates": digest(named), "rate": own_rate(scenario) if rate is None else rate}
 

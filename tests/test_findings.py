@@ -19,7 +19,7 @@ import pytest
 
 from dsim.comparison.clients.read import read_client
 from dsim.comparison.errors import errors, relative_error
-from dsim.engine.errors import DsimError, ModelError, TraceError
+from dsim.engine.errors import DsimError, ModelError
 from dsim.engine.policy import parse
 from dsim.live.weights import config_of
 from dsim.planner.quality import load_table, quality_of
@@ -77,9 +77,6 @@ def test_what_needs_more_memory_than_is_free_is_refused(monkeypatch: pytest.Monk
 
 
 def test_a_session_may_be_named_by_anything() -> None:
-    lines(Path("t.jsonl"), [{**row, "session_id": ["a"], "delay": "soon"} for row in ROWS[:2]])
-    with pytest.raises(TraceError, match="delay is"):
-        load("t.jsonl")
     lines(Path("t.jsonl"), [{**ROWS[0], "session_id": {}, "x": "y"}, {**ROWS[1], "input_length": "20"}])
     assert len(load("t.jsonl")) == 2
 
@@ -153,11 +150,6 @@ REFUSED: tuple[tuple[str, Any, str, str], ...] = (
       for at in (1e17, 1e14)),
     ("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,9,4\n,9,4\n", "trace info t.csv",
      "t.csv:3: TIMESTAMP is .*, expected a date and time"),
-    ("t.jsonl", f'{{"arrival_time_ns": 0, "session_id": "a", "sub_requests": [{{"input_toks": 9, "output_toks": 4, '
-     f'"tool_duration_ns": {HUGE}}}, {{"input_toks": 9, "output_toks": 4}}]}}\n', "trace info t.jsonl",
-     "t.jsonl:1: delay is 1000.*, expected at most 4611686018427387904"),
-    ("t.jsonl", [{"arrival_time_ns": int(HUGE), "sub_requests": TURNS}], "trace info t.jsonl",
-     "t.jsonl:1: arrival_time_ns is 1000.*, expected at most 4611686018427387904"),
     ("s.toml", SWEEP.replace("t.jsonl", LONG).format(""), "sweep s.toml --jobs 1 -o out", ""),
     ("s.toml", SWEEP.format(f"rate = {HUGE}"), "sweep s.toml --jobs 1 -o out", "s.toml: base.rate is 1000.*, expected"),
     ("s.toml", SWEEP.format('slos = ["ttft=soon"]'), "sweep s.toml --jobs 1 -o out",
@@ -329,4 +321,4 @@ def test_a_key_given_twice_among_many_is_found_at_once() -> None:
 def test_a_share_of_next_to_nothing_is_no_error() -> None:
     found = errors(np.array([2.0, 3.0]), np.array([1e-320, 2.0]))
     assert (found.num, found.mape, found.num_zero) == (1, 0.5, 1)
-    assert math.isnan(relative_error(2.0, 1e-320))
+    assert relative_error(2.0, 1e-320) is None

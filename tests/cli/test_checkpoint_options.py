@@ -56,9 +56,7 @@ def test_profile_logs_commits_with_the_mask_the_block_and_the_eos_that_are_given
     assert seen == [(4, 95, (7,))]
 
 
-def test_validate_serves_with_the_tokens_drawn_as_they_are_asked_for(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validate_serves_with_the_options_of_the_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
     def listen(_out: Any, _base: Any, live: Any, **how: Any) -> Any:
@@ -66,7 +64,7 @@ def test_validate_serves_with_the_tokens_drawn_as_they_are_asked_for(
         raise StoppedError
 
     monkeypatch.setattr("dsim.device.validate.validate", listen)
-    given = ("--block-length", 4, "--mask-token-id", 95, "--temperature", 0.5, "--tokenizer", folder)
+    given = ("--block-length", 4, "--mask-token-id", 95, "--tokenizer", folder)
     with pytest.raises(StoppedError):
         dsim(
             "validate", "--model", folder / "model", "--device", "cpu", "-o", folder / "v", "--seconds", 1,
@@ -74,7 +72,6 @@ def test_validate_serves_with_the_tokens_drawn_as_they_are_asked_for(
         )  # fmt: skip
     [(block, live)] = seen
     assert (block, live.tokenizer) == (4, str(folder))
-    assert live.sampling.temperature == 0.5
 
 
 def test_an_eos_that_the_checkpoint_does_not_name_ends_nothing(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -235,7 +236,8 @@ def test_a_file_named_like_a_shipped_trace_and_a_run_longer_than_it_are_said(
     Path("azure-conv").write_text(rows(40))
     Path("c.toml").write_text('base = {trace = "azure-conv", num_requests = 60}\ngrid = {policy = ["ar", "chunk"]}\n')
     ran = dsim(*command.split())
-    warnings = [line.partition("arning: ")[2] for line in (ran.out + ran.err).splitlines() if "arning: " in line]
+    said = [re.split("(?:[Ww]arning|Note): ", line) for line in (ran.out + ran.err).splitlines()]
+    warnings = [parts[1] for parts in said if len(parts) > 1]
     assert ran.code == 0, ran.err
     assert [line for line in warnings if "azure-conv" in line] == [
         "azure-conv is read from the file of this name, not from the shipped trace",

@@ -6,13 +6,13 @@ import pytest
 
 from dsim.engine.errors import PolicyError
 from dsim.engine.policy import parse
-from dsim.planner.space import Candidate
+from dsim.planner.candidate import policy_toml
 from dsim.results.scenario import replicas_of
 
 
 def test_a_setting_s_file_is_its_policy_and_its_replicas(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
-    file.write_text(Candidate("optimus", (("max_batch", 32),), 3).toml())
+    file.write_text(policy_toml("optimus,max_batch=32", 3))
     assert file.read_text() == 'policy = "optimus"\nmax_batch = 32\nreplicas = 3\n'
     assert parse(str(file)).memory == parse("optimus,max_batch=32").memory
     assert replicas_of([str(file)], None) == 3

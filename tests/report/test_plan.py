@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from dsim.planner.replicate import Interval
 from dsim.planner.settings import Tried
 from dsim.report.plan import answer, plan_page, why
 from dsim.report.text import render
+from dsim.results.metrics import Distribution
+from dsim.results.run_info import MeasuredLog
 from dsim.results.spread import Spread
 
 from .fabricate import setup
@@ -239,8 +242,9 @@ def test_clients_percentiles_stand_beside_today_s_and_the_log_s() -> None:
     rows = [" ".join(line.split()) for line in text(data)]
     assert "ttft p95 200 ms 400 ms" in rows
     assert "meet the SLOs 99.4 % (99.3 to 99.5) 98.1 % (98.0 to 98.2)" in rows
-    summary = {name: {"p50": 900.0, "p95": 950.0, "p99": 990.0} for name in ("ttft_ms", "e2el_ms")}
-    log = {"summary": summary | {"slo_attainment": 0.9}, "rate": 3.0, "beside": [], "requests": 9, "failed": 1}
+    waits = Distribution(p50=900.0, p95=950.0, p99=990.0)
+    summary: Any = SimpleNamespace(ttft_ms=waits, e2el_ms=waits, slo_attainment=0.9)
+    log = MeasuredLog(num_timed=8, num_requests=9, num_failed=1, rate=3.0, summary=summary)
     assert "e2el p99 300 ms 600 ms 990 ms" in [" ".join(line.split()) for line in text(replace(data, measured=log))]
 
 
