@@ -12,16 +12,19 @@ from typing import Annotated as A
 from ..engine.errors import DsimError
 from ..files.duration import seconds_of
 from ..files.read import printable, quoted
-from ..files.write import check_file, write_whole
+from ..files.write import check_file, tell, write_whole
 from . import questions as q
 from .answer import Answer
 from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
     from ..profiler.measure import Opened
+    from ..profiler.profile import Profile
+    from ..profiler.samples import Evidence
     from ..report.profile import Profiled
 
 PAGE = 7.0  # s, to start and to write the page
+Files = tuple[Path | None, Path | None, Path | None]  # the profile, its page and its steps
 
 
 @dataclass(frozen=True)
@@ -83,30 +86,36 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
     force: A[bool, q.OVERWRITE] = False
 
     def answer(self, watch: Watch) -> "Answer[Profiled]":
-        from ..profiler.profile import save
-        from ..report.html import to_html
-
-        file, page, steps = self._files(watch)
+        files = self._files(watch)
+        file = files[0]
         name = "" if file is None else printable(file.stem)
         if self.roofline is not None:
             profiled = self._derived(self.roofline, name, watch.command())
         elif self.from_log is not None:
             profiled = self._fitted(Path(self.from_log), name, watch)
         else:
-            profiled = self._measured(watch, name, PAGE if page is not None else 0.0)
-        if file is not None:
-            save(profiled.profile, file, self.force)
-        if page is not None:
-            write_whole(page, to_html(profiled.page()))
-        if steps is not None:
-            write_whole(steps, profiled.to_frame().to_csv(index=False))
-        written = ", ".join(str(path) for path in (file, page, steps) if path is not None)
+            profiled = self._measured(watch, name, files)
+        written = self._write(profiled, files)
         return Answer(
             value=profiled, json=profiled.to_json(), page=profiled.page, lines=[f"Wrote {written}"] if written else [],
             code=int(bool(profiled.doubts)),
         )  # fmt: skip
 
-    def _files(self, watch: Watch) -> tuple[Path | None, Path | None, Path | None]:
+    def _write(self, profiled: "Profiled", files: Files) -> str:
+        """The files written."""
+        from ..profiler.profile import save
+        from ..report.html import to_html
+
+        file, page, steps = files
+        if file is not None:
+            save(profiled.profile, file, self.force)
+        if steps is not None:
+            write_whole(steps, profiled.to_frame().to_csv(index=False))
+        if page is not None:
+            write_whole(page, to_html(profiled.page()))
+        return ", ".join(str(path) for path in files if path is not None)
+
+    def _files(self, watch: Watch) -> Files:
         """The profile's, its page's and its steps'; DsimError before minutes of measuring."""
         if self.client is not None and self.from_log is None:
             raise DsimError(f"--client is {self.client} and --from-log is missing: expected the log of the same time")
@@ -128,7 +137,7 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
             check_file(path, force=self.force)
         return file, page, steps
 
-    def _measured(self, watch: Watch, name: str, for_page: float) -> "Profiled":
+    def _measured(self, watch: Watch, name: str, files: Files) -> "Profiled":
         from ..live.config_file import named  # loads PyTorch, as the next
         from ..profiler.measure import LoadedCanvas, open_any, profile_model
         from ..profiler.measure_canvas import profile_canvas
@@ -150,12 +159,18 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
                 profile_model, loaded, thresholds=self.thresholds, temperature=self.temperature, yields=lender,
                 both_ways=self.full_sequence, eos=self.eos,
             )  # fmt: skip
-        total = self.budget
+
+        def keep(profile: "Profile", evidence: "Evidence") -> None:
+            written = self._write(Profiled(profile, None, watch.command(), evidence), files)
+            tell(f"Stopped early: wrote {written} with what was measured before")
+
+        total, for_page = self.budget, PAGE if files[1] is not None else 0.0
         with watch.bar("measuring", "s", round(total)) as bar:
             profile, evidence = measure(
                 name=name or printable(Path(self.model).name if self.model else loaded.model.config.name),
                 budget=max(total / 2, total - (time.monotonic() - begin) - for_page), workloads=workloads,
                 max_batch=self.max_batch, seed=self.seed, tokenizer=self.tokenizer,
+                keep=None if files[0] is None else keep,
                 on_progress=lambda what, share: bar.update(round(share * total), note=what, rest=(1 - share) * total),
             )  # fmt: skip
         return Profiled(profile, None, watch.command(), evidence)

@@ -7,7 +7,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -368,6 +368,8 @@ MOST_TEXT = 4096  # tokens that fill a cache
 # 10 to 50 ms by 4 % over their first 0.15 s; after seconds of serving, decode steps take 6 to 16 % longer than short
 # measurements say. Whether 0.5 s is enough is untested on a GPU.
 LONG_SETTLE, SETTLED = 10, 0.5
+HEAT_SHARE = 0.1  # of the steps' budget on a GPU, at most
+STEADY, STEADY_FOR = 0.01, 4  # relative range of this many latencies at which the clock is steady
 MOST_TOKENS = 8192  # per step, as engines limit it
 
 Columns = Mapping[str, Any]
@@ -375,12 +377,13 @@ OnProgress = Callable[[str, float], None]  # what is measured, and the share of 
 
 
 def measure_steps(
-    loaded: Loaded, budget: float, *, max_batch: int | None = None, seed: int = 0,
+    loaded: Loaded, budget: float, measured_shapes: list[Measured], *, max_batch: int | None = None, seed: int = 0,
     on_progress: OnProgress | None = None,
-) -> Samples:  # fmt: skip
+) -> None:  # fmt: skip
     """Measure steps of many shapes for about `budget` s, so that shapes of all sizes are measured at any time.
 
-    A reference shape after every ROUND shapes shows a device that slows as it warms up.
+    measured_shapes: receives each as it is measured. A GPU is heated before. A reference shape after every ROUND shapes
+    shows a device that slows as it warms up.
     """
     config = loaded.model.config
     block = config.block_length
@@ -401,7 +404,13 @@ def measure_steps(
     forward = _forward(loaded, pages, context + 3 * block, batch, seed)
     reference = compute_bound(offered)
     measure_shape(forward, offered[-1], block, 1, loaded.text)  # warm-up: allocations and compilation
-    measured_shapes: list[Measured] = []
+
+    def heavy_then_reference() -> float:
+        measure_shape(forward, offered[-1], block, 1, loaded.text)
+        return float(np.median(measure_shape(forward, reference, block, REPEATS, loaded.text).device))
+
+    if loaded.on_gpu:
+        heat(heavy_then_reference, HEAT_SHARE * budget)
     for i, shape in enumerate(order, start=1):
         for each in (shape, reference) if i % ROUND == 0 else (shape,):
             if on_progress is not None:
@@ -415,7 +424,16 @@ def measure_steps(
             )  # fmt: skip
         if time.monotonic() - begin > budget and len(measured_shapes) >= FEWEST:
             break
-    return _samples(measured_shapes, loaded.on_gpu)
+
+
+def heat(device_time: Callable[[], float], budget: float) -> None:
+    """Run steps until the device time is steady or `budget` s have passed: a cold device's clock cannot last."""
+    end = time.monotonic() + budget
+    times: list[float] = []
+    while time.monotonic() < end:
+        times = [*times, device_time()][-STEADY_FOR:]
+        if len(times) == STEADY_FOR and max(times) < (1.0 + STEADY) * min(times):
+            break
 
 
 def _on_levels(loaded: Loaded, batch: int, tokens: int, context: int) -> list[Shape]:
@@ -530,7 +548,8 @@ def _filled_cache(loaded: Loaded, pages: int, seed: int) -> PagedCache:
 def _samples(taken: Sequence[Measured], apart: bool) -> Samples:
     """The measured steps; apart: device and planning processor are different."""
     features = [m.features for m in taken for _ in m.latency]
-    latency, device = (np.concatenate([getattr(m, name) for m in taken]) for name in ("latency", "device"))
+    latency = [second for m in taken for second in m.latency]
+    device = [second for m in taken for second in m.device]
     # On a CPU one term per row covers the forward's work for a sequence and the host's, which is no larger.
     return samples(features, latency, device if apart else None)
 
@@ -744,6 +763,8 @@ def patience(positions: int) -> Iterator[None]:
 
 # ---- the profile ----------------------------------------------------------------------------------------------
 
+Keep = Callable[[Profile, Evidence], object]
+
 JOURNAL_SHARE = 0.15  # of the steps' budget on a GPU, for the serving that judges
 STEPS_SHARE = 0.5  # of the budget; commit logs get the rest
 EVICTION_SHARE = 0.05  # of the budget on a GPU; a CPU evicts nearly for free
@@ -822,16 +843,30 @@ def check_prompts(loaded: "Opened", workloads: Mapping[str, str], tokenizer: str
         read_tokens(prompts, loaded.name, loaded.model.config, tokenizer)
 
 
+@contextmanager
+def keeping(keep: Keep | None, measured_before: Callable[[], tuple[Profile, Evidence]]) -> Iterator[None]:
+    """Pass what was measured before a failure or an interrupt to `keep`."""
+    try:
+        yield
+    except BaseException:
+        if keep is not None:
+            with suppress(ProfileError):  # too few steps to fit
+                keep(*measured_before())
+        raise
+
+
 def profile_model(
     loaded: Loaded, *, name: str, budget: float, workloads: Mapping[str, str], thresholds: Sequence[float],
     temperature: float = 1.0, yields: Profile | None = None, max_batch: int | None = None, seed: int = 0,
     on_progress: OnProgress | None = None, both_ways: bool = False, tokenizer: str | None = None, eos: bool = False,
+    keep: Keep | None = None,
 ) -> tuple[Profile, Evidence]:  # fmt: skip
     """Measure a model for about `budget` s and fit its profile.
 
     workloads: prompts by workload, on which commits are logged at each threshold; none for random weights. yields:
     another profile, whose commit models and importance deltas are copied. both_ways: a full-sequence model; no commits
-    or evictions are measured. tokenizer, eos: as in log_commits.
+    or evictions are measured. tokenizer, eos: as in log_commits. keep: receives what was measured before a failure or
+    an interrupt.
     """
     begin = time.monotonic()
 
@@ -860,53 +895,66 @@ def profile_model(
     short = seconds_to_compile([*policies, evicting_policy(block, 1, block)]) > MOST_COMPILING * budget
     if short:
         unknown.append(f"the steps were planned in plain Python, as compiling them takes most of {budget:.0f} s")
-    with patience(sys.maxsize if short else core.STEPS_PATIENCE):
-        for_overhead = budget * OVERHEAD_SHARE if both_ways else 0.0
-        for_eviction = budget * EVICTION_SHARE if loaded.on_gpu and not both_ways else 0.0
-        for_steps = budget * STEPS_SHARE if workloads else budget - for_overhead - for_eviction
-        steps = measure_steps(
-            loaded, for_steps * (1.0 - JOURNAL_SHARE * loaded.on_gpu), max_batch=max_batch, seed=seed,
-            on_progress=progress,
-        )  # fmt: skip
-        journal = None
-        if loaded.on_gpu and not both_ways:
-            journal, settings["made_ready"] = serve_journal(
-                loaded, JOURNAL_SHARE * for_steps, max_batch=max_batch, seed=seed
-            )
-        latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens, stairs=loaded.on_gpu, journal=journal)
-        fit = doubted(fit, [*unknown, *loaded.clocks.doubts()])
-        latency = replace(
-            latency, early=digits(loaded.shape.early), layers=loaded.shape.layers, captured_evictions=loaded.graphs
-        )
-        if both_ways:
-            latency = replace(latency, cache_overhead=measure_cache_overhead(loaded, latency, for_overhead, progress))
-        else:
-            latency = replace(latency, eviction=digits(measure_eviction(loaded, latency, max_batch, for_eviction), 3))
-        importance: list[Deltas] = []
-        models: list[CommitModel] = []
-        fits: list[CommitFit] = []
-        pairs = [(workload, threshold) for workload in workloads for threshold in thresholds]
-        for i, (workload, threshold) in enumerate(pairs):
-            progress(f"commits on {workload} at threshold {threshold:g}")
-            share = max(0.0, (begin + budget - time.monotonic()) / (len(pairs) - i) - FITTING)
-            log = log_commits(
-                loaded, workloads[workload], threshold, temperature, share, seed,
-                importance if block > 1 and config.layers > 1 else None, tokenizer, eos,
-            )  # fmt: skip
-            source = f"dsim profile: {config.name} at work on {workload}, {len(np.unique(log.request))} requests"
-            model, commit_fit = fit_commits(
-                log, workload=workload, threshold=threshold, temperature=temperature, source=source
-            )
-            models += at_fixed_length(model, commit_fit)
-            fits.append(commit_fit)
     lent = ((), None) if yields is None else (yields.commits, yields.focus)
     if yields is not None and yields.focus is not None:
         settings["importance"] = f"of {yields.name}"
     family = "block-diffusion" if block > 1 else "autoregressive"
-    profile = measured(
-        loaded, loaded.shape, latency, fit, name=name, family="full-sequence" if both_ways else family,
-        strategy="low_confidence_dynamic", block_length=block, settings=settings, workloads=workloads, seed=seed,
-        sources=[m.source for m in lent[0]], commits=(*lent[0], *models), commit_fits=tuple(fits),
-        focus=fit_focus(importance) or lent[1],
-    )  # fmt: skip
-    return profile, Evidence(steps, journal)
+    measured_shapes: list[Measured] = []
+    journal: Samples | None = None
+
+    def fitted() -> tuple[Profile, Evidence]:
+        steps = _samples(measured_shapes, loaded.on_gpu)
+        latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens, stairs=loaded.on_gpu, journal=journal)
+        latency = replace(
+            latency, early=digits(loaded.shape.early), layers=loaded.shape.layers, captured_evictions=loaded.graphs
+        )
+        return measured(
+            loaded, loaded.shape, latency, doubted(fit, [*unknown, *loaded.clocks.doubts()]), name=name,
+            family="full-sequence" if both_ways else family, strategy="low_confidence_dynamic", block_length=block,
+            settings=settings, workloads=workloads, seed=seed, sources=[m.source for m in lent[0]], commits=lent[0],
+            focus=lent[1],
+        ), Evidence(steps, journal)  # fmt: skip
+
+    with patience(sys.maxsize if short else core.STEPS_PATIENCE):
+        for_overhead = budget * OVERHEAD_SHARE if both_ways else 0.0
+        for_eviction = budget * EVICTION_SHARE if loaded.on_gpu and not both_ways else 0.0
+        for_steps = budget * STEPS_SHARE if workloads else budget - for_overhead - for_eviction
+        with keeping(keep, fitted):
+            measure_steps(
+                loaded, for_steps * (1.0 - JOURNAL_SHARE * loaded.on_gpu), measured_shapes, max_batch=max_batch,
+                seed=seed, on_progress=progress,
+            )  # fmt: skip
+            if loaded.on_gpu and not both_ways:
+                journal, settings["made_ready"] = serve_journal(
+                    loaded, JOURNAL_SHARE * for_steps, max_batch=max_batch, seed=seed
+                )
+        profile, evidence = fitted()
+        with keeping(keep, lambda: (profile, evidence)):
+            latency = profile.latency
+            if both_ways:
+                overhead = measure_cache_overhead(loaded, latency, for_overhead, progress)
+                latency = replace(latency, cache_overhead=overhead)
+            else:
+                eviction = measure_eviction(loaded, latency, max_batch, for_eviction)
+                latency = replace(latency, eviction=digits(eviction, 3))
+            profile = replace(profile, latency=latency)
+            importance: list[Deltas] = []
+            pairs = [(workload, threshold) for workload in workloads for threshold in thresholds]
+            for i, (workload, threshold) in enumerate(pairs):
+                progress(f"commits on {workload} at threshold {threshold:g}")
+                share = max(0.0, (begin + budget - time.monotonic()) / (len(pairs) - i) - FITTING)
+                log = log_commits(
+                    loaded, workloads[workload], threshold, temperature, share, seed,
+                    importance if block > 1 and config.layers > 1 else None, tokenizer, eos,
+                )  # fmt: skip
+                source = f"dsim profile: {config.name} at work on {workload}, {len(np.unique(log.request))} requests"
+                model, commit_fit = fit_commits(
+                    log, workload=workload, threshold=threshold, temperature=temperature, source=source
+                )
+                profile = replace(
+                    profile,
+                    commits=(*profile.commits, *at_fixed_length(model, commit_fit)),
+                    commit_fits=(*profile.commit_fits, commit_fit),
+                    focus=fit_focus(importance) or lent[1],
+                )
+    return profile, evidence

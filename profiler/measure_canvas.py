@@ -24,14 +24,18 @@ from .fit import fit_latency
 from .fit_canvas import fit_canvas_law
 from .logged import Canvases
 from .measure import (
+    HEAT_SHARE,
     PAGE,
     STEPS_SHARE,
+    Keep,
     LoadedCanvas,
     OnProgress,
     after,
     check_prompts,
     check_whole,
     doubted,
+    heat,
+    keeping,
     measured,
     text_of,
 )
@@ -47,6 +51,7 @@ MOST_LOGGED = 400  # requests whose canvases are counted
 LOGGED_BATCH = 8
 KV_SHARE = 0.5  # of the memory free after the weights
 Lists = Mapping[str, Any]
+Step = tuple[Features, float, float]  # latency and device time, s
 
 
 def shape_of_canvas(config: CanvasConfig) -> ModelShape:
@@ -69,63 +74,72 @@ def shape_of_canvas(config: CanvasConfig) -> ModelShape:
 def profile_canvas(
     loaded: LoadedCanvas, *, name: str, budget: float, workloads: Mapping[str, str], max_batch: int | None = None,
     max_context: int | None = None, seed: int = 0, tokenizer: str | None = None, on_progress: OnProgress | None = None,
-    laws: Sequence[CanvasLaw] = (),
+    laws: Sequence[CanvasLaw] = (), keep: Keep | None = None,
 ) -> tuple[Profile, Evidence]:  # fmt: skip
     """Measure a canvas model for about `budget` s and fit its profile.
 
     workloads: prompts by workload, on which denoising steps are counted; without any, random tokens; never with random
-    weights. laws: another profile's, copied with their sources.
+    weights. laws: another profile's, copied with their sources. keep: receives what was measured before a failure or an
+    interrupt.
     """
     config = loaded.model.config
     check_prompts(loaded, workloads, tokenizer, "steps counted")
-    settings, doubts = loaded.settings, list[str]()
+    settings, unknown = loaded.settings, list[str]()
     if loaded.trained:
-        text, settings["routing"], doubts = text_of(loaded.name, config, workloads, seed, tokenizer)
+        text, settings["routing"], unknown = text_of(loaded.name, config, workloads, seed, tokenizer)
         loaded = replace(loaded, text=text)
     batch = max_batch or loaded.usual_batch(LOGGED_BATCH)
     context = min(max_context or MOST_CONTEXT, config.context_limit)
     for_steps = (STEPS_SHARE if loaded.trained else 1.0) * budget
     progress = on_progress or (lambda what, share: None)
-    steps = measure_steps(
-        loaded, for_steps, batch, context, seed, lambda share: progress("steps", share * for_steps / budget)
-    )
-    latency, fit = fit_latency(steps)
-    doubts += loaded.clocks.doubts()
-    counted = list(laws)
+    measured_steps: list[Step] = []
+
+    def fitted() -> tuple[Profile, Evidence]:
+        steps = _samples(measured_steps, loaded.on_gpu)
+        latency, fit = fit_latency(steps)
+        profile = measured(
+            loaded, shape_of_canvas(config), latency, doubted(fit, [*unknown, *loaded.clocks.doubts()]), name=name,
+            family="canvas", strategy="law", block_length=config.canvas_length, settings=settings, workloads=workloads,
+            seed=seed, sources=[law.source for law in laws],
+        )  # fmt: skip
+        return replace(profile, canvas_laws=tuple(laws)), Evidence(steps)
+
+    with keeping(keep, fitted):
+        measure_steps(
+            loaded, for_steps, batch, context, seed, lambda share: progress("steps", share * for_steps / budget),
+            measured_steps,
+        )  # fmt: skip
+    profile, evidence = fitted()
     prompts: dict[str, str | None] = {**workloads} or {"random tokens": None}
     if not loaded.trained:
         prompts = {}  # random weights: step counts mean nothing
-    for i, (workload, file) in enumerate(prompts.items()):
-        share = (budget - for_steps) / len(prompts)
-        progress(f"canvases of {workload}", (for_steps + i * share) / budget)
-        if file is None:
-            ask = random_prompts(config, seed)
-        else:
-            ask = prompts_from(read_tokens(file, loaded.name, config, tokenizer), seed)
-        canvases = count_steps(loaded, ask, share, context, seed)
-        source = f"dsim profile: {config.name} at work on {workload}, {len(canvases.request)} canvases"
-        if file is None:
-            source += "; they drive canvases to their cap, which says nothing of text (--prompts)"
-        law, why = fit_canvas_law(
-            canvases, workload=workload, canvas_length=config.canvas_length, late=False, source=source
-        )
-        counted.append(law)
-        doubts += [f"{workload}: {line}" for line in why]
-    profile = measured(
-        loaded, shape_of_canvas(config), latency, doubted(fit, doubts), name=name, family="canvas", strategy="law",
-        block_length=config.canvas_length, settings=settings, workloads=workloads, seed=seed,
-        sources=[law.source for law in laws],
-    )  # fmt: skip
-    return replace(profile, canvas_laws=tuple(counted)), Evidence(steps)
+    with keeping(keep, lambda: (profile, evidence)):
+        for i, (workload, file) in enumerate(prompts.items()):
+            share = (budget - for_steps) / len(prompts)
+            progress(f"canvases of {workload}", (for_steps + i * share) / budget)
+            if file is None:
+                ask = random_prompts(config, seed)
+            else:
+                ask = prompts_from(read_tokens(file, loaded.name, config, tokenizer), seed)
+            canvases = count_steps(loaded, ask, share, context, seed)
+            source = f"dsim profile: {config.name} at work on {workload}, {len(canvases.request)} canvases"
+            if file is None:
+                source += "; they drive canvases to their cap, which says nothing of text (--prompts)"
+            law, why = fit_canvas_law(
+                canvases, workload=workload, canvas_length=config.canvas_length, late=False, source=source
+            )
+            fit = doubted(profile.fit, [f"{workload}: {line}" for line in why])
+            profile = replace(profile, fit=fit, canvas_laws=(*profile.canvas_laws, law))
+    return profile, evidence
 
 
 def measure_steps(
     loaded: LoadedCanvas, budget: float, most_batch: int, most_context: int, seed: int,
-    on_progress: Callable[[float], None],
-) -> Samples:  # fmt: skip
+    on_progress: Callable[[float], None], measured_steps: list[Step],
+) -> None:  # fmt: skip
     """Steps of serving requests of any length in batches of 1, 2, 4 ... most_batch, for about `budget` s.
 
-    Batches are limited to the KV that fits.
+    Batches are limited to the KV that fits. measured_steps: receives each as it is measured. A GPU is heated before.
     """
     config, chance = loaded.model.config, np.random.default_rng(seed)
     least = 3 * config.canvas_length + 1  # per request: a token, two canvases, and one behind them
@@ -146,10 +160,18 @@ def measure_steps(
     since = time.monotonic()
     if loaded.kept is not None:
         batches = _captured(loaded, loaded.kept, batches, pages, most_context + 2 * config.canvas_length)
+
+    def canvas_time() -> float:
+        requests, times = [Request(0, 0.0, config.canvas_length, 2 * config.canvas_length)], list[float]()
+        _served(
+            loaded, policy_of(config, 1), requests, loaded.prompts(seed), seed,
+            lambda columns, lists: times.extend(columns["device"]), lambda: False, LawDraws(law, seed, 1), none,
+        )  # fmt: skip
+        return float(np.median(times))
+
+    if loaded.on_gpu:
+        heat(canvas_time, HEAT_SHARE * budget)
     budget -= time.monotonic() - since
-    features: list[Features] = []
-    latencies: list[Any] = []
-    devices: list[Any] = []
     over, num_steps = after(budget), 0
     begin = time.monotonic()
 
@@ -159,9 +181,8 @@ def measure_steps(
         return over() and num_steps > FEWEST_STEPS
 
     def take(columns: Mapping[str, Any], lists: Lists) -> None:
-        features.extend(step_features(columns, lists, mixed=True))
-        latencies.append(columns["latency"])
-        devices.append(columns["device"])
+        features = step_features(columns, lists, mixed=True)
+        measured_steps.extend(zip(features, columns["latency"], columns["device"], strict=True))
 
     num_done = 0
     while num_done == 0 or not stop():
@@ -182,8 +203,11 @@ def measure_steps(
             continue
         on_progress(min(1.0, (time.monotonic() - begin) / budget))
         num_done += 1
-    device = np.concatenate(devices) if loaded.on_gpu else None
-    return samples(features, np.concatenate(latencies), device)
+
+
+def _samples(steps: Sequence[Step], on_gpu: bool) -> Samples:
+    device = [step[2] for step in steps] if on_gpu else None
+    return samples([step[0] for step in steps], [step[1] for step in steps], device)
 
 
 def spread(batches: Sequence[int]) -> list[int]:

@@ -391,12 +391,61 @@ def test_shapes_that_are_measured_fit_the_memory_that_is_free(
 
     monkeypatch.setattr(measure_canvas, "_served", served)
     with pytest.raises(ProfileError, match="enough"):
-        measure_steps(loaded, 1.0, 64, 100_000, 0, lambda share: None)
+        measure_steps(loaded, 1.0, 64, 100_000, 0, lambda share: None, [])
     assert {most for most, _ in pools} == {1, 2, 4}  # of eight rows each would need a page of its own
     assert max(pages for _, pages in pools) <= 5
     monkeypatch.setattr(measure_canvas, "free_bytes", lambda loaded: page)
     with pytest.raises(ProfileError, match=f"{loaded.name}: 0 tokens of keys and values fit .* expected at least 25"):
-        measure_steps(loaded, 1.0, 64, 100_000, 0, lambda share: None)
+        measure_steps(loaded, 1.0, 64, 100_000, 0, lambda share: None, [])
+
+
+def test_a_gpu_is_heated_by_single_canvases_before_steps_are_measured(
+    gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = opened(gemma[1], EARLY)
+    monkeypatch.setattr(LoadedCanvas, "on_gpu", property(lambda self: True))
+    monkeypatch.setattr(measure_canvas, "free_bytes", lambda loaded: 1 << 30)
+    batches: list[int] = []
+
+    def served(loaded: Any, policy: Any, requests: Any, ask: Any, seed: int, take: Any, *_: Any) -> None:
+        batches.append(policy.batching.max_batch)
+        if len(batches) == 8:
+            raise ProfileError("enough")
+        if len(batches) <= 4:
+            take({"device": [1.0, 1.0]}, {})
+
+    monkeypatch.setattr(measure_canvas, "_served", served)
+    with pytest.raises(ProfileError, match="enough"):
+        measure_steps(loaded, 600.0, 4, 64, 0, lambda share: None, [])
+    assert batches == [1, 1, 1, 1, 1, 4, 2, 1]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("device lost"), KeyboardInterrupt()], ids=["failure", "Ctrl-C"])
+def test_steps_measured_before_a_batch_that_fails_are_kept(
+    gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    run = measure_canvas.run
+    num_steps: list[int] = []  # of each batch
+
+    def fail(*arguments: Any, append: Any, **options: Any) -> Any:
+        num_steps.append(0)
+
+        def count(columns: Any, lists: Any) -> None:
+            num_steps[-1] += len(columns["latency"])
+            append(columns, lists)
+
+        done = run(*arguments, append=count, **options)
+        return done if len(num_steps) < 3 else replace(done, failure=error)
+
+    monkeypatch.setattr(measure_canvas, "run", fail)
+    kept: list[Any] = []
+    with pytest.raises(type(error)):
+        profile_canvas(
+            opened(gemma[1], EARLY), name="g", budget=60.0, workloads={}, max_batch=2, max_context=64,
+            keep=lambda profile, evidence: kept.append((profile.canvas_laws, len(evidence.steps))),
+        )  # fmt: skip
+    assert len(num_steps) == 3
+    assert kept == [((), sum(num_steps))]
 
 
 def test_a_batch_that_the_device_has_no_memory_for_ends_at_the_one_before(
@@ -414,11 +463,11 @@ def test_a_batch_that_the_device_has_no_memory_for_ends_at_the_one_before(
 
     monkeypatch.setattr(measure_canvas, "_served", served)
     with pytest.raises(ProfileError, match="enough"):
-        measure_steps(loaded, 1.0, 8, 64, 0, lambda share: None)
+        measure_steps(loaded, 1.0, 8, 64, 0, lambda share: None, [])
     assert batches == [1, 8, 1, 4, 1, 2, 1]
     monkeypatch.setattr(measure_canvas, "_served", lambda *_: served(None, parse("sglang-gemma:4")))
     with pytest.raises(ModelError, match="out of memory at a batch of 1"):
-        measure_steps(loaded, 1.0, 8, 64, 0, lambda share: None)
+        measure_steps(loaded, 1.0, 8, 64, 0, lambda share: None, [])
 
 
 @pytest.mark.parametrize("num", [1, 3, 5])

@@ -78,7 +78,9 @@ def test_steps_of_many_shapes_are_measured_and_one_of_them_in_every_round(
         whats.append(what)
         told.append(share)
 
-    taken = measure_steps(loaded, 2.0 * sum(rounds), max_batch=4, on_progress=tell)
+    measured: list[Any] = []
+    measure_steps(loaded, 2.0 * sum(rounds), measured, max_batch=4, on_progress=tell)
+    taken = measure._samples(measured, False)
     every = points(taken)
     assert len(whats) >= sum(rounds)
     (reference, times), (_, others) = Counter(whats).most_common(2)
@@ -142,6 +144,44 @@ def test_a_device_is_measured_on_every_level_and_judged_by_a_journal(
 def test_the_reference_is_the_largest_step_that_is_still_quick_and_decodes_if_it_can() -> None:
     found = [measure.compute_bound(shapes(block, 256, 8192, 4064, 64, 10**6)) for block in (32, 1)]
     assert found == [Shape(64, 32, 32), Shape(256, 0, 8)]
+
+
+@pytest.mark.parametrize(("budget", "num_steps"), [(1e9, 7), (3.5, 3)])
+@pytest.mark.usefixtures("two_seconds_a_shape")
+def test_a_device_is_heated_until_its_time_is_steady_or_the_budget_is_spent(budget: float, num_steps: int) -> None:
+    times = iter([2.0, 1.5, 1.2, 1.009, 1.0, 1.0, 1.005, 1.0, 1.0])
+    measure.heat(times.__next__, budget)
+    assert len(list(times)) == 9 - num_steps
+
+
+@pytest.mark.usefixtures("two_seconds_a_shape")
+@pytest.mark.parametrize(
+    ("num_shapes", "error"),
+    [(1, KeyboardInterrupt()), (16, KeyboardInterrupt()), (100, ModelError("out of memory"))],
+    ids=["the warm-up", "Ctrl-C", "all"],
+)
+def test_steps_measured_before_a_failure_are_kept(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, num_shapes: int, error: BaseException
+) -> None:
+    def fail(*_: object) -> float:
+        raise error
+
+    shapes_before = itertools.count()
+
+    def measure_shape(*arguments: Any) -> Any:
+        return live_measure.measure(*arguments) if next(shapes_before) < num_shapes else fail()
+
+    monkeypatch.setattr(measure, "measure_shape", measure_shape)
+    monkeypatch.setattr(measure, "measure_eviction", fail)
+    kept: list[Any] = []
+    with pytest.raises(type(error)):
+        profile_model(
+            loaded, name="here", budget=40.0, workloads={}, thresholds=(), max_batch=2,
+            keep=lambda profile, evidence: kept.append((profile, len(points(evidence.steps)))),
+        )  # fmt: skip
+    assert [num >= 15 for _, num in kept] == [True] * (num_shapes > 1)
+    for profile, _ in kept:
+        assert from_json(json.loads(json.dumps(to_json(profile))), "here.json") == profile
 
 
 @pytest.mark.slow

@@ -2,11 +2,15 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from dsim.engine.latency import CacheOverhead
+from dsim.profiler import measure
 from dsim.profiler.profile import Profile, load
+from dsim.profiler.samples import FEATURES, Evidence, samples
 from dsim.report.profile import Profiled
 
 from ..cli.command import dsim, succeed
@@ -102,6 +106,23 @@ def test_a_fit_that_is_not_valid_is_written_told_and_exits_1(tmp_path: Path) -> 
     assert profile.doubts[0].startswith("too few points: ")
     assert load(path) == profile
     assert f"Not valid: {profile.fit.num_points} step shapes" in (tmp_path / "p.html").read_text()
+
+
+def test_an_interrupted_measurement_is_written_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile, path = load("l40s-llada-8b"), tmp_path / "p.json"
+    steps = samples(np.ones((3, len(FEATURES))), [0.01] * 3)
+
+    def profile_model(*_: Any, keep: Any, **__: Any) -> None:
+        keep(profile, Evidence(steps))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "profile_model", profile_model)
+    ran = dsim("profile", "--model", "tiny", "--device", "cpu", "-o", path)
+    assert ran.code == 130
+    written = ", ".join(str(path.with_suffix(ending)) for ending in (".json", ".html", ".csv"))
+    assert f"Stopped early: wrote {written} with what was measured before\n" in ran.err
+    assert load(path) == replace(profile, name=load(path).name)
+    assert len(path.with_suffix(".csv").read_text().splitlines()) == 1 + len(steps)
 
 
 def test_refusals_are_one_line() -> None:
