@@ -60,7 +60,8 @@ def test_forwards_over_pages_say_the_logits_and_tokens_of_an_independent_impleme
         forward = Forward(model, PagedCache(config, 3, 8, "cpu", torch.float32))
         before = taken["ragged_paged_attention", path]
         with use(path), torch.inference_mode():
-            hidden = forward._hidden(forward._inputs_of(batch), batch)
+            inputs = forward._unflatten(*forward._moved(*forward._flatten(batch)))
+            hidden = forward._hidden(inputs, batch)
             said, _ = forward._sample(hidden, None)
         assert taken["ragged_paged_attention", path] == before + config.layers
         torch.testing.assert_close(model.logits(hidden), expected, rtol=0, atol=1e-4)
