@@ -62,6 +62,13 @@ class Clocks:
         """Most processes that computed at once, this one included; 0: unknown."""
         return int(max((s.get("processes", 0) for s in self.samples), default=0))
 
+    def state(self, first: int) -> dict[str, Any]:
+        """Quantities, shares slowed and processes from sample `first` on, for files; {} without samples."""
+        part = Clocks(None)
+        part.samples = self.samples[first:]
+        quantities = part.quantities()
+        return {**quantities, "slowed": part.slowed(), "processes": part.num_processes} if quantities else {}
+
     def __str__(self) -> str:
         """The state as a profile stores it; "" without samples."""
         words = [
