@@ -270,6 +270,8 @@ def _named(where: str, name: str) -> ModelShape:
         return model(name)
     except ProfileError as error:
         raise ProfileError(f"{where}: {error}; or give its shape as an object") from None
+    except OSError as error:  # a name too long for a path
+        raise ProfileError(f"{where}: model is {cut(name)}: {error.strerror}") from None
 
 
 def _step(where: str, line: StepLine, block_length: int) -> tuple[Features, tuple[float, float]]:
