@@ -58,7 +58,7 @@ def test_tune_searches_by_the_class() -> None:
         "tune", "two.csv", "--space", "space.toml", "--trials", 2, "--slo", "chat/e2el=3s",
         "--slo", "batch/p90:e2el=60s", "-o", "tuned", "--json",
     )  # fmt: skip
-    assert ran.json["slos"] == ["chat/e2el=3s", "batch/p90:e2el=60s"]
+    assert ran.json["setup"]["slos"] == ["chat/e2el=3s", "batch/p90:e2el=60s"]
     # The search's own figure is the attainment of chat's, with all of batch's good, times the rate.
     with Path("tuned/trials.csv").open(encoding="utf-8") as file:
         rows = {row["policy"]: row for row in csv.DictReader(file)}
