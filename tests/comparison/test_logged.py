@@ -131,7 +131,7 @@ def test_the_front_end_is_what_a_client_saw_beyond_the_log() -> None:
     alone.write_text("".join(json.dumps(line) + "\n" for line in (first, *again)))
     write_client(Path("bench.json"), alone, 0.007, late=1e4)
     ran = dsim("profile", "--from-log", log, "--client", "bench.json", "-o", "mine.json", "--json")
-    assert ran.json["frontend"] == pytest.approx(0.007, rel=1e-5)
+    assert ran.json["profile"]["frontend"] == pytest.approx(0.007, rel=1e-5)
     assert load("mine.json").frontend == pytest.approx(0.007, rel=1e-5)
     ran = dsim("profile", "--from-log", log, "-o", "none.json")
     assert "  front end not measured: 0 (--client)" in ran.out
