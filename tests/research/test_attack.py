@@ -15,7 +15,7 @@ from dsim.research.attack.targets import Target, targets
 
 pytestmark = pytest.mark.slow
 NAMES: tuple[str, ...] = (
-    "trace mooncake", "trace sessions", "trace guidellm", "trace json", "trace azure",
+    "trace mooncake", "trace guidellm", "trace json", "trace azure",
     "trace burstgpt", "trace vidur", "trace litellm", "trace spans", "trace spans in one",
     "trace responses", "trace own columns", "trace engine's log",
     "trace parquet", "profile", "step log", "policy file", "policy", "sweep file",
