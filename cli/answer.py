@@ -54,6 +54,6 @@ class Stopped(KeyboardInterrupt):
 
 
 def stopped(out: "str | Path | None") -> Stopped:
-    """Of a search whose folder keeps its replays."""
+    """An interrupt of a search, with the folder of its replays."""
     place = f"the replays are kept in {out}/: the same command continues" if out else "nothing was kept"
     return Stopped(f"Interrupted: {place}")

@@ -58,8 +58,8 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
         from ..comparison.comparison import COMPARISON, FILES, compare_runs
         from ..comparison.pairs import check_machines
         from ..engine.allowed_code import allowed
-        from ..files.place import check_folder
-        from ..report.html import write_result
+        from ..files.place import check_folder, write_folder
+        from ..report.html import result_files
 
         predicted, measured = self._sides()
         if not 0 <= self.seeds <= 100:
@@ -77,7 +77,7 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
                 progress=lambda policy, done, total: bar.update(done, total, policy),
             )  # fmt: skip
         if self.folder is not None:
-            write_result(self.folder, COMPARISON, comparison, force=self.force, command=watch.command())
+            write_folder(self.folder, COMPARISON, result_files(comparison, watch.command()), force=self.force)
         return Answer(value=comparison, out=self.folder, files=FILES, missed=comparison.missed)
 
     def _profiles(self, pairs: "Sequence[tuple[Run, Run]]") -> "dict[str, Profile]":

@@ -255,12 +255,12 @@ def _write(folder: "StoreFolder", planned: "Planned", sheets: "Sequence[Profile]
     for name, text in launch.items():
         (folder.folder / DEPLOY).mkdir(exist_ok=True)
         write_whole(folder.folder / DEPLOY / name, text)
-    made = {f"profile-{profile.name}.json": profile for profile in sheets}
-    for name, profile in made.items():
+    profiles = {f"profile-{profile.name}.json": profile for profile in sheets}
+    for name, profile in profiles.items():
         save(profile, folder.folder / name, force=True)
     files = {"plan.toml": planned.plan_toml, **result_files(planned)}
     folder.put(files)
-    return [*files, *([f"{DEPLOY}/"] if launch else []), *made]
+    return [*files, *([f"{DEPLOY}/"] if launch else []), *profiles]
 
 
 def _warn(watch: Watch, scenario: "Scenario", specs: list[str], candidates: "Sequence[PlanCandidate]") -> None:

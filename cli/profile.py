@@ -97,7 +97,7 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
             profiled = self._measured(watch, name, files)
         written = self._write(profiled, files)
         return Answer(
-            value=profiled, json=profiled.to_json(), page=profiled.page, lines=[f"Wrote {written}"] if written else [],
+            value=profiled, lines=[f"Wrote {written}"] if written else [],
             code=int(bool(profiled.doubts)),
         )  # fmt: skip
 

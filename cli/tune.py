@@ -9,7 +9,7 @@ from typing import Annotated as A
 from ..engine.policies import BASELINES
 from . import choices
 from . import questions as q
-from .answer import Answer, Stopped
+from .answer import Answer, stopped
 from .cautions import warn, warn_of_yields
 from .declared import Opt, Question, Watch, words_of
 
@@ -94,12 +94,10 @@ class TuneQuestion(q.OnFleet, q.Paced, q.Somewhere, q.Priced, q.Forced, Question
                     progress=lambda doing, done, of, best: bar.update(done, of, doing, best),
                 )  # fmt: skip
         except KeyboardInterrupt:
-            store = folder.memo.path
-            where = f"the replays are kept in {store}: the same command continues" if store else "nothing was kept"
-            raise Stopped(f"Interrupted: {where}") from None
+            raise stopped(self.out) from None
         warn_of_yields(watch, *tuned.compared)
         first, *fronts = tuned.files
         return Answer(
-            value=tuned, json=tuned.to_json(), page=tuned.page, explained=folder.memo.sentence(), out=self.folder,
+            value=tuned, explained=folder.memo.sentence(), out=self.folder,
             files=[first, *FILES, *fronts],
         )  # fmt: skip

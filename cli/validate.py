@@ -99,11 +99,11 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         from ..device.validate import FEWEST_OF_TTFT, LOADS, POLICIES, canvas_policies, load_of
         from ..device.validate import validate as validate_cells
         from ..engine.policy import parse
-        from ..files.place import hold_folder
+        from ..files.place import hold_folder, write_folder
         from ..files.write import write_whole
         from ..planner.given import name_of_profile
         from ..planner.memo import STORE, Memo
-        from ..report.html import json_of, write_result
+        from ..report.html import result_files
         from ..results.scenario import named_code
 
         begin = time.monotonic()
@@ -162,9 +162,9 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
                 within=CELLS_SHARE * max(0.0, self.budget - elapsed() - compiling),
                 more=lambda expected: elapsed() + expected / CELLS_SHARE < self.budget, watch=watch_cell, memo=memo,
             )  # fmt: skip
-        write_whole(out / "validation.json", json_of(validated.to_json()))
+        write_whole(out / "validation.json", validated.to_text())
         comparison = validated.comparison
-        write_result(out / "comparison", COMPARISON, comparison, force=True, command=watch.command())
+        write_folder(out / "comparison", COMPARISON, result_files(comparison, watch.command()), force=True)
         memo.close()
         lock.close()
         if "ttft" in str(self.bounds):

@@ -105,7 +105,7 @@ class Ranking:
 class Comparison(Result):
     """Predicted against measured runs."""
 
-    schema: ClassVar[str] = "dsim-comparison"
+    schema: ClassVar[str] = "dsim-compare"
 
     pairs: tuple[Pair, ...]
     cells: tuple[PolicyErrors, ...]

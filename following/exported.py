@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from .follower import Follower
 from .residuals import CAUSES
 
-# Behind dsim_follow_: the label of its rows, if any, and what it says.
+# By the name after `dsim_follow_`: the label of its rows, if any, and its help text.
 METRICS = {
     "up": ("url", "Whether the server answered the last time."),
     "age_seconds": ("", "Time since the last window that was judged."),

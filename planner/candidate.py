@@ -195,7 +195,7 @@ class Candidate:
 
     @property
     def policies(self) -> list[Policy]:
-        """Those that decide the answers; PolicyError for contradictory fields."""
+        """The policies that decide the answers; PolicyError for contradictory fields."""
         specs = [pool.policy for pool in decoding_pools(self.scenario)] or [self.scenario.policy]
         return [parse(spec, self.scenario.allow_code) for spec in specs]
 

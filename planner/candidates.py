@@ -117,8 +117,12 @@ def candidates_of(
             refused = str(error).removeprefix(f"{cut(policy.name)}: ")
         spec = plain_spec(text, code) if text.endswith(".toml") else text
         quality = quality_of(policy, profile.model.name, quality_table)
-        qualities = {one: quality_of(parse(one, code), profile.model.name, quality_table) for one in specs}
-        settings = {one: known for one, known in qualities.items() if _is_enough(known, min_quality)}
+        qualities = {setting: quality_of(parse(setting, code), profile.model.name, quality_table) for setting in specs}
+        settings = {
+            setting: quality_of_setting
+            for setting, quality_of_setting in qualities.items()
+            if _is_enough(quality_of_setting, min_quality)
+        }
         candidate = PlanCandidate(
             policy=spec, profile=profile, place=place, quality=quality, price=prices(profile),
             changing=tuple(answers), searches_changing=change_answers, is_research=not (policies or preset.engine),

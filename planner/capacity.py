@@ -451,8 +451,8 @@ class Run:
 
     def _report(self) -> None:
         if self.options.progress is not None:
-            known = self.interval if len(self.crossings) > 1 else None
-            self.options.progress(self.num_replays, known, self.search.scenario.num_replicas)
+            interval = self.interval if len(self.crossings) > 1 else None
+            self.options.progress(self.num_replays, interval, self.search.scenario.num_replicas)
 
     def _sharpen(self, target: float | None) -> None:
         """Add replications until the interval is narrow, or on one side of the target."""
@@ -537,8 +537,12 @@ def _at_capacity(search: CapacitySearch, rate: float) -> Json:
     limit, pools = limits[busiest], []
     if scenario.pools:
         limit = replace(limit, name=f"{limit.name} of pool {shares.pools[busiest].name}")
-        for k, own in enumerate(limits):
-            part = {"busy": shares.busy(k, end), "limited_by": own.name, "limiting_setting": own.setting}
+        for k, limit_of_pool in enumerate(limits):
+            part = {
+                "busy": shares.busy(k, end),
+                "limited_by": limit_of_pool.name,
+                "limiting_setting": limit_of_pool.setting,
+            }
             pools.append(part)
     window = rows_of(records.table.columns, replicate.judged(len(requests)))
     return {

@@ -125,15 +125,15 @@ def never(criteria: Sequence[Criterion], idle: Reading) -> DsimError:
 
 def _crossing(log_rate: float, binding: int, tries: Sequence[_Try], line: Slope | None) -> Crossing:
     near = []
-    for one in tries:
-        place = math.log(one.reading.rate)
-        if one.criterion == binding and abs(place - log_rate) <= NEAR and math.isfinite(one.severity):
-            near.append((place, one.severity))
+    for attempt in tries:
+        place = math.log(attempt.reading.rate)
+        if attempt.criterion == binding and abs(place - log_rate) <= NEAR and math.isfinite(attempt.severity):
+            near.append((place, attempt.severity))
     return Crossing(
         rate=math.exp(log_rate),
         binding=binding,
         num_replays=len(tries),
-        rejected=max(one.reading.rejected for one in tries),
+        rejected=max(attempt.reading.rejected for attempt in tries),
         slope=line.value if line is not None and line.criterion == binding else None,
         near=tuple(near),
     )

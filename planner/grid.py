@@ -160,12 +160,12 @@ def _check(
         except DsimError as error:
             values = ", ".join(f"{name}={cut(_shown(point[name]))}" for name in varied if name in point)
             raise type(error)(f"{where}: cell {i} ({values}): {error}") from None
-        shown = {}
+        labels = {}
         settings = settings_of(services[how].parsed_policy())
         for name in varied:
             value = point.get(name, getattr(scenario, name, None))
-            shown[name] = _shown(settings.get(name.removeprefix(POLICY)) if name.startswith(POLICY) else value)
-        cells.setdefault(key, Cell(key, shown, scenario))  # equal cells run once
+            labels[name] = _shown(settings.get(name.removeprefix(POLICY)) if name.startswith(POLICY) else value)
+        cells.setdefault(key, Cell(key, labels, scenario))  # equal cells run once
     return Plan(title, varied, tuple(cells.values()), config, tuple(services.values()))
 
 

@@ -52,7 +52,7 @@ World = tuple[int, float, float]  # entrant, rate (req/s), slow-down of the prof
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """What a plan is for.
+    """Options of a plan.
 
     rate: by default the trace's. A share `attainment` of arrivals must meet SLOs without a statistic. `spare` standby
     replicas cost, but serve nothing. With a `horizon` the cost is the mean over it. `today`: what runs now, as

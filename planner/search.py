@@ -94,7 +94,7 @@ class Search:
         return sorted(outcomes, key=lambda item: (-self.signs[0] * item[1].values[0], item[1].latency))
 
     def feasible(self) -> list[Candidate]:
-        """Those that meet every SLO on the run, in the same order."""
+        """The candidates that meet every SLO on the run, in the same order."""
         return [candidate for candidate, outcome in self.ranked() if outcome.violation <= 0]
 
     def worth(self, candidate: Candidate, outcome: ReplayOutcome) -> float:

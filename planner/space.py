@@ -142,7 +142,7 @@ class _Part:
 
     @cached_property
     def fields(self) -> list[str]:
-        """Those with an effect, and `replicas`."""
+        """The fields with an effect, and `replicas`."""
         unmasking = dataclasses.fields(self.policy.unmasking) if self.policy.commits_by == "acceptance" else ()
         idle = {f.name for f in unmasking}
         return [*(name for name in settings_of(self.policy) if name not in idle), REPLICAS]
@@ -279,7 +279,7 @@ def _of_presets(scenario: Scenario, table: Mapping[str, Any] | None, where: str,
 
 
 def _presets(table: Mapping[str, Any], where: str, check: Check) -> list[str]:
-    """Those that a table names; without names those that declare a space and can run."""
+    """The presets that a table names; without names all that declare a space and can run."""
     if POLICY not in table:
         spaced = [name for name, preset in PRESETS.items() if preset.space is not None]
         return [name for name in spaced if _can_run(check, PRESETS[name].policy)] or spaced

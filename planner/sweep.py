@@ -1,6 +1,5 @@
 """A sweep: scenarios that differ in a few fields, each run once, and their table."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -116,7 +115,7 @@ def sweep(
         Pool(jobs, ray) as pool,
     ):
         folder.begin()
-        folder.write_files({"sweep.json": _json(begun)})
+        folder.write_files({"sweep.json": begun.to_text()})
         outcomes, interrupted = folder.finish(
             pool, _run, {cell.key: cell.scenario for cell in plan.cells},
             progress=lambda ended, total, _: progress and progress(ended, total),
@@ -165,7 +164,7 @@ def _write(folder: StoreFolder, done: Sweep) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from ..report.html import to_html
+    from ..report.html import result_files
 
     parquet = pa.BufferOutputStream()
     pq.write_table(_arrow(done.results), parquet, compression="zstd")
@@ -176,13 +175,8 @@ def _write(folder: StoreFolder, done: Sweep) -> None:
     folder.put({
         "results.csv": csv_of([columns, *rows]),
         "results.parquet": parquet.getvalue().to_pybytes(),
-        "report.html": to_html(done.page()),
-        "sweep.json": _json(done),
+        **result_files(done),
     })  # fmt: skip
-
-
-def _json(done: Sweep) -> str:
-    return json.dumps(done.to_json(), indent=2, ensure_ascii=False) + "\n"
 
 
 # The table

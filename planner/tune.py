@@ -15,7 +15,7 @@ from ..files.place import FolderKind, has_schema
 from ..files.read import cut
 from ..files.write import csv_of
 from ..profiler.placed import placed
-from ..report.html import json_and_page
+from ..report.html import result_files
 from ..results.metrics import no_nan
 from ..results.scenario import Scenario, setup_of
 from ..sim.scalers import FIXED
@@ -159,9 +159,8 @@ def _write(folder: StoreFolder, tuned: Tuned) -> None:
         return
     frame = tuned.to_frame()
     frame = frame.astype(object).where(frame.notna(), None)
-    json_text, page = json_and_page(tuned.to_json(), tuned.page())
     trials = csv_of([frame.columns, *frame.itertuples(index=False, name=None)])
-    folder.put({**tuned.files, "tune.json": json_text, "trials.csv": trials, "report.html": page})
+    folder.put({**tuned.files, "trials.csv": trials, **result_files(tuned)})
     for path in folder.folder.glob("front-*.toml"):
         if path.name not in tuned.files:  # of a longer front
             path.unlink()

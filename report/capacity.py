@@ -89,8 +89,10 @@ def _facts(capacity: "Capacity") -> tuple[tuple[str, str], ...]:
     limit = _limit(capacity.limited_by, capacity.limiting_setting)
     facts["Limited by"] = f"{limit} (of the busy time: {shares})"
     facts["What binds"] = f"{capacity.binds or 'no pool'}; the memory of a replica is {memory}"
-    seen = {name: ms for name, ms in capacity.latency_ms.items() if ms is not None}
-    latencies = [f"median {name} {number(ms['p50'])} ms, p90 {number(ms['p90'])} ms" for name, ms in seen.items()]
+    percentiles = {name: ms for name, ms in capacity.latency_ms.items() if ms is not None}
+    latencies = [
+        f"median {name} {number(ms['p50'])} ms, p90 {number(ms['p90'])} ms" for name, ms in percentiles.items()
+    ]
     facts["At capacity"] = "; ".join(latencies)
     if cost is not None:
         hourly, tokens = money(cost.per_hour, setup), money(cost.per_million_tokens, setup)
@@ -121,10 +123,10 @@ def _limit(name: str, setting: str) -> str:
 
 def _cliff(capacity: "Capacity") -> str:
     """The capacity at the bounds 10 % either side; empty if both are near it."""
-    others = capacity.other_bounds
-    if all(abs(other.rate / capacity.rate.value - 1) <= CLIFF for other in others):
+    either_side = capacity.other_bounds
+    if all(abs(other.rate / capacity.rate.value - 1) <= CLIFF for other in either_side):
         return ""
-    return ", ".join(f"{other.side} {number(other.rate)} req/s at {other.slo}".strip() for other in others)
+    return ", ".join(f"{other.side} {number(other.rate)} req/s at {other.slo}".strip() for other in either_side)
 
 
 def _numbers(capacity: "Capacity") -> tuple[Number, ...]:

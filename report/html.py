@@ -1,18 +1,13 @@
 """A page as self-contained HTML; equal pages give equal bytes."""
 
-import json
 import re
 from base64 import b64encode
-from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from .. import __version__
-from ..files.place import FolderKind, write_folder
 from .chart import colour, dashed, script_json
 from .page import Figure, Page
 from .result import Result
@@ -43,33 +38,12 @@ def to_html(page: Page) -> str:
     )
 
 
-def write_result(
-    folder: str | Path, kind: FolderKind, result: Result, *, force: bool = False, command: str = ""
-) -> None:
-    """Write a result's JSON and its page, the two files of its kind; the same result gives the same bytes."""
-    page = replace(result.page(), command=command, version=__version__)
-    write_findings(folder, kind, result.to_json(), page, force=force)
-
-
-def write_findings(
-    folder: str | Path, kind: FolderKind, findings: Mapping[str, Any], page: Page, *, force: bool = False
-) -> None:
-    """As JSON and as a page, the two files of their kind."""
-    write_folder(folder, kind, dict(zip(kind.files, json_and_page(findings, page), strict=True)), force=force)
-
-
-def result_files(result: Result) -> dict[str, str]:
-    """The JSON file, named by the schema, and the page."""
-    name = f"{result.schema.removeprefix('dsim-')}.json"
-    return dict(zip((name, "report.html"), json_and_page(result.to_json(), result.page()), strict=True))
-
-
-def json_and_page(findings: Mapping[str, Any], page: Page) -> tuple[str, str]:
-    return json_of(findings), to_html(page)
-
-
-def json_of(findings: Mapping[str, Any]) -> str:
-    return json.dumps(findings, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+def result_files(result: Result, command: str = "") -> dict[str, str]:
+    """A result's page, and last its JSON, named by the schema; equal results give equal bytes."""
+    page = result.page()
+    if command:
+        page = replace(page, command=command, version=__version__)
+    return {"report.html": to_html(page), f"{result.schema.removeprefix('dsim-')}.json": result.to_text()}
 
 
 def described(figure: Figure) -> str:

@@ -455,8 +455,8 @@ def _by_gpu(planned: "Planned") -> Section | None:
         "The cheapest fleet of each GPU that meets the SLOs. 'about': estimated by a short replay. 'at least': the "
         "search stopped there, because it knew two cheaper fleets."
     )
-    shown = _table(rows, caption, left=("GPU", "policy", "left out"), spare=("meet the SLOs",))
-    return Section("The best of each GPU", (shown,), spoken=True)
+    best = _table(rows, caption, left=("GPU", "policy", "left out"), spare=("meet the SLOs",))
+    return Section("The best of each GPU", (best,), spoken=True)
 
 
 def _over_time(planned: "Planned") -> Section | None:

@@ -173,9 +173,9 @@ def _confirmed(tuned: "Tuned") -> Table:
 
 def _numbers_of(tuned: "Tuned", name: str, best: "Finalist") -> tuple[Number, ...]:
     gain = None if _same(tuned.winner, tuned.default) else tuned.winner.gains[name]
-    shown = "none" if gain is None else f"{100 * gain.value:+.1f} %"
+    gained = "none" if gain is None else f"{100 * gain.value:+.1f} %"
     rows = [
-        (f"gain in {name}", shown, "over the default, on traffic that the search never saw"),
+        (f"gain in {name}", gained, "over the default, on traffic that the search never saw"),
         (name, f"{best.values[name].value:.4g}", f"{_unit(tuned, name)}, of the recommended setting"),
     ]
     if best.attainment is not None:
@@ -257,8 +257,8 @@ def _front(tuned: "Tuned", whole: "Sequence[Trial]", x: str, y: str) -> Chart:
 
 def _gains(tuned: "Tuned", name: str) -> Chart:
     chart = Chart("gain over the default", "", legend=True, from_zero=False)
-    shown = [(role, f, f.gains[name]) for role, f in _finalists(tuned) if "default" not in role]
-    with_gains = [(role, f, gain) for role, f, gain in shown if gain is not None]
+    finalists = [(role, f, f.gains[name]) for role, f in _finalists(tuned) if "default" not in role]
+    with_gains = [(role, f, gain) for role, f, gain in finalists if gain is not None]
     chart.add(
         "scatter", x=[gain.value for _, _, gain in with_gains], y=[role for role, _, _ in with_gains], mode="markers",
         showlegend=False, text=[str(f) for _, f, _ in with_gains], marker={"color": COLOURS[0], "size": 9},
@@ -315,8 +315,8 @@ def sweep_page(sweep: "Sweep") -> Page:
     for name, metric in metrics.items() if best is not None else ():
         mean = _places(rows, names, name)[best or ()].value
         if not math.isnan(mean):
-            shown = f"{number(mean * metric.scale)} {metric.axis}"
-            numbers.append(Number(metric.title, ((None, shown),), "of the best cell"))
+            best_mean = f"{number(mean * metric.scale)} {metric.axis}"
+            numbers.append(Number(metric.title, ((None, best_mean),), "of the best cell"))
     failed = f"{sweep.num_unstable} overloaded, {sweep.num_failed} failed"
     about = failed if sweep.num_unstable or sweep.num_failed else "finished, none overloaded"
     numbers = [*numbers[:3], Number("cells", ((None, f"{num_rows} of {sweep.num_cells}"),), about)]
@@ -469,8 +469,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _range(values: Sequence[Any]) -> str:
-    shown = [_label(value) for value in values]
-    return ", ".join(shown) if len(shown) <= 8 else f"{shown[0]} to {shown[-1]} ({len(shown)} values)"
+    labels = [_label(value) for value in values]
+    return ", ".join(labels) if len(labels) <= 8 else f"{labels[0]} to {labels[-1]} ({len(labels)} values)"
 
 
 def _label(value: Any) -> str:

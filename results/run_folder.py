@@ -1,6 +1,5 @@
 """Write a run's folder atomically."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -147,12 +146,12 @@ class RunWriter:
             self._finish(info, page)
 
     def _finish(self, info: RunInfo, page: Callable[[Run], str] | None) -> None:
-        text = json.dumps(info.to_json(), indent=2, allow_nan=False, ensure_ascii=False)
+        text = info.to_text()
         build = self._staged.path
         undrawn: Exception | None = None
         with naming(self._shown):
             self._close()
-            (build / "run.json").write_bytes(encoded(text + "\n"))
+            (build / "run.json").write_bytes(encoded(text))
             try:
                 if page is not None:
                     (build / "report.html").write_bytes(encoded(page(Run(build, info))))

@@ -1,4 +1,4 @@
-"""run.json: what a run was made of, and its policies' metrics."""
+"""run.json: the inputs of a run, and its policies' metrics."""
 
 import math
 from dataclasses import dataclass, field

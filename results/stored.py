@@ -29,6 +29,10 @@ class Stored:
         stored = {field.name: getattr(self, field.name) for field in fields(self) if not field.metadata}
         return {"schema": self.schema, "version": VERSION, **no_nan(stored)}
 
+    def to_text(self) -> str:
+        """Of the result's file."""
+        return json.dumps(self.to_json(), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any], where: str = "the result") -> Self:
         """DsimError, in one line, unless `to_json` could have written it."""

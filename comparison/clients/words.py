@@ -13,9 +13,9 @@ def client_lines(client: ClientInfo) -> list[str]:
             f"Lateness: requests were sent {number(late.p50)} ms after their time at the median, "
             f"{number(late.p99)} ms at p99, {number(late.max)} ms at most; latencies run from the sending"
         )
-    for name, own in client.differing.items():
+    for name, figure in client.differing.items():
         lines.append(
-            f"Own figure: mean {name} is {number(own.client_ms)} ms by the client's definition or count, "
-            f"{number(own.dsim_ms)} ms by dsim's"
+            f"Own figure: mean {name} is {number(figure.client_ms)} ms by the client's definition or count, "
+            f"{number(figure.dsim_ms)} ms by dsim's"
         )
     return lines

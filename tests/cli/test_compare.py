@@ -44,7 +44,7 @@ def test_json_is_one_object_alone() -> None:
     ran = dsim("compare", "a", "b", *SLOWER, "--bound", "e2el=10%", "--json")
     assert (ran.code, ran.err, ran.out.count("\n")) == (0, "", 1)
     found = ran.json
-    assert found["schema"] == "dsim-comparison"
+    assert found["schema"] == "dsim-compare"
     assert [cell["policy"] for cell in found["cells"]] == ["chunk:8", "ar"]
     for cell in found["cells"]:
         part = cell["parts"]["metrics"]["e2el"]

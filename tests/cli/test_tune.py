@@ -124,7 +124,7 @@ def test_ctrl_c_keeps_the_replays_and_says_how_to_go_on() -> None:
     os.killpg(running.pid, signal.SIGINT)
     out, err = running.communicate(timeout=PATIENCE)
     assert (running.returncode, out) == (130, "")
-    assert err == "Interrupted: the replays are kept in tuned/replays.db: the same command continues\n"
+    assert err == "Interrupted: the replays are kept in tuned/: the same command continues\n"
     assert len(stored(store)) == 5
     # Gone on with, it ends as one that was never stopped.
     again = dsim("tune", "trace.jsonl", *command, 2, "-o", "tuned")

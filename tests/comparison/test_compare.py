@@ -24,9 +24,10 @@ from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
 from dsim.engine.latency import CacheOverhead, LatencyModel
 from dsim.engine.policy import parse
 from dsim.engine.step import StepOutcome, StepPlan
+from dsim.files.place import write_folder
 from dsim.live.loop import serve
 from dsim.profiler.profile import Profile
-from dsim.report.html import write_result
+from dsim.report.html import result_files
 from dsim.results.metrics import CANCELLED, summarize
 from dsim.results.run import Run, read_run
 from dsim.results.run_folder import RunWriter
@@ -537,7 +538,7 @@ def test_runs_without_a_journal_of_steps_are_compared_by_their_requests(runs: Ru
         assert cell.parts is None
         assert cell.no_parts == f"{(m if p is fast else p).folder} has no step journal"
         assert cell.metrics["e2el"].requests == metrics.requests
-        write_result(tmp_path / f"page-{p.folder.name}", COMPARISON, found)
+        write_folder(tmp_path / f"page-{p.folder.name}", COMPARISON, result_files(found))
 
 
 NUM_STEPS = ("num_decode_steps", "num_prefill_steps")
