@@ -37,9 +37,3 @@ def test_a_bound_whose_tenth_moves_the_capacity_by_over_a_quarter_stands_at_a_cl
     text = "below 0.370 req/s at p90:tpot_chunk=45ms, 1.60 req/s at p90:tpot_chunk=55ms"
     assert _cliff(replace(CAPACITY, other_bounds=bounds)) == text
     assert _cliff(replace(CAPACITY, other_bounds=bounds[1:])) == ""
-
-
-def test_a_capacity_is_read_as_it_was_written() -> None:
-    point = Point(1.0, {NAME: None}, True, True)
-    capacity = replace(CAPACITY, curve=(point,), one_fewer=Interval(1.0, 0.9, 1.1))
-    assert Capacity.from_json(capacity.to_json()).to_json() == capacity.to_json()

@@ -21,4 +21,3 @@ def test_a_curve_is_of_one_setting_and_joins_its_cells_in_order() -> None:
     first, other = figure.chart.data
     assert (first["name"], first["x"], first["y"]) == ("ar", [2, 4], [20.0, 40.0])
     assert (other["name"], other["x"], other["y"]) == ("chunk", [2], [21.0])
-    assert Sweep.from_json(SWEEP.to_json()) == SWEEP
