@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..engine.errors import DsimError, cut, quoted
-from ..files.place import FolderKind, has_schema
+from ..files.place import FolderKind
 from ..profiler.placed import placed
 from ..profiler.profile import Profile
 from ..report.page import Page
@@ -134,7 +134,7 @@ class Comparison(Result):
         return [str(judged) for judged in self.bounds if not judged.met]
 
 
-COMPARISON = FolderKind("a comparison", FILES, FILES[0], has_schema(Comparison.schema))
+COMPARISON = FolderKind("a comparison", FILES, FILES[0], Comparison.schema)
 
 
 def compare_runs(

@@ -3,12 +3,11 @@
 import os
 import shutil
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from ..engine.errors import DsimError
 from .interrupt import uninterrupted
@@ -26,7 +25,7 @@ class FolderKind:
     what: str  # in messages: "a run"
     files: tuple[str, ...]  # may hold; `*` is a wildcard
     manifest: str  # identifies the folder
-    proves: Callable[[Mapping[str, Any]], bool]  # of a manifest's object
+    schema: str  # of the manifest
     folders: tuple[str, ...] = ()  # those of `files`
     kept: str | None = None  # the store of replays, which identifies a folder without a manifest
 
@@ -35,17 +34,8 @@ class FolderKind:
         with suppress(DsimError):
             info = read_json(folder / self.manifest)
             if isinstance(info, dict):
-                return self.proves(info)
+                return bool(info.get("schema") == self.schema)
         return self.kept is not None and is_store(folder / self.kept)
-
-
-def has_keys(*keys: str) -> Callable[[Mapping[str, Any]], bool]:
-    """For a manifest without a schema."""
-    return lambda info: set(keys) <= set(info)
-
-
-def has_schema(schema: str) -> Callable[[Mapping[str, Any]], bool]:
-    return lambda info: info.get("schema") == schema
 
 
 def check_folder(folder: str | Path, kind: FolderKind, *, force: bool, add: bool = False) -> Path:

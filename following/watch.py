@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import __version__
 from ..engine.errors import DsimError, cut
-from ..files.place import FolderKind, check_folder, has_schema
+from ..files.place import FolderKind, check_folder
 from ..files.read import read_json, read_text
 from ..files.write import json_text, write_whole
 from ..report.page import Page
@@ -25,7 +25,7 @@ FILES = ("follow.json", "report.html", "alerts.yml")
 FOLDER = FolderKind(
     "a followed server",
     (*FILES, "samples", "windows", "versions", "profiles", "traffic.jsonl"), "follow.json",
-    has_schema(SCHEMA), folders=("samples", "windows", "versions", "profiles"),
+    SCHEMA, folders=("samples", "windows", "versions", "profiles"),
 )  # fmt: skip
 
 

@@ -67,15 +67,6 @@ class Measured:
     device: npt.NDArray[np.float64]  # [steps], s
 
 
-def features_of(shape: Shape, block: int) -> Features:
-    """Approximate: the keys that a chunk sees change as it moves."""
-    n, keys = shape.batch, shape.context + (shape.window or 0)
-    if shape.window == 0:
-        qk_pairs = n * shape.context * (shape.context + block) // 2
-        return Features(shape.tokens, qk_pairs, n * keys, n * block, n * block, n, shape.tokens)
-    return Features(shape.tokens, shape.tokens * keys, n * keys, shape.tokens, shape.tokens, n, 0)
-
-
 def measure(
     forward: Forward, shape: Shape, block: int, repeats: int, prompts: Prompts | None = None, settle: int = SETTLE,
     most: int | None = None, settled: float = 0.0,

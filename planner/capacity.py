@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..engine.errors import DsimError
-from ..files.place import FolderKind, has_schema
+from ..files.place import FolderKind
 from ..files.read import quoted
 from ..report.capacity import CURVE_NEAR, CURVE_REPLICATIONS
 from ..report.page import Page
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "dsim-capacity"
 FILES = ("capacity.json", "report.html")
-CAPACITY = FolderKind("a capacity", (*FILES, *STORE_FILES), FILES[0], has_schema(SCHEMA), kept=STORE)
+CAPACITY = FolderKind("a capacity", (*FILES, *STORE_FILES), FILES[0], SCHEMA, kept=STORE)
 
 FEWEST = 6000  # requests of a replay; with the next line, grows below USUAL_PRECISION
 MANY, WHOLE = 10_000, 24_000  # most: with an arrival process, with the trace's times

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from ..files.place import FolderKind, has_schema
+from ..files.place import FolderKind
 from ..report.page import Page
 from ..report.result import Result, frame_of
 from ..results.run_info import MeasuredLog
@@ -25,7 +25,7 @@ SCHEMA = "dsim-plan"
 FILES = ("plan.toml", "plan.json", "report.html")
 DEPLOY = "deploy"  # a folder
 PLAN = FolderKind(
-    "a plan", (*FILES, DEPLOY, "profile-*.json", *STORE_FILES), "plan.json", has_schema(SCHEMA), (DEPLOY,),
+    "a plan", (*FILES, DEPLOY, "profile-*.json", *STORE_FILES), "plan.json", SCHEMA, (DEPLOY,),
     kept=STORE,
 )  # fmt: skip
 

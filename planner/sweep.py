@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import __version__
 from ..engine.allowed_code import allowed
-from ..files.place import FolderKind, has_schema
+from ..files.place import FolderKind
 from ..files.read import cut
 from ..files.write import csv_of
 from ..report.page import Page
@@ -77,7 +77,7 @@ class Sweep(Result):
         return _arrow(self.results).to_pandas()  # type: ignore[no-any-return]
 
 
-SWEEP = FolderKind("a sweep", (*FILES, *STORE_FILES), "sweep.json", has_schema(Sweep.schema), kept=STORE)
+SWEEP = FolderKind("a sweep", (*FILES, *STORE_FILES), "sweep.json", Sweep.schema, kept=STORE)
 
 
 def sweep(

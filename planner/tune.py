@@ -11,7 +11,7 @@ from typing import Any
 
 from ..engine.errors import DsimError
 from ..engine.policies import BASELINES
-from ..files.place import FolderKind, has_schema
+from ..files.place import FolderKind
 from ..files.read import cut
 from ..files.write import csv_of
 from ..profiler.placed import placed
@@ -37,7 +37,7 @@ PRUNE_SHARE, PRUNE_FROM = 0.3, 1000  # share of a trial's requests replayed firs
 FILES = ("tune.json", "trials.csv", "report.html")
 TUNE = FolderKind(
     "a search", (*FILES, "policy.toml", "fleet.toml", "front-*.toml", *STORE_FILES), "tune.json",
-    has_schema(Tuned.schema), kept=STORE,
+    Tuned.schema, kept=STORE,
 )  # fmt: skip
 
 

@@ -18,13 +18,13 @@ from ..engine.journal import (
     STEP_LISTS,
 )
 from ..files.interrupt import asked_to_stop
-from ..files.place import FolderKind, Staged, has_schema, whole_path
+from ..files.place import FolderKind, Staged, whole_path
 from ..files.read import fault, naming
 from ..files.write import encoded, reserve, tell
 from .run import Array, Run
 from .run_info import FILES, RunInfo
 
-RUN = FolderKind("a run", FILES, "run.json", has_schema(RunInfo.schema))
+RUN = FolderKind("a run", FILES, "run.json", RunInfo.schema)
 
 COLUMN_FOOTER = 512  # bytes of a Parquet footer a column and row group, at most
 SPARE = 1 << 16  # bytes for a Parquet header and end

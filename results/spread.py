@@ -1,8 +1,6 @@
 """Predictions under profiles drawn from a profile's uncertainty: intervals, and the causes that move them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -43,10 +41,3 @@ class Uncertain:
     survives: float | None = None  # share of draws
     best: str = ""  # the policy that `ratios` are of
     ratios: dict[str, dict[str, Spread]] = field(default_factory=dict)  # best over another policy: by it and metric
-
-
-def uncertain_of(data: Mapping[str, Any] | None) -> Uncertain | None:
-    """Of an object that `no_nan` wrote."""
-    import pydantic  # slow to load
-
-    return None if data is None else pydantic.TypeAdapter(Uncertain).validate_python(data)

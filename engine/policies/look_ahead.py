@@ -164,12 +164,10 @@ def decide_look_ahead(replica: Replica, policy: AnyPolicy) -> int:
     while True:  # `_look` stands here once, since each call compiles it again
         ahead = kind != NOTHING
         if kind == PREFILL_STEP:  # before the next chunk may be decided
-            _note_prompts(replica, policy, ROWS, counters.num_rows)
+            _note_prompts(replica, policy)
         found = _look(replica, policy, NEXT if ahead else ROWS)
         if ahead:
             counters.next_kind = found
-            if found == PREFILL_STEP and replica.lists[NEXT, 0] != replica.lists[ROWS, 0]:  # for Engine.ahead
-                _note_prompts(replica, policy, NEXT, counters.num_next)
             keep_rows(replica)
         if ahead or found == NOTHING:
             return kind
@@ -177,9 +175,9 @@ def decide_look_ahead(replica: Replica, policy: AnyPolicy) -> int:
 
 
 @rule
-def _note_prompts(replica: Replica, policy: LookAheadState, which: int, num: int) -> None:
-    for i in range(num):
-        slot = replica.lists[which, i]
+def _note_prompts(replica: Replica, policy: LookAheadState) -> None:
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence, own = replica.sequences[slot], policy.columns[slot]
         sequence.num_tokens = own.wanted
         sequence.num_keys = own.computed

@@ -13,7 +13,7 @@ import numpy as np
 
 from ... import __version__
 from ...engine.errors import DsimError
-from ...files.place import FolderKind, has_schema
+from ...files.place import FolderKind
 from ...files.read import quoted, read_csv
 from ...files.write import csv_of, write_whole
 from ...planner.backend import Outcome, Pool
@@ -31,7 +31,7 @@ from .memory import GIB, Sizes, peak, shortage
 SCHEMA, VERSION = "dsim-reproduce", 1
 FILES = ("reproduce.json", STORE, "results.csv", "report.html")
 FOLDER = FolderKind(
-    "reproduced experiments", (*FILES, *STORE_FILES), "reproduce.json", has_schema(SCHEMA), kept=STORE
+    "reproduced experiments", (*FILES, *STORE_FILES), "reproduce.json", SCHEMA, kept=STORE
 )  # fmt: skip
 RECORDED = Path(__file__).parent / "recorded.csv"
 PLACE = ("experiment", "series", "at", "measure")

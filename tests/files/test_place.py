@@ -13,11 +13,11 @@ import pytest
 
 from dsim.engine.errors import DsimError, MachineError
 from dsim.files.lock import Lock, is_held
-from dsim.files.place import APPLICATION, FolderKind, OpenFolder, Staged, check_folder, has_schema, write_folder
+from dsim.files.place import APPLICATION, FolderKind, OpenFolder, Staged, check_folder, write_folder
 from dsim.files.write import check_file, write_whole, writing
 from dsim.results.run_folder import RunWriter
 
-KIND = FolderKind("a thing", ("it.json", "page.html", "log-*.txt"), "it.json", has_schema("it"), kept="log-0.txt")
+KIND = FolderKind("a thing", ("it.json", "page.html", "log-*.txt"), "it.json", "it", kept="log-0.txt")
 OURS = {"it.json": '{"schema": "it"}', "page.html": "<p>"}
 
 
@@ -90,7 +90,7 @@ def counted(*names):
     renames += 1
     rename(*names)
 os.rename = counted
-place.write_folder({out!r}, place.FolderKind("a thing", ("it.json", "page.html"), "it.json", place.has_schema("it")),
+place.write_folder({out!r}, place.FolderKind("a thing", ("it.json", "page.html"), "it.json", "it"),
                    {files!r}, force=True)
 """
 
@@ -143,7 +143,7 @@ TAKEN = """
 import os, signal
 from pathlib import Path
 from dsim.files import place
-kind = place.FolderKind("a thing", ("it.json", "page.html"), "it.json", place.has_schema("it"))
+kind = place.FolderKind("a thing", ("it.json", "page.html"), "it.json", "it")
 taken = place.OpenFolder({out!r}, kind, force=True)
 Path({out!r}, "it.json").write_text('{{"schema": "it", "new": 1}}')
 Path({out!r}, ".page.html.dsim-new.0").write_text("ha")

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from dsim.engine.latency import Features
 from dsim.live import measure as live_measure
 from dsim.live.cache import PagedCache
 from dsim.live.forward import Forward
 from dsim.live.measure import (
     MOST_STEPS,
     Shape,
-    features_of,
     fill_with_text,
     level_shapes,
     measure,
@@ -29,6 +29,15 @@ from dsim.live.weights import random_model
 from .dense import SMALL
 
 BLOCK = SMALL.block_length
+
+
+def features_of(shape: Shape, block: int) -> Features:
+    """Approximate: the keys that a chunk sees change as it moves."""
+    n, keys = shape.batch, shape.context + (shape.window or 0)
+    if shape.window == 0:
+        qk_pairs = n * shape.context * (shape.context + block) // 2
+        return Features(shape.tokens, qk_pairs, n * keys, n * block, n * block, n, shape.tokens)
+    return Features(shape.tokens, shape.tokens * keys, n * keys, shape.tokens, shape.tokens, n, 0)
 
 
 @pytest.fixture(scope="module")
