@@ -32,7 +32,6 @@ BLOCK = SMALL.block_length
 
 
 def features_of(shape: Shape, block: int) -> Features:
-    """Approximate: the keys that a chunk sees change as it moves."""
     n, keys = shape.batch, shape.context + (shape.window or 0)
     if shape.window == 0:
         qk_pairs = n * shape.context * (shape.context + block) // 2
