@@ -47,7 +47,7 @@ MORE_TRAFFIC, SLOWER = 1.3, 1.2
 HEADROOM = 4  # replications of the capacity search
 
 Progress = Callable[[str, int, int | None], object]  # phase, replays done, of how many; None: not known
-World = tuple[int, float, float]  # entrant, rate (req/s), slow-down of the profile
+Case = tuple[int, float, float]  # entrant, rate (req/s), slow-down of the profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -409,7 +409,7 @@ class _Search:
             if (candidate := self._candidate(lane)).quality.relative in (None, best.get(candidate.profile.model.name))
         ]  # fmt: skip
 
-    # The recommendation in other worlds
+    # The recommendation in other cases
 
     def _with_router(self, lane: Lane) -> Variant | None:
         """The best fleet behind a router that knows the queues; None if another router is named, or for one replica."""
@@ -476,8 +476,8 @@ class _Search:
         # The first rates are the others' starts; the risks fill the pool meanwhile.
         first = [own(lane, 0, None) for lane in lanes]
         for lane in lanes:
-            for world in self.changes.values():
-                first.append(self._replay((lane.candidate, *world), lane.replicas or 1, 0))
+            for case in self.changes.values():
+                first.append(self._replay((lane.candidate, *case), lane.replicas or 1, 0))
         starts = [answer.get("rate") for answer in self.replays(first)]
         tasks = [own(lane, i, start) for lane, start in zip(lanes, starts, strict=False) for i in range(HEADROOM)]
         answers = self._answers(tasks)
@@ -488,21 +488,21 @@ class _Search:
         self.phase = "risks"
         first, second = best[0], best[-1]  # perhaps the same
         replicas = first.replicas or 0
-        after = self._raced([(first.candidate, *world) for world in self.changes.values()], [replicas] * 2)
+        after = self._raced([(first.candidate, *case) for case in self.changes.values()], [replicas] * 2)
         # No change makes the runner-up cheaper, so it is replayed only where the recommendation then costs more.
         dearer = []
-        for world, lane in zip(self.changes.values(), after, strict=True):
+        for case, lane in zip(self.changes.values(), after, strict=True):
             cost = math.inf if lane.replicas is None else lane.cost(lane.replicas)
             if second is not first and cost > second.cost(second.replicas or 0):
-                dearer.append(world)
-        rivals = self._raced([(second.candidate, *world) for world in dearer], [second.replicas or 1] * len(dearer))
+                dearer.append(case)
+        rivals = self._raced([(second.candidate, *case) for case in dearer], [second.replicas or 1] * len(dearer))
         risks = []
-        for (change, world), lane in zip(self.changes.items(), after, strict=True):
-            lanes = [lane, *(rivals[i] for i, other in enumerate(dearer) if other == world)]
+        for (change, case), lane in zip(self.changes.items(), after, strict=True):
+            lanes = [lane, *(rivals[i] for i, other in enumerate(dearer) if other == case)]
             enough = [each for each in lanes if each.replicas is not None]
             cheapest = min(enough, key=lambda each: each.cost(each.replicas or 0), default=None)
             name = "" if cheapest is None else str(self._candidate(cheapest))
-            risks.append(self._risk(change, lane, replicas, world, lane.replicas, name))
+            risks.append(self._risk(change, lane, replicas, case, lane.replicas, name))
         remaining, name = replicas - (0 if self.options.spare else 1), str(self._candidate(first))
         lost = self._risk("a replica lost", first, remaining, (self.rate, 1.0), replicas, name)
         if lost.verdict != MEETS:
@@ -511,14 +511,14 @@ class _Search:
         return risks[0], lost, risks[1]
 
     def _risk(
-        self, change: str, lane: Lane, replicas: int, world: tuple[float, float], needs: int | None, best: str
+        self, change: str, lane: Lane, replicas: int, case: tuple[float, float], needs: int | None, best: str
     ) -> Risk:
         """What becomes of a lane's fleet of `replicas`. needs: what it takes then."""
         answers: list[Json] = []
         values: Values = {}
         outcome = MISSES
         if replicas:
-            answers = self._raced_answers(lane, replicas, *world)
+            answers = self._raced_answers(lane, replicas, *case)
             values, severities = self._values(answers), lane.severities[replicas]
             meet = all(_slack(c, values[c.text]) >= 0 for c in self.criteria if c.text in values)
             sure = verdict(severities, len(severities) + 1, self.spread)
@@ -652,9 +652,9 @@ class _Search:
     def _race(self, starts: Mapping[int, int], most: int | None = None) -> list[Lane]:
         """A race at the plan's rate, and at those of the horizon. starts: first replicas, by entrant."""
         growths = self._growths
-        worlds = [(i, self.rate * growth, 1.0) for i in starts for growth in growths]
+        cases = [(i, self.rate * growth, 1.0) for i in starts for growth in growths]
         firsts = [math.ceil(replicas * growth) for replicas in starts.values() for growth in growths]
-        lanes = self._raced(worlds, firsts, drop=self.options.horizon is None, most=most)
+        lanes = self._raced(cases, firsts, drop=self.options.horizon is None, most=most)
         today = lanes[:: len(growths)]
         for k, lane in enumerate(today):
             later = lanes[k * len(growths) + 1 : (k + 1) * len(growths)]
@@ -664,30 +664,30 @@ class _Search:
         return today
 
     def _raced(
-        self, worlds: Sequence[World], starts: Sequence[int], *, drop: bool = False, most: int | None = None
+        self, cases: Sequence[Case], starts: Sequence[int], *, drop: bool = False, most: int | None = None
     ) -> list[Lane]:
         def severities(entries: Sequence[Entry]) -> list[float]:
-            tasks = [self._replay(worlds[entry.candidate], entry.replicas, entry.index) for entry in entries]
+            tasks = [self._replay(cases[entry.candidate], entry.replicas, entry.index) for entry in entries]
             return [LIMIT if "error" in answer else float(answer["severity"]) for answer in self.replays(tasks)]
 
         options = self.options
-        prices = [self.entrants[i].candidate.weight for i, _, _ in worlds]
+        prices = [self.entrants[i].candidate.weight for i, _, _ in cases]
         lanes = race(
             prices, starts, most or options.max_replicas, severities, drop=drop, spread=self.spread,
             spare=options.spare,
         )  # fmt: skip
         for lane in lanes:
-            lane.candidate = worlds[lane.candidate][0]
+            lane.candidate = cases[lane.candidate][0]
         return lanes
 
     def _raced_answers(self, lane: Lane, replicas: int, rate: float, slower: float) -> list[Json]:
         """The race's replays of a fleet."""
-        world = lane.candidate, rate, slower
-        answers = self.replays(self._replay(world, replicas, i) for i in range(len(lane.severities[replicas])))
+        case = lane.candidate, rate, slower
+        answers = self.replays(self._replay(case, replicas, i) for i in range(len(lane.severities[replicas])))
         return [answer for answer in answers if "error" not in answer]
 
-    def _replay(self, world: World, replicas: int, index: int) -> Task:
-        entrant, rate, slower = world
+    def _replay(self, case: Case, replicas: int, index: int) -> Task:
+        entrant, rate, slower = case
         whole = self.entrants[entrant].on_whole
         return Task("replay", entrant, rate, replicas, slower=slower, index=index, whole=whole)
 
