@@ -27,7 +27,7 @@ C = TypeVar("C")
 R = TypeVar("R")
 
 STORE = "replays.db"
-FILES = (STORE, f"{STORE}-wal", f"{STORE}-shm")  # the last two during a write or after a kill
+FILES = (STORE, *(f"{STORE}-{part}" for part in ("wal", "shm", "journal")))  # the last during a write or after a kill
 VERSION = 1
 OF_THE_MACHINE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_BUSY)
 OF_THE_PATH = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)

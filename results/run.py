@@ -4,13 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import CodeError, DsimError
@@ -29,6 +26,10 @@ from .run_info import FILES, RunInfo
 from .slo import Slo
 
 MOST_REQUESTS = 2**25  # arrays are indexed by request number; a small file may claim any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 STEP_KINDS = STEP_COLUMNS | CHOICE_COLUMNS
 
@@ -133,8 +134,10 @@ def read_run(folder: str | Path, allow_code: AllowedCode = NO_CODE) -> Run:
     return Run(folder, info, allow_code)
 
 
-def _check_columns(schema: pa.Schema, expected: Mapping[str, str], path: Path) -> None:
+def _check_columns(schema: "pa.Schema", expected: Mapping[str, str], path: Path) -> None:
     """DsimError unless all columns have their types."""
+    import pyarrow as pa  # slow to load: only files need it
+
     for name, dtype in {"policy": "str", **expected}.items():
         if name not in schema.names:
             raise DsimError(f"{path}: lacks column {name}, expected {', '.join(['policy', *expected])}")
@@ -145,8 +148,10 @@ def _check_columns(schema: pa.Schema, expected: Mapping[str, str], path: Path) -
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+def _opened(path: Path) -> "Iterator[pq.ParquetFile]":
     """Arrow's errors become one line."""
+    import pyarrow.parquet as pq
+
     with parsing(path, "a run's Parquet file"), path.open("rb") as data, pq.ParquetFile(data) as file:
         if file.metadata.num_rows > (limit := max(MOST_REQUESTS, path.stat().st_size)):
             raise DsimError(f"{path}: holds {file.metadata.num_rows} rows, expected at most {limit}")
@@ -154,16 +159,21 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
 
 
 def _of_policy(table: Any, policy: str) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     return table.filter(pc.equal(table["policy"].cast(pa.string()), policy))
 
 
 def _list(column: Any, dtype: str) -> tuple[Array, Array]:
     """(values, offsets)."""
-    lengths = np.asarray(pc.list_value_length(column), np.int64)
+    lengths = np.asarray(column.value_lengths(), np.int64)
     return _numpy(column.flatten(), dtype), np.concatenate([[0], np.cumsum(lengths)])
 
 
 def _numpy(array: Any, dtype: str) -> Array:
+    import pyarrow as pa
+
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if isinstance(array, pa.DictionaryArray):
