@@ -134,7 +134,6 @@ CLIENTS = Path(__file__).parent / "comparison" / "clients"
 HUGE, LONG = "1" + "0" * 400, "x" * 5000
 HEADER = json.loads(disasters.EXAMPLE.read_text().splitlines()[0])
 BENCH = json.loads((CLIENTS / "vllm_bench.json").read_text())
-TURNS = [{"input_toks": 9, "output_toks": 4, "tool_duration_ns": 0.5}, {"input_toks": 9, "output_toks": 4}]
 SWEEP = '[base]\ntrace = "t.jsonl"\n{}\n[grid]\nseed = [1, 2]\n'
 BROKEN = "experiment,series,at,measure,published,threshold,yield\na,\rb\n"
 # A file and what lies in it (a text, JSON, or rows of it), the words of a command, and its one line.

@@ -66,7 +66,6 @@ class Block:
 
 
 def blocks(page: str) -> list[Block]:
-    """The fences of a page, in order."""
     text = (ROOT / page).read_text(encoding="utf-8")
     return [Block(found["language"], found["text"], found["reason"]) for found in FENCE.finditer(text)]
 

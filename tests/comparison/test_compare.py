@@ -128,7 +128,6 @@ class Runs:
         self._held: dict[str, Run] = {}
 
     def new(self) -> Path:
-        """A folder for a run."""
         return self._folder / str(len(list(self._folder.iterdir())))
 
     def twin(self, name: str = "twin", **how: Any) -> Run:
@@ -539,9 +538,6 @@ def test_runs_without_a_journal_of_steps_are_compared_by_their_requests(runs: Ru
         assert cell.no_parts == f"{(m if p is fast else p).folder} has no step journal"
         assert cell.metrics["e2el"].requests == metrics.requests
         write_folder(tmp_path / f"page-{p.folder.name}", COMPARISON, result_files(found))
-
-
-NUM_STEPS = ("num_decode_steps", "num_prefill_steps")
 
 
 def test_arrivals_that_were_rounded_are_told_and_others_are_refused(runs: Runs) -> None:

@@ -245,7 +245,6 @@ def keep_journals() -> None:
 
 
 def recorded() -> dict[str, str]:
-    """The hashes in the file."""
     return dict(json.loads(FILE.read_text(encoding="utf-8")))
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from dsim.engine.errors import DsimError, MachineError
+from dsim.files.place import check_folder
 from dsim.planner.backend import Pool
+from dsim.planner.capacity import CAPACITY
 from dsim.planner.memo import Memo
 
 from ..stored import change, rows
@@ -51,6 +53,12 @@ def test_what_was_done_is_answered_by_the_store_whatever_the_jobs(store: Path, j
         memo.close()
     assert memo.sentence() == "8 replays, 6 of them from the store"
     assert [path.name for path in store.parent.iterdir()] == ["replays.db"]
+
+
+def test_a_journal_that_a_kill_left_is_the_stores(store: Path) -> None:
+    for path in (store, store.with_name("replays.db-journal")):
+        path.touch()
+    check_folder(store.parent, CAPACITY, force=False, add=True)
 
 
 def test_without_a_file_nothing_is_kept() -> None:
