@@ -43,7 +43,7 @@ def result_files(result: Result, command: str = "") -> dict[str, str]:
     page = result.page()
     if command:
         page = replace(page, command=command, version=__version__)
-    return {"report.html": to_html(page), f"{result.schema.removeprefix('dsim-')}.json": result.to_text()}
+    return {f"{result.schema.removeprefix('dsim-')}.json": result.to_text(), "report.html": to_html(page)}
 
 
 def described(figure: Figure) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import importlib
 import importlib.util
+import multiprocessing
 import os
 import signal
 import sys
@@ -212,6 +213,8 @@ def pytest_runtest_makereport(
     report = yield
     if call.when != "teardown" or not report.passed or is_slow(item) or not LIMITED:
         return report
+    if multiprocessing.active_children():  # or workers end, and their time counts, while another test runs
+        importlib.import_module("joblib.externals.loky").get_reusable_executor().shutdown(wait=True)
     used = processor_time() - _once - item.stash[_STARTED]
     if used > QUICK_LIMIT:
         # Twice: other workers share the cores.
