@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from dsim.cli.objects import profile_name
 from dsim.following.follower import Followed, Follower
 from dsim.following.predicted import Observed, predict
 from dsim.following.refit import MOST_EVIDENCE, Factors, middle, scaled
@@ -28,7 +29,6 @@ from dsim.following.replayed import Recorder, samples_of
 from dsim.following.sources.sample import Sample
 from dsim.following.store import Lines
 from dsim.following.windows import SECONDS, Scrape, Window
-from dsim.planner.given import name_of_profile
 from dsim.results.engine_metrics import EDGES
 from dsim.results.scenario import Scenario
 from dsim.traces import Trace
@@ -178,7 +178,7 @@ def changed(server: Server, change: Change, seed: int = 7) -> dict[str, Any]:
     after = replace(server.scenario, replicas=change.replicas)
     if change.factors != NOTHING:
         profile = scaled(setting, change.factors)
-        after = replace(after, profile=name_of_profile(replace(profile, name="changed")))
+        after = replace(after, profile=profile_name(replace(profile, name="changed")))
     zero, seconds = 1.8e9, CHANGE * 60
     stages = [(0.0, server.scenario, 1.0), (seconds, after, change.rate)]
     if change.flag:
@@ -247,7 +247,7 @@ def bound(server: Server, days: float = 0.5) -> dict[str, Any]:
     told, logs, residuals = [], [], []
     for seed, log in enumerate(np.linspace(-0.1, 0.1, 9)):
         profile = replace(scaled(setting, Factors(price=float(np.exp(log)))), name="changed")
-        own = replace(server.scenario, profile=name_of_profile(profile))
+        own = replace(server.scenario, profile=profile_name(profile))
         samples = pages(server, own, server.rate, 1.8e9, days * 86400, seed)
         length = round(SECONDS / INTERVAL)
         windows = [Window(tuple(samples[i : i + length + 1])) for i in range(0, len(samples) - length, length)]

@@ -15,8 +15,9 @@ from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
     from ..planner.capacity import Capacity
-    from ..planner.given import PolicyLike
     from ..planner.replicate import Interval
+    from ..results.scenario import Scenario
+    from .objects import PolicyLike
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,15 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
     curve: bool = True
     out: A[str | Path | None, q.out("Write capacity.json and report.html.")] = None
 
+    def resolve(self) -> "Scenario":
+        """The world without a rate, which the search varies."""
+        from ..results.scenario import on_fleet
+
+        words = self.fleet_words([q.name_of(self.policy)] if self.sets("policy") else None)
+        worlds = q.worlds_of(self, self.policy, self.profile, rate=None, num_requests=None)
+        [world] = on_fleet(worlds, words, named=self.fleet is None)
+        return world
+
     def answer(self, watch: Watch) -> "Answer[Capacity]":
         from ..planner.backend import Pool
         from ..planner.capacity import CAPACITY, FILES, sized
@@ -63,16 +73,10 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
         from ..planner.memo import StoreFolder
         from ..planner.record import profile_notes
         from ..report.html import result_files
-        from ..results.scenario import on_fleet
 
-        policy = q.spec(self.policy)
         runs = measured_runs(self.measured, self.slos, self.attainment, not self.missing_fails)
-        words = self.fleet_words([policy] if self.sets("policy") else None)
         folder = StoreFolder(self.folder, CAPACITY, force=self.force)
-        scenario = q.named_scenario(
-            self, [], self.slos, policy=policy, profile=self.profile, rate=None, num_requests=None
-        )
-        [scenario] = on_fleet([scenario], words, named=self.fleet is None)
+        scenario = self.resolve()
         check_num(self.ensemble, [scenario])
         warn(watch, scenario)
         warn_of_yields(watch, scenario)

@@ -16,10 +16,10 @@ from .declared import Opt, Question, Watch
 if TYPE_CHECKING:
     from ..comparison.comparison import Comparison
     from ..engine.allowed_code import AllowedCode
-    from ..planner.given import ProfileLike
     from ..profiler.profile import Profile
     from ..report.run import RunLike
     from ..results.run import Run
+    from .objects import ProfileLike
 
 
 @dataclass(frozen=True)

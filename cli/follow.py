@@ -16,7 +16,7 @@ from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
     from ..following.watch import Following, Watcher
-    from ..planner.given import PolicyLike, ProfileLike
+    from .objects import PolicyLike, ProfileLike
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,15 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
         from ..following.watch import FILES, Following, Watcher, open_folder, state_of
         from ..results.scenario import Scenario
         from ..results.slo import Slo
+        from .objects import profile_name, spec_of
 
         urls = list(self.urls)
         self._check(urls)
         targets = [Target(url, q.path_of(self.token_file)) for url in urls]
-        policy = q.spec(self.policy)
-        values = q.scenario_fields(self, [policy], self.slos)
+        policy = spec_of(self.policy)
+        values = q.world_fields(self, [policy])
         values = {name: value for name, value in values.items() if name not in ("columns", "only", "time_unit")}
-        scenario = Scenario(trace="azure-conv", policy=policy, profile=q.profile_file(self.profile), **values)
+        scenario = Scenario(trace="azure-conv", policy=policy, profile=profile_name(self.profile), **values)
         for text in self.slos:
             Slo.parse(text).check_class(())
         followed = Followed(

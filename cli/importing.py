@@ -14,8 +14,8 @@ from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
     from ..comparison.clients.match import Requested
-    from ..planner.given import TraceLike
     from ..report.run import RunResult
+    from .objects import TraceLike
 
 
 @dataclass(frozen=True)

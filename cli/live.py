@@ -14,8 +14,9 @@ from .cautions import stopped, warn
 from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
-    from ..planner.given import PolicyLike, ProfileLike
     from ..report.run import RunResult
+    from ..results.scenario import Scenario
+    from .objects import PolicyLike, ProfileLike
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,17 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
     slos: A[Sequence[str], q.SLO] = ()
     out: A[str | Path | None, q.RUN_OUT] = None
 
+    def resolve(self) -> "list[Scenario]":
+        """One world a policy."""
+        profile = choices.PROFILE if self.profile is None else self.profile
+        return q.worlds_of(self, "lmdeploy-bd32" if self.policy == () else self.policy, profile)
+
     def answer(self, watch: Watch) -> "Answer[RunResult]":
         from ..device.live_run import check_scenarios, live_setting
         from ..planner.record import record
         from ..results.run_info import FILES
 
-        named = choices.PROFILE if self.profile is None else self.profile
-        scenarios = q.scenarios_of(self, "lmdeploy-bd32" if self.policy == () else self.policy, self.slos, named)
+        scenarios = self.resolve()
         check_scenarios(scenarios)
         requests = scenarios[0].requests()
         warn(watch, *scenarios)

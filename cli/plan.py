@@ -16,12 +16,12 @@ from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
     from ..planner.candidates import PlanCandidate
-    from ..planner.given import PolicyLike, ProfileLike
     from ..planner.memo import StoreFolder
     from ..planner.plan_result import Planned
     from ..planner.purchase import Horizon
     from ..profiler.profile import Profile
     from ..results.scenario import Scenario
+    from .objects import PolicyLike, ProfileLike
 
 
 @dataclass(frozen=True)
@@ -145,16 +145,15 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         from ..planner.record import profile_notes
         from ..planner.uncertain_fleet import plan_ensemble
         from ..results.scenario import Scenario, different
+        from .objects import spec_of
 
         horizon = self._horizon()
         if self.today is not None:
             fleet_of_today(self.today)
         check_num(self.ensemble)
-        specs = different([q.spec(policy) for policy in self.policies])
+        specs = different(list(map(spec_of, self.policies)))
         sheets, profiles = self._profiles(specs)
-        scenario = q.named_scenario(
-            self, specs, self.slos, policy=Scenario.policy, profile=choices.PROFILE, rate=None, num_requests=None
-        )
+        [scenario] = q.worlds_of(self, Scenario.policy, choices.PROFILE, named=specs, rate=None, num_requests=None)
         search = {name: getattr(self, name) for name in ("as_given", "change_answers", "research")}
         candidates, left_out = candidates_of(
             scenario, specs, profiles, prices(self.gpu_hour), min_quality=parse_share(self.min_quality),

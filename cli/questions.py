@@ -13,9 +13,9 @@ from . import choices
 from .declared import Opt, Watch
 
 if TYPE_CHECKING:
-    from ..planner.given import PolicyLike, ProfileLike, TraceLike
     from ..results.fleet_file import FleetWords
     from ..results.scenario import Scenario
+    from .objects import PolicyLike, ProfileLike, TraceLike
 
 # The panels of a command's help, in order.
 PANELS = (
@@ -309,41 +309,14 @@ def kept_folder(out: Path | None, watch: Watch) -> "tuple[TemporaryDirectory[str
     return temporary, Path(temporary.name) / "run"
 
 
-# ---- scenarios --------------------------------------------------------------------------------------------------
-
-
-def trace_read(question: Any) -> str:
-    """A trace's name or file; an object, read with the question's columns, becomes a file."""
-    if isinstance(question.trace, str | Path):
-        return str(question.trace)
-    from ..planner.given import name_of_trace, read_of
-
-    return name_of_trace(read_of(question.trace, vars(question)))
-
-
-def spec(policy: "PolicyLike") -> str:
-    """As in a SPEC; PolicyError if the object was changed after parsing."""
-    if isinstance(policy, str):
-        return policy
-    from ..planner.given import spec_of
-
-    return spec_of(policy)
+# ---- worlds --------------------------------------------------------------------------------------------------
 
 
 def path_of(path: str | Path | None) -> Path | None:
     return None if path is None else Path(path)
 
 
-def profile_file(profile: "ProfileLike") -> str:
-    """A name or path; an object becomes a file that lasts as long as the process."""
-    if isinstance(profile, str | Path):
-        return str(profile)
-    from ..planner.given import name_of_profile
-
-    return name_of_profile(profile)
-
-
-def scenario_fields(question: Any, policies: Sequence[str], slos: Sequence[str]) -> dict[str, Any]:
+def world_fields(question: Any, policies: Sequence[str]) -> dict[str, Any]:
     """A question's fields of a Scenario; policies: named by the user, so that their code may be loaded."""
     from ..results.scenario import Scenario, named_code
     from ..results.slo import Slo
@@ -351,61 +324,38 @@ def scenario_fields(question: Any, policies: Sequence[str], slos: Sequence[str])
     of_files = question.allow_code or any(".py:" in spec or spec.endswith(".toml") for spec in policies)
     if getattr(question, "check_rules", False) and policies and not of_files:
         raise DsimError(f"--check-rules is given and --policy is {', '.join(policies)}, expected one of a file")
-    own = {field.name for field in fields(question)}
-    plain = {
-        f.name: getattr(question, f.name) for f in fields(Scenario) if f.name in own and f.name not in FLEET_FIELDS
-    }
-    return plain | {
-        "slos": tuple(str(Slo.parse(text)) for text in slos),
+    shared = {field.name for field in fields(question)} & {field.name for field in fields(Scenario)} - FLEET_FIELDS
+    return {name: getattr(question, name) for name in shared} | {
+        "slos": tuple(str(Slo.parse(text)) for text in question.slos),
         "missing_passes": not question.missing_fails,
         "allow_code": named_code([*policies, getattr(question, "router", "")], question.allow_code),
     }
 
 
 # Of a Scenario, from FleetWords or named by each question.
-FLEET_FIELDS = ("trace", "policy", "profile", "replicas", "pools", "links", "decider", "scaler", "startup")
+FLEET_FIELDS = {"trace", "policy", "profile", "replicas", "pools", "links", "decider", "scaler", "startup"}
 
 
-def named_scenario(
-    question: Any, policies: Sequence[str], slos: Sequence[str], *, policy: str, profile: "ProfileLike", **more: Any
-) -> "Scenario":
-    """With names only, for other processes."""
-    from ..planner.grid import check_together
-    from ..results.scenario import Scenario
-
-    values = scenario_fields(question, [policy, *policies], slos)
-    trace = trace_read(question)
-    if not isinstance(question.trace, str | Path):  # read with these options
-        from ..planner.given import READING
-
-        values = {name: value for name, value in values.items() if name not in READING}
-    found = Scenario(**{**values, "trace": trace, "policy": policy, "profile": profile_file(profile), **more})
-    check_together(found)
-    return found
-
-
-def scenarios_of(
-    question: Any, policies: "PolicyLike | Sequence[PolicyLike]", slos: Sequence[str], profile: "ProfileLike",
-    replicas: int | None = None, **more: Any,
+def worlds_of(
+    question: Any, policies: "PolicyLike | Sequence[PolicyLike]", profile: "ProfileLike", *,
+    named: Sequence[str] = (), **more: Any,
 ) -> "list[Scenario]":  # fmt: skip
-    """One a policy, with objects in place of names, for this process."""
+    """One a policy, in names and files, which other processes can read.
+
+    named: further policies of the user, whose code may be loaded. more: other values than the question's.
+    """
     from ..planner.grid import check_together
-    from ..results.scenario import Scenario, different, replicas_of
+    from ..results.scenario import Scenario, different
+    from .objects import READING, profile_name, spec_of, trace_name
 
-    several = listed(policies)
-    names = different([name_of(policy) for policy in several])
-    values = {
-        **scenario_fields(question, names, slos), "trace": str(question.trace), "policy": names[0],
-        "profile": name_of(profile), "replicas": replicas_of(names, replicas),
-    }  # fmt: skip
-    kind = Scenario
-    if not all(isinstance(value, str | Path) for value in (question.trace, profile, *several)):
-        from ..planner.given import GivenScenario, objects
-
-        kind, values = GivenScenario, values | objects(question.trace, values, several, profile)
-    first = kind(**{**values, **more})
+    specs = different(list(map(spec_of, listed(policies))))
+    values = world_fields(question, [*specs, *named])
+    if not isinstance(question.trace, str | Path):  # read with these options
+        values = {name: value for name, value in values.items() if name not in READING}
+    values |= {"trace": trace_name(question.trace, vars(question)), "profile": profile_name(profile)}
+    first = Scenario(**{**values, "policy": specs[0], **more})
     check_together(first)
-    return [replace(first, policy=name) for name in names]
+    return [replace(first, policy=spec) for spec in specs]
 
 
 def listed(policies: "PolicyLike | Sequence[PolicyLike]") -> "Sequence[PolicyLike]":

@@ -16,9 +16,10 @@ from .cautions import missed_slos, stopped, warn, warn_of_yields
 from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
-    from ..planner.given import PolicyLike
     from ..report.run import RunResult
     from ..results.run import Run
+    from ..results.scenario import Scenario
+    from .objects import PolicyLike
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,15 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
         """As named; none for the default."""
         return [q.name_of(policy) for policy in q.listed(self.policy)]
 
+    def resolve(self) -> "list[Scenario]":
+        """One world a policy."""
+        from ..results.scenario import on_fleet, replicas_of
+
+        words = self.fleet_words(self.specs or None, scaler=self.scaler, startup=str(self.startup))
+        policies = choices.POLICY if self.policy == () else self.policy
+        replicas = replicas_of(self.specs, self.replicas)
+        return on_fleet(q.worlds_of(self, policies, self.profile, replicas=replicas), words, named=self.fleet is None)
+
     def answer(self, watch: Watch) -> "Answer[RunResult]":
         about: dict[str, Any] = {"command": watch.command()}
         if not self.as_logged:
@@ -92,13 +102,8 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
         from ..planner.record import fleet_cost, in_twin, record, shortages
         from ..results.run import read_run
         from ..results.run_info import FILES
-        from ..results.scenario import on_fleet
 
-        fleet = self.fleet_words(self.specs or None, scaler=self.scaler, startup=str(self.startup))
-        policies = choices.POLICY if self.policy == () else self.policy
-        scenarios = on_fleet(
-            q.scenarios_of(self, policies, self.slos, self.profile, self.replicas), fleet, named=self.fleet is None
-        )
+        scenarios = self.resolve()
         requests = scenarios[0].requests()
         warn(watch, *scenarios)
         warn_of_yields(watch, *scenarios)

@@ -41,7 +41,7 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
 
         config = self.config
         if isinstance(config, Mapping):
-            from ..planner.given import named_config
+            from .objects import named_config
 
             config = named_config(config)
         if self.out is None and not watch.in_python:

@@ -14,8 +14,9 @@ from .cautions import warn, warn_of_yields
 from .declared import Opt, Question, Watch, words_of
 
 if TYPE_CHECKING:
-    from ..planner.given import PolicyLike
     from ..planner.tuned import Tuned
+    from ..results.scenario import Scenario
+    from .objects import PolicyLike
 
 # Of the traffic and its fleet, for the command that replays the answer.
 SEARCHED = ("trace", "policy", "ensemble", "replicas", "pools", "links", "decider", "fleet")
@@ -65,23 +66,29 @@ class TuneQuestion(q.OnFleet, q.Paced, q.Somewhere, q.Priced, q.Forced, Question
     jobs: A[int, Opt("Replays at once; affects the search's result.", "N", "Execution")] = 1
     out: A[str | Path | None, q.out("Write policy.toml or fleet.toml, the trials and report.html.")] = None
 
+    def resolve(self) -> "Scenario":
+        """The world that the search varies; its policy stands for those that are tried."""
+        from ..results.scenario import Scenario, on_fleet, replicas_of
+
+        policies = [] if self.policy is None else [q.name_of(self.policy)]
+        words = self.fleet_words(policies or None)
+        replicas = replicas_of(policies, self.replicas)
+        worlds = q.worlds_of(self, Scenario.policy, self.profile, named=policies, replicas=replicas)
+        [world] = on_fleet(worlds, words, named=self.fleet is None, searched=True)
+        return world
+
     def answer(self, watch: Watch) -> "Answer[Tuned]":
         from ..planner.memo import StoreFolder
         from ..planner.tune import FILES, TUNE, tune
-        from ..results.scenario import Scenario, on_fleet, replicas_of
+        from ..results.scenario import Scenario
+        from .objects import profile_name, spec_of
 
-        policy = None if self.policy is None else q.spec(self.policy)
-        named = [] if policy is None else [policy]
-        words = self.fleet_words(named or None)
-        replicas = replicas_of([policy or ""], self.replicas)
-        scenario = q.named_scenario(
-            self, named, self.slos, policy=Scenario.policy, profile=self.profile, replicas=replicas
-        )
-        [scenario] = on_fleet([scenario], words, named=self.fleet is None, searched=True)
+        policy = None if self.policy is None else spec_of(self.policy)
+        scenario = self.resolve()
         folder = StoreFolder(self.folder, TUNE, force=self.force)
-        dropped = (*SEARCHED, "router") if words.pools else SEARCHED
+        dropped = (*SEARCHED, "router") if scenario.pools else SEARCHED
         traffic = [field.name for field in fields(Scenario) if field.name not in dropped]
-        named_profile = replace(self, profile=q.profile_file(self.profile))
+        named_profile = replace(self, profile=profile_name(self.profile))
         try:
             with folder, watch.bar("searching", note="starting") as bar:
                 warn(watch, scenario)

@@ -19,11 +19,11 @@ from .declared import Opt, Question, Watch
 if TYPE_CHECKING:
     from ..device.validate import Cell, Validated
     from ..engine.policy import Policy
-    from ..planner.given import PolicyLike, ProfileLike, TraceLike
     from ..profiler.measure import Opened
     from ..profiler.profile import Profile
     from ..results.scenario import Scenario
     from ..sim.twin import Progress
+    from .objects import PolicyLike, ProfileLike, TraceLike
 
 PROFILE_SHARE = 0.4  # of the budget, without a profile
 CELLS_SHARE = 0.75  # of the rest: serving outlasts arrivals
@@ -101,16 +101,16 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         from ..engine.policy import parse
         from ..files.place import hold_folder, write_folder
         from ..files.write import write_whole
-        from ..planner.given import name_of_profile
         from ..planner.memo import STORE, Memo
         from ..report.html import result_files
         from ..results.scenario import named_code
+        from .objects import profile_name, spec_of, trace_name
 
         begin = time.monotonic()
         out = Path(self.out)
-        trace = q.trace_read(self)
+        trace = trace_name(self.trace, vars(self))
         bounds = [Bound.parse(text) for text in self.bounds]
-        specs = [q.spec(policy) for policy in self.policies] or list(POLICIES)
+        specs = list(map(spec_of, self.policies)) or list(POLICIES)
         loads = list(map(load_of, self.loads or LOADS))
         code = named_code(specs, self.allow_code)
         families = {parse(spec, code).family == "full-sequence" for spec in specs}
@@ -126,7 +126,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         if isinstance(loaded, LoadedCanvas) and not self.policies:
             specs = canvas_policies(loaded.model.config.canvas_length)
         parsed = [parse(spec, code) for spec in specs]
-        file = out / "profile.json" if self.profile is None else Path(name_of_profile(self.profile))
+        file = out / "profile.json" if self.profile is None else Path(profile_name(self.profile))
         is_profiled = self.profile is not None or file.is_file()
         compiling = seconds_to_compile(parsed)
         least = compiling / (1 if is_profiled else 1 - PROFILE_SHARE)

@@ -13,12 +13,12 @@ import pytest
 
 import dsim
 from dsim.cli.declared import words_of
+from dsim.cli.objects import profile_name, spec_of, trace_name
 from dsim.cli.replay import ReplayQuestion
 from dsim.cli.tune import TuneQuestion
 from dsim.device.on_device import LiveSetting
 from dsim.engine.errors import DsimError
 from dsim.planner.candidates import PlanCandidate
-from dsim.planner.given import name_of_profile, name_of_trace, spec_of
 from dsim.planner.plan_replays import Posed
 from dsim.report.chart import script_json
 from dsim.report.page import Figure
@@ -53,14 +53,14 @@ def test_a_frame_a_trace_and_a_path_are_the_same_requests(
 
 def test_replays_in_other_processes_find_a_frames_requests_and_a_profile_by_name(requests: pd.DataFrame) -> None:
     for trace in (load(requests), load("mooncake-conv").head(50)):
-        name = name_of_trace(trace)
-        assert name == name_of_trace(trace)
+        name = trace_name(trace, {})
+        assert name == trace_name(trace, {})
         back = load(name)
         assert (back.name, back.extras) == (trace.name, trace.extras)
         for column in ("arrival", "input_length", "output_length"):
             assert np.array_equal(getattr(back, column), getattr(trace, column)), column
     profile = replace(dsim.load_profile("a100-sdar-8b"), frontend=0.5)
-    assert dsim.load_profile(name_of_profile(profile)) == profile
+    assert dsim.load_profile(profile_name(profile)) == profile
     cells = [{"policy": dsim.parse_policy("ar")}, {"policy": "chunk:8"}]
     swept = dsim.sweep({"base": {"trace": requests, "profile": profile}, "list": cells})
     assert swept.to_frame()["policy"].tolist() == ["ar", "chunk:8"]

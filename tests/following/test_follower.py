@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dsim.benchmarks.follow import SERVERS, Server, joined, pages
+from dsim.cli.objects import profile_name
 from dsim.following.exported import exposition
 from dsim.following.follower import Followed, Follower
 from dsim.following.pages import page_of
@@ -17,7 +18,6 @@ from dsim.following.refit import Factors, middle, precise, scaled
 from dsim.following.residuals import PRICES
 from dsim.following.sources.sample import Sample
 from dsim.following.windows import Cutter, Scrape, Window
-from dsim.planner.given import name_of_profile
 from dsim.profiler.profile import load
 from dsim.report.html import to_html
 
@@ -30,7 +30,7 @@ def samples(server: Server, factors: Factors, hours: float, seed: int = 1) -> li
     scenario = server.scenario
     if factors != Factors():
         profile = scaled(scenario.setting(), factors)
-        scenario = replace(scenario, profile=name_of_profile(replace(profile, name="changed")))
+        scenario = replace(scenario, profile=profile_name(replace(profile, name="changed")))
     return pages(server, scenario, server.rate, ZERO, 3600 * hours, seed)
 
 
@@ -124,7 +124,7 @@ def test_longer_steps_are_prices_and_the_profile_is_fitted_to_the_windows_since(
 
 @pytest.mark.slow
 def test_a_flag_that_changes_while_prices_are_open_is_named_at_once_and_once(tmp_path: Path) -> None:
-    slow = name_of_profile(replace(scaled(SGLANG.scenario.setting(), Factors(price=1.22)), name="changed"))
+    slow = profile_name(replace(scaled(SGLANG.scenario.setting(), Factors(price=1.22)), name="changed"))
     flag = 30.0  # minutes
     parts = [
         pages(SGLANG, replace(SGLANG.scenario, profile=slow, policy=policy), SGLANG.rate, ZERO + begin, seconds, seed)
