@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from dsim.engine.errors import DsimError
+from dsim.results import scenario
 from dsim.results.metrics import PrefixCache, Summary
 from dsim.results.run import read_run
 from dsim.results.run_folder import FILES, RunWriter
@@ -54,6 +56,20 @@ def test_json_has_the_keys_that_were_promised(trace: str) -> None:
         assert (p["stable"], p["slo_attainment"], p["preemptions"]) == (True, 1.0, 0)
         assert p["goodput"] == p["request_throughput"] == 12 / p["duration_s"]
         assert p["output_throughput"] == pytest.approx(12 * 48 / p["duration_s"])
+
+
+def test_each_thing_is_resolved_once(trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def count(name: str) -> None:
+        original = getattr(scenario, name)
+        monkeypatch.setattr(scenario, name, lambda *values, **more: calls.append(name) or original(*values, **more))
+
+    scenario._load_profile.cache_clear()
+    for name in ("load", "parse", "load_profile", "Setting", "simulate"):
+        count(name)
+    succeed("replay", trace, "--policy", "optimus", "--policy", "ar", "-o", "run")
+    assert Counter(calls) == {"load": 1, "load_profile": 1, "parse": 2, "Setting": 2, "simulate": 2}
 
 
 def test_json_is_one_object_alone_on_stdout_even_when_there_is_much_to_say(tmp_path: Path) -> None:
