@@ -24,9 +24,11 @@ from dsim.planner.replicate import Interval, resample
 from dsim.planner.space import Choice, Space, guarded, space_of
 from dsim.planner.tune import tune
 from dsim.planner.tuned import Tuned
-from dsim.profiler.profile import load
+from dsim.profiler.profile import load, save
 from dsim.results.scenario import Scenario
 from dsim.traces import synth
+
+from ..worlds import doubting
 
 SCENARIO = Scenario("azure-conv", slos=("ttft=2s",))
 PROFILE, GEMMA = load(SCENARIO.profile), "h200x2-diffusiongemma-vllm"
@@ -79,6 +81,14 @@ def test_a_space_that_is_used_up_ends_the_search_and_an_unknown_quality_is_said(
     )
     rows = {"policy": "chunk", "max_batch": [16, 64]}
     assert found_by(lambda c, _: ReplayOutcome((1.0 + ("=64" in str(c)),)), space=rows).notes == ()  # answers stay
+
+
+def test_a_search_says_which_steps_of_its_recommendation_the_profile_doubts(tmp_path: Path) -> None:
+    save(doubting(PROFILE, "decode steps up to 256 tokens (1 sequence)"), tmp_path / "p.json")
+    scenario = replace(SCENARIO, profile=str(tmp_path / "p.json"), rate=0.1, arrival="poisson", num_requests=60)
+    best = found_by(lambda c, _: ReplayOutcome((smooth(c),)), scenario=scenario, trials=2)
+    assert "85 % in decode steps up to 256 tokens (1 sequence): 6 to 13 % too fast" in best.doubted[0]
+    assert f" {best.doubted[0]}." in best.page().answer
 
 
 def test_of_equals_the_nearest_to_the_default_wins_and_they_are_counted() -> None:
