@@ -37,8 +37,8 @@ ALIASES = {
     "h100-sdar": "h100-sdar-8b",
 }
 MIN_PAGES = 16
-HOST_COSTS = ("host_step", "host_request", "host_block", "sequence", "overlap")  # an engine's, on any GPU
-COSTS_OF = "costs_of"  # setting: the profile whose host time an engine's data sheet takes
+HOST_TIMES = ("host_step", "host_request", "host_block", "sequence")  # an engine's, on any GPU
+COSTS_OF = "costs_of"  # setting: the profiles whose host time an engine's data sheet takes
 
 Setting = str | int | float | bool | None
 RelativeError = Annotated[float, Range(-1)]  # predicted / measured - 1
@@ -369,7 +369,7 @@ def with_file_of(name: str, place: Callable[[str], str]) -> str:
 def implemented(profile: Profile, name: str) -> Profile:
     """The profile with an implementation's costs; ProfileError if it has none of that name.
 
-    A data sheet without the engine's costs takes those of the shipped profile `nearest` to it.
+    A data sheet without the engine's costs takes the host time of its calibrated builds (`_data_sheet_of`).
     """
     implementation = _held(profile, name)
     if implementation is None:
@@ -404,9 +404,29 @@ def _held(profile: Profile, name: str) -> Implementation | None:
     if _runs_as(like) == _runs_as(profile):
         keys = ("name", "description", "origin", "latency", "fit", "provenance")
         return Implementation(name, like.implementation, {key: data[key] for key in keys})
-    latency = {key: getattr(like.latency, key) for key in HOST_COSTS}
-    how = f"{_engine(like)}, its host time as in {like.name}, the rest from data sheets"
-    return Implementation(name, how, {"latency": latency, "provenance": {"settings": {COSTS_OF: like.name}}})
+    return _data_sheet_of(name, like)
+
+
+def _data_sheet_of(engine: str, like: Profile) -> Implementation:
+    """An engine's host time on a data sheet: in parts as in `like`, in all its calibrated builds' geometric mean.
+
+    No build is nearer to a third one than another. A shipped data sheet assumes one of them and is taken as it is.
+    """
+    builds = [like]
+    if like.origin != "roofline":
+        builds = [
+            other for other in _shipped().values()
+            if _engine(other).lower() == engine and other.origin == "calibrated" and other.latency.host_step > 0
+        ]  # fmt: skip
+    of_a_row = [build.latency.host_step + build.latency.host_request + build.latency.sequence for build in builds]
+    level = math.prod(of_a_row) ** (1 / len(builds)) / of_a_row[builds.index(like)]
+    latency = {key: digits(level * getattr(like.latency, key)) for key in HOST_TIMES}
+    costs_of = " and ".join(build.name for build in builds) + " (geometric mean)" * (len(builds) > 1)
+    how = f"{_engine(like)}, its host time as in {costs_of}, the rest from data sheets"
+    return Implementation(
+        engine, how,
+        {"latency": {**latency, "overlap": like.latency.overlap}, "provenance": {"settings": {COSTS_OF: costs_of}}},
+    )  # fmt: skip
 
 
 def nearest(profile: Profile, engine: str) -> Profile | None:
