@@ -315,9 +315,9 @@ def test_a_plan_across_data_sheets_says_which_errors_cancel_between_the_gpus() -
     assert [c.place for c in found] == ["H100", "B200"]
     assert all(c.profile.is_estimate for c in found)
     assert plan(QUEUE, found, rate=4.0, num_requests=100, jobs=1).notes[-1:] == (
-        "B200 and H100 share these unknowns, which largely cancel between them: another implementation, front end, "
-        "launch floor, spread between requests, yield, yield of another workload. Each has its own device time: device "
-        "time alone leaves B200 over H100 uncertain by ±42 %",
+        "B200 and H100 share these unknowns, which largely cancel between them if one build runs on all: another "
+        "implementation, front end, launch floor, spread between requests, yield, yield of another workload. Each has "
+        "its own device time: device time alone leaves B200 over H100 uncertain by ±42 %",
     )
 
 
