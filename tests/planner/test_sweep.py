@@ -48,12 +48,8 @@ def test_a_grid_is_every_combination_the_last_field_fastest() -> None:
 
 
 def test_list_cells_come_after_the_grid_take_what_they_lack_from_the_base_and_run_once() -> None:
-    config = {
-        "base": BASE | {"rate": 3.0},
-        "grid": {"rate": [1.0, 1]},
-        "list": [{"replicas": 2}, {"policy": "ar"}, {"rate": 1}],
-    }
-    assert cells(config) == [
+    listed = [{"replicas": 2}, {"policy": "ar"}, {"rate": 1}]
+    assert cells({"base": BASE | {"rate": 3.0}, "grid": {"rate": [1.0, 1]}, "list": listed}) == [
         {"rate": 1.0, "replicas": 1, "policy": "chunk"},
         {"rate": 3.0, "replicas": 2, "policy": "chunk"},
         {"rate": 3.0, "replicas": 1, "policy": "ar"},
@@ -82,8 +78,7 @@ def test_toml_may_leave_the_quotes_of_a_policy_field_out(tmp_path: Path) -> None
         '[base]\ntrace = "azure-conv"\npolicy = "chunk"\n[grid]\npolicy.chunk = [2, 4]\nrate = [1]\n',
     )
     plan = read_plan(config)
-    assert plan.title == "c"
-    assert plan.varied == ("policy.chunk", "rate")
+    assert (plan.title, plan.varied) == ("c", ("policy.chunk", "rate"))
     assert [cell.scenario.policy for cell in plan.cells] == ["chunk,chunk=2", "chunk,chunk=4"]
 
 
@@ -176,8 +171,7 @@ def test_the_table_holds_what_each_scenario_says(tmp_path: Path) -> None:
         assert row["quality"] == rate
     assert not {"ttft=2s met", "ttft=2s observed_ms", "policy"} & set(done.to_frame())
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "out" / "results.parquet"), done.to_frame())
-    with (tmp_path / "out" / "results.csv").open() as file:
-        text = list(csv.DictReader(file))
+    text = list(csv.DictReader((tmp_path / "out" / "results.csv").read_text().splitlines()))
     assert [float(row["goodput"]) for row in text] == list(done.to_frame()["goodput"])
     assert [row["stable"] for row in text] == ["true", "true"]
     assert list(text[0]) == list(done.to_frame())
