@@ -1,6 +1,6 @@
 """How often 90 % intervals hold the truth, absolute and as ratios: `python benchmarks/coverage.py [PART ...]`.
 
-PART: requests, plans, or an experiment; by default all, within ten minutes on one core.
+PART: requests, plans, or an experiment; by default all, in some 11 minutes of one core.
 
 requests: synthetic truths of the seconds of a lone request, and of the ratio of two settings, in closed form. A truth's
 causes are drawn apart from the ensemble's, by the stated widths, or as published: one of two codes with different
