@@ -13,6 +13,7 @@ import numpy as np
 
 from ..engine.errors import DsimError, MachineError
 from ..files.read import parsing
+from ..planner.record import doubts_of
 from ..profiler.placed import placed
 from ..profiler.profile import save
 from ..results.metrics import no_nan
@@ -280,10 +281,10 @@ class Follower:
     def _look_ahead(self, window: Window, record: Record) -> None:
         """Add what-ifs, the capacity and one recommendation to the record; search the capacity anew if it is old."""
         target, recent = self.followed.attainment, self.recent()
+        fleet = replace(self._scenario, replicas=window.replicas)
         outcomes = what_ifs(self._scenario, recent, window.replicas)
         if window.end - self._searched > HOUR:
             self._searched = window.end
-            fleet = replace(self._scenario, replicas=window.replicas)
             self._capacity = capacity(fleet, recent, window.rate, target)
             write(self.traffic(), self.folder / "traffic.jsonl", force=True)
         words = {cause: alarm.words for cause, alarm in self.alarms.open.items()}
@@ -291,6 +292,8 @@ class Follower:
         running, allowed = record["most_running"], self._setting.limits.max_batch
         rows = (running, allowed) if running is not None and running < allowed else None
         advised = advice(outcomes, self.capacity, window.rate, target, words, min(shares, default=1.0), rows)
+        if doubts := doubts_of(fleet, recent):
+            advised = replace(advised, why="; ".join((advised.why.removesuffix("."), *doubts)))
         record |= {
             "what_if": [vars(outcome) for outcome in outcomes], "capacity": self._capacity, "searched": self._searched,
             "advice": vars(advised),

@@ -114,6 +114,13 @@ def in_twin(
     return replace(result, doubted=shares.doubted()), None
 
 
+def doubts_of(scenario: Scenario, requests: Trace) -> tuple[str, ...]:
+    """What its profiles doubt of a replay's steps; only profiles that judge kinds of steps are asked."""
+    if not any(pool.setting.profile.fit.judged_by for pool in scenario.fleet().pools):
+        return ()
+    return in_twin(scenario, requests, None, None)[0].doubted
+
+
 def shortages(scenarios: Sequence[Scenario], requests: Trace) -> tuple[str, ...]:
     """Policies whose replica may run out of memory at its largest forward."""
     lines = []

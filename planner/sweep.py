@@ -23,7 +23,7 @@ from .ensemble import ensemble as run_ensemble
 from .grid import Plan, read_plan
 from .memo import FILES as STORE_FILES
 from .memo import STORE, Memo, StoreFolder
-from .record import profile_notes
+from .record import doubts_of, profile_notes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,6 +52,7 @@ class Sweep(Result):
     notes: tuple[str, ...] = ()  # on profiles
     results: tuple[Json, ...] = ()  # varied fields, metrics, error and key of the finished cells, in the plan's order
     ensemble: Uncertain | None = None  # of the best cells
+    doubted: tuple[str, ...] = ()  # of the best cell's steps, by its profiles
     num_reused: int = field(default=0, metadata=NOT_STORED)  # by an earlier run into the folder
     services: tuple[Scenario, ...] = field(default=(), metadata=NOT_STORED)  # see Plan
 
@@ -121,11 +122,15 @@ def sweep(
             progress=lambda ended, total, _: progress and progress(ended, total),
         )  # fmt: skip
         uncertain = None
-        if ensemble is not None and not interrupted:
+        metric, best = _best_cells(plan, outcomes)
+        if ensemble is not None and best and not interrupted:
             with suppress(KeyboardInterrupt):
-                uncertain = _under_drawn_profiles(plan, outcomes, ensemble, pool, asking, folder.memo)
+                uncertain = run_ensemble(
+                    best, None, ensemble, judged=(metric, True), pool=pool, progress=asking, memo=folder.memo
+                )
         done = replace(
             begun, interrupted=interrupted, results=_rows(plan, outcomes, quality), ensemble=uncertain,
+            doubted=next((doubts_of(cell, cell.requests()) for cell in best.values()), ()),
             num_reused=sum(outcome.is_stored for outcome in outcomes.values()),
         )  # fmt: skip
         if folder.is_settled:  # not stopped before any cell finished
@@ -138,11 +143,8 @@ def _run(memo: Memo, scenario: Scenario) -> Json:
     return summary
 
 
-def _under_drawn_profiles(
-    plan: Plan, outcomes: Mapping[str, Outcome[Json]], num: int, pool: Pool,
-    progress: Callable[[int, int], None] | None, memo: Memo,
-) -> Uncertain | None:  # fmt: skip
-    """The best stable cells; of cells that differ in seed alone, one. None without any."""
+def _best_cells(plan: Plan, outcomes: Mapping[str, Outcome[Json]]) -> tuple[str, dict[str, Scenario]]:
+    """The deciding metric and the best stable cells, the best first; of cells that differ in seed alone, one."""
     summaries = {key: outcome.value or {} for key, outcome in outcomes.items()}
     metric = "goodput" if any(summary.get("goodput") for summary in summaries.values()) else "output_throughput"
     values: dict[str, float] = {}
@@ -152,11 +154,7 @@ def _under_drawn_profiles(
         name = ", ".join(f"{n}={cut(v, 40)}" for n, v in cell.varied.items() if n != "seed") or plan.title
         if summary.get("stable") and summary.get(metric) is not None and name not in values:
             values[name], scenarios[name] = float(summary[metric]), cell.scenario
-    best = sorted(values, key=lambda name: -values[name])[:MOST_ASKED]
-    if not best:
-        return None
-    cells = {name: scenarios[name] for name in best}
-    return run_ensemble(cells, None, num, judged=(metric, True), pool=pool, progress=progress, memo=memo)
+    return metric, {name: scenarios[name] for name in sorted(values, key=lambda name: -values[name])[:MOST_ASKED]}
 
 
 def _write(folder: StoreFolder, done: Sweep) -> None:

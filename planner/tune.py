@@ -28,7 +28,7 @@ from .memo import FILES as STORE_FILES
 from .memo import STORE, KeptError, StoreFolder
 from .objective import OBJECTIVES, Evaluate, Evaluator, measure, traffic
 from .quality import Quality, load_table, parse_share, quality_factors, quality_of
-from .record import profile_notes
+from .record import doubts_of, profile_notes
 from .search import Judge, Progress, Refuse, Search, quiet
 from .space import guarded, searchable, space_of
 from .tuned import Tuned
@@ -147,6 +147,7 @@ def tune(
         implementations=tuple(alone.base_profile().implementation for alone in pools),
         run=shlex.join(["dsim", "replay", scenario.trace, *recommended.arguments, *traffic_words]),
         ensemble=uncertain,
+        doubted=doubts_of(recommended.scenario, requests),
         compared=tuple(compared),
         files=dict(files),
     )

@@ -77,6 +77,7 @@ class Tuned(Result):
     implementations: tuple[str, ...]  # that price the compared settings
     run: str  # the command that replays the recommendation
     ensemble: Uncertain | None = None
+    doubted: tuple[str, ...] = ()  # of the recommendation's steps, by its profiles
     compared: tuple[Scenario, ...] = field(default=(), metadata=NOT_STORED)  # recommended, winner, default
     files: Mapping[str, str] = field(default_factory=dict, metadata=NOT_STORED)  # for `--policy` or `--fleet`, by name
 

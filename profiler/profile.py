@@ -37,8 +37,8 @@ ALIASES = {
     "h100-sdar": "h100-sdar-8b",
 }
 MIN_PAGES = 16
-HOST_COSTS = ("host_step", "host_request", "host_block", "sequence", "overlap")  # an engine's, on any GPU
-COSTS_OF = "costs_of"  # setting: the profile whose host time an engine's data sheet takes
+HOST_TIMES = ("host_step", "host_request", "host_block", "sequence")  # an engine's, on any GPU
+COSTS_OF = "costs_of"  # setting: the profiles whose host time an engine's data sheet takes
 
 Setting = str | int | float | bool | None
 RelativeError = Annotated[float, Range(-1)]  # predicted / measured - 1
@@ -369,7 +369,7 @@ def with_file_of(name: str, place: Callable[[str], str]) -> str:
 def implemented(profile: Profile, name: str) -> Profile:
     """The profile with an implementation's costs; ProfileError if it has none of that name.
 
-    A data sheet without the engine's costs takes those of the shipped profile `nearest` to it.
+    A data sheet without the engine's costs takes the host time of its calibrated builds (`_data_sheet_of`).
     """
     implementation = _held(profile, name)
     if implementation is None:
@@ -393,7 +393,7 @@ def as_run_by(profile: Profile, policy: Policy) -> Profile:
 
 
 def _held(profile: Profile, name: str) -> Implementation | None:
-    """A profile's implementation; for a data sheet also one with the costs of the `nearest` profile."""
+    """A profile's implementation; for a data sheet also one with its engine's host time."""
     implementation = next((each for each in profile.implementations if each.name == name), None)
     # Named as an implementation, or this engine's already, as a scaled copy is.
     chosen = "/" in ALIASES.get(profile.name, profile.name) or _engine(profile).lower() == name
@@ -404,13 +404,30 @@ def _held(profile: Profile, name: str) -> Implementation | None:
     if _runs_as(like) == _runs_as(profile):
         keys = ("name", "description", "origin", "latency", "fit", "provenance")
         return Implementation(name, like.implementation, {key: data[key] for key in keys})
-    latency = {key: getattr(like.latency, key) for key in HOST_COSTS}
-    how = f"{_engine(like)}, its host time as in {like.name}, the rest from data sheets"
-    return Implementation(name, how, {"latency": latency, "provenance": {"settings": {COSTS_OF: like.name}}})
+    return _data_sheet_of(name, like)
+
+
+def _data_sheet_of(engine: str, like: Profile) -> Implementation:
+    """An engine's host time on a data sheet: the geometric mean of the builds that were timed, in the parts of `like`.
+
+    No build is nearer to a third one than another. A shipped data sheet assumes one of them and is taken as it is.
+    """
+    of_engine = [other for other in _shipped().values() if _engine(other).lower() == engine]
+    timed = [other for other in of_engine if other.origin != "roofline" and other.latency.host_step > 0]
+    builds = [like] if like.origin == "roofline" else timed
+    of_a_row = [build.latency.host_step + build.latency.host_request + build.latency.sequence for build in builds]
+    level = math.prod(of_a_row) ** (1 / len(builds)) / of_a_row[builds.index(like)]
+    latency = {key: digits(level * getattr(like.latency, key)) for key in HOST_TIMES}
+    costs_of = " and ".join(build.name for build in builds) + " (geometric mean)" * (len(builds) > 1)
+    how = f"{_engine(like)}, its host time as in {costs_of}, the rest from data sheets"
+    provenance = {"settings": {COSTS_OF: costs_of}}
+    return Implementation(
+        engine, how, {"latency": {**latency, "overlap": like.latency.overlap}, "provenance": provenance}
+    )
 
 
 def nearest(profile: Profile, engine: str) -> Profile | None:
-    """The shipped profile whose costs of an engine a data sheet takes: the most similar in model, then in GPU.
+    """The shipped profile whose host time a data sheet's is shaped as: of the most similar model, then GPU.
 
     It is of the same family and tells host time from device time: an engine costs a model the same on every GPU.
     """

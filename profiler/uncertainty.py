@@ -170,9 +170,9 @@ def common_error(profiles: Sequence[Profile], model: Yielding | None) -> str:
     fits = [profile.fit for profile in profiles[:2]]
     width = math.hypot(*(fit.held_out.median if fit.held_out else fit.relative_uncertainty or 0.0 for fit in fits))
     return (
-        f"{' and '.join(names)} share these unknowns, which largely cancel between them: {', '.join(sorted(shared))}. "
-        f"Each has its own device time{apart}: device time alone leaves {names[0]} over {names[1]} uncertain by "
-        f"±{100 * width:.0f} %"
+        f"{' and '.join(names)} share these unknowns, which largely cancel between them if one build runs on all: "
+        f"{', '.join(sorted(shared))}. Each has its own device time{apart}: device time alone leaves {names[0]} over "
+        f"{names[1]} uncertain by ±{100 * width:.0f} %"
     )
 
 

@@ -94,7 +94,7 @@ def _found(tuned: "Tuned", name: str) -> str:
         if not tuned.confirmed:
             best = "the best found" if is_fleet else f"the best found, {winner},"
             text = f"Keep {today}: {best} has {gained}."
-    text += "".join(f" {untested}." for untested in recommended.untested)
+    text += "".join(f" {line}." for line in (*recommended.untested, *tuned.doubted))
     if tuned.equal:
         does = "does" if tuned.equal == 1 else "do"
         text += (
@@ -325,7 +325,7 @@ def sweep_page(sweep: "Sweep") -> Page:
     return Page(
         name=f"dsim: {sweep.title}",
         question="Which of these scenarios serves best?",
-        answer=decided(answer, sweep.ensemble),
+        answer=decided(answer + "".join(f" {line}." for line in sweep.doubted), sweep.ensemble),
         alarms=tuple(alarms),
         cautions=(estimate(", ".join(sweep.estimated), "cells"),) if sweep.estimated else (),
         numbers=tuple(numbers),

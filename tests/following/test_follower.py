@@ -21,6 +21,8 @@ from dsim.following.windows import Cutter, Scrape, Window
 from dsim.profiler.profile import load
 from dsim.report.html import to_html
 
+from ..worlds import doubting
+
 ZERO = 1.8e9
 SGLANG = SERVERS["sglang"]
 
@@ -144,13 +146,15 @@ def test_a_flag_that_changes_while_prices_are_open_is_named_at_once_and_once(tmp
 
 @pytest.mark.slow
 def test_the_outlook_searches_the_capacity_and_advises_by_it(as_it_is: list[Sample], tmp_path: Path) -> None:
-    server = replace(SGLANG, scenario=replace(SGLANG.scenario, slos=("ttft=1s", "e2el=20s")))
+    profile = name_of_profile(doubting(load("h100-sdar-8b/sglang"), "decode steps up to 256 tokens (1 sequence)"))
+    server = replace(SGLANG, scenario=replace(SGLANG.scenario, profile=profile, slos=("ttft=1s", "e2el=20s")))
     how: dict[str, Any] = {"outlook": True, "attainment": 0.9}
     follower = Follower(followed(server, **how), tmp_path)
     last = feed(follower, as_it_is[:240])[-1]
     assert [w["name"] for w in last["what_if"]] == ["as it is", "a replica more"]
     assert last["capacity"] > last["traffic"]["rate"]  # a replica takes several times the traffic
     assert last["advice"]["do"] == "Do nothing."
+    assert "in decode steps up to 256 tokens (1 sequence): 6 to 13 % too fast" in last["advice"]["why"]
     assert (tmp_path / "traffic.jsonl").exists()
     follower._capacity = 0.9
     last = feed(follower, as_it_is[240:310])[-1]  # within the hour: no search

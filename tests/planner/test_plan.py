@@ -315,16 +315,17 @@ def test_a_plan_across_data_sheets_says_which_errors_cancel_between_the_gpus() -
     assert [c.place for c in found] == ["H100", "B200"]
     assert all(c.profile.is_estimate for c in found)
     assert plan(QUEUE, found, rate=4.0, num_requests=100, jobs=1).notes[-1:] == (
-        "B200 and H100 share these unknowns, which largely cancel between them: another implementation, front end, "
-        "launch floor, spread between requests, yield, yield of another workload. Each has its own device time: device "
-        "time alone leaves B200 over H100 uncertain by ±42 %",
+        "B200 and H100 share these unknowns, which largely cancel between them if one build runs on all: another "
+        "implementation, front end, launch floor, spread between requests, yield, yield of another workload. Each has "
+        "its own device time: device time alone leaves B200 over H100 uncertain by ±42 %",
     )
 
 
 def test_engine_s_costs_of_different_profiles_do_not_cancel() -> None:
     b200 = as_run_by(roofline(gpu("B200"), model("LLaDA2.1-mini")), parse("sglang-joint"))
     said = common_error([b200, load("h100-llada2.1-mini/sglang")], None)
-    assert "its engine's host time (B200 as in h20-llada2.1-mini-sglang, H100 as in h100-" in said
+    builds = "h20-llada2.1-mini-sglang and h200x2-diffusiongemma-sglang (geometric mean)"
+    assert f"its engine's host time (B200 as in {builds}, H100 as in h100-" in said
 
 
 @pytest.mark.parametrize(("num", "says"), [(100, "replays of 100 requests judge 85 of the trace's 600"), (706, None)])

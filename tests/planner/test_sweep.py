@@ -14,12 +14,14 @@ from dsim.engine.errors import DsimError, MachineError
 from dsim.planner.backend import Pool
 from dsim.planner.grid import TYPES, read_plan
 from dsim.planner.sweep import sweep
+from dsim.profiler.profile import load, save
 from dsim.results.fleet_file import FleetWords
 from dsim.results.metrics import Summary
 from dsim.results.scenario import Scenario, on_fleet
 from dsim.traces import Trace
 
 from ..stored import rows
+from ..worlds import doubting
 
 BASE = {"trace": "azure-conv", "num_requests": 40, "policy": "chunk"}
 
@@ -46,12 +48,8 @@ def test_a_grid_is_every_combination_the_last_field_fastest() -> None:
 
 
 def test_list_cells_come_after_the_grid_take_what_they_lack_from_the_base_and_run_once() -> None:
-    config = {
-        "base": BASE | {"rate": 3.0},
-        "grid": {"rate": [1.0, 1]},
-        "list": [{"replicas": 2}, {"policy": "ar"}, {"rate": 1}],
-    }
-    assert cells(config) == [
+    listed = [{"replicas": 2}, {"policy": "ar"}, {"rate": 1}]
+    assert cells({"base": BASE | {"rate": 3.0}, "grid": {"rate": [1.0, 1]}, "list": listed}) == [
         {"rate": 1.0, "replicas": 1, "policy": "chunk"},
         {"rate": 3.0, "replicas": 2, "policy": "chunk"},
         {"rate": 3.0, "replicas": 1, "policy": "ar"},
@@ -80,8 +78,7 @@ def test_toml_may_leave_the_quotes_of_a_policy_field_out(tmp_path: Path) -> None
         '[base]\ntrace = "azure-conv"\npolicy = "chunk"\n[grid]\npolicy.chunk = [2, 4]\nrate = [1]\n',
     )
     plan = read_plan(config)
-    assert plan.title == "c"
-    assert plan.varied == ("policy.chunk", "rate")
+    assert (plan.title, plan.varied) == ("c", ("policy.chunk", "rate"))
     assert [cell.scenario.policy for cell in plan.cells] == ["chunk,chunk=2", "chunk,chunk=4"]
 
 
@@ -174,11 +171,16 @@ def test_the_table_holds_what_each_scenario_says(tmp_path: Path) -> None:
         assert row["quality"] == rate
     assert not {"ttft=2s met", "ttft=2s observed_ms", "policy"} & set(done.to_frame())
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "out" / "results.parquet"), done.to_frame())
-    with (tmp_path / "out" / "results.csv").open() as file:
-        text = list(csv.DictReader(file))
+    text = list(csv.DictReader((tmp_path / "out" / "results.csv").read_text().splitlines()))
     assert [float(row["goodput"]) for row in text] == list(done.to_frame()["goodput"])
     assert [row["stable"] for row in text] == ["true", "true"]
     assert list(text[0]) == list(done.to_frame())
+
+
+def test_a_sweep_says_which_steps_of_its_best_cell_the_profile_doubts(tmp_path: Path) -> None:
+    save(doubting(load(Scenario.profile), "decode steps up to 256 tokens (1 sequence)"), tmp_path / "p.json")
+    done = sweep({"base": BASE | {"profile": str(tmp_path / "p.json")}, "grid": {"rate": [1]}}, jobs=1)
+    assert "21 % in decode steps up to 256 tokens (1 sequence): 6 to 13 % too fast" in done.page().answer
 
 
 def test_a_finished_cell_is_not_run_again_and_a_new_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,12 +358,8 @@ def test_a_field_of_a_pool_varies_by_the_pool_s_name_and_its_replicas_too(tmp_pa
         "[grid]", "'decode.max_batch' = [2, 64]", "'decode.replicas' = [1, 2]",
     ]))  # fmt: skip
     done = sweep(config, jobs=1)
-    assert done.to_frame()[["decode.max_batch", "decode.replicas"]].values.tolist() == [
-        [2, 1],
-        [2, 2],
-        [64, 1],
-        [64, 2],
-    ]
+    varied = done.to_frame()[["decode.max_batch", "decode.replicas"]]
+    assert varied.values.tolist() == [[2, 1], [2, 2], [64, 1], [64, 2]]
     alone = [
         Scenario(
             "azure-conv", num_requests=60, links=("450GB/s,10us,reserve=early",),
@@ -375,10 +373,7 @@ def test_a_field_of_a_pool_varies_by_the_pool_s_name_and_its_replicas_too(tmp_pa
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        (
-            "'decoder.max_batch' = 2",
-            r"decoder.max_batch is 2 \(did you mean decode\?\), expected a field of prefill, dec",
-        ),
+        ("'decoder.max_batch' = 2", r"decoder.max_batch is 2 \(did you mean decode\?\), expected a field of pre"),
         ("'decode.max_bach' = 2", "'max_bach'"),
         ("'decode.replicas' = 0", "decode.replicas is 0, expected whole numbers of at least 1"),
         ("'decode.policy' = 'ar'", "'policy'"),

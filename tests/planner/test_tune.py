@@ -24,9 +24,11 @@ from dsim.planner.replicate import Interval, resample
 from dsim.planner.space import Choice, Space, guarded, space_of
 from dsim.planner.tune import tune
 from dsim.planner.tuned import Tuned
-from dsim.profiler.profile import load
+from dsim.profiler.profile import load, save
 from dsim.results.scenario import Scenario
 from dsim.traces import synth
+
+from ..worlds import doubting
 
 SCENARIO = Scenario("azure-conv", slos=("ttft=2s",))
 PROFILE, GEMMA = load(SCENARIO.profile), "h200x2-diffusiongemma-vllm"
@@ -79,6 +81,13 @@ def test_a_space_that_is_used_up_ends_the_search_and_an_unknown_quality_is_said(
     )
     rows = {"policy": "chunk", "max_batch": [16, 64]}
     assert found_by(lambda c, _: ReplayOutcome((1.0 + ("=64" in str(c)),)), space=rows).notes == ()  # answers stay
+
+
+def test_a_search_says_which_steps_of_its_recommendation_the_profile_doubts(tmp_path: Path) -> None:
+    save(doubting(PROFILE, "decode steps up to 256 tokens (1 sequence)"), tmp_path / "p.json")
+    scenario = replace(SCENARIO, profile=str(tmp_path / "p.json"), rate=0.1, arrival="poisson", num_requests=60)
+    best = found_by(lambda c, _: ReplayOutcome((smooth(c),)), scenario=scenario, trials=2)
+    assert "85 % in decode steps up to 256 tokens (1 sequence): 6 to 13 % too fast" in best.page().answer
 
 
 def test_of_equals_the_nearest_to_the_default_wins_and_they_are_counted() -> None:
@@ -200,17 +209,11 @@ def test_a_bad_space_is_one_line(tmp_path: Path, text: str, message: str) -> Non
 def test_a_field_goes_to_the_presets_that_have_it(tmp_path: Path) -> None:
     path = tmp_path / "space.toml"
     path.write_text('policy = ["lmdeploy-bd32", "chunk"]\nchunk = [4, 8]\n[lmdeploy-bd32]\nmax_batch = [8, "none"]\n')
-    space = space_of(SCENARIO, path)
-    assert space.dimensions == {
+    assert space_of(SCENARIO, path).dimensions == {
         "policy": Choice(("lmdeploy-bd32", "chunk")),
         "lmdeploy-bd32.max_batch": Choice((8, "none")),
         "chunk.chunk": Choice((4, 8)),
     }  # fmt: skip
-
-
-def test_the_shipped_example_is_a_space() -> None:
-    example = Path(__file__).parents[2] / "examples" / "space.toml"
-    assert set(space_of(SCENARIO, example).presets) == {"chunk", "optimus"}
 
 
 def test_the_default_space_moves_only_what_the_profile_was_fitted_for() -> None:
@@ -334,20 +337,17 @@ def test_a_setting_below_the_quality_is_never_replayed(tmp_path: Path) -> None:
 
 def test_an_estimate_is_students() -> None:
     # 1, 2, 3: mean 2, standard error 1/sqrt(3), t(0.975, 2) = 4.302653.
+    half = pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
     found = estimate([1.0, 2.0, 3.0])
-    assert found.value == 2.0
-    assert found.high - 2.0 == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
-    assert found.low == pytest.approx(4.0 - found.high)
+    assert (found.value, found.high - 2.0, 2.0 - found.low) == (2.0, half, half)
 
 
 def test_a_gain_is_the_ratio_of_means_and_its_interval_that_of_a_ratio() -> None:
     # Means 6 and 4; what is left of 5, 6, 7 after 1.5 times 3, 4, 5 is 0.5, 0, -0.5, over a mean of 4.
-    found = gain([5.0, 6.0, 7.0], [3.0, 4.0, 5.0], 1.0)
     half = 4.302653 * 0.5 / math.sqrt(3) / 4
-    assert found.value == 0.5
-    assert (found.low, found.high) == (pytest.approx(0.5 - half), pytest.approx(0.5 + half))
-    less = gain([2.0, 2.0], [4.0, 4.0], -1.0)
-    assert less == Interval(0.5, 0.5, 0.5)
+    found = Interval(0.5, pytest.approx(0.5 - half), pytest.approx(0.5 + half))
+    assert gain([5.0, 6.0, 7.0], [3.0, 4.0, 5.0], 1.0) == found
+    assert gain([2.0, 2.0], [4.0, 4.0], -1.0) == Interval(0.5, 0.5, 0.5)
 
 
 def test_the_search_and_the_confirmation_share_no_request() -> None:
@@ -391,8 +391,7 @@ def test_cost_is_the_price_of_good_requests() -> None:
 def test_goodput_does_not_reward_a_shorter_tail() -> None:
     idle = replace(SMALL, rate=0.5, slos=("norm_latency=400ms",))
     replays = Evaluator(("goodput",), None)
-    values = {replays(Candidate(replace(idle, policy=p)), Part("search")).values for p in ("optimus", "chunk")}
-    assert len(values) == 1
+    assert len({replays(Candidate(replace(idle, policy=p)), Part("search")).values for p in ("optimus", "chunk")}) == 1
 
 
 @pytest.mark.parametrize(
@@ -411,8 +410,9 @@ def test_bad_input_is_one_line(call: Callable[[], object], message: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_the_space_and_the_table_in_the_docs_are_read(tmp_path: Path) -> None:
+def test_the_spaces_of_docs_and_examples_and_the_table_in_the_docs_are_read(tmp_path: Path) -> None:
     docs = Path(__file__).parents[2] / "docs"
+    assert set(space_of(SCENARIO, docs.parent / "examples" / "space.toml").presets) == {"chunk", "optimus"}
     space = tmp_path / "space.toml"
     space.write_text((docs / "tune.md").read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0])
     assert "optimus.replicas" in space_of(SCENARIO, space).dimensions

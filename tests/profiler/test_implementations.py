@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -13,21 +14,10 @@ from dsim.planner.contents import asked_of
 from dsim.planner.record import profile_notes
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
-from dsim.profiler.profile import (
-    ALIASES,
-    HOST_COSTS,
-    Implementation,
-    as_run_by,
-    implemented,
-    load,
-    save,
-)
+from dsim.profiler.profile import ALIASES, HOST_TIMES, Implementation, as_run_by, implemented, load, save
 from dsim.profiler.roofline import roofline
 from dsim.profiler.uncertainty import IMPLEMENTATION, MEMORY, causes, varied
 from dsim.results.scenario import Scenario
-from dsim.sim.setting import Setting
-from dsim.sim.twin import simulate
-from dsim.traces import Trace
 
 BASE = Scenario("azure-conv", "ar", num_requests=4)
 SERVED = ("launch of 28 x 1 ms, measured: a run of ours",)
@@ -97,20 +87,19 @@ def test_a_data_sheet_has_its_engine_s_host_time_on_every_gpu() -> None:
     h20, h100, b200 = (as_run_by(roofline(gpu(name), edits), joint) for name in ("H20", "H100", "B200"))
     assert h20.latency == own.latency
     for found in (h100, b200):
-        assert found.provenance.settings == {"costs_of": own.name}
-        assert all(getattr(found.latency, term) == getattr(own.latency, term) for term in HOST_COSTS)
+        builds = f"{own.name} and h200x2-diffusiongemma-sglang (geometric mean)"
+        assert found.provenance.settings == {"costs_of": builds}
+        # Of a forward of one row, 6.55 and 1.6 ms, in the parts of the nearer build.
+        times, own_times = (attrgetter(*HOST_TIMES)(each.latency) for each in (found, own))
+        assert times == pytest.approx(math.sqrt(1.6 / 6.55) * np.array(own_times), rel=1e-5)
     sglang, fdfo = load("h100-sdar-8b/sglang"), parse("sglang-fdfo")
     slow = replace(sglang, name="v1", implementations=(), latency=sglang.latency.scaled(1.2))  # as a follower fits it
     assert as_run_by(slow, fdfo) == slow
-    # A stock build's 426 tok/s, to which nothing is fitted here: 1,078 without SGLang's host time.
-    length = np.full(4, 1024)
-    result = simulate(Trace("alike", np.zeros(4), length, length), Setting(joint, b200, "average"), concurrency=1)
-    assert 4096 / result.end == pytest.approx(426, rel=0.15)
     # As uncertain as an engine's profiles differ, and not by the device's time.
     (why,) = (cause.why for cause in causes(b200, None) if cause.name == IMPLEMENTATION)
     assert why == "±100 % of launch and host terms: two codes take 1.6 and 6.55 ms a forward"
-    moved = varied(b200, [(IMPLEMENTATION, -math.sqrt(2)), (MEMORY, 1.0)], None).latency
-    assert (moved.host_step, moved.sequence) == pytest.approx((5.5e-3 * 1.6 / 6.55, 0.736e-3 * 1.6 / 6.55))
+    moved = varied(b200, [(IMPLEMENTATION, math.sqrt(0.5)), (MEMORY, 1.0)], None).latency
+    assert (moved.host_step, moved.sequence) == pytest.approx((own.latency.host_step, own.latency.sequence), rel=1e-5)
 
 
 def test_a_file_s_own_implementations_are_read_from_another_folder_too(
