@@ -1,9 +1,10 @@
 """The replays of a plan, each done once."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from ..profiler.profile import Profile
 from ..results.metrics import attainment, of_class, rows_of
 from ..results.scenario import Scenario, class_column
 from .backend import Pool
+from .candidate import beyond_tested
 from .candidates import PlanCandidate
 from .capacity import MANY, PER_REPLICA, PILOT, WHOLE, CapacitySearch, latency_ms, search_of
 from .contents import Json
@@ -47,44 +49,58 @@ class Posed(Scenario):
 
 @dataclass(eq=False)
 class Entrant:
-    """A candidate of a plan, and the searches whose replays are its own."""
+    """A candidate of a plan, the searches whose replays are its own, and its fleets in the race."""
 
     candidate: PlanCandidate
     search: CapacitySearch
     whole: CapacitySearch  # judges the whole trace, even if --num-requests is less
     on_whole: bool = False  # replays the whole trace now
     tried: Tried | None = None  # settings, if this one was chosen among them
+    lane: Lane = field(init=False)  # at the plan's rate
     later: list[Lane] = field(default_factory=list)  # after today, in the horizon
+
+    @property
+    def replicas(self) -> int:
+        return self.lane.replicas or 0
+
+    @cached_property
+    def untested(self) -> tuple[str, ...]:
+        """See `beyond_tested`."""
+        return beyond_tested(self.candidate.policy, self.search.scenario.allow_code)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A setting's score, a pilot, a replay, or a fleet's capacity."""
+    """Work on an entrant: `setting_rate`, `pilot`, `fleet_replay` or `fleet_capacity`."""
 
-    kind: str  # of TASKS
-    candidate: int  # index of the entrant
+    work: Callable[[Memo, CapacitySearch, "Task"], Json]
+    entrant: Entrant | None  # None: in a worker
     rate: float  # req/s
-    replicas: int
+    replicas: int = 1
     slower: float = 1.0
-    index: int = 0  # replication; try: rung
+    index: int = 0  # replication; of a setting: rung
     whole: bool = False
-    severity: float | None = field(default=None, compare=False)  # own: at the rate, if already replayed
-    start: float | None = field(default=None, compare=False)  # own, try: first rate; None: the plan's
+    severity: float | None = field(default=None, compare=False)  # at the rate, if already replayed
+    start: float | None = field(default=None, compare=False)  # first rate of a search; None: the plan's
 
 
 class Replays:
     """Answers each task once."""
 
-    def __init__(self, entrants: Sequence[Entrant], pool: Pool, memo: Memo, on_progress: Callable[[], object]) -> None:
+    def __init__(self, pool: Pool, memo: Memo, on_progress: Callable[[], object]) -> None:
         self.num_replays = 0  # stored ones included
-        self._entrants, self._pool, self._memo, self._on_progress = entrants, pool, memo, on_progress
+        self._pool, self._memo, self._on_progress = pool, memo, on_progress
         self._answers: dict[Task, Json] = {}
 
     def __call__(self, tasks: Iterable[Task]) -> list[Json]:
         """Answers in the tasks' order; `error` if dsim refuses a task."""
         tasks = list(tasks)
         new = list(dict.fromkeys(task for task in tasks if task not in self._answers))
-        cells = {str(i): (self._search(task), task) for i, task in enumerate(new)}
+        cells: dict[str, tuple[CapacitySearch, Task]] = {}
+        for i, task in enumerate(new):
+            assert task.entrant is not None
+            search = task.entrant.whole if task.whole else task.entrant.search
+            cells[str(i)] = search, replace(task, entrant=None)
         with closing(self._memo.run(self._pool, _do, cells)) as outcomes:
             for outcome in outcomes:
                 if outcome.trace is not None:
@@ -96,10 +112,6 @@ class Replays:
                 self.num_replays += answer.get("replays", 0)
                 self._on_progress()
         return [self._answers[task] for task in tasks]
-
-    def _search(self, task: Task) -> CapacitySearch:
-        entrant = self._entrants[task.candidate]
-        return entrant.whole if task.whole else entrant.search
 
 
 def whole_search(search: CapacitySearch, attainment: float) -> CapacitySearch:
@@ -122,10 +134,10 @@ def fleet(search: CapacitySearch, replicas: int, slower: float = 1.0) -> Capacit
 
 def _do(memo: Memo, cell: tuple[CapacitySearch, Task]) -> Json:
     search, task = cell
-    return TASKS[task.kind](memo, search, task)
+    return task.work(memo, search, task)
 
 
-def _pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
+def pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """Approximate replicas for the rate; null above `task.replicas`."""
     num_replays, value = 0, math.nan
     size = Fewest(most=task.replicas, stride=2.0)
@@ -141,7 +153,7 @@ def _pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     return {"replicas": size.replicas, "value": None if math.isnan(value) else value, "replays": num_replays}
 
 
-def _replay(memo: Memo, search: CapacitySearch, task: Task) -> Json:
+def fleet_replay(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """A fleet's criteria, limit, and what clients see."""
     sized = fleet(search, task.replicas, task.slower)
     answer: Json = memo.replay(lambda: sized.inputs(task.index, task.rate, "a fleet"), lambda: _of_fleet(sized, task))
@@ -180,7 +192,7 @@ def _of_fleet(search: CapacitySearch, task: Task) -> Json:
     return answer
 
 
-def _own(memo: Memo, search: CapacitySearch, task: Task) -> Json:
+def fleet_capacity(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """The highest rate that meets the SLOs, and the criterion broken above it."""
     sized = fleet(search, task.replicas, task.slower)
     replay, severity, num_replays = sized.requests(task.index, memo), task.severity, 0
@@ -199,12 +211,7 @@ def _own(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     return {"rate": crossing.rate, "binding": crossing.binding, "replays": num_replays}
 
 
-def _try(memo: Memo, search: CapacitySearch, task: Task) -> Json:
+def setting_rate(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """The rate that a replica serves, on replays of the rung's length."""
     rate, num_replays = score(search, task.index, task.start or task.rate, memo)
     return {"rate": rate, "replays": num_replays}
-
-
-TASKS: dict[str, Callable[[Memo, CapacitySearch, Task], Json]] = {
-    "try": _try, "pilot": _pilot, "replay": _replay, "own": _own
-}  # fmt: skip

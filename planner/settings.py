@@ -6,7 +6,7 @@ to which one replica meets the SLOs.
 
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from .crossing import find
 from .memo import Memo
 from .replicate import Reading
 from .space import fitted_at
+
+T = TypeVar("T")
 
 RUNGS = (400, 1600)  # requests of a replay, by rung
 GOES_ON = 0.25  # share that reaches the next rung
@@ -103,14 +105,14 @@ def changing_answers(
 
 # Yields settings, a rung, and the first rate (None: the plan's); receives each setting's rate; returns the best
 # setting, the last rung's scores, and how many are as good.
-Halving = Generator[tuple[Sequence[int], int, float | None], Sequence[float], tuple[int, dict[int, float], int]]
+Halving = Generator[tuple[Sequence[T], int, float | None], Sequence[float], tuple[T, dict[T, float], int]]
 
 
-def halve(settings: Sequence[int], untested: Collection[int] = ()) -> Halving:
+def halve(settings: Sequence[T], untested: Collection[T] = ()) -> Halving[T]:
     """The best setting; the first one is the policy as given. untested: beyond the engine's tested range."""
     running = list(settings)
     start: float | None = None
-    rates: dict[int, float] = {}
+    rates: dict[T, float] = {}
     for rung in range(len(RUNGS)):
         first = yield running[:1], rung, start
         start = first[0] or start
