@@ -19,7 +19,7 @@ from ..files.read import quoted
 from ..report.capacity import CURVE_NEAR, CURVE_REPLICATIONS
 from ..report.page import Page
 from ..report.result import Result, frame_of
-from ..results.metrics import STATS, Columns, latencies, rows_of, statistic
+from ..results.metrics import STATS, Columns, latencies, statistic
 from ..results.scenario import MAX_REPLICAS, Scenario, Setup, classes, replicas_of, setup_of
 from ..results.slo import Slo
 from ..results.spread import Uncertain
@@ -36,7 +36,7 @@ from .measured import MeasuredRun
 from .memo import FILES as STORE_FILES
 from .memo import STORE, Memo
 from .race import LIMIT
-from .replicate import Criterion, Interval, Reading, criteria_of, interval, judge, measure, replication
+from .replicate import Criterion, Interval, Reading, criteria_of, interval, measure, replication
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,7 +130,7 @@ class Capacity(Result):
     setup: Setup  # its profile: those of all pools
     binding_share: float  # share of replications
     limiting_setting: str  # what sets a limiting pool's size
-    binds: str  # a limiting pool's largest part of memory, or bounding setting (memory.py)
+    binds: str  # a limiting pool's largest part of memory, or bounding setting (limits.py)
     memory: Mapping[str, int]  # bytes, by content
     shares: Mapping[str, float]  # of busy time at capacity (limits.py)
     bounds: dict[str, float]  # by criterion: ms, or share of arrivals
@@ -187,7 +187,7 @@ class CapacitySearch:
 
         def measured(rate: float) -> Json:
             scenario, requests = drawn()
-            return vars(measure(scenario, self.criteria, requests, rate))
+            return vars(measure(scenario, self.criteria, requests, rate)[0])
 
         def read(rate: float) -> Reading:
             return Reading(**memo.replay(lambda: self.inputs(index, rate, "a reading"), lambda: measured(rate)))
@@ -513,25 +513,17 @@ def _at_capacity(search: CapacitySearch, rate: float) -> Json:
 
     With pools, shares and limit are the busiest one's.
     """
-    scenario, at_1 = replication(search.scenario, 0, search.num_requests, search.block)
-    requests = at_1.time_scaled(1 / rate)
+    scenario, requests = replication(search.scenario, 0, search.num_requests, search.block)
     shares = PoolShares(scenario.fleet())
-    records = scenario.simulate_whole(requests, shares.append)
-    reading = judge(search.criteria, requests, records, rate, scenario.missing_passes)
+    reading, records, window = measure(scenario, search.criteria, requests, rate, shares.append)
     limits = shares.limits(records.totals.preemptions / len(requests))
     end = records.totals.end
     busiest = shares.busiest(end)
     limit, pools = limits[busiest], []
     if scenario.pools:
         limit = replace(limit, name=f"{limit.name} of pool {shares.pools[busiest].name}")
-        for k, limit_of_pool in enumerate(limits):
-            part = {
-                "busy": shares.busy(k, end),
-                "limited_by": limit_of_pool.name,
-                "limiting_setting": limit_of_pool.setting,
-            }
-            pools.append(part)
-    window = rows_of(records.table.columns, replicate.judged(len(requests)))
+        for k, each in enumerate(limits):
+            pools.append({"busy": shares.busy(k, end), "limited_by": each.name, "limiting_setting": each.setting})
     return {
         "shares": shares.by_pool[busiest].shares(), "limit": asdict(limit), "reading": vars(reading), "pools": pools,
         "latency": latency_ms(window, CLIENT_METRICS), "doubted": shares.doubted(),

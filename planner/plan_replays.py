@@ -10,8 +10,8 @@ import numpy as np
 
 from ..engine.errors import DsimError
 from ..profiler.profile import Profile
-from ..results.metrics import attainment, of_class, rows_of
-from ..results.scenario import Scenario, class_column
+from ..results.metrics import attainment, of_class
+from ..results.scenario import Scenario
 from .backend import Pool
 from .candidate import beyond_tested
 from .candidates import PlanCandidate
@@ -19,11 +19,11 @@ from .capacity import MANY, PER_REPLICA, PILOT, WHOLE, CapacitySearch, latency_m
 from .contents import Json
 from .crossing import find
 from .fewest import Fewest
-from .limits import BEYOND, Shares, limited_by
+from .limits import BEYOND, PoolShares
 from .memo import Memo
 from .pool_counts import PILOT_PER_REPLICA, severity_of
 from .race import Lane
-from .replicate import Reading, judge, judged, replication, to_judge
+from .replicate import Reading, measure, replication, to_judge
 from .settings import Tried, score
 
 PRECISION = 0.02  # of the searches, whose replays grow with it
@@ -162,14 +162,9 @@ def fleet_replay(memo: Memo, search: CapacitySearch, task: Task) -> Json:
 
 def _of_fleet(search: CapacitySearch, task: Task) -> Json:
     scenario, requests = replication(search.scenario, task.index, search.num_requests, search.block)
-    setting = scenario.setting()
-    shares = Shares(setting) if task.index == 0 else None
-    timed = requests.time_scaled(1 / task.rate)
-    records = scenario.simulate_whole(timed, None if shares is None else shares.append)
-    reading = judge(search.criteria, timed, records, task.rate, scenario.missing_passes)
-    rows = judged(len(timed))
-    window = rows_of(records.table.columns, rows)
-    window["slo_class"] = class_column(timed)[rows]
+    shares = PoolShares(scenario.fleet()) if task.index == 0 else None
+    append = None if shares is None else shares.append
+    reading, records, window = measure(scenario, search.criteria, requests, task.rate, append)
     attained = {}
     for slo in (slo for criterion in search.criteria for slo in criterion.slos if slo.stat is None):
         share = attainment(of_class(window, slo), slo, missing_passes=scenario.missing_passes)
@@ -185,9 +180,8 @@ def _of_fleet(search: CapacitySearch, task: Task) -> Json:
         "replays": 1,
     }
     if shares is not None:
-        spent = shares.shares()
-        limit = limited_by(spent, records.totals.preemptions / len(timed), setting)
-        answer |= {"limited_by": limit.name, "limiting_setting": limit.setting, "assumed": spent[BEYOND]}
+        [limit], [of_fleet] = shares.limits(records.totals.preemptions / len(requests)), shares.by_pool
+        answer |= {"limited_by": limit.name, "limiting_setting": limit.setting, "assumed": of_fleet.shares()[BEYOND]}
         answer |= {"doubted": shares.doubted(), "latency_ms": latency_ms(window, CLIENT_METRICS)}
     return answer
 

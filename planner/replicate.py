@@ -164,29 +164,25 @@ def resample(num_rows: int, num_requests: int, block: int, seed: int, *, evenly:
 
 def measure(
     scenario: Scenario, criteria: Sequence[Criterion], requests: Trace, rate: float, append: Append | None = None
-) -> Reading:
-    """Replay at a rate and judge. requests: at 1 req/s. Interrupts pass through."""
-    timed = requests.time_scaled(1 / rate)
-    return judge(criteria, timed, scenario.simulate_whole(timed, append), rate, scenario.missing_passes)
+) -> tuple[Reading, RunRecords, Columns]:
+    """Replay at a rate and judge the requests between warm-up and cool-down; itl covers the whole run.
 
-
-def judge(
-    criteria: Sequence[Criterion], requests: Trace, result: RunRecords, rate: float, missing_passes: bool
-) -> Reading:
-    """Judge requests between warm-up and cool-down; itl covers the whole run."""
-    columns = result.table.columns
-    n = len(requests)
+    requests: at 1 req/s. Returns the reading, the run and the judged requests. Interrupts pass through.
+    """
+    result = scenario.simulate_whole(requests.time_scaled(1 / rate), append)
+    columns, n = result.table.columns, len(requests)
     inner = judged(n)
     window = rows_of(columns, inner)
     window["slo_class"] = class_column(requests)[inner]
-    judgements = [_judge(c, of_class(window, c.slos[0]), result, missing_passes) for c in criteria]
+    judgements = [_judge(c, of_class(window, c.slos[0]), result, scenario.missing_passes) for c in criteria]
     values, severities = zip(*judgements, strict=True)
     rejected = float((columns["status"] == REJECTED).mean())
     throughput = n * (1 - rejected) / float(np.nanmax(columns["finish"]))
     bounded = stable(columns) and not _waits_grow(columns) and not _fills(columns)
-    return Reading(
+    reading = Reading(
         rate=rate, values=values, severities=severities, stable=bounded, throughput=throughput, rejected=rejected
     )
+    return reading, result, window
 
 
 def _waits_grow(columns: Columns) -> bool:
