@@ -7,10 +7,9 @@ import numpy as np
 
 from .candidate import Candidate, nearest_first
 from .objective import Part, ReplayOutcome
-from .quality import Quality
 from .race import best_of
 from .replicate import Interval, student
-from .search import Judge, Search
+from .search import Search
 from .tuned import Finalist
 
 CONFIDENCE = 0.95
@@ -29,7 +28,7 @@ def chosen(search: Search) -> list[Candidate]:
     return [front[round(i)] for i in np.linspace(0, len(front) - 1, NUM_CONFIRMED)]
 
 
-def confirm(search: Search, candidates: Sequence[Candidate], judge: Judge) -> dict[Candidate, Finalist]:
+def confirm(search: Search, candidates: Sequence[Candidate]) -> dict[Candidate, Finalist]:
     """Replay candidates and default on the same held-out traffic."""
     settings = [search.default, *(c for c in candidates if c != search.default)]
     outcomes: dict[Candidate, list[ReplayOutcome]] = {c: [] for c in settings}
@@ -41,7 +40,7 @@ def confirm(search: Search, candidates: Sequence[Candidate], judge: Judge) -> di
     search.progress("confirming", REPLICATIONS, REPLICATIONS, search.best_text())
     if search.default not in search.outcomes:
         [search.outcomes[search.default]] = search.measure([search.default], Part("search"))
-    return {c: _finalist(search, c, outcomes, judge(c)) for c in settings}
+    return {c: _finalist(search, c, outcomes) for c in settings}
 
 
 def verdict(
@@ -128,9 +127,7 @@ def _rerank(search: Search, few: list[Candidate]) -> list[Candidate]:
     return [best, *(c for c in order if c != best)][:2]
 
 
-def _finalist(
-    search: Search, candidate: Candidate, outcomes: Mapping[Candidate, Sequence[ReplayOutcome]], quality: Quality
-) -> Finalist:
+def _finalist(search: Search, candidate: Candidate, outcomes: Mapping[Candidate, Sequence[ReplayOutcome]]) -> Finalist:
     replays, base = outcomes[candidate], outcomes[search.default]
     values: dict[str, Interval] = {}
     gains: dict[str, Interval | None] = {}
@@ -147,7 +144,7 @@ def _finalist(
         links=scenario.links,
         decider=scenario.decider,
         untested=candidate.untested,
-        quality=quality,
+        quality=search.judge(candidate),
         searched=dict(zip(search.objectives, search.outcomes[candidate].values, strict=True)),
         values=values,
         gains=gains,

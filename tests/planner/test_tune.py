@@ -2,10 +2,12 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,7 +20,8 @@ from dsim.engine.policy import PRESETS, parse, settings_of
 from dsim.planner.candidate import Candidate
 from dsim.planner.candidates import candidates_of
 from dsim.planner.confirm import estimate, gain
-from dsim.planner.objective import Evaluate, Evaluator, Part, ReplayOutcome, split
+from dsim.planner.memo import Memo
+from dsim.planner.objective import Evaluator, Part, ReplayOutcome, split
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.replicate import Interval, resample
 from dsim.planner.space import Choice, Space, guarded, space_of
@@ -32,6 +35,17 @@ SCENARIO = Scenario("azure-conv", slos=("ttft=2s",))
 PROFILE, GEMMA = load(SCENARIO.profile), "h200x2-diffusiongemma-vllm"
 SPACE = {"policy": "chunk", "chunk": {"low": 2, "high": 32, "step": 2}, "max_batch": [16, 64, 128]}
 DEFAULT = Candidate.at(SCENARIO, {"policy": "chunk"})  # chunk=8
+
+
+Evaluate = Callable[[Candidate, Part], ReplayOutcome]
+
+
+@contextmanager
+def landscape_of(evaluate: Evaluate) -> Iterator[None]:
+    """Searches get their outcomes from a function in place of a replay, and prune none."""
+    replays = {"Evaluator": lambda *_: lambda _, cell: evaluate(*cell), "PRUNE_FROM": math.inf}
+    with mock.patch.multiple("dsim.planner.tune", **replays):
+        yield
 
 
 def fields(candidate: Candidate | str) -> dict[str, Any]:
@@ -54,8 +68,10 @@ def smooth(candidate: Candidate | str) -> float:
 
 
 def found_by(evaluate: Evaluate, **more: Any) -> Any:
-    options = {"space": SPACE, "policy": "chunk", "evaluate": evaluate, "trials": 30, **more}
-    return tune(replace(options.pop("scenario", SCENARIO), seed=options.pop("seed", 0)), **options)
+    options = {"space": SPACE, "policy": "chunk", "trials": 30, **more}
+    scenario = replace(options.pop("scenario", SCENARIO), seed=options.pop("seed", 0))
+    with landscape_of(evaluate):
+        return tune(scenario, **options)
 
 
 def test_the_optimum_of_a_smooth_landscape_is_found() -> None:
@@ -373,7 +389,7 @@ SMALL = Scenario(
 def test_an_overloaded_policy_scores_by_what_it_served_well() -> None:
     busy = replace(SMALL, rate=40.0, slos=("norm_latency=40ms", "p90:ttft=100ms"))
     replays = Evaluator(("goodput", "throughput", "latency"), None)
-    outcome = replays(Candidate.at(busy, {"policy": "ar"}), Part("search"))
+    outcome = replays(Memo(), (Candidate.at(busy, {"policy": "ar"}), Part("search")))
     assert 0 <= outcome.values[0] < 20
     assert outcome.values[1] > 100
     assert outcome.violation > 0
@@ -383,7 +399,7 @@ def test_an_overloaded_policy_scores_by_what_it_served_well() -> None:
 def test_cost_is_the_price_of_good_requests() -> None:
     replays = Evaluator(("cost", "goodput"), 3.6)
     for replicas in (1, 2):
-        cost, goodput = replays(Candidate(replace(SMALL, replicas=replicas)), Part("search")).values
+        cost, goodput = replays(Memo(), (Candidate(replace(SMALL, replicas=replicas)), Part("search"))).values
         # 1000 requests at `goodput` a second, at 0.001 $ a second and GPU.
         assert cost == pytest.approx(1000 / goodput * 0.001 * replicas)
 
@@ -391,7 +407,8 @@ def test_cost_is_the_price_of_good_requests() -> None:
 def test_goodput_does_not_reward_a_shorter_tail() -> None:
     idle = replace(SMALL, rate=0.5, slos=("norm_latency=400ms",))
     replays = Evaluator(("goodput",), None)
-    values = {replays(Candidate(replace(idle, policy=p)), Part("search")).values for p in ("optimus", "chunk")}
+    settings = [Candidate(replace(idle, policy=p)) for p in ("optimus", "chunk")]
+    values = {replays(Memo(), (setting, Part("search"))).values for setting in settings}
     assert len(values) == 1
 
 
