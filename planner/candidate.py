@@ -150,6 +150,15 @@ def decoding_pools(scenario: Scenario) -> list[PoolSpec]:
     return [spec for spec in specs if spec.name not in sources]
 
 
+def refusal(check: Callable[..., object], *arguments: Any) -> DsimError | None:
+    """Why a check refuses its arguments."""
+    try:
+        check(*arguments)
+    except DsimError as error:
+        return error
+    return None
+
+
 def nearest_first(
     equals: Iterable[T], num_changes: Callable[[T], int], distance: Callable[[T], float] = lambda _: 0.0
 ) -> list[T]:

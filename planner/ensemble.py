@@ -177,8 +177,7 @@ def ask(
         for outcome in outcomes:
             if outcome.error is not None:
                 raise DsimError(f"in the ensemble: {outcome.error}")
-            assert outcome.value is not None
-            found[outcome.key] = outcome.value
+            found[outcome.key] = outcome.result()
             if progress is not None:
                 progress(len(found), len(work))
     values, effects = {p: [found[f"{p}|{i}"] for i in range(num + 1)] for p in scenarios}, {}

@@ -8,7 +8,6 @@ from functools import cached_property
 
 import numpy as np
 
-from ..engine.errors import DsimError
 from ..profiler.profile import Profile
 from ..results.metrics import attainment, of_class
 from ..results.scenario import Scenario
@@ -103,11 +102,7 @@ class Replays:
             cells[str(i)] = search, replace(task, entrant=None)
         with closing(self._memo.run(self._pool, _do, cells)) as outcomes:
             for outcome in outcomes:
-                if outcome.trace is not None:
-                    raise RuntimeError(f"in a worker:\n{outcome.trace}")
-                if outcome.error is not None and not outcome.refused:
-                    raise DsimError(outcome.error)
-                answer: Json = {"error": outcome.error} if outcome.value is None else outcome.value
+                answer: Json = {"error": outcome.error} if outcome.refused else outcome.result()
                 self._answers[new[int(outcome.key)]] = answer
                 self.num_replays += answer.get("replays", 0)
                 self._on_progress()

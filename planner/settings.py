@@ -14,7 +14,7 @@ from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import DsimError
 from ..engine.policy import Policy, name_of, named_fields, parse, preset_of, settings_of
 from ..profiler.profile import Profile
-from .candidate import changed_fields, grid, nearest_first, plain_spec, spelt, with_fields
+from .candidate import changed_fields, grid, nearest_first, plain_spec, refusal, spelt, with_fields
 from .capacity import PILOT, CapacitySearch
 from .crossing import find
 from .memo import Memo
@@ -78,15 +78,13 @@ def settings_to_try(
         moved = {name: spelt(value) for name, value in point.items() if value != values[name]}
         specs.append(with_fields(name_of(spec), changed | moved))
 
-    def can(setting: str) -> bool:
-        try:
-            tried = parse(setting, allow_code)
-            check(tried)
-        except DsimError:
-            return False
-        return profile.latency.host_step > 0 or tried.batching.hides_host == policy.batching.hides_host
+    def check_setting(setting: str) -> None:
+        tried = parse(setting, allow_code)
+        check(tried)
+        if not profile.latency.host_step and tried.batching.hides_host != policy.batching.hides_host:
+            raise DsimError("the step times contain the host's")
 
-    unique = [setting for setting in dict.fromkeys(specs) if can(setting)]
+    unique = [setting for setting in dict.fromkeys(specs) if refusal(check_setting, setting) is None]
     if len(unique) > MOST:  # evenly over the grid, the SPEC first
         unique = [unique[i] for i in np.linspace(0, len(unique) - 1, MOST).round().astype(int)]
     return sorted(unique, key=lambda setting: setting.count(","))  # fewest changes first
