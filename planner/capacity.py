@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -384,7 +384,14 @@ class Run:
             cells += [(share * rate.value, index) for index in indices if (share, index) != (1.0, 0)]
         answers: list[Any] = []
         wide = replace(search, criteria=criteria + scaled)
-        for answer in self.memo.map(self.pool, partial(_at_rate, wide), cells):
+
+        def at_rate(memo: Memo, cell: tuple[float, int | None]) -> Any:
+            rate, index = cell
+            if index is not None:
+                return wide.requests(index, memo)(rate)
+            return memo.replay(lambda: wide.inputs(0, rate, "limits and reading"), lambda: _at_capacity(wide, rate))
+
+        for answer in self.memo.map(self.pool, at_rate, cells):
             answers.append(answer)
             self.num_replays += 1
             self.report()
@@ -462,19 +469,15 @@ class Run:
 
     def _replicate(self, num: int, centre: float, width: float, sharp: float, slope: Slope | None) -> None:
         """To `num` replications, or the most; arguments as of `find`."""
-        search = partial(_own_capacity, self.search, centre, width, SHARPNESS * sharp, slope)
-        new = range(len(self.crossings), min(num, self.max_replications))
-        for crossing in self.memo.map(self.pool, search, new):
+        search, new = self.search, range(len(self.crossings), min(num, self.max_replications))
+
+        def crossing_of(memo: Memo, index: int) -> Crossing:
+            return find(search.requests(index, memo), search.criteria, centre, width, SHARPNESS * sharp, slope)
+
+        for crossing in self.memo.map(self.pool, crossing_of, new):
             self.crossings.append(crossing)
             self.num_replays += crossing.num_replays
             self.report()
-
-
-def _own_capacity(
-    search: CapacitySearch, centre: float, width: float, sharp: float, slope: Slope | None, memo: Memo, index: int
-) -> Crossing:
-    """To a relative `sharp`."""
-    return find(search.requests(index, memo), search.criteria, centre, width, sharp, slope)
 
 
 def _pilot(memo: Memo, search: CapacitySearch) -> Crossing:
@@ -498,14 +501,6 @@ def _pilot(memo: Memo, search: CapacitySearch) -> Crossing:
                 "without end: expected a bound that can bind"
             )
     return replace(crossing, num_replays=crossing.num_replays + extra)
-
-
-def _at_rate(search: CapacitySearch, memo: Memo, cell: tuple[float, int | None]) -> Any:
-    """A rate's reading in replication `index`; without an index `_at_capacity`."""
-    rate, index = cell
-    if index is not None:
-        return search.requests(index, memo)(rate)
-    return memo.replay(lambda: search.inputs(0, rate, "limits and reading"), lambda: _at_capacity(search, rate))
 
 
 def _at_capacity(search: CapacitySearch, rate: float) -> Json:

@@ -21,7 +21,7 @@ NUM_CONFIRMED = 8  # of a Pareto front
 def chosen(search: Search) -> list[Candidate]:
     """Settings to confirm, best first: the best two, or spread over the front."""
     if len(search.objectives) == 1:
-        return _rerank(search, _to_rerank(search))
+        return _rerank(search)
     front = search.front()
     if len(front) <= NUM_CONFIRMED:
         return front
@@ -97,19 +97,15 @@ def gain(values: Sequence[float], base: Sequence[float], sign: float) -> Interva
     return Interval(value, value + spread.low, value + spread.high)
 
 
-def _to_rerank(search: Search) -> list[Candidate]:
-    """The best setting and others of the best, those first that are as good and nearer to the engine's default.
+def _rerank(search: Search) -> list[Candidate]:
+    """The best two under fresh luck, on the search's part of the trace; of equals the nearest to the default.
 
-    A setting beyond the engine's tested range must be a tenth better.
+    Among the best setting and others of the best, those first that are as good and nearer to the engine's default. A
+    setting beyond the engine's tested range must be a tenth better.
     """
-    ranked = sorted(search.feasible(), key=lambda c: -search.worth(c, search.outcomes[c]))  # stable
-    best, *rest = ranked
-    equal = nearest_first(search.equals(best, rest), lambda c: c.num_changes(search.default))
-    return [best, *equal, *(c for c in rest if c not in equal)][:NUM_RERANKED]
-
-
-def _rerank(search: Search, few: list[Candidate]) -> list[Candidate]:
-    """The best two under fresh luck, on the search's part of the trace; of equals the nearest to the default."""
+    first, *rest = sorted(search.feasible(), key=lambda c: -search.worth(c, search.outcomes[c]))  # stable
+    equal = nearest_first(search.equals(first, rest), lambda c: c.num_changes(search.default))
+    few = [first, *equal, *(c for c in rest if c not in equal)][:NUM_RERANKED]
     if len(few) < 2:
         return few
     costs: dict[Candidate, list[float]] = {c: [] for c in few}

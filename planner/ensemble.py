@@ -39,7 +39,6 @@ TOLD = ("output_throughput", "ttft_ms.p50", "ttft_ms.p90", "e2el_ms.p90", "norm_
 
 Scores = tuple[tuple[str, float], ...]
 Values = dict[str, float]
-Progress = Callable[[int, int], None]
 
 
 def drawn(known: Sequence[Cause], index: int, seed: int) -> Scores:
@@ -78,21 +77,18 @@ def ensemble(
     *,
     judged: tuple[str, bool] | None = None,
     recommended: bool = False,
-    pool: Pool | None = None,
-    progress: Progress | None = None,
-    memo: Memo | None = None,
+    **where: Any,
 ) -> Uncertain:
     """Replay each scenario under `num` drawn profiles, and with each cause at ±1 standard deviation.
 
     Scenarios differ in policy and replicas only, or have names; they share each draw's luck and profile. requests: by
     default each scenario's own. judged: the deciding metric, and whether more is better; default: `deciding`.
-    recommended: ask whether the first scenario stays best, not the predicted best. Ctrl-C passes through.
+    recommended: ask whether the first scenario stays best, not the predicted best. where: pool, progress and memo of
+    `ask`. Ctrl-C passes through.
     """
     named = scenarios if isinstance(scenarios, Mapping) else _called(scenarios)
     metric, higher = judged or deciding(next(iter(named.values())))
-    uncertain, values = ask(
-        partial(_replay, requests, metric), named, num, (metric, higher), pool=pool, progress=progress, memo=memo
-    )
+    uncertain, values = ask(partial(_replay, requests, metric), named, num, (metric, higher), **where)
     if len(named) == 1:
         return uncertain
     ranked = [_ranked({name: v[i][metric] for name, v in values.items()}, higher) for i in range(num + 1)]
@@ -104,22 +100,14 @@ def ensemble(
 
 
 def capacities(
-    scenario: Scenario,
-    num: int,
-    *,
-    attainment: float,
-    num_requests: int,
-    rate: float | None = None,
-    pool: Pool | None = None,
-    progress: Progress | None = None,
-    memo: Memo | None = None,
+    scenario: Scenario, num: int, *, attainment: float, num_requests: int, rate: float | None = None, **where: Any
 ) -> Uncertain:
-    """A fleet's capacity under drawn profiles, each within about 5 %; rate: req/s to sustain.
+    """A fleet's capacity under drawn profiles, each within about 5 %; rate: req/s to sustain. where: see `ensemble`.
 
     0 if an SLO is met at no rate; if all are met until the queue grows, the rate at which it starts to.
     """
     of = partial(_capacity, attainment, num_requests)
-    uncertain, values = ask(of, _called([scenario]), num, (CAPACITY, True), pool=pool, progress=progress, memo=memo)
+    uncertain, values = ask(of, _called([scenario]), num, (CAPACITY, True), **where)
     if rate is None:
         return uncertain
     [own] = values.values()
@@ -152,7 +140,8 @@ def _called(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
 
 def ask(
     evaluate: Callable[[Memo, Scenario], Values], scenarios: Mapping[str, Scenario], num: int,
-    judged: tuple[str, bool], *, pool: Pool | None, progress: Progress | None, memo: Memo | None = None,
+    judged: tuple[str, bool], *, pool: Pool | None = None, memo: Memo | None = None,
+    progress: Callable[[int, int], object] = lambda done, total: None,
     luck: Callable[[Scenario, int], Scenario] = lambda scenario, _: scenario, moving: int | None = None,
 ) -> tuple[Uncertain, dict[str, list[Values]]]:  # fmt: skip
     """The intervals and each cause's effect, without an answer; by policy, predicted and drawn values.
@@ -178,8 +167,7 @@ def ask(
             if outcome.error is not None:
                 raise DsimError(f"in the ensemble: {outcome.error}")
             found[outcome.key] = outcome.result()
-            if progress is not None:
-                progress(len(found), len(work))
+            progress(len(found), len(work))
     values, effects = {p: [found[f"{p}|{i}"] for i in range(num + 1)] for p in scenarios}, {}
     for policy, own in alone.items():
         moves = []

@@ -7,7 +7,7 @@ replicas while the others have plenty; larger fleets are then tried by cost, wit
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -152,9 +152,13 @@ class FleetSearch:
         return run
 
     def _replay(self, counts: Counts, search: CapacitySearch, indices: Iterable[int]) -> Iterator[Reading]:
-        run = self._run(counts)
+        run, rate = self._run(counts), self.rate
+
+        def read(memo: Memo, index: int) -> Reading:
+            return search.requests(index, memo)(rate)
+
         run.report()
-        for reading in run.memo.map(run.pool, partial(_read, search, self.rate), indices):
+        for reading in run.memo.map(run.pool, read, indices):
             self.num_replays += 1
             self._run(counts).report()
             yield reading
@@ -182,7 +186,3 @@ class FleetSearch:
 def _fewer(counts: Counts, k: int, num: int = 1) -> Counts:
     """With `num` replicas less of pool k."""
     return (*counts[:k], counts[k] - num, *counts[k + 1 :])
-
-
-def _read(search: CapacitySearch, rate: float, memo: Memo, index: int) -> Reading:
-    return search.requests(index, memo)(rate)

@@ -240,11 +240,12 @@ def _notes(point: _Point) -> tuple[str, ...]:
 
 def _distance(point: _Point, factors: Mapping[str, Any]) -> set[str]:
     """Fields that differ."""
-    return {name for name, value in point.factors.items() if not _equal(value, factors[name])}
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return bool(abs(a - b) < NEAR) if _number(a) and _number(b) else bool(a == b)
+    fields = set()
+    for name, scored in point.factors.items():
+        value = factors[name]
+        if not (abs(scored - value) < NEAR if _number(scored) and _number(value) else scored == value):
+            fields.add(name)
+    return fields
 
 
 def _number(value: Any) -> bool:

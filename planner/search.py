@@ -135,23 +135,22 @@ class Search:
 
     def trials(self) -> tuple[Trial, ...]:
         """Without repeated ones."""
-        return tuple(self._row(i, a) for i, a in enumerate(self.attempts) if a.state != "repeated")
-
-    def _row(self, index: int, attempt: Attempt) -> Trial:
-        candidate, outcome = attempt.candidate, attempt.outcome
-        refused = attempt.state == "refused"
-        return Trial(
-            trial=index,
-            policy=candidate.spec,
-            replicas=candidate.replicas,
-            state=attempt.state,
-            values={} if outcome is None else dict(zip(self.objectives, outcome.values, strict=True)),
-            attainment=None if outcome is None or math.isnan(outcome.attainment) else outcome.attainment,
-            violation=None if attempt.state == "pruned" else attempt.violation,
-            reason=attempt.reason,
-            quality=None if refused else self.judge(candidate).relative,
-            fields=dict(candidate.columns),
-        )
+        trials = []
+        for index, attempt in enumerate(self.attempts):
+            candidate, state, outcome = attempt.candidate, attempt.state, attempt.outcome
+            if state == "repeated":
+                continue
+            values, attainment = {}, None
+            if outcome is not None:
+                values = dict(zip(self.objectives, outcome.values, strict=True))
+                attainment = None if math.isnan(outcome.attainment) else outcome.attainment
+            trials.append(Trial(
+                trial=index, policy=candidate.spec, replicas=candidate.replicas, state=state, values=values,
+                attainment=attainment, violation=None if state == "pruned" else attempt.violation,
+                reason=attempt.reason, quality=None if state == "refused" else self.judge(candidate).relative,
+                fields=dict(candidate.columns),
+            ))  # fmt: skip
+        return tuple(trials)
 
     def _num_tried(self) -> int:
         """Finished attempts with a replay."""

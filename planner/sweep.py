@@ -221,10 +221,8 @@ def _text(value: Any) -> str:
 def _arrow(rows: tuple[Json, ...]) -> Any:
     import pyarrow as pa
 
-    kinds = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
-    arrays = {}
-    for name in rows[0] if rows else ():
-        values = [row[name] for row in rows]
-        default = str if name == "error" else float
-        arrays[name] = pa.array(values, kinds[next((type(value) for value in values if value is not None), default)])
+    arrays = {name: pa.array([row[name] for row in rows]) for name in (rows[0] if rows else ())}
+    for name, array in arrays.items():
+        if array.type == pa.null():
+            arrays[name] = array.cast(pa.string() if name == "error" else pa.float64())
     return pa.table(arrays)

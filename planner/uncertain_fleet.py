@@ -4,14 +4,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any
 
 from ..report.table import counted
 from ..results.scenario import Scenario
 from ..results.spread import Uncertain
-from .backend import Pool
 from .candidates import PlanCandidate
 from .capacity import CapacitySearch, search_of
-from .ensemble import Progress, Values, ask, interval, paired
+from .ensemble import Values, ask, interval, paired
 from .fewest import Fewest
 from .memo import Memo
 from .plan import posed_fleets
@@ -32,16 +32,15 @@ class Lucky(Posed):
 
 
 def plan_ensemble(
-    planned: Planned, scenario: Scenario, candidates: Sequence[PlanCandidate], num: int, *, attainment: float,
-    pool: Pool, memo: Memo, progress: Progress,
-) -> Uncertain:  # fmt: skip
-    """The recommendation and its rivals under `num` drawn profiles."""
+    planned: Planned, scenario: Scenario, candidates: Sequence[PlanCandidate], num: int, **how: Any
+) -> Uncertain:
+    """The recommendation and its rivals under `num` drawn profiles. how: see `uncertain_fleets`."""
     fleets = rivals(planned)
     posed = posed_fleets(replace(scenario, rate=planned.rate), candidates, list(fleets.values()))
     return uncertain_fleets(
         dict(zip(fleets, posed, strict=True)), [replica_cost(planned, row) for row in fleets.values()], num,
-        attainment=attainment, num_requests=planned.num_requests, spare=planned.recommended.spare,
-        cost=COST if planned.priced else GPUS, pool=pool, memo=memo, progress=progress,
+        num_requests=planned.num_requests, spare=planned.recommended.spare, cost=COST if planned.priced else GPUS,
+        **how,
     )  # fmt: skip
 
 
@@ -69,14 +68,12 @@ def uncertain_fleets(
     num_requests: int,
     spare: int = 0,
     cost: str = COST,
-    pool: Pool | None = None,
-    progress: Progress | None = None,
-    memo: Memo | None = None,
+    **where: Any,
 ) -> Uncertain:
     """Search each fleet's size under `num` drawn profiles, one replication each, and move each cause of the first.
 
     fleets: by name, at one rate, the recommended one first. weights: the cost of a replica of each. cost: its name. The
-    first criterion decides.
+    first criterion decides. where: pool, progress and memo of `ask`.
     """
     lucky: dict[str, Lucky] = {}
     for name, posed in fleets.items():
@@ -86,9 +83,7 @@ def uncertain_fleets(
     search = whole_search(search_of(lucky[best], PRECISION, attainment, num_requests), attainment)
     replay = partial(sized, search.criteria, search.num_requests, search.block)
     judged = _metric(search.criteria[0]), False
-    drawn, values = ask(
-        replay, lucky, num, judged, pool=pool, progress=progress, memo=memo, luck=_in_replication, moving=1
-    )
+    drawn, values = ask(replay, lucky, num, judged, luck=_in_replication, moving=1, **where)
     costs = {
         name: [{cost: (draw[REPLICAS] + spare) * weight} for draw in values[name]]
         for name, weight in zip(lucky, weights, strict=True)
