@@ -475,11 +475,11 @@ class PlanSearch:
             cheapest = min(each, key=each.__getitem__, default="")
             risks.append(self._risk(change, lane, replicas, (first, *case), lane.replicas, cheapest))
         remaining = replicas - (0 if self.spare else 1)
-        case, name = (first, self.rate, 1.0), str(first.candidate)
-        lost = self._risk("a replica lost", first.lane, remaining, case, replicas, name)
+        today, name = (first, self.rate, 1.0), str(first.candidate)
+        lost = self._risk("a replica lost", first.lane, remaining, today, replicas, name)
         if lost.verdict != MEETS:
             needs = None if replicas == self.max_replicas else replicas + 1
-            lost = self._risk("a replica lost", first.lane, remaining, case, needs, name)
+            lost = self._risk("a replica lost", first.lane, remaining, today, needs, name)
         return risks[0], lost, risks[1]
 
     def _risk(self, change: str, lane: Lane, replicas: int, case: Case, needs: int | None, best: str) -> Risk:
