@@ -127,10 +127,7 @@ class PoolShares:
         """By pool. preemptions: per request, in decoding pools."""
         return [
             limited_by(
-                shares.shares(),
-                0.0 if self._fleet.prefills(pool) else preemptions,
-                pool.setting,
-                shares.in_windows,
+                shares.shares(), 0.0 if self._fleet.prefills(pool) else preemptions, pool.setting, shares.in_windows
             )
             for pool, shares in zip(self.pools, self.by_pool, strict=True)
         ]

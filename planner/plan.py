@@ -28,6 +28,7 @@ from ..profiler.uncertainty import common_error
 from ..report.table import counted, percent
 from ..results.scenario import MAX_REPLICAS, Scenario, Setup, setup_of
 from ..results.spread import Spread
+from . import plan_replays
 from .backend import Pool
 from .candidate import changed_fields, nearest_first, policy_toml
 from .candidates import PlanCandidate
@@ -35,18 +36,7 @@ from .capacity import PARTS, STABILITY, CapacitySearch, check_rate, search_of
 from .contents import Json, asked_of, digest
 from .deploy import UNROUTED, deployment_of
 from .memo import Memo
-from .plan_replays import (
-    PRECISION,
-    Entrant,
-    Posed,
-    Replays,
-    Task,
-    fleet_capacity,
-    fleet_replay,
-    pilot,
-    setting_rate,
-    whole_search,
-)
+from .plan_replays import PRECISION, Entrant, Posed, Replays, Task, whole_search
 from .plan_result import MEETS, MISSES, UNSURE, Due, Fleet, Planned, Risk, Values, Variant
 from .purchase import Horizon, growth_of
 from .race import CONFIDENCE, FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
@@ -255,7 +245,7 @@ class PlanSearch:
         rounds = {k: next(halving) for k, halving in halvings.items()}
         while rounds:  # all policies at once, to fill the pool
             tasks = [
-                Task(setting_rate, each, self.rate, index=rung, start=start)
+                Task(plan_replays.setting_rate, each, self.rate, index=rung, start=start)
                 for settings, rung, start in rounds.values() for each in settings
             ]  # fmt: skip
             scores = iter([float(answer.get("rate", 0.0)) for answer in self.replays(tasks)])
@@ -291,7 +281,7 @@ class PlanSearch:
     def _settle(self, entrants: Sequence[Entrant]) -> tuple[list[Entrant], list[Fleet]]:
         """The entrants that a race finds fleets for, and the dropped rows."""
         self.phase = "pilot"
-        answers = self.replays(Task(pilot, each, self.rate, self.max_replicas) for each in entrants)
+        answers = self.replays(Task(plan_replays.pilot, each, self.rate, self.max_replicas) for each in entrants)
         guesses: dict[Entrant, int] = {}
         dropped: dict[Entrant, Fleet] = {}
         for entrant, answer in zip(entrants, answers, strict=True):
@@ -443,7 +433,7 @@ class PlanSearch:
         def capacity(entrant: Entrant, index: int, start: float | None) -> Task:
             task, settled = self._replay((entrant, self.rate, 1.0), entrant.replicas, index), entrant.lane.settled
             severity = settled[index] if index < len(settled) else None
-            return replace(task, work=fleet_capacity, severity=severity, start=start)
+            return replace(task, work=plan_replays.fleet_capacity, severity=severity, start=start)
 
         # The first rates are the others' starts; the risks fill the pool meanwhile.
         first = [capacity(each, 0, None) for each in entrants]
@@ -619,7 +609,9 @@ class PlanSearch:
 
     def _replay(self, case: Case, replicas: int, index: int) -> Task:
         entrant, rate, slower = case
-        return Task(fleet_replay, entrant, rate, replicas, slower=slower, index=index, whole=entrant.on_whole)
+        return Task(
+            plan_replays.fleet_replay, entrant, rate, replicas, slower=slower, index=index, whole=entrant.on_whole
+        )
 
     def _answers(self, tasks: Sequence[Task], where: str = "") -> list[Json]:
         """DsimError for a refused task."""

@@ -16,15 +16,7 @@ from ..engine.errors import DsimError
 from ..results.scenario import Scenario
 from ..sim.fleet import PoolSpec
 from .backend import Pool
-from .capacity import (
-    MAX_REPLICAS_TRIED,
-    PILOT,
-    Capacity,
-    CapacitySearch,
-    Run,
-    check_rate,
-    means,
-)
+from .capacity import MAX_REPLICAS_TRIED, PILOT, Capacity, CapacitySearch, Run, check_rate, means
 from .memo import Memo
 from .race import FIRST, LIMIT, MOST, verdict
 from .replicate import Reading

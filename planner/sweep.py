@@ -110,10 +110,7 @@ def sweep(
         implementations=tuple(dict.fromkeys(profile.implementation for profile in profiles)), config=plan.config,
         command=command, notes=tuple(profile_notes(plan.services)), services=plan.services,
     )  # fmt: skip
-    with (
-        StoreFolder(None if out is None else Path(out), SWEEP, force=force) as folder,
-        Pool(jobs, ray) as pool,
-    ):
+    with StoreFolder(None if out is None else Path(out), SWEEP, force=force) as folder, Pool(jobs, ray) as pool:
         folder.begin()
         folder.write_files({"sweep.json": begun.to_text()})
         outcomes, interrupted = folder.finish(

@@ -210,11 +210,7 @@ def found_with(*near: tuple[float, float], binding: int = 0) -> Crossing:
 
 
 def test_the_common_slope_is_that_of_parallel_lines_through_each_replications_readings() -> None:
-    rising = [
-        found_with((0.1, 0.3), (0.2, 0.6)),
-        found_with((0.0, 7.0), (0.2, 7.6)),
-        found_with((9.0, 0.0)),
-    ]
+    rising = [found_with((0.1, 0.3), (0.2, 0.6)), found_with((0.0, 7.0), (0.2, 7.6)), found_with((9.0, 0.0))]
     assert common_slope(rising) is None  # 1 degree of freedom
     rising.append(found_with((0.0, -1.0), (0.2, -0.4)))
     assert common_slope(rising) == Slope(pytest.approx(3.0), 0.1, 0)

@@ -7,16 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsim.planner.replicate import (
-    Criterion,
-    criteria_of,
-    interval,
-    judged,
-    measure,
-    replication,
-    resample,
-    to_judge,
-)
+from dsim.planner.replicate import Criterion, criteria_of, interval, judged, measure, replication, resample, to_judge
 from dsim.results.scenario import Scenario
 from dsim.results.slo import Slo
 from dsim.traces import Trace, synth

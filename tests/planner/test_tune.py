@@ -386,10 +386,13 @@ SMALL = Scenario(
 )  # fmt: skip
 
 
+def outcome_of(scenario: Scenario, *objectives: str, gpu_hour: float | None = None) -> ReplayOutcome:
+    return Evaluator(objectives, gpu_hour)(Memo(), (Candidate(scenario), Part("search")))
+
+
 def test_an_overloaded_policy_scores_by_what_it_served_well() -> None:
-    busy = replace(SMALL, rate=40.0, slos=("norm_latency=40ms", "p90:ttft=100ms"))
-    replays = Evaluator(("goodput", "throughput", "latency"), None)
-    outcome = replays(Memo(), (Candidate.at(busy, {"policy": "ar"}), Part("search")))
+    busy = replace(SMALL, policy="ar", rate=40.0, slos=("norm_latency=40ms", "p90:ttft=100ms"))
+    outcome = outcome_of(busy, "goodput", "throughput", "latency")
     assert 0 <= outcome.values[0] < 20
     assert outcome.values[1] > 100
     assert outcome.violation > 0
@@ -397,19 +400,15 @@ def test_an_overloaded_policy_scores_by_what_it_served_well() -> None:
 
 
 def test_cost_is_the_price_of_good_requests() -> None:
-    replays = Evaluator(("cost", "goodput"), 3.6)
     for replicas in (1, 2):
-        cost, goodput = replays(Memo(), (Candidate(replace(SMALL, replicas=replicas)), Part("search"))).values
+        cost, goodput = outcome_of(replace(SMALL, replicas=replicas), "cost", "goodput", gpu_hour=3.6).values
         # 1000 requests at `goodput` a second, at 0.001 $ a second and GPU.
         assert cost == pytest.approx(1000 / goodput * 0.001 * replicas)
 
 
 def test_goodput_does_not_reward_a_shorter_tail() -> None:
     idle = replace(SMALL, rate=0.5, slos=("norm_latency=400ms",))
-    replays = Evaluator(("goodput",), None)
-    settings = [Candidate(replace(idle, policy=p)) for p in ("optimus", "chunk")]
-    values = {replays(Memo(), (setting, Part("search"))).values for setting in settings}
-    assert len(values) == 1
+    assert len({outcome_of(replace(idle, policy=policy), "goodput").values for policy in ("optimus", "chunk")}) == 1
 
 
 @pytest.mark.parametrize(
