@@ -52,8 +52,11 @@ def scenario_at(scenario: Scenario, point: Point) -> Scenario:
         values = dict(parts.get(spec.name, {}))
         count = values.pop(REPLICAS, count)
         pools.append(str(replace(spec, count=int(count), policy=with_fields(spec.policy, values))))
-    links = tuple(_link_with(link, parts.get(LINK, {})) for link in scenario.links)
-    return replace(scenario, pools=tuple(pools), links=links, **plain)
+    links, moved = [], parts.get(LINK, {})
+    for link in scenario.links:
+        words = [word for word in link.split(",") if word.partition("=")[0] not in moved]
+        links.append(with_fields(",".join(words), moved))
+    return replace(scenario, pools=tuple(pools), links=tuple(links), **plain)
 
 
 def _check_parts(parts: Mapping[str, Mapping[str, Any]], pools: list[str], has_links: bool) -> None:
@@ -66,11 +69,6 @@ def _check_parts(parts: Mapping[str, Mapping[str, Any]], pools: list[str], has_l
                 )
             if name == REPLICAS and not (type(value) is int and 1 <= value <= MAX_REPLICAS):
                 raise DsimError(f"{part}.{REPLICAS} is {quoted(value)}, expected whole numbers of at least 1")
-
-
-def _link_with(link: str, values: Mapping[str, Any]) -> str:
-    words = [word for word in link.split(",") if word.partition("=")[0] not in values]
-    return ",".join([*words, *(f"{name}={spelt(value)}" for name, value in values.items())])
 
 
 def grid(choices: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:

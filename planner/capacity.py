@@ -36,7 +36,7 @@ from .measured import MeasuredRun
 from .memo import FILES as STORE_FILES
 from .memo import STORE, Memo
 from .race import LIMIT
-from .replicate import Criterion, Interval, Reading, criteria_of, interval, measure, replication
+from .replicate import CONFIDENCE, Criterion, Interval, Reading, criteria_of, interval, measure, replication
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +54,6 @@ FIRST = 8  # replications before the first check; half if they agree
 TO_LEARN = 2  # replications that give the others start and slope
 BY_FAR = 0.25  # of the precision, accepted by an early check; more would stop too early too often
 MOST = 64  # replications
-CONFIDENCE = 0.95  # of the interval
 MAX_REPLICAS_TRIED = 64
 PILOT_DOUBT = 0.5  # relative, of a pilot's slope
 SHARPNESS = 0.5  # width of a capacity's bracket, by the precision or the spread
@@ -364,7 +363,7 @@ class Run:
 
     @property
     def interval(self) -> Interval:
-        return interval([crossing.rate for crossing in self.crossings], CONFIDENCE)
+        return interval([crossing.rate for crossing in self.crossings])
 
     def finish(self) -> Capacity:
         """The result, with its limit, curve and cost."""
@@ -396,7 +395,9 @@ class Run:
             self.num_replays += 1
             self.report()
         first, *readings = answers
-        curve = _by_rate([Reading(**first["reading"]), *readings])
+        curve: dict[float, list[Reading]] = {}  # in the order of rates
+        for reading in sorted([Reading(**first["reading"]), *readings], key=lambda reading: reading.rate):  # stable
+            curve.setdefault(reading.rate, []).append(reading)
         bounds = []
         for index, criterion in enumerate(scaled, len(criteria)):
             judged = {*range(len(criteria)), index} - {binding}
@@ -532,14 +533,6 @@ def latency_ms(requests: Columns, metrics: Sequence[str]) -> Latency:
         name: None if np.isnan(values[name]).all() else {s: statistic(1e3 * values[name], s) for s in STATS[1:]}
         for name in metrics
     }
-
-
-def _by_rate(readings: Sequence[Reading]) -> dict[float, list[Reading]]:
-    """In the order of rates."""
-    by_rate: dict[float, list[Reading]] = {}
-    for reading in sorted(readings, key=lambda reading: reading.rate):  # stable
-        by_rate.setdefault(reading.rate, []).append(reading)
-    return by_rate
 
 
 def _point(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> Point:

@@ -1,7 +1,7 @@
 """Confirm a search's best settings on fresh luck and held-out traffic, paired with the default."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from .replicate import Interval, student
 from .search import Search
 from .tuned import Finalist
 
-CONFIDENCE = 0.95
 REPLICATIONS = 10  # replays of the held-out part
 NUM_RERANKED, NUM_RERANKS = 4, 4  # settings, and replays of each
 NUM_CONFIRMED = 8  # of a Pareto front
@@ -40,7 +39,29 @@ def confirm(search: Search, candidates: Sequence[Candidate]) -> dict[Candidate, 
     search.progress("confirming", REPLICATIONS, REPLICATIONS, search.best_text())
     if search.default not in search.outcomes:
         [search.outcomes[search.default]] = search.measure([search.default], Part("search"))
-    return {c: _finalist(search, c, outcomes) for c in settings}
+    finalists = {}
+    for c, replays in outcomes.items():
+        values: dict[str, Interval] = {}
+        gains: dict[str, Interval | None] = {}
+        for i, (name, sign) in enumerate(zip(search.objectives, search.signs, strict=True)):
+            measured, base = ([outcome.values[i] for outcome in outcomes[each]] for each in (c, search.default))
+            values[name], gains[name] = estimate(measured), gain(measured, base, sign)
+        attainment = float(np.mean([outcome.attainment for outcome in replays]))
+        finalists[c] = Finalist(
+            policy=c.spec,
+            replicas=c.replicas,
+            pools=c.scenario.pools,
+            links=c.scenario.links,
+            decider=c.scenario.decider,
+            untested=c.untested,
+            quality=search.judge(c),
+            searched=dict(zip(search.objectives, search.outcomes[c].values, strict=True)),
+            values=values,
+            gains=gains,
+            meets_run_slos=float(np.mean([outcome.violation <= 0 for outcome in replays])),
+            attainment=None if math.isnan(attainment) else attainment,
+        )
+    return finalists
 
 
 def verdict(
@@ -78,7 +99,7 @@ def verdict(
 def estimate(values: Sequence[float], scale: float = 1.0) -> Interval:
     """Mean and Student's interval, divided by `scale`."""
     data = np.asarray(values, float) / scale
-    mean, half = float(data.mean()), student(data, CONFIDENCE)
+    mean, half = float(data.mean()), student(data)
     return Interval(mean, mean - half, mean + half)
 
 
@@ -121,29 +142,3 @@ def _rerank(search: Search) -> list[Candidate]:
     equals = [able[i] for i in best_of([costs[c] for c in able])]
     best = nearest_first(equals, lambda c: c.num_changes(search.default), lambda c: float(np.mean(costs[c])))[0]
     return [best, *(c for c in order if c != best)][:2]
-
-
-def _finalist(search: Search, candidate: Candidate, outcomes: Mapping[Candidate, Sequence[ReplayOutcome]]) -> Finalist:
-    replays, base = outcomes[candidate], outcomes[search.default]
-    values: dict[str, Interval] = {}
-    gains: dict[str, Interval | None] = {}
-    for i, (name, sign) in enumerate(zip(search.objectives, search.signs, strict=True)):
-        measured = [outcome.values[i] for outcome in replays]
-        values[name] = estimate(measured)
-        gains[name] = gain(measured, [outcome.values[i] for outcome in base], sign)
-    attainment = float(np.mean([outcome.attainment for outcome in replays]))
-    scenario = candidate.scenario
-    return Finalist(
-        policy=candidate.spec,
-        replicas=candidate.replicas,
-        pools=scenario.pools,
-        links=scenario.links,
-        decider=scenario.decider,
-        untested=candidate.untested,
-        quality=search.judge(candidate),
-        searched=dict(zip(search.objectives, search.outcomes[candidate].values, strict=True)),
-        values=values,
-        gains=gains,
-        meets_run_slos=float(np.mean([outcome.violation <= 0 for outcome in replays])),
-        attainment=None if math.isnan(attainment) else attainment,
-    )

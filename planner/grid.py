@@ -103,8 +103,13 @@ def _flat(table: FileObject) -> Json:
 
 def value_of(place: str, name: str, value: Any) -> Any:
     """In the field's type."""
-    if "." in name:
-        return _policy_value(place, value)
+    if "." in name:  # a policy's
+        if isinstance(value, list | tuple):
+            return "/".join(str(item) for item in value)
+        if not isinstance(value, bool | int | float | str) or (isinstance(value, str) and "," in value):
+            expected = "a number, true or false, a word, or a list of numbers"
+            raise DsimError(f"{place} is {quoted(value)}, expected {expected}")
+        return value
     if name not in TYPES:
         settings = {field for preset in PRESETS.values() for field in settings_of(preset.policy)}
         hint = f" (did you mean {POLICY}{name}?)" if name in settings else did_you_mean(name, TYPES)
@@ -125,14 +130,6 @@ def value_of(place: str, name: str, value: Any) -> Any:
         raise DsimError(f"{place}: {error}") from None
     except ValueError as error:
         raise DsimError(f"{place} is {quoted(value)}, expected {error}") from None
-
-
-def _policy_value(place: str, value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return "/".join(str(item) for item in value)
-    if not isinstance(value, bool | int | float | str) or (isinstance(value, str) and "," in value):
-        raise DsimError(f"{place} is {quoted(value)}, expected a number, true or false, a word, or a list of numbers")
-    return value
 
 
 def _check(

@@ -39,8 +39,8 @@ from .memo import Memo
 from .plan_replays import PRECISION, Entrant, Posed, Replays, Task, whole_search
 from .plan_result import MEETS, MISSES, UNSURE, Due, Fleet, Planned, Risk, Values, Variant
 from .purchase import Horizon, growth_of
-from .race import CONFIDENCE, FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
-from .replicate import Criterion, Interval, interval, judged, student
+from .race import FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
+from .replicate import CONFIDENCE, Criterion, Interval, interval, judged, student
 from .settings import Tried, halve
 
 ROUTER = "jsq"  # that is tried in place of none
@@ -512,7 +512,7 @@ class PlanSearch:
         slacks = {c.text: _slack(c, values[c.text]) if c.text in values else math.inf for c in self.criteria}
         room, breaks_first = None, min(slacks, key=lambda text: slacks[text])
         if capacities:
-            rate = interval([capacity["rate"] / self.rate for capacity in capacities], CONFIDENCE)
+            rate = interval([capacity["rate"] / self.rate for capacity in capacities])
             room = Interval(rate.value - 1, rate.low - 1, rate.high - 1)
             binding = Counter(capacity["binding"] for capacity in capacities).most_common(1)[0][0]
             breaks_first = STABILITY if binding < 0 else self.criteria[binding].text
@@ -673,7 +673,7 @@ def _values(criteria: Sequence[Criterion], answers: Sequence[Json]) -> Values:
         data = np.array([answer["values"][k] for answer in answers if answer["values"][k] is not None])
         if not len(data):
             continue
-        mean, half = float(data.mean()), student(data, CONFIDENCE)
+        mean, half = float(data.mean()), student(data)
         low, high = mean - half, mean + half
         if len(data) < 2:
             values[criterion.text] = Spread(mean, None, None)

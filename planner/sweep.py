@@ -17,6 +17,7 @@ from ..results.metrics import flat, no_nan
 from ..results.scenario import Scenario
 from ..results.spread import Uncertain
 from .backend import Outcome, Pool
+from .candidate import spelt
 from .contents import Json, asked_of
 from .ensemble import check_num
 from .ensemble import ensemble as run_ensemble
@@ -167,7 +168,7 @@ def _write(folder: StoreFolder, done: Sweep) -> None:
     pq.write_table(_arrow(done.results), parquet, compression="zstd")
     columns = list(done.results[0])
     rows = [
-        [_text(row[name]) if isinstance(row[name], bool) else row[name] for name in columns] for row in done.results
+        [spelt(row[name]) if isinstance(row[name], bool) else row[name] for name in columns] for row in done.results
     ]
     folder.put({
         "results.csv": csv_of([columns, *rows]),
@@ -207,12 +208,8 @@ def _alike(values: list[Any]) -> list[Any]:
     kinds = {type(value) for value in values if value is not None}
     if len(kinds) < 2:
         return values
-    to: Callable[[Any], Any] = float if kinds == {int, float} else _text
+    to: Callable[[Any], Any] = float if kinds == {int, float} else spelt
     return [None if value is None else to(value) for value in values]
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _arrow(rows: tuple[Json, ...]) -> Any:
