@@ -282,13 +282,12 @@ def fewest_replicas(
     check_rate(rate, max_replicas)
     runs: dict[int, Run] = {}
     size = Fewest(most=max_replicas)
-    num_replays = 0
+    options = {"memo": Memo(), **options}
     with Pool(jobs, ray) as pool:
         while size.open:
             fleet = replace(scenario, replicas=size.at)
-            run = runs[size.at] = Run(fleet, pool, target=rate, num_replays=num_replays, **options)
+            run = runs[size.at] = Run(fleet, pool, target=rate, **options)
             rates = run.start()
-            num_replays = run.num_replays
             # Capacity is nearly proportional to replicas.
             size.decide(rates.low >= rate, math.ceil(size.at * rate / rates.value))
         if size.replicas is None:
@@ -298,7 +297,6 @@ def fewest_replicas(
                 f"expected at least {rate:g}: allow more, or relax the SLOs"
             )
         chosen = runs[size.replicas]
-        chosen.num_replays = num_replays
         return replace(chosen.finish(), one_fewer=runs[size.low].interval if size.low else None)
 
 
@@ -313,16 +311,15 @@ def check_rate(rate: float, max_replicas: int) -> None:
 class Run:
     """A fleet's search: a pilot finds the range, replications the value.
 
-    `target`: a rate; only find out on which side the capacity lies. `num_replays`: of earlier fleets. SLOs of a class
-    without a statistic must be met together by a share `attainment` of arrivals. `num_requests` (per replay) has a
-    default. `command`, `currency`: of the setup.
+    `target`: a rate; only find out on which side the capacity lies. SLOs of a class without a statistic must be met
+    together by a share `attainment` of arrivals. `num_requests` (per replay) has a default. `command`, `currency`: of
+    the setup. `memo`: counts the replays.
     """
 
     scenario: Scenario
     pool: Pool
     _: KW_ONLY
     target: float | None = None  # req/s
-    num_replays: int = 0
     precision: float = USUAL_PRECISION
     attainment: float = 0.99
     num_requests: int | None = None
@@ -351,7 +348,6 @@ class Run:
         """The capacity, as exactly as its side of the target needs."""
         self.report()
         [pilot] = self.memo.map(self.pool, _pilot, [self.search])
-        self.num_replays += pilot.num_replays
         slope = None if pilot.slope is None else Slope(pilot.slope, PILOT_DOUBT, pilot.binding)
         # Later replications start at earlier ones' capacity and slope: most take one replay.
         self._replicate(TO_LEARN, pilot.rate, 2 * PILOT_SHARPNESS, self.precision, slope)
@@ -392,7 +388,6 @@ class Run:
 
         for answer in self.memo.map(self.pool, at_rate, cells):
             answers.append(answer)
-            self.num_replays += 1
             self.report()
         first, *readings = answers
         curve: dict[float, list[Reading]] = {}  # in the order of rates
@@ -427,7 +422,7 @@ class Run:
             share_criteria=tuple(criterion.text for criterion in criteria if criterion.share is not None),
             curve=tuple(_point(criteria, at_rate) for at_rate in curve.values()) if self.curve else (),
             replications=tuple(crossing.rate for crossing in self.crossings),
-            num_replays=self.num_replays,
+            num_replays=self.memo.num_replays,
             num_requests=search.num_requests,
             block=search.block,
             precision=self.precision,
@@ -449,7 +444,7 @@ class Run:
 
     def report(self) -> None:
         known = self.interval if len(self.crossings) > 1 else None
-        self.progress(self.num_replays, known, self.search.scenario.num_replicas)
+        self.progress(self.memo.num_replays, known, self.search.scenario.num_replicas)
 
     def _sharpen(self, target: float | None) -> None:
         """Add replications until the interval is narrow, or on one side of the target."""
@@ -477,7 +472,6 @@ class Run:
 
         for crossing in self.memo.map(self.pool, crossing_of, new):
             self.crossings.append(crossing)
-            self.num_replays += crossing.num_replays
             self.report()
 
 
@@ -489,9 +483,7 @@ def _pilot(memo: Memo, search: CapacitySearch) -> Crossing:
     if not idle.holds:
         raise never(search.criteria, idle)
     crossing = find(read, search.criteria, PILOT_GUESS * flood, PILOT_WIDTH, PILOT_SHARPNESS)
-    extra = 2
     if crossing.binding < 0:
-        extra = 3
         overrun = search.requests(PILOT, memo)(BEYOND * crossing.rate)
         if overrun.worst < 0:
             names = " and ".join(quoted(criterion.text) for criterion in search.criteria)
@@ -501,7 +493,7 @@ def _pilot(memo: Memo, search: CapacitySearch) -> Crossing:
                 f"{crossing.rate:.3g} req/s at which the queue of {search.num_requests} requests begins to grow "
                 "without end: expected a bound that can bind"
             )
-    return replace(crossing, num_replays=crossing.num_replays + extra)
+    return crossing
 
 
 def _at_capacity(search: CapacitySearch, rate: float) -> Json:

@@ -129,23 +129,23 @@ def fleet(search: CapacitySearch, replicas: int, slower: float = 1.0) -> Capacit
 
 def _do(memo: Memo, cell: tuple[CapacitySearch, Task]) -> Json:
     search, task = cell
-    return task.work(memo, search, task)
+    answer = task.work(memo, search, task)
+    return {**answer, "replays": memo.num_replays}
 
 
 def pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """Approximate replicas for the rate; null above `task.replicas`."""
-    num_replays, value = 0, math.nan
+    value = math.nan
     size = Fewest(most=task.replicas, stride=2.0)
     while size.open:
         short = search.shortened(max(search.shortened().num_requests, PILOT_PER_REPLICA * size.at))
         short = replace(short, scenario=replace(search.scenario, replicas=size.at))
         reading = short.requests(PILOT, memo)(task.rate)
-        num_replays += 1
         value = reading.values[int(np.argmax(reading.severities))]
         # A growing queue shows what one replica serves.
         growing = size.high is None and not reading.stable
         size.decide(reading.holds, math.ceil(size.at * task.rate / reading.throughput) if growing else None)
-    return {"replicas": size.replicas, "value": None if math.isnan(value) else value, "replays": num_replays}
+    return {"replicas": size.replicas, "value": None if math.isnan(value) else value}
 
 
 def fleet_replay(memo: Memo, search: CapacitySearch, task: Task) -> Json:
@@ -184,23 +184,20 @@ def _of_fleet(search: CapacitySearch, task: Task) -> Json:
 def fleet_capacity(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """The highest rate that meets the SLOs, and the criterion broken above it."""
     sized = fleet(search, task.replicas, task.slower)
-    replay, severity, num_replays = sized.requests(task.index, memo), task.severity, 0
+    replay, severity = sized.requests(task.index, memo), task.severity
 
     def read(rate: float) -> Reading:
-        nonlocal num_replays
         if severity is not None and severity <= 0 and math.isclose(rate, task.rate, rel_tol=1e-9):
             return Reading(
                 rate=rate, values=(math.nan,), severities=(severity,), stable=True, throughput=rate, rejected=0.0
             )
-        num_replays += 1
         return replay(rate)
 
     width = OWN_WIDTH if task.start is None else NEXT_WIDTH
     crossing = find(read, sized.criteria, task.start or task.rate, width, OWN_SHARPNESS)
-    return {"rate": crossing.rate, "binding": crossing.binding, "replays": num_replays}
+    return {"rate": crossing.rate, "binding": crossing.binding}
 
 
 def setting_rate(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """The rate that a replica serves, on replays of the rung's length."""
-    rate, num_replays = score(search, task.index, task.start or task.rate, memo)
-    return {"rate": rate, "replays": num_replays}
+    return {"rate": score(search, task.index, task.start or task.rate, memo)}

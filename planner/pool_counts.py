@@ -35,13 +35,13 @@ def fewest_of_each_pool(
     The scenario's counts are a first guess. jobs, ray: see `Pool`. options: of Run.
     """
     check_rate(rate, max_replicas)
+    options = {"memo": Memo(), **options}
     with Pool(jobs, ray) as pool:
         gpus = [float(setting.profile.device.count) for _, setting in scenario.each_pool()]
         run_of = cache(lambda counts: Run(with_counts(scenario, counts), pool, target=rate, **options))
         fleets = FleetSearch(run_of, gpus, rate, max_replicas)
         counts = fleets.cheapest(tuple(min(spec.count, max_replicas) for spec in PoolSpec.parse_all(scenario.pools)))
         chosen = run_of(counts)
-        chosen.num_replays = fleets.num_replays
         capacity = chosen.finish()
     pools = []
     for k, part in enumerate(capacity.pools):
@@ -71,7 +71,6 @@ class FleetSearch:
     prices: Sequence[float]
     rate: float
     most: int
-    num_replays: int = 0
     readings: dict[Counts, list[Reading]] = field(default_factory=dict)  # of fleets raced
     _short: dict[Counts, bool] = field(default_factory=dict)
     _too_few: list[Counts] = field(default_factory=list)  # too small, or of a capacity that is not surely enough
@@ -101,12 +100,8 @@ class FleetSearch:
     def _is_enough(self, counts: Counts) -> bool:
         if counts in self._too_few:
             return False
-        if self._meets(counts):
-            run = self._run(counts)
-            is_sure = run.start().low >= self.rate
-            self.num_replays = run.num_replays
-            if is_sure:
-                return True
+        if self._meets(counts) and self.run_of(counts).start().low >= self.rate:
+            return True
         self._too_few.append(counts)
         return False
 
@@ -137,22 +132,15 @@ class FleetSearch:
                 low = middle
         return high
 
-    def _run(self, counts: Counts) -> Run:
-        """A fleet's run, with the replays of all."""
-        run = self.run_of(counts)
-        run.num_replays = self.num_replays
-        return run
-
     def _replay(self, counts: Counts, search: CapacitySearch, indices: Iterable[int]) -> Iterator[Reading]:
-        run, rate = self._run(counts), self.rate
+        run, rate = self.run_of(counts), self.rate
 
         def read(memo: Memo, index: int) -> Reading:
             return search.requests(index, memo)(rate)
 
         run.report()
         for reading in run.memo.map(run.pool, read, indices):
-            self.num_replays += 1
-            self._run(counts).report()
+            run.report()
             yield reading
 
     def _meets_shortly(self, counts: Counts) -> bool:

@@ -18,7 +18,6 @@ from .candidate import changed_fields, grid, nearest_first, plain_spec, refusal,
 from .capacity import PILOT, CapacitySearch
 from .crossing import find
 from .memo import Memo
-from .replicate import Reading
 from .space import fitted_at
 
 T = TypeVar("T")
@@ -129,19 +128,11 @@ def halve(settings: Sequence[T], untested: Collection[T] = ()) -> Halving[T]:
     return best, rates, sum(i != best and rate * NEAR >= worth[best] for i, rate in worth.items())
 
 
-def score(search: CapacitySearch, rung: int, start: float, memo: Memo) -> tuple[float, int]:
-    """One replica's rate within the SLOs on the rung's replays, and their number; 0 if none or a request does not
-    fit."""
+def score(search: CapacitySearch, rung: int, start: float, memo: Memo) -> float:
+    """One replica's rate within the SLOs on the rung's replays; 0 if none or a request does not fit."""
     short = search.shortened(min(search.num_requests, RUNGS[rung]))
-    ask = replace(short, scenario=replace(search.scenario, replicas=1)).requests(PILOT, memo)
-    replays = 0
-
-    def read(rate: float) -> Reading:
-        nonlocal replays
-        replays += 1
-        return ask(rate)
-
+    read = replace(short, scenario=replace(search.scenario, replicas=1)).requests(PILOT, memo)
     try:
-        return find(read, search.criteria, start, WIDTH, SHARPNESS).rate, replays
+        return find(read, search.criteria, start, WIDTH, SHARPNESS).rate
     except DsimError:
-        return 0.0, replays
+        return 0.0
