@@ -174,7 +174,16 @@ def _join(address: str) -> Callable[[], None]:
     if ray.is_initialized():  # by a notebook
         return lambda: None
     if address != "auto":
-        _check_answers(address, ray.util.get_node_ip_address())
+        host, colon, port = address.removeprefix("ray://").rpartition(":")
+        if not colon or not host or not port.isdigit():
+            raise DsimError(f"ray is {cut(address)}, expected HOST:PORT of a Ray cluster, or auto")
+        if host in ("localhost", "127.0.0.1", "::1") and "ray://" not in address:
+            host = ray.util.get_node_ip_address()  # as Ray reads it
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT).close()
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise DsimError(f"{address}: no Ray cluster answers there: {reason}") from None
     probe = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level=40)"
     try:
         answer = subprocess.run(
@@ -195,19 +204,6 @@ def _ray() -> Any:
         return importlib.import_module("ray")
     except ImportError:
         raise DsimError("ray is given, and Ray is not installed: pip install '.[cluster]' in a clone of dsim") from None
-
-
-def _check_answers(address: str, own_address: str) -> None:
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon or not host or not port.isdigit():
-        raise DsimError(f"ray is {cut(address)}, expected HOST:PORT of a Ray cluster, or auto")
-    # Ray reads localhost as this machine's address.
-    target = own_address if host in ("localhost", "127.0.0.1", "::1") and "ray://" not in address else host
-    try:
-        socket.create_connection((target.strip("[]"), int(port)), CONNECT_TIMEOUT).close()
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise DsimError(f"{address}: no Ray cluster answers there: {reason}") from None
 
 
 def _on_ray(function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None) -> Generator[Outcome[R], None, None]:

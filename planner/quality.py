@@ -108,11 +108,14 @@ def quality_of(policy: Policy, model: str, table: QualityTable | None = None) ->
     where = PUBLISHED if table.name == PUBLISHED else f"in {table.name}"
     if not points:
         return Quality(None, "", (f"no score is {where} for {name_of(policy.name)} on {model}",))
-    for point in points:
-        if _distance(point, factors) == set():
-            return Quality(point.relative, point.source, _notes(point))
     closest = min(points, key=lambda p: len(_distance(p, factors)))
     along = _distance(closest, factors)
+    if not along:
+        notes: tuple[str, ...] = ()
+        if len(closest.benchmarks) > 1:
+            worst, share = closest.worst
+            notes = (f"mean of {', '.join(closest.benchmarks)}; the worst is {worst}, {100 * share:.1f} %",)
+        return Quality(closest.relative, closest.source, notes)
     if len(along) == 1:
         (name,) = along
         line = [p for p in points if _distance(p, factors) <= along and name in p.factors]
@@ -229,13 +232,6 @@ def _between(line: list[_Point], name: str, value: float, where: str) -> Quality
     share = (value - values[i - 1]) / (values[i] - values[i - 1])
     relative = low.relative + share * (high.relative - low.relative)
     return Quality(relative, low.source, (f"on a line between {name} {values[i - 1]:g} and {values[i]:g}",))
-
-
-def _notes(point: _Point) -> tuple[str, ...]:
-    if len(point.benchmarks) < 2:
-        return ()
-    name, share = point.worst
-    return (f"mean of {', '.join(point.benchmarks)}; the worst is {name}, {100 * share:.1f} %",)
 
 
 def _distance(point: _Point, factors: Mapping[str, Any]) -> set[str]:
