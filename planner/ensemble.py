@@ -39,6 +39,7 @@ TOLD = ("output_throughput", "ttft_ms.p50", "ttft_ms.p90", "e2el_ms.p90", "norm_
 
 Scores = tuple[tuple[str, float], ...]
 Values = dict[str, float]
+Draw = tuple[Scenario, int]  # under a drawn profile, and the draw's number; 0: as predicted, or a cause alone
 
 
 def drawn(known: Sequence[Cause], index: int, seed: int) -> Scores:
@@ -139,28 +140,27 @@ def _called(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
 
 
 def ask(
-    evaluate: Callable[[Memo, Scenario], Values], scenarios: Mapping[str, Scenario], num: int,
+    evaluate: Callable[[Memo, Draw], Values], scenarios: Mapping[str, Scenario], num: int,
     judged: tuple[str, bool], *, pool: Pool | None = None, memo: Memo | None = None,
-    progress: Callable[[int, int], object] = lambda done, total: None,
-    luck: Callable[[Scenario, int], Scenario] = lambda scenario, _: scenario, moving: int | None = None,
+    progress: Callable[[int, int], object] = lambda done, total: None, moving: int | None = None,
 ) -> tuple[Uncertain, dict[str, list[Values]]]:  # fmt: skip
     """The intervals and each cause's effect, without an answer; by policy, predicted and drawn values.
 
-    judged: the deciding metric, and whether more is better. luck: the scenario of draw i, if more than the profile
-    differs. moving: the number of scenarios whose causes are moved one by one, by default all.
+    judged: the deciding metric, and whether more is better. moving: the number of scenarios whose causes are moved one
+    by one, by default all.
     """
     metric, higher = judged
     check_num(num)
     known = {name: known_causes(s) for name, s in scenarios.items()}
     alone = dict(list(known.items())[:moving])
-    work: dict[str, Scenario] = {}
+    work: dict[str, Draw] = {}
     for policy, scenario in scenarios.items():
-        work[f"{policy}|0"] = scenario
+        work[f"{policy}|0"] = scenario, 0
         for i in range(1, num + 1):
-            work[f"{policy}|{i}"] = moved(luck(scenario, i), drawn(known[policy], i, scenario.seed))
+            work[f"{policy}|{i}"] = moved(scenario, drawn(known[policy], i, scenario.seed)), i
         for cause in alone.get(policy, ()):
             for sign in (-1, 1):
-                work[f"{policy}|{cause.name}|{sign}"] = moved(scenario, ((cause.name, float(sign)),))
+                work[f"{policy}|{cause.name}|{sign}"] = moved(scenario, ((cause.name, float(sign)),)), 0
     found: dict[str, Values] = {}
     with closing((memo or Memo()).run(pool or Pool(), evaluate, work)) as outcomes:
         for outcome in outcomes:
@@ -233,8 +233,9 @@ def of_objective(objective: str) -> tuple[str, bool]:
     }[objective]  # fmt: skip
 
 
-def _replay(requests: Trace | None, metric: str, memo: Memo, scenario: Scenario) -> Values:
+def _replay(requests: Trace | None, metric: str, memo: Memo, draw: Draw) -> Values:
     """requests: by default the scenario's. At module level, for pickling."""
+    scenario, _ = draw
     metrics = list(dict.fromkeys((metric, *TOLD)))
 
     def values() -> Values:
@@ -249,10 +250,9 @@ def _replay(requests: Trace | None, metric: str, memo: Memo, scenario: Scenario)
     return dict(memo.replay(asked, values))
 
 
-def _capacity(attainment: float, num_requests: int, memo: Memo, scenario: Scenario) -> Values:
-    return {
-        CAPACITY: sustained(scenario, attainment=attainment, num_requests=num_requests, max_replications=2, memo=memo)
-    }
+def _capacity(attainment: float, num_requests: int, memo: Memo, draw: Draw) -> Values:
+    how = {"attainment": attainment, "num_requests": num_requests, "max_replications": 2, "memo": memo}
+    return {CAPACITY: sustained(draw[0], **how)}
 
 
 def _ranked(values: dict[str, float], higher: bool) -> list[str]:
