@@ -443,8 +443,8 @@ class Run:
         )
 
     def report(self) -> None:
-        known = self.interval if len(self.crossings) > 1 else None
-        self.progress(self.memo.num_replays, known, self.search.scenario.num_replicas)
+        rates = self.interval if len(self.crossings) > 1 else None
+        self.progress(self.memo.num_replays, rates, self.search.scenario.num_replicas)
 
     def _sharpen(self, target: float | None) -> None:
         """Add replications until the interval is narrow, or on one side of the target."""

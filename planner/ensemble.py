@@ -42,11 +42,11 @@ Values = dict[str, float]
 Draw = tuple[Scenario, int]  # under a drawn profile, and the draw's number; 0: as predicted, or a cause alone
 
 
-def drawn(known: Sequence[Cause], index: int, seed: int) -> Scores:
+def drawn(unknowns: Sequence[Cause], index: int, seed: int) -> Scores:
     """Draw `index`: independent normal scores, keyed by causes' names and owners."""
     return tuple(
         (c.name, float(ndtri(chance.uniform(chance.key(seed, DRAW, index, *c.name.encode(), *c.owner.encode()))[0])))
-        for c in known
+        for c in unknowns
     )
 
 
@@ -56,19 +56,22 @@ def known_causes(scenario: Scenario) -> tuple[Cause, ...]:
     stated = {FRONT_END} if scenario.frontend is not None else set()
     # What a cache or an eviction approximates changes the yield: each is a reading of its own.
     parts = f"{type(setting.policy.cache).__name__} {type(setting.policy.eviction).__name__}"
-    found = tuple(
+    unknowns = tuple(
         replace(c, owner=f"{c.owner} {parts}") if c.name == YIELD else c
         for c in causes(setting.profile, setting.drawn)
         if c.name not in stated
     )
     if scenario.ends_at_eos or setting.policy.family == "full-sequence":
-        return found
-    return (*found, Cause(EOS, "unknown: half of the draws end answers where the scheduler does not foresee it", True))
+        return unknowns
+    return (
+        *unknowns,
+        Cause(EOS, "unknown: half of the draws end answers where the scheduler does not foresee it", True),
+    )
 
 
 def moved(scenario: Scenario, scores: Scores) -> Scenario:
-    own = tuple((name, score) for name, score in scores if name != EOS)
-    return replace(scenario, variation=own, eos=scenario.ends_at_eos or dict(scores).get(EOS, 0.0) > 0)
+    of_profile = tuple((name, score) for name, score in scores if name != EOS)
+    return replace(scenario, variation=of_profile, eos=scenario.ends_at_eos or dict(scores).get(EOS, 0.0) > 0)
 
 
 def ensemble(
@@ -107,15 +110,15 @@ def capacities(
 
     0 if an SLO is met at no rate; if all are met until the queue grows, the rate at which it starts to.
     """
-    of = partial(_capacity, attainment, num_requests)
-    uncertain, values = ask(of, _called([scenario]), num, (CAPACITY, True), **where)
+    replay = partial(_capacity, attainment, num_requests)
+    uncertain, values = ask(replay, _called([scenario]), num, (CAPACITY, True), **where)
     if rate is None:
         return uncertain
-    [own] = values.values()
+    [draws] = values.values()
     fleet = counted(scenario.replicas, "replica")
     answer = f"{fleet} sustain{'' if scenario.replicas > 1 else 's'} {rate:g} req/s"
-    survives = sum(v[CAPACITY] >= rate for v in own[1:]) / num
-    ratios = {ASKED_RATE: paired(own, [{CAPACITY: rate}] * len(own))}
+    survives = sum(v[CAPACITY] >= rate for v in draws[1:]) / num
+    ratios = {ASKED_RATE: paired(draws, [{CAPACITY: rate}] * len(draws))}
     return replace(uncertain, answer=answer, survives=survives, best=fleet, ratios=ratios)
 
 
@@ -151,32 +154,32 @@ def ask(
     """
     metric, higher = judged
     check_num(num)
-    known = {name: known_causes(s) for name, s in scenarios.items()}
-    alone = dict(list(known.items())[:moving])
+    unknowns = {name: known_causes(s) for name, s in scenarios.items()}
+    alone = dict(list(unknowns.items())[:moving])
     work: dict[str, Draw] = {}
     for policy, scenario in scenarios.items():
         work[f"{policy}|0"] = scenario, 0
         for i in range(1, num + 1):
-            work[f"{policy}|{i}"] = moved(scenario, drawn(known[policy], i, scenario.seed)), i
+            work[f"{policy}|{i}"] = moved(scenario, drawn(unknowns[policy], i, scenario.seed)), i
         for cause in alone.get(policy, ()):
             for sign in (-1, 1):
                 work[f"{policy}|{cause.name}|{sign}"] = moved(scenario, ((cause.name, float(sign)),)), 0
-    found: dict[str, Values] = {}
+    answers: dict[str, Values] = {}
     with closing((memo or Memo()).run(pool or Pool(), evaluate, work)) as outcomes:
         for outcome in outcomes:
             if outcome.error is not None:
                 raise DsimError(f"in the ensemble: {outcome.error}")
-            found[outcome.key] = outcome.result()
-            progress(len(found), len(work))
-    values, effects = {p: [found[f"{p}|{i}"] for i in range(num + 1)] for p in scenarios}, {}
-    for policy, own in alone.items():
+            answers[outcome.key] = outcome.result()
+            progress(len(answers), len(work))
+    values, effects = {p: [answers[f"{p}|{i}"] for i in range(num + 1)] for p in scenarios}, {}
+    for policy, causes_alone in alone.items():
         moves = []
-        for c in own:
-            low, high = (found[f"{policy}|{c.name}|{sign}"][metric] for sign in (-1, 1))
+        for c in causes_alone:
+            low, high = (answers[f"{policy}|{c.name}|{sign}"][metric] for sign in (-1, 1))
             moves.append(Effect(cause=c.name, why=c.why, assumed=c.assumed, low=low, high=high))
         finite = [move for move in moves if math.isfinite(move.swing)]
         effects[policy] = tuple(sorted(finite, key=lambda move: (-move.swing, move.cause)))
-    intervals = {p: {name: interval([v[name] for v in own]) for name in own[0]} for p, own in values.items()}
+    intervals = {p: {name: interval([v[name] for v in draws]) for name in draws[0]} for p, draws in values.items()}
     uncertain = Uncertain(num=num, level=level(num), metric=metric, higher=higher, intervals=intervals, effects=effects)
     return uncertain, values
 
@@ -185,7 +188,7 @@ def check_num(num: int | None, scenarios: Iterable[Scenario] = ()) -> None:
     """DsimError if the scenarios have no ensemble of so many draws."""
     if num is not None and not 2 <= num <= MAX_DRAWS:
         raise DsimError(f"ensemble is {num}, expected 2 to {MAX_DRAWS} draws")
-    if num is not None and any(one.pools or one.scaler != FIXED for one in scenarios):
+    if num is not None and any(scenario.pools or scenario.scaler != FIXED for scenario in scenarios):
         raise DsimError(f"ensemble is {num} and the fleet has pools or a scaler, expected one pool of a fixed count")
 
 

@@ -65,8 +65,7 @@ def plan(
     for candidate in candidates:
         posed(scenario, candidate).loaded_profile()
     with Pool(jobs, ray) as pool:
-        rate = own_rate(scenario) if rate is None else rate
-        return PlanSearch(scenario, candidates, pool, rate, **options).result(left_out)
+        return PlanSearch(scenario, candidates, pool, _rate(scenario, rate), **options).result(left_out)
 
 
 def inputs_of(
@@ -80,12 +79,14 @@ def inputs_of(
     for candidate in candidates:
         asks = asked_of(posed(scenario, candidate))
         named.append((str(candidate), candidate.price, [*candidate.settings], asks["policy"], asks["profile"]))
-    own = {"attainment": attainment, "max_replicas": max_replicas, "num_requests": num_requests}
-    return {**inputs, **own, "candidates": digest(named), "rate": own_rate(scenario) if rate is None else rate}
+    size = {"attainment": attainment, "max_replicas": max_replicas, "num_requests": num_requests}
+    return {**inputs, **size, "candidates": digest(named), "rate": _rate(scenario, rate)}
 
 
-def own_rate(scenario: Scenario) -> float:
-    """req/s; DsimError if the trace has no times."""
+def _rate(scenario: Scenario, rate: float | None) -> float:
+    """req/s; by default the trace's. DsimError if it has no times."""
+    if rate is not None:
+        return rate
     source = scenario.source()
     if not (len(source) > 1 and source.duration > 0):
         raise DsimError(f"{source.name} has no arrival times, expected --rate R")

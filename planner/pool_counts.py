@@ -110,15 +110,15 @@ class FleetSearch:
 
     def _by_cost(self, least: Counts) -> Iterator[Counts]:
         """Possible fleets by cost, then by replicas of the first pool."""
-        heap, seen = [(self._cost(least), least)], {least}
+        heap, pushed = [(self._cost(least), least)], {least}
         while heap:
             _, counts = heapq.heappop(heap)
             if not any(all(n <= m for n, m in zip(counts, few, strict=True)) for few in self._too_few):
                 yield counts
             for k in range(len(counts)):
                 more = _fewer(counts, k, -1)
-                if more not in seen and max(more) <= self.most:
-                    seen.add(more)
+                if more not in pushed and max(more) <= self.most:
+                    pushed.add(more)
                     heapq.heappush(heap, (self._cost(more), more))
 
     def _fewest(self, ample: Counts, k: int) -> int:
