@@ -3,7 +3,6 @@
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,9 +63,8 @@ def tune(
 
     policy: to beat. space: see `space_of`. min_quality: relative to the full cache. gpus: budget of the pools.
     num_draws: of the profile, for an ensemble of the compared settings. jobs: settings replayed at once. ray: see
-    `Pool`. folder: gets the replays and the results. command, traffic_words: for the
-    page, the latter words of `dsim replay` for the traffic. The same seed and jobs give the same result anywhere,
-    interrupted or not.
+    `Pool`. folder: gets the replays and the results. command, traffic_words: for the page, the latter words of `dsim
+    replay` for the traffic. The same seed and jobs give the same result anywhere, interrupted or not.
     """
     progress = progress or (lambda *_: None)
     folder = folder or StoreFolder(None, TUNE)
@@ -93,16 +91,23 @@ def tune(
     if least is not None and varied.presets:
         varied = guarded(varied, lambda policy: quality_of(policy, model, table), least)
     prunes = len(objectives) == 1 and len(traffic(scenario, False)) >= PRUNE_FROM
-    with ExitStack() as stack:
-        pool = stack.enter_context(Pool(jobs, ray))
-        stack.enter_context(quiet())
+    with Pool(jobs, ray) as pool, quiet():
         search = Search(
             objectives=tuple(objectives), space=varied, default=default, judge=judge, pool=pool, memo=folder.memo,
             evaluate=Evaluator(tuple(objectives), gpu_hour), jobs=jobs, seed=scenario.seed, progress=progress,
         )  # fmt: skip
         folder.begin("search", question)
         search.run(trials, _refusal(judge, least), PRUNE_SHARE if prunes else None)
-        _check_feasible(search, trials, folder.memo.path)
+        stored = "" if folder.memo.path is None else f"; the replays are kept in {folder.memo.path}"
+        ranked = search.ranked()
+        if not ranked:
+            raise KeptError(f"none of {trials} trials could run{stored}")
+        closest, outcome = min(ranked, key=lambda pair: pair[1].violation)
+        if outcome.violation > 0:
+            raise KeptError(
+                f"no setting of {trials} trials meets {outcome.missed}; the closest, {closest}, "
+                f"misses it by {100 * outcome.violation:.0f} %{stored}"
+            )
         best = chosen(search)
         finalists = confirm(search, best)
         winner = best[0]
@@ -169,19 +174,6 @@ def _default(scenario: Scenario, policy: str | None) -> Candidate:
         searchable(profile, scenario.workload)(*default.policies)
     default.scenario.check_fits()
     return default
-
-
-def _check_feasible(search: Search, trials: int, store: Path | None) -> None:
-    where = "" if store is None else f"; the replays are kept in {store}"
-    outcomes = search.ranked()
-    if not outcomes:
-        raise KeptError(f"none of {trials} trials could run{where}")
-    candidate, outcome = min(outcomes, key=lambda pair: pair[1].violation)
-    if outcome.violation > 0:
-        raise KeptError(
-            f"no setting of {trials} trials meets {outcome.missed}; the closest, {candidate}, "
-            f"misses it by {100 * outcome.violation:.0f} %{where}"
-        )
 
 
 def _refusal(judge: Callable[[Candidate], Quality], least: float | None) -> Refuse:

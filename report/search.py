@@ -81,7 +81,8 @@ def _found(tuned: "Tuned", name: str) -> str:
     is_fleet = bool(default.pools)  # its name takes lines
     today = "the fleet as given" if is_fleet else str(default)
     gain = winner.gains[name]
-    if _same(winner, default):
+    found_nothing = _same(winner, default)
+    if found_nothing:
         subject = "The fleet as given" if is_fleet else today
         text = f"{subject}, the default, is the best of the {len(tuned.trials)} settings tried."
     else:
@@ -101,16 +102,15 @@ def _found(tuned: "Tuned", name: str) -> str:
             f" {counted(tuned.equal, 'other setting')} {does} as well within 1 %; this one changes the fewest of the "
             "engine's own settings."
         )
-    best_of_others = None if _same(winner, default) else winner
     if default.meets_run_slos < 0.5:
         text += f" The policy to beat misses an SLO on the run in {1 - default.meets_run_slos:.0%} of replays"
-        if best_of_others is not None and winner.meets_run_slos >= 0.5:
+        if not found_nothing and winner.meets_run_slos >= 0.5:
             verb = "costs" if name == "cost" else "has"
             text += f"; the best that meets them {verb} {winner.values[name].value:.4g} {_unit(tuned, name)}"
         text += "."
     if default.attainment is not None:
         text += f" The policy to beat meets the SLOs for {_share(default.attainment)} of requests"
-        text += "." if best_of_others is None else f", the best for {_share(winner.attainment)}."
+        text += "." if found_nothing else f", the best for {_share(winner.attainment)}."
     return text
 
 
