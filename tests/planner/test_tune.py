@@ -224,11 +224,6 @@ def test_a_field_goes_to_the_presets_that_have_it(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_the_shipped_example_is_a_space() -> None:
-    example = Path(__file__).parents[2] / "examples" / "space.toml"
-    assert set(space_of(SCENARIO, example).presets) == {"chunk", "optimus"}
-
-
 def test_the_default_space_moves_only_what_the_profile_was_fitted_for() -> None:
     space = space_of(SCENARIO, also=("chunk",))  # no released engine's: the policy to beat is
     assert space.presets == ("lmdeploy-bd32", "lmdeploy-0.18", "chunk")
@@ -427,17 +422,17 @@ def test_bad_input_is_one_line(call: Callable[[], object], message: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_the_space_and_the_table_in_the_docs_are_read(tmp_path: Path) -> None:
+def test_the_docs_and_the_shipped_example_are_spaces_and_tables_and_name_every_neutral_field(tmp_path: Path) -> None:
     docs = Path(__file__).parents[2] / "docs"
     space = tmp_path / "space.toml"
     space.write_text((docs / "tune.md").read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0])
     assert "optimus.replicas" in space_of(SCENARIO, space).dimensions
     scores = tmp_path / "scores.csv"
-    scores.write_text((docs / "quality.md").read_text(encoding="utf-8").split("```csv\n")[1].split("```")[0])
+    quality = (docs / "quality.md").read_text(encoding="utf-8")
+    scores.write_text(quality.split("```csv\n")[1].split("```")[0])
     mine = load_table(scores)
     assert quality_of(parse("optimus"), "SDAR-8B", mine).relative == pytest.approx((88.9 + 69.5) / (89.2 + 69.8))
-
-
-def test_the_docs_name_every_neutral_field() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "quality.md").read_text(encoding="utf-8")
-    assert all(f"`{name}`" in text for preset in PRESETS.values() for name in preset.policy.neutral)
+    neutral = {name for preset in PRESETS.values() for name in preset.policy.neutral}
+    assert all(f"`{name}`" in quality for name in neutral)
+    example = Path(__file__).parents[2] / "examples" / "space.toml"
+    assert set(space_of(SCENARIO, example).presets) == {"chunk", "optimus"}
