@@ -120,7 +120,7 @@ def candidates_of(
         spec, model = plain_spec(text, code) if text.endswith(".toml") else text, profile.model.name
         quality = quality_of(policy, model, quality_table)
         qualities = {setting: quality_of(parse(setting, code), model, quality_table) for setting in specs}
-        settings = {setting: each for setting, each in qualities.items() if _is_enough(each, min_quality)}
+        settings = {setting: each for setting, each in qualities.items() if not each.shortfall(min_quality)}
         candidate = PlanCandidate(
             policy=spec, profile=profile, place=place, quality=quality, price=prices(profile),
             changing=tuple(answers), searches_changing=change_answers, is_research=not (policies or preset.engine),
@@ -130,7 +130,7 @@ def candidates_of(
             reason = f"{profile.name} has the step times of {cut(profile.implementation)}"
         if not reason and not specs:
             reason = refused
-        if not reason and not (settings if specs else _is_enough(quality, min_quality)):
+        if not reason and not settings and (specs or quality.shortfall(min_quality)):
             observed = f"unknown: {quality.notes[0]}" if quality.relative is None else str(quality)
             reason = f"quality {observed}, expected at least {100 * (min_quality or 0.0):g} %"
         if not reason and (len(settings) > 1 or refused):
@@ -175,10 +175,6 @@ def heaviest_law_first(profile: Profile) -> Profile:
 
 def name_their_profiles(policies: Sequence[str]) -> bool:
     return bool(policies) and all(placed(policy)[1] is not None for policy in policies)
-
-
-def _is_enough(quality: Quality, least: float | None) -> bool:
-    return least is None or (quality.relative or 0.0) >= least
 
 
 def _on_profiles(policies: Sequence[str], profiles: Sequence[Profile]) -> list[tuple[Profile, list[str]]]:

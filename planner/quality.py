@@ -35,6 +35,14 @@ class Quality:
     def __str__(self) -> str:
         return "unknown" if self.relative is None else f"{100 * self.relative:.1f} %"
 
+    def shortfall(self, least: float | None) -> str:
+        """Why it is not enough; empty: it is."""
+        if least is None or (self.relative or 0.0) >= least:
+            return ""
+        if self.relative is None:
+            return f"unknown: {self.notes[0]}"
+        return f"{self}, expected at least {100 * least:g} %"
+
 
 @dataclass(frozen=True)
 class Score:

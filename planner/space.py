@@ -414,10 +414,8 @@ def guarded(space: Space, judge: Judge, minimum: float) -> Space:
     """Without presets and values below the minimum quality, or of unknown quality."""
 
     def excluded(policy: Policy) -> str:
-        quality = judge(policy)
-        if quality.relative is None:
-            return f"its quality is unknown: {quality.notes[0]}"
-        return f"its quality is {quality}, expected at least {100 * minimum:g} %" if quality.relative < minimum else ""
+        shortfall = judge(policy).shortfall(minimum)
+        return shortfall and f"its quality is {shortfall}"
 
     code = space.scenario.allow_code
     notes: list[str] = []

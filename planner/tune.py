@@ -187,11 +187,8 @@ def _refusal(judge: Callable[[Candidate], Quality], least: float | None) -> Refu
             candidate.scenario.check_fits()
         except DsimError as error:  # contradictory fields
             return str(error)
-        if least is None or (quality.relative or 0.0) >= least:
-            return ""
-        if quality.relative is None:
-            return f"quality unknown: {quality.notes[0]}"
-        return f"quality {quality}, expected at least {100 * least:g} %"
+        shortfall = quality.shortfall(least)
+        return shortfall and f"quality {shortfall}"
 
     return refuse
 
