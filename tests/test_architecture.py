@@ -215,7 +215,6 @@ READ_BY_THEMSELVES = {
     "engine.numba_parts": "our own compiled code",
     "engine.jit": "our own sources",
     "engine.policy": "the engine imports nothing; it asks for a file first",
-    "planner.deploy": "our own templates",
     "report.html": "our own templates",
 }
 
