@@ -21,7 +21,6 @@ from ..engine.policy import Policy
 from ..engine.rows.passes import RowPosition
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
-from ..kernels.mask_vote import mask_vote
 from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from .cache import PagedCache
 from .executor import steps_of
@@ -44,6 +43,18 @@ def least_alike(fresh: Tensor, old: Tensor, num: int) -> Tensor:
     """
     alike = cosine_similarity(fresh.flatten(1).double(), old.flatten(1).double(), dim=1)
     return (alike * GRID).round().sort(stable=True).indices[:num].sort().values
+
+
+def votes_of(q: Tensor, k: Tensor, prompt: int) -> Tensor:
+    """The attention [kv_heads, keys] that each key gets from the masks, all positions after the prompt (3.2, 3.4).
+
+    Summed over the query heads of a KV head, which share a budget. One KV head at a time bounds memory.
+    """
+    votes = []
+    for queries, keys in zip(q[prompt:].chunk(k.shape[1], dim=1), k.unbind(1), strict=True):
+        scores = queries.float() @ keys.float().T * k.shape[2] ** -0.5  # [masks, heads, keys]
+        votes.append(scores.softmax(-1).sum((0, 1)))
+    return torch.stack(votes)
 
 
 @torch.inference_mode()
@@ -247,11 +258,9 @@ class PeriodicForward(Forward):
         counts = np.full(heads, budget)
         order = torch.arange(prompt, device=self.device).expand(heads, -1)
         if budget < prompt < length:
-            masked = torch.arange(prompt, length, device=self.device)
-            numbers = ([0, length - prompt], [0, length], [prompt])
-            masked_start, key_start, num_prompt = (self._on_device(np.array(x)).int() for x in numbers)
-            votes, to_prompt, to_masked = mask_vote(q, k, masked, masked_start, key_start, num_prompt)
-            preference = (to_prompt / (to_prompt + to_masked))[0].double().cpu().numpy()
+            votes = votes_of(q, k, prompt)
+            to_prompt, to_masked = votes[:, :prompt].sum(1), votes[:, prompt:].sum(1)
+            preference = (to_prompt / (to_prompt + to_masked)).double().cpu().numpy()
             counts = head_budgets(self._rule, preference, budget, prompt)
             order = votes[:, :prompt].sort(dim=1, descending=True, stable=True).indices
         runs = self._own.take(counts.tolist())

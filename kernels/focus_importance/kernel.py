@@ -12,7 +12,7 @@ BLOCK = 32  # masked tokens at a time, as queries and keys
 BLOCK_SUM = 256
 
 
-def focus_importance(q: Tensor, k: Tensor, masked: Tensor, masked_start: Tensor, scale: float) -> Tensor:
+def focus_importance(q: Tensor, k: Tensor, masked: Tensor, masked_start: Tensor) -> Tensor:
     num_heads, head_dim = q.shape[1:]
     num_masked, num_sequences = len(masked), len(masked_start) - 1
     lse = torch.empty((num_heads, num_masked), dtype=torch.float32, device=q.device)
@@ -22,7 +22,7 @@ def focus_importance(q: Tensor, k: Tensor, masked: Tensor, masked_start: Tensor,
         return importance
     for kernel, lse_or_columns in ((_row_sums, (lse,)), (_column_sums, (lse, columns))):
         kernel[(num_tiles(num_masked, num_sequences, BLOCK), num_heads)](
-            q, k, masked, masked_start, *lse_or_columns, scale * 1.4426950408889634, num_masked, num_sequences,
+            q, k, masked, masked_start, *lse_or_columns, head_dim**-0.5 * 1.4426950408889634, num_masked, num_sequences,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1),
             G=num_heads // k.shape[1], D=head_dim, BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
             BLOCK=BLOCK, WIDEN=interpreted(q),

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..tiles import num_tiles, tile_of
-from .reference import Choice
+from . import Choice
 
 BLOCK = 64  # keys at a time
 

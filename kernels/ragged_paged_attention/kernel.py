@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..device import interpreted, num_multiprocessors, shared_memory
 from ..tiles import matrix_of, num_tiles, scores_of, tile_of, with_values
-from .reference import Sequences
+from . import Sequences
 
 WIDTH = tl.constexpr(64)  # listed positions at a time
 SPLITS = tl.constexpr(64)  # at a time, when merged
@@ -59,14 +59,9 @@ def rows_of_a_tile(q: Tensor, num_sequences: int, num_kv_heads: int) -> int:
 
 
 def ragged_paged_attention(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    sequences: Sequences[Tensor],
-    scale: float,
-    num_splits: int | None = None,
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, sequences: Sequences[Tensor], num_splits: int | None = None,
     tile: Tile | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The launch depends on shapes alone: nothing waits for the device, and graphs can capture it.
 
     num_splits: the most parts of a sequence's keys; its length on the device decides how many are not empty.
@@ -99,7 +94,7 @@ def ragged_paged_attention(
     num = num_tiles(num_queries, num_sequences, block_q)
     _attend[(num * num_kv_heads, num_splits)](
         q, k_pages, v_pages, page_table, query_start, positions, history, listed, partial, lse,
-        scale * 1.4426950408889634, num_queries, num_sequences, num, width, block_length,
+        head_dim**-0.5 * 1.4426950408889634, num_queries, num_sequences, num, width, block_length,
         q.stride(0), q.stride(1), k_pages.stride(0), k_pages.stride(1), k_pages.stride(2),
         v_pages.stride(0), v_pages.stride(1), v_pages.stride(2), page_table.stride(0), listed.stride(0),
         H=num_kv_heads, G=group, D=head_dim, PAGE=page_size, SPLIT=num_splits > 1, LEAST=LEAST_BLOCKS * tile.keys,

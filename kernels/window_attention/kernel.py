@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..device import interpreted, shared_memory
 from ..tiles import matrix_of, num_tiles, scores_of, tile_of, with_values
-from .reference import Spans
+from . import Spans
 
 
 class Tile(NamedTuple):

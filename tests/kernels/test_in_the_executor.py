@@ -143,7 +143,7 @@ def test_refreshes_by_the_kernels_say_what_those_by_the_references_say_and_heads
         assert isinstance(forward, PeriodicForward)
         # A layer has two norms, and a third where it looks for what changed, in two steps.
         assert now == {
-            ("ragged_paged_attention", path): 4 * 3, ("mask_vote", path): 3, ("confidence_of_hidden", path): 4,
+            ("ragged_paged_attention", path): 4 * 3, ("confidence_of_hidden", path): 4,
             ("qk_norm_rope", path): 4 * 3, ("swiglu", path): 4 * 3,
             ("add_rms_norm", path): 4 * (2 * 3 + 1) + 2 * 3,
         }  # fmt: skip
