@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from . import path_for, taken
+from . import Path, path_for, taken
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,25 +29,28 @@ def operation(*tensors: str, check: Callable[..., None] | None = None) -> Callab
     ]
 
     def decorate(specification: Callable[P, R]) -> Callable[P, R]:
-        name, parameters = specification.__name__, signature(specification).parameters
-        defaults = {key: each.default for key, each in parameters.items() if each.default is not each.empty}
+        parameters = signature(specification).parameters
+        defaults = {name: each.default for name, each in parameters.items() if each.default is not each.empty}
 
         @wraps(specification)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            given: dict[str, Any] = {**defaults, **dict(zip(parameters, args, strict=False)), **kwargs}
+            given = {**defaults, **dict(zip(parameters, args, strict=False)), **kwargs}
             _check(rules, given)
             if check is not None:
                 check(**given)
-            path = path_for(given[rules[0][0]])
-            taken[name, path] += 1
-            run: Callable[..., R] = specification
-            if path == "triton":
-                run = getattr(import_module(f"{specification.__module__}.kernel"), name)
-            return run(**given)
+            return run(specification, given, path_for(given[rules[0][0]]))
 
         return call
 
     return decorate
+
+
+def run(specification: Callable[..., R], given: dict[str, Any], path: Path) -> R:
+    name = specification.__name__
+    taken[name, path] += 1
+    if path == "triton":
+        specification = getattr(import_module(f"{specification.__module__}.kernel"), name)
+    return specification(**given)
 
 
 def _size(text: str) -> Size:

@@ -5,7 +5,7 @@ The rule runs on the host (engine/policies/focus.py), which waits for importance
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,9 @@ class Retained:
     places: Array  # [R]
     query_start: Array  # [sequences + 1]
     seen: Bools  # [sequences, width], visible keys of the block
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        return {name: getattr(self, name) for name in Retained.__slots__}
 
 
 Attend = Callable[[int, Tensor, Inputs], Tensor]

@@ -4,7 +4,7 @@ A request's own pages hold KV for later steps: of all positions with FastCache, 
 go to scratch pages, which every layer overwrites.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -33,13 +33,12 @@ from .choice import choose
 from .config import ModelConfig
 from .evicting import Array, Inputs
 from .executor import ModelExecutor, steps_of
-from .forward import Batch, Forward, flattened, sequences_of
+from .forward import Batch, Forward, sequences_of
 from .model import Decoder
 from .prompts import Prompts
 
 # One block of all positions: nothing is hidden.
 WHOLE = 1 << 30
-INT32 = ("block_query_start", "block_start", "num_kept", "own_pages")
 
 
 # By cache; an outside one is a subclass.
@@ -140,6 +139,11 @@ class Pass(Batch):
 
     pack: Pack | None = None
 
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        pack = self.pack
+        more = {} if pack is None else {name: getattr(pack, name) for name in Pack.__slots__}
+        return Batch.arrays(self) | more
+
 
 class FullSequenceForward(Forward):
     def __init__(self, model: Decoder, cache: PagedCache, policy: Policy) -> None:
@@ -177,21 +181,6 @@ class FullSequenceForward(Forward):
         )  # fmt: skip
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         pooled_topk_pack(q[inputs["block_rows"]], k, v, keys, values, choice)
-
-    @staticmethod
-    def _flatten(batch: Batch) -> tuple[Array, dict[str, tuple[int, ...]]]:
-        flat, shapes = Forward._flatten(batch)
-        assert isinstance(batch, Pass)
-        if (pack := batch.pack) is None:
-            return flat, shapes
-        more = {name: getattr(pack, name) for name in ("block_rows", *INT32)}
-        flat = np.concatenate([flat, flattened(more)])
-        return flat, shapes | {name: array.shape for name, array in more.items()}
-
-    @staticmethod
-    def _unflatten(held: Tensor, shapes: dict[str, tuple[int, ...]], names: Collection[str] | None = None) -> Inputs:
-        inputs = Forward._unflatten(held, shapes, names)
-        return inputs | {name: inputs[name].int() for name in INT32 if name in inputs}
 
 
 class FullSequenceExecutor(ModelExecutor):

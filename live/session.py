@@ -62,10 +62,10 @@ class Kept:
     def seconds_to_capture(self, policies: Sequence[Policy], max_batch: int) -> float:
         """Seconds that missing captures will take, by past ones; 0 without any."""
         found = self._forward
-        if found is None or not found.num_captures:
+        if found is None or not found.graphs.num_captures:
             return 0.0
         missing = {(*shape, p.width) for p in policies for shape in reachable(p, max_batch)} - found.captured_shapes
-        return len(missing) * found.capture_seconds / found.num_captures
+        return len(missing) * found.graphs.seconds / found.graphs.num_captures
 
     def canvases(self, model: CanvasModel, num_pages: int, page: int, longest: int) -> GraphCanvasCache:
         """A captured cache with `num_pages` or more free pages of each kind, for sequences up to `longest` tokens."""
@@ -267,7 +267,9 @@ def _until_it_fails(append: Append, failures: list[Exception]) -> Append:
 
 def made_ready(forward: Computes) -> int:
     """Kernels compiled and graphs captured so far."""
-    return num_compilations() + (forward.num_captures if isinstance(forward, GraphForward | GraphCanvasCache) else 0)
+    return num_compilations() + (
+        forward.graphs.num_captures if isinstance(forward, GraphForward | GraphCanvasCache) else 0
+    )
 
 
 def open_executor(serving: Serving, largest: Sequence[Request], warm_up: Prompts) -> ModelExecutor | CanvasExecutor:

@@ -60,7 +60,7 @@ def test_forwards_over_pages_say_the_logits_and_tokens_of_an_independent_impleme
         forward = Forward(model, PagedCache(config, 3, 8, "cpu", torch.float32))
         before = taken["ragged_paged_attention", path]
         with use(path), torch.inference_mode():
-            inputs = forward._unflatten(*forward._moved(*forward._flatten(batch)))
+            inputs = forward.inputs(batch.arrays())
             hidden = forward._hidden(inputs, batch)
             said, _ = forward._sample(hidden, None)
         assert taken["ragged_paged_attention", path] == before + config.layers

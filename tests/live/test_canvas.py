@@ -476,7 +476,7 @@ def test_captured_steps_are_the_eager_ones(gemma: tuple[Any, Path], num: int) ->
     eager = CanvasCache(model, (80, 80), PAGE, "cpu", torch.float32)
     captured = GraphCanvasCache(model, (80, 80), PAGE, "cpu", torch.float32, longest=60)
     captured.prepare(4)
-    assert captured.num_captures == 4
+    assert captured.graphs.num_captures == 4
     answers: list[list[Any]] = []
     for cache in (eager, captured):
         answers.append([])
@@ -488,7 +488,7 @@ def test_captured_steps_are_the_eager_ones(gemma: tuple[Any, Path], num: int) ->
         for _ in range(3):
             turns = {slot: canvas.turn(VOCAB, EARLY, chance) for slot, chance in enumerate(chances)}
             answers[-1] += [(x.likeliest.tolist(), x.entropy) for x in cache.denoise(turns).values()]
-    assert captured.num_captures == 4 + (num > 4)
+    assert captured.graphs.num_captures == 4 + (num > 4)
     assert [tokens for tokens, _ in answers[0]] == [tokens for tokens, _ in answers[1]]
     assert [entropy for _, entropy in answers[1]] == pytest.approx([entropy for _, entropy in answers[0]], rel=1e-5)
 
