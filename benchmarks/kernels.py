@@ -33,6 +33,30 @@ NUM_PARAMETERS = 7.568e9  # of layers and head, multiplied in a step
 REPEATS = 50
 
 
+# Other ways to compile a kernel, by the launched one: of confidence, attention, experts and windows.
+OTHERS: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {
+    (4096, 8, 8): ((2048, 4, 16), (8192, 8, 4), (4096, 4, 8)),
+    (64, 4, 3, 2): ((64, 4, 4), (32, 4, 5), (32, 2, 4)),
+    (32, 4, 5, 2): ((64, 4, 3), (64, 4, 4), (64, 8, 3)),
+    (32, 4, 4, 2): ((64, 4, 3), (64, 4, 2), (64, 8, 3)),
+    (64, 8, 3, 1): ((64, 8, 4), (64, 8, 2), (32, 8, 5)),
+    (32, 8, 3, 1): ((32, 4, 3), (32, 8, 2), (64, 8, 2)),
+    (32, 4, 3, 1): ((32, 4, 2),),
+    (16, 64, 64, 4, 4, 0, 0): ((16, 64, 128, 4, 3), (16, 32, 128, 4, 4), (16, 128, 64, 4, 4)),
+    (32, 64, 64, 4, 4, 0, 0): ((32, 64, 128, 4, 3), (32, 128, 64, 8, 3)),
+    (64, 64, 64, 4, 4, 0, 0): ((64, 128, 64, 8, 3), (64, 64, 64, 8, 4)),
+    (128, 128, 64, 8, 4, 32, 3): ((128, 128, 64, 8, 3, 32), (128, 64, 64, 4, 3, 32), (128, 128, 64, 8, 3)),
+    (128, 64, 8, 3, 1): ((128, 64, 4, 3), (64, 64, 4, 3)),
+    (128, 32, 8, 3, 1): ((128, 64, 8, 2), (64, 32, 4, 3)),
+    (128, 32, 8, 2, 2): ((64, 32, 8, 2), (64, 32, 4, 2, 2), (64, 16, 8, 3)),
+}
+
+
+def ways(launched: Any) -> list[Any]:
+    """The launched way to compile a kernel, and others to time."""
+    return [launched, *(type(launched)(*other) for other in OTHERS.get(launched, ()))]
+
+
 def specification(operation: Any) -> Callable[..., Any]:
     """An operation in plain PyTorch."""
     return operation.__wrapped__  # type: ignore[no-any-return]
@@ -232,7 +256,7 @@ def attention_candidates(arguments: Any) -> dict[str, Callable[[], Any]]:
     from dsim.kernels.ragged_paged_attention import kernel
 
     q, k_pages, _, sequences = arguments
-    tiles = kernel.tiles(kernel.rows_of_a_tile(q, len(sequences.page_table), k_pages.shape[2]), q)
+    tiles = ways(kernel.tile_for(kernel.rows_of_a_tile(q, len(sequences.page_table), k_pages.shape[2]), q))
 
     def way(tile: Any, num_splits: int | None) -> Callable[[], Any]:
         return lambda: kernel.ragged_paged_attention(*arguments, num_splits, tile)
@@ -280,7 +304,7 @@ def confidences(size: Size, _: dict[str, float]) -> Iterator[Case]:
             alternatives={"softmax and max": lambda logits=logits: (logits / 0.8).softmax(-1).max(-1)},
             candidates={
                 str(how): lambda logits=logits, how=how: kernel.confidence(logits, 0.8, how=how)
-                for how in kernel.PASSES
+                for how in ways(kernel.Pass())
             },
         )
         yield Case(
@@ -353,7 +377,7 @@ def experts(size: Size, _: dict[str, float]) -> Iterator[Case]:
                 alternatives={"loop of matmuls": loop_of_matmuls(given, counts.tolist())},
                 candidates={
                     str(tile): lambda given=given, tile=tile: kernel.grouped_experts(*given, tile)
-                    for tile in kernel.tiles(x, rows * top_k, num)
+                    for tile in ways(kernel.tile_for(x, rows * top_k, num))
                 },
             )
 
@@ -444,7 +468,7 @@ def canvases(size: Size, _: dict[str, float]) -> Iterator[Case]:
                 },
                 candidates={
                     str(tile): lambda given=given, tile=tile: kernel.window_attention(*given, tile)
-                    for tile in kernel.tiles(q)
+                    for tile in ways(kernel.tile_for(q))
                 },
             )  # fmt: skip
         rows = batch * length

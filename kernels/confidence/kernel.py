@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from ..device import num_multiprocessors
 
@@ -17,20 +18,17 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)  # no logit yet: differences with 
 
 
 class Pass(NamedTuple):
-    """How the pass over logits is compiled."""
+    """How the pass over logits is compiled; benchmarks/kernels.py --tune times others."""
 
-    block: int  # logits at a time
-    num_warps: int
-    programs: int  # on a multiprocessor: rows are split until it has them
-
-
-# The first is launched; benchmarks/kernels.py --tune times the others, too.
-PASSES = (Pass(4096, 8, 8), Pass(2048, 4, 16), Pass(8192, 8, 4), Pass(4096, 4, 8))
+    block: int = 4096  # logits at a time
+    num_warps: int = 8
+    programs: int = 8  # on a multiprocessor: rows are split until it has them
 
 
 def confidence(
-    logits: Tensor, temperature: float, num_splits: int | None = None, how: Pass = PASSES[0]
+    logits: Tensor, temperature: float, num_splits: int | None = None, how: Pass | None = None
 ) -> tuple[Tensor, Tensor]:
+    how = how or Pass()
     num_rows, num_tokens = logits.shape
     if num_splits is None:
         num_splits = how.programs * num_multiprocessors(logits.device) // max(num_rows, 1)
@@ -84,7 +82,7 @@ def _merged(best: Tensor, total: Tensor, token: Tensor, temperature: float) -> t
 @triton.jit
 def _of_logits(
     logits_ptr, best_ptr, total_ptr, token_ptr, num_tokens, share, row, scale,
-    LANES: tl.constexpr, RUN: tl.constexpr,
+    LANES: constexpr, RUN: constexpr,
 ):  # fmt: skip
     """One row's share of the vocabulary: each lane keeps a maximum, a sum, and where the maximum's run began."""
     i_row = tl.program_id(0).to(tl.int64)

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from ..device import interpreted, shared_memory
 from ..tiles import num_tiles, tile_of
@@ -17,7 +18,7 @@ GROUP = 8
 
 
 class Tile(NamedTuple):
-    """What a program multiplies: rows of an expert, columns, and width at a time."""
+    """What a program multiplies: rows of an expert, columns, and width at a time; --tune times others."""
 
     rows: int
     columns: int  # of gates and of ups; of `down` the same
@@ -28,18 +29,10 @@ class Tile(NamedTuple):
     down_stages: int = 0  # of the second product, if fewer: two of its programs fit a multiprocessor
 
 
-# By rows; the first is launched. From 64 rows on products are wgmma (sm_90) or tcgen05 (sm_100).
-TILES = {
-    16: (Tile(16, 64, 64, 4, 4), Tile(16, 64, 128, 4, 3), Tile(16, 32, 128, 4, 4), Tile(16, 128, 64, 4, 4)),
-    32: (Tile(32, 64, 64, 4, 4), Tile(32, 64, 128, 4, 3), Tile(32, 128, 64, 8, 3)),
-    64: (Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 8, 3), Tile(64, 64, 64, 8, 4)),
-    128: (
-        Tile(128, 128, 64, 8, 4, 32, 3), Tile(128, 128, 64, 8, 3, 32), Tile(128, 64, 64, 4, 3, 32),
-        Tile(128, 128, 64, 8, 3),
-    ),
-}  # fmt: skip
-SMALL_TILES = {rows: (Tile(rows, 64, 64, 4 if rows < 128 else 8, 2),) for rows in TILES}  # of 99 KiB of shared memory
-WIDE_TILES = (Tile(16, 64, 32, 4, 2),)  # of fp32
+# By rows. From 64 rows on products are wgmma (sm_90) or tcgen05 (sm_100).
+TILES = {rows: Tile(rows, 64, 64, 4, 4) for rows in (16, 32, 64)} | {128: Tile(128, 128, 64, 8, 4, 32, 3)}
+SMALL_TILES = {rows: Tile(rows, 64, 64, 4 if rows < 128 else 8, 2) for rows in TILES}  # of 99 KiB of shared memory
+WIDE_TILE = Tile(16, 64, 32, 4, 2)  # of fp32
 
 
 def rows_of_a_tile(num_pairs: int, num_experts: int) -> int:
@@ -47,10 +40,10 @@ def rows_of_a_tile(num_pairs: int, num_experts: int) -> int:
     return next((rows for rows in TILES if 2 * rows * num_experts >= 3 * num_pairs), max(TILES))
 
 
-def tiles(x: Tensor, num_pairs: int, num_experts: int) -> tuple[Tile, ...]:
-    """The ways to compile these products; the first is launched."""
+def tile_for(x: Tensor, num_pairs: int, num_experts: int) -> Tile:
+    """How these products are compiled."""
     if x.element_size() > 2:
-        return WIDE_TILES
+        return WIDE_TILE
     small = 0 < shared_memory(x.device) < 200 * 1024  # an A100 has 163 KiB, an H200 227
     return (SMALL_TILES if small else TILES)[rows_of_a_tile(num_pairs, num_experts)]
 
@@ -62,7 +55,7 @@ def grouped_experts(
     """Never waits for the device, which alone knows each expert's number of rows."""
     (num_rows, top_k), (num_experts, width, ffn) = experts.shape, down.shape
     num_pairs = num_rows * top_k
-    tile = tiles(x, num_pairs, num_experts)[0] if tile is None else tile
+    tile = tile or tile_for(x, num_pairs, num_experts)
     start, order, place = pairs_by_expert(experts, num_experts)
     inner = torch.empty((num_pairs, ffn), dtype=x.dtype, device=x.device)
     read = torch.empty((num_pairs, width), dtype=x.dtype, device=x.device)
@@ -106,7 +99,7 @@ def sum_of_pairs(read: Tensor, place: Tensor, weights: Tensor) -> Tensor:
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_experts"])
-def _sort(experts_ptr, start_ptr, order_ptr, place_ptr, num_pairs, num_experts, BLOCK: tl.constexpr):
+def _sort(experts_ptr, start_ptr, order_ptr, place_ptr, num_pairs, num_experts, BLOCK: constexpr):
     """A program an expert: its pairs come after those of earlier experts."""
     i_e = tl.program_id(0)
     start = 0
@@ -127,7 +120,7 @@ def _sort(experts_ptr, start_ptr, order_ptr, place_ptr, num_pairs, num_experts, 
 
 
 @triton.jit
-def _tile_and_columns(num_tiles, NUM: tl.constexpr, GROUP: tl.constexpr):
+def _tile_and_columns(num_tiles, NUM: constexpr, GROUP: constexpr):
     """This program's tile and block of columns: all NUM blocks of GROUP tiles follow each other, tiles first."""
     i = tl.program_id(0)
     first = i // (GROUP * NUM) * GROUP
@@ -137,7 +130,7 @@ def _tile_and_columns(num_tiles, NUM: tl.constexpr, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _part(ptr, i_k, o_k, WIDTH: tl.constexpr, EVEN: tl.constexpr, WIDEN: tl.constexpr):
+def _part(ptr, i_k, o_k, WIDTH: constexpr, EVEN: constexpr, WIDEN: constexpr):
     """Rows from column i_k on; zeros beyond the width."""
     if EVEN:
         b = tl.load(ptr + i_k)
@@ -151,8 +144,8 @@ def _part(ptr, i_k, o_k, WIDTH: tl.constexpr, EVEN: tl.constexpr, WIDEN: tl.cons
 @triton.jit(do_not_specialize=["num_experts", "num_tiles"])
 def _gate_up(
     x_ptr, gate_up_ptr, start_ptr, order_ptr, inner_ptr, num_experts, num_tiles, x_row, expert_stride, gate_row,
-    TOP_K: tl.constexpr, WIDTH: tl.constexpr, FFN: tl.constexpr, GELU: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_R: tl.constexpr, TAIL: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDEN: tl.constexpr,
+    TOP_K: constexpr, WIDTH: constexpr, FFN: constexpr, GELU: constexpr, GROUP: constexpr,
+    BLOCK_R: constexpr, TAIL: constexpr, BLOCK_N: constexpr, BLOCK_K: constexpr, WIDEN: constexpr,
 ):  # fmt: skip
     """The gated input of pairs of one expert: a tile of gates times a tile of ups."""
     i_tile, i_n = _tile_and_columns(num_tiles, tl.cdiv(FFN, BLOCK_N), GROUP)
@@ -173,8 +166,8 @@ def _gate_up(
 @triton.jit
 def _gate_up_of(
     x_ptr, gate_up_ptr, order_ptr, inner_ptr, i_e, i_n, begin, end, x_row, expert_stride, gate_row,
-    TOP_K: tl.constexpr, WIDTH: tl.constexpr, FFN: tl.constexpr, GELU: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDEN: tl.constexpr,
+    TOP_K: constexpr, WIDTH: constexpr, FFN: constexpr, GELU: constexpr,
+    ROWS: constexpr, BLOCK_N: constexpr, BLOCK_K: constexpr, WIDEN: constexpr,
 ):  # fmt: skip
     """At most ROWS pairs of expert i_e from `begin` on, and its columns of block i_n."""
     o_r, o_k = begin + tl.arange(0, ROWS), tl.arange(0, BLOCK_K)
@@ -206,8 +199,8 @@ def _gate_up_of(
 @triton.jit(do_not_specialize=["num_experts", "num_tiles"])
 def _down(
     inner_ptr, down_ptr, start_ptr, read_ptr, num_experts, num_tiles, expert_stride, down_row,
-    WIDTH: tl.constexpr, FFN: tl.constexpr, GROUP: tl.constexpr, BLOCK_R: tl.constexpr, TAIL: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDEN: tl.constexpr,
+    WIDTH: constexpr, FFN: constexpr, GROUP: constexpr, BLOCK_R: constexpr, TAIL: constexpr,
+    BLOCK_N: constexpr, BLOCK_K: constexpr, WIDEN: constexpr,
 ):  # fmt: skip
     """An expert's output for some of its pairs, in order."""
     i_tile, i_n = _tile_and_columns(num_tiles, tl.cdiv(WIDTH, BLOCK_N), GROUP)
@@ -228,8 +221,8 @@ def _down(
 @triton.jit
 def _down_of(
     inner_ptr, down_ptr, read_ptr, i_e, i_n, begin, end, expert_stride, down_row,
-    WIDTH: tl.constexpr, FFN: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    WIDEN: tl.constexpr,
+    WIDTH: constexpr, FFN: constexpr, ROWS: constexpr, BLOCK_N: constexpr, BLOCK_K: constexpr,
+    WIDEN: constexpr,
 ):  # fmt: skip
     """At most ROWS pairs of expert i_e from `begin` on, and its columns of block i_n."""
     o_r, o_k = begin + tl.arange(0, ROWS), tl.arange(0, BLOCK_K)
@@ -249,7 +242,7 @@ def _down_of(
 
 @triton.jit
 def _combine(
-    read_ptr, place_ptr, weights_ptr, out_ptr, TOP_K: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    read_ptr, place_ptr, weights_ptr, out_ptr, TOP_K: constexpr, WIDTH: constexpr, BLOCK: constexpr
 ):  # fmt: skip
     """Some columns of a row: the weighted sum of its pairs, in order."""
     i_row = tl.program_id(0).to(tl.int64)

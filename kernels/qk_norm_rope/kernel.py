@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 NUMBERS = 1024  # of each half of a program's heads: 16 bytes a thread of four warps
 
@@ -52,9 +53,9 @@ def _launched(
 def _norm_rope(
     qkv_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, q_ptr, k_ptr, v_ptr, slots_ptr,
     qkv_row, qkv_head, cos_row, sin_row, k_page, k_slot, k_head, v_page, v_slot, v_head, eps,
-    H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, NORM: tl.constexpr, SCATTER: tl.constexpr,
-    NORM_V: tl.constexpr, KEYS: tl.constexpr,
+    H: constexpr, HKV: constexpr, D: constexpr, HALF: constexpr, PAGE: constexpr,
+    BLOCK_H: constexpr, BLOCK_D: constexpr, NORM: constexpr, SCATTER: constexpr,
+    NORM_V: constexpr, KEYS: constexpr,
 ):  # fmt: skip
     i_row = tl.program_id(0).to(tl.int64)
     o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)

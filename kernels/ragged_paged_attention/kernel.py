@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from ..device import interpreted, num_multiprocessors, shared_memory
 from ..tiles import matrix_of, num_tiles, scores_of, tile_of, with_values
@@ -18,7 +19,7 @@ LEAST_BLOCKS = 4  # blocks of keys in a split: fewer cost more to merge than the
 
 
 class Tile(NamedTuple):
-    """How a launch is compiled, by rows of queries in a tile."""
+    """How a launch is compiled, by rows of queries in a tile; benchmarks/kernels.py --tune times others."""
 
     keys: int  # at a time; a divisor of the page size needs one page look-up
     num_warps: int
@@ -26,26 +27,16 @@ class Tile(NamedTuple):
     resident: int = 1  # programs on a multiprocessor: keys are split for these (tests/kernels/test_compile.py)
 
 
-# By rows of queries. The first is launched; benchmarks/kernels.py --tune times the others, too.
-TILES = {
-    16: (Tile(64, 4, 3, 2), Tile(64, 4, 4), Tile(32, 4, 5), Tile(32, 2, 4)),
-    32: (Tile(32, 4, 5, 2), Tile(64, 4, 3), Tile(64, 4, 4), Tile(64, 8, 3)),
-    64: (Tile(32, 4, 4, 2), Tile(64, 4, 3), Tile(64, 4, 2), Tile(64, 8, 3)),
-    128: (Tile(64, 8, 3), Tile(64, 8, 4), Tile(64, 8, 2), Tile(32, 8, 5)),
-}
+# By rows of queries.
+TILES = {16: Tile(64, 4, 3, 2), 32: Tile(32, 4, 5, 2), 64: Tile(32, 4, 4, 2), 128: Tile(64, 8, 3)}
 # Without asynchronous products of four warps operands are in registers, and 64 keys do not fit as well.
-SMALL_TILES = {
-    32: (Tile(64, 4, 3, 2), Tile(32, 4, 4)),
-    64: (Tile(32, 8, 3), Tile(32, 4, 3), Tile(64, 8, 2)),
-    128: (Tile(32, 8, 3), Tile(32, 8, 2)),
-}
-WIDE_TILES = (Tile(32, 4, 3), Tile(32, 4, 2))  # fp32
+SMALL_TILES = {32: Tile(64, 4, 3, 2), 64: Tile(32, 8, 3), 128: Tile(32, 8, 3)}
 
 
-def tiles(block_m: int, q: Tensor) -> tuple[Tile, ...]:
-    """The ways to compile a tile of block_m rows; the first is launched."""
+def tile_for(block_m: int, q: Tensor) -> Tile:
+    """How a tile of block_m rows is compiled."""
     if q.element_size() > 2:
-        return WIDE_TILES
+        return Tile(32, 4, 3)
     small = SMALL_TILES if shared_memory(q.device) < 200 * 1024 else {}  # an A100 has 163 KiB, an H200 227
     return small.get(block_m) or TILES[min(max(block_m, 16), 128)]
 
@@ -77,7 +68,7 @@ def ragged_paged_attention(
     num_read = max(1, num_sequences - spare)
     block_m = rows_of_a_tile(q, num_read, num_kv_heads)
     block_d = max(16, triton.next_power_of_2(head_dim))
-    tile = tiles(block_m, q)[0] if tile is None else tile
+    tile = tile or tile_for(block_m, q)
     block_q = block_m // group
     if num_splits is None:
         num_splits = most_splits(num_queries, num_read, num_kv_heads, block_q, tile, q.device)
@@ -128,14 +119,14 @@ def _attend(
     q_ptr, k_ptr, v_ptr, table_ptr, start_ptr, positions_ptr, history_ptr, listed_ptr, out_ptr, lse_ptr,
     scale, num_queries, num_sequences, num_tiles, width, block_length,
     q_row, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_row, listed_row,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr, LEAST: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr,
+    H: constexpr, G: constexpr, D: constexpr, PAGE: constexpr, SPLIT: constexpr, LEAST: constexpr,
+    BLOCK_M: constexpr, BLOCK_N: constexpr, BLOCK_D: constexpr, WIDEN: constexpr,
 ):  # fmt: skip
     """One tile of one sequence's queries, for the heads of one KV head, over one split of its keys; scale in base 2.
 
     The last tile goes first: callers put sequences with many keys last, and a long one should not begin late.
     """
-    BLOCK_Q: tl.constexpr = BLOCK_M // G
+    BLOCK_Q: constexpr = BLOCK_M // G
     i_head, i_split = tl.program_id(0) % H, tl.program_id(1)
     i_s, _, first, end = tile_of(start_ptr, num_sequences, num_tiles - 1 - tl.program_id(0) // H, BLOCK_Q)
     if first >= end:
@@ -239,7 +230,7 @@ def _attend(
 @triton.jit(do_not_specialize=["num_rows", "num_splits"])
 def _merge(
     partial_ptr, lse_ptr, out_ptr, num_rows, num_splits,
-    D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    D: constexpr, BLOCK_R: constexpr, BLOCK_D: constexpr,
 ):  # fmt: skip
     """Merge the splits of some rows (each a head of a query), always in the same order."""
     o_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)

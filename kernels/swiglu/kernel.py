@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 BLOCK = 1024  # columns of a program
 
@@ -19,7 +20,7 @@ def swiglu(gate_up: Tensor, activation: str) -> Tensor:
 
 
 @triton.jit
-def _gate(gate_up_ptr, out_ptr, row, WIDTH: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr):
+def _gate(gate_up_ptr, out_ptr, row, WIDTH: constexpr, GELU: constexpr, BLOCK: constexpr):
     i_row = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m = o < WIDTH
