@@ -11,16 +11,16 @@ import numpy as np
 import torch
 
 from ..engine.commits import LawDraws
-from ..engine.errors import ModelError, PolicyError
+from ..engine.errors import ModelError
 from ..engine.policies.canvas import Canvas as CanvasGranularity
 from ..engine.policy import Policy
-from ..engine.prefix import caches_prefixes
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
 from .canvas import Canvas, CanvasCache, KeyedChance, Turn
 from .canvas_model import CanvasConfig
 from .clock import DeviceClock
 from .prompts import Prompts
+from .refused import refuse, shares_pages
 from .texts import Bools, Texts
 
 BLANK = 0  # fills positions without a token
@@ -28,18 +28,13 @@ BLANK = 0  # fills positions without a token
 
 def check_canvas(policy: Policy, config: CanvasConfig) -> None:
     """PolicyError unless the policy denoises canvases of the checkpoint's length."""
-    if not isinstance(policy.granularity, CanvasGranularity):
-        raise PolicyError(
-            f"{policy.name}: denoises no canvas, and {config.name} does nothing else: expected sglang-gemma or "
-            "vllm-diffusion"
-        )
-    if policy.block_length != config.canvas_length:
-        raise PolicyError(
-            f"{policy.name}: canvas_length is {policy.block_length}, and {config.name} was trained with "
-            f"{config.canvas_length}: expected that"
-        )
-    if caches_prefixes(policy):
-        raise PolicyError(f"{policy.name}: prefix_caching is true, and dsim live shares no pages: expected false")
+    refuse(policy, {
+        f"denoises no canvas, and {config.name} does nothing else: expected sglang-gemma or vllm-diffusion":
+            not isinstance(policy.granularity, CanvasGranularity),
+        f"canvas_length is {policy.block_length}, and {config.name} was trained with {config.canvas_length}: expected "
+        "that": policy.block_length != config.canvas_length,
+        **shares_pages(policy),
+    })  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)

@@ -11,20 +11,18 @@ import torch
 
 from ..engine.chance import TOKEN, key
 from ..engine.commits import CommitDraws
-from ..engine.errors import ModelError, PolicyError
+from ..engine.errors import ModelError
 from ..engine.part import numbers_of
 from ..engine.policies.focus import Focus
-from ..engine.policies.sglang import Rounds
 from ..engine.policy import Policy
-from ..engine.prefix import caches_prefixes
 from ..engine.rows.blocks import visible
 from ..engine.state import MASKED
 from ..engine.step import Evicting, Phase, StepOutcome, StepPlan
 from .choice import choose
-from .config import ModelConfig
 from .evicting import Evict
 from .forward import Batch, Forward
 from .prompts import Prompts
+from .refused import check_whole_blocks
 from .texts import Bools, Texts
 
 Index = npt.NDArray[np.intp]
@@ -341,36 +339,3 @@ def steps_of(plan: StepPlan, masked: Bools) -> Ints:
     """Earlier steps of each row's block, by its most computed mask, [rows]."""
     steps: Ints = plan.evaluations.max(axis=1, where=masked, initial=0).astype(np.int64)
     return steps
-
-
-def check_policy(policy: Policy) -> None:
-    """PolicyError if no decoder's executor runs it."""
-    if not policy.granularity.on_a_grid:
-        raise PolicyError(f"{policy.name}: denoises canvases, which no mask model does: expected a DiffusionGemma")
-    if policy.batching.pieces and not isinstance(policy.batching, Rounds):
-        kind = type(policy.batching).__name__
-        raise PolicyError(
-            f"{policy.name}: dsim live prefills a prompt apart from others' steps, and {kind} beside them"
-        )
-    if caches_prefixes(policy):
-        raise PolicyError(f"{policy.name}: prefix_caching is true, and dsim live shares no pages: expected false")
-    if policy.unmasking.strategy == "law":
-        raise PolicyError(f"{policy.name}: strategy is law, which a twin draws by, and dsim live unmasks by confidence")
-
-
-def check_whole_blocks(policy: Policy, config: ModelConfig) -> None:
-    """PolicyError unless all steps compute whole blocks: rows predict the next position."""
-    if not policy.granularity.whole_block or policy.eviction.evicts:
-        raise PolicyError(
-            f"{policy.name}: leaves positions out of its steps, and the rows of {config.name} ({config.architecture}) "
-            "say the position after theirs: expected whole blocks, as lmdeploy-bd32"
-        )
-    if policy.unmasking.head == "masks":
-        raise PolicyError(
-            f"{policy.name}: head is masks, and the row before a mask says what {config.name} has there: expected all"
-        )
-    if policy.batching.pieces:
-        raise PolicyError(
-            f"{policy.name}: prefills a prompt in pieces, and a row of {config.name} says the position after its own, "
-            "which is of the next piece: expected lmdeploy-bd32"
-        )

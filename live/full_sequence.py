@@ -36,6 +36,7 @@ from .executor import ModelExecutor, steps_of
 from .forward import Batch, Forward, sequences_of
 from .model import Decoder
 from .prompts import Prompts
+from .refused import refuse
 
 # One block of all positions: nothing is hidden.
 WHOLE = 1 << 30
@@ -63,35 +64,22 @@ def check_runs(policy: Policy, config: ModelConfig) -> None:
     """PolicyError unless the executor runs the policy on the model."""
     passes_of(policy)
     cache, batching, page = cache_of(policy), policy.batching, policy.memory.page_size
-    if cache.keeps_outputs and not cache.votes:
-        raise PolicyError(f"{policy.name}: dsim live does not run dLLM-Cache: expected another cache, as maskkv")
-    if cache.votes and not batching.pads:
-        raise PolicyError(
-            f"{policy.name}: dsim live runs {type(cache).__name__} one request at a time: expected Static"
-        )
-    if cache.votes and cache.logits == "all":
-        raise PolicyError(
-            f"{policy.name}: logits is all, and MaskKV carries no prompt from step to step: expected block"
-        )
-    if cache.votes and config.shifted:
-        raise PolicyError(
-            f"{policy.name}: carries no prompt from step to step, and the rows of {config.name} say the position after "
-            "theirs: expected sparse-dllm"
-        )
-    multiple = RUN // gcd(RUN, config.kv_heads)
-    if cache.votes and page % multiple:
-        raise PolicyError(
-            f"{policy.name}: page_size is {page}, and pages of {config.name} (kv_heads {config.kv_heads}) are cut into "
-            f"runs of {RUN} keys: expected a multiple of {multiple}"
-        )
-    for layer in cache.boundary if cache.votes else ():
-        if not -config.layers <= layer < config.layers:
-            raise PolicyError(f"{policy.name}: boundary has layer {layer}, and {config.name} has {config.layers}")
-    if batching.pads and batching.max_batch != 1:
-        raise PolicyError(
-            f"{policy.name}: max_batch is {batching.max_batch}, and dsim live pads no batch: expected 1 (dllm-serve "
-            "runs several at once)"
-        )
+    multiple, name = RUN // gcd(RUN, config.kv_heads), config.name
+    outside = [layer for layer in cache.boundary if not -config.layers <= layer < config.layers] if cache.votes else []
+    refuse(policy, {
+        "dsim live does not run dLLM-Cache: expected another cache, as maskkv": cache.keeps_outputs and not cache.votes,
+        f"dsim live runs {type(cache).__name__} one request at a time: expected Static":
+            cache.votes and not batching.pads,
+        "logits is all, and MaskKV carries no prompt from step to step: expected block":
+            cache.votes and cache.logits == "all",
+        f"carries no prompt from step to step, and the rows of {name} say the position after theirs: expected "
+        "sparse-dllm": cache.votes and config.shifted,
+        f"page_size is {page}, and pages of {name} (kv_heads {config.kv_heads}) are cut into runs of {RUN} keys: "
+        f"expected a multiple of {multiple}": cache.votes and page % multiple > 0,
+        f"boundary has layer {next(iter(outside), 0)}, and {name} has {config.layers}": bool(outside),
+        f"max_batch is {batching.max_batch}, and dsim live pads no batch: expected 1 (dllm-serve runs several at once)":
+            batching.pads and batching.max_batch != 1,
+    })  # fmt: skip
 
 
 def pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) -> tuple[int, int]:

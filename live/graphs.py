@@ -160,20 +160,6 @@ class Between(NamedTuple):
         self.kept.bring(flattened(kept.arrays())[0])
 
 
-STEP, LAYERS, HEAD = range(3)
-
-
-class GraphShape(NamedTuple):
-    """A graph that evicts nothing."""
-
-    kind: int  # STEP, LAYERS, or the HEAD after them
-    rows: int
-    sequences: int
-    width: int  # of the window
-    block_length: int
-    sampled: int = 0  # rows of a head
-
-
 class GraphForward(Forward):
     """Replays graphs of decode batches, captured on first use or in `prepare`."""
 
@@ -235,40 +221,32 @@ class GraphForward(Forward):
             return
         rule = policy.eviction if isinstance(policy.eviction, Focus) else None
         masks_alone = policy.unmasking.head == "masks"
-        steps = [GraphShape(STEP, *shape, width, block) for shape in shapes]
+        steps = [blank(*shape, self.pages, width, block) for shape in shapes]
         longest = self.pages * self.cache.page_size
-        prefills = [GraphShape(LAYERS, *x, 1, block) for x in reachable_prefills(policy, max_batch, longest)]
-        through_layers = [*prefills, *(shape._replace(kind=LAYERS) for shape in steps if masks_alone)]
-        through_layers.sort(key=lambda shape: -shape.rows)
+        layers = [blank(*x, self.pages, 1, block) for x in reachable_prefills(policy, max_batch, longest)]
         heads = {bucket(block * n) for n in range(1, min(max_batch, PREFILL_SEQUENCES[-1]) + 1)}
+        halves = [] if rule is None else [blank_evicting(batch, rule) for batch in steps]
+        # Make room before graphs read it.
+        room = max(len(flattened(batch.arrays())[0]) for batch in [*steps, *layers, *halves])
+        self.graphs.bring(np.zeros(room, np.int64))
         if masks_alone:
             heads |= {bucket(n) for n in range(1, shapes[0][0] + 1)}
-        largest = through_layers[0]._replace(kind=HEAD)
-        of_head = [largest._replace(sampled=n) for n in sorted(heads, reverse=True) if n <= largest.rows]
-        halves = [] if rule is None else [blank_evicting(self._blank(shape), rule) for shape in steps]
-        # Make room before graphs read it.
-        blanks = [*map(self._blank, [*steps, *prefills]), *halves]
-        self.graphs.bring(np.zeros(max(len(flattened(batch.arrays())[0]) for batch in blanks), np.int64))
-        for shape in [*steps[: 0 if masks_alone else most], *through_layers[:most], *of_head[:most]]:
-            padded = self._blank(shape)
-            if shape.kind == HEAD:
-                self._head(padded, shape.sampled)
-            elif shape.kind == LAYERS:
-                self._layers(padded)
-            else:
-                self._step(padded)
+            layers, steps = sorted([*layers, *steps], key=lambda batch: -len(batch.tokens)), []
+        for batch in steps[:most]:
+            self._step(batch)
+        for batch in layers[:most]:
+            self._layers(batch)
+        for num in sorted((n for n in heads if n <= len(layers[0].tokens)), reverse=True)[:most]:
+            self._head(layers[0], num)
         if not halves:
             return
         between = self._room(max(rows for rows, _ in shapes), max(sequences for _, sequences in shapes), width)
-        for padded in halves[:most]:
-            self._half(padded)
-        widest = {len(padded.history): padded for padded in reversed(halves)}
+        for batch in halves[:most]:
+            self._half(batch)
+        widest = {len(batch.history): batch for batch in reversed(halves)}
         for left, sequences in reachable_after(shapes)[:most]:
             between.bring(blank_retained(left, sequences, width))
             self._rest(widest[sequences], left)
-
-    def _blank(self, shape: GraphShape) -> Batch:
-        return blank(shape.rows, shape.sequences, self.pages, shape.width, shape.block_length)
 
     def _replayed(self, graphs: list[Captured], num: int) -> Sampled:
         """Launch graphs; answers are the last one's first `num` rows."""

@@ -20,7 +20,7 @@ from .canvas import CanvasCache
 from .canvas_executor import CanvasExecutor
 from .canvas_graphs import GraphCanvasCache
 from .canvas_model import CanvasModel
-from .executor import ImportanceDelta, ModelExecutor, check_policy
+from .executor import ImportanceDelta, ModelExecutor
 from .forward import Forward
 from .full_sequence import FullSequenceExecutor, FullSequenceForward, cache_of, pages_of_use
 from .graphs import GraphForward
@@ -29,6 +29,7 @@ from .model import Decoder
 from .padding import reachable
 from .periodic import PeriodicExecutor, PeriodicForward
 from .prompts import Prompts
+from .refused import check_policy
 from .sampling import Sampling
 from .warm import warm_experts, warm_kernels
 
