@@ -28,7 +28,7 @@ from .residuals import DISTRIBUTIONS, LOAD, PRICES, RULE, TRAFFIC, Residuals, of
 from .sources.growing import AccessLog
 from .sources.sample import Buckets, Sample
 from .store import Lines
-from .windows import REQUESTS, SECONDS, Arrivals, Cutter, Scrape, Window, with_open
+from .windows import REQUESTS, SECONDS, Arrivals, Cutter, Scrape, Window, trace_of, with_open
 
 SCHEMA, VERSION = "dsim-follow", 1
 RECORDS = 2000  # in memory, about a week
@@ -307,14 +307,10 @@ class Follower:
 
     def traffic(self) -> Trace:
         """The arrivals of the windows in memory, as one trace."""
-        arrivals = [observed.arrivals_of(self._scenario.seed) for observed in self._observed]
-        begins = [observed.window.begin for observed in self._observed]
-        time = np.concatenate([a.time + begin for a, begin in zip(arrivals, begins, strict=True)])
-        inputs, outputs = (
-            np.concatenate([getattr(a, name) for a in arrivals]).astype(np.int64)
-            for name in ("input_length", "output_length")
-        )
-        return Trace("followed traffic", time - time[:1], inputs, outputs)
+        parts = [observed.arrivals_of(self._scenario.seed).copy() for observed in self._observed]
+        for part, observed in zip(parts, self._observed, strict=True):
+            part.time += observed.window.begin
+        return trace_of(np.concatenate(parts), "followed traffic")
 
     @property
     def unmeasured(self) -> str | None:
