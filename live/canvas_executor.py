@@ -18,7 +18,7 @@ from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
 from .canvas import Canvas, CanvasCache, KeyedChance, Turn
 from .canvas_model import CanvasConfig
-from .clock import DeviceClock
+from .forward import DeviceClock
 from .prompts import Prompts
 from .refused import refuse, shares_pages
 from .texts import Bools, Texts

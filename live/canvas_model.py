@@ -23,9 +23,8 @@ from ..kernels.qk_norm_rope import qk_norm_rope_scatter
 from ..kernels.route_experts import route_experts
 from ..kernels.swiglu import swiglu
 from .config_file import AS_IT_SAYS, ConfigJson, Given, check_plain, config_json
-from .experts import router_logits
 from .families import CANVAS
-from .model import Pages
+from .model import Pages, router_logits
 from .random_weights import drawn_experts, fill, of_rows
 from .stored import alike, held_in
 

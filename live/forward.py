@@ -1,5 +1,6 @@
 """One forward over many sequences' rows: host arrays in, sampled tokens and confidences out."""
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,6 @@ from ..kernels.confidence import confidence_of_hidden
 from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from . import evicting
 from .cache import PagedCache
-from .clock import DeviceClock
 from .evicting import Array, Attend, Evict, Floats, Inputs, Retained
 from .model import Decoder, Layer, Pages
 from .sampling import Sampling, sample_of_hidden
@@ -74,6 +74,29 @@ class Sampled:
         if num := int(np.isnan(self.confidence).sum()):
             what = f"{num} of {len(self.confidence)} rows have no finite logit, or a NaN"
             raise ModelError(f"{what}: the weights or the device are damaged")
+
+
+class DeviceClock:
+    """Starts when created. Reads CUDA events, or the host's clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._took = time.perf_counter()
+        if self._cuda:
+            self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            self._begin.record()
+
+    def stop(self) -> None:
+        """Mark the end, after all launches so far."""
+        if self._cuda:
+            self._end.record()
+        self._took = time.perf_counter() - self._took
+
+    def seconds(self) -> float:
+        """Waits for the device."""
+        if self._cuda:
+            self._end.synchronize()
+        return self._begin.elapsed_time(self._end) / 1e3 if self._cuda else self._took
 
 
 class Forward:

@@ -21,9 +21,8 @@ from ..engine.policies.focus import Focus
 from ..engine.policy import Policy
 from . import evicting
 from .cache import PagedCache
-from .clock import DeviceClock
 from .evicting import Array, Evict, Half, Inputs, Retained
-from .forward import Batch, Forward, Sampled, Shapes, flattened, stacked, unflattened
+from .forward import Batch, DeviceClock, Forward, Sampled, Shapes, flattened, stacked, unflattened
 from .model import Decoder
 from .padding import (
     MAX_ROWS,

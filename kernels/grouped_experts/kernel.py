@@ -151,49 +151,33 @@ def _gate_up(
     i_tile, i_n = _tile_and_columns(num_tiles, tl.cdiv(FFN, BLOCK_N), GROUP)
     i_e, _, begin, end = tile_of(start_ptr, num_experts, i_tile, BLOCK_R)
     if begin < end:
-        if TAIL > 0 and end - begin <= TAIL:
-            _gate_up_of(
-                x_ptr, gate_up_ptr, order_ptr, inner_ptr, i_e, i_n, begin, end, x_row, expert_stride, gate_row,
-                TOP_K, WIDTH, FFN, GELU, TAIL, BLOCK_N, BLOCK_K, WIDEN,
-            )  # fmt: skip
-        else:
-            _gate_up_of(
-                x_ptr, gate_up_ptr, order_ptr, inner_ptr, i_e, i_n, begin, end, x_row, expert_stride, gate_row,
-                TOP_K, WIDTH, FFN, GELU, BLOCK_R, BLOCK_N, BLOCK_K, WIDEN,
-            )  # fmt: skip
-
-
-@triton.jit
-def _gate_up_of(
-    x_ptr, gate_up_ptr, order_ptr, inner_ptr, i_e, i_n, begin, end, x_row, expert_stride, gate_row,
-    TOP_K: constexpr, WIDTH: constexpr, FFN: constexpr, GELU: constexpr,
-    ROWS: constexpr, BLOCK_N: constexpr, BLOCK_K: constexpr, WIDEN: constexpr,
-):  # fmt: skip
-    """At most ROWS pairs of expert i_e from `begin` on, and its columns of block i_n."""
-    o_r, o_k = begin + tl.arange(0, ROWS), tl.arange(0, BLOCK_K)
-    o_f = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    # Rows beyond the tile and the matrix repeat the last one: their products are not stored.
-    b_row = tl.load(order_ptr + tl.minimum(o_r, end - 1)) // TOP_K
-    x_rows = x_ptr + b_row.to(tl.int64)[:, None] * x_row + o_k[None, :]
-    gates = gate_up_ptr + i_e.to(tl.int64) * expert_stride + tl.minimum(o_f, FFN - 1)[:, None] * gate_row
-    gates += o_k[None, :]
-    b_gate = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    b_up = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    for i_k in range(0, WIDTH, BLOCK_K):
-        b_x = _part(x_rows, i_k, o_k, WIDTH, WIDTH % BLOCK_K == 0, WIDEN)
-        b_of_gate = _part(gates, i_k, o_k, WIDTH, WIDTH % BLOCK_K == 0, WIDEN)
-        b_of_up = _part(gates + FFN * gate_row, i_k, o_k, WIDTH, WIDTH % BLOCK_K == 0, WIDEN)
-        b_gate = tl.dot(b_x, tl.trans(b_of_gate), b_gate, input_precision="ieee")
-        b_up = tl.dot(b_x, tl.trans(b_of_up), b_up, input_precision="ieee")
-    dtype = inner_ptr.dtype.element_ty
-    # Round as the reference's steps do.
-    b_gate, b_up = b_gate.to(dtype).to(tl.float32), b_up.to(dtype).to(tl.float32)
-    b_at = b_gate
-    if GELU:  # (1 + tanh z) / 2 is the sigmoid of 2 z
-        b_at = 1.5957691216057308 * (b_gate + 0.044715 * b_gate * b_gate * b_gate)
-    b_open = (b_gate / (1.0 + tl.exp(-b_at))).to(dtype).to(tl.float32)
-    o_out = o_r.to(tl.int64)[:, None] * FFN + o_f[None, :]
-    tl.store(inner_ptr + o_out, (b_open * b_up).to(dtype), mask=(o_r < end)[:, None] & (o_f < FFN)[None, :])
+        # An expert's last pairs are a smaller tile, if there is one.
+        for WHOLE in tl.static_range(0 if TAIL > 0 else 1, 2):
+            if end - begin > TAIL if WHOLE else end - begin <= TAIL:
+                o_r, o_k = begin + tl.arange(0, BLOCK_R if WHOLE else TAIL), tl.arange(0, BLOCK_K)
+                o_f = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
+                # Rows beyond the tile and the matrix repeat the last one: their products are not stored.
+                b_row = tl.load(order_ptr + tl.minimum(o_r, end - 1)) // TOP_K
+                x_rows = x_ptr + b_row.to(tl.int64)[:, None] * x_row + o_k[None, :]
+                gates = gate_up_ptr + i_e.to(tl.int64) * expert_stride + tl.minimum(o_f, FFN - 1)[:, None] * gate_row
+                gates += o_k[None, :]
+                b_gate = tl.zeros([BLOCK_R if WHOLE else TAIL, BLOCK_N], tl.float32)
+                b_up = tl.zeros([BLOCK_R if WHOLE else TAIL, BLOCK_N], tl.float32)
+                for i_k in range(0, WIDTH, BLOCK_K):
+                    b_x = _part(x_rows, i_k, o_k, WIDTH, WIDTH % BLOCK_K == 0, WIDEN)
+                    b_of_gate = _part(gates, i_k, o_k, WIDTH, WIDTH % BLOCK_K == 0, WIDEN)
+                    b_of_up = _part(gates + FFN * gate_row, i_k, o_k, WIDTH, WIDTH % BLOCK_K == 0, WIDEN)
+                    b_gate = tl.dot(b_x, tl.trans(b_of_gate), b_gate, input_precision="ieee")
+                    b_up = tl.dot(b_x, tl.trans(b_of_up), b_up, input_precision="ieee")
+                dtype = inner_ptr.dtype.element_ty
+                # Round as the reference's steps do.
+                b_gate, b_up = b_gate.to(dtype).to(tl.float32), b_up.to(dtype).to(tl.float32)
+                b_at = b_gate
+                if GELU:  # (1 + tanh z) / 2 is the sigmoid of 2 z
+                    b_at = 1.5957691216057308 * (b_gate + 0.044715 * b_gate * b_gate * b_gate)
+                b_open = (b_gate / (1.0 + tl.exp(-b_at))).to(dtype).to(tl.float32)
+                o_out = o_r.to(tl.int64)[:, None] * FFN + o_f[None, :]
+                tl.store(inner_ptr + o_out, (b_open * b_up).to(dtype), mask=(o_r < end)[:, None] & (o_f < FFN)[None, :])
 
 
 @triton.jit(do_not_specialize=["num_experts", "num_tiles"])
@@ -206,38 +190,22 @@ def _down(
     i_tile, i_n = _tile_and_columns(num_tiles, tl.cdiv(WIDTH, BLOCK_N), GROUP)
     i_e, _, begin, end = tile_of(start_ptr, num_experts, i_tile, BLOCK_R)
     if begin < end:
-        if TAIL > 0 and end - begin <= TAIL:
-            _down_of(
-                inner_ptr, down_ptr, read_ptr, i_e, i_n, begin, end, expert_stride, down_row,
-                WIDTH, FFN, TAIL, BLOCK_N, BLOCK_K, WIDEN,
-            )  # fmt: skip
-        else:
-            _down_of(
-                inner_ptr, down_ptr, read_ptr, i_e, i_n, begin, end, expert_stride, down_row,
-                WIDTH, FFN, BLOCK_R, BLOCK_N, BLOCK_K, WIDEN,
-            )  # fmt: skip
-
-
-@triton.jit
-def _down_of(
-    inner_ptr, down_ptr, read_ptr, i_e, i_n, begin, end, expert_stride, down_row,
-    WIDTH: constexpr, FFN: constexpr, ROWS: constexpr, BLOCK_N: constexpr, BLOCK_K: constexpr,
-    WIDEN: constexpr,
-):  # fmt: skip
-    """At most ROWS pairs of expert i_e from `begin` on, and its columns of block i_n."""
-    o_r, o_k = begin + tl.arange(0, ROWS), tl.arange(0, BLOCK_K)
-    o_h = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    rows = inner_ptr + tl.minimum(o_r, end - 1).to(tl.int64)[:, None] * FFN + o_k[None, :]
-    downs = down_ptr + i_e.to(tl.int64) * expert_stride + tl.minimum(o_h, WIDTH - 1)[:, None] * down_row
-    downs += o_k[None, :]
-    b_out = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    for i_k in range(0, FFN, BLOCK_K):
-        b_inner = _part(rows, i_k, o_k, FFN, FFN % BLOCK_K == 0, WIDEN)
-        b_of_down = _part(downs, i_k, o_k, FFN, FFN % BLOCK_K == 0, WIDEN)
-        b_out = tl.dot(b_inner, tl.trans(b_of_down), b_out, input_precision="ieee")
-    o_out = o_r.to(tl.int64)[:, None] * WIDTH + o_h[None, :]
-    m = (o_r < end)[:, None] & (o_h < WIDTH)[None, :]
-    tl.store(read_ptr + o_out, b_out.to(read_ptr.dtype.element_ty), mask=m)
+        # An expert's last pairs are a smaller tile, if there is one.
+        for WHOLE in tl.static_range(0 if TAIL > 0 else 1, 2):
+            if end - begin > TAIL if WHOLE else end - begin <= TAIL:
+                o_r, o_k = begin + tl.arange(0, BLOCK_R if WHOLE else TAIL), tl.arange(0, BLOCK_K)
+                o_h = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
+                rows = inner_ptr + tl.minimum(o_r, end - 1).to(tl.int64)[:, None] * FFN + o_k[None, :]
+                downs = down_ptr + i_e.to(tl.int64) * expert_stride + tl.minimum(o_h, WIDTH - 1)[:, None] * down_row
+                downs += o_k[None, :]
+                b_out = tl.zeros([BLOCK_R if WHOLE else TAIL, BLOCK_N], tl.float32)
+                for i_k in range(0, FFN, BLOCK_K):
+                    b_inner = _part(rows, i_k, o_k, FFN, FFN % BLOCK_K == 0, WIDEN)
+                    b_of_down = _part(downs, i_k, o_k, FFN, FFN % BLOCK_K == 0, WIDEN)
+                    b_out = tl.dot(b_inner, tl.trans(b_of_down), b_out, input_precision="ieee")
+                o_out = o_r.to(tl.int64)[:, None] * WIDTH + o_h[None, :]
+                m = (o_r < end)[:, None] & (o_h < WIDTH)[None, :]
+                tl.store(read_ptr + o_out, b_out.to(read_ptr.dtype.element_ty), mask=m)
 
 
 @triton.jit

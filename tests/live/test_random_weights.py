@@ -14,7 +14,7 @@ from dsim.engine.errors import ModelError
 from dsim.live import experts, weights
 from dsim.live.canvas_model import canvas_config, num_params
 from dsim.live.config_file import Given, named
-from dsim.live.experts import route
+from dsim.live.model import route
 from dsim.live.random_weights import drawn_experts, of_rows
 from dsim.live.shipped_configs import CONFIGS
 from dsim.live.weights import source_of
