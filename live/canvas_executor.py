@@ -5,7 +5,7 @@ They are two forwards: layers scale them differently.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -37,12 +37,6 @@ def check_canvas(policy: Policy, config: CanvasConfig) -> None:
     })  # fmt: skip
 
 
-@dataclass(slots=True, eq=False)
-class Denoised:
-    canvas: Canvas
-    chance: KeyedChance
-
-
 class CanvasExecutor(Texts):
     """draws: a law that ends canvases; None: the checkpoint's rule. eos: see `Texts`."""
 
@@ -57,7 +51,7 @@ class CanvasExecutor(Texts):
         self._seed = seed
         rule, most = cache.model.config.renoise, policy.unmasking.denoising_steps
         self._rule = rule if most is None else replace(rule, max_steps=min(most, rule.max_steps))
-        self._denoised: dict[int, Denoised] = {}  # by slot
+        self._denoised: dict[int, Canvas] = {}  # by slot
         self._device = cache.model.embedding.device
 
     def step(self, plan: StepPlan) -> StepOutcome:
@@ -102,10 +96,9 @@ class CanvasExecutor(Texts):
             if phase == Phase.DENOISE:
                 if slot not in self._denoised:
                     chance = KeyedChance(self._seed, request, start, self._block)
-                    self._denoised[slot] = Denoised(Canvas(), chance)
+                    self._denoised[slot] = Canvas(chance)
                     self._cache.begin(slot, chance.noise(vocab))
-                denoised = self._denoised[slot]
-                turns[slot] = denoised.canvas.turn(vocab, self._rule, denoised.chance)
+                turns[slot] = self._denoised[slot].turn(vocab, self._rule)
                 continue
             self._denoised.pop(slot, None)
             tokens = self._tokens[slot, keys - int(plan.num_tokens[i]) : keys]
@@ -115,7 +108,7 @@ class CanvasExecutor(Texts):
         if turns or idle:
             readings = self._cache.denoise(turns | idle)
             for slot in turns:
-                self._denoised[slot].canvas.settle(readings[slot], self._rule)
+                self._denoised[slot].settle(readings[slot], self._rule)
         return self._commit(plan)
 
     def _commit(self, plan: StepPlan) -> Bools:
@@ -124,12 +117,12 @@ class CanvasExecutor(Texts):
             committed = self._draws.draw(plan)
         else:
             done = [
-                plan.phases[i] == Phase.DENOISE and self._denoised[slot].canvas.done
+                plan.phases[i] == Phase.DENOISE and self._denoised[slot].done
                 for i, slot in enumerate(plan.slots.tolist())
             ]
             committed = np.array(done)[:, None] & plan.window & (plan.status == MASKED)
         for i in np.flatnonzero(committed.any(axis=1)).tolist():
             slot, start = int(plan.slots[i]), int(plan.block_start[i])
-            answer = self._denoised.pop(slot).canvas.answer
+            answer = self._denoised.pop(slot).answer
             self._tokens[slot, start : start + self._block] = answer
         return committed

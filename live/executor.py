@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -135,25 +136,20 @@ class ModelExecutor(Texts):
         return window
 
     def _prefill(self, plan: StepPlan) -> StepOutcome:
-        device = 0.0
+        ends = plan.num_keys.astype(np.int64)
+        self._open(plan, ends)
+        num_sampled = self._block if plan.window.any() else 0
+        if self._pieces:  # an engine's graph sends whole blocks through the head; none commits
+            num_sampled = int(plan.num_tokens.min())
+        parts = [(ends - plan.num_tokens, ends)]
         if self._in_chunks(plan):
-            length = int(plan.num_keys[0])
-            self._open(plan, np.array([length]))
-            for begin in range(0, length, self._longest):
-                end = min(begin + self._longest, length)
-                last = self._block if end == length else 0
-                prepared = self._prefill_batch(plan, np.array([begin]), np.array([end]), last)
-                out = self._forward.run(prepared.batch)
-                device += out.device
-        else:
-            ends = plan.num_keys.astype(np.int64)
-            self._open(plan, ends)
-            num_sampled = self._block if plan.window.any() else 0
-            if self._pieces:  # an engine's graph sends whole blocks through the head; none commits
-                num_sampled = int(plan.num_tokens.min())
-            prepared = self._prefill_batch(plan, ends - plan.num_tokens, ends, num_sampled)
+            parts = list(pairwise(np.append(np.arange(0, ends[0], self._longest), ends)[:, None]))
+        device = 0.0
+        for begins, stops in parts:
+            last = num_sampled if stops[0] == ends[0] else 0
+            prepared = self._prefill_batch(plan, begins, stops, last)
             out = self._forward.run(prepared.batch)
-            device = out.device
+            device += out.device
         if self._pieces or not plan.window.any():  # part of a prompt: nothing to denoise
             return StepOutcome(0.0, np.zeros_like(plan.window), device)
         answers = _Answers(prepared.rows, prepared.columns, out.tokens, out.confidence)

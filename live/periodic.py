@@ -24,8 +24,8 @@ from ..engine.step import Phase, StepOutcome, StepPlan
 from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from .cache import PagedCache
 from .executor import steps_of
-from .forward import Forward, Sampled
-from .full_sequence import WHOLE, FullSequenceExecutor, cache_of, lengths
+from .forward import Sampled
+from .full_sequence import WHOLE, FullSequenceExecutor, FullSequenceForward, lengths
 from .head_runs import Runs, Seen, places
 from .model import Decoder, Layer
 from .prompts import Prompts
@@ -105,11 +105,9 @@ class Step:
     num_changed: int  # of the response: all, or the most changed
 
 
-class PeriodicForward(Forward):
+class PeriodicForward(FullSequenceForward):
     def __init__(self, model: Decoder, cache: PagedCache, policy: Policy) -> None:
-        # max_prefill_tokens also bounds rows of logits.
-        super().__init__(model, cache, policy.unmasking.temperature or 1.0, policy.batching.max_prefill_tokens)
-        self._rule = cache_of(policy)
+        super().__init__(model, cache, policy)
         one_head = (-1, RUN, 1, model.config.head_dim)
         self._keys, self._values = cache.all_keys.view(one_head), cache.all_values.view(one_head)
         self.importance: Floats | None = None  # divides MaskKV's budget

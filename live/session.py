@@ -164,7 +164,7 @@ class Serving:
             return CanvasExecutor(forward, policy, self.prompts, draws, self.seed, self.eos)
         check_policy(policy)
         assert not isinstance(draws, TokenDraws | LawDraws), "of policies refused above"
-        if isinstance(forward, PeriodicForward | FullSequenceForward):
+        if isinstance(forward, FullSequenceForward):
             assert not self.eos, "a full-sequence policy denoises a canvas of fixed length"
             assert self.watch is None, "a full-sequence policy evicts nothing"
             if isinstance(forward, PeriodicForward):
