@@ -63,7 +63,8 @@ def passes_of(policy: Policy) -> frozenset[Phase]:
 def check_runs(policy: Policy, config: ModelConfig) -> None:
     """PolicyError unless the executor runs the policy on the model."""
     passes_of(policy)
-    cache, batching, page = cache_of(policy), policy.batching, policy.memory.page_size
+    cache: Any = policy.cache  # one of the kinds in PASSES, each with its own fields
+    batching, page = policy.batching, policy.memory.page_size
     multiple, name = RUN // gcd(RUN, config.kv_heads), config.name
     outside = [layer for layer in cache.boundary if not -config.layers <= layer < config.layers] if cache.votes else []
     refuse(policy, {
@@ -88,7 +89,7 @@ def pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) ->
     most = min(limits.max_batch, len(requests))
     prompt = np.array([r.input_length for r in requests], np.int64)
     length = lengths(prompt, prompt + np.array([r.limit for r in requests]), policy.block_length)
-    cache = cache_of(policy)
+    cache: Any = policy.cache
     held = -(-cache.held(prompt, length, limits.state_tokens) // page)
     longest = min(int(length.max()), limits.context_limit)
     if cache.votes:  # the computed prompt, with a head's own runs
@@ -103,11 +104,6 @@ def lengths(prompt: Array, end: Array, block: int) -> Array:
     """Tokens of the prompt, and of the output in whole blocks."""
     whole: Array = prompt + -(-(end - prompt) // block) * block
     return whole
-
-
-def cache_of(policy: Policy) -> Any:
-    """The policy's cache: one of the kinds in PASSES, each with its own fields."""
-    return policy.cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,7 +133,7 @@ class FullSequenceForward(Forward):
     def __init__(self, model: Decoder, cache: PagedCache, policy: Policy) -> None:
         # max_prefill_tokens also bounds rows of logits.
         super().__init__(model, cache, policy.unmasking.temperature or 1.0, policy.batching.max_prefill_tokens)
-        self._rule = cache_of(policy)
+        self._rule: Any = policy.cache
 
     def _answers(self, inputs: Inputs, batch: Batch) -> tuple[Tensor, Tensor]:
         assert isinstance(batch, Pass)
@@ -183,7 +179,7 @@ class FullSequenceExecutor(ModelExecutor):
         by_entropy = config.by_entropy or policy.unmasking.strategy == "entropy"
         forward.by_entropy = by_entropy and policy.unmasking.scheduled(policy)
         super().__init__(forward, policy, prompts, None, policy.block_length)
-        self._rule = cache_of(policy)
+        self._rule: Any = policy.cache
         self._passes = passes_of(policy)
         self._cached: dict[int, int] = {}  # slot -> request whose keys a full or packing pass stored
         self._deciding = draws

@@ -5,6 +5,7 @@ and feed-forward by position of the response; a step computes some rows and read
 the prompt (3.5), which other steps leave out.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -26,7 +27,6 @@ from .cache import PagedCache
 from .executor import steps_of
 from .forward import Sampled
 from .full_sequence import WHOLE, FullSequenceExecutor, FullSequenceForward, lengths
-from .head_runs import Runs, Seen, places
 from .model import Decoder, Layer
 from .prompts import Prompts
 
@@ -72,6 +72,58 @@ def importance_of(model: Decoder, prompts: Prompts) -> Floats:
             found[layer.index] += 1.0 - float(cosine_similarity(x.float(), after.float(), dim=1).mean())
             x = after + layer.feed_forward(after)
     return np.maximum(found / SAMPLES, 0.0)
+
+
+# Heads may keep different keys, so a request's pages are cut into runs of RUN rows of one KV head: the attention kernel
+# sees a run as a page, and a head as a sequence. Layers keep different numbers of keys, and share one supply of runs
+# (full-sequence-diffusion.md 3.3, 3.4).
+class Runs:
+    """The runs of some pages of `all_keys`, to be taken."""
+
+    def __init__(self, cache: PagedCache, pages: Ints) -> None:
+        _, page_size, kv_heads, _ = cache.all_keys.shape
+        in_page = page_size * kv_heads // RUN
+        self._runs = (pages[:, None] * in_page + np.arange(in_page)).reshape(-1)
+        self._used = 0
+
+    def take(self, rows: Sequence[int]) -> list[Ints]:
+        """Runs for lists of these numbers of rows."""
+        taken = []
+        for count in rows:
+            first, self._used = self._used, self._used + -(-count // RUN)
+            # The engine counts every run.
+            assert self._used <= len(self._runs), f"{self._used} runs wanted, and there are {len(self._runs)}"
+            taken.append(self._runs[first : self._used])
+        return taken
+
+
+def places(runs: Sequence[Ints], num: int) -> Ints:
+    """Places of rows 0 to `num` of each list, among one head's rows, [num, lists]."""
+    i = np.arange(num)
+    return np.stack([own[i // RUN] * RUN + i % RUN for own in runs], axis=1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seen:
+    """The keys that queries see, each KV head a sequence: the prompt's, then from the next run the response's."""
+
+    table: Tensor  # [kv_heads, runs] int32
+    history: Tensor  # [kv_heads] int32, keys of the prompt
+    listed: Tensor  # [kv_heads, RUN - 1 + response] bool
+
+    @classmethod
+    def of(
+        cls, prompt: Sequence[Ints], counts: Ints, response: Sequence[Ints], num: int, device: torch.device
+    ) -> "Seen":
+        """Each head's first counts[h] prompt rows, and `num` of its response."""
+        both = [np.concatenate(lists) for lists in zip(prompt, response, strict=True)]
+        table = np.full((len(both), max(1, *map(len, both))), -1, np.int32)
+        for row, runs in zip(table, both, strict=True):
+            row[: len(runs)] = runs
+        column = np.arange(RUN - 1 + num) - (-counts % RUN)[:, None]
+        listed = (column >= 0) & (column < num)
+        arrays = (table, counts.astype(np.int32), listed)
+        return cls(*(torch.from_numpy(array).to(device) for array in arrays))
 
 
 @dataclass(slots=True, eq=False)

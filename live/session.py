@@ -14,7 +14,7 @@ from ..engine.policy import Policy
 from ..engine.rehearsal import rehearse
 from ..engine.request import Request
 from ..files.interrupt import asked_to_stop
-from ..kernels.compilations import num_compilations
+from ..kernels.device import num_compilations
 from .cache import PagedCache
 from .canvas import CanvasCache
 from .canvas_executor import CanvasExecutor
@@ -22,7 +22,7 @@ from .canvas_graphs import GraphCanvasCache
 from .canvas_model import CanvasModel
 from .executor import ImportanceDelta, ModelExecutor
 from .forward import Forward
-from .full_sequence import FullSequenceExecutor, FullSequenceForward, cache_of, pages_of_use
+from .full_sequence import FullSequenceExecutor, FullSequenceForward, pages_of_use
 from .graphs import GraphForward
 from .loop import serve
 from .model import Decoder
@@ -146,7 +146,7 @@ class Serving:
         if policy.family == "full-sequence":
             num_pages, scratch = pages_of_use(policy, limits, requests)
             cache = PagedCache(config, num_pages, page, str(weight.device), weight.dtype, scratch)
-            full = PeriodicForward if cache_of(policy).votes else FullSequenceForward
+            full = PeriodicForward if policy.cache.votes else FullSequenceForward
             return full(model, cache, policy)
         longest = min(max(r.input_length + r.limit for r in requests), limits.context_limit)
         longest = -(-longest // policy.block_length) * policy.block_length

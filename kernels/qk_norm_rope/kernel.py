@@ -1,34 +1,27 @@
 """Norm and RoPE in Triton, to rows or pages: a program for some heads of a row."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
+from . import kv_heads
+
 NUMBERS = 1024  # of each half of a program's heads: 16 bytes a thread of four warps
 
 
-def qk_norm_rope(
-    qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
-    values: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    num_rows, heads, head_dim = qkv.shape
-    shape = num_rows, 1, (heads - num_heads) // (1 if values == "keys" else 2), head_dim
+def qk_norm_rope(qkv: Tensor, num_heads: int, values: str, **heads: Any) -> tuple[Tensor, Tensor, Tensor]:
+    shape = len(qkv), 1, kv_heads(qkv, num_heads, values), qkv.shape[2]
     k, v = (torch.empty(shape, dtype=qkv.dtype, device=qkv.device) for _ in range(2))
     # A page of one slot for each row, in order.
-    q = _launched(qkv, num_heads, q_weight, k_weight, eps, cos, sin, k, v, None, values)
+    q = qk_norm_rope_scatter(qkv, num_heads, values=values, k_pages=k, v_pages=v, slots=None, **heads)
     return q, k.squeeze(1), v.squeeze(1)
 
 
 def qk_norm_rope_scatter(
-    qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
-    k_pages: Tensor, v_pages: Tensor, slots: Tensor, values: str,
-) -> Tensor:  # fmt: skip
-    return _launched(qkv, num_heads, q_weight, k_weight, eps, cos, sin, k_pages, v_pages, slots, values)
-
-
-def _launched(
     qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
     k_pages: Tensor, v_pages: Tensor, slots: Tensor | None, values: str,
 ) -> Tensor:  # fmt: skip
