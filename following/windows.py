@@ -191,11 +191,12 @@ class Cutter:
         return window
 
 
-ARRIVAL = np.dtype([(name, "f8") for name in ("time", "input_length", "output_length")])
+COLUMNS = ("time", "input_length", "output_length")
+ARRIVAL = np.dtype([(name, "f8") for name in COLUMNS])
 Arrivals: TypeAlias = Any  # a window's requests: a record array of ARRIVAL, in s since the window's begin
 
 
-def arrivals_at(time: Floats, input_length: Floats, output_length: Floats) -> Arrivals:
+def arrivals_at(time: Floats, input_length: Any, output_length: Any) -> Arrivals:
     """Requests in order of time."""
     arrivals = np.rec.fromarrays([time, input_length, output_length], dtype=ARRIVAL)
     return arrivals[np.argsort(time, kind="stable")]
@@ -232,7 +233,7 @@ def with_open(logged: Arrivals, window: Window, seed: int) -> Arrivals:
     place, of = chance.uniform(chance.key(seed, DRAW, round(window.begin), np.arange(2 * len(newest)))).reshape(2, -1)
     chosen = logged[(of * len(logged)).astype(np.int64)]
     time = np.concatenate([logged.time, times[newest] + place * np.diff(times)[newest]])
-    lengths = (np.concatenate([logged[name], chosen[name]]) for name in ARRIVAL.names[1:])
+    lengths = (np.concatenate([logged[name], chosen[name]]) for name in COLUMNS[1:])
     return arrivals_at(time, *lengths)
 
 
@@ -270,7 +271,7 @@ def _quantiles(buckets: Buckets, uniform: Floats) -> Floats:
 
 def trace_of(requests: Arrivals, name: str) -> Trace:
     """A trace that begins with the first request."""
-    time, prompts, answers = (requests[column] for column in ARRIVAL.names)
+    time, prompts, answers = (requests[column] for column in COLUMNS)
     return Trace(name, time - time[:1], prompts.astype(np.int64), answers.astype(np.int64))
 
 

@@ -146,7 +146,8 @@ class Serving:
         if policy.family == "full-sequence":
             num_pages, scratch = pages_of_use(policy, limits, requests)
             cache = PagedCache(config, num_pages, page, str(weight.device), weight.dtype, scratch)
-            full = PeriodicForward if policy.cache.votes else FullSequenceForward
+            kind: Any = policy.cache  # of those that the executor runs
+            full = PeriodicForward if kind.votes else FullSequenceForward
             return full(model, cache, policy)
         longest = min(max(r.input_length + r.limit for r in requests), limits.context_limit)
         longest = -(-longest // policy.block_length) * policy.block_length

@@ -30,6 +30,6 @@ def grouped_experts(
     of_pair = experts.reshape(-1)
     for expert in set(of_pair.tolist()):
         pairs = (of_pair == expert).nonzero()[:, 0]
-        opened = gated(*(x[pairs // top_k] @ gate_up[expert].T).chunk(2, dim=1), activation)
+        opened = gated(x[pairs // top_k] @ gate_up[expert].T, activation)
         out[pairs] = (opened @ down[expert].T).float() * weights.reshape(-1, 1)[pairs]
     return out.view(num_rows, top_k, x.shape[1]).sum(1).to(x.dtype)

@@ -16,7 +16,7 @@ def _check(
     qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, values: Values,
     k_pages: Tensor | None = None, **_: object,
 ) -> None:  # fmt: skip
-    _, heads, head_dim = qkv.shape
+    heads, head_dim = qkv.shape[1:]
     if values not in ("plain", "normed", "keys"):
         raise ValueError(f"values is {values!r}, expected plain, normed or keys")
     if not 0 < num_heads < heads or (values != "keys" and (heads - num_heads) % 2):

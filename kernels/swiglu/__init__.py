@@ -23,8 +23,9 @@ def swiglu(gate_up: Tensor, activation: str = "silu") -> Tensor:
 
     activation: silu, or gelu in its tanh approximation (Gemma).
     """
-    return gated(*gate_up.chunk(2, dim=1), activation)
+    return gated(gate_up, activation)
 
 
-def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+def gated(gate_up: Tensor, activation: str) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=1)
     return (silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")) * up
