@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..engine.chance import TOKEN, key
+from ..engine.chance import TOKEN, key, uniform
 from ..engine.commits import CommitDraws
 from ..engine.errors import ModelError
 from ..engine.part import numbers_of
@@ -185,7 +185,7 @@ class ModelExecutor(Texts):
             block_length=self._block,
             sampled=sampled,
             prefill=True,
-            keys=self._keys(plan.requests[row][sampled], positions[sampled], 0),
+            uniform=self._uniform(plan.requests[row][sampled], positions[sampled], 0),
         )
         rows, columns = np.divmod(np.arange(len(sampled)), max(1, num_sampled))
         return _Prepared(batch, rows, columns)
@@ -227,7 +227,7 @@ class ModelExecutor(Texts):
             sampled=sampled,
             evict=evict,
             own_head=self._masks_alone,
-            keys=self._keys(plan.requests[chosen], positions[sampled], 1 + evaluations.astype(np.int64)),
+            uniform=self._uniform(plan.requests[chosen], positions[sampled], 1 + evaluations.astype(np.int64)),
         )
         return _Prepared(batch, chosen, columns[sampled], drawn)
 
@@ -247,12 +247,12 @@ class ModelExecutor(Texts):
         committed = self._commit(plan, _Answers(rows, columns, out.tokens, out.confidence), drawn)
         return StepOutcome(0.0, committed, out.device, retained)
 
-    def _keys(
+    def _uniform(
         self, requests: npt.NDArray[np.int32], positions: Ints, step: int | Ints
-    ) -> npt.NDArray[np.uint64] | None:
-        """Random keys by request, position and step, [rows]."""
+    ) -> npt.NDArray[np.float64] | None:
+        """Random numbers by request, position and step, [rows]."""
         sampling = self._forward.sampling
-        return None if sampling is None else key(sampling.seed, TOKEN, requests, positions, step)
+        return None if sampling is None else uniform(key(sampling.seed, TOKEN, requests, positions, step))
 
     def _evict(self, plan: StepPlan, rows: Index, columns: Index) -> tuple[Evict | None, Bools | None]:
         """An eviction's input, and commits if the twin draws both."""

@@ -49,7 +49,7 @@ class Batch:
     evict: Evict | None = None  # None: no eviction
     prefill: bool = False
     own_head: bool = False  # only sampled rows pass the head, in their own graph
-    keys: npt.NDArray[np.uint64] | None = None  # [sampled], for drawn tokens; None: the likeliest
+    uniform: npt.NDArray[np.float64] | None = None  # [sampled], for drawn tokens; None: the likeliest
     spare: int = 0  # last sequences, only for padding rows
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -57,8 +57,8 @@ class Batch:
         arrays: dict[str, npt.NDArray[Any]] = {name: getattr(self, name) for name in ARRAYS}
         if self.evict is not None:
             arrays |= {"masked": self.evict.masked, "masked_start": self.evict.masked_start}
-        if self.keys is not None:
-            arrays["keys"] = self.keys
+        if self.uniform is not None:
+            arrays["uniform"] = self.uniform
         return arrays
 
 
@@ -154,15 +154,15 @@ class Forward:
             kept.append(evicting.keep(batch, growth[0]))
             left = self.inputs(kept[0].arrays())
             hidden = evicting.finish_rows(self.model, half, inputs, left, self._pages, attend)
-            keys = inputs.get("keys")
-            return self._sample(hidden, None if keys is None else keys[left["rows"]])
+            uniform = inputs.get("uniform")
+            return self._sample(hidden, None if uniform is None else uniform[left["rows"]])
 
         return replace(self._timed(compute), rows=kept[0].rows, growth=growth[0])
 
     def _answers(self, inputs: Inputs, batch: Batch) -> tuple[Tensor, Tensor]:
         """Tokens and confidences."""
         hidden = self._hidden(inputs, batch)
-        return self._sample(hidden[inputs["sampled"]], inputs.get("keys"))
+        return self._sample(hidden[inputs["sampled"]], inputs.get("uniform"))
 
     def _hidden(self, inputs: Inputs, batch: Batch) -> Tensor:
         """Final hidden states of all rows, normed."""
@@ -184,11 +184,11 @@ class Forward:
         sequences = sequences_of(inputs, batch.block_length, batch.spare)
         return ragged_paged_attention(q, keys, values, sequences)
 
-    def _sample(self, hidden: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Tokens and confidences; keys [rows]: to draw."""
+    def _sample(self, hidden: Tensor, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Tokens and confidences; uniform [rows]: to draw."""
         if self.sampling is not None or self.by_entropy:
             head, how = self.model.head_weight, self.sampling
-            return sample_of_hidden(hidden, head, keys, how, self.max_num_logits, self.by_entropy)
+            return sample_of_hidden(hidden, head, uniform, how, self.max_num_logits, self.by_entropy)
         return confidence_of_hidden(hidden, self.model.head_weight, self.temperature, self.max_num_logits)
 
     def inputs(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Inputs:

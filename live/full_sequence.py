@@ -156,7 +156,7 @@ class FullSequenceForward(Forward):
             return ragged_paged_attention(q, cache.all_keys, cache.all_values, seen)
 
         hidden = self.model(inputs["tokens"], inputs["positions"], attend)
-        return self._sample(hidden[inputs["sampled"]], inputs.get("keys"))
+        return self._sample(hidden[inputs["sampled"]], inputs.get("uniform"))
 
     def _pack(self, layer: int, q: Tensor, k: Tensor, v: Tensor, key_start: Tensor, inputs: Inputs) -> None:
         choice = Choice(
@@ -233,7 +233,7 @@ class FullSequenceExecutor(ModelExecutor):
                 tokens=self._tokens[slots[row], positions].astype(np.int64), positions=positions, places=places,
                 query_start=query_start, page_table=table, history=history, listed=listed, block_length=WHOLE,
                 sampled=sampled, pack=pack,
-                keys=self._keys(plan.requests[order][row[sampled]], positions[sampled], 1 + step[row[sampled]]),
+                uniform=self._uniform(plan.requests[order][row[sampled]], positions[sampled], 1 + step[row[sampled]]),
             )
         )  # fmt: skip
         tokens, confidence = np.zeros(plan.window.shape, np.int64), np.zeros(plan.window.shape, np.float32)

@@ -197,7 +197,7 @@ class GraphForward(Forward):
 
     def _is_eager(self, batch: Batch) -> bool:
         num_rows = len(batch.tokens)
-        if batch.keys is not None or batch.page_table.shape[1] > self.pages or self.by_entropy:
+        if batch.uniform is not None or batch.page_table.shape[1] > self.pages or self.by_entropy:
             return True
         if batch.prefill:
             return prefill_shape(num_rows, len(batch.history)) is None

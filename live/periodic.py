@@ -24,6 +24,7 @@ from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
 from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from .cache import PagedCache
+from .evicting import Inputs
 from .executor import steps_of
 from .forward import Sampled
 from .full_sequence import WHOLE, FullSequenceExecutor, FullSequenceForward, lengths
@@ -202,20 +203,20 @@ class PeriodicForward(FullSequenceForward):
                 )
             )  # fmt: skip
 
-    def advance(self, tokens: Ints, step: Step, sampled: Ints, keys: npt.NDArray[np.uint64] | None = None) -> Sampled:
-        """tokens: of positions from step.first on; sampled: rows of these; keys: to draw."""
-        drawn = [] if keys is None else [keys.view(np.int64)]
-        numbers = self._on_device(np.concatenate([tokens, sampled, *drawn]))
-        given, rows, chance = torch.tensor_split(numbers, [len(tokens), len(tokens) + len(sampled)])
-        return self._timed(lambda: self._answers_of(given, step, rows, chance if drawn else None))
+    def advance(self, tokens: Ints, step: Step, sampled: Ints, uniform: Floats | None = None) -> Sampled:
+        """tokens: of positions from step.first on; sampled: rows of these; uniform: numbers to draw by."""
+        arrays = {"tokens": tokens, "sampled": sampled} | ({} if uniform is None else {"uniform": uniform})
+        inputs = self.inputs(arrays)
+        return self._timed(lambda: self._answers_of(inputs, step))
 
     @torch.inference_mode()
-    def _answers_of(self, tokens: Tensor, step: Step, sampled: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        x, cos, sin = self.model.enter(tokens, torch.arange(step.first, self._length, device=self.device))
+    def _answers_of(self, inputs: Inputs, step: Step) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(step.first, self._length, device=self.device)
+        x, cos, sin = self.model.enter(inputs["tokens"], positions)
         heads = self._heads_of(step)
         for layer, cache in zip(cast(list[Layer], list(self.model.layers)), self._layers, strict=True):
             x = self._layer(layer, cache, x, cos, sin, step, heads)
-        return self._sample(self.model.leave(x[sampled]), keys)
+        return self._sample(self.model.leave(x[inputs["sampled"]]), inputs.get("uniform"))
 
     def _heads_of(self, step: Step) -> tuple[Tensor, Tensor]:
         """Each head's start among queries, [kv_heads + 1], and positions, which do not matter."""
@@ -356,7 +357,7 @@ class PeriodicExecutor(FullSequenceExecutor):
         out = self._forward.advance(
             self._tokens[slot, first : length[0]].astype(np.int64),
             Step(first, of_prompt, of_response, changed), sampled,
-            self._keys(plan.requests, first + sampled, 1 + steps_of(plan, plan.window & (plan.status == MASKED))),
+            self._uniform(plan.requests, first + sampled, 1 + steps_of(plan, plan.window & (plan.status == MASKED))),
         )  # fmt: skip
         tokens, confidence = np.zeros(plan.window.shape, np.int64), np.zeros(plan.window.shape, np.float32)
         if plan.window[0, 0]:
