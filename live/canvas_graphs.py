@@ -15,7 +15,6 @@ MOST = 64  # canvases of a graph; larger steps hide their launches
 Given = Mapping[str, npt.NDArray[np.generic]]
 # Inputs by position; tables are by page, all others by canvas.
 ROWS = ("positions", "uniform", "noise", "places True", "places False")
-FLOATS = ("temperature", "uniform")
 
 
 def padded(num: int) -> int:
@@ -64,32 +63,24 @@ class GraphCanvasCache(CanvasCache):
     def _graph(self, size: int) -> Captured:
         return self.graphs.captured(
             (size,),
-            lambda: self._pad(self._blank(), size),
+            lambda: self._pad({}, size),
             lambda shapes: (self._step(self.graphs.inputs(shapes)),),
         )
-
-    def _blank(self) -> dict[str, npt.NDArray[np.generic]]:
-        none: dict[str, npt.NDArray[np.generic]] = {
-            name: np.zeros(0, np.int64) for name in ("slots", "positions", "starts", "lengths", "noise")
-        }
-        for kind in self.of:
-            none |= {f"table {kind}": np.zeros((0, 0), np.int64), f"places {kind}": np.zeros(0, np.int64)}
-        return none | {name: np.zeros(0) for name in FLOATS}
 
     def _pad(self, given: Given, size: int) -> dict[str, npt.NDArray[np.generic]]:
         """Pad to `size` canvases, which see nothing and write to no slot's canvas."""
         length = self.model.config.canvas_length
-        filled: dict[str, npt.NDArray[np.generic]] = {}
-        for name, x in sorted(given.items()):
-            if name == "starts":
-                filled[name] = np.arange(size + 1) * length
-                continue
-            fill = len(self._tokens) - 1 if name == "slots" else 1 if name == "temperature" else 0
+        fills = {
+            **dict.fromkeys(("positions", "lengths", "noise"), 0), "slots": len(self._tokens) - 1,
+            "temperature": 1.0, "uniform": 0.0,
+            **dict.fromkeys((f"{name} {kind}" for kind in self.of for name in ("places", "table")), -1),
+        }  # fmt: skip
+        padded: dict[str, npt.NDArray[np.generic]] = {"starts": np.arange(size + 1) * length}
+        for name, fill in fills.items():
             shape: tuple[int, ...] = (size * length if name in ROWS else size,)
             if name.startswith("table"):
                 shape = size, self.pages
-            if name.startswith(("table", "places")):
-                fill = -1
-            filled[name] = np.full(shape, fill, np.float64 if name in FLOATS else np.int64)
-            filled[name][tuple(slice(n) for n in x.shape)] = x
-        return filled
+            padded[name] = np.full(shape, fill)
+            if (x := given.get(name)) is not None:
+                padded[name][tuple(slice(n) for n in x.shape)] = x
+        return padded
