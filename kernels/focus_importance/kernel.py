@@ -24,7 +24,7 @@ def focus_importance(q: Tensor, k: Tensor, masked: Tensor, masked_start: Tensor)
     for kernel, lse_or_columns in ((_row_sums, (lse,)), (_column_sums, (lse, columns))):
         kernel[(num_tiles(num_masked, num_sequences, BLOCK), num_heads)](
             q, k, masked, masked_start, *lse_or_columns, head_dim**-0.5 * 1.4426950408889634, num_masked, num_sequences,
-            q.stride(0), q.stride(1), k.stride(0), k.stride(1),
+            *q.stride()[:2], *k.stride()[:2],
             G=num_heads // k.shape[1], D=head_dim, BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
             BLOCK=BLOCK, WIDEN=interpreted(q),
         )  # fmt: skip

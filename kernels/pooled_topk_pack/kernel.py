@@ -25,19 +25,16 @@ def pooled_topk_pack(q: Tensor, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: 
     scores, pooled = (torch.empty((choosing, num_keys), dtype=torch.float32, device=k.device) for _ in range(2))
     block_d = triton.next_power_of_2(head_dim)
     grid = (num_tiles(num_keys, num_sequences, BLOCK), choosing)
-    _mean_queries[(num_sequences, num_heads)](
-        q, query_start, query, q.stride(0), q.stride(1), D=head_dim, BLOCK_D=block_d
-    )
+    _mean_queries[(num_sequences, num_heads)](q, query_start, query, *q.stride()[:2], D=head_dim, BLOCK_D=block_d)
     _scores[grid](
-        query, k, key_start, scores, num_keys, num_sequences, num_heads, k.stride(0), k.stride(1),
+        query, k, key_start, scores, num_keys, num_sequences, num_heads, *k.stride()[:2],
         G=num_heads // num_kv_heads, D=head_dim, SHARED=shared, BLOCK=BLOCK, BLOCK_D=block_d,
     )  # fmt: skip
     _pool[grid](scores, query_start, key_start, block_start, pooled, num_keys, num_sequences, POOL=pool, BLOCK=BLOCK)
     _pack[grid](
         pooled, k, v, query_start, key_start, block_start, num_kept, k_pages, v_pages, page_table, kept,
-        num_keys, num_sequences, slots, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        k_pages.stride(0), k_pages.stride(1), k_pages.stride(2), v_pages.stride(0), v_pages.stride(1),
-        v_pages.stride(2), page_table.stride(0),
+        num_keys, num_sequences, slots, *k.stride()[:2], *v.stride()[:2], *k_pages.stride()[:3], *v_pages.stride()[:3],
+        page_table.stride(0),
         HEADS=num_kv_heads if shared else 1, D=head_dim, PAGE=k_pages.shape[1],
         BLOCK=BLOCK, BLOCK_D=block_d,
     )  # fmt: skip

@@ -32,9 +32,8 @@ def qk_norm_rope_scatter(
         block_h = max(1, NUMBERS // block_d)
         _norm_rope[(num_rows, triton.cdiv(heads, block_h))](
             qkv, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight, cos, sin, q,
-            k_pages, v_pages, qkv if slots is None else slots, qkv.stride(0), qkv.stride(1), cos.stride(0),
-            sin.stride(0), k_pages.stride(0), k_pages.stride(1), k_pages.stride(2), v_pages.stride(0),
-            v_pages.stride(1), v_pages.stride(2), eps,
+            k_pages, v_pages, qkv if slots is None else slots, *qkv.stride()[:2], cos.stride(0),
+            sin.stride(0), *k_pages.stride()[:3], *v_pages.stride()[:3], eps,
             H=num_heads, HKV=k_pages.shape[2], D=head_dim, HALF=head_dim // 2, PAGE=k_pages.shape[1],
             BLOCK_H=block_h, BLOCK_D=block_d, NORM=q_weight is not None, SCATTER=slots is not None,
             NORM_V=values == "normed", KEYS=values == "keys", num_warps=4,

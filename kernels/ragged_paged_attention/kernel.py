@@ -86,8 +86,7 @@ def ragged_paged_attention(
     _attend[(num * num_kv_heads, num_splits)](
         q, k_pages, v_pages, page_table, query_start, positions, history, listed, partial, lse,
         head_dim**-0.5 * 1.4426950408889634, num_queries, num_sequences, num, width, block_length,
-        q.stride(0), q.stride(1), k_pages.stride(0), k_pages.stride(1), k_pages.stride(2),
-        v_pages.stride(0), v_pages.stride(1), v_pages.stride(2), page_table.stride(0), listed.stride(0),
+        *q.stride()[:2], *k_pages.stride()[:3], *v_pages.stride()[:3], page_table.stride(0), listed.stride(0),
         H=num_kv_heads, G=group, D=head_dim, PAGE=page_size, SPLIT=num_splits > 1, LEAST=LEAST_BLOCKS * tile.keys,
         BLOCK_M=block_m, BLOCK_N=tile.keys, BLOCK_D=block_d, WIDEN=interpreted(q), num_warps=tile.num_warps,
         num_stages=num_stages,

@@ -57,7 +57,7 @@ def window_attention(
     _attend[(num * num_kv_heads * tile.parts,)](
         q, k_pages, v_pages, spans.page_table, spans.query_start, spans.lengths, out,
         scale * 1.4426950408889634, num_sequences, num,
-        q.stride(0), q.stride(1), k_pages.stride(0), k_pages.stride(2), v_pages.stride(0), v_pages.stride(2),
+        *q.stride()[:2], k_pages.stride(0), k_pages.stride(2), v_pages.stride(0), v_pages.stride(2),
         spans.page_table.stride(0), K_SLOT=k_pages.stride(1), V_SLOT=v_pages.stride(1),
         H=num_kv_heads, G=group, D=head_dim, PAGE=page_size, WINDOW=window, CAUSAL=causal, BLOCK_M=block_m,
         BLOCK_N=tile.keys, BLOCK_D=block_d, BLOCK_V=block_d // tile.parts, WIDEN=interpreted(q),
