@@ -80,13 +80,13 @@ class Launches(TorchDispatchMode):
         """Inside, count our kernels and what PyTorch dispatches."""
         run = operation.run
 
-        def called(specification: Callable[..., Any], given: dict[str, Any], path: Path) -> Any:
+        def called(specification: Callable[..., Any], arguments: dict[str, Any], path: Path) -> Any:
             if self._inside:
-                return run(specification, given, path)
+                return run(specification, arguments, path)
             self.counted[specification.__name__] += 1
             self._inside = True
             try:
-                return run(specification, given, path)
+                return run(specification, arguments, path)
             finally:
                 self._inside = False
 

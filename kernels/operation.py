@@ -34,23 +34,23 @@ def operation(*tensors: str, check: Callable[..., None] | None = None) -> Callab
 
         @wraps(specification)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            given = {**defaults, **dict(zip(parameters, args, strict=False)), **kwargs}
-            _check(rules, given)
+            arguments = {**defaults, **dict(zip(parameters, args, strict=False)), **kwargs}
+            _check(rules, arguments)
             if check is not None:
-                check(**given)
-            return run(specification, given, path_for(given[rules[0][0]]))
+                check(**arguments)
+            return run(specification, arguments, path_for(arguments[rules[0][0]]))
 
         return call
 
     return decorate
 
 
-def run(specification: Callable[..., R], given: dict[str, Any], path: Path) -> R:
+def run(specification: Callable[..., R], arguments: dict[str, Any], path: Path) -> R:
     name = specification.__name__
     taken[name, path] += 1
     if path == "triton":
         specification = getattr(import_module(f"{specification.__module__}.kernel"), name)
-    return specification(**given)
+    return specification(**arguments)
 
 
 def _size(text: str) -> Size:
@@ -59,13 +59,13 @@ def _size(text: str) -> Size:
     return letters, int(added or 0), int(divisor or 1)
 
 
-def _check(rules: list[tuple[str, str, str, list[Size]]], given: dict[str, Any]) -> None:
+def _check(rules: list[tuple[str, str, str, list[Size]]], arguments: dict[str, Any]) -> None:
     """ValueError says a tensor's shape, dtype, device or stride, and what is expected."""
     lengths = {"1": 1, "2": 2}
     dtypes: dict[str, torch.dtype] = {}
-    device, keys = given[rules[0][0]].device, ""
+    device, keys = arguments[rules[0][0]].device, ""
     for name, field, dtype, sizes in rules:
-        value, label = given[name], field or name
+        value, label = arguments[name], field or name
         if field:
             value = getattr(value, field)
         if value is None:
@@ -75,11 +75,11 @@ def _check(rules: list[tuple[str, str, str, list[Size]]], given: dict[str, Any])
         if not isinstance(value, torch.Tensor):
             parts = {f"{label}[{i}]": part for i, part in enumerate(value)}
         for label, tensor in parts.items():
-            found = tensor.shape
+            shape = tensor.shape
             expected: list[int | str] = []
-            differs = len(found) != len(sizes)
+            differs = len(shape) != len(sizes)
             # A loop, since it runs before every launch.
-            for have, (letters, added, divisor) in zip(found, sizes, strict=False):
+            for have, (letters, added, divisor) in zip(shape, sizes, strict=False):
                 if letters in lengths:
                     expected.append((lengths[letters] + added) // divisor)
                     differs |= have != expected[-1]
@@ -89,12 +89,12 @@ def _check(rules: list[tuple[str, str, str, list[Size]]], given: dict[str, Any])
                     keys = label if letters == "Hkv" else keys
             if differs:
                 expected += [letters for letters, *_ in sizes[len(expected) :]]
-                raise ValueError(f"{label} has shape {list(found)}, expected [{', '.join(map(str, expected))}]")
+                raise ValueError(f"{label} has shape {list(shape)}, expected [{', '.join(map(str, expected))}]")
             if tensor.dtype not in allowed:
                 raise ValueError(f"{label} is {tensor.dtype}, expected {' or '.join(map(str, allowed))}")
             if tensor.device != device:
                 raise ValueError(f"{label} is on {tensor.device}, expected {device}")
-            if found[-1] > 1 and tensor.stride(-1) != 1:
+            if shape[-1] > 1 and tensor.stride(-1) != 1:
                 raise ValueError(f"{label} has stride {tensor.stride(-1)} in its last dimension, expected 1")
             dtypes[label] = tensor.dtype
     if keys and (lengths["Hkv"] == 0 or lengths["H"] % lengths["Hkv"]):
