@@ -188,7 +188,10 @@ class Follower:
     ) -> Record:  # fmt: skip
         last = window.samples[-1].histograms
         measured = {name: b for name in DISTRIBUTIONS if name in last and (b := window.histogram(name)) is not None}
-        twin = {name: _pooled(prediction, name) for name in measured}
+        twin = {}
+        for name in measured:
+            replayed = (replay.window.histogram(name) for replay in prediction.replays)
+            twin[name] = reduce(Buckets.plus, filter(None, replayed))
         slos = {}
         for text in self.followed.scenario.slos:
             slo = Slo.parse(text)
@@ -196,6 +199,7 @@ class Follower:
                 both = (measured[slo.metric], twin[slo.metric])
                 slos[text] = [share_within(buckets, slo.bound) for buckets in both]
         charts = {name: chart for name, chart in self.alarms.charts.items() if chart.num_windows}
+        crowded = window.gauge("running")[window.gauge("waiting") > 0]  # while requests waited
         return {
             "begin": window.begin, "end": window.end, "replicas": window.replicas, "requests": window.num_arrivals,
             "drawn": observed.arrivals is None, "extrapolating": prediction.extrapolating,
@@ -205,7 +209,7 @@ class Follower:
             "bands": self._bands,
             "traffic": {name: getattr(window, name) for name in LOAD},
             "gauges": {name: float(window.gauge(name)[1:].mean()) for name in ("running", "waiting", "kv_usage")},
-            "most_running": _most_running(window),
+            "most_running": float(crowded.max()) / window.replicas if len(crowded) else None,
             "measured": {name: buckets.mean for name, buckets in measured.items()},
             "predicted": {name: buckets.mean for name, buckets in twin.items()},
             "slos": slos,
@@ -354,14 +358,3 @@ class Follower:
 def _residuals_of(record: Mapping[str, Any]) -> Residuals:
     pairs = record["residuals"].items()
     return {name: (float(residual), float(spread)) for name, (residual, spread) in pairs if residual is not None}
-
-
-def _most_running(window: Window) -> float | None:
-    """Most requests that ran at once on a replica while others waited; None if none waited."""
-    crowded = window.gauge("running")[window.gauge("waiting") > 0]
-    return float(crowded.max()) / window.replicas if len(crowded) else None
-
-
-def _pooled(prediction: Prediction, name: str) -> Buckets:
-    histograms = [b for replay in prediction.replays if (b := replay.window.histogram(name)) is not None]
-    return reduce(Buckets.plus, histograms)

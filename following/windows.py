@@ -50,21 +50,20 @@ class Scrape:
         known = [sample for sample in self.samples if sample is not None]
         if not known:
             return None
-        found = replace(known[0], time=self.time)
-        for other in known[1:]:
-            found = replace(
-                found,
-                num_engines=found.num_engines + other.num_engines,
-                counters=_counted(found.counters, other.counters),
-                gauges={n: value + other.gauges[n] for n, value in found.gauges.items() if n in other.gauges},
-            )
-        means = {name: found.gauges[name] / len(known) for name in MEAN_GAUGES if name in found.gauges}
-        return replace(found, gauges=found.gauges | means, histograms=_merged(known))
-
-
-def _counted(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
-    """SGLang shows a counter from the first count on."""
-    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
+        counters: dict[str, float] = {}
+        for sample in known:  # SGLang shows a counter from the first count on
+            for name, count in sample.counters.items():
+                counters[name] = counters.get(name, 0.0) + count
+        gauges = {}
+        for name in known[0].gauges:
+            if all(name in sample.gauges for sample in known):
+                total = sum(sample.gauges[name] for sample in known)
+                gauges[name] = total / (len(known) if name in MEAN_GAUGES else 1)
+        num_engines = sum(sample.num_engines for sample in known)
+        merged = _merged(known)
+        return replace(
+            known[0], time=self.time, num_engines=num_engines, counters=counters, gauges=gauges, histograms=merged
+        )
 
 
 def _merged(samples: Sequence[Sample]) -> dict[str, Buckets]:

@@ -112,11 +112,6 @@ class ModelExecutor(Texts):
             ) from None
         return replace(outcome, latency=time.perf_counter() - begin, ends=self._ends(plan, outcome.committed))
 
-    def _in_chunks(self, plan: StepPlan) -> bool:
-        """Whether a prefill is one prompt, too long for a forward."""
-        whole = len(plan.num_keys) == 1 and plan.num_tokens[0] == plan.num_keys[0]
-        return bool(whole and not self._pieces and plan.window.any() and plan.num_keys[0] > self._longest)
-
     def _reach(self, plan: StepPlan) -> Ints:
         """Tokens of each row of a decode step with pages after it."""
         # Cached keys after the window are seen, too.
@@ -142,7 +137,8 @@ class ModelExecutor(Texts):
         if self._pieces:  # an engine's graph sends whole blocks through the head; none commits
             num_sampled = int(plan.num_tokens.min())
         parts = [(ends - plan.num_tokens, ends)]
-        if self._in_chunks(plan):
+        whole = len(ends) == 1 and plan.num_tokens[0] == ends[0]
+        if whole and not self._pieces and num_sampled and ends[0] > self._longest:  # a prompt too long for a forward
             parts = list(pairwise(np.append(np.arange(0, ends[0], self._longest), ends)[:, None]))
         device = 0.0
         for begins, stops in parts:

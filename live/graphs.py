@@ -224,7 +224,10 @@ class GraphForward(Forward):
         longest = self.pages * self.cache.page_size
         layers = [blank(*x, self.pages, 1, block) for x in reachable_prefills(policy, max_batch, longest)]
         heads = {bucket(block * n) for n in range(1, min(max_batch, PREFILL_SEQUENCES[-1]) + 1)}
-        halves = [] if rule is None else [blank_evicting(batch, rule) for batch in steps]
+        halves: list[Batch] = []
+        if rule is not None:  # all rows are masks
+            evicts = [Evict(rule, batch.sampled, batch.query_start, lambda growth: growth > 0) for batch in steps]
+            halves = [replace(batch, evict=evict) for batch, evict in zip(steps, evicts, strict=True)]
         # Make room before graphs read it.
         room = max(len(flattened(batch.arrays())[0]) for batch in [*steps, *layers, *halves])
         self.graphs.bring(np.zeros(room, np.int64))
@@ -372,12 +375,6 @@ def blank(rows: int, sequences: int, pages: int, width: int, block_length: int) 
         page_table=np.full((sequences, pages), -1, np.int32), history=np.zeros(sequences, np.int64),
         listed=np.zeros((sequences, width), np.bool_), block_length=block_length, sampled=np.arange(rows), spare=1,
     )  # fmt: skip
-
-
-def blank_evicting(batch: Batch, rule: Focus) -> Batch:
-    """With an eviction of masks alone."""
-    rows = len(batch.tokens)
-    return replace(batch, evict=Evict(rule, np.arange(rows), batch.query_start, lambda growth: growth > 0))
 
 
 def blank_retained(rows: int, sequences: int, width: int) -> Retained:
