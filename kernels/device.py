@@ -29,6 +29,13 @@ def interpreted(tensor: torch.Tensor) -> bool:
     return not tensor.is_cuda
 
 
+def logits_of(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x @ weight.T in fp32: rounded logits would tie."""
+    if x.is_cuda and x.dtype != torch.float32:
+        return torch.mm(x, weight.T, out_dtype=torch.float32)
+    return torch.nn.functional.linear(x.float(), weight.float())
+
+
 def num_compilations() -> int:
     """Kernels compiled or loaded since the first call; 0 without Triton."""
     _watch()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.add_rms_norm import add_rms_norm
+from ..kernels.device import logits_of
 from ..kernels.grouped_experts import grouped_experts
 from ..kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
 from ..kernels.route_experts import route_experts
@@ -220,16 +221,9 @@ class MixedFeedForward(nn.Module):
 
     def _logits(self, x: Tensor) -> Tensor:
         """[rows, num] fp32: near ties decide which experts run."""
-        logits = router_logits(x, self.router.weight)
+        logits = logits_of(x, self.router.weight)
         # Computed all the same, for its time.
         return logits if self.drawn is None else of_rows(self.drawn, len(x))
-
-
-def router_logits(x: Tensor, weight: Tensor) -> Tensor:
-    """x [rows, hidden] times weight [num, hidden] in fp32."""
-    if x.is_cuda and x.dtype != torch.float32:
-        return torch.mm(x, weight.T, out_dtype=torch.float32)
-    return nn.functional.linear(x.float(), weight.float())
 
 
 def route(logits: Tensor, about: Experts, bias: Tensor | None) -> tuple[Tensor, Tensor]:
