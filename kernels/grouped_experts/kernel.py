@@ -56,9 +56,14 @@ def grouped_experts(
     (num_rows, top_k), (num_experts, width, ffn) = experts.shape, down.shape
     num_pairs = num_rows * top_k
     tile = tile or tile_for(x, num_pairs, num_experts)
-    start, order, place = pairs_by_expert(experts, num_experts)
-    inner = torch.empty((num_pairs, ffn), dtype=x.dtype, device=x.device)
-    read = torch.empty((num_pairs, width), dtype=x.dtype, device=x.device)
+    start = torch.empty(num_experts + 1, dtype=torch.int32, device=x.device)
+    order, place = (torch.empty(num_pairs, dtype=torch.int32, device=x.device) for _ in range(2))
+    shapes = (num_pairs, ffn), (num_pairs, width), (num_rows, width)
+    inner, read, out = (torch.empty(shape, dtype=x.dtype, device=x.device) for shape in shapes)
+    if num_experts:
+        _sort[(num_experts,)](
+            experts.reshape(-1), start, order, place, num_pairs, num_experts, BLOCK=PAIRS, num_warps=8
+        )
     if num_pairs and width:
         num = num_tiles(num_pairs, num_experts, tile.rows)
         shared: dict[str, Any] = {
@@ -74,24 +79,6 @@ def grouped_experts(
             inner, down, start, read, num_experts, num, down.stride(0), down.stride(1),
             num_stages=tile.down_stages or tile.num_stages, **shared,
         )  # fmt: skip
-    return sum_of_pairs(read, place, weights)
-
-
-def pairs_by_expert(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    num_pairs = experts.numel()
-    start = torch.empty(num_experts + 1, dtype=torch.int32, device=experts.device)
-    order, place = (torch.empty(num_pairs, dtype=torch.int32, device=experts.device) for _ in range(2))
-    if num_experts:
-        _sort[(num_experts,)](
-            experts.reshape(-1), start, order, place, num_pairs, num_experts, BLOCK=PAIRS, num_warps=8
-        )
-    return start, order, place
-
-
-def sum_of_pairs(read: Tensor, place: Tensor, weights: Tensor) -> Tensor:
-    (num_rows, top_k), width = weights.shape, read.shape[1]
-    out = torch.empty((num_rows, width), dtype=read.dtype, device=read.device)
-    if out.numel():
         _combine[(num_rows, triton.cdiv(width, COLUMNS))](
             read, place, weights.reshape(-1), out, TOP_K=top_k, WIDTH=width, BLOCK=COLUMNS, num_warps=4
         )

@@ -71,7 +71,9 @@ def ragged_paged_attention(
     tile = tile or tile_for(block_m, q)
     block_q = block_m // group
     if num_splits is None:
-        num_splits = most_splits(num_queries, num_read, num_kv_heads, block_q, tile, q.device)
+        # Splits that fill the device once if sequences are equal; some launched tiles are empty.
+        programs = num_kv_heads * num_read * triton.cdiv(triton.cdiv(num_queries, num_read), block_q)
+        num_splits = tile.resident * num_multiprocessors(q.device) // programs
         num_splits = max(1, min(num_splits, page_table.shape[1] * page_size // (LEAST_BLOCKS * tile.keys)))
     if num_splits == 1:
         partial, lse = out, out
@@ -98,15 +100,6 @@ def ragged_paged_attention(
             partial, lse, out, rows, num_splits, D=head_dim, BLOCK_R=block_r, BLOCK_D=block_d
         )
     return out
-
-
-def most_splits(
-    num_queries: int, num_sequences: int, num_kv_heads: int, block_q: int, tile: Tile, device: torch.device
-) -> int:
-    """Splits of the keys that fill the device once if sequences are equal; some launched tiles are empty."""
-    programs = num_kv_heads * num_sequences * triton.cdiv(triton.cdiv(num_queries, num_sequences), block_q)
-    splits: int = tile.resident * num_multiprocessors(device) // programs
-    return max(1, splits)
 
 
 @triton.jit(
