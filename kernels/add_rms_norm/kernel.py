@@ -19,7 +19,7 @@ def sandwich_norm(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """weight None: parts are added without a norm."""
     num_rows, width = x.shape
-    normed = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
+    normed = x.new_empty((num_rows, width))
     total = torch.empty_like(normed) if parts else x
     if normed.numel():
         block = triton.next_power_of_2(width)

@@ -34,12 +34,12 @@ def confidence(
         num_splits = how.programs * num_multiprocessors(logits.device) // max(num_rows, 1)
     num_splits = max(1, min(num_splits, triton.cdiv(num_tokens, how.block)))
     share = triton.cdiv(triton.cdiv(num_tokens, num_splits), SHARE) * SHARE
-    device, scale = logits.device, 1.4426950408889634 / (temperature or 1.0)  # from logits to exponents of two
+    scale = 1.4426950408889634 / (temperature or 1.0)  # from logits to exponents of two
     # By row and split: the highest logit, the sum of exponentials relative to it, and its token.
-    best, total = (torch.empty((num_rows, num_splits), dtype=torch.float32, device=device) for _ in range(2))
-    token = torch.empty((num_rows, num_splits), dtype=torch.int32, device=device)
-    tokens = torch.empty(num_rows, dtype=torch.int64, device=device)
-    probabilities = torch.empty(num_rows, dtype=torch.float32, device=device)
+    best, total = (logits.new_empty((num_rows, num_splits), dtype=torch.float32) for _ in range(2))
+    token = logits.new_empty((num_rows, num_splits), dtype=torch.int32)
+    tokens = logits.new_empty(num_rows, dtype=torch.int64)
+    probabilities = logits.new_empty(num_rows, dtype=torch.float32)
     if num_rows:
         _of_logits[(num_rows, num_splits)](
             logits, best, total, token, num_tokens, share, logits.stride(0), scale,

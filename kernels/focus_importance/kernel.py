@@ -16,9 +16,9 @@ BLOCK_SUM = 256
 def focus_importance(q: Tensor, k: Tensor, masked: Tensor, masked_start: Tensor) -> Tensor:
     num_heads, head_dim = q.shape[1:]
     num_masked, num_sequences = len(masked), len(masked_start) - 1
-    lse = torch.empty((num_heads, num_masked), dtype=torch.float32, device=q.device)
-    columns = torch.empty((num_heads, num_masked), dtype=torch.float32, device=q.device)
-    importance = torch.empty(num_masked, dtype=torch.float32, device=q.device)
+    lse = q.new_empty((num_heads, num_masked), dtype=torch.float32)
+    columns = q.new_empty((num_heads, num_masked), dtype=torch.float32)
+    importance = q.new_empty(num_masked, dtype=torch.float32)
     if num_masked == 0:
         return importance
     for kernel, lse_or_columns in ((_row_sums, (lse,)), (_column_sums, (lse, columns))):

@@ -56,10 +56,10 @@ def grouped_experts(
     (num_rows, top_k), (num_experts, width, ffn) = experts.shape, down.shape
     num_pairs = num_rows * top_k
     tile = tile or tile_for(x, num_pairs, num_experts)
-    start = torch.empty(num_experts + 1, dtype=torch.int32, device=x.device)
-    order, place = (torch.empty(num_pairs, dtype=torch.int32, device=x.device) for _ in range(2))
+    start = x.new_empty(num_experts + 1, dtype=torch.int32)
+    order, place = (x.new_empty(num_pairs, dtype=torch.int32) for _ in range(2))
     shapes = (num_pairs, ffn), (num_pairs, width), (num_rows, width)
-    inner, read, out = (torch.empty(shape, dtype=x.dtype, device=x.device) for shape in shapes)
+    inner, read, out = (x.new_empty(shape) for shape in shapes)
     if num_experts:
         _sort[(num_experts,)](
             experts.reshape(-1), start, order, place, num_pairs, num_experts, BLOCK=PAIRS, num_warps=8

@@ -21,8 +21,8 @@ def pooled_topk_pack(q: Tensor, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: 
     kept = torch.full((choosing, num_sequences, slots), -1, dtype=torch.int32, device=k.device)
     if num_keys == 0:
         return kept
-    query = torch.empty((num_sequences, num_heads, head_dim), dtype=torch.float32, device=k.device)
-    scores, pooled = (torch.empty((choosing, num_keys), dtype=torch.float32, device=k.device) for _ in range(2))
+    query = k.new_empty((num_sequences, num_heads, head_dim), dtype=torch.float32)
+    scores, pooled = (k.new_empty((choosing, num_keys), dtype=torch.float32) for _ in range(2))
     block_d = triton.next_power_of_2(head_dim)
     grid = (num_tiles(num_keys, num_sequences, BLOCK), choosing)
     _mean_queries[(num_sequences, num_heads)](q, query_start, query, *q.stride()[:2], D=head_dim, BLOCK_D=block_d)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -15,7 +14,7 @@ NUMBERS = 1024  # of each half of a program's heads: 16 bytes a thread of four w
 
 def qk_norm_rope(qkv: Tensor, num_heads: int, values: str, **heads: Any) -> tuple[Tensor, Tensor, Tensor]:
     shape = len(qkv), 1, kv_heads(qkv, num_heads, values), qkv.shape[2]
-    k, v = (torch.empty(shape, dtype=qkv.dtype, device=qkv.device) for _ in range(2))
+    k, v = (qkv.new_empty(shape) for _ in range(2))
     # A page of one slot for each row, in order.
     q = qk_norm_rope_scatter(qkv, num_heads, values=values, k_pages=k, v_pages=v, slots=None, **heads)
     return q, k.squeeze(1), v.squeeze(1)
@@ -26,7 +25,7 @@ def qk_norm_rope_scatter(
     k_pages: Tensor, v_pages: Tensor, slots: Tensor | None, values: str,
 ) -> Tensor:  # fmt: skip
     num_rows, heads, head_dim = qkv.shape
-    q = torch.empty((num_rows, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    q = qkv.new_empty((num_rows, num_heads, head_dim))
     if num_rows:
         block_d = triton.next_power_of_2(head_dim // 2)
         block_h = max(1, NUMBERS // block_d)

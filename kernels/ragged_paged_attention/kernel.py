@@ -62,7 +62,7 @@ def ragged_paged_attention(
     page_size, num_kv_heads = k_pages.shape[1], k_pages.shape[2]
     num_sequences, width = listed.shape
     group = num_heads // num_kv_heads
-    out = torch.empty((num_queries, num_heads, head_dim), dtype=q.dtype, device=q.device)
+    out = q.new_empty((num_queries, num_heads, head_dim))
     if num_queries == 0:
         return out
     num_read = max(1, num_sequences - spare)
@@ -79,8 +79,8 @@ def ragged_paged_attention(
         partial, lse = out, out
     else:
         shape = (num_splits, num_queries, num_heads)
-        partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
-        lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+        partial = q.new_empty((*shape, head_dim), dtype=torch.float32)
+        lse = q.new_empty(shape, dtype=torch.float32)
     num_stages = tile.num_stages
     while (block_m + 2 * num_stages * tile.keys) * block_d * q.element_size() > shared_memory(q.device) > 0:
         num_stages -= 1

@@ -12,11 +12,11 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)  # beyond the last token: differen
 
 def read_logits(logits: Tensor, temperature: Tensor, uniform: Tensor, cap: float) -> tuple[Tensor, Tensor, Tensor]:
     num_rows, num_tokens = logits.shape
-    device, num_shares = logits.device, triton.cdiv(num_tokens, SHARE)
-    best, total, spread = (torch.empty((num_rows, num_shares), dtype=torch.float32, device=device) for _ in range(3))
-    token = torch.empty((num_rows, num_shares), dtype=torch.int32, device=device)
-    drawn, likeliest = (torch.empty(num_rows, dtype=torch.int64, device=device) for _ in range(2))
-    entropy = torch.empty(num_rows, dtype=torch.float32, device=device)
+    num_shares = triton.cdiv(num_tokens, SHARE)
+    best, total, spread = (logits.new_empty((num_rows, num_shares), dtype=torch.float32) for _ in range(3))
+    token = logits.new_empty((num_rows, num_shares), dtype=torch.int32)
+    drawn, likeliest = (logits.new_empty(num_rows, dtype=torch.int64) for _ in range(2))
+    entropy = logits.new_empty(num_rows, dtype=torch.float32)
     if num_rows:
         grid = num_rows, num_shares
         _sums[grid](

@@ -12,8 +12,8 @@ def route_experts(
     scale: float, expert_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     num_rows, num = logits.shape
-    chosen = torch.empty((num_rows, top_k), dtype=torch.int64, device=logits.device)
-    weights = torch.empty((num_rows, top_k), dtype=torch.float32, device=logits.device)
+    chosen = logits.new_empty((num_rows, top_k), dtype=torch.int64)
+    weights = logits.new_empty((num_rows, top_k), dtype=torch.float32)
     if num_rows:
         # A group is a row of the block; lanes beyond its experts, and rows beyond the groups, are never chosen.
         _route[(num_rows,)](

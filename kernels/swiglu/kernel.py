@@ -1,6 +1,5 @@
 """SwiGLU's gate in Triton: one pass."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -11,7 +10,7 @@ BLOCK = 1024  # columns of a program
 
 def swiglu(gate_up: Tensor, activation: str) -> Tensor:
     num_rows, width = len(gate_up), gate_up.shape[1] // 2
-    out = torch.empty((num_rows, width), dtype=gate_up.dtype, device=gate_up.device)
+    out = gate_up.new_empty((num_rows, width))
     if out.numel():
         _gate[(num_rows, triton.cdiv(width, BLOCK))](
             gate_up, out, gate_up.stride(0), WIDTH=width, GELU=activation == "gelu", BLOCK=BLOCK

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -47,7 +46,7 @@ def window_attention(
     page_size, num_kv_heads = k_pages.shape[1], k_pages.shape[2]
     num_sequences = len(spans.lengths)
     group = num_heads // num_kv_heads
-    out = torch.empty((num_queries, num_heads, head_dim), dtype=q.dtype, device=q.device)
+    out = q.new_empty((num_queries, num_heads, head_dim))
     if num_queries == 0:
         return out
     tile = tile or tile_for(q)
