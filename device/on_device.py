@@ -176,13 +176,11 @@ def _check_canvas(scenario: Scenario, loaded: LoadedCanvas, profile: Profile | N
 
 
 def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, commits: str) -> None:
-    from ..live.evicting import check_evicts  # loads PyTorch, as the next
-    from ..live.executor import check_policy
+    from ..live.refused import check_policy
     from ..profiler.measure import check_same_model
 
     policy, config = scenario.parsed_policy(), loaded.model.config
     check_policy(policy)
-    check_evicts(policy)
     if policy.family == "full-sequence":
         from ..live.full_sequence import check_runs  # loads PyTorch
 
