@@ -31,7 +31,6 @@ from dsim.planner.backend import Pool
 from dsim.planner.capacity import search_of
 from dsim.planner.ensemble import Scores, drawn, interval, known_causes, moved
 from dsim.planner.memo import Memo
-from dsim.planner.plan_replays import Posed
 from dsim.planner.uncertain_fleet import COST, REPLICAS, sized, uncertain_fleets
 from dsim.profiler import uncertainty as u
 from dsim.profiler.canvas_law import mean_forwards
@@ -163,8 +162,8 @@ def plans() -> None:
     """A fleet and its rival on another GPU: the replicas, the cost, and the ratio of costs."""
     weights, rate, num = (2.0, 3.5), 30.0, 400
     fleets = [
-        Posed("azure-conv", arrival="poisson", lengths="fixed:512,64", slos=("p90:e2el=6s",), policy="lmdeploy-bd32",
-              given_profile=load(profile), replicas=4)
+        Scenario("azure-conv", arrival="poisson", lengths="fixed:512,64", slos=("p90:e2el=6s",), policy="lmdeploy-bd32",
+              profile_object=load(profile), replicas=4)
         for profile in ("a100-sdar-8b-graphs", "h100-sdar-8b")
     ]  # fmt: skip
     search = search_of(fleets[0], 0.02, 0.9, num)

@@ -26,7 +26,7 @@ from .contents import Json, asked_of, digest
 
 MOST_CELLS = 100_000  # all are checked, stored and drawn
 POLICY = "policy."  # of `policy.chunk`, a field of the SPEC
-NOT_VARIED = ("allow_code", "check_rules", "pools", "links", "decider")
+NOT_VARIED = ("allow_code", "check_rules", "slower", "profile_object", "pools", "links", "decider")
 FILES = ("trace", "profile", "yields", "lengths")  # may name a file
 # Which requests, apart from the seed, and their SLOs' classes.
 OF_REQUESTS = (

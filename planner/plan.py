@@ -36,7 +36,7 @@ from .capacity import PARTS, STABILITY, CapacitySearch, check_rate, search_of
 from .contents import Json, asked_of, digest
 from .deploy import UNROUTED, deployment_of
 from .memo import Memo
-from .plan_replays import PRECISION, Entrant, Posed, Replays, Task, whole_search
+from .plan_replays import PRECISION, Entrant, Replays, Task, whole_search
 from .plan_result import MEETS, MISSES, UNSURE, Due, Fleet, Planned, Risk, Values, Variant
 from .purchase import Horizon, growth_of
 from .race import FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
@@ -93,15 +93,14 @@ def _rate(scenario: Scenario, rate: float | None) -> float:
     return source.rate
 
 
-def posed_fleets(scenario: Scenario, candidates: Sequence[PlanCandidate], fleets: Sequence[Fleet]) -> list[Posed]:
+def posed_fleets(scenario: Scenario, candidates: Sequence[PlanCandidate], fleets: Sequence[Fleet]) -> list[Scenario]:
     """The fleets as scenarios."""
     by_profile = {candidate.profile.name: candidate for candidate in candidates}
     return [posed(scenario, replace(by_profile[f.profile], policy=f.policy), f.replicas or 1) for f in fleets]
 
 
-def posed(scenario: Scenario, candidate: PlanCandidate, replicas: int = 1) -> Posed:
-    fields = {name: getattr(scenario, name) for name in Scenario.__dataclass_fields__}
-    return Posed(**fields | {"policy": candidate.policy, "replicas": replicas, "given_profile": candidate.profile})
+def posed(scenario: Scenario, candidate: PlanCandidate, replicas: int = 1) -> Scenario:
+    return replace(scenario, policy=candidate.policy, replicas=replicas, profile_object=candidate.profile)
 
 
 def fleet_of_today(text: str) -> tuple[str, int]:

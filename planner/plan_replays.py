@@ -8,9 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..profiler.profile import Profile
 from ..results.metrics import attainment, of_class
-from ..results.scenario import Scenario
 from .backend import Pool
 from .candidate import beyond_tested
 from .candidates import PlanCandidate
@@ -29,21 +27,6 @@ PRECISION = 0.02  # of the searches, whose replays grow with it
 CLIENT_METRICS = ("ttft", "e2el", "norm_latency", "tpot_chunk")  # clients' percentiles in ms
 OWN_WIDTH, OWN_SHARPNESS = 0.15, 0.04  # log rate, of the search for a fleet's capacity
 NEXT_WIDTH = 0.04  # ... if another replication's is known
-
-
-@dataclass(frozen=True)
-class Posed(Scenario):
-    """A scenario with a profile object, and steps `slower` times as long."""
-
-    given_profile: Profile | None = None
-    slower: float = 1.0
-
-    def file_profile(self) -> Profile:
-        return super().file_profile() if self.given_profile is None else self.given_profile
-
-    def loaded_profile(self) -> Profile:
-        profile = super().loaded_profile()
-        return profile if self.slower == 1.0 else replace(profile, latency=profile.latency.scaled(self.slower))
 
 
 @dataclass(eq=False)
@@ -120,10 +103,7 @@ def whole_search(search: CapacitySearch, attainment: float) -> CapacitySearch:
 
 def fleet(search: CapacitySearch, replicas: int, slower: float = 1.0) -> CapacitySearch:
     """The search on `replicas`, with enough requests for each."""
-    scenario = replace(search.scenario, replicas=replicas)
-    if slower != 1.0:
-        assert isinstance(scenario, Posed)
-        scenario = replace(scenario, slower=slower)
+    scenario = replace(search.scenario, replicas=replicas, slower=slower)
     return replace(search, scenario=scenario, num_requests=max(search.num_requests, PER_REPLICA * replicas))
 
 

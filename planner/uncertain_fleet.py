@@ -15,7 +15,7 @@ from .ensemble import Draw, Values, ask, interval, paired
 from .fewest import Fewest
 from .memo import Memo
 from .plan import posed_fleets
-from .plan_replays import PRECISION, Posed, fleet, whole_search
+from .plan_replays import PRECISION, fleet, whole_search
 from .plan_result import Fleet, Planned
 from .replicate import Criterion, Reading
 
@@ -52,7 +52,7 @@ def replica_cost(planned: Planned, fleet: Fleet) -> float:
 
 
 def uncertain_fleets(
-    fleets: Mapping[str, Posed],
+    fleets: Mapping[str, Scenario],
     weights: Sequence[float],
     num: int,
     *,
