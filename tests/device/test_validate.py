@@ -27,7 +27,7 @@ from dsim.engine.latency import LatencyModel
 from dsim.live.config import ModelConfig
 from dsim.live.weights import random_model
 from dsim.planner.memo import Memo
-from dsim.profiler.measure import Loaded, shape_of
+from dsim.profiler.measure import Loaded, open_any, shape_of
 from dsim.profiler.profile import Profile, load, save
 from dsim.research.tiny.saved import save_model
 from dsim.results.scenario import Scenario
@@ -80,7 +80,7 @@ def world(tmp_path: Path) -> tuple[Scenario, Loaded]:
     save_model(random_model(SMALL, "cpu", torch.float32), tmp_path / "model", torch.float32)
     save(profile(), tmp_path / "p.json")
     scenario = Scenario("azure-conv", profile=str(tmp_path / "p.json"), lengths="fixed:12,8", num_requests=40, seed=1)
-    return scenario, Loaded.open(str(tmp_path / "model"), "cpu")
+    return scenario, open_any(str(tmp_path / "model"), "cpu")
 
 
 def run(world: tuple[Scenario, Loaded], out: Path, **how: Any) -> Validated:

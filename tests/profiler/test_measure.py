@@ -31,6 +31,7 @@ from dsim.profiler.measure import (
     default_workloads,
     measure_cache_overhead,
     measure_steps,
+    open_any,
     profile_model,
     select,
     serve_journal,
@@ -54,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> Loaded:
-    return Loaded.open(str(folder / "small"), "cpu")
+    return open_any(str(folder / "small"), "cpu")
 
 
 @pytest.fixture
@@ -189,7 +190,7 @@ def test_steps_measured_before_a_failure_are_kept(
 def test_experts_of_a_checkpoint_are_measured_on_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = replace(SMALL, name="mixed", architecture="SDARMoeForCausalLM", experts=Experts(4, 2, 16))
     save_model(random_model(mixed, "cpu", torch.float32), folder / "mixed", torch.float32)
-    mixture = Loaded.open(str(folder / "mixed"), "cpu")
+    mixture = open_any(str(folder / "mixed"), "cpu")
 
     def none_is_random(config: Any, seed: int) -> Any:
         raise AssertionError("random tokens")
@@ -264,7 +265,7 @@ def test_a_full_sequence_profile_holds_the_cache_overhead_measured_in_a_quarter_
 
 
 def test_random_weights_are_not_asked_what_they_would_commit() -> None:
-    loaded = Loaded.open("tiny", "cpu")
+    loaded = open_any("tiny", "cpu")
     assert default_workloads(loaded) == {"source": "source", "records": "records"}
     assert default_workloads(loaded, "my/prompts.txt") == {"prompts": "my/prompts.txt"}
     guess = replace(loaded, name="sdar-8b", trained=False)
@@ -278,7 +279,7 @@ def test_a_profile_of_another_model_and_a_device_that_is_not_there_are_refused(l
         check_same_model(load("a100-sdar-8b"), loaded.shape)
     if not torch.cuda.is_available():
         with pytest.raises(ModelError, match=r"device is cuda, and PyTorch .* finds no CUDA device here: expected cpu"):
-            Loaded.open("tiny", "cuda")
+            open_any("tiny", "cuda")
 
 
 def test_a_gpu_is_known_by_its_uuid_where_pytorch_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,10 +332,10 @@ def test_a_device_is_chosen_by_its_number_and_its_pool_comes_from_what_is_free(m
             select(name)
     # All of the model's figures but the pool are those of the whole device.
     monkeypatch.setattr("dsim.profiler.measure.select", lambda device: 1_000_000_000)
-    opened = Loaded.open("tiny", "cpu")
+    opened = open_any("tiny", "cpu")
     assert opened.memory.capacity_bytes == 1_000_000_000 < opened.device.memory_bytes
     assert (opened.graphs, opened.kept) == (False, None)  # of a CPU's steps nothing is captured unless asked
-    asked = Loaded.open("tiny", "cpu", graphs=True)
+    asked = open_any("tiny", "cpu", graphs=True)
     assert asked.kept is asked.captured
     # On a GPU they are, in bf16, unless that is refused.
     told: list[Any] = []
@@ -343,5 +344,5 @@ def test_a_device_is_chosen_by_its_number_and_its_pool_comes_from_what_is_free(m
         ("describe", lambda device: opened.device),
     ):
         monkeypatch.setattr(f"dsim.profiler.measure.{name}", fake)
-    assert [Loaded.open("tiny", "cuda:1", graphs=graphs).graphs for graphs in (None, False)] == [True, False]
+    assert [open_any("tiny", "cuda:1", graphs=graphs).graphs for graphs in (None, False)] == [True, False]
     assert told == [("cuda:1", torch.bfloat16)] * 2
