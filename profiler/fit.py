@@ -10,9 +10,21 @@ from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel, step_times
 from .pieces import Problem, Solution, search
 from .profile import Fit, HeldOut, KindError, digits
-from .samples import FEATURES, TOKENS, Bools, Floats, Ints, Points, Samples, joined, padded, points
+from .samples import (
+    FEATURES,
+    KINDS_OF_STEPS,
+    TOKENS,
+    Bools,
+    Floats,
+    Ints,
+    Points,
+    Samples,
+    joined,
+    kinds_of,
+    padded,
+    points,
+)
 from .stairs import Stairs, climb
-from .step_kinds import KINDS_OF_STEPS, kinds_of
 
 MIN_POINTS = 4
 
@@ -135,13 +147,14 @@ def _judged(model: LatencyModel, judges: Points) -> tuple[HeldOut, tuple[KindErr
 
 def _noise(taken: Samples) -> float | None:
     """Between the bursts of shapes that were measured several times, or else within bursts."""
+    import pandas as pd  # slow to load
+
     starts = np.flatnonzero(np.diff(taken.group, prepend=-1))
     bursts = np.array([np.median(burst) for burst in np.split(taken.latency, starts[1:])])
     for group, latency in ((taken.group[starts], bursts), (taken.group, taken.latency)):
-        num = np.bincount(group)
-        squares = np.bincount(group, (latency / _mean(group, latency) - 1.0) ** 2)
-        if (several := num > 1).any():
-            return float(np.median(np.sqrt(squares[several] / (num[several] - 1))))
+        spread = pd.Series(latency / _mean(group, latency)).groupby(group).std().dropna()
+        if len(spread):
+            return float(spread.median())
     return None
 
 

@@ -5,6 +5,7 @@ many steps as measured.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
@@ -39,12 +40,7 @@ PLAIN = ("tokens per step, mean", "steps per block, mean")
 
 
 def fit_commits(
-    log: CommitLog,
-    *,
-    workload: str,
-    threshold: float,
-    temperature: float | None = None,
-    source: str = "",
+    log: CommitLog, *, workload: str, threshold: float, temperature: float | None = None, source: str = ""
 ) -> tuple[CommitModel, CommitFit]:
     """The maximum-likelihood model, and its errors on held-out requests.
 
@@ -61,11 +57,11 @@ def fit_commits(
     best = _climb(shape)
     errors = shape.standard_errors(best)
     log_odds, gain, variances = shape.unpack(best)
+    keys: dict[str, Any] = {
+        "workload": workload, "block_length": log.block_length, "threshold": threshold, "temperature": temperature,
+    }  # fmt: skip
     model = CommitModel(
-        workload=workload,
-        block_length=log.block_length,
-        threshold=threshold,
-        temperature=temperature,
+        **keys,
         pass_probability=_table(log_odds),
         request_spread=_spread(variances.request),
         block_spread=_spread(variances.block),
@@ -78,14 +74,10 @@ def fit_commits(
     effects, tails = fit_effects(model, log_odds, gain, variances, likelihood, Likelihood(_few(judge)))
     model = _match(replace(model, request_quantiles=effects), log_odds, fitted)
     predictions = predict(model, judge)
-    num_requests = len(np.unique(fitted.request))
-    num_held_out = len(np.unique(judge.request))
+    num_requests, num_held_out = (len(np.unique(part.request)) for part in (fitted, judge))
     doubts = _doubts(num_requests, num_held_out, predictions, _scatter(judge))
     return model, CommitFit(
-        workload=workload,
-        block_length=log.block_length,
-        threshold=threshold,
-        temperature=temperature,
+        **keys,
         num_requests=num_requests,
         num_steps=len(fitted),
         num_held_out=num_held_out,
@@ -146,8 +138,7 @@ class _Shape:
 
     def standard_errors(self, x: Floats) -> dict[str, float]:
         """Standard errors of the gain, the spreads and the first log-odds, from the likelihood's curvature."""
-        num = len(self.marks)
-        step = 1e-3
+        num, step = len(self.marks), 1e-3
         here = self.loss(x)[1]
         hessian = np.stack([(self.loss(x + step * e)[1] - here) / step for e in np.eye(len(x))])
         hessian = (hessian + hessian.T) / 2
@@ -166,7 +157,7 @@ class _Shape:
 
 
 def _climb(shape: _Shape) -> Floats:
-    start = np.concatenate([np.linspace(0.0, -3.0, len(shape.marks)), [0.0, 0.15, 0.1, 0.3]])
+    start = np.append(np.linspace(0.0, -3.0, len(shape.marks)), [0.0, 0.15, 0.1, 0.3])
     optimum = minimize(
         shape.loss, start, jac=True, method="L-BFGS-B", bounds=shape.bounds, options={"maxiter": 100, "ftol": 1e-8}
     )

@@ -20,7 +20,7 @@ from ..files.schema import read_as, stored
 from ..files.write import check_file, json_text, write_whole
 from .hardware import default_max_batch
 from .models import ModelShape
-from .step_kinds import KINDS_OF_STEPS
+from .samples import KINDS_OF_STEPS
 
 SCHEMA = "dsim-profile"
 VERSION = 1

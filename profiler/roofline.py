@@ -91,18 +91,10 @@ def sheet_of(profile: Profile, gpu: Gpu, precision: Precision = BF16) -> Sheet:
 
 
 def roofline(
-    gpu: Gpu,
-    model: ModelShape,
-    tp: int = 1,
-    graphs: bool = True,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    date: str = "",
-    generates: str | None = None,
-    yields: tuple[CommitModel, ...] = (),
+    gpu: Gpu, model: ModelShape, tp: int = 1, graphs: bool = True, *, name: str | None = None,
+    description: str | None = None, date: str = "", generates: str | None = None, yields: tuple[CommitModel, ...] = (),
     precision: Precision = BF16,
-) -> Profile:
+) -> Profile:  # fmt: skip
     """The model's profile on `tp` GPUs; ProfileError if it does not fit.
 
     generates: the family, if the name does not tell. yields: in place of published commit models.
