@@ -11,16 +11,7 @@ import torch
 
 from dsim.comparison.bounds import Bound
 from dsim.device.on_device import LiveSetting
-from dsim.device.validate import (
-    Cell,
-    Validated,
-    affordable,
-    lengthen,
-    load_of,
-    plan_cells,
-    runs_of,
-    validate,
-)
+from dsim.device.validate import Cell, Validated, affordable, lengthen, load_of, plan_cells, runs_of, validate
 from dsim.engine.commits import CommitModel
 from dsim.engine.errors import DsimError
 from dsim.engine.latency import LatencyModel

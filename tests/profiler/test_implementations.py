@@ -13,15 +13,7 @@ from dsim.planner.contents import asked_of
 from dsim.planner.record import profile_notes
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
-from dsim.profiler.profile import (
-    ALIASES,
-    HOST_COSTS,
-    Implementation,
-    as_run_by,
-    implemented,
-    load,
-    save,
-)
+from dsim.profiler.profile import ALIASES, HOST_COSTS, Implementation, as_run_by, implemented, load, save
 from dsim.profiler.roofline import roofline
 from dsim.profiler.uncertainty import IMPLEMENTATION, MEMORY, causes, varied
 from dsim.results.scenario import Scenario

@@ -37,8 +37,8 @@ from dsim.profiler.measure import (
     serve_journal,
     uuid_of,
 )  # fmt: skip
-from dsim.profiler.profile import from_json, load, to_json
-from dsim.profiler.samples import points
+from dsim.profiler.profile import Profile, from_json, load, to_json
+from dsim.profiler.samples import Evidence, points
 from dsim.research.tiny.saved import save_model
 
 SMALL = ModelConfig("small", 2, 48, 4, 2, 16, 80, 97, 128, 4, 96, rope_theta=1e4)
@@ -56,6 +56,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> Loaded:
     return open_any(str(folder / "small"), "cpu")
+
+
+def profiled(loaded: Loaded, **how: Any) -> tuple[Profile, Evidence]:
+    """A profile without commits, unless told otherwise."""
+    return profile_model(loaded, **{"name": "here", "workloads": {}, "thresholds": (), "max_batch": 2} | how)
 
 
 @pytest.fixture
@@ -101,7 +106,7 @@ def test_steps_of_many_shapes_are_measured_and_one_of_them_in_every_round(
 def test_steps_of_padded_batches_are_fitted_as_the_staircase_they_are(loaded: Loaded) -> None:
     graphs = replace(loaded, graphs=True)
     assert (loaded.graph_tokens, graphs.graph_tokens) == (0, MAX_ROWS)
-    profile, taken = profile_model(graphs, name="here", budget=120.0, workloads={}, thresholds=(), max_batch=3)
+    profile, taken = profiled(graphs, budget=120.0, max_batch=3)
     assert (profile.latency.graph_tokens, profile.provenance.settings["graphs"]) == (MAX_ROWS, True)
     assert profile.latency.early == pytest.approx(loaded.shape.early, rel=1e-5)
     every = points(taken.steps)
@@ -128,7 +133,7 @@ def test_a_device_is_measured_on_every_level_and_judged_by_a_journal(
 ) -> None:
     monkeypatch.setattr(Loaded, "on_gpu", property(lambda self: True))
     device = replace(loaded, graphs=True)
-    profile, taken = profile_model(device, name="here", budget=200.0, workloads={}, thresholds=(), max_batch=3)
+    profile, taken = profiled(device, budget=200.0, max_batch=3)
     assert profile.fit.held_out is not None
     # Of 200 seconds 10 are for evictions and 15 % of the others, 28.5, the journal's; a step looks once, and so do its
     # beginning and the one that ends it: 27 served steps, of which every second one judges.
@@ -176,10 +181,7 @@ def test_steps_measured_before_a_failure_are_kept(
     monkeypatch.setattr(measure, "measure_eviction", fail)
     kept: list[Any] = []
     with pytest.raises(type(error)):
-        profile_model(
-            loaded, name="here", budget=40.0, workloads={}, thresholds=(), max_batch=2,
-            keep=lambda profile, evidence: kept.append((profile, len(points(evidence.steps)))),
-        )  # fmt: skip
+        profiled(loaded, budget=40.0, keep=lambda *parts: kept.append((parts[0], len(points(parts[1].steps)))))
     assert [num >= 15 for _, num in kept] == [True] * (num_shapes > 1)
     for profile, _ in kept:
         assert from_json(json.loads(json.dumps(to_json(profile))), "here.json") == profile
@@ -199,19 +201,17 @@ def test_experts_of_a_checkpoint_are_measured_on_text(folder: Path, monkeypatch:
     with monkeypatch.context() as patched:
         for module in (measure, live_measure):
             patched.setattr(module, "random_prompts", none_is_random)
-        profile, _ = profile_model(mixture, name="m", budget=60.0, workloads=workloads, thresholds=(0.9,), max_batch=2)
+        profile, _ = profiled(mixture, budget=60.0, workloads=workloads, thresholds=(0.9,))
     assert profile.provenance.settings["routing"] == "of the text ids"
-    blind, _ = profile_model(mixture, name="m", budget=60.0, workloads={}, thresholds=(), max_batch=2)
+    blind, _ = profiled(mixture, budget=60.0)
     assert any("random tokens chose the experts" in doubt for doubt in blind.fit.doubts)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_seconds_a_shape")
 def test_a_profile_says_what_was_measured_on_what(loaded: Loaded, folder: Path) -> None:
-    profile, _ = profile_model(
-        loaded, name="here", budget=240.0, workloads={"ids": str(folder / "ids.jsonl")}, thresholds=(0.5, 0.9),
-        max_batch=4,
-    )  # fmt: skip
+    workloads = {"ids": str(folder / "ids.jsonl")}
+    profile, _ = profiled(loaded, budget=240.0, workloads=workloads, thresholds=(0.5, 0.9), max_batch=4)
     assert profile.origin == "measured"
     assert profile.device.name.startswith("CPU ")
     assert profile.model.hidden == 48
@@ -256,9 +256,7 @@ def test_a_full_sequence_profile_holds_the_cache_overhead_measured_in_a_quarter_
         return found
 
     monkeypatch.setattr(measure, "measure_cache_overhead", measured)
-    profile, _ = profile_model(
-        loaded, name="full", budget=80.0, workloads={}, thresholds=(), max_batch=2, both_ways=True
-    )
+    profile, _ = profiled(loaded, budget=80.0, both_ways=True)
     assert (profile.family, profile.commits, profile.latency.eviction) == ("full-sequence", (), 0.0)
     assert given == [(replace(profile.latency, cache_overhead=()), 20.0)]
     assert profile.latency.cache_overhead == found
@@ -271,7 +269,7 @@ def test_random_weights_are_not_asked_what_they_would_commit() -> None:
     guess = replace(loaded, name="sdar-8b", trained=False)
     assert default_workloads(guess) == {}
     with pytest.raises(ProfileError, match=r"the weights of sdar-8b are random"):
-        profile_model(guess, name="x", budget=1.0, workloads={"source": "source"}, thresholds=(0.9,))
+        profiled(guess, budget=1.0, workloads={"source": "source"}, thresholds=(0.9,))
 
 
 def test_a_profile_of_another_model_and_a_device_that_is_not_there_are_refused(loaded: Loaded) -> None:
@@ -311,7 +309,7 @@ def test_what_a_device_does_not_answer_is_found_out_before_anything_is_measured(
     monkeypatch.setattr(Loaded, "settings", property(refuses))
     monkeypatch.setattr("dsim.profiler.measure.measure_steps", lambda *_, **__: asked.append("steps"))
     with pytest.raises(RuntimeError, match="the driver is gone"):
-        profile_model(loaded, name="x", budget=1.0, workloads={}, thresholds=(0.9,))
+        profiled(loaded, budget=1.0)
     with pytest.raises(RuntimeError, match="the driver is gone"):
         LiveSetting(loaded, None, "twin").about()
     assert asked == ["settings", "settings"]
