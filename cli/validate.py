@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ..planner.given import PolicyLike, ProfileLike, TraceLike
     from ..profiler.measure import Opened
     from ..profiler.profile import Profile
-    from ..results.scenario import Scenario
     from ..sim.twin import Progress
 
 PROFILE_SHARE = 0.4  # of the budget, without a profile
@@ -104,7 +103,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         from ..planner.given import name_of_profile
         from ..planner.memo import STORE, Memo
         from ..report.html import result_files
-        from ..results.scenario import named_code
+        from ..results.scenario import Scenario, named_code
 
         begin = time.monotonic()
         out = Path(self.out)
@@ -155,10 +154,14 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
             if not is_profiled:
                 profile = self._measured(loaded, parsed, both_ways, lambda phase, _: report(f"profile: {phase}"))
                 save(profile, file)
+            base = Scenario(
+                trace=trace, policy=specs[0], profile=str(file), workload=self.workload, lengths=self.lengths,
+                num_requests=200, columns=self.columns if isinstance(self.trace, str | Path) else None, seed=self.seed,
+                allow_code=code,
+            )  # fmt: skip
             live = LiveSetting(loaded, load(str(file)), self.commits, self.prompts, self.tokenizer)
             validated = validate_cells(
-                out / "cells", self._base(trace, specs[0], file, code), live, policies=specs, loads=loads,
-                seconds=self.seconds, bounds=bounds,
+                out / "cells", base, live, policies=specs, loads=loads, seconds=self.seconds, bounds=bounds,
                 within=CELLS_SHARE * max(0.0, self.budget - elapsed() - compiling),
                 more=lambda expected: elapsed() + expected / CELLS_SHARE < self.budget, watch=watch_cell, memo=memo,
             )  # fmt: skip
@@ -172,15 +175,6 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         if validated.unmeasured:
             watch.say(f"Left out for the budget: {', '.join(validated.unmeasured)}")
         return Answer(value=validated, out=out, files=FILES, missed=comparison.missed)
-
-    def _base(self, trace: str, policy: str, file: Path, code: Any) -> "Scenario":
-        from ..results.scenario import Scenario
-
-        return Scenario(
-            trace=trace, policy=policy, profile=str(file), workload=self.workload, lengths=self.lengths,
-            num_requests=200, columns=self.columns if isinstance(self.trace, str | Path) else None, seed=self.seed,
-            allow_code=code,
-        )  # fmt: skip
 
     def _measured(self, loaded: "Opened", policies: "Sequence[Policy]", both_ways: bool, on_progress: Any) -> "Profile":
         from ..profiler.measure import LoadedCanvas, default_workloads, profile_model

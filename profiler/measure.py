@@ -169,7 +169,11 @@ def open_any(
         config = decoder_config(source, settings)
         size, kv_elements = config.num_params, config.kv_elements
     size *= dtype.itemsize
-    check_room(name, size, device, free)
+    about = describe(device)
+    room = about.memory_bytes if free is None else free
+    if size > room:
+        have = f"{device} has {room / 1e9:.1f} GB" + ("" if free is None else " free")
+        raise ModelError(f"{name}: its weights take {size / 1e9:.1f} GB, and {have}: expected a smaller model")
     trained = weights.is_trained(name, settings)
     model: Any
     try:
@@ -184,7 +188,6 @@ def open_any(
     derived = weights.made(seed, trained=trained, has_experts=is_canvas or config.experts is not None)
     if derived:
         tell(f"{name}: weights {derived}")
-    about = describe(device)
     weight = model.embedding if is_canvas else model.embedding.weight
     kind: type[Opened] = LoadedCanvas if is_canvas else Loaded
     return kind(
@@ -221,14 +224,6 @@ def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool, 
     if weight.is_cuda:
         settings |= {"cuda": torch.version.cuda, "driver": driver()}
     return settings
-
-
-def check_room(name: str, size: int, device: str, free: int | None) -> None:
-    """ModelError if weights of `size` bytes exceed `free` (None: a CPU)."""
-    room = describe(device).memory_bytes if free is None else free
-    if size > room:
-        have = f"{device} has {room / 1e9:.1f} GB" + ("" if free is None else " free")
-        raise ModelError(f"{name}: its weights take {size / 1e9:.1f} GB, and {have}: expected a smaller model")
 
 
 def check_device(device: str | None) -> str:
