@@ -15,7 +15,7 @@ from scipy.optimize import least_squares, nnls
 
 from ..engine.latency import LatencyModel
 from .hardware import DENSE_FROM
-from .profile import digits
+from .profile import rounded
 from .samples import Bools, Floats, Points, captured, padded
 
 MAX_PIECES = 3
@@ -139,35 +139,20 @@ class Solution:
     def coefficients(self) -> dict[str, float]:
         return dict(zip(self.names, self.values[1 + len(self.bends) : -1].tolist(), strict=True))
 
-    def beside_layers(self) -> dict[str, Any]:
-        """The model's coefficients but for layers and host."""
-        coefficients = self.coefficients()
-        stated = {name: digits(coefficients.get(name, 0.0)) for name in LINEAR}
-        if SHORT in coefficients:
-            stated |= {"dense_from": DENSE_FROM, "dense_attention": stated["attention"]}
-            stated["attention"] = digits(coefficients.get("attention", 0.0) + coefficients[SHORT])
-        launch = digits(self.values[-1]) if self.floored else 0.0
-        return stated | {"launch": launch, "graph_tokens": self.problem.graph_tokens}
-
-    def stated_beside(self, first: int, size: int) -> dict[str, Floats]:
-        """Profile coefficients as combinations of `size` coefficients; first: index of the first linear one."""
-        unit = np.eye(size)
-        stated = {name: unit[first + i] for i, name in enumerate(self.names) if name != SHORT}
-        if SHORT in self.names:
-            stated["dense_attention"] = stated.get("attention", np.zeros(size))
-            stated["attention"] = stated["dense_attention"] + unit[first + self.names.index(SHORT)]
-        return stated
-
     def model(self, **host: float) -> LatencyModel:
         """host: its terms (s)."""
-        terms: dict[str, Any] = {name: digits(seconds) for name, seconds in host.items()}
-        heights = self.values[0] + np.cumsum(np.append(0.0, np.diff(self.bends) * self.values[1 : len(self.bends)]))
-        return LatencyModel(
-            knots=tuple((digits(x), digits(y)) for x, y in zip(self.bends, heights, strict=True)),
-            slope=digits(self.values[len(self.bends)]),
-            **terms,
-            **self.beside_layers(),
-        )
+        coefficients, num = self.coefficients(), len(self.bends)
+        terms: dict[str, Any] = {name: coefficients.get(name, 0.0) for name in LINEAR} | host
+        if SHORT in coefficients:
+            terms |= {"dense_from": DENSE_FROM, "dense_attention": terms["attention"]}
+            terms["attention"] += coefficients[SHORT]
+        heights = self.values[0] + np.cumsum(np.append(0.0, np.diff(self.bends) * self.values[1:num]))
+        return rounded(
+            LatencyModel(
+                knots=tuple(zip(self.bends, heights, strict=True)), slope=self.values[num],
+                launch=self.values[-1] if self.floored else 0.0, graph_tokens=self.problem.graph_tokens, **terms,
+            )
+        )  # fmt: skip
 
     def jacobian(self) -> Floats:
         """Derivatives by the coefficients, then by the bends but the first."""
@@ -205,7 +190,11 @@ class Solution:
                 stated[f"knots[{k}][0]"] = unit[index]
             stated[f"knots[{k}][1]"] = height
         stated["slope"] = unit[num]
-        return stated | self.stated_beside(1 + num, size)
+        stated |= {name: unit[1 + num + i] for i, name in enumerate(self.names) if name != SHORT}
+        if SHORT in self.names:
+            stated["dense_attention"] = stated.get("attention", np.zeros(size))
+            stated["attention"] = stated["dense_attention"] + unit[1 + num + self.names.index(SHORT)]
+        return stated
 
 
 def search(problem: Problem) -> Solution:

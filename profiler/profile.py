@@ -542,6 +542,14 @@ def digits(value: float, num: int = 6) -> float:
     return float(f"{value:.{num}g}")
 
 
+def rounded(latency: LatencyModel) -> LatencyModel:
+    """The model with all its times to six significant digits."""
+    values: dict[str, Any] = {name: digits(value) for name, value in vars(latency).items() if isinstance(value, float)}
+    for table in ("knots", "graph_knots"):
+        values[table] = tuple((digits(x), digits(y)) for x, y in getattr(latency, table))
+    return replace(latency, **values)
+
+
 def of_family(family: str) -> list[str]:
     return [name for name, profile in _named().items() if profile.family == family]
 

@@ -36,7 +36,7 @@ from .models import (
 )
 from .moved_bytes import cache_overhead
 from .precision import BITS, KEYS, Precision
-from .profile import Device, Fit, MemoryModel, Profile, Provenance, digits, gb
+from .profile import Device, Fit, MemoryModel, Profile, Provenance, gb, rounded
 from .published import CANVAS_LAWS, FOCUS_DELTAS, editing_laws, published_commits
 from .scripts import scripts
 
@@ -144,26 +144,27 @@ def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool, precision:
     # Self-conditioning embeds the last step's distribution: as much work as the LM head.
     conditioning = head_flops(model) / peak if family(model) == "canvas" else 0.0
     gather = (tp - 1) / tp * model.vocab * BYTES / (gpu.link * LINK_EFFICIENCY)
-    return LatencyModel(
-        knots=tuple((float(x), digits(y + fixed + per_token * x)) for x, y in points),
-        slope=digits(compute + per_token),
-        attention=digits(attention_flops(model) / attends),
-        kv_read=digits(keys * _kv_bytes(model, tp) / bandwidth),
-        window_attention=digits(window_flops(model) / attends),
-        window_kv_read=digits(keys * model.window_bytes_on(tp) / bandwidth),
+    latency = LatencyModel(
+        knots=tuple((float(x), y + fixed + per_token * x) for x, y in points),
+        slope=compute + per_token,
+        attention=attention_flops(model) / attends,
+        kv_read=keys * _kv_bytes(model, tp) / bandwidth,
+        window_attention=window_flops(model) / attends,
+        window_kv_read=keys * model.window_bytes_on(tp) / bandwidth,
         dense_from=DENSE_FROM,
-        dense_attention=digits(attention_flops(model) / dense),
-        window_dense_attention=digits(window_flops(model) / dense),
-        head=digits(head_flops(model) / peak + gather),
+        dense_attention=attention_flops(model) / dense,
+        window_dense_attention=window_flops(model) / dense,
+        head=head_flops(model) / peak + gather,
         # Every GPU of a replica samples all rows.
-        sample=digits(model.vocab * SAMPLE_BYTES * tp / bandwidth + conditioning),
-        launch=GRAPH_LAUNCH if graphs else digits(eager_launch(model)),
+        sample=model.vocab * SAMPLE_BYTES * tp / bandwidth + conditioning,
+        launch=GRAPH_LAUNCH if graphs else eager_launch(model),
         host_step=GRAPH_HOST_STEP if graphs else 0.0,
         host_request=GRAPH_HOST_REQUEST if graphs else 0.0,
-        early=digits(model.early),
+        early=model.early,
         # Two layers before the choice are launched eagerly, and the host waits for them.
-        eviction=digits(2 * eager_launch(model) / model.layers),
+        eviction=2 * eager_launch(model) / model.layers,
     )
+    return rounded(latency)
 
 
 def memory_grid(model: ModelShape, end: int) -> list[int]:

@@ -74,8 +74,8 @@ def samples(
     within = np.full(len(taken), np.nan) if device is None else np.asarray(device, np.float64).reshape(-1)
     if not len(table) == len(taken) == len(within):
         raise ProfileError(f"{len(table)} steps have {len(taken)} latencies and {len(within)} device times")
-    for name, values in (("latency", taken), ("device", within)):
-        bad = np.flatnonzero(~(values > 0) & ~((name == "device") & np.isnan(values)) | np.isinf(values))
+    for name, values in (("latency", taken), ("device", np.where(np.isnan(within), 1.0, within))):
+        bad = np.flatnonzero(~((values > 0) & (values < np.inf)))
         if len(bad):
             raise ProfileError(f"step {bad[0]}: {name} is {values[bad[0]]:g} s, expected more than 0")
     done = np.zeros(len(taken)) if blocks is None else np.asarray(blocks, np.float64)
