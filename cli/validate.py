@@ -143,8 +143,8 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
                 bar.update(min(round(elapsed()), round(self.budget)), note=phase)
 
             @contextmanager
-            def watch_cell(cell: "Cell") -> "Iterator[Progress]":
-                what = f"{cell.policy} at load {cell.load}"
+            def watch_cell(cell: "Cell", policy: str) -> "Iterator[Progress]":
+                what = f"{policy} at load {cell.load}"
                 report(f"{what}: warming up")
                 yield lambda ended, now: report(f"{what}: {ended} requests, {now:,.1f} s")
 

@@ -76,7 +76,7 @@ class Cell:
         return self.num_requests / self.rate
 
 
-Watch = Callable[[Cell], AbstractContextManager[Progress | None]]  # of a cell's run on the device
+Watch = Callable[[Cell, str], AbstractContextManager[Progress | None]]  # of a cell's and policy's run on the device
 
 
 @dataclass(frozen=True, repr=False)
@@ -201,7 +201,7 @@ def validate(
     within: float = math.inf,
     bounds: Sequence[Bound] = (),
     more: Callable[[float], bool] = lambda seconds: True,
-    watch: Watch = lambda cell: nullcontext(),
+    watch: Watch = lambda cell, policy: nullcontext(),
     memo: Memo | None = None,
 ) -> Validated:
     """Measure every cell and compare; `base` has trace, profile file, workload and seed.
@@ -257,9 +257,7 @@ def validate(
         if (done or i > 0) and not more(_expected(cell, out / cell.name / "predicted")):
             unmeasured.append(f"{cell.name}/{folder.name}")
             continue
-        recorded = record(
-            [scenario], requests, live.serve, out=folder, about=about, watch=lambda _, cell=cell: watch(cell)
-        )
+        recorded = record([scenario], requests, live.serve, out=folder, about=about, watch=partial(watch, cell))
         if recorded.failure is not None:
             raise recorded.failure
         if recorded.interrupted:  # half a cell

@@ -84,7 +84,7 @@ def run(world: tuple[Scenario, Loaded], out: Path, **how: Any) -> Validated:
 def test_every_cell_is_predicted_measured_compared_and_kept(world: tuple[Scenario, Loaded], tmp_path: Path) -> None:
     watched = []
     both = {"loads": ["3", "0.3"]}
-    found = run(world, tmp_path / "v", **both, watch=lambda cell: watched.append(cell) or nullcontext())
+    found = run(world, tmp_path / "v", **both, watch=lambda cell, _: watched.append(cell) or nullcontext())
     assert watched == [*found.cells[:2], *found.cells]
     assert set(found.capacities) == set(POLICIES)
     assert [cell.policy for cell in found.cells] == [cell.policy for cell in found.comparison.cells] == POLICIES * 2
