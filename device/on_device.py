@@ -111,8 +111,9 @@ class LiveSetting:
         serving = Serving(
             self.loaded.model, scenario.parsed_policy() if setting is None else setting.policy, limits, prompts,
             None if drawing is None else drawing.draws(scenario.seed, requests),
-            None if self.profile is None else self.profile.latency, graphs=self.loaded.kept, sampling=self.sampling,
-            eos=self.loaded.model.config.eos if scenario.ends_at_eos else (), seed=scenario.seed,
+            None if self.profile is None else self.profile.latency, graphs=self.loaded.graph_cache,
+            sampling=self.sampling, eos=self.loaded.model.config.eos if scenario.ends_at_eos else (),
+            seed=scenario.seed,
         )  # fmt: skip
         return serving, drawing
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -103,7 +103,7 @@ class OnDevice:
         return default_max_batch(self.device.compute_capability) if self.on_gpu else on_cpu
 
     @property
-    def kept(self) -> Kept | None:
+    def graph_cache(self) -> Kept | None:
         """Captured graphs; None if none are captured."""
         return self.captured if self.graphs else None
 
@@ -144,6 +144,7 @@ class LoadedCanvas(OnDevice):
 
 
 Opened = Loaded | LoadedCanvas
+Model = TypeVar("Model", Loaded, LoadedCanvas)
 
 
 def open_any(
@@ -347,9 +348,13 @@ Columns = Mapping[str, Any]
 OnProgress = Callable[[str, float], None]  # what is measured, and the share of the budget spent
 
 
+def silent(step: str, share: float) -> None:
+    """No progress is shown."""
+
+
 def measure_steps(
     loaded: Loaded, budget: float, measured_shapes: list[Measured], *, max_batch: int | None = None, seed: int = 0,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = silent,
 ) -> None:  # fmt: skip
     """Measure steps of many shapes for about `budget` s, so that shapes of all sizes are measured at any time.
 
@@ -382,10 +387,10 @@ def measure_steps(
 
     if loaded.on_gpu:
         heat(heavy_then_reference, HEAT_SHARE * budget)
+    spent = 0.0
     for i, shape in enumerate(order, start=1):
         for each in (shape, reference) if i % ROUND == 0 else (shape,):
-            if on_progress is not None:
-                on_progress(_words(each), min(1.0, (time.monotonic() - begin) / budget))
+            on_progress(_words(each), min(1.0, spent / budget))
             repeats = REPEATS if each.tokens <= LARGE else FEW_REPEATS
             hot = loaded.on_gpu and each.tokens > SMALL / 2
             settle = LONG_SETTLE if hot and each.window == 0 and each.tokens <= LARGE else SETTLE
@@ -393,7 +398,8 @@ def measure_steps(
             measured_shapes.append(
                 measure_shape(forward, each, block, repeats, loaded.text, settle, context, settled)
             )  # fmt: skip
-        if time.monotonic() - begin > budget and len(measured_shapes) >= FEWEST:
+        spent = time.monotonic() - begin
+        if spent > budget and len(measured_shapes) >= FEWEST:
             break
 
 
@@ -471,7 +477,7 @@ def serve_journal(loaded: Loaded, budget: float, *, max_batch: int | None = None
         pages = loaded.memory.num_pages(policy.memory.page_size, batch, policy.batching.max_prefill_tokens)
         draws = None if policy.commits_by == "acceptance" else CommitDraws(ordinary, seed, prompts, outputs, length)
         limits = Limits(pages, config.context_limit, batch)
-        serving = Serving(loaded.model, policy, limits, loaded.prompts(seed), draws, graphs=loaded.kept)
+        serving = Serving(loaded.model, policy, limits, loaded.prompts(seed), draws, graphs=loaded.graph_cache)
         columns, _, num_late = journal_of(serving, requests, stop, sample=loaded.clocks.sample)
         parts.append(columns)
         late += num_late
@@ -559,7 +565,7 @@ def log_commits(
     ]
     limits = Limits(8 * -(-2 * longest // PAGE), config.context_limit, 8)
     serving = Serving(
-        loaded.model, policy, limits, prompts_of(loaded, prompts, seed, tokenizer), graphs=loaded.kept,
+        loaded.model, policy, limits, prompts_of(loaded, prompts, seed, tokenizer), graphs=loaded.graph_cache,
         eos=config.eos if eos else (),
         watch=None if collected is None else lambda g: collected.append(
             deltas(g.row, g.column, g.delta, g.confidence, threshold)
@@ -642,7 +648,7 @@ OVERHEAD_STEPS = 8  # per block
 
 
 def measure_cache_overhead(
-    loaded: Loaded, latency: LatencyModel, budget: float, on_progress: OnProgress | None = None
+    loaded: Loaded, latency: LatencyModel, budget: float, on_progress: OnProgress = silent
 ) -> tuple[CacheOverhead, ...]:
     """The cost of full-sequence caches' phases beyond `latency`, measured in about `budget` s.
 
@@ -656,8 +662,7 @@ def measure_cache_overhead(
         return ()
     for i, spec in enumerate(FULL_SEQUENCE):
         policy = parse(f"{spec},page_size=256,block_length={block},denoising_steps={min(block, OVERHEAD_STEPS)}")
-        if on_progress is not None:
-            on_progress(f"the overhead of {spec.partition(',')[0]}", i / len(FULL_SEQUENCE))
+        on_progress(f"the overhead of {spec.partition(',')[0]}", i / len(FULL_SEQUENCE))
         requests = [Request(j, 0.0, length, 2 * block) for j, length in enumerate(2 * prompts)]
         limits = Limits(1 << 20, config.context_limit, 1, state_tokens=config.state_tokens)
         draws = ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
@@ -797,22 +802,24 @@ def prompts_of(loaded: "Opened", file: str, seed: int, tokenizer: str | None) ->
     return prompts_from(read_tokens(file, loaded.name, loaded.model.config, tokenizer), seed)
 
 
-def text_of(
-    loaded: "Opened", workloads: Mapping[str, str], seed: int, tokenizer: str | None
-) -> tuple[Prompts | None, str, list[str]]:
-    """Prompts of the first workload, their description, and a doubt if there is no workload."""
-    for workload, file in workloads.items():
-        return prompts_of(loaded, file, seed, tokenizer), f"of the text {workload}", []
-    doubt = "routing: prompts of random tokens chose the experts, expected text like your traffic's (--prompts)"
-    return None, "of random tokens", [doubt]
+def prepared(
+    loaded: Model, workloads: Mapping[str, str], seed: int, tokenizer: str | None, counted: str, *, on_text: bool
+) -> tuple[Model, dict[str, Any], list[str]]:
+    """The model to measure, its settings, and doubts; `counted` on prompts.
 
-
-def check_prompts(loaded: "Opened", workloads: Mapping[str, str], tokenizer: str | None, what: str) -> None:
-    """Fail before measuring: ProfileError for random weights, and where prompts cannot be read."""
+    on_text: experts are chosen, so trained ones are measured on the first workload's text. ProfileError before
+    measuring for random weights, and where prompts cannot be read.
+    """
     if workloads and not loaded.trained:
-        raise ProfileError(f"the weights of {loaded.name} are random: {what} on prompts would mean nothing")
-    for prompts in workloads.values():
-        read_tokens(prompts, loaded.name, loaded.model.config, tokenizer)
+        raise ProfileError(f"the weights of {loaded.name} are random: {counted} on prompts would mean nothing")
+    prompts = [prompts_of(loaded, file, seed, tokenizer) for file in workloads.values()]
+    settings = loaded.settings
+    if not (on_text and loaded.trained):
+        return loaded, settings, []
+    if prompts:
+        return replace(loaded, text=prompts[0]), settings | {"routing": f"of the text {next(iter(workloads))}"}, []
+    doubt = "routing: prompts of random tokens chose the experts, expected text like your traffic's (--prompts)"
+    return loaded, settings | {"routing": "of random tokens"}, [doubt]
 
 
 @contextmanager
@@ -830,7 +837,7 @@ def keeping(keep: Keep | None, measured_before: Callable[[], tuple[Profile, Evid
 def profile_model(
     loaded: Loaded, *, name: str, budget: float, workloads: Mapping[str, str], thresholds: Sequence[float],
     temperature: float = 1.0, yields: Profile | None = None, max_batch: int | None = None, seed: int = 0,
-    on_progress: OnProgress | None = None, both_ways: bool = False, tokenizer: str | None = None, eos: bool = False,
+    on_progress: OnProgress = silent, both_ways: bool = False, tokenizer: str | None = None, eos: bool = False,
     keep: Keep | None = None,
 ) -> tuple[Profile, Evidence]:  # fmt: skip
     """Measure a model for about `budget` s and fit its profile.
@@ -843,8 +850,7 @@ def profile_model(
     begin = time.monotonic()
 
     def progress(what: str, _: float = 0.0) -> None:
-        if on_progress is not None:
-            on_progress(what, min(1.0, (time.monotonic() - begin) / budget))
+        on_progress(what, min(1.0, (time.monotonic() - begin) / budget))
 
     if both_ways and workloads:
         raise ProfileError("commits are logged of block diffusion, and the profile is to be of a full-sequence model")
@@ -856,12 +862,9 @@ def profile_model(
             f"--eos ends the requests whose commits are logged, and {config.name} names EOS {list(config.eos)} and "
             f"{len(workloads)} workloads: expected some of both"
         )
-    check_prompts(loaded, workloads, tokenizer, "commits logged")
-    unknown: list[str] = []
-    settings = loaded.settings  # read before measuring
-    if config.experts is not None and loaded.trained:
-        text, settings["routing"], unknown = text_of(loaded, workloads, seed, tokenizer)
-        loaded = replace(loaded, text=text)
+    loaded, settings, unknown = prepared(
+        loaded, workloads, seed, tokenizer, "commits logged", on_text=config.experts is not None
+    )
     block = config.block_length
     policies = [Shape(1, window, block).policy(block) for window in {1, 2, block}]
     short = seconds_to_compile([*policies, evicting_policy(block, 1, block)]) > MOST_COMPILING * budget

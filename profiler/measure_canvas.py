@@ -31,14 +31,14 @@ from .measure import (
     LoadedCanvas,
     OnProgress,
     after,
-    check_prompts,
     check_whole,
     doubted,
     heat,
     keeping,
     measured,
+    prepared,
     prompts_of,
-    text_of,
+    silent,
 )
 from .profile import Profile
 from .samples import Evidence, samples, step_features
@@ -56,7 +56,7 @@ Step = tuple[Features, float, float]  # latency and device time, s
 
 def profile_canvas(
     loaded: LoadedCanvas, *, name: str, budget: float, workloads: Mapping[str, str], max_batch: int | None = None,
-    max_context: int | None = None, seed: int = 0, tokenizer: str | None = None, on_progress: OnProgress | None = None,
+    max_context: int | None = None, seed: int = 0, tokenizer: str | None = None, on_progress: OnProgress = silent,
     laws: Sequence[CanvasLaw] = (), keep: Keep | None = None,
 ) -> tuple[Profile, Evidence]:  # fmt: skip
     """Measure a canvas model for about `budget` s and fit its profile.
@@ -66,15 +66,10 @@ def profile_canvas(
     interrupt.
     """
     config = loaded.model.config
-    check_prompts(loaded, workloads, tokenizer, "steps counted")
-    settings, unknown = loaded.settings, list[str]()
-    if loaded.trained:
-        text, settings["routing"], unknown = text_of(loaded, workloads, seed, tokenizer)
-        loaded = replace(loaded, text=text)
+    loaded, settings, unknown = prepared(loaded, workloads, seed, tokenizer, "steps counted", on_text=True)
     batch = max_batch or loaded.usual_batch(LOGGED_BATCH)
     context = min(max_context or MOST_CONTEXT, config.context_limit)
     for_steps = (STEPS_SHARE if loaded.trained else 1.0) * budget
-    progress = on_progress or (lambda what, share: None)
     measured_steps: list[Step] = []
 
     def fitted() -> tuple[Profile, Evidence]:
@@ -89,7 +84,7 @@ def profile_canvas(
 
     with keeping(keep, fitted):
         measure_steps(
-            loaded, for_steps, batch, context, seed, lambda share: progress("steps", share * for_steps / budget),
+            loaded, for_steps, batch, context, seed, lambda share: on_progress("steps", share * for_steps / budget),
             measured_steps,
         )  # fmt: skip
     profile, evidence = fitted()
@@ -99,7 +94,7 @@ def profile_canvas(
     with keeping(keep, lambda: (profile, evidence)):
         for i, (workload, file) in enumerate(prompts.items()):
             share = (budget - for_steps) / len(prompts)
-            progress(f"canvases of {workload}", (for_steps + i * share) / budget)
+            on_progress(f"canvases of {workload}", (for_steps + i * share) / budget)
             ask = prompts_of(loaded, file, seed, tokenizer) if file else random_prompts(config, seed)
             canvases = count_steps(loaded, ask, share, context, seed)
             source = f"dsim profile: {config.name} at work on {workload}, {len(canvases.request)} canvases"
@@ -138,8 +133,8 @@ def measure_steps(
         ((0.0, 0.0), (1.0, 0.0)), 0.0, layers=len(config.layers), window=windowed.window if windowed else 0
     )
     since = time.monotonic()
-    if loaded.kept is not None:
-        batches = _captured(loaded, loaded.kept, batches, pages, most_context + 2 * config.canvas_length)
+    if loaded.graph_cache is not None:
+        batches = _captured(loaded, loaded.graph_cache, batches, pages, most_context + 2 * config.canvas_length)
 
     def canvas_time() -> float:
         requests, times = [Request(0, 0.0, config.canvas_length, 2 * config.canvas_length)], list[float]()
@@ -264,6 +259,6 @@ def _served(
         loaded.clocks.sample()
         return stop()
 
-    serving = Serving(loaded.model, policy, limits, ask, draws, latency, graphs=loaded.kept, seed=seed)
+    serving = Serving(loaded.model, policy, limits, ask, draws, latency, graphs=loaded.graph_cache, seed=seed)
     done = run(serving, requests, append=take, stop=between)
     check_whole(done)

@@ -50,7 +50,7 @@ def padding_of(log: CommitLog) -> Padding | None:
     block = block_of(log)
     first = np.flatnonzero(np.diff(block, prepend=-1))
     open_ = log.masked[first].all(axis=1)  # excludes the prompt's own block
-    whole = open_ & log.committed[first].all(axis=1)
+    whole = np.asarray(log.committed[first].all(axis=1))
     _, which = np.unique(log.request[first], return_inverse=True)
     # Counted from the end, up to the first that took more than one step.
     trailing = pd.Series(whole[::-1]).groupby(which[::-1]).cummin().to_numpy(np.bool_)[::-1]

@@ -371,7 +371,7 @@ def implemented(profile: Profile, name: str) -> Profile:
 
     A data sheet without the engine's costs takes those of the shipped profile `nearest` to it.
     """
-    implementation = _held(profile, name)
+    implementation = _implementation(profile, name)
     if implementation is None:
         names = ", ".join(each.name for each in profile.implementations) or "none but its own"
         raise ProfileError(f"profile {profile.name} holds implementations: {names}; this run asks for {cut(name)}")
@@ -389,10 +389,10 @@ def implemented(profile: Profile, name: str) -> Profile:
 def as_run_by(profile: Profile, policy: Policy) -> Profile:
     """The profile with the costs of a policy's implementation, or unchanged if it has none."""
     name = implementation_of(policy)
-    return implemented(profile, name) if _held(profile, name) else profile
+    return implemented(profile, name) if _implementation(profile, name) else profile
 
 
-def _held(profile: Profile, name: str) -> Implementation | None:
+def _implementation(profile: Profile, name: str) -> Implementation | None:
     """A profile's implementation; for a data sheet also one with the costs of the `nearest` profile."""
     implementation = next((each for each in profile.implementations if each.name == name), None)
     # Named as an implementation, or this engine's already, as a scaled copy is.

@@ -211,13 +211,15 @@ def eager_launch(model: ModelShape) -> float:
 
 
 def memory_model(gpu: Gpu, model: ModelShape, tp: int, precision: Precision = BF16) -> MemoryModel:
-    of_keys = KEYS[precision.keys]
-    kv = MemoryModel(
-        tp * gpu.memory_bytes, precision.weight_bytes(model), _kv_bytes(model, tp) * of_keys // BYTES, model.vocab
+    key_bytes = KEYS[precision.keys]
+    return MemoryModel(
+        capacity_bytes=tp * gpu.memory_bytes,
+        weight_bytes=precision.weight_bytes(model),
+        kv_bytes_per_token=_kv_bytes(model, tp) * key_bytes // BYTES,
+        vocab=model.vocab,
+        window_bytes_per_token=model.window_bytes_on(tp) * key_bytes // BYTES,
+        workspace_bytes=CANVAS * model.vocab * 4 * (CANVAS_TENSORS - 1) if family(model) == "canvas" else 0,
     )
-    workspace = CANVAS * model.vocab * 4 * (CANVAS_TENSORS - 1) if family(model) == "canvas" else 0
-    windowed = model.window_bytes_on(tp) * of_keys // BYTES
-    return replace(kv, window_bytes_per_token=windowed, workspace_bytes=workspace)
 
 
 def _kv_bytes(model: ModelShape, tp: int) -> int:

@@ -65,7 +65,7 @@ def profiled(loaded: Loaded, **how: Any) -> tuple[Profile, Evidence]:
 
 @pytest.fixture
 def two_seconds_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock for budgets that passes a second at every look, of which a shape takes two: no machine is too slow."""
+    """A clock that passes a second at every look, of which a profile's shape takes two: no machine is too slow."""
     clock = SimpleNamespace(monotonic=itertools.count().__next__, strftime=time.strftime)
     monkeypatch.setattr(measure, "time", clock)
 
@@ -85,7 +85,7 @@ def test_steps_of_many_shapes_are_measured_and_one_of_them_in_every_round(
         told.append(share)
 
     measured: list[Any] = []
-    measure_steps(loaded, 2.0 * sum(rounds), measured, max_batch=4, on_progress=tell)
+    measure_steps(loaded, 8.0 * len(rounds), measured, max_batch=4, on_progress=tell)
     taken = measure._samples(measured, False)
     every = points(taken)
     assert len(whats) >= sum(rounds)
@@ -332,9 +332,9 @@ def test_a_device_is_chosen_by_its_number_and_its_pool_comes_from_what_is_free(m
     monkeypatch.setattr("dsim.profiler.measure.select", lambda device: 1_000_000_000)
     opened = open_any("tiny", "cpu")
     assert opened.memory.capacity_bytes == 1_000_000_000 < opened.device.memory_bytes
-    assert (opened.graphs, opened.kept) == (False, None)  # of a CPU's steps nothing is captured unless asked
+    assert (opened.graphs, opened.graph_cache) == (False, None)  # of a CPU's steps nothing is captured unless asked
     asked = open_any("tiny", "cpu", graphs=True)
-    assert asked.kept is asked.captured
+    assert asked.graph_cache is asked.captured
     # On a GPU they are, in bf16, unless that is refused.
     told: list[Any] = []
     for name, fake in (
