@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from scipy.optimize import nnls
 
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel, step_times
-from .pieces import Problem, Solution, search
+from .pieces import Problem, Solution, errors_of, search, solve
 from .profile import Fit, HeldOut, KindError, digits
 from .samples import (
     FEATURES,
@@ -117,11 +116,10 @@ def _host(fitted: Points) -> tuple[dict[str, float], dict[str, float]]:
             columns[name] = column
     table = np.column_stack(list(columns.values())) * weight[:, None]
     target = (fitted.latency - fitted.device) * weight
-    scale = np.linalg.norm(table, axis=0)
-    values = nnls(table / scale, target)[0] / scale
-    variance = float(((table @ values - target) ** 2).sum()) / max(1, len(target) - table.shape[1])
-    errors = np.sqrt(variance * np.diag(np.linalg.inv((table / scale).T @ (table / scale)))) / scale
-    return dict(zip(columns, values.tolist(), strict=True)), dict(zip(columns, errors.tolist(), strict=True))
+    values = solve(table, target)
+    units = dict(zip(columns, np.eye(len(columns)), strict=True))
+    errors = errors_of(table, float(((table @ values - target) ** 2).sum()), units)
+    return dict(zip(columns, values.tolist(), strict=True)), errors
 
 
 def _judged(model: LatencyModel, judges: Points) -> tuple[HeldOut, tuple[KindError, ...]]:

@@ -481,7 +481,7 @@ def serve_journal(loaded: Loaded, budget: float, *, max_batch: int | None = None
         columns, _, num_late = journal_of(serving, requests, stop, sample=loaded.clocks.sample)
         parts.append(columns)
         late += num_late
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    columns = concatenated(parts)
     device = columns["device"] if loaded.on_gpu else None
     return samples(step_features(columns, {}, mixed=False), columns["latency"], device), late
 
@@ -582,7 +582,7 @@ def log_commits(
         ("requests", "window", "commits"), progress=count,
     )  # fmt: skip
     length = np.array([r.input_length for r in requests])
-    return from_journal(block, length, lists["requests"], lists["window"], lists["commits"])
+    return from_journal(block, length, **lists)
 
 
 def check_whole(done: LiveRun) -> None:
@@ -706,10 +706,11 @@ def journal_of(
 
     done = run(serving, requests, append=append, stop=stop, **how)
     check_whole(done)
-    columns, lists = (
-        {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} for parts in (steps, rows)
-    )
-    return columns, lists, done.num_made_ready
+    return concatenated(steps), concatenated(rows), done.num_made_ready
+
+
+def concatenated(parts: Sequence[Columns]) -> Columns:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 # ---- compiling ------------------------------------------------------------------------------------------------

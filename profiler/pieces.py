@@ -5,6 +5,7 @@ grid, floor points by alternation from several starts, and the best is polished 
 of pieces. A captured graph is priced by its bucket and never on the floor.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
@@ -165,14 +166,10 @@ class Solution:
     def standard_errors(self) -> dict[str, float]:
         """Standard errors by the coefficients' profile names, from the linearised fit and its residuals."""
         table = self.jacobian()
-        norms = np.linalg.norm(table, axis=0)
-        free, scale = norms > 0.0, np.where(norms > 0.0, norms, 1.0)
-        inverse = np.linalg.pinv((table / scale).T @ (table / scale), rcond=1e-12)
-        covariance = self.squares / max(1, len(table) - int(free.sum())) * inverse / np.outer(scale, scale)
         stated, launch = self.stated(table.shape[1]), len(self.values) - 1
-        if free[launch]:
+        if table[:, launch].any():
             stated["launch"] = np.eye(table.shape[1])[launch]
-        return {name: float(np.sqrt(max(0.0, v @ covariance @ v))) for name, v in stated.items()}
+        return errors_of(table, self.squares, stated)
 
     def stated(self, size: int) -> dict[str, Floats]:
         """Profile coefficients except launch, as combinations of `size` coefficients and bends."""
@@ -244,10 +241,27 @@ def _settle(problem: Problem, bends: Floats, names: tuple[str, ...]) -> list[Sol
 
 
 def _solve(problem: Problem, bends: Floats, names: tuple[str, ...], floor: Bools) -> Floats:
-    table = problem.columns(bends, names, floor)
-    scale = np.linalg.norm(table, axis=0)
-    scale[scale == 0.0] = 1.0
-    return np.asarray(nnls(table / scale, problem.target)[0] / scale, np.float64)
+    return solve(problem.columns(bends, names, floor), problem.target)
+
+
+def solve(table: Floats, target: Floats) -> Floats:
+    """Coefficients of at least 0 whose columns sum to the target, by least squares."""
+    scale = _lengths(table)
+    return np.asarray(nnls(table / scale, target)[0] / scale, np.float64)
+
+
+def errors_of(table: Floats, squares: float, stated: Mapping[str, Floats]) -> dict[str, float]:
+    """Standard errors of combinations of the columns' coefficients, after a fit with these squared residuals."""
+    scale = _lengths(table)
+    inverse = np.linalg.pinv((table / scale).T @ (table / scale), rcond=1e-12)
+    covariance = squares / max(1, len(table) - int(table.any(axis=0).sum())) * inverse / np.outer(scale, scale)
+    return {name: float(np.sqrt(max(0.0, v @ covariance @ v))) for name, v in stated.items()}
+
+
+def _lengths(table: Floats) -> Floats:
+    """Lengths of the columns, 1 for columns of 0."""
+    lengths = np.linalg.norm(table, axis=0)
+    return np.where(lengths > 0.0, lengths, 1.0)
 
 
 def _polish(start: Solution) -> Solution:
