@@ -24,19 +24,7 @@ from dsim.live.padding import MAX_ROWS
 from dsim.live.weights import random_model
 from dsim.profiler import measure
 from dsim.profiler.clocks import Clocks
-from dsim.profiler.measure import (
-    REPEATS,
-    Loaded,
-    check_same_model,
-    default_workloads,
-    measure_cache_overhead,
-    measure_steps,
-    open_any,
-    profile_model,
-    select,
-    serve_journal,
-    uuid_of,
-)  # fmt: skip
+from dsim.profiler.measure import Loaded, check_same_model, measure_cache_overhead, measure_steps, open_any, select
 from dsim.profiler.profile import Profile, from_json, load, to_json
 from dsim.profiler.samples import Evidence, points
 from dsim.research.tiny.saved import save_model
@@ -60,7 +48,7 @@ def loaded(folder: Path) -> Loaded:
 
 def profiled(loaded: Loaded, **how: Any) -> tuple[Profile, Evidence]:
     """A profile without commits, unless told otherwise."""
-    return profile_model(loaded, **{"name": "here", "workloads": {}, "thresholds": (), "max_batch": 2} | how)
+    return measure.profile_model(loaded, **{"name": "here", "workloads": {}, "thresholds": (), "max_batch": 2} | how)
 
 
 @pytest.fixture
@@ -96,7 +84,7 @@ def test_steps_of_many_shapes_are_measured_and_one_of_them_in_every_round(
     assert {0, 1} == set((every.column("prefill_tokens") > 0).astype(int).tolist())
     assert set(every.column("batch").tolist()) <= {1, 2, 3, 4}
     assert np.isnan(taken.device).all()  # a CPU is its own host
-    assert np.bincount(taken.group).max() >= 3 * REPEATS  # the reference
+    assert np.bincount(taken.group).max() >= 3 * measure.REPEATS  # the reference
     assert told == sorted(told)
     assert told[-1] <= 1.0
 
@@ -119,7 +107,7 @@ def test_steps_of_padded_batches_are_fitted_as_the_staircase_they_are(loaded: Lo
 @pytest.mark.slow
 def test_a_journal_serves_batches_of_every_size_and_compiles_nothing(loaded: Loaded) -> None:
     for given in (loaded, replace(loaded, graphs=True)):
-        found, late = serve_journal(given, 1e3, max_batch=3)
+        found, late = measure.serve_journal(given, 1e3, max_batch=3)
         assert late == 0
         assert set(found.column("batch").tolist()) == {1.0, 2.0, 3.0}
         assert (found.column("prefill_tokens") > 0).any()
@@ -264,10 +252,10 @@ def test_a_full_sequence_profile_holds_the_cache_overhead_measured_in_a_quarter_
 
 def test_random_weights_are_not_asked_what_they_would_commit() -> None:
     loaded = open_any("tiny", "cpu")
-    assert default_workloads(loaded) == {"source": "source", "records": "records"}
-    assert default_workloads(loaded, "my/prompts.txt") == {"prompts": "my/prompts.txt"}
+    assert measure.default_workloads(loaded) == {"source": "source", "records": "records"}
+    assert measure.default_workloads(loaded, "my/prompts.txt") == {"prompts": "my/prompts.txt"}
     guess = replace(loaded, name="sdar-8b", trained=False)
-    assert default_workloads(guess) == {}
+    assert measure.default_workloads(guess) == {}
     with pytest.raises(ProfileError, match=r"the weights of sdar-8b are random"):
         profiled(guess, budget=1.0, workloads={"source": "source"}, thresholds=(0.9,))
 
@@ -281,10 +269,10 @@ def test_a_profile_of_another_model_and_a_device_that_is_not_there_are_refused(l
 
 
 def test_a_gpu_is_known_by_its_uuid_where_pytorch_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert uuid_of(torch.device("cpu")) is None
+    assert measure.uuid_of(torch.device("cpu")) is None
     for properties, said in ((SimpleNamespace(uuid="a-b"), "a-b"), (SimpleNamespace(), None)):
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, found=properties: found)
-        assert uuid_of(torch.device("cuda:1")) == said
+        assert measure.uuid_of(torch.device("cuda:1")) == said
 
 
 def test_the_clocks_of_a_profile_are_those_of_its_steps(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:

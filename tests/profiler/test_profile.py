@@ -8,20 +8,9 @@ from typing import Any
 
 import pytest
 
+from dsim.engine.commits import ImportanceDeltas
 from dsim.engine.errors import DsimError, ProfileError
-from dsim.profiler.profile import (
-    DEFAULT,
-    SHIPPED,
-    CommitFit,
-    HeldOut,
-    ImportanceDeltas,
-    MemoryModel,
-    Prediction,
-    load,
-    save,
-    shipped,
-    to_json,
-)
+from dsim.profiler.profile import DEFAULT, SHIPPED, CommitFit, MemoryModel, Prediction, load, save, shipped, to_json
 from dsim.research.calibration import profiles as shipped_profiles
 
 
@@ -66,7 +55,7 @@ def test_a_measured_profile_keeps_how_it_was_judged(tmp_path: Path) -> None:
         known,
         origin="measured",
         fit=replace(
-            known.fit, num_points=120, held_out=HeldOut(30, 0.01, 0.04), noise=0.01, drift=-0.002,
+            known.fit, num_points=120, held_out=load("h100-sdar-8b/dsim").fit.held_out, noise=0.01, drift=-0.002,
             unidentified=("launch",), doubts=("noise",),
         ),
         provenance=replace(
