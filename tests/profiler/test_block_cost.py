@@ -21,18 +21,12 @@ BLOCK_COST = 0.0075  # s
 KNOWN = LatencyModel(((32.0, 0.005), (512.0, 0.012)), 3e-5, attention=1e-9, host_request=2e-4, host_block=BLOCK_COST)
 
 
+# Prompts of 40 tokens and answers of 100: blocks from 32 to 160.
+BLOCKS = {"lmdeploy-bd32": 4, "sglang-fdfo,threshold=0.9": 4, "chunk:8": 4, "optimus,obs=true": 4, "ar": 0}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("spec", "num_blocks"),
-    [
-        # Prompts of 40 tokens and answers of 100: blocks from 32 to 160.
-        ("lmdeploy-bd32", 4),
-        ("sglang-fdfo,threshold=0.9", 4),
-        ("chunk:8", 4),
-        ("optimus,obs=true", 4),
-        ("ar", 0),
-    ],
-)
+@pytest.mark.parametrize(("spec", "num_blocks"), BLOCKS.items())
 def test_each_block_of_a_request_is_paid_once(spec: str, num_blocks: int) -> None:
     plain = load("a100-sdar-8b")
     dear = replace(plain, latency=replace(plain.latency, host_block=1.0))
