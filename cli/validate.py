@@ -187,12 +187,12 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         if isinstance(loaded, LoadedCanvas):
             workloads = {} if self.prompts is None else {Path(self.prompts).stem: self.prompts}
             return profile_canvas(loaded, workloads=workloads, **how)[0]
-        thresholds = {policy.unmasking.threshold for policy in policies if _goes_by_threshold(policy)}
+        thresholds = {
+            policy.unmasking.threshold
+            for policy in policies
+            if policy.rows.commits == "masks" and policy.unmasking.strategy == "low_confidence_dynamic"
+        }
         return profile_model(
             loaded, workloads={} if both_ways else default_workloads(loaded, self.prompts),
             thresholds=sorted(thresholds) or [0.9], both_ways=both_ways, **how,
         )[0]  # fmt: skip
-
-
-def _goes_by_threshold(policy: "Policy") -> bool:
-    return policy.rows.commits == "masks" and policy.unmasking.strategy == "low_confidence_dynamic"

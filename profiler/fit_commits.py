@@ -54,7 +54,7 @@ def fit_commits(
         raise ProfileError(f"the log holds whole blocks of {count} requests, expected at least {FEW_REQUESTS}")
     likelihood = Likelihood(_few(fitted))
     shape = _Shape(log.block_length, likelihood)
-    best = _climb(shape)
+    best = shape.climb()
     errors = shape.standard_errors(best)
     log_odds, gain, variances = shape.unpack(best)
     keys: dict[str, Any] = {
@@ -136,6 +136,13 @@ class _Shape:
         by = np.append(self.table @ gradient[:length] - 2 * ROUGH * rough, gradient[length:])
         return -value + ROUGH * float((bend**2).sum()), -by
 
+    def climb(self) -> Floats:
+        """The parameters of the greatest likelihood."""
+        start: Floats = np.append(np.linspace(0.0, -3.0, len(self.marks)), [0.0, 0.15, 0.1, 0.3])
+        options: Any = {"maxiter": 100, "ftol": 1e-8}
+        optimum = minimize(self.loss, start, jac=True, method="L-BFGS-B", bounds=self.bounds, options=options)
+        return np.asarray(optimum.x, np.float64)
+
     def standard_errors(self, x: Floats) -> dict[str, float]:
         """Standard errors of the gain, the spreads and the first log-odds, from the likelihood's curvature."""
         num, step = len(self.marks), 1e-3
@@ -154,14 +161,6 @@ class _Shape:
             for i, name in enumerate(SPREADS, num + 1)
         }
         return {"log_odds[0]": float(error[0]), "stage_gain": float(error[num]), **spread}
-
-
-def _climb(shape: _Shape) -> Floats:
-    start = np.append(np.linspace(0.0, -3.0, len(shape.marks)), [0.0, 0.15, 0.1, 0.3])
-    optimum = minimize(
-        shape.loss, start, jac=True, method="L-BFGS-B", bounds=shape.bounds, options={"maxiter": 100, "ftol": 1e-8}
-    )
-    return np.asarray(optimum.x, np.float64)
 
 
 def _match(model: CommitModel, log_odds: Floats, fitted: CommitLog) -> CommitModel:

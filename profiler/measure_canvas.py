@@ -119,8 +119,7 @@ def measure_steps(
     config, chance = loaded.model.config, np.random.default_rng(seed)
     least = 3 * config.canvas_length + 1  # per request: a token, two canvases, and one behind them
     pages = int(KV_SHARE * free_bytes(loaded)) // (PAGE * loaded.memory.kv_bytes_per_token)
-    batches = [1 << i for i in range(most_batch.bit_length())
-               if 1 << i <= most_batch and pages // (1 << i) * PAGE >= least]  # fmt: skip
+    batches = [1 << i for i in range(most_batch.bit_length()) if (pages >> i) * PAGE >= least]
     if not batches:
         raise ProfileError(
             f"{loaded.name}: {pages * PAGE} tokens of keys and values fit next to its weights, expected at least "

@@ -46,7 +46,8 @@ class Problem:
         self.weight = 1.0 / fitted.latency
         self.target = (fitted.latency if with_host else fitted.device) * self.weight
         self.linear = {name: computed.column(feature) for name, feature in LINEAR.items()}
-        short, dense = split_pairs(self.linear["attention"], self.linear["kv_read"], DENSE_FROM)
+        short = np.minimum(self.linear["attention"], DENSE_FROM * self.linear["kv_read"])
+        dense = self.linear["attention"] > short
         if dense.any() and not dense.all():
             self.linear[SHORT] = short
         if with_host:
@@ -92,9 +93,6 @@ class Solution:
     names: tuple[str, ...]
     values: Floats
     unidentified: tuple[str, ...] = ()
-
-    def on(self, problem: Problem) -> "Solution":
-        return replace(self, problem=problem)
 
     @cached_property
     def floor(self) -> Bools:
@@ -213,7 +211,7 @@ def search(problem: Problem) -> Solution:
         for floored in (False, True):
             kind = (s for s in candidates if s.floored == floored)
             for candidate in sorted(kind, key=lambda s: s.squares)[:POLISHED]:
-                polished = _polish(candidate.on(problem))
+                polished = _polish(replace(candidate, problem=problem))
                 if best is None or polished.bic < best.bic:
                     best = polished
     assert best is not None
@@ -255,7 +253,7 @@ def errors_of(table: Floats, squares: float, stated: Mapping[str, Floats]) -> di
     scale = _lengths(table)
     inverse = np.linalg.pinv((table / scale).T @ (table / scale), rcond=1e-12)
     covariance = squares / max(1, len(table) - int(table.any(axis=0).sum())) * inverse / np.outer(scale, scale)
-    return {name: float(np.sqrt(max(0.0, v @ covariance @ v))) for name, v in stated.items()}
+    return {name: float(np.sqrt(max(0.0, float(v @ covariance @ v)))) for name, v in stated.items()}
 
 
 def _lengths(table: Floats) -> Floats:
@@ -327,9 +325,3 @@ def _identified(problem: Problem, floor: Bools) -> tuple[str, ...]:
             names.append(name)
             basis = np.column_stack([basis, rest / size])
     return tuple(names)
-
-
-def split_pairs(qk_pairs: Floats, keys: Floats, dense_from: int) -> tuple[Floats, Floats]:
-    """Pairs of a key's first `dense_from` queries, and the rest; 0: all count as first."""
-    short = np.minimum(qk_pairs, dense_from * keys) if dense_from else qk_pairs
-    return short, qk_pairs - short
