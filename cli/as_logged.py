@@ -24,9 +24,8 @@ def as_logged(question: "ReplayQuestion", watch: "Watch") -> "Iterator[tuple[Rep
 
     Its files last as long as the context.
     """
-    from ..profiler.as_logged import policy_of
     from ..profiler.profile import load, save, to_json
-    from ..profiler.steplog import profile_of_log, read_log
+    from ..profiler.steplog import policy_of, profile_of_log, read_log
     from ..results.run_info import LoggedInfo
 
     for name in OTHER:

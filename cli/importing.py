@@ -62,8 +62,7 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
         from ..comparison.clients.read import read_client
         from ..engine.policy import PRESETS
         from ..files.read import printable
-        from ..profiler.as_logged import policy_of
-        from ..profiler.steplog import read_log
+        from ..profiler.steplog import policy_of, read_log
         from ..report.run import RunResult
         from ..results.run import read_run
         from ..results.run_info import FILES

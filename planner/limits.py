@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ..engine.latency import Features, LatencyModel, step_times
 from ..profiler.profile import gb
-from ..profiler.step_kinds import KINDS_OF_STEPS, kinds_of
+from ..profiler.samples import KINDS_OF_STEPS, kinds_of
 from ..sim.fleet import Fleet
 from ..sim.setting import Setting
 

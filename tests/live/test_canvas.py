@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsim.device.on_device import check_live
+from dsim.device.on_device import LiveSetting
 from dsim.engine.commits import CanvasLaw, LawDraws
 from dsim.engine.engine import Limits
 from dsim.engine.errors import ModelError, ProfileError
@@ -356,7 +356,7 @@ def test_a_canvas_model_is_measured_and_its_law_is_the_rule_s(
     assert (columns["window_kv"] < columns["sum_kv"]).any()  # texts are longer than a window
     save(found, tmp_path / "g.json")
     assert load(tmp_path / "g.json").canvas_laws == found.canvas_laws
-    check_live(Scenario("azure-conv", f"sglang-gemma,canvas_length={CANVAS}"), loaded, found, "twin")
+    LiveSetting(loaded, found, "twin").check(Scenario("azure-conv", f"sglang-gemma,canvas_length={CANVAS}"))
 
 
 @pytest.mark.slow
