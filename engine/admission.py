@@ -27,6 +27,8 @@ from .state import (
     Replica,
     Sequence,
     num_arrived,
+    running_slots,
+    step_slots,
 )
 
 
@@ -212,9 +214,9 @@ def suspend(replica: Replica, slot: int) -> None:
         if replica.status[slot, p] == CACHED:
             replica.status[slot, p] = PENDING
     left = 0
-    for i in range(counters.num_running):
-        if replica.lists[RUNNING, i] != slot:
-            replica.lists[RUNNING, left] = replica.lists[RUNNING, i]
+    for other in running_slots(replica):
+        if other != slot:
+            replica.lists[RUNNING, left] = other
             left += 1
     counters.num_running = left
     replica.lists[PREEMPTED, counters.num_preempted] = sequence.request
@@ -254,8 +256,7 @@ def leave(replica: Replica, policy: AnyPolicy) -> None:
     for i in range(ahead):
         replica.sequences[replica.lists[NEXT, i]].in_flight = True
     num = 0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         if sequence.finished:
             leaves = not sequence.in_flight
@@ -283,8 +284,8 @@ def keep_rows(replica: Replica) -> None:
     for i in range(counters.num_freed):
         request = replica.lists[FREED, i]
         computed = False
-        for k in range(counters.num_rows):
-            if replica.sequences[replica.lists[ROWS, k]].request == request:
+        for slot in step_slots(replica):
+            if replica.sequences[slot].request == request:
                 computed = True
         if not computed:
             replica.lists[FREED, left] = request
@@ -317,8 +318,7 @@ def count_rows(replica: Replica, to: int, num: int) -> None:
 def drop_finished(replica: Replica) -> None:
     counters = replica.counters
     left = 0
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         if not replica.sequences[slot].finished:
             replica.lists[RUNNING, left] = slot
             left += 1

@@ -50,7 +50,7 @@ from .numba_parts import JIT, NumbaError, save, saved
 from .part import Wrapping
 from .prefix import find_ahead, make_room, pin
 from .route import choose
-from .state import NOTHING, PREFILL_STEP, ROWS, AnyPolicy, PolicyState, Replica
+from .state import NOTHING, PREFILL_STEP, AnyPolicy, PolicyState, Replica, step_slots
 from .view import FORMS, OF_A_VIEW, asked, wrapping
 
 if TYPE_CHECKING:
@@ -127,8 +127,7 @@ def commit(replica: Replica, policy: AnyPolicy, now: float) -> None:
     committed = account(replica, now)
     commit_rows(replica, policy, now)
     prompts = 0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         if not sequence.prefilled and sequence.left == 0:
             sequence.prefilled = True

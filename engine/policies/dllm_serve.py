@@ -20,6 +20,7 @@ from ..state import (
     SCRATCH,
     PolicyState,
     Replica,
+    running_slots,
 )
 from .llada import ONE_A_STEP, PAGES
 from .sparse_dllm import SparseCache
@@ -79,8 +80,7 @@ def decide_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
     budget = fields.max_batched_tokens
     most = replica.fixed.max_batch
     used = 0
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         tokens = tokens_of_row(replica, policy, slot)
         replica.sequences[slot].num_tokens = tokens
         used += tokens
@@ -154,8 +154,7 @@ def _count_loads(replica: Replica, policy: MultiplexedState, loads: npt.NDArray[
     """Running requests' query tokens in each step of the next block, if none stalls."""
     block, each = int(replica.fixed.block), len(loads)
     loads[:] = 0
-    for i in range(replica.counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         sequence = replica.sequences[slot]
         prompt = int(sequence.prompt)
         length = prompt + canvas(int(sequence.end) - prompt, block)

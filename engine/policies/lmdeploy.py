@@ -50,6 +50,8 @@ from ..state import (
     PolicyState,
     Replica,
     num_arrived,
+    running_slots,
+    step_slots,
 )
 
 
@@ -171,13 +173,11 @@ def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> in
     """Choose prefill or decode and its sequences, without rows of a step `in_flight`."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     if in_flight != NOTHING:
-        for i in range(counters.num_rows):
-            slot = replica.lists[ROWS, i]
+        for slot in step_slots(replica):
             replica.sequences[slot].in_flight = True
     seat_arrived(replica, policy)
     ready = 0
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         if not replica.sequences[slot].in_flight:
             ready += 1
     kind = NOTHING
@@ -200,8 +200,7 @@ def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> in
             if num > 0:
                 kind = DECODE_STEP
     if in_flight != NOTHING:
-        for i in range(counters.num_rows):
-            slot = replica.lists[ROWS, i]
+        for slot in step_slots(replica):
             replica.sequences[slot].in_flight = False
     count_rows(replica, to, num)
     return kind
@@ -299,8 +298,7 @@ def _make_room(replica: Replica, policy: AnyPolicy, to: int) -> int:
     counters, fixed = replica.counters, replica.fixed
     num = 0
     total = 0
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         if not replica.sequences[slot].in_flight:
             replica.lists[to, num] = slot
             num += 1
@@ -334,21 +332,17 @@ def _pages_needed(replica: Replica, policy: GroupState, slot: int) -> int:
 @rule
 def order_by_update(replica: Replica, policy: GroupState) -> None:
     """Move the step's rows to the end: LMDeploy orders by last update (block-diffusion.md 2.1)."""
-    counters = replica.counters
     if policy.fields.preempts != UPDATED:
         return
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         sequence.in_flight = not sequence.finished
     num = 0
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         if not replica.sequences[slot].in_flight:
             replica.lists[RUNNING, num] = slot
             num += 1
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         if replica.sequences[slot].in_flight:
             replica.sequences[slot].in_flight = False
             replica.lists[RUNNING, num] = slot

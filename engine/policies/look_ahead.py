@@ -50,6 +50,8 @@ from ..state import (
     PolicyState,
     Replica,
     num_arrived,
+    running_slots,
+    step_slots,
 )
 from ..unmasking import Unmasking
 from .lmdeploy import FLAGS
@@ -176,8 +178,7 @@ def decide_look_ahead(replica: Replica, policy: AnyPolicy) -> int:
 
 @rule
 def _note_prompts(replica: Replica, policy: LookAheadState) -> None:
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence, own = replica.sequences[slot], policy.columns[slot]
         sequence.num_tokens = own.wanted
         sequence.num_keys = own.computed
@@ -282,8 +283,7 @@ def _is_long(replica: Replica, policy: LookAheadState, length: int) -> bool:
 @rule
 def _half_prefilled(replica: Replica, policy: LookAheadState) -> int:
     """The sequence with undecided chunks, or -1."""
-    for i in range(replica.counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         if policy.columns[slot].computed < policy.columns[slot].goal:
             return slot
     return -1
@@ -324,8 +324,8 @@ def _preempt(replica: Replica, policy: LookAheadState, slot: int, to: int) -> No
     """Requeue a sequence with its pages; its outcome in flight is dropped."""
     counters, record, own = replica.counters, policy.record, policy.columns[slot]
     if to == NEXT:
-        for i in range(counters.num_rows):
-            if replica.lists[ROWS, i] == slot:
+        for row in step_slots(replica):
+            if row == slot:
                 replica.sequences[slot].lost = True
     suspend(replica, slot)
     preempted(replica, policy, slot)
@@ -602,8 +602,7 @@ def _grow(replica: Replica, policy: LookAheadState, to: int, long: int) -> int:
         else:
             _preempt(replica, policy, slot, to)
     num = 0
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         if slot != long:
             replica.lists[to, num] = slot
             num += 1

@@ -53,6 +53,8 @@ from ..state import (
     Fixed,
     PolicyState,
     Replica,
+    running_slots,
+    step_slots,
 )
 from ..unmasking import Unmasking
 from ..windows import have_room, in_sight, most_in_sight, shared
@@ -152,8 +154,7 @@ class BlockSynchronous(Scheduler):
 @rule
 def round_goes_on(replica: Replica, policy: AnyPolicy) -> bool:
     """Whether a row still denoises: a round ends with a forward in which none does (2.3)."""
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         if replica.sequences[slot].phase == DENOISE:
             return True
     return False
@@ -270,8 +271,7 @@ def decide_round(replica: Replica, policy: RoundState) -> int:
             _take_on(replica, policy)
         _settle_pages(replica, policy)
         some_prefill = False
-        for i in range(counters.num_running):
-            slot = replica.lists[RUNNING, i]
+        for slot in running_slots(replica):
             if _prefills(replica, policy, slot):
                 some_prefill = True
         # SGLang would wait forever: let the last row take the spare page, and decode.
@@ -319,8 +319,7 @@ def _has_room_to_the_end(replica: Replica, policy: RoundState, request: int, slo
     block = int(fixed.block)
     pages = int(counters.pages_held)
     seen = 0
-    for i in range(counters.num_running):
-        other = replica.lists[RUNNING, i]
+    for other in running_slots(replica):
         sequence, own, end = replica.sequences[other], policy.columns[other], _canvas_end(replica, policy, other)
         pages += -(-end // int(fixed.page)) - sequence.pages - sequence.window_pages
         piece = min(int(own.goal) - int(own.computed), _largest_piece(fixed, int(sequence.prompt)))
@@ -344,8 +343,7 @@ def _largest_piece(fixed: Fixed, prompt: int) -> int:
 def _settle_pages(replica: Replica, policy: RoundState) -> None:
     """Share the last round's pages; a decoded canvas frees its pages until encoded."""
     counters, fixed = replica.counters, replica.fixed
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         sequence, own = replica.sequences[slot], policy.columns[slot]
         if own.entry != ENTERED:
             continue
@@ -367,8 +365,7 @@ def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
     """Choose a round's rows, those of earlier rounds first; returns how many decode (PrefillAdder)."""
     counters, fixed, fields, record = replica.counters, replica.fixed, policy.fields, policy.record
     record.window_held = 0
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         record.window_held += replica.sequences[slot].window_pages
     record.room = (fixed.num_pages - counters.pages_held) * fixed.page
     record.window_room = UNBOUNDED
@@ -387,8 +384,7 @@ def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
     decodes = 0
     more = True
     for turn in range(2):
-        for i in range(counters.num_running):
-            slot = replica.lists[RUNNING, i]
+        for slot in running_slots(replica):
             own = policy.columns[slot]
             prefills = _prefills(replica, policy, slot)
             if not more or (own.entry == NEW) != (turn == 1) or (some_prefill and not prefills):
@@ -581,8 +577,7 @@ def _preempt_last(replica: Replica, policy: RoundState) -> bool:
     """Preempt the last of several admitted rows; False if fewer. SGLang would have ended."""
     counters = replica.counters
     entered = 0
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         entered += policy.columns[slot].entry == ENTERED
     if entered < 2:
         return False
@@ -637,8 +632,7 @@ def plan_round(replica: Replica, policy: RoundState) -> None:
     decoded = 0
     encoded = 0
     sums = no_rows()
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence, own = replica.sequences[slot], policy.columns[slot]
         n, before = int(own.wanted), int(sequence.start)
         sequence.left = 0
@@ -706,8 +700,7 @@ def round_is_open(replica: Replica, policy: RoundState) -> bool:
     """
     if policy.fields.dllm_fdfo:
         return False
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         if replica.sequences[slot].phase == DENOISE and (policy.fields.late or not replica.committed[slot].any()):
             return True
     return False
@@ -730,8 +723,7 @@ def step_of_round(replica: Replica, policy: RoundState) -> None:
     policy.record.goes_on = holds_back(replica, policy)
     if policy.record.goes_on:
         return
-    for i in range(replica.counters.num_rows):  # an answer's last block is stored, too
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):  # an answer's last block is stored, too
         if replica.sequences[slot].finished:
             hold(replica, policy, slot, int(replica.sequences[slot].stop))
     end_group(replica, policy)

@@ -45,6 +45,8 @@ from ..state import (
     Fixed,
     PolicyState,
     Replica,
+    running_slots,
+    step_slots,
 )
 from ..windows import in_sight, most_in_sight
 from .ar import Autoregressive
@@ -249,8 +251,7 @@ def decide_budget(replica: Replica, policy: BudgetState) -> int:
     while True:  # `_fill` stands here once: each call of it is compiled for itself
         ahead = kind != NOTHING
         if ahead:
-            for i in range(counters.num_rows):
-                slot = replica.lists[ROWS, i]
+            for slot in step_slots(replica):
                 begin_row(replica, policy, slot)
             if not fields.async_scheduling:
                 return kind
@@ -427,8 +428,8 @@ def _holds_prefills(replica: Replica, policy: BudgetState) -> bool:
     record, interval = policy.record, policy.fields.prefill_schedule_interval
     if interval == 1 or record.backed_up or record.num_steps + 1 - record.last_prefill >= interval:
         return False
-    for i in range(replica.counters.num_running):
-        if not prefills(policy.columns[replica.lists[RUNNING, i]], policy.fields):
+    for slot in running_slots(replica):
+        if not prefills(policy.columns[slot], policy.fields):
             return True
     return False
 
@@ -465,8 +466,7 @@ def paged_ahead_of_tokens(replica: Replica, policy: BudgetState) -> int:
 def end_budget(replica: Replica, policy: BudgetState) -> None:
     """Settle the step's rows; free finished requests."""
     fields = policy.fields
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence, own = replica.sequences[slot], policy.columns[slot]
         own.settled = own.computed
         own.unsure = 0

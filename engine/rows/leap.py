@@ -12,7 +12,7 @@ from ..hooks import hold, paged_ahead, steady
 from ..jit import rule
 from ..journal import Journal, has_room, record_again
 from ..latency import Cost, price
-from ..state import DENOISE, EMIT_END, MASKED, NO, ROWS, RUNNING, UNTIL_A_REQUEST, AnyPolicy, Replica
+from ..state import DENOISE, EMIT_END, MASKED, NO, ROWS, RUNNING, UNTIL_A_REQUEST, AnyPolicy, Replica, step_slots
 
 
 @rule
@@ -78,11 +78,10 @@ def _hold_filled(replica: Replica, policy: AnyPolicy, taken: int, ahead: int, at
 
     at: the step's place in `replica.growth`; a row fills a page `2 - ahead` steps before it takes another.
     """
-    counters, page = replica.counters, int(replica.fixed.page)
+    page = int(replica.fixed.page)
     if replica.growth[at] == 0 and (ahead == 2 or replica.growth[(at + 1) % page] == 0):
         return
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         filled = int(replica.sequences[slot].start) + taken + 1
         if filled % page == 0 or (filled + ahead - 2) % page == 0:
             hold(replica, policy, slot, filled)
@@ -133,8 +132,8 @@ def _prepare(replica: Replica, ahead: int) -> tuple[int, int]:
     emits = replica.fixed.emit != EMIT_END
     emitting = 0
     most = 1 << 30
-    for i in range(counters.num_rows):
-        sequence = replica.sequences[replica.lists[ROWS, i]]
+    for slot in step_slots(replica):
+        sequence = replica.sequences[slot]
         most = min(most, sequence.stop - sequence.start - 2)
         left = sequence.answer - sequence.prompt - sequence.emitted
         if emits and left > 0:
@@ -156,8 +155,8 @@ def _settle(replica: Replica, taken: int, now: float, ahead: int) -> None:
     """Bring the rows up to date at the end of a leap's last step."""
     counters, page = replica.counters, int(replica.fixed.page)
     emits = replica.fixed.emit != EMIT_END
-    for i in range(counters.num_rows):
-        sequence = replica.sequences[replica.lists[ROWS, i]]
+    for slot in step_slots(replica):
+        sequence = replica.sequences[slot]
         outcome = replica.requests[sequence.request]
         sequence.pages = max(sequence.pages, -(-(sequence.start + taken - 1 + ahead) // page))
         sequence.start += taken
@@ -202,8 +201,8 @@ def take_alike(replica: Replica, how_long: int, most: int, journal: Journal, hor
     if taken > 0:
         counters.clock = now
         _count_steps(replica, began, now, waiting, submitted, 0, int(counters.num_rows), taken)
-        for i in range(counters.num_rows):
-            sequence = replica.sequences[replica.lists[ROWS, i]]
+        for slot in step_slots(replica):
+            sequence = replica.sequences[slot]
             outcome = replica.requests[sequence.request]
             outcome.num_forwards += taken
             outcome.num_computed += taken * sequence.num_retained
@@ -223,8 +222,7 @@ def leap_canvases(
     if taken == 0:
         return
     counters.fruitless += taken
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         replica.sequences[slot].fruitless += taken
         status, evaluations, window = replica.status[slot], replica.evaluations[slot], replica.window[slot]
         for p in range(len(status)):

@@ -27,7 +27,19 @@ from ..hooks import (
 )
 from ..jit import is_ours, plain, rule
 from ..part import Cache, Policy, Scheduler
-from ..state import EMIT_END, EMIT_STEP, IDLE, MASKED, PENDING, ROWS, AnyPolicy, PolicyState, Replica, Sequence
+from ..state import (
+    EMIT_END,
+    EMIT_STEP,
+    IDLE,
+    MASKED,
+    PENDING,
+    ROWS,
+    AnyPolicy,
+    PolicyState,
+    Replica,
+    Sequence,
+    step_slots,
+)
 from ..view import asked
 from .blocks import next_block
 from .kind import Kind
@@ -224,8 +236,8 @@ def _extent(sequence: Sequence, block: int) -> tuple[int, int, int]:
 def _longest(replica: Replica) -> tuple[int, int, int]:
     """The same for a padded batch, whose rows are at the same block, finished ones included."""
     prompt = canvases = furthest = 0
-    for i in range(replica.counters.num_rows):
-        own, length, start = _extent(replica.sequences[replica.lists[ROWS, i]], int(replica.fixed.block))
+    for slot in step_slots(replica):
+        own, length, start = _extent(replica.sequences[slot], int(replica.fixed.block))
         prompt = max(prompt, own)
         canvases = max(canvases, length - own)
         furthest = max(furthest, start - own)
@@ -241,8 +253,7 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
     whole = 0
     whole_pairs = 0
     sums = no_rows()
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         prompt, length, start = longest if fields.pads else _extent(sequence, block)
         phase, tokens, keys = work(prompt, length, start, int(sequence.steps), int(sequence.block_steps), block, fields)
@@ -266,8 +277,7 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
 def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
     """Apply rows' commits; return complete blocks, or a static batch's answers at its end."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         if not sequence.prefilled:
             sequence.prefilled = True
@@ -286,8 +296,7 @@ def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
     if fixed.emit == EMIT_STEP:
         emit_prefixes(replica, now)
     gaps = 0.0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         if sequence.stop == sequence.prompt:
             finish(replica, slot, now)
@@ -310,15 +319,13 @@ def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
 def _end_together(replica: Replica, policy: PassState, now: float) -> None:
     """Move a static batch to its next block; return answers when its longest request is done."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         if replica.sequences[slot].start < replica.sequences[slot].stop and (
             has_masks(replica, slot, fixed.block) or _once_more(replica.sequences[slot].block_steps, fields)
         ):
             return
     goes_on = False
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         if sequence.start < sequence.stop:
             next_block(replica, policy, slot)
@@ -329,8 +336,7 @@ def _end_together(replica: Replica, policy: PassState, now: float) -> None:
         return
     counters.num_group = -1
     gaps = 0.0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         tokens = int(sequence.answer) - int(sequence.prompt)
         if tokens > 0:
