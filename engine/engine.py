@@ -79,6 +79,11 @@ class Limits:
     kv_bytes: int = 1  # ... and in all others
 
 
+def _counter(name: str) -> Any:
+    """A whole number of state.Counters as a property."""
+    return property(lambda engine: int(engine._counters[name]))
+
+
 class Engine:
     """One replica's scheduler and its sequences' state.
 
@@ -153,34 +158,20 @@ class Engine:
 
     # ---- for drivers and routers -----------------------------------------------------------------------------
 
-    @property
-    def num_waiting(self) -> int:
-        """Queued requests."""
-        return int(self._counters["num_waiting"])
-
-    @property
-    def num_running(self) -> int:
-        return int(self._counters["num_running"])
-
-    @property
-    def outstanding_tokens(self) -> int:
-        """Tokens still to prefill or return, of unfinished requests."""
-        return int(self._counters["outstanding_tokens"])
-
-    @property
-    def expected_tokens(self) -> int:
-        """outstanding_tokens by estimated answer lengths, for routers."""
-        return int(self._counters["expected_tokens"])
+    num_waiting = _counter("num_waiting")  # queued requests
+    num_running = _counter("num_running")
+    outstanding_tokens = _counter("outstanding_tokens")  # still to prefill or return, of unfinished requests
+    expected_tokens = _counter("expected_tokens")  # ... by estimated answer lengths, for routers
+    pages_held = _counter("pages_held")
+    submitted = _counter("submitted")  # requests, rejected ones included
+    num_steps = _counter("num_steps")
+    num_completed = _counter("completed")
 
     @property
     def queued_prompt_tokens(self) -> int:
         """Prompt tokens of queued requests; those with KV from a link excluded."""
         requests = self._arrays.queue[self._places(), 0]
         return int(self._arrays.asked.input_length[requests].sum() - self._arrays.requests["arrived"][requests].sum())
-
-    @property
-    def pages_held(self) -> int:
-        return int(self._counters["pages_held"])
 
     @property
     def num_pages(self) -> int:
@@ -195,15 +186,6 @@ class Engine:
     @property
     def page_size(self) -> int:
         return self.policy.memory.page_size
-
-    @property
-    def submitted(self) -> int:
-        """Requests submitted, rejected ones included."""
-        return int(self._counters["submitted"])
-
-    @property
-    def num_steps(self) -> int:
-        return int(self._counters["num_steps"])
 
     @property
     def clock(self) -> float:
@@ -687,10 +669,6 @@ class Engine:
             if until_finish and counters["num_done"] > 0:
                 return core.FINISHED
         return core.PAUSED
-
-    @property
-    def num_completed(self) -> int:
-        return int(self._counters["completed"])
 
     # ---- room ------------------------------------------------------------------------------------------------
 

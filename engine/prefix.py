@@ -166,7 +166,6 @@ class PrefixMemory(PagedMemory):
         bool, "reuse the pages of requests that begin alike (needs a trace with hash_ids or sessions)"
     ] = False
 
-    neutral = PagedMemory.neutral | {"prefix_caching"}
     columns = columns_of(SharedColumns)
 
     def check(self, policy: Policy) -> None:
@@ -203,8 +202,6 @@ class RetainedMemory(PrefixMemory):
         Range(0),
         "tokens, a multiple of page_size: layers with a window also keep pages at these distances; 0: none",
     ] = 0
-
-    neutral = PrefixMemory.neutral | {"prefix_cache_retention_interval"}
 
     def check(self, policy: Policy) -> None:
         super().check(policy)

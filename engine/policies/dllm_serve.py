@@ -54,7 +54,6 @@ class PhaseMultiplexed(PassScheduler):
     hold_behind_stalled: Annotated[bool, "requests behind a refresh that does not fit do not run either"] = True
     look_ahead: Annotated[bool, "admit only requests that fit every step of the next block"] = False
 
-    neutral = frozenset({"max_batched_tokens", "max_batch", "max_num_logits", "hold_behind_stalled", "look_ahead"})
     first_token = True
 
     @property

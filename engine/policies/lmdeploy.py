@@ -92,13 +92,6 @@ class Continuous(Scheduler):
         str, Choice(PREEMPTS), "which sequence loses its pages: the last updated, or the last admitted"
     ] = "updated"
 
-    neutral = frozenset(
-        {
-            "max_batch", "max_prefill_tokens", "num_loops", "prefill_interval", "decide_ahead", "reserve_past_end",
-            "preempts",
-        }
-    )  # fmt: skip
-
     def check(self, policy: Policy) -> None:
         if policy.commits_by == "acceptance" and self.num_loops not in (None, 1):
             raise PolicyError(f"{policy.name}: num_loops is {self.num_loops}, expected 1 for one token a step")

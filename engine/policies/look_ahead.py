@@ -119,12 +119,6 @@ class LookAhead(Scheduler):
     )
     opt_ttft_aging_sec: Annotated[float, Range(0), "waiting time that counts as one chunk less (s)"] = 2.0
 
-    neutral = frozenset(
-        {
-            "max_batch", "max_prefill_tokens", "prefill_interval", "opt_ttft_short_turns", "opt_ttft_policy",
-            "opt_ttft_aging_sec",
-        }
-    )  # fmt: skip
     hides_host = True
     columns = columns_of(LookAheadColumns)
 

@@ -115,8 +115,6 @@ class TwoPools(PagedMemory):
         "tokens in the pool of layers with a window, per token in that of the others",
     ] = 0.8
 
-    neutral = PagedMemory.neutral | {"swa_full_tokens_ratio"}
-
     def pools(self, num_pages: int, window_bytes: int, kv_bytes: int) -> tuple[int, int]:
         ratio, page = self.swa_full_tokens_ratio, self.page_size
         full = int(num_pages * kv_bytes / (kv_bytes + ratio * window_bytes))
@@ -130,8 +128,6 @@ class BlockSynchronous(Scheduler):
 
     max_batch: Annotated[int | None, Range(1), "running sequences; none: the device's default"] = None
     max_prefill_tokens: Annotated[int, Range(1), "padded prompt tokens of one prefill"] = 4096
-
-    neutral = frozenset({"max_batch", "max_prefill_tokens"})
 
     def check(self, policy: Policy) -> None:
         if policy.eviction.evicts or not policy.granularity.whole_block:
@@ -184,9 +180,6 @@ class Rounds(Scheduler):
         False
     )
 
-    neutral = frozenset(
-        {"max_running_requests", "dllm_fdfo", "max_prefill_tokens", "prefill_blocks_per_round", "ignore_eos"}
-    )
     pieces = True
     frees_windows = True
     columns = columns_of(RoundColumns)

@@ -115,12 +115,6 @@ class TokenBudget(Scheduler):
     ] = 1
     async_scheduling: Annotated[bool, "decide a step when the previous one begins, before its outcome is known"] = True
 
-    neutral = frozenset(
-        {
-            "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "enable_chunked_prefill",
-            "scheduler_reserve_full_isl", "watermark", "prefill_schedule_interval", "async_scheduling",
-        }
-    )  # fmt: skip
     pieces = True
     idles_finished = True
     narrows_canvases = True
