@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import llvmlite.binding as llvm
+from numba.core.codegen import ll
 
 from .garbage import uncollected
 
@@ -26,7 +26,7 @@ except ImportError:  # Windows: a user's folders are private
 ROOT = 0  # user id
 # LLVM's callbacks into Python while it makes or loads code.
 CALLBACKS = {
-    llvm.ExecutionEngine._raw_object_cache_notify.__code__, llvm.ExecutionEngine._raw_object_cache_getbuffer.__code__,
+    ll.ExecutionEngine._raw_object_cache_notify.__code__, ll.ExecutionEngine._raw_object_cache_getbuffer.__code__,
 }  # fmt: skip
 
 

@@ -160,7 +160,7 @@ def begin(replica: Replica, kind: int, now: float) -> None:
 @rule
 def _count_windows(replica: Replica) -> None:
     """Count keys that rows see in layers with a window."""
-    counters, window, one = replica.counters, int(replica.fixed.window), replica.fixed.block == 1
+    counters, window, one = replica.counters, replica.fixed.window, replica.fixed.block == 1
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         tokens, keys = int(sequence.num_tokens), int(sequence.num_keys)
@@ -235,7 +235,7 @@ def account(replica: Replica, now: float) -> int:
         return all_committed
     if counters.evicting:
         counters.total_evicted += counters.tokens - retained
-    count_decode_steps(replica, total, int(counters.num_rows) - prompts, 1)
+    count_decode_steps(replica, total, counters.num_rows - prompts, 1)
     return all_committed
 
 

@@ -86,19 +86,23 @@ def bind(
         return in_python(function, answers)
     folder, ours, copy = _folder(function, answers, kinds), is_ours(function), _copy(function, {})
 
+    @cache
     def link() -> None:
         copy.__globals__.update(_called(function, _by_id(answers), {}, compiled=True))
 
-    if not is_kept(function, answers, kinds):  # else callees are bound only if the code on disk is damaged
+    is_safe = False
+    with suppress(OSError):  # not writable
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_safe = is_own(folder)
+    if not (is_safe and is_kept(function, answers, kinds)):  # else callees are bound only if the code is damaged
         _forget_old(folder.parent)
         on_new()
         link()
     model = "numpy" if ours else "python"
     made = njit(error_model=model, boundscheck=not ours, nogil=nogil, _nrt=allocates)(copy)
     made.compile = compiling(folder)(made.compile)
-    with suppress(OSError, RuntimeError):  # not writable: each process compiles
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if is_own(folder):
+    if is_safe:
+        with suppress(RuntimeError):  # not writable meanwhile
             keep(made, copy, folder, allocates, link)
     return made  # type: ignore[no-any-return]
 

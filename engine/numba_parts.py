@@ -251,7 +251,7 @@ def keep(made: Any, function: Callable[..., Any], folder: Path, allocates: bool,
 class _Names(caching.CompileResultCacheImpl):  # type: ignore[misc]
     """Only Python calls the code: of its LLVM module the names are enough."""
 
-    _locator_classes: ClassVar[list[Any]] = caching.CompileResultCacheImpl._locator_classes[:1]  # by `CACHE_DIR`
+    _locator_classes: ClassVar[list[Any]] = caching.CompileResultCacheImpl._locator_classes[:1]  # type: ignore[misc]
 
     def reduce(self, data: Any) -> Any:
         (name, kind, (code, _)), *others = super().reduce(data)

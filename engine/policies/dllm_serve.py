@@ -123,7 +123,7 @@ def length_of_head(replica: Replica) -> int:
     """Prompt and canvas of the first waiting request, in tokens."""
     request, _ = head(replica)
     return int(replica.asked.input_length[request]) + canvas(
-        int(replica.asked.max_tokens[request]), int(replica.fixed.block)
+        int(replica.asked.max_tokens[request]), replica.fixed.block
     )
 
 
@@ -151,7 +151,7 @@ def _let_in(replica: Replica, policy: MultiplexedState, num: int, used: int, bud
 @rule
 def _count_loads(replica: Replica, policy: MultiplexedState, loads: npt.NDArray[np.int64]) -> None:
     """Running requests' query tokens in each step of the next block, if none stalls."""
-    block, each = int(replica.fixed.block), len(loads)
+    block, each = replica.fixed.block, len(loads)
     loads[:] = 0
     for slot in running_slots(replica):
         sequence = replica.sequences[slot]
@@ -177,7 +177,7 @@ def _has_room(
         for h in range(len(loads)):
             tokens = 0
             if h < lasts:
-                _, tokens, _ = work(prompt, length, prompt, h, h, int(replica.fixed.block), policy.fields)
+                _, tokens, _ = work(prompt, length, prompt, h, h, replica.fixed.block, policy.fields)
             if not add and loads[h] + tokens > budget:
                 return False
             if add:

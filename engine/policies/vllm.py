@@ -287,7 +287,7 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
             continue
         end = before + n
         needed = max(int(sequence.pages), _pages_to(fixed, fields, end))
-        seen = in_sight(fixed, own.settled, needed * int(fixed.page))
+        seen = in_sight(fixed, own.settled, needed * fixed.page)
         leave_sight(replica, policy, slot, int(own.settled))
         more = needed - sequence.pages + seen - sequence.window_pages
         gone = False
@@ -331,7 +331,7 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
             break
         free = _free_for_head(replica, policy, held)
         pages = _pages_to(fixed, fields, there + n)
-        seen = in_sight(fixed, there, pages * int(fixed.page))
+        seen = in_sight(fixed, there, pages * fixed.page)
         if pages + seen > free or (
             fields.scheduler_reserve_full_isl and _pages_of_known(fixed, fields, known, there) > free
         ):
@@ -339,7 +339,7 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
         pop(replica)
         new = slot < 0
         # A next token is computed from the last known one; a canvas begins after it.
-        slot = place(replica, request, slot, known + (int(fixed.block) if fixed.block > 1 else 0), pages)
+        slot = place(replica, request, slot, known + (fixed.block if fixed.block > 1 else 0), pages)
         if new:
             placed(replica, policy, slot)
         counters.pages_held += seen
@@ -385,8 +385,8 @@ def _known_of_head(replica: Replica, policy: BudgetState) -> int:
 @rule
 def _free_for_head(replica: Replica, policy: BudgetState, held: int) -> int:
     """Pages available to the first waiting request, of whose pages others hold `held`."""
-    counters, num_pages = replica.counters, int(replica.fixed.num_pages)
-    free = num_pages - int(counters.pages_held) + held
+    counters, num_pages = replica.counters, replica.fixed.num_pages
+    free = num_pages - counters.pages_held + held
     if counters.num_running > 0:
         free -= int(policy.fields.watermark * (num_pages + 1))  # vLLM counts the empty null block
     return free
@@ -398,7 +398,7 @@ def _pages_of_known(fixed: Fixed, fields: BudgetFields, known: int, there: int) 
     at_once = fields.max_num_batched_tokens * (2 if fields.async_scheduling else 1)
     # Windows hold only the part of a cached prefix in sight.
     found = in_sight(fixed, 0, there)
-    whole = -(-known // int(fixed.page)) + max(most_in_sight(fixed, known, at_once), found)
+    whole = -(-known // fixed.page) + max(most_in_sight(fixed, known, at_once), found)
     return whole - found + in_sight(fixed, there, there)
 
 
@@ -412,7 +412,7 @@ def _head_waits(replica: Replica, policy: BudgetState) -> bool:
         return False
     known = _known_of_head(replica, policy)
     there, held = reusable(replica, policy, head(replica)[0], known - 1)
-    free = _free_for_head(replica, policy, held) + int(replica.counters.num_running)
+    free = _free_for_head(replica, policy, held) + replica.counters.num_running
     return _pages_of_known(replica.fixed, policy.fields, known, there) > free
 
 

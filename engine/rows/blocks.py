@@ -69,7 +69,7 @@ def plan_prefill(replica: Replica, policy: AnyPolicy) -> None:
         sequence.num_keys = sequence.start + replica.fixed.block
         sequence.num_tokens = sequence.num_keys
         sequence.left = 0
-    plan_pieces(replica, int(replica.fixed.max_prefill))
+    plan_pieces(replica, replica.fixed.max_prefill)
 
 
 @rule
@@ -78,7 +78,7 @@ def plan_pieces(replica: Replica, most: int) -> None:
 
     A prompt's last block is a denoising step (1.2). Prompts of more than `most` tokens take several forwards.
     """
-    block, longest, sums = int(replica.fixed.block), 0, no_rows()
+    block, longest, sums = replica.fixed.block, 0, no_rows()
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         computed, length = int(sequence.num_tokens), int(sequence.num_keys)
@@ -171,7 +171,7 @@ def count_prefixes(
 @rule
 def plan_block(replica: Replica, policy: BlockState) -> None:
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
-    block, width = int(fixed.block), int(fixed.width)
+    block, width = fixed.block, fixed.width
     counters.chunk = choose(replica, policy)
     sums = no_rows()
     for slot in step_slots(replica):
@@ -203,7 +203,7 @@ def plan_block(replica: Replica, policy: BlockState) -> None:
 def commit_block(replica: Replica, policy: BlockState, now: float) -> None:
     """Update the step's rows: settle, return complete blocks, open next ones."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
-    block, width = int(fixed.block), int(fixed.width)
+    block, width = fixed.block, fixed.width
     prefill = counters.kind == PREFILL_STEP
     learn(replica, policy, prefill)
     for slot in step_slots(replica):
@@ -240,7 +240,7 @@ def commit_block(replica: Replica, policy: BlockState, now: float) -> None:
 def _advance(replica: Replica, policy: BlockState, now: float) -> bool:
     """Return complete blocks; open the next block of rows with final KV. True if any row moved on."""
     counters, fixed = replica.counters, replica.fixed
-    block, width = int(fixed.block), int(fixed.width)
+    block, width = fixed.block, fixed.width
     gaps = 0.0
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
@@ -284,7 +284,7 @@ def _advance(replica: Replica, policy: BlockState, now: float) -> bool:
 
 @rule
 def next_block(replica: Replica, policy: AnyPolicy, slot: int) -> None:
-    sequence, block, width = replica.sequences[slot], int(replica.fixed.block), int(replica.fixed.width)
+    sequence, block, width = replica.sequences[slot], replica.fixed.block, replica.fixed.width
     sequence.start += sequence.block
     for p in range(width - block):
         replica.status[slot, p] = replica.status[slot, p + block]

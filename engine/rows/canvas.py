@@ -93,7 +93,7 @@ def plan_canvases(replica: Replica, policy: CanvasState) -> None:
         # vLLM computes the committing pass's logits and drops them.
         heads = n if sequence.phase == FLUSH and policy.fields.late else sampled
         sums = add_row(sums, sequence, n * (int(sequence.num_keys) - n) + own_pairs, heads, sampled)
-    set_features(replica, sums, 0 if sums.prompt_tokens == sums.tokens else int(replica.fixed.block))
+    set_features(replica, sums, 0 if sums.prompt_tokens == sums.tokens else replica.fixed.block)
 
 
 @rule

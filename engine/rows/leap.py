@@ -37,7 +37,7 @@ def take_tokens(
         return 0
     ahead = int(paged_ahead(replica, policy))
     emitting, most = _prepare(replica, ahead)
-    rows = int(counters.num_rows)
+    rows = counters.num_rows
     now, taken, at = counters.clock, 0, 0
     while taken < most and goes_on(replica, how_long, journal):
         if counters.pages_held + replica.growth[at] > fixed.num_pages:
@@ -78,7 +78,7 @@ def _hold_filled(replica: Replica, policy: AnyPolicy, taken: int, ahead: int, at
 
     at: the step's place in `replica.growth`; a row fills a page `2 - ahead` steps before it takes another.
     """
-    page = int(replica.fixed.page)
+    page = replica.fixed.page
     if replica.growth[at] == 0 and (ahead == 2 or replica.growth[(at + 1) % page] == 0):
         return
     for slot in step_slots(replica):
@@ -127,7 +127,7 @@ def _count_steps(
 @rule
 def _prepare(replica: Replica, ahead: int) -> tuple[int, int]:
     """The rows that return a token a step, and the steps that all rows can take; fills `replica.growth`."""
-    counters, page = replica.counters, int(replica.fixed.page)
+    counters, page = replica.counters, replica.fixed.page
     replica.growth[:] = 0
     emits = replica.fixed.emit != EMIT_END
     emitting = 0
@@ -153,7 +153,7 @@ def _prepare(replica: Replica, ahead: int) -> tuple[int, int]:
 @rule
 def _settle(replica: Replica, taken: int, now: float, ahead: int) -> None:
     """Bring the rows up to date at the end of a leap's last step."""
-    counters, page = replica.counters, int(replica.fixed.page)
+    counters, page = replica.counters, replica.fixed.page
     emits = replica.fixed.emit != EMIT_END
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
@@ -200,7 +200,7 @@ def take_alike(replica: Replica, how_long: int, most: int, journal: Journal, hor
         taken += 1
     if taken > 0:
         counters.clock = now
-        _count_steps(replica, began, now, waiting, submitted, 0, int(counters.num_rows), taken)
+        _count_steps(replica, began, now, waiting, submitted, 0, counters.num_rows, taken)
         for slot in step_slots(replica):
             sequence = replica.sequences[slot]
             outcome = replica.requests[sequence.request]
