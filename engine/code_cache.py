@@ -6,7 +6,6 @@ numba unpickles the code, which runs it: only folders that no one else can write
 import signal
 import stat
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
@@ -14,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from numba.core.codegen import ll
+from numba.core.codegen import ll  # type: ignore[attr-defined]
 
 from .garbage import uncollected
 
@@ -92,9 +91,9 @@ def _undisturbed() -> Iterator[None]:
 
     An exception in such a callback is lost together with the machine code; numba then fails or crashes.
     """
-    handlers: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():  # the only thread that handles signals
-        handlers = {int(n): handler for n in signal.valid_signals() if callable(handler := signal.getsignal(n))}
+    handlers: dict[int, Any] = {
+        int(n): handler for n in signal.valid_signals() if callable(handler := signal.getsignal(n))
+    }
     delayed: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -106,8 +105,11 @@ def _undisturbed() -> Iterator[None]:
         else:
             delayed.append(number)
 
-    for number in handlers:
-        signal.signal(number, handle)
+    try:
+        for number in handlers:
+            signal.signal(number, handle)
+    except ValueError:  # the main thread handles signals
+        handlers = {}
     try:
         yield
     finally:
