@@ -10,7 +10,7 @@ import numba
 import numpy as np
 from numba.core import caching, cgutils, config
 from numba.core.codegen import ll
-from numba.core.compiler import Compiler
+from numba.core.compiler import Compiler, Flags
 from numba.core.compiler_machinery import register_pass
 from numba.core.errors import NumbaError as NumbaError
 from numba.core.errors import TypingError as TypingError
@@ -61,8 +61,22 @@ class _LinkedLowering(NativeLowering):  # type: ignore[misc]
 register_pass(mutates_CFG=True, analysis_only=False)(_LinkedLowering)
 
 
+_DEFAULTS = {name: option.default for name, option in Flags.options.items()}
+
+
+class _Flags(Flags):  # type: ignore[misc]
+    """Flags with fast `values`: numba compares all flags at every call it types."""
+
+    def values(self) -> dict[str, Any]:
+        return _DEFAULTS | self._values
+
+
 class Linked(Compiler):  # type: ignore[misc]
     """Compiles rules that only rules call; they are optimised once, where linked."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.state.flags = _Flags(self.state.flags)
 
     def define_pipelines(self) -> Any:
         state = self.state
