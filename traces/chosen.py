@@ -37,13 +37,6 @@ def is_good(status: str) -> bool | None:
     return True if word in GOOD else False if BAD.search(word) else None
 
 
-def column_of(only: str) -> str:
-    column, equals, value = (side.strip() for side in only.partition("="))
-    if not (column and equals and value):
-        raise DsimError(f"--only is {quoted(only)}, expected model=NAME or COLUMN=VALUE")
-    return column
-
-
 def chosen(rows: Rows, form: Format, only: str | None) -> tuple[Rows, list[str]]:
     """The rows to read, and warnings of those left out. only: `model=NAME` or `COLUMN=VALUE`."""
     total = len(rows.rows)
@@ -65,10 +58,12 @@ def chosen(rows: Rows, form: Format, only: str | None) -> tuple[Rows, list[str]]
         leave(again, "repeat a request (id and time)")
     models = columns.get("model", "model")
     if only is not None:
-        column, value = column_of(only), only.partition("=")[2].strip()
+        column, _, value = (side.strip() for side in only.partition("="))
+        if not (column and value):
+            raise DsimError(f"--only is {quoted(only)}, expected model=NAME or COLUMN=VALUE")
         theirs = models if column == "model" else column
         if theirs not in columns.values():
-            check_column(rows.head(), theirs, "--only", rows.keys, rows.first)
+            check_column(rows, theirs, "--only")
         texts = np.array(texts_of(rows, theirs), object)
         counts = Counter(texts[keep])
         if value not in counts:
