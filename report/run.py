@@ -207,8 +207,8 @@ def _facts(info: RunInfo) -> list[tuple[str, str]]:
         facts.append(
             (
                 "Lengths",
-                f"{info.guessed_lengths:,} requests set no limit: the router or policy saw estimates, two of three within "
-                f"a factor of {number(GUESS_FACTOR)} of the truth",
+                f"{info.guessed_lengths:,} requests set no limit: the router or policy saw estimates, two of three "
+                f"within a factor of {number(GUESS_FACTOR)} of the truth",
             )
         )
     facts.append(("Serving", ", ".join(_serving(info))))
