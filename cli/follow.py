@@ -56,12 +56,7 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
     check_rules: A[bool, q.CHECK_RULES] = False
     seed: A[int, q.SEED] = 0
     seconds: float | None = None  # how long; None: until Ctrl-C
-    out: A[
-        str | Path,
-        Opt(
-            "Folder of samples, windows, profiles and the page; a restart continues.", "DIR", "Output", ("-o", "--out")
-        ),
-    ] = "followed"
+    out: A[str | Path, q.out("Folder of samples, windows, profiles and the page; a restart continues.")] = "followed"
 
     def answer(self, watch: Watch) -> "Answer[Following]":
         from ..files.lock import Lock

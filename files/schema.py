@@ -62,9 +62,6 @@ class FileObject:
         """The first key with a value, else the first."""
         return next((key for key in keys if self.values.get(key) is not None), keys[0])
 
-    def is_null(self, key: str) -> bool:
-        return self.values[key] is None
-
     def get(self, key: str, hint: Any, bounds: Bounds = None) -> Any:
         """As a type: plain, a dataclass, or a list, tuple or dictionary of them."""
         return self._as(key, self.values.get(key), hint, bounds)

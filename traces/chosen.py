@@ -41,7 +41,7 @@ def chosen(rows: Rows, form: Format, only: str | None) -> tuple[Rows, list[str]]
     """The rows to read, and warnings of those left out. only: `model=NAME` or `COLUMN=VALUE`."""
     total = len(rows.rows)
     keep, warnings = np.ones(total, bool), []
-    columns = {ours: theirs for theirs, ours in form.extras.items() if rows.has(theirs)}
+    columns = form.columns_of(rows)
 
     def leave(out: Sequence[bool], what: str) -> None:
         if num_out := int((keep & out).sum()):
@@ -82,7 +82,7 @@ def chosen(rows: Rows, form: Format, only: str | None) -> tuple[Rows, list[str]]
 
 def failures(rows: Rows, form: Format, warnings: list[str]) -> list[str]:
     """Why each request of a log failed, "" if it was answered; warns of unknown words."""
-    columns = {ours: theirs for theirs, ours in form.extras.items() if rows.has(theirs)}
+    columns = form.columns_of(rows)
     reasons = [""] * len(rows.rows)
     if form.is_log and "status" in columns:
         texts = texts_of(rows, columns["status"])

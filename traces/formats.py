@@ -59,6 +59,10 @@ class Format:
         have = set(keys) - {""}
         return all(have & {*name.split(" or ")} for name in (self.time, self.output, self.input))
 
+    def columns_of(self, rows: Rows) -> dict[str, str]:
+        """The tool's key of each optional column that a row may have, by our name."""
+        return {ours: theirs for theirs, ours in self.extras.items() if rows.has(theirs)}
+
     @property
     def ticks(self) -> float:
         """Per second."""

@@ -119,8 +119,8 @@ def columns_of_rows(rows: Rows, form: Format, options: Asked) -> tuple[Columns, 
         )
         answered &= num_output > 0
     extras = {}
-    for theirs, ours in form.extras.items():
-        if rows.has(theirs) and ours not in OF_LOG:
+    for ours, theirs in form.columns_of(rows).items():
+        if ours not in OF_LOG:
             values = [None if is_missing(value) else value for value in rows.values(theirs)]
             if ours in CHECKED:
                 values = cells.column(theirs, CHECKED[ours], True, None, values)
