@@ -83,7 +83,7 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
         engine = client.steps if self.log is None else read_log(Path(self.log))
         named = "server" if engine is None or engine.header.preset not in PRESETS else policy_of(engine.header)[0]
         run = measured_run(
-            client, None if self.trace is None else requested(self.trace, self.time_unit, self.columns),
+            client, None if self.trace is None else self._requested(self.trace),
             policy=printable(self.policy or named), slos=[Slo.parse(text) for text in self.slos],
             missing_passes=not self.missing_fails, replicas=self.replicas, engine=engine,
         )  # fmt: skip
@@ -101,12 +101,11 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
         )
         return Answer(value=result, lines=client_lines(about), out=self.folder, files=FILES)
 
+    def _requested(self, trace: "TraceLike") -> "Requested":
+        """The arrivals and lengths, which the client replayed."""
+        from ..comparison.clients.match import Requested
+        from ..traces import Trace, load
 
-def requested(trace: "TraceLike", time_unit: str | None, columns: str | None) -> "Requested":
-    """A trace's arrivals and lengths, which a client replayed."""
-    from ..comparison.clients.match import Requested
-    from ..traces import Trace, load
-
-    if not isinstance(trace, Trace):
-        trace = load(trace, time_unit=time_unit, columns=columns)
-    return Requested(trace.name, trace.arrival, trace.input_length, trace.output_length)
+        if not isinstance(trace, Trace):
+            trace = load(trace, time_unit=self.time_unit, columns=self.columns)
+        return Requested(trace.name, trace.arrival, trace.input_length, trace.output_length)
