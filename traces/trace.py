@@ -228,8 +228,8 @@ class Trace:
 
     def _check(self) -> None:
         """Equal lengths, sorted times, values in range."""
-        sizes = {len(self.arrival), len(self.input_length), len(self.output_length)}
-        sizes.update(len(column) for column in self.extras.values())
+        columns = (self.arrival, self.input_length, self.output_length, *self.extras.values())
+        sizes = {len(column) for column in columns}
         if len(sizes) != 1:
             raise TraceError(f"{self.name}: columns of {sorted(sizes)} rows, expected one length")
         if not len(self):
