@@ -17,9 +17,8 @@ OTHER = ("arrival", "rate", "lengths", "concurrency", "num_requests", "time_scal
 
 def as_logged(question: "ReplayQuestion", watch: "Watch") -> "tuple[ReplayQuestion, dict[str, Any]]":
     """With a step log's settings, which options override, and the run's fields that name them."""
-    from ..profiler.as_logged import policy_of
     from ..profiler.profile import load, to_json
-    from ..profiler.steplog import profile_of_log, read_log
+    from ..profiler.steplog import policy_of, profile_of_log, read_log
     from ..results.run_info import LoggedInfo
     from .objects import profile_name
 

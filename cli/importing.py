@@ -58,13 +58,11 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
     out: A[str | Path | None, q.RUN_OUT] = None
 
     def answer(self, watch: Watch) -> "Answer[RunResult]":
-        from ..comparison.clients.measured import measured_run, write_measured
+        from ..comparison.clients.measured import client_lines, measured_run, write_measured
         from ..comparison.clients.read import read_client
-        from ..comparison.clients.words import client_lines
         from ..engine.policy import PRESETS
         from ..files.read import printable
-        from ..profiler.as_logged import policy_of
-        from ..profiler.steplog import read_log
+        from ..profiler.steplog import policy_of, read_log
         from ..report.run import RunResult
         from ..results.run import read_run
         from ..results.run_info import FILES

@@ -101,7 +101,9 @@ def decoder_config(source: ConfigJson, given: Given = AS_IT_SAYS) -> ModelConfig
         check_plain(source)
     family = FAMILIES[architecture]
     section = FileObject(str(path), "", found, error=ModelError)
-    _check_fixed(section, family)
+    for key, wanted in family.fixed.items():
+        if section.values.get(key, wanted) != wanted:
+            raise section.error(key, section.values[key], shown(wanted))
     values = _values(section, family)
     heads, hidden = values["heads"], values["hidden"]
     values.setdefault("kv_heads", heads)
@@ -170,12 +172,6 @@ def _experts(path: Path, values: Mapping[str, Any]) -> Experts:
             f"{found.num} experts, and as many as {found.top_k} experts a token need"
         )
     return found
-
-
-def _check_fixed(given: FileObject, family: Family) -> None:
-    for key, wanted in family.fixed.items():
-        if given.values.get(key, wanted) != wanted:
-            raise given.error(key, given.values[key], shown(wanted))
 
 
 def _check_block(path: Path, values: dict[str, Any], given: Given) -> None:

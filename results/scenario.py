@@ -94,6 +94,8 @@ class Scenario:
     slos: tuple[str, ...] = ()
     missing_passes: bool = True
     seed: int = 0
+    slower: float = 1.0  # steps take so many times as long
+    profile_object: Profile | None = None  # in place of `profile`
     # Not part of the question.
     allow_code: AllowedCode = field(default=NO_CODE, repr=False, compare=False)
     check_rules: bool = field(default=False, repr=False, compare=False)  # Policy.checked
@@ -231,7 +233,7 @@ class Scenario:
 
     @once
     def loaded_profile(self) -> Profile:
-        """The (first pool's) profile with front end, yields and variation."""
+        """The (first pool's) profile with front end, yields, variation, and steps `slower` times as long."""
         if self.pools:
             return self._first.loaded_profile()
         profile = self.base_profile()
@@ -241,13 +243,13 @@ class Scenario:
             from ..profiler.given_yield import with_yield  # loads SciPy, as the next
 
             profile = with_yield(profile, self.yields, self.parsed_policy())
-        if not self.variation:
-            return profile
-        from ..profiler.uncertainty import varied
+        if self.variation:
+            from ..profiler.uncertainty import varied
 
-        setting = Setting(self.parsed_policy(), profile, self.workload)
-        thresholds = [model for model in setting.by_threshold.values() if model != setting.drawn]
-        return varied(profile, self.variation, setting.drawn, thresholds)
+            setting = Setting(self.parsed_policy(), profile, self.workload)
+            thresholds = [model for model in setting.by_threshold.values() if model != setting.drawn]
+            profile = varied(profile, self.variation, setting.drawn, thresholds)
+        return profile if self.slower == 1.0 else replace(profile, latency=profile.latency.scaled(self.slower))
 
     @once
     def routing(self) -> Routing:
@@ -285,7 +287,9 @@ class Scenario:
 
     @once
     def file_profile(self) -> Profile:
-        """As in its file."""
+        """As in its file, or the object."""
+        if self.profile_object is not None:
+            return self.profile_object
         name = placed(self.policy)[1] or self.profile
         return _load_profile(name, _changed(located(name)[0] or ""))
 

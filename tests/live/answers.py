@@ -3,11 +3,11 @@
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from dsim.live.model import Decoder
 from dsim.live.prompts import Tokens
+
+from .dense import Dense
 
 PARTS = 8  # passes over an answer, each masking every eighth token
 
@@ -25,15 +25,11 @@ def likelihood(model: Decoder, answer: Answer) -> float:
     block = positions // config.block_length
     seen = torch.ones_like(block[:, None] >= block) if config.both_ways else block[:, None] >= block
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-        return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)[0].transpose(0, 1)
-
     total = 0.0
     for part in range(PARTS):
         masked = positions[(positions >= answer.prompt) & ((positions - answer.prompt) % PARTS == part)]
         tokens = text.clone()
         tokens[masked] = config.mask_token
-        logs = model.logits(model(tokens, positions, attend)[masked]).float().log_softmax(dim=-1)
+        logs = model.logits(model(tokens, positions, Dense(seen))[masked]).float().log_softmax(dim=-1)
         total += float(logs.gather(1, text[masked][:, None]).sum())
     return total / (len(text) - answer.prompt)

@@ -10,7 +10,7 @@ from torch import Tensor
 from dsim.engine.policies.dllm_cache import PeriodicCache
 from dsim.engine.policies.maskkv import MaskKV
 from dsim.engine.policy import Policy
-from dsim.kernels.qk_norm_rope.reference import rotate
+from dsim.kernels.qk_norm_rope import rotate
 from dsim.live.model import Decoder, Layer
 
 from .plain_focus import norm

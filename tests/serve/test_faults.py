@@ -126,7 +126,7 @@ def test_a_request_handed_in_as_a_replica_fails_is_answered(twin: Callable[..., 
             return 0
 
     fleet._end = late  # type: ignore[method-assign]
-    fleet._router = Waits()
+    fleet.router = Waits()
     fleet.start([Fails()])
 
     async def hand_in() -> Any:
