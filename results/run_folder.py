@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -49,30 +49,6 @@ STEP_SCHEMA = pa.schema(
 )
 
 
-class StepSink:
-    def __init__(
-        self, policy: str, writer: pq.ParquetWriter, shown: str | Path, reserved: BinaryIO | None = None
-    ) -> None:
-        """reserved: the file in which each batch and the footer reserve space first."""
-        self._policy = policy
-        self._writer = writer
-        self._shown = shown
-        self._reserved = reserved
-        self._num_batches = 0
-
-    def append(self, columns: Mapping[str, Array], lists: Lists | None = None) -> None:
-        """STEP_COLUMNS, chosen ones, perhaps STEP_LISTS; best a few thousand steps."""
-        if not len(columns["step"]):
-            return
-        batch = _batch(self._writer.schema, self._policy, {**columns, **(lists or {})})
-        if self._reserved is not None:
-            self._num_batches += 1
-            footer = self._num_batches * batch.num_columns * COLUMN_FOOTER
-            with naming(self._shown):
-                reserve(self._reserved, self._reserved.tell() + 2 * batch.nbytes + footer + SPARE)
-        _write(self._writer, batch, self._shown)
-
-
 class RunWriter:
     """Builds a folder under a temporary name and moves it into place.
 
@@ -93,7 +69,7 @@ class RunWriter:
         # Arrow rejects names that are not UTF-8.
         try:
             self._files = [(self._staged.path / name).open("wb") for name in ("steps.parquet", "requests.parquet")]
-            self._keeps = room_for is not None
+            self._keeps, self._num_batches = room_for is not None, 0
             if room_for is not None:
                 row = sum(np.dtype(kind).itemsize for kind in REQUEST_COLUMNS.values())
                 reserve(self._files[1], PAGE_SPACE + room_for * row)
@@ -108,8 +84,17 @@ class RunWriter:
             raise
         self._open = True
 
-    def steps(self, policy: str) -> StepSink:
-        return StepSink(policy, self._steps, self._shown, self._files[0] if self._keeps else None)
+    def append(self, policy: str, columns: Mapping[str, Array], lists: Lists | None = None) -> None:
+        """A policy's STEP_COLUMNS, chosen ones, perhaps STEP_LISTS; best a few thousand steps."""
+        if not len(columns["step"]):
+            return
+        batch = _batch(self._steps.schema, policy, {**columns, **(lists or {})})
+        if self._keeps:
+            self._num_batches += 1
+            footer = self._num_batches * batch.num_columns * COLUMN_FOOTER
+            with naming(self._shown):
+                reserve(self._files[0], self._files[0].tell() + 2 * batch.nbytes + footer + SPARE)
+        _write(self._steps, batch, self._shown)
 
     def requests(self, policy: str, columns: Mapping[str, Array]) -> None:
         """A policy's REQUEST_COLUMNS and `more`."""
