@@ -381,7 +381,8 @@ def _beside(measured: MeasuredLog | None) -> tuple[tuple[str, ...], tuple[Sectio
         for policy, (log, predicted) in row.measured_predicted_ms.items():
             difference = predicted / log - 1
             cells[policy] = f"{number(predicted)} ms ({100 * difference:+.1f} %)"
-            furthest[policy] = max(furthest[policy], (difference, f"{row.metric} {row.stat}"), key=_size)
+            largest = (furthest[policy], (difference, f"{row.metric} {row.stat}"))
+            furthest[policy] = max(largest, key=lambda each: abs(each[0]))
         rows.append((f"{row.metric} {row.stat}", f"{number(log)} ms", *cells.values()))
     named = ", ".join(f"{policy} {100 * difference:+.1f} % ({name})" for policy, (difference, name) in furthest.items())
     counts = ", ".join({row.metric: f"{row.metric} of {row.num_timed:,}" for row in measured.beside}.values())
@@ -392,10 +393,6 @@ def _beside(measured: MeasuredLog | None) -> tuple[tuple[str, ...], tuple[Sectio
     )
     beside = table(("", "measured", *policies), rows, caption=about)
     return (sentence,), (Section("Measured beside predicted", (beside,), spoken=True),)
-
-
-def _size(difference: tuple[float, str]) -> float:
-    return abs(difference[0])
 
 
 # ---- page -----------------------------------------------------------------------------------------------------------

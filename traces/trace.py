@@ -228,8 +228,7 @@ class Trace:
 
     def _check(self) -> None:
         """Equal lengths, sorted times, values in range."""
-        columns = (self.arrival, self.input_length, self.output_length, *self.extras.values())
-        sizes = {len(column) for column in columns}
+        sizes = {len(self), len(self.input_length), len(self.output_length), *map(len, self.extras.values())}
         if len(sizes) != 1:
             raise TraceError(f"{self.name}: columns of {sorted(sizes)} rows, expected one length")
         if not len(self):
