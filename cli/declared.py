@@ -29,8 +29,8 @@ KINDS = (str, Path, int, float)  # of an option's value; the first that its type
 class Opt:
     """A field as an option.
 
-    metavar: empty for a switch. names: on the command line, if not the field's. panel: of the help. read: the value of
-    a text, from the option's name and the text; text: the default as a text.
+    metavar: empty for a switch. names: on the command line, if not the field's. panel: of the help. values: for the
+    shell's completion. read: the value of a text, from the option's name and the text; text: the default as a text.
     needs: fields, one of which must be set too, if the question has any: alone the option has no effect.
     """
 
@@ -38,6 +38,7 @@ class Opt:
     metavar: str = ""
     panel: str = "Other options"
     names: tuple[str, ...] = ()
+    values: Callable[[], Iterable[str]] | None = None
     read: Callable[[str, str], Any] | None = None
     text: str | None = None
     needs: tuple[str, ...] = ()
@@ -241,16 +242,19 @@ def _typed(field: "dataclasses.Field[Any]", hidden: bool) -> Any:
     """For Typer."""
     opt = opt_of(field)
     kind: Any = str if opt.read is not None else Path if opt.exists else _kind(field)
-    if _is_many(field):
+    values = opt.values
+    completion = None if values is None else lambda incomplete: [v for v in values() if v.startswith(incomplete)]
+    is_many = _is_many(field)
+    if is_many:
         kind = list[kind]
     if opt.metavar.startswith("[") or (field.default is dataclasses.MISSING and not opt.names):
         kind = kind if field.default is dataclasses.MISSING else kind | None
-        return typing.Annotated[kind, typer.Argument(metavar=opt.metavar, help=opt.help)]
-    if field.default in (None, ()):
+        return typing.Annotated[kind, typer.Argument(metavar=opt.metavar, help=opt.help, autocompletion=completion)]
+    if field.default is None or is_many:
         kind = kind | None
     option = typer.Option(
         *_names(field), metavar=opt.metavar or None, help=opt.help, rich_help_panel=opt.panel, envvar=opt.envvar,
-        exists=opt.exists, dir_okay=not opt.exists, hidden=hidden,
+        autocompletion=completion, exists=opt.exists, dir_okay=not opt.exists, hidden=hidden,
     )  # fmt: skip
     return typing.Annotated[kind, option]
 

@@ -44,7 +44,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         "Sequence[PolicyLike]",
         Opt(
             "A policy to compare, as elsewhere; repeat. By default those of released engines that run the model.",
-            "SPEC", "Policy and profile", ("--policy",),
+            "SPEC", "Policy and profile", ("--policy",), q.policies,
         ),
     ] = ()  # fmt: skip
     gpu: A[
@@ -82,6 +82,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
             "P",
             "Policy and profile",
             ("--profile",),
+            q.profiles,
         ),
     ] = ()
     gpu_hour: A[

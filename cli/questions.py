@@ -1,6 +1,6 @@
 """Fields that several questions share, and the scenarios that they ask about."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +25,18 @@ PANELS = (
 SPEC = "name[:value][,field=value...] or a TOML file"
 
 
+def policies() -> Iterable[str]:
+    from ..engine.policy import PRESETS
+
+    return PRESETS
+
+
+def profiles() -> Iterable[str]:
+    from ..profiler.profile import shipped
+
+    return shipped()
+
+
 def percent(name: str, text: str) -> float:
     """`2%` or `0.02`."""
     value = float_of(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
@@ -38,16 +50,18 @@ def shares(name: str, text: str) -> tuple[float, ...]:
 
 
 # Options that several questions declare, each with its own default.
-ONE_POLICY = Opt(f"{SPEC}.", "SPEC", "Policy and profile", ("--policy",))
-MANY_POLICIES = Opt(f"{SPEC}; repeat to compare.", "SPEC", "Policy and profile", ("--policy",))
-TRACE = Opt(f"A trace file, or: {', '.join(choices.TRACES)}.", "TRACE")
+ONE_POLICY = Opt(f"{SPEC}.", "SPEC", "Policy and profile", ("--policy",), policies)
+MANY_POLICIES = Opt(f"{SPEC}; repeat to compare.", "SPEC", "Policy and profile", ("--policy",), policies)
+TRACE = Opt(f"A trace file, or: {', '.join(choices.TRACES)}.", "TRACE", values=lambda: choices.TRACES)
 CHECK_RULES = Opt("A rule of your own runs checked in Python to the end, not only at first.", "", "Policy and profile")
 WORKLOAD = Opt("The profile's commit model to draw from; its first by default.", "W", "Policy and profile")
 FRONTEND = Opt(
     "Time between client and engine, both directions; the profile's by default.", "SECONDS", "Policy and profile"
 )
-EMIT = Opt(f"What reaches the client when: {', '.join(choices.EMIT)}.", "E", "SLOs and quality")
-PROFILE = Opt("A profile file, or one that `dsim profiles` lists.", "P", "Policy and profile")
+EMIT = Opt(
+    f"What reaches the client when: {', '.join(choices.EMIT)}.", "E", "SLOs and quality", values=lambda: choices.EMIT
+)
+PROFILE = Opt("A profile file, or one that `dsim profiles` lists.", "P", "Policy and profile", values=profiles)
 YIELD = Opt(
     "A yield in place of the profile's commit models: tokens a denoise step (3.2), per-forward:X, "
     "a .csv by threshold, or a step log.", "Y", "Policy and profile", ("--yield",),
@@ -58,7 +72,8 @@ LENGTHS = Opt(
     "then ,max_tokens=N: a limit for all.", "L", "Traffic",
 )  # fmt: skip
 ARRIVAL = Opt(
-    f"One of: {', '.join(choices.ARRIVALS)}; gamma and weibull with ,cv=C: of their gaps.", "A", "Traffic"
+    f"One of: {', '.join(choices.ARRIVALS)}; gamma and weibull with ,cv=C: of their gaps.", "A", "Traffic",
+    values=lambda: choices.ARRIVALS,
 )  # fmt: skip
 RATE = Opt("Requests per second; the trace's own by default.", "R", "Traffic")
 PER_REPLAY = Opt("Requests in a replay; by default enough for one pass over the trace, 6000 to 24000.", "N", "Traffic")
@@ -67,7 +82,12 @@ SLO = Opt(
     "SLOs and quality", ("--slo",),
 )  # fmt: skip
 MISSING_FAILS = Opt("A request without a metric misses bounds on it.", "", "SLOs and quality", needs=("slos",))
-ROUTER = Opt(f"One of: {', '.join(choices.ROUTERS)}; or your own: ./mine.py:ROUTER.", "R", "Fleet and price")
+ROUTER = Opt(
+    f"One of: {', '.join(choices.ROUTERS)}; or your own: ./mine.py:ROUTER.",
+    "R",
+    "Fleet and price",
+    values=lambda: choices.ROUTERS,
+)
 REPLICAS = Opt("Replicas behind the router; by default the policy file's number, or 1.", "N", "Fleet and price")
 ATTAINMENT = Opt(
     "Share of arrivals that must meet all SLOs without a statistic.", "X%", "SLOs and quality", read=percent, text="99%"
@@ -202,7 +222,7 @@ class OnFleet(InTwin):
         str,
         Opt(
             f"Which requests a prefill pool takes: {', '.join(choices.DECIDERS)}, or ./mine.py:DECIDER; then "
-            ",field=value...", "D", "Fleet and price"
+            ",field=value...", "D", "Fleet and price", values=lambda: choices.DECIDERS,
         ),
     ] = "always"  # fmt: skip
     fleet: A[

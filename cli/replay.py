@@ -45,7 +45,8 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
     scaler: A[
         str,
         Opt(
-            f"{', '.join(choices.SCALERS)}, or your own ./mine.py:SCALER; then ,field=value...", "S", "Fleet and price"
+            f"{', '.join(choices.SCALERS)}, or your own ./mine.py:SCALER; then ,field=value...", "S", "Fleet and price",
+            values=lambda: choices.SCALERS,
         ),
     ] = choices.FIXED  # fmt: skip
     startup: A[
