@@ -236,8 +236,7 @@ def read_date(key: str, value: Any) -> int:
     try:
         tick = ns_of(value)
     except ValueError as error:
-        what = f"a date and time such as {EXAMPLE}"
-        raise BadRowError(f"{key} is {shown(value)}, expected {what}") from error
+        raise BadRowError(f"{key} is {shown(value)}, expected a date and time such as {EXAMPLE}") from error
     if not 0 <= tick <= MAX_TICK:
         raise BadRowError(f"{key} is {shown(value)}, expected a date and time from 1970 to 2116")
     return tick

@@ -7,7 +7,6 @@ import numpy as np
 
 from .trace import Floats, Ints, Trace
 
-MINUTE, HOUR = 60.0, 3600.0  # s
 MOST_LISTED = 1440  # rates: a day of minutes
 MOST_WINDOWS = 10_000_000
 EQUAL = 1e-4  # a smaller variation of the gaps is the rounding of times
@@ -35,8 +34,8 @@ def describe(trace: Trace) -> dict[str, Any]:
         "zero_gaps": float((gaps == 0).mean()) if has_arrivals else None,
         "longest_gap": float(gaps.max()) if has_arrivals else None,
         "fano": {f"{w:g}": fano(trace.arrival, w) for w in FANO_WINDOWS},
-        "by_minute": rates(trace.arrival, MINUTE),
-        "by_hour": rates(trace.arrival, HOUR),
+        "by_minute": rates(trace.arrival, 60.0),
+        "by_hour": rates(trace.arrival, 3600.0),
         "input_length": describe_lengths(trace.input_length),
         "output_length": describe_lengths(trace.output_length),
         "repeated_hash_ids": repeated_hash_ids(trace),

@@ -101,9 +101,8 @@ class Trace:
         counts, wishes = self._optional
         limit, canvas, estimate, reads = ((column and column[i]) or 0 for column in counts)
         lengths = int(self.input_length[i]), int(self.output_length[i])
-        request = Request(i, float(self.arrival[i]), *lengths, limit, canvas, estimate, read_only=bool(reads))
         stated = {name: kind(column[i]) for name, kind, column in wishes if column[i] is not None}
-        return replace(request, **stated) if stated else request
+        return Request(i, float(self.arrival[i]), *lengths, limit, canvas, estimate, read_only=bool(reads), **stated)
 
     @cached_property
     def _optional(self) -> tuple[list[Any], list[tuple[str, type, list[Any]]]]:
