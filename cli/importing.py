@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Annotated as A
 
-from ..engine.errors import DsimError, cut
+from ..engine.errors import DsimError
 from . import questions as q
 from .answer import Answer
 from .declared import Opt, Question, Watch
@@ -69,8 +69,7 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
         from ..results.scenario import MAX_REPLICAS
         from ..results.slo import Slo
 
-        if not 1 <= self.replicas <= MAX_REPLICAS:
-            raise DsimError(f"replicas is {cut(self.replicas)}, expected 1 to {MAX_REPLICAS}")
+        q.check_range("replicas", self.replicas, 1, MAX_REPLICAS)
         alone = self.trace is None  # these options are then the log's
         client = read_client(
             self.file, self.columns if alone else None, self.only, self.time_unit if alone else None, self.skip_bad,

@@ -45,6 +45,12 @@ def percent(name: str, text: str) -> float:
     return value
 
 
+def check_range(name: str, value: float, low: float, high: float) -> None:
+    """DsimError outside low to high."""
+    if not low <= value <= high:
+        raise DsimError(f"{name} is {cut(value)}, expected {low} to {high}")
+
+
 def shares(name: str, text: str) -> tuple[float, ...]:
     return tuple(percent(name, part) for part in text.split(","))
 
