@@ -153,7 +153,7 @@ def _values(given: FileObject, family: Family) -> dict[str, Any]:
             values[ours] = bool(source.values[key])
         elif ours in NUMBERS:
             values[ours] = source.number(key, ABOVE_0)
-        elif not (source.is_null(key) and ours in FOLLOW):
+        elif not (source.values[key] is None and ours in FOLLOW):
             values[ours] = source.integer(key, WHOLE.get(ours, OTHERS))
     return values | dict(family.trained)
 

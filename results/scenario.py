@@ -4,7 +4,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,7 +41,6 @@ from .slo import Slo
 
 S = TypeVar("S")
 T = TypeVar("T")
-PLAIN = (str, int, float, tuple, type(None), type)
 SMALL = 1 << 28  # bytes; less is not checked
 OF_A_REPLICA, OF_A_REQUEST = 400_000, 600  # bytes (docs/reliability.md)
 
@@ -133,7 +132,7 @@ class Scenario:
 
     def located(self) -> "Scenario":
         """With absolute paths, for a process in another folder."""
-        return self.with_files(_absolute)
+        return self.with_files(lambda path: str(Path(path).absolute()))
 
     def with_files(self, place: Callable[[str], str]) -> "Scenario":
         """With `place(path)` for each file."""
@@ -149,22 +148,10 @@ class Scenario:
         pools = tuple(_pool_with_files(text, i, place) for i, text in enumerate(self.pools))
         return replace(self, **{**files, "policy": policy, **specs, "pools": pools})
 
-    def question(self) -> dict[str, Any]:
-        """The fields that decide the result; a fleet's defaults are left out."""
-        plain = not self.pools and self.scaler == FIXED
-        left_out = (
-            "allow_code",
-            "check_rules",
-            *(("pools", "scaler", "startup") if plain else ()),
-            *(() if self.links else ("links", "decider")),
-        )
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
-        nested: dict[str, Any] = {n: v for n, v in values.items() if not isinstance(v, PLAIN) and is_dataclass(v)}
-        return values | {name: asdict(value) for name, value in nested.items()}
-
     def source(self) -> Trace:
         """As in its file."""
-        return _load(self.trace, _changed(self.trace), self.time_unit, self.skip_bad, self.columns, self.only)
+        how = {name: getattr(self, name) for name in ("time_unit", "skip_bad", "columns", "only")}
+        return _load(self.trace, _changed(self.trace), **how)
 
     def longest(self) -> Trace:
         """The requests that decide whether a setting fits the memory."""
@@ -387,10 +374,6 @@ def _with_files(policy: str, place: Callable[[str], str]) -> str:
     return spec if profile is None else f"{spec}@{with_file_of(profile, place)}"
 
 
-def _absolute(path: str) -> str:
-    return str(Path(path).absolute())
-
-
 def _pool_with_files(pool: str, index: int, place: Callable[[str], str]) -> str:
     """A pool with other paths."""
     spec = PoolSpec.parse(pool, index)
@@ -544,8 +527,5 @@ def _load_profile(name: str, _changed: int) -> Profile:
 
 
 @lru_cache(maxsize=8)
-def _load(
-    trace: str, _changed: int, time_unit: str | None, skip_bad: bool, columns: str | None,
-    only: str | None,
-) -> Trace:  # fmt: skip
-    return load(trace, time_unit=time_unit, skip_bad=skip_bad, columns=columns, only=only)
+def _load(trace: str, _changed: int, **how: Any) -> Trace:
+    return load(trace, **how)

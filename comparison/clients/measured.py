@@ -223,7 +223,7 @@ def write_measured(run: MeasuredRun, folder: Path, *, force: bool = False) -> No
     with RunWriter(folder, force=force, more=CLIENT_COLUMNS) as writer:
         writer.requests(policy, run.columns)
         if run.journal is not None:
-            writer.steps(policy).append(*run.journal)
+            writer.append(policy, *run.journal)
         writer.finish(run.info, run_html)
 
 

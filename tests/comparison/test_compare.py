@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +106,12 @@ def twin(
     done = {}
     with RunWriter(folder) as writer:
         for policy in policies:
-            sink = writer.steps(policy)
             result = simulate(
                 trace or traffic(),
                 Setting(parse(policy), PROFILES[name]),
                 seed=seed,
                 replicas=replicas,
-                append=sink.append,
+                append=partial(writer.append, policy),
                 eos=manifest.get("eos", False),
             )
             result.table["status"][list(cancelled)] = CANCELLED
@@ -198,7 +197,7 @@ def live(
     )  # fmt: skip
     device = NoisyDevice(StepModel(model.latency, draws), factor)
     with RunWriter(folder) as writer:
-        recorder = StepRecorder(writer.steps(policy).append, width)
+        recorder = StepRecorder(partial(writer.append, policy), width)
         requests = [trace.request(i) for i in range(len(trace))]
         serve(engine, device, requests, recorder=recorder, clock=lambda: device.now, sleep=device.sleep)
         recorder.flush()
@@ -441,9 +440,8 @@ def moved(by: float) -> Trace:
 def without_lists(runs: Runs) -> Run:
     """A run of the twin that kept scalar columns of steps only."""
     with RunWriter(folder := runs.new()) as writer:
-        sink = writer.steps(CHUNK)
         result = simulate(
-            traffic(), Setting(parse(CHUNK), PROFILES["twin"]), append=lambda steps, lists: sink.append(steps)
+            traffic(), Setting(parse(CHUNK), PROFILES["twin"]), append=lambda steps, lists: writer.append(CHUNK, steps)
         )
         finish(writer, {CHUNK: (result.table.columns, result.totals)}, PROFILES["twin"])
     return read_run(folder)
