@@ -52,7 +52,7 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
     startup: A[
         str,
         Opt(
-            "Time to start a replica; or its parts, such as provision=240+-30,load=18, or a measured set.", "SECONDS",
+            "Time to start a replica; or its parts, such as provision=240+-30,load=18.", "SECONDS",
             "Fleet and price",
         ),
     ] = "0"  # fmt: skip

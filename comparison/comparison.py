@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from ..files.place import FolderKind
 from ..profiler.placed import placed
 from ..profiler.profile import Profile
 from ..report.page import Page
-from ..report.result import NOT_STORED, Result, frame_of
+from ..report.result import Result, frame_of
 from ..report.table import value
 from ..results.metrics import METRICS, STATS, path
 from ..results.run import Run
@@ -114,7 +114,6 @@ class Comparison(Result):
     tau: Mapping[str, float | None]  # by metric, over pairs of cells within a ranking
     bounds: tuple[Judged, ...]
     notes: tuple[str, ...]
-    runs: Any = field(default=(), metadata=NOT_STORED, compare=False)  # (predicted, measured) of each pair, for figures
 
     def page(self) -> Page:
         from .page import comparison_page
@@ -174,7 +173,6 @@ def compare_runs(
         tau=tau,
         bounds=tuple(cell.judge(bound) for bound in bounds for cell in cells),
         notes=tuple(notes),
-        runs=pairs,
     )
 
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from ..report.page import Block, Number, Page, Section, Table, Words, table
+from ..report.chart import Chart, colour
+from ..report.page import Block, Figure, Number, Page, Section, Table, Words, table
 from ..report.table import number
 from ..results.metrics import STATS
 from .comparison import PER_REQUEST, Comparison, PolicyErrors, Ranking
 from .errors import DEFINITIONS, Errors
-from .figures import of_cell, overview
 from .pairs import Pair, Side
 from .ranking import DEFINITIONS as RANKING_DEFINITIONS
 
@@ -24,13 +24,9 @@ PARTS = {
 
 
 def comparison_page(comparison: Comparison) -> Page:
-    """Figures need the runs, which a comparison read from its file lacks."""
     sections = [ranking_section(ranking, heads(comparison.pairs[0])) for ranking in comparison.rankings]
-    for i, cell in enumerate(comparison.cells):
-        pair = comparison.pairs[cell.pair]
-        blocks = cell_blocks(cell, pair)
-        if comparison.runs:
-            blocks += of_cell(i, cell, heads(pair), comparison.runs[cell.pair])
+    for cell in comparison.cells:
+        blocks = cell_blocks(cell, comparison.pairs[cell.pair])
         sections.append(Section(cell.name, tuple(blocks), spoken=True))
     facts = []
     for i, pair in enumerate(comparison.pairs):
@@ -52,6 +48,19 @@ def comparison_page(comparison: Comparison) -> Page:
         sections=tuple(sections),
         notes=(*comparison.notes, *(f"{name}: {text}" for name, text in definitions.items())),
     )
+
+
+def overview(cells: Sequence[PolicyErrors]) -> Figure:
+    chart = Chart("", "error of the mean", legend=True)
+    chart.layout["margin"]["t"] = 44
+    chart.y["tickformat"] = ".1~%"
+    names = [name for name in PER_REQUEST if any(cell.metrics[name].error["mean"] is not None for cell in cells)]
+    for i, cell in enumerate(cells):
+        chart.add(
+            "bar", x=names, y=[cell.metrics[name].error["mean"] for name in names], name=cell.name,
+            marker={"color": colour(i)}, hovertemplate=f"%{{x}} of {cell.name}: %{{y:+.2%}}",
+        )  # fmt: skip
+    return Figure("errors", "Errors of the means", "Above zero the first run's mean is larger.", chart)
 
 
 def heads(pair: Pair) -> tuple[str, str]:

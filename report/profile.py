@@ -25,12 +25,6 @@ else:
 
 HEIGHT = 340  # pixels
 MOST_KNOTS = 12  # in a sentence
-UNITS = {
-    "slope": "s/token", "attention": "s/pair", "dense_attention": "s/pair", "dense_from": "queries",
-    "kv_read": "s/key", "head": "s/row", "sample": "s/row", "launch": "s/forward", "host_step": "s/forward",
-    "host_request": "s/row", "graph_tokens": "tokens", "prompt_attention": "s/pair", "prompt_kv_read": "s/key",
-    "sequence": "s/sequence",
-}  # fmt: skip
 Facts = list[tuple[str, str]]
 
 
@@ -51,10 +45,10 @@ class Profiled(Result):
         return self.profile.doubts
 
     def page(self) -> Page:
-        """Verdict, fitted curves over points, residuals, coefficients."""
+        """Verdict, fitted curves over points, residuals."""
         profile, evidence = self.profile, self.evidence
         figures = [] if evidence is None else _of_steps(profile, evidence)
-        tables = [_coefficients(profile), *([_cache_overhead(profile)] if profile.latency.cache_overhead else [])]
+        tables = [_cache_overhead(profile)] if profile.latency.cache_overhead else []
         tables += [_predictions(fit) for fit in profile.commit_fits]
         sections = [
             Section("What a step costs", tuple(figures[1:])),
@@ -255,24 +249,6 @@ def _chart(x: str, y: str) -> Chart:
     chart = Chart(x, y, height=HEIGHT, legend=True, from_zero=False)
     chart.layout["legend"] = {"orientation": "h", "y": -0.3}
     return chart
-
-
-def _coefficients(profile: Profile) -> Table:
-    latency, errors = profile.latency, profile.fit.standard_errors or {}
-    values: dict[str, tuple[float, str]] = {}
-    for name in ("knots", "graph_knots"):
-        for k, (tokens, seconds) in enumerate(getattr(latency, name)):
-            values[f"{name}[{k}]"] = tokens, "tokens"
-            values[f"{name}[{k}][1]"] = seconds, "s"
-    values |= {name: (getattr(latency, name), unit) for name, unit in UNITS.items()}
-    rows = []
-    for name, (value, unit) in values.items():
-        error = f"{errors[name]:.2g}" if name in errors else ""
-        if name in profile.fit.unidentified:
-            error = "not identified by these steps"
-        rows.append([name.removesuffix("[1]"), unit, f"{value:.4g}", error])
-    head = ("", "", "value", "standard error")
-    return table(head, rows, title="Coefficients", left=frozenset({0, 1}), fold=True)
 
 
 def _cache_overhead(profile: Profile) -> Table:

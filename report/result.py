@@ -11,7 +11,7 @@ from ..engine.errors import DsimError
 from ..files.read import did_you_mean, quoted
 from ..results.stored import NOT_STORED as NOT_STORED
 from ..results.stored import Stored
-from .page import Figure, Page, Table, Words
+from .page import Figure, Page
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,21 +71,7 @@ class Result(Stored, ABC):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        page = self.page()
-        lines = [*page.alarms, page.answer, *page.details, *(f"{name}: {value}" for name, value in page.facts)]
-        parts = [f"<p>{escape(line)}</p>" for line in lines if line]
-        for block in (block for section in page.sections for block in section.blocks):
-            if isinstance(block, Words):
-                parts += [f"<p>{escape(line)}</p>" for line in block.lines]
-            elif isinstance(block, Table) and not block.fold:
-                parts.append(_html(block))
-        return "".join([*parts, *(f"<p>Note: {escape(note)}</p>" for note in page.notes)])
-
-
-def _html(table: Table) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row.cells)}</tr>" for row in table.rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -273,14 +273,10 @@ def _gains(tuned: "Tuned", name: str) -> Chart:
 # Sweeps
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Cells that differ only in their seed, averaged."""
 
     value: float  # NaN: every cell failed
-    low: float
-    high: float
-    num: int
     stable: bool
 
 
@@ -395,7 +391,6 @@ def _curve(
                 "symbol": ["circle" if place.stable else "x-thin" for place in along.values()],
                 "line": {"width": 2, "color": shade},
             },
-            error_y=_whiskers(list(along.values()), shown.scale),
         )  # fmt: skip
     if not values:
         return None
@@ -408,10 +403,7 @@ def _curve(
         logarithmic(chart.y)
         del chart.y["rangemode"]
     better = "" if metric == "busy_share" else f"{'Higher' if shown.better == 'high' else 'Lower'} is better; "
-    caption = f"{better}✕ is overloaded."
-    if any(place.num > 1 for place in places.values()):
-        caption += " Means over seeds, with the range."
-    return Figure(f"curve-{metric}", shown.title, caption, chart)
+    return Figure(f"curve-{metric}", shown.title, f"{better}✕ is overloaded.", chart)
 
 
 def _places(rows: Sequence[Json], names: Sequence[str], metric: str) -> dict[tuple[Any, ...], Place]:
@@ -421,19 +413,10 @@ def _places(rows: Sequence[Json], names: Sequence[str], metric: str) -> dict[tup
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
     places = {}
     for place, cells in groups.items():
-        values = [float(row[metric]) for row in cells if row.get(metric) is not None] or [math.nan]
-        num = 0 if math.isnan(values[0]) else len(values)
-        stable = not any(row.get("stable") is False for row in cells)
-        places[place] = Place(float(np.mean(values)), min(values), max(values), num, stable)
+        values = [row[metric] for row in cells if row.get(metric) is not None]
+        stable = all(row.get("stable") is not False for row in cells)
+        places[place] = Place(float(np.mean(values)) if values else math.nan, stable)
     return places
-
-
-def _whiskers(places: Sequence[Place], scale: float) -> dict[str, Any] | None:
-    if all(place.num < 2 for place in places):
-        return None
-    up = [(place.high - place.value) * scale for place in places]
-    down = [(place.value - place.low) * scale for place in places]
-    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 3}
 
 
 def _cells(sweep: "Sweep", metrics: Mapping[str, Metric]) -> Table:

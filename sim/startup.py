@@ -25,20 +25,6 @@ class Part(NamedTuple):
         return f"{self.mean:g}+-{self.std:g}" if self.std else f"{self.mean:g}"
 
 
-# Measured starts, and their sources.
-SETS: dict[str, tuple[tuple[Part, ...], str]] = {
-    "qwen3.6-35b-rtx5090": (
-        (Part("container", 16), Part("load", 18), Part("compile", 43), Part("warmup", 210)),
-        "Qwen3.6-35B NVFP4 on an RTX 5090, vLLM issue 44881 (its total is 277 s, its parts add up to 287 s)",
-    ),
-    "llama-70b-fp8-tp8": (
-        (Part("setup", 60), Part("load", 10), Part("bytecode", 15), Part("compile", 70), Part("warmup", 60)),
-        "Llama-70B FP8 on eight GPUs with a hot page cache, vLLM issue 19824; its peer-to-peer check is the set-up",
-    ),
-    "kubernetes-node": ((Part("provision", 240, 30),), "from node to serving on Kubernetes, BLIS's configuration"),
-}
-
-
 @dataclass(frozen=True)
 class Startup:
     """A replica's time to start, in parts."""
@@ -52,7 +38,7 @@ class Startup:
 
     @classmethod
     def parse(cls, text: str | float) -> "Startup":
-        """Read seconds, or items as in `provision=240+-30,load=18`, each a part or a measured set's name."""
+        """Read seconds, or items as in `provision=240+-30,load=18`."""
         seconds = float_of(str(text))
         if not math.isnan(seconds):
             return cls((Part("start", seconds),)) if seconds else cls()
@@ -60,15 +46,12 @@ class Startup:
         for item in str(text).split(","):
             shape = re.fullmatch(r"([a-z_-]+)=([0-9.eE]+)(?:\+-([0-9.eE]+))?", item)
             mean, std = (float_of(shape[2]), float_of(shape[3] or "0")) if shape else (math.nan, math.nan)
-            if item in SETS:
-                parts += SETS[item][0]
-            elif shape is None or math.isnan(mean + std):
+            if shape is None or math.isnan(mean + std):
                 raise PolicyError(
-                    f"startup is {quoted(item)}, expected seconds, PART=SECONDS[+-SD],... such as "
-                    f"provision=240+-30,load=18, or one of {', '.join(SETS)}"
+                    f"startup is {quoted(item)}, expected seconds, or PART=SECONDS[+-SD],... such as "
+                    "provision=240+-30,load=18"
                 )
-            else:
-                parts.append(Part(shape[1], mean, std))
+            parts.append(Part(shape[1], mean, std))
         return cls(tuple(parts))
 
     def __str__(self) -> str:

@@ -46,7 +46,7 @@ def test_every_cell_runs_and_shows_a_frame_or_a_figure(notebook: dict[str, Any])
         )
     frame, figure = pd.DataFrame, go.Figure
     assert kinds == [frame, frame, RunResult, frame, frame, frame, frame, figure, figure, frame, figure]
-    assert "<table" in held["run"]._repr_html_()
+    assert held["run"]._repr_html_() == f"<pre>{held['run']}</pre>"
     assert held["served"].groupby("policy", observed=True).size().tolist() == [60, 60]
 
 

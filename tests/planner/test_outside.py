@@ -115,12 +115,11 @@ def test_the_functions_take_objects_as_well_as_names() -> None:
 
 def test_a_result_shows_the_reports_rows_in_a_notebook_and_at_a_prompt() -> None:
     done = dsim.replay("azure-conv", ["ar", "ar,max_batch=4"], num_requests=20)
-    html, text = done._repr_html_(), repr(done)
+    text = repr(done)
     tables = [block for section in done.page().sections for block in section.blocks if isinstance(block, Table)]
     assert sum(len(table.rows) for table in tables) > 10
     for row in (row for table in tables for row in table.rows):
-        assert "".join(f"<td>{cell}</td>" for cell in row.cells) in html
         assert re.search(rf"^ *{re.escape(row.cells[0])} .*{re.escape(row.cells[-1])}$", text, re.MULTILINE)
     swept = dsim.sweep({"base": {"trace": "azure-conv", "num_requests": 20, "policy": "ar"}, "grid": {"rate": [1, 2]}})
     assert repr(swept).splitlines()[0].startswith("Highest stable output")
-    assert swept._repr_html_().count("<tr>") == 3
+    assert swept._repr_html_() == f"<pre>{swept}</pre>"

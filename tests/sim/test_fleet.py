@@ -20,7 +20,7 @@ from dsim.sim.link import Link
 from dsim.sim.routers import routing
 from dsim.sim.scalers import PoolView, scaling
 from dsim.sim.setting import Setting
-from dsim.sim.startup import SETS, Part, Startup
+from dsim.sim.startup import Part, Startup
 from dsim.sim.twin import RunRecords, simulate
 
 from ..worlds import SECOND, Collector, table_bytes, toy_profile, toy_trace
@@ -159,14 +159,6 @@ def test_the_parts_of_a_start_up_are_drawn_from_their_means_and_deviations() -> 
     assert startup.draw(0, 7) == draws[7] != startup.draw(1, 7)
     assert min(Startup.parse("load=1+-50").draw(0, number) for number in range(20)) == 0
     assert Startup.parse(40).draw(0, 1) == 40
-
-
-def test_a_start_up_may_name_measured_sets() -> None:
-    startup = Startup.parse("kubernetes-node,qwen3.6-35b-rtx5090,pull=5")
-    assert startup.mean == 240 + (16 + 18 + 43 + 210) + 5
-    assert {name: Startup(parts).mean for name, (parts, _) in SETS.items()} == {
-        "qwen3.6-35b-rtx5090": 287, "llama-70b-fp8-tp8": 215, "kubernetes-node": 240,
-    }  # fmt: skip
 
 
 def test_hpa_brings_the_mean_to_the_target_and_waits_before_it_scales_down() -> None:
