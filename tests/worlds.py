@@ -15,10 +15,13 @@ from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import REQUEST_COLUMNS, STEP_COLUMNS, STEP_LISTS, RequestTable
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import PRESETS, Policy, parse
+from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.profiler.profile import KindError, Profile, load, save
+from dsim.sim.setting import Setting
 from dsim.sim.step_model import StepModel
+from dsim.sim.twin import RunRecords
 from dsim.traces import Trace
 
 SECOND = LatencyModel(((0.0, 1.0),), 0.0, layers=2)  # every step takes 1 s
@@ -204,6 +207,25 @@ def journal_bytes(journal: Collector) -> dict[str, bytes]:
     steps, lists = journal.steps, journal.lists
     out = {f"step {name}": steps[name].tobytes() for name in STEP_COLUMNS}
     return out | {f"list {name}": b"".join(part.tobytes() for part in lists[name]) for name in STEP_LISTS}
+
+
+def differences(setting: Setting, result: RunRecords, journal: Collector, **how: Any) -> list[str]:
+    """What fresh engines, one a replica, say of a run's journal and table, and of pages held at the end.
+
+    how: of the engines; `on_step` hears each step.
+    """
+    columns, steps = {**result.table.columns, **(result.moves or {})}, journal.steps
+    hears = {"on_step": how.pop("on_step")} if "on_step" in how else {}
+    found: list[str] = []
+    table = RequestTable(len(result.table.rows))
+    for replica in sorted({*columns["replica"].tolist(), *steps["replica"].tolist()}):
+        engine = setting.engine(table, replica=replica, limits=result.limits, **how)
+        found += replay(engine, replica, columns, steps, journal.lists, **hears)
+        found += [f"replica {replica} holds {engine.pages_held} pages"] if engine.pages_held else []
+        if result.moves:  # a request has a row on either side
+            table = RequestTable(len(result.table.rows))
+    assert found or result.moves or table_bytes(table) == table_bytes(result.table)
+    return found
 
 
 class PlainLoop(ABC):

@@ -19,7 +19,7 @@ from dsim.sim.routers import routing
 from dsim.sim.scalers import scaling
 from dsim.sim.setting import Setting
 from dsim.sim.startup import Startup
-from dsim.sim.twin import simulate
+from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace, synth
 
 from ..engine import golden
@@ -76,10 +76,7 @@ def test_requests_known_ahead_are_served_alike(spec: str, monkeypatch: pytest.Mo
             simulate(trace, setting, seed=2, emit="step", step_by_step=by_step, threads=2, **how)
             for by_step in (True, False)
         )
-        for name, column in slow.table.columns.items():
-            assert column.tobytes() == fast.table[name].tobytes(), (how, name)
-        assert _plain(slow.totals) == _plain(fast.totals), how
-        assert slow.end == fast.end
+        check_alike(slow, fast, how)
 
 
 SCALED = (
@@ -105,10 +102,8 @@ def test_replicas_that_start_and_drain_are_run_together(scaler: str, startup: st
     slow, fast = (simulate(trace, fleet, step_by_step=by_step, drain=not whole) for by_step in (True, False))
     assert len({change.ready for change in slow.changes}) > 1, "it scales"
     assert slow.changes == fast.changes
-    assert (slow.replica_time, slow.end) == (fast.replica_time, fast.end)
-    for name, column in slow.table.columns.items():
-        assert column.tobytes() == fast.table[name].tobytes(), name
-    assert _plain(slow.totals) == _plain(fast.totals)
+    assert slow.replica_time == fast.replica_time
+    check_alike(slow, fast)
 
 
 @pytest.mark.slow
@@ -122,8 +117,7 @@ def test_threads_run_replicas_that_take_turns_alike() -> None:
         simulate(trace, fleet, threads=threads, progress=lambda ended, now: done.append((now, ended)))
         for threads in (1, 4)
     )
-    assert one.table.rows.tobytes() == many.table.rows.tobytes()
-    assert _plain(one.totals) == _plain(many.totals)
+    check_alike(one, many)
     assert done[: len(done) // 2] == done[len(done) // 2 :], "progress"
     assert done[-1][1] == len(trace)
 
@@ -185,9 +179,7 @@ def test_the_prefix_router_chooses_alike_where_it_is_compiled(
         )
         assert len(handed_over) == taken
         assert len(set(slow.table["replica"])) >= 2
-        for name, column in slow.table.columns.items():
-            assert column.tobytes() == fast.table[name].tobytes(), (how, name)
-        assert _plain(slow.totals) == _plain(fast.totals), how
+        check_alike(slow, fast, how)
 
 
 @pytest.mark.slow
@@ -230,10 +222,7 @@ def check_leaps(spec: str, emit: str, num: int, monkeypatch: pytest.MonkeyPatch,
         assert steps.totals.num_decode_steps > 2 * num / 3
         for append in (recorded, None):
             leaps = simulate(trace, setting, emit=emit, append=append, ordered=False, **how)
-            for name, column in steps.table.columns.items():
-                assert column.tobytes() == leaps.table[name].tobytes(), (how, name)
-            assert _plain(steps.totals) == _plain(leaps.totals), how
-            assert steps.end == leaps.end
+            check_alike(steps, leaps, how)
         assert single.of_replicas() == recorded.of_replicas(), how
 
 
@@ -263,6 +252,13 @@ def test_a_policy_with_parts_of_others_takes_each_step() -> None:
         assert steady in answers_of(parse(spec)), spec
     batching = Others(**vars(parse("ar").batching))
     assert steady not in answers_of(replace(parse("ar"), batching=batching))
+
+
+def check_alike(one: RunRecords, other: RunRecords, how: object = None) -> None:
+    """Two runs have the same table, bit for bit, the same totals and the same end."""
+    for name, column in one.table.columns.items():
+        assert column.tobytes() == other.table[name].tobytes(), (how, name)
+    assert (_plain(one.totals), one.end) == (_plain(other.totals), other.end), how
 
 
 def _plain(totals: StepTotals) -> dict[str, Any]:

@@ -9,10 +9,8 @@ import pytest
 
 from dsim.engine.allowed_code import allowed
 from dsim.engine.errors import CodeError, PolicyError
-from dsim.engine.journal import RequestTable
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import parse
-from dsim.engine.replay import replay
 from dsim.profiler.profile import load
 from dsim.sim.deciders import deciding
 from dsim.sim.fleet import Fleet, Pool, with_ends
@@ -23,7 +21,7 @@ from dsim.sim.setting import Setting
 from dsim.sim.startup import SETS, Part, Startup
 from dsim.sim.twin import RunRecords, simulate
 
-from ..worlds import SECOND, Collector, table_bytes, toy_profile, toy_trace
+from ..worlds import SECOND, Collector, differences, table_bytes, toy_profile, toy_trace
 
 # Every step takes 1 s: a prompt's prefill is one step, and each token after the first is another.
 ONE_AT_A_TIME = Setting(parse("ar,max_batch=1"), toy_profile(latency=SECOND))
@@ -239,10 +237,7 @@ def test_requests_are_conserved_while_replicas_come_and_go(how: dict[str, Any]) 
     result = simulate(trace, fleet, append=journal, **how)
     assert (result.table["status"] == 0).all()
     assert len({change.ready for change in result.changes}) > 2
-    requests = result.table.columns
-    for number in sorted(set(requests["replica"].tolist())):
-        engine = setting.engine(RequestTable(len(trace)), replica=number)
-        assert list(replay(engine, number, requests, journal.steps, journal.lists)) == []
+    assert differences(setting, result, journal) == []
     again = simulate(trace, fleet, **how)
     assert table_bytes(again.table) == table_bytes(result.table)
     assert again.changes == result.changes

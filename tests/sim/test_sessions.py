@@ -6,15 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsim.engine.engine import Engine
-from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
-from dsim.engine.replay import replay
 from dsim.sim.setting import Setting
 from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace
 
-from ..worlds import SECOND, Collector, table_bytes, toy_profile
+from ..worlds import SECOND, Collector, differences, toy_profile
 
 PROFILE = toy_profile(latency=SECOND)
 
@@ -53,11 +50,7 @@ def test_a_journal_of_sessions_on_several_replicas_replays_plan_for_plan(router:
     rows = [(t * 0.9371, int(rng.integers(0, 5)), int(rng.integers(1, 40)), int(rng.integers(1, 9))) for t in range(40)]
     trace = chats(*rows)
     result = run(trace, replicas=2, router=router, append=journal)
-    table, policy = RequestTable(len(trace)), parse("ar,max_batch=4")
-    for r in range(2):
-        engine = Engine(policy, result.limits, table, replica=r, latency=PROFILE.latency)
-        assert list(replay(engine, r, result.table.columns, journal.steps, journal.lists)) == []
-    assert table_bytes(table) == table_bytes(result.table)
+    assert differences(Setting(result.policy, PROFILE), result, journal) == []
     last: dict[int, float] = {}
     late = 0
     for i, (time, session, _, _) in enumerate(rows):
