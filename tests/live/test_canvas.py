@@ -19,12 +19,9 @@ from dsim.engine.engine import Limits
 from dsim.engine.errors import ModelError, ProfileError
 from dsim.engine.latency import Features
 from dsim.engine.policy import Policy, parse
-from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.live import canvas as canvas_module
-from dsim.live import session
 from dsim.live.canvas import Canvas, CanvasCache, KeyedChance, accept
-from dsim.live.canvas_executor import CanvasExecutor
 from dsim.live.canvas_graphs import GraphCanvasCache, padded
 from dsim.live.canvas_model import CanvasModel, Renoise, canvas_config, read_canvas_model
 from dsim.live.weights import source_of
@@ -38,7 +35,7 @@ from dsim.results.scenario import Scenario
 from dsim.serve.open import open_live
 
 from .checkpoints import replaced, shaken
-from .watched import serve_all
+from .watched import Texts
 
 CANVAS, VOCAB, WINDOW, PAGE = 8, 97, 12, 4
 RULES = [
@@ -223,36 +220,26 @@ VLLM = "vllm-diffusion,max_num_batched_tokens=16,max_num_seqs=3"
 EOS = tuple(range(0, VOCAB, 9))
 
 
-class Watched:
+class Watched(Texts):
     """An executor's answers, and whether it holds more pages than the engine accounts for."""
 
     def __init__(
         self, model: CanvasModel, policy: Policy, pages: int, eos: tuple[int, ...] = (), law: Any = None
     ) -> None:
-        self.requests = [Request(i, 0.0, *lengths) for i, lengths in enumerate(LENGTHS)]
         limits = Limits(pages, 256, policy.batching.max_batch or 4)
-        serving = session.Serving(model, policy, limits, prompt_of, law, eos=eos, seed=3)
-        cache = serving.forward(self.requests)
-        executor = serving.executor(cache)
-        assert isinstance(executor, CanvasExecutor)
-        assert isinstance(cache, CanvasCache)
-        self.cache, self.executor = cache, executor
-        self.answers: dict[int, list[int]] = {}
         self.steps: dict[int, int] = {}  # denoising steps of requests
-        done = serve_all(self, policy, limits, self.requests, eos=bool(eos))
-        self.engine, self.num_tokens = done.engine, done.table["num_tokens"]
-        assert (done.table["status"] == 0).all()
-        assert done.differences() == []
+        how = {"draws": law, "eos": eos, "seed": 3, "engine": {"eos": bool(eos)}}
+        super().__init__(model, policy, LENGTHS, limits, prompt_of, **how)
 
     def step(self, plan: StepPlan) -> StepOutcome:
         outcome = self.executor.step(plan)
-        full = self.cache.of[False]
+        full = self.forward.of[False]
         assert plan.preempted or (plan.phases == Phase.IDLE).any() or full.num_pages - full.num_free <= plan.pages
         for i, request in enumerate(plan.requests.tolist()):
             self.steps[request] = self.steps.get(request, 0) + int(plan.phases[i] == Phase.DENOISE)
             if outcome.committed[i].any():
                 ends = plan.end if outcome.ends is None else outcome.ends
-                self.answers[request] = self.executor.text(request, int(plan.slots[i]), int(ends[i])).tolist()
+                self.texts[request] = self.executor.text(request, int(plan.slots[i]), int(ends[i])).tolist()
         return outcome
 
 
@@ -281,11 +268,11 @@ def test_plans_answer_as_the_loop_alone_does(
     ended = 0
     for i, (p, o) in enumerate(LENGTHS):
         expected = alone(early, i, p, o, eos)
-        assert watched.answers[i] == expected, i
-        assert watched.num_tokens[i] == len(expected) - p
+        assert watched.texts[i] == expected, i
+        assert watched.done.table["num_tokens"][i] == len(expected) - p
         ended += len(expected) < p + o
     assert bool(ended) == bool(eos)
-    assert bool(watched.engine.totals.preemptions) == (pages < 200)
+    assert bool(watched.done.engine.totals.preemptions) == (pages < 200)
 
 
 def test_a_law_says_when_a_canvas_is_done(early: CanvasModel) -> None:

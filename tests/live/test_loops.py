@@ -8,12 +8,11 @@ from torch import Tensor
 
 from dsim.engine.engine import Limits
 from dsim.engine.policy import Policy, parse
-from dsim.engine.request import Request
-from dsim.live import session
+from dsim.live.config import ModelConfig
 from dsim.live.model import Decoder
 
 from .dense import SMALL, Dense, logits
-from .watched import PROMPTS, decoder, serve_all
+from .watched import PROMPTS, Texts, decoder
 from .watched import run as run_full_sequence
 
 SHIFTED = replace(SMALL, shifted=True)
@@ -27,15 +26,18 @@ def quota(block: int, steps: int, step: int) -> int:
     return block // steps + (step < block % steps)
 
 
-def texts(policy: Policy, model: Decoder, lengths: list[tuple[int, int]] = LENGTHS) -> list[list[int]]:
+def without_mask(config: ModelConfig) -> Decoder:
+    """A decoder that never predicts the mask: the published loops would go on for ever."""
+    model = decoder(config)
+    with torch.no_grad():
+        model.head.weight[config.mask_token] = 0.0
+    return model
+
+
+def texts(policy: Policy, model: Decoder) -> list[list[int]]:
     """What the executor makes of requests of a block-diffusion model."""
-    requests = [Request(i, 0.0, p, o) for i, (p, o) in enumerate(lengths)]
-    limits = Limits(200, 256, len(lengths))
-    serving = session.Serving(model, policy, limits, PROMPTS)
-    executor = serving.executor(serving.forward(requests))
-    assert (serve_all(executor, policy, limits, requests).table["status"] == 0).all()
-    slot_of = {request: slot for slot, request in executor._owner.items()}
-    return [executor.text(i, slot_of[i], p + o).tolist() for i, (p, o) in enumerate(lengths)]
+    served = Texts(model, policy, LENGTHS, Limits(200, 256, len(LENGTHS)))
+    return [served.texts[i] for i in range(len(LENGTHS))]
 
 
 def fast_dllm_v2(
@@ -66,9 +68,7 @@ def fast_dllm_v2(
 
 @pytest.mark.parametrize("threshold", [0.2, 0.5, 0.95])
 def test_fast_dllm_v2_answers_as_its_published_loop(threshold: float) -> None:
-    model = decoder(SHIFTED)
-    with torch.no_grad():  # it never predicts the mask: the published loop would go on for ever
-        model.head.weight[SHIFTED.mask_token] = 0.0
+    model = without_mask(SHIFTED)
     policy = parse(f"lmdeploy-bd32:{BLOCK},strict=true,threshold={threshold},max_batch=6,page_size=8")
     expected = [fast_dllm_v2(model, PROMPTS(i, p).tolist(), o, threshold) for i, (p, o) in enumerate(LENGTHS)]
     assert texts(policy, model) == expected
@@ -77,9 +77,7 @@ def test_fast_dllm_v2_answers_as_its_published_loop(threshold: float) -> None:
 @pytest.mark.parametrize("threshold", [0.2, 0.95])
 def test_fast_dllm_v2_finishes_small_blocks_one_after_another(threshold: float) -> None:
     config = replace(SHIFTED, block_length=8)
-    model = decoder(config)
-    with torch.no_grad():
-        model.head.weight[config.mask_token] = 0.0
+    model = without_mask(config)
     spec = f"lmdeploy-bd32:8,strict=true,threshold={threshold},max_batch=6,page_size=8"
     answers = {}
     for small in (2, 4, 8):
@@ -134,9 +132,7 @@ def dream(model: Decoder, prompt: list[int], output: int, steps: int, reuse: str
 def test_dream_answers_as_its_published_loop(spec: str, reuse: str | None, steps: int, strategy: str | None) -> None:
     # The schedule is the checkpoint's, or the policy's, whatever the checkpoint is.
     config = SHIFTED if strategy else DREAM
-    model = decoder(config)
-    with torch.no_grad():
-        model.head.weight[DREAM.mask_token] = 0.0
+    model = without_mask(config)
     strategy = "" if strategy is None else f",strategy={strategy}"
     policy = parse(f"{spec},denoising_steps={steps},block_length={BLOCK},page_size=8{strategy}")
     watched, table, *_ = run_full_sequence(policy, LENGTHS, config=config, model=model)

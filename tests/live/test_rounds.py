@@ -1,19 +1,15 @@
 """SGLang's rounds on a decoder: prompts prefilled a block a round, and tokens that change until their block is done."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from dsim.engine.engine import Limits
 from dsim.engine.policy import Policy, parse
-from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan
-from dsim.live import session
 from dsim.live.model import Decoder
 
 from .dense import SMALL, logits
-from .watched import PROMPTS, decoder, serve_all
+from .watched import PROMPTS, Texts, decoder
 
 BLOCK = 4
 # No empty prompt: its masks look alike, so which is the most confident is rounding, another on every machine.
@@ -38,27 +34,18 @@ def confident(model: Decoder, prompt: list[int], output: int) -> tuple[list[int]
     return text[: len(prompt) + output], forwards
 
 
-class Watched:
+class Watched(Texts):
     """Serves requests and keeps each one's text and its forwards that met a mask of the engine's."""
 
     def __init__(self, model: Decoder, policy: Policy) -> None:
-        requests = [Request(i, 0.0, *lengths) for i, lengths in enumerate(LENGTHS)]
-        limits = Limits(40, 256, policy.batching.max_batch or 4)
-        serving = session.Serving(model, policy, limits, PROMPTS)
-        forward: Any = serving.forward(requests)
-        self.executor, self.cache = serving.executor(forward), forward.cache
-        self.texts: dict[int, list[int]] = {}
-        self.forwards = [0] * len(requests)
-        done = serve_all(self, policy, limits, requests)
-        assert (done.table["status"] == 0).all()
-        assert done.differences() == []
+        self.forwards = [0] * len(LENGTHS)
+        super().__init__(model, policy, LENGTHS, Limits(40, 256, policy.batching.max_batch or 4))
 
     def step(self, plan: StepPlan) -> StepOutcome:
-        outcome = self.executor.step(plan)
-        assert self.cache.num_pages - self.cache.num_free <= plan.pages
+        outcome = super().step(plan)
+        assert self.forward.cache.num_pages - self.forward.cache.num_free <= plan.pages
         for i, request in enumerate(plan.requests.tolist()):
             self.forwards[request] += int(plan.phases[i] == Phase.DENOISE)
-            self.texts[request] = self.executor.text(request, int(plan.slots[i]), int(plan.end[i])).tolist()
         return outcome
 
 

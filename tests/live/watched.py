@@ -20,7 +20,7 @@ from dsim.live.config import ModelConfig
 from dsim.live.full_sequence import FullSequenceExecutor
 from dsim.live.loop import serve
 from dsim.live.model import Decoder
-from dsim.live.prompts import random_prompts
+from dsim.live.prompts import Prompts, random_prompts
 from dsim.live.weights import random_model
 
 from ..worlds import Collector
@@ -75,6 +75,29 @@ def serve_all(executor: Any, policy: Policy, limits: Limits, requests: list[Requ
     serve(engine, executor, requests, recorder=recorder)
     recorder.flush()
     return Run(engine, journal, how)
+
+
+class Texts:
+    """An executor that serves requests to their ends and keeps their texts, as each one's last step left it."""
+
+    def __init__(
+        self, model: Any, policy: Policy, lengths: list[tuple[int, int]], limits: Limits, prompts: Prompts = PROMPTS,
+        engine: dict[str, Any] | None = None, **serving: Any,
+    ) -> None:  # fmt: skip
+        requests = [Request(i, 0.0, *of_request) for i, of_request in enumerate(lengths)]
+        served = session.Serving(model, policy, limits, prompts, **serving)
+        self.forward: Any = served.forward(requests)
+        self.executor = served.executor(self.forward)
+        self.texts: dict[int, list[int]] = {}
+        self.done = serve_all(self, policy, limits, requests, **(engine or {}))
+        assert (self.done.table["status"] == 0).all()
+        assert self.done.differences() == []
+
+    def step(self, plan: StepPlan) -> StepOutcome:
+        outcome = self.executor.step(plan)
+        for request, slot, end in zip(plan.requests.tolist(), plan.slots.tolist(), plan.end.tolist(), strict=True):
+            self.texts[request] = self.executor.text(request, slot, end).tolist()
+        return outcome
 
 
 class Watched:

@@ -117,6 +117,7 @@ def test_threads_run_replicas_that_take_turns_alike() -> None:
         simulate(trace, fleet, threads=threads, progress=lambda ended, now: done.append((now, ended)))
         for threads in (1, 4)
     )
+    assert one.table.rows.tobytes() == many.table.rows.tobytes()
     check_alike(one, many)
     assert done[: len(done) // 2] == done[len(done) // 2 :], "progress"
     assert done[-1][1] == len(trace)
