@@ -281,12 +281,9 @@ def with_column(steps: pa.Table, name: str, value: float | None) -> pa.Table:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda steps: steps.drop_columns(["window", "commits"]), "lacks the columns commits, window$"),
-        (
-            lambda steps: with_column(steps, "batch", None),
-            r"cannot be read .*: it lacks \d+ values of a column",
-        ),
-        (lambda steps: with_column(steps, "latency", math.inf), "cannot be read.*it holds inf"),
+        (lambda rows: rows.drop_columns(["window", "commits"]), "lacks the columns commits, window$"),
+        (lambda rows: with_column(rows, "batch", None), r"cannot be read .*: it lacks \d+ values of a column of whole"),
+        (lambda rows: with_column(rows, "latency", math.inf), "cannot be read.*it holds inf"),
         (None, "^Error: a/run.json: fitted_profile"),
     ],
 )

@@ -257,6 +257,8 @@ class PlainLoop(ABC):
             outcome = self.step_model.step(plan)
             self.plans.append(plan)
             assert len(self.plans) < 100_000
+            assert (trace.arrival[plan.requests] <= plan.now).all()
+            assert len(set(plan.requests.tolist())) == len(plan.requests) == plan.features.batch
             self._check(plan, outcome)
             now = plan.now + outcome.latency
             self.ended.extend(int(i) for i in engine.commit(outcome, now))
@@ -318,9 +320,6 @@ class Driver(PlainLoop):
         super().__init__(engine, StepModel(latency, draws, hides_host=policy.batching.hides_host), trace)
 
     def _check(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        arrival = self.trace.arrival[plan.requests]
-        assert (arrival <= plan.now).all()
-        assert len(set(plan.requests.tolist())) == len(plan.requests) == plan.features.batch
         live = plan.phases != Phase.IDLE  # the others are computed for nothing: their requests have ended
         assert live.any() <= plan.pages <= self.limits.num_pages
         assert plan.running <= self.limits.max_batch

@@ -22,13 +22,11 @@ from dsim.engine.request import Request
 from dsim.live.full_sequence import pages_of_use
 from dsim.live.model import Decoder
 from dsim.live.weights import random_model
-from dsim.profiler.measure import shape_of
-from dsim.profiler.profile import load, save
 from dsim.research.tiny.saved import save_model
 from dsim.results.run import read_run
 
 from ..cli.command import succeed
-from .dense import SMALL, Dense
+from .dense import SMALL, Dense, save_profile
 from .plain_unmasking import chosen
 from .watched import LENGTHS, PROMPTS, Commits, decoder, run
 
@@ -186,8 +184,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     save_model(random_model(SMALL, "cpu", torch.float32), Path("model"), torch.float32)
     for name, known in (("ours", "rtx4090-48gb-llada-8b"), ("other", "h200-sdar-8b")):
-        profile = replace(load(known), name=name, model=shape_of(SMALL))
-        save(replace(profile, memory=replace(profile.memory, vocab=97, kv_bytes_per_token=512)), f"{name}.json")
+        save_profile(SMALL, known, name)
 
 
 @pytest.mark.usefixtures("files")

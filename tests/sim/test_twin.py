@@ -172,10 +172,6 @@ def test_bad_settings_are_refused_with_the_value() -> None:
         simulate(trace, Setting(parse("ar"), PROFILE), replicas=0)
     with pytest.raises(TraceError, match="concurrency is 0, expected at least 1"):
         simulate(trace, Setting(parse("ar"), PROFILE), concurrency=0)
-    with pytest.raises(
-        PolicyError, match="router is 'nearest', expected one of round-robin, random, least-tokens, jsq"
-    ):
-        simulate(trace, Setting(parse("ar"), PROFILE), router="nearest")
     with pytest.raises(ProfileError, match="profile l40s-llada-8b is of family full-sequence, and ar decodes blocks"):
         simulate(trace, Setting(parse("ar"), load("l40s-llada-8b")))
 
