@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Generator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,6 +121,16 @@ def uncompiled(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for patience in ("PATIENCE", "STEPS_PATIENCE"):
         monkeypatch.setattr(f"dsim.engine.core.{patience}", 10**12)
     monkeypatch.setattr("dsim.engine.core._CORES", {})
+
+
+@pytest.fixture(scope="module")
+def _budgets_of_processor_time() -> Generator[None, None, None]:
+    """Let a budget of seconds measure as much on a busy machine as on an idle one."""
+    clocks = SimpleNamespace(**{**vars(time), "monotonic": time.process_time})
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("measure", "measure_canvas") if HAS_TORCH else ():
+            patch.setattr(f"dsim.profiler.{module}.time", clocks)
+        yield
 
 
 @pytest.fixture

@@ -1,11 +1,8 @@
 """DiffusionGemma, step by step: a tiny random one of transformers' own making, and its `generate`."""
 
 import json
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +22,7 @@ from dsim.live.canvas import Canvas, CanvasCache, KeyedChance, accept
 from dsim.live.canvas_graphs import GraphCanvasCache, padded
 from dsim.live.canvas_model import CanvasModel, Renoise, canvas_config, read_canvas_model
 from dsim.live.weights import source_of
-from dsim.profiler import measure, measure_canvas
+from dsim.profiler import measure_canvas
 from dsim.profiler.measure import LoadedCanvas, open_any
 from dsim.profiler.measure_canvas import measure_steps, profile_canvas
 from dsim.profiler.models import Windowed
@@ -37,6 +34,7 @@ from dsim.serve.open import open_live
 from .checkpoints import replaced, shaken
 from .watched import Texts
 
+pytestmark = pytest.mark.usefixtures("_budgets_of_processor_time")
 CANVAS, VOCAB, WINDOW, PAGE = 8, 97, 12, 4
 RULES = [
     Renoise(max_steps=4, entropy_bound=1.5),
@@ -310,18 +308,8 @@ def test_clients_of_a_server_get_what_the_loop_alone_says(gemma: tuple[Any, Path
 THREE_STEPS = Renoise(max_steps=3, confidence=1e-9)  # no canvas is ever sure: each has as many steps as it may
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _budgets_of_processor_time() -> Iterator[None]:
-    """Let a budget of seconds measure as much on a busy machine as on an idle one."""
-    clocks = SimpleNamespace(**{**vars(time), "monotonic": time.process_time})
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (measure, measure_canvas):
-            patch.setattr(module, "time", clocks)
-        yield
-
-
 @pytest.fixture(scope="module")
-def canvas_profile(gemma: tuple[Any, Path]) -> tuple[Profile, Evidence]:
+def canvas_profile(gemma: tuple[Any, Path], _budgets_of_processor_time: None) -> tuple[Profile, Evidence]:
     loaded = opened(gemma[1], THREE_STEPS)
     return profile_canvas(loaded, name="g", budget=1.0, workloads={}, max_batch=2, max_context=64)
 
