@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from dsim.engine.engine import Limits
 from dsim.engine.policy import Policy, parse
+from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.live.config import ModelConfig
 from dsim.live.model import Decoder
 
@@ -181,3 +183,54 @@ def test_llada_answers_as_its_published_loop_where_masks_are_predicted(steps: in
         assert [said[at] for at in range(p, p + o)] == expected[p:], i
         assert len(watched.commits[i]) <= steps * -(-o // BLOCK)
     assert 0 < predicted < 60
+
+
+# ---- SGLang's rounds: prompts prefilled a block a round, and tokens that change until their block is done ----------
+
+# No empty prompt: its masks look alike, so which is the most confident is rounding, another on every machine.
+ROUNDS = [(9, 7), (8, 8), (2, 5), (17, 6), (1, 5)]
+
+
+def confident(model: Decoder, prompt: list[int], output: int) -> tuple[list[int], int]:
+    """LowConfidence's loop: masks above the threshold and the best, and a last forward that meets none."""
+    text, forwards = prompt[: len(prompt) // BLOCK * BLOCK], 0
+    while len(text) < len(prompt) + output:
+        start = len(text)
+        text += prompt[start : start + BLOCK]
+        text += [SMALL.mask_token] * (start + BLOCK - len(text))
+        while masks := [p for p in range(BLOCK) if text[start + p] == SMALL.mask_token]:
+            forwards += 1
+            sure, said = (x.tolist() for x in logits(model, text, BLOCK)[start:].softmax(-1).max(-1))
+            best = max(masks, key=lambda q: (sure[q], -q))
+            for p in masks:
+                if sure[p] >= np.float32(0.6) or p == best:
+                    text[start + p] = said[p]
+    return text[: len(prompt) + output], forwards
+
+
+class Rounds(Texts):
+    """Serves requests and keeps each one's text and its forwards that met a mask of the engine's."""
+
+    def __init__(self, model: Decoder, policy: Policy) -> None:
+        self.forwards = [0] * len(ROUNDS)
+        super().__init__(model, policy, ROUNDS, Limits(40, 256, policy.batching.max_batch or 4))
+
+    def step(self, plan: StepPlan) -> StepOutcome:
+        outcome = super().step(plan)
+        assert self.forward.cache.num_pages - self.forward.cache.num_free <= plan.pages
+        for i, request in enumerate(plan.requests.tolist()):
+            self.forwards[request] += int(plan.phases[i] == Phase.DENOISE)
+        return outcome
+
+
+def in_rounds(spec: str) -> Policy:
+    name, comma, rest = spec.partition(",")
+    return parse(f"{name},block_length={BLOCK},page_size=8,max_running_requests=3{comma}{rest}")
+
+
+@pytest.mark.parametrize("name", ["sglang-fdfo", "sglang-sync"])
+def test_rounds_answer_as_the_engines_loop_does(name: str) -> None:
+    model = decoder()
+    served = Rounds(model, in_rounds(f"{name},threshold=0.6"))
+    for i, (p, o) in enumerate(ROUNDS):
+        assert (served.texts[i], served.forwards[i]) == confident(model, PROMPTS(i, p).tolist(), o), i
