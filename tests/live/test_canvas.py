@@ -1,5 +1,6 @@
 """DiffusionGemma, step by step: a tiny random one of transformers' own making, and its `generate`."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -349,6 +350,20 @@ def test_a_server_that_draws_commits_takes_the_law_of_the_workload_it_is_asked_f
     assert steps[0] - steps[1] == 1
 
 
+def ask(loaded: LoadedCanvas, num: int, answer: Any, monkeypatch: pytest.MonkeyPatch, *how: Any) -> None:
+    """Measure steps up to the batch of this number; `answer` is told each one's rows, requests and rest."""
+    numbers = itertools.count(1)
+
+    def served(loaded: Any, policy: Any, requests: Any, *rest: Any) -> None:
+        answer(policy.batching.max_batch, requests, *rest)
+        if next(numbers) == num:
+            raise ProfileError("enough")
+
+    monkeypatch.setattr(measure_canvas, "_served", served)
+    with pytest.raises(ProfileError, match="enough"):
+        measure_steps(loaded, *how, 0, lambda share: None, [])
+
+
 def test_shapes_that_are_measured_fit_the_memory_that_is_free(
     gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,16 +372,11 @@ def test_shapes_that_are_measured_fit_the_memory_that_is_free(
     monkeypatch.setattr(measure_canvas, "free_bytes", lambda loaded: 2 * 5 * page)  # half of it: five pages
     pools: list[tuple[int, int]] = []
 
-    def served(loaded: Any, policy: Any, requests: Any, *_: Any) -> None:
-        most = policy.batching.max_batch
+    def answer(most: int, requests: Any, *_: Any) -> None:
         longest = max(r.input_length + r.limit for r in requests) + CANVAS
         pools.append((most, most * -(-longest // measure_canvas.PAGE)))
-        if len(pools) == 6:
-            raise ProfileError("enough")
 
-    monkeypatch.setattr(measure_canvas, "_served", served)
-    with pytest.raises(ProfileError, match="enough"):
-        measure_steps(loaded, 1.0, 64, 100_000, 0, lambda share: None, [])
+    ask(loaded, 6, answer, monkeypatch, 1.0, 64, 100_000)
     assert {most for most, _ in pools} == {1, 2, 4}  # of eight rows each would need a page of its own
     assert max(pages for _, pages in pools) <= 5
     monkeypatch.setattr(measure_canvas, "free_bytes", lambda loaded: page)
@@ -382,16 +392,12 @@ def test_a_gpu_is_heated_by_single_canvases_before_steps_are_measured(
     monkeypatch.setattr(measure_canvas, "free_bytes", lambda loaded: 1 << 30)
     batches: list[int] = []
 
-    def served(loaded: Any, policy: Any, requests: Any, ask: Any, seed: int, take: Any, *_: Any) -> None:
-        batches.append(policy.batching.max_batch)
-        if len(batches) == 8:
-            raise ProfileError("enough")
+    def answer(most: int, requests: Any, prompts: Any, seed: int, take: Any, *_: Any) -> None:
+        batches.append(most)
         if len(batches) <= 4:
             take({"device": [1.0, 1.0]}, {})
 
-    monkeypatch.setattr(measure_canvas, "_served", served)
-    with pytest.raises(ProfileError, match="enough"):
-        measure_steps(loaded, 600.0, 4, 64, 0, lambda share: None, [])
+    ask(loaded, 8, answer, monkeypatch, 600.0, 4, 64)
     assert batches == [1, 1, 1, 1, 1, 4, 2, 1]
 
 
@@ -429,18 +435,14 @@ def test_a_batch_that_the_device_has_no_memory_for_ends_at_the_one_before(
     loaded = opened(gemma[1], EARLY)
     batches: list[int] = []
 
-    def served(loaded: Any, policy: Any, *_: Any) -> None:
-        batches.append(policy.batching.max_batch)
-        if batches[-1] > 2:
+    def answer(most: int, *_: Any) -> None:
+        batches.append(most)
+        if most > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        if len(batches) == 7:
-            raise ProfileError("enough")
 
-    monkeypatch.setattr(measure_canvas, "_served", served)
-    with pytest.raises(ProfileError, match="enough"):
-        measure_steps(loaded, 1.0, 8, 64, 0, lambda share: None, [])
+    ask(loaded, 5, answer, monkeypatch, 1.0, 8, 64)
     assert batches == [1, 8, 1, 4, 1, 2, 1]
-    monkeypatch.setattr(measure_canvas, "_served", lambda *_: served(None, parse("sglang-gemma:4")))
+    monkeypatch.setattr(measure_canvas, "_served", lambda *_: answer(4))
     with pytest.raises(ModelError, match="out of memory at a batch of 1"):
         measure_steps(loaded, 1.0, 8, 64, 0, lambda share: None, [])
 
