@@ -55,23 +55,14 @@ class Served(World):
 class Loop(PlainLoop):
     """A full-sequence policy's plain loop."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        trace: Trace,
-        limits: Limits,
-        *,
-        latency: LatencyModel = SECOND,
-        seed: int = 0,
-        emit: str = "block",
-    ) -> None:
+    def __init__(self, policy: Policy, trace: Trace, limits: Limits, *, emit: str = "block") -> None:
         block = policy.block_length
         draws: ScheduledCommits | CommitDraws = ScheduledCommits(block, policy.unmasking.denoising_steps)
         if policy.unmasking.strategy == "low_confidence_dynamic":
             lengths = trace.input_length, trace.output_length
-            draws = CommitDraws(TOY_MODEL.for_block(block), seed, *lengths, block)
+            draws = CommitDraws(TOY_MODEL.for_block(block), 0, *lengths, block)
         engine = Engine(policy, limits, RequestTable(len(trace)), emit=emit)
-        super().__init__(engine, StepModel(latency, draws, policy.cache), trace)
+        super().__init__(engine, StepModel(SECOND, draws, policy.cache), trace)
         self.most = policy.batching.most_tokens or 10**9
 
     def _check(self, plan: StepPlan, outcome: StepOutcome) -> None:

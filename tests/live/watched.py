@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from dsim.engine.commits import CommitDraws, ScheduledCommits
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable, StepRecorder
 from dsim.engine.policy import Policy
@@ -129,25 +128,17 @@ class Watched:
 
 
 def run(
-    policy: Policy,
-    lengths: list[tuple[int, int]],
-    *,
-    indices: list[int] | None = None,
-    draws: CommitDraws | ScheduledCommits | None = None,
-    num_pages: int = 200,
-    poison: bool = False,
-    arrivals: float = 0.0,
-    config: ModelConfig = SMALL,
-    model: Decoder | None = None,
-) -> tuple[Watched, RequestTable, Collector, Run]:
-    """Serve requests; `indices`: what they are called, which says what they ask."""
+    policy: Policy, lengths: list[tuple[int, int]], *, indices: list[int] | None = None, poison: bool = False,
+    config: ModelConfig = SMALL, model: Decoder | None = None,
+) -> Watched:  # fmt: skip
+    """Serve requests, every one to its end; `indices`: what they are called, which says what they ask."""
     indices = indices or list(range(len(lengths)))
-    requests = [Request(i, arrivals * n, *lengths[n]) for n, i in enumerate(indices)]
-    limits = Limits(num_pages, 256, policy.batching.max_batch or 4, state_tokens=config.state_tokens)
-    serving = session.Serving(model or served_by(config), policy, limits, PROMPTS, draws)
+    requests = [Request(i, 0.0, *of_request) for i, of_request in zip(indices, lengths, strict=True)]
+    limits = Limits(200, 256, policy.batching.max_batch or 4, state_tokens=config.state_tokens)
+    serving = session.Serving(model or served_by(config), policy, limits, PROMPTS)
     forward: Any = serving.forward(requests)
     executor = serving.executor(forward)
     assert isinstance(executor, FullSequenceExecutor)
     watched = Watched(executor, forward.cache, poison)
-    done = serve_all(watched, policy, limits, requests)
-    return watched, done.table, done.journal, done
+    assert (serve_all(watched, policy, limits, requests).table["status"][indices] == 0).all()
+    return watched

@@ -21,11 +21,10 @@ def twin(tmp_path: Path) -> Callable[..., Behind]:
     """Opens a twin of a toy profile, ready to serve."""
 
     def opened(
-        latency: LatencyModel = FAST, *, policy: str = CHUNK, append: Any = None,
-        speed: float = 1.0, metrics_as: str | None = None, **scenario: Any,
-    ) -> Behind:  # fmt: skip
+        latency: LatencyModel = FAST, *, policy: str = CHUNK, append: Any = None, speed: float = 1.0, **scenario: Any
+    ) -> Behind:
         save(dataclasses.replace(toy_profile(TOY_MODEL, latency), name="toy"), tmp_path / "toy.json", force=True)
         found = Scenario(trace="", policy=policy, profile=str(tmp_path / "toy.json"), **scenario)
-        return open_twin(found, append=append, speed=speed, metrics_as=metrics_as)
+        return open_twin(found, append=append, speed=speed)
 
     return opened
