@@ -26,7 +26,7 @@ from dsim.results.run import read_run
 from ..cli.command import succeed
 from .dense import SMALL, Dense, save_profile
 from .plain_unmasking import PlainLoop
-from .watched import LENGTHS, PROMPTS, Commits, decoder, run
+from .watched import LENGTHS, PROMPTS, Commits, decoder, policy_of, run
 
 SETTINGS = [
     "vanilla",
@@ -47,10 +47,6 @@ SETTINGS = [
     "sparse-dllm:0.5,strategy=low_confidence_dynamic,threshold=0.6",
 ]
 SERVED = ",max_batched_tokens=90,page_size=8,block_length=4"
-
-
-def policy_of(spec: str) -> Policy:
-    return parse(spec + ",page_size=8" + ("" if "block_length" in spec else ",block_length=4"))
 
 
 class Plain(PlainLoop):

@@ -19,7 +19,7 @@ from dsim.live.periodic import PeriodicForward, importance_of, least_alike
 
 from .dense import SMALL, Dense
 from .plain_periodic import PlainPeriodic
-from .watched import LENGTHS, PROMPTS, Commits, decoder, run, served_by
+from .watched import LENGTHS, PROMPTS, Commits, decoder, policy_of, run, served_by
 
 DEEP = replace(SMALL, name="deep", layers=4)
 SETTINGS = [
@@ -30,10 +30,6 @@ SETTINGS = [
     "maskkv:1,prompt_refresh=4,response_refresh=4,alpha=1,beta=1",
     "maskkv:4,prompt_refresh=3,response_refresh=2,block_length=8,transfer=0.6,strategy=sequential",
 ]
-
-
-def policy_of(spec: str) -> Policy:
-    return parse(spec + ",page_size=8" + ("" if "block_length" in spec else ",block_length=4"))
 
 
 @cache

@@ -9,7 +9,7 @@ import torch
 
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable, StepRecorder
-from dsim.engine.policy import Policy
+from dsim.engine.policy import Policy, parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import StepOutcome, StepPlan
@@ -30,6 +30,10 @@ Commits = list[dict[int, int]]  # a step's: position -> token
 # all positions would look alike at first, and the most confident be a matter of rounding.
 LENGTHS = [(2, 6), (1, 4), (9, 11), (23, 16), (40, 3), (5, 0), (12, 8), (30, 26)]
 PROMPTS = random_prompts(SMALL, 7)
+
+
+def policy_of(spec: str) -> Policy:
+    return parse(spec + ",page_size=8" + ("" if "block_length" in spec else ",block_length=4"))
 
 
 def decoder(config: ModelConfig = SMALL) -> Decoder:
